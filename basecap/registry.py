@@ -1,0 +1,95 @@
+"""One registry class for everything found by name: mixers, backbones, evaluations, sources, tasks."""
+
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from basecap.errors import ConfigError, nearest
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Names to entries of one kind, found by importing every module of a package.
+
+    An entry registers itself when its module is imported, so adding one is adding one file. Duplicates are
+    refused, unknown names get the nearest valid one, and the origin (file:line) of every entry is known.
+    """
+
+    def __init__(self, kind: str, package: str):
+        self.kind = kind
+        self.package = package
+        self._entries: dict[str, T] = {}
+        self._origins: dict[str, str] = {}
+        self._discovered = False
+
+    def add(self, name: str, entry: T, defined_by: type | Callable) -> None:
+        """Register `entry` under `name`; raises ConfigError when the name is taken."""
+        origin = f"{inspect.getsourcefile(defined_by)}:{inspect.getsourcelines(defined_by)[1]}"
+        if name in self._entries:
+            raise ConfigError(
+                f"{self.kind} {name!r} is registered twice: {self._origins[name]} and {origin}; rename one."
+            )
+        self._entries[name] = entry
+        self._origins[name] = origin
+
+    def get(self, name: str) -> T:
+        """Return the entry called `name`; raises ConfigError with the nearest name."""
+        self._discover()
+        if name not in self._entries:
+            raise ConfigError(f"unknown {self.kind} {name!r}: {nearest(name, self._entries)}")
+        return self._entries[name]
+
+    def origin(self, name: str) -> str:
+        """Return file:line of the class behind `name`."""
+        self.get(name)
+        return self._origins[name]
+
+    def items(self) -> Iterator[tuple[str, T]]:
+        """Yield (name, entry) in alphabetical order."""
+        self._discover()
+        yield from sorted(self._entries.items())
+
+    def names(self) -> list[str]:
+        """Return all names in alphabetical order."""
+        return [name for name, _ in self.items()]
+
+    def _discover(self) -> None:
+        if self._discovered:
+            return
+        self._discovered = True
+        package = importlib.import_module(self.package)
+        for module in pkgutil.iter_modules(package.__path__):
+            if not module.name.startswith("_"):
+                importlib.import_module(f"{self.package}.{module.name}")
+        for entry_point in entry_points(group=self.package):
+            entry_point.load()
+
+
+def load_plugin(path: Path) -> None:
+    """Import a user's Python file, so that what it registers can be named in a study; raises ConfigError."""
+    path = path.resolve()
+    name = f"basecap_plugin_{path.stem}"
+    if name in sys.modules and sys.modules[name].__file__ == str(path):
+        return
+    if not path.is_file():
+        raise ConfigError(f"plugin file {path} does not exist; give the path of a Python file.")
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"plugin file {path} is not a Python file; its name must end in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except ConfigError:
+        del sys.modules[name]
+        raise
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(f"plugin file {path} cannot be imported: {type(error).__name__}: {error}") from error
