@@ -1,0 +1,291 @@
+"""What a sequence mixer is: its module, its parameter recipe, its cost and the architectures named after it.
+
+A file in this package (or a user's plugin file) defines one `Mixer` and registers it with `@mixer(name, ...)`:
+that is all the rest of the house ever needs to train, evaluate, decode, cost and list it.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor, nn
+
+from basecap.errors import ConfigError, nearest
+from basecap.registry import Registry
+
+Initialiser = Callable[[Tensor, torch.Generator], object]
+
+
+class MixerConfig(BaseModel):
+    """Base of every mixer's options: frozen, keyword-only, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """Where a layer stands: model width, its index (from 0), the number of layers, the longest training sequence."""
+
+    hidden: int
+    index: int = 0
+    depth: int = 1
+    max_length: int = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterRecipe:
+    """How one parameter starts and trains: in-place initialiser, learning-rate factor, weight decay or not."""
+
+    init: Initialiser
+    lr: float = 1.0
+    decay: bool = True
+
+
+@dataclass(kw_only=True)
+class Cache:
+    """The decoding state of one layer: named tensors (batch first) and how many tokens it has seen."""
+
+    tensors: dict[str, Tensor]
+    length: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+
+class Mixer(nn.Module, ABC):
+    """A causal map [B, T, D] -> [B, T, D] along time, with its decoding step, recipe and cost.
+
+    Subclasses set `Config` and `sizes` (published options by model width) and build their parameters in
+    `__init__(config, layer)` without caring for values: `recipe()` says how each one starts.
+    """
+
+    Config: ClassVar[type[MixerConfig]] = MixerConfig
+    #: Options of the published sizes, by hidden width; other widths use the defaults of Config.
+    sizes: ClassVar[Mapping[int, Mapping[str, Any]]] = {}
+    #: True when forward, prefill and step take a third argument `shared`, a dict that lives for one pass through
+    #: the model: the first layer leaves values in it that later layers read.
+    takes_shared: ClassVar[bool] = False
+
+    def __init__(self, config: MixerConfig, layer: LayerSpec):
+        super().__init__()
+        self.config = config
+        self.layer = layer
+
+    @abstractmethod
+    def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Mix along time, causally.
+
+        Args:
+            x_BTD: activations, any floating dtype.
+            segments: int64 [B, T], non-decreasing along T; positions with one id form one independent sequence.
+                None: each row is one sequence.
+        """
+
+    @abstractmethod
+    def init_cache(self, batch: int, max_length: int) -> Cache:
+        """Return the empty decoding state for `batch` sequences of at most `max_length` tokens."""
+
+    @abstractmethod
+    def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
+        """Mix one more token, updating `cache` in place; equals forward at that position. Returns [B, 1, D]."""
+
+    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        """Mix a prompt into an empty `cache`; equals forward. Token by token unless a mixer has a faster way."""
+        return torch.cat([self.step(x_BTD[:, t : t + 1], cache) for t in range(x_BTD.shape[1])], dim=1)
+
+    def influence(self, x_BTD: Tensor) -> Tensor | None:
+        """Return [B, H, T, T], the factor in front of the value at s in the mixed value at t; None: has none."""
+        return None
+
+    def recipe(self) -> dict[str, ParameterRecipe]:
+        """Return the recipe of every parameter of this module, by its name in `named_parameters`."""
+        return default_recipe(self)
+
+    @abstractmethod
+    def flops(self, length: int) -> float:
+        """Floating-point operations of one forward pass over one sequence of `length` tokens (multiply-add = 2)."""
+
+    @abstractmethod
+    def state_bytes(self, length: int) -> int:
+        """Bytes of `init_cache(1, length)` in the module's dtype."""
+
+
+# --- recipes ---------------------------------------------------------------------------------------------------
+
+
+def normal(std: float) -> Initialiser:
+    """Gaussian with mean 0."""
+    return lambda parameter, generator: parameter.normal_(0.0, std, generator=generator)
+
+
+def uniform(low: float, high: float) -> Initialiser:
+    """Uniform on [low, high)."""
+    return lambda parameter, generator: parameter.uniform_(low, high, generator=generator)
+
+
+def constant(value: float) -> Initialiser:
+    """One value everywhere."""
+    return lambda parameter, generator: parameter.fill_(value)
+
+
+def values(tensor: Tensor) -> Initialiser:
+    """The given values, broadcast to the parameter's shape."""
+    return lambda parameter, generator: parameter.copy_(tensor.expand_as(parameter))
+
+
+def orthogonal(gain: float = 1.0) -> Initialiser:
+    """A (semi-)orthogonal matrix times `gain`."""
+
+    def initialise(parameter: Tensor, generator: torch.Generator) -> None:
+        nn.init.orthogonal_(parameter, gain=gain, generator=generator)
+
+    return initialise
+
+
+def default_recipe(module: nn.Module, std: float = 0.02) -> dict[str, ParameterRecipe]:
+    """Recipes for the parameters of the standard layers inside `module`.
+
+    Weights of Linear and Embedding: normal(std), decayed. Weights of norms: 1; biases: 0; neither decayed. Parameters
+    of other modules get none: the caller adds theirs, and a parameter left without is refused when the model is built.
+    """
+    recipes = {}
+    for prefix, child in module.named_modules():
+        for name, _ in child.named_parameters(recurse=False):
+            full = f"{prefix}.{name}" if prefix else name
+            if name == "bias" and isinstance(child, nn.Linear | nn.LayerNorm | nn.GroupNorm):
+                recipes[full] = ParameterRecipe(init=constant(0.0), decay=False)
+            elif isinstance(child, nn.Linear | nn.Embedding):
+                recipes[full] = ParameterRecipe(init=normal(std))
+            elif isinstance(child, nn.RMSNorm | nn.LayerNorm | nn.GroupNorm):
+                recipes[full] = ParameterRecipe(init=constant(1.0), decay=False)
+    return recipes
+
+
+def residual_std(layer: LayerSpec, branches: int = 2, std: float = 0.02) -> float:
+    """Standard deviation of a projection into the residual stream: shrunk by the square root of their number."""
+    return std / math.sqrt(branches * layer.depth)
+
+
+# --- architectures ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerChoice:
+    """One entry of a layer pattern: a mixer class and the options that differ from its defaults."""
+
+    mixer: type[Mixer]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def configure(self, hidden: int, overrides: Mapping[str, Any]) -> MixerConfig:
+        """Return the mixer's options at this width: defaults < published size < variant < overrides; ConfigError."""
+        chosen = {**self.mixer.sizes.get(hidden, {}), **self.options, **overrides}
+        fields = self.mixer.Config.model_fields
+        for key in chosen:
+            if key not in fields:
+                raise ConfigError(
+                    f"unknown option {key!r} of mixer {self.mixer.__name__}: {nearest(key, fields)}"
+                )
+        try:
+            return self.mixer.Config(**chosen)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise ConfigError(f"option {where!r} of mixer {self.mixer.__name__}: {first['msg']}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """What a name in a study stands for: a layer pattern (repeated to the depth), a block family, its source."""
+
+    name: str
+    layers: tuple[LayerChoice, ...]
+    backbone: str
+    summary: str
+    paper: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A named variant of a mixer: options, and the block family where that differs too."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    backbone: str | None = None
+    summary: str = ""
+
+
+ARCHITECTURES: Registry[Architecture] = Registry("mixer", "basecap.mixers")
+
+
+def mixer(
+    name: str,
+    *,
+    backbone: str,
+    paper: str,
+    summary: str,
+    options: Mapping[str, Any] | None = None,
+    variants: Mapping[str, Variant] | None = None,
+) -> Callable[[type[Mixer]], type[Mixer]]:
+    """Class decorator: register a mixer, and its variants, as architectures.
+
+    Args:
+        name: as people write it, such as "rwkv-7".
+        backbone: name of the block family it is published with (see `basecap list backbones`).
+        paper: where it is defined.
+        summary: one line for `basecap list mixers`.
+        options: options of the plain name that differ from the defaults of Config.
+        variants: further names, each with the options (and perhaps the backbone) that set it apart.
+    """
+
+    def register(cls: type[Mixer]) -> type[Mixer]:
+        if not issubclass(cls, Mixer):
+            raise ConfigError(f"{name!r} must subclass basecap.mixers._contract.Mixer.")
+        plain = Variant(options=options or {}, summary=summary)
+        for key, variant in {name: plain, **(variants or {})}.items():
+            architecture = Architecture(
+                name=key,
+                layers=(LayerChoice(mixer=cls, options=variant.options),),
+                backbone=variant.backbone or backbone,
+                summary=variant.summary or f"{name} with {_words(variant.options)}",
+                paper=paper,
+            )
+            ARCHITECTURES.add(key, architecture, cls)
+        return cls
+
+    return register
+
+
+def hybrid(
+    name: str, *, layers: tuple[LayerChoice, ...], backbone: str, paper: str, summary: str
+) -> Architecture:
+    """Register an architecture whose layers follow a pattern of several mixers."""
+    architecture = Architecture(name=name, layers=layers, backbone=backbone, summary=summary, paper=paper)
+    ARCHITECTURES.add(name, architecture, layers[0].mixer)
+    return architecture
+
+
+def divide(whole: int, parts: int, what: str) -> int:
+    """Return whole // parts; raises ConfigError unless it divides evenly into positive parts."""
+    if parts < 1 or whole % parts:
+        raise ConfigError(f"{what} does not divide: {whole} into {parts}; choose a divisor of {whole}.")
+    return whole // parts
+
+
+def choose_heads(hidden: int, heads: int | None, head_dim: int = 64) -> int:
+    """Return `heads`, or as many heads of `head_dim` as fit into `hidden` (at least one, dividing it evenly)."""
+    if heads is not None:
+        divide(hidden, heads, "hidden size by heads")
+        return heads
+    count = max(1, hidden // head_dim)
+    while hidden % count:
+        count -= 1
+    return count
+
+
+def _words(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in options.items()) or "another block family"

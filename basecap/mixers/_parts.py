@@ -1,0 +1,125 @@
+"""Small modules and functions several mixers share: rotary positions, the short convolution, segment arithmetic."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from basecap.errors import ConfigError
+from basecap.mixers._contract import ParameterRecipe, constant, uniform
+
+
+def positions_of(segments_BT: Tensor) -> Tensor:
+    """Return [B, T] int64: each position's distance from the start of its segment."""
+    index = torch.arange(segments_BT.shape[1], device=segments_BT.device).expand_as(segments_BT)
+    return index - torch.where(starts_of(segments_BT), index, 0).cummax(dim=1).values
+
+
+def starts_of(segments_BT: Tensor) -> Tensor:
+    """Return [B, T] bool: whether a position is the first of its segment."""
+    first = torch.ones_like(segments_BT[:, :1], dtype=torch.bool)
+    return torch.cat([first, segments_BT[:, 1:] != segments_BT[:, :-1]], dim=1)
+
+
+def rotary(x_BTHK: Tensor, positions: Tensor, base: float, dims: int | None = None) -> Tensor:
+    """Rotate the first `dims` channels of each head by position (RoPE, arXiv 2104.09864, eq. 34; halves, not pairs).
+
+    Args:
+        x_BTHK: queries or keys.
+        positions: int64 [T] or [B, T].
+        base: base of the geometric series of frequencies.
+        dims: even number of channels to rotate; all when None.
+    """
+    dims = x_BTHK.shape[-1] if dims is None else dims
+    if dims % 2:
+        raise ConfigError(f"RoPE rotates an even number of channels per head, not {dims}; change the heads.")
+    half = dims // 2
+    frequencies = base ** (-torch.arange(half, device=x_BTHK.device, dtype=torch.float32) / half)
+    angles = positions.to(torch.float32)[..., None] * frequencies
+    cos, sin = angles.cos()[..., None, :], angles.sin()[..., None, :]
+    dtype = torch.promote_types(x_BTHK.dtype, torch.float32)
+    first, second = x_BTHK[..., :half].to(dtype), x_BTHK[..., half:dims].to(dtype)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x_BTHK.dtype)
+    return turned if dims == x_BTHK.shape[-1] else torch.cat([turned, x_BTHK[..., dims:]], dim=-1)
+
+
+def rms_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """Normalise the last dimension to root mean square 1, computed in float32 or wider; keeps the dtype."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def token_shift(x_BTD: Tensor, segments_BT: Tensor | None = None) -> Tensor:
+    """Return x delayed by one token, zero at the start of every sequence."""
+    shifted = F.pad(x_BTD, (0, 0, 1, -1))
+    if segments_BT is None:
+        return shifted
+    return shifted.masked_fill(starts_of(segments_BT)[..., None], 0)
+
+
+def causal_convolution(
+    x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, segments_BT: Tensor | None = None
+) -> Tensor:
+    """Depthwise causal convolution: y_t = sum_j weight[:, W-1-j] * x_{t-j} + bias, not reaching across segments.
+
+    Args:
+        x_BTD: [B, T, D].
+        weight_DW: [D, W], the tap of the present token last.
+        bias_D: [D] or None.
+        segments_BT: as in `Mixer.forward`.
+    """
+    width = weight_DW.shape[1]
+    weight = weight_DW.to(x_BTD.dtype)
+    bias = None if bias_D is None else bias_D.to(x_BTD.dtype)
+    if segments_BT is None:
+        x_BDT = F.pad(x_BTD.transpose(1, 2), (width - 1, 0))
+        return F.conv1d(x_BDT, weight[:, None], bias, groups=x_BTD.shape[2]).transpose(1, 2)
+    positions = positions_of(segments_BT)
+    out = torch.zeros_like(x_BTD) if bias is None else bias.expand_as(x_BTD)
+    for lag in range(min(width, x_BTD.shape[1])):
+        tap = F.pad(x_BTD, (0, 0, lag, -lag)) if lag else x_BTD
+        out = out + tap.masked_fill((positions < lag)[..., None], 0) * weight[:, width - 1 - lag]
+    return out
+
+
+class ShortConvolution(nn.Module):
+    """Depthwise causal convolution over a few tokens, with its decoding step.
+
+    The cache holds the last `width - 1` inputs, [B, width - 1, D].
+    """
+
+    def __init__(self, channels: int, width: int = 4, bias: bool = True):
+        super().__init__()
+        if width < 1:
+            raise ConfigError(f"the convolution width must be at least 1, not {width}.")
+        self.width = width
+        self.weight = nn.Parameter(torch.empty(channels, width))
+        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
+
+    def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Convolve; see `causal_convolution`."""
+        return causal_convolution(x_BTD, self.weight, self.bias, segments)
+
+    def init_cache(self, batch: int) -> Tensor:
+        """Return the zeroed last inputs."""
+        return self.weight.new_zeros(batch, self.width - 1, self.weight.shape[0])
+
+    def step(self, x_B1D: Tensor, last: Tensor) -> Tensor:
+        """Convolve one more token and update `last` in place."""
+        window = torch.cat([last.to(x_B1D.dtype), x_B1D], dim=1)
+        last.copy_(window[:, 1:])
+        out = (window * self.weight.T.to(x_B1D.dtype)).sum(1, keepdim=True)
+        return out if self.bias is None else out + self.bias.to(x_B1D.dtype)
+
+    def fill(self, x_BTD: Tensor, last: Tensor) -> None:
+        """Put the last inputs of a prompt into an empty cache."""
+        kept = min(self.width - 1, x_BTD.shape[1])
+        if kept:
+            last[:, self.width - 1 - kept :] = x_BTD[:, x_BTD.shape[1] - kept :]
+
+    def recipe(self) -> dict[str, ParameterRecipe]:
+        """Weights uniform within 1/sqrt(width), PyTorch's default for a depthwise convolution; bias zero."""
+        bound = self.width**-0.5
+        recipes = {"weight": ParameterRecipe(init=uniform(-bound, bound))}
+        if self.bias is not None:
+            recipes["bias"] = ParameterRecipe(init=constant(0.0), decay=False)
+        return recipes

@@ -1,0 +1,42 @@
+"""The definition of causal attention, any dtype, T x T in memory."""
+
+import torch
+from torch import Tensor
+
+
+def weights(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    scale: float,
+    window: int | None = None,
+    slopes: Tensor | None = None,
+    segments: Tensor | None = None,
+) -> Tensor:
+    """Return the attention distribution [B, H, T, T]."""
+    B, T, H, _ = q_BTHK.shape
+    k_BTHK = k_BTGK.repeat_interleave(H // k_BTGK.shape[2], dim=2)
+    scores_BHTT = torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) * scale
+    t = torch.arange(T, device=q_BTHK.device)
+    distance = t[:, None] - t[None, :]
+    if slopes is not None:
+        scores_BHTT = scores_BHTT - slopes[:, None, None] * distance
+    visible = (distance >= 0).expand(B, T, T)
+    if window is not None:
+        visible = visible & (distance < window)
+    if segments is not None:
+        visible = visible & (segments[:, :, None] == segments[:, None, :])
+    return scores_BHTT.masked_fill(~visible[:, None], float("-inf")).softmax(-1)
+
+
+def attention(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGV: Tensor,
+    scale: float,
+    window: int | None = None,
+    slopes: Tensor | None = None,
+    segments: Tensor | None = None,
+) -> Tensor:
+    """Return [B, T, H, V]."""
+    v_BTHV = v_BTGV.repeat_interleave(q_BTHK.shape[2] // v_BTGV.shape[2], dim=2)
+    return torch.einsum("bhts,bshv->bthv", weights(q_BTHK, k_BTGK, scale, window, slopes, segments), v_BTHV)
