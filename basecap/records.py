@@ -1,0 +1,364 @@
+"""What a study leaves on disk: the only module that knows the files.
+
+    DIR/study.yaml            the resolved study          DIR/environment.json   versions, device, data
+    DIR/declarations.json     what each evaluation means  DIR/results.json       the analysis
+    DIR/runs/<name>-s<seed>/  run.json                    name, seed, parameters, status, message
+                              metrics.jsonl               one row per logged training step
+                              evals.jsonl                 one `Record` per row
+                              documents/<eval>-<step>.npz losses of single documents
+                              checkpoints/                belongs to the training loop
+
+A file appears whole (written aside, then renamed) or grows by whole lines: a kill loses at most the end of the
+last line. JSON is strict, so a number that is not finite is stored as null and read back as NaN.
+Documents hold the arrays `subsets` and `counts` [S] and `nats`, `tokens`, `bytes` [sum of counts].
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import re
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import yaml
+
+from basecap.errors import ConfigError, DataError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What an evaluation measures, so that a report can draw it without knowing it.
+
+    `axes` names the quantities its records vary over (such as "length"); empty for a single number.
+    """
+
+    name: str
+    unit: str
+    better: Literal["lower", "higher"]
+    axes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measured number: `metric` of evaluation `eval` on `subset` after `step` steps (`tokens` tokens).
+
+    `n` counts what was averaged, `stderr` is in the unit of `value`, `axis` is the place on each declared axis.
+    """
+
+    step: int
+    tokens: int
+    eval: str
+    subset: str
+    metric: str
+    value: float
+    n: int
+    stderr: float | None = None
+    axis: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple:
+        """What the number is about: a later record with the same key replaces an earlier one."""
+        return self.step, self.eval, self.subset, self.metric, tuple(sorted(self.axis.items()))
+
+
+@dataclass(frozen=True)
+class DocumentLosses:
+    """Losses of single documents, in a fixed order: summed nats, predicted tokens, their bytes; [documents]."""
+
+    nats: np.ndarray
+    tokens: np.ndarray
+    bytes: np.ndarray
+
+
+class RunRecords:
+    """The records of one run: one architecture, one seed."""
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Directory of the training loop's checkpoints."""
+        return self.path / "checkpoints"
+
+    def write_info(self, info: dict[str, Any]) -> None:
+        """Store run.json: name, seed, use, parameters, hash, status (running, finished or failed), message."""
+        _write_json(self.path / "run.json", info)
+
+    def info(self) -> dict[str, Any]:
+        """Return run.json, empty for a run that never started."""
+        path = self.path / "run.json"
+        return _read_json(path) if path.exists() else {}
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        """Append one row: step, tokens, train_loss, lr, grad_norm, tokens_per_s, seconds."""
+        _append_lines(self.path / "metrics.jsonl", [row])
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return all rows in the order written; a number that was not finite is NaN."""
+        rows = _read_lines(self.path / "metrics.jsonl")
+        return [{key: math.nan if value is None else value for key, value in row.items()} for row in rows]
+
+    def append_evals(self, records: Iterable[Record]) -> None:
+        """Append records; the documents of the step are written before, so that a listed step is complete."""
+        _append_lines(self.path / "evals.jsonl", [dataclasses.asdict(record) for record in records])
+
+    def evals(self) -> list[Record]:
+        """Return all records; of two with the same key the later one."""
+        path = self.path / "evals.jsonl"
+        names = {item.name for item in dataclasses.fields(Record)}
+        records: dict[tuple, Record] = {}
+        for row in _read_lines(path):
+            if set(row) != names:
+                raise DataError(
+                    f"{path} has a row with other keys than {', '.join(sorted(names))}; mend or remove it."
+                )
+            row["value"] = math.nan if row["value"] is None else row["value"]
+            record = Record(**row)
+            records[record.key] = record
+        return list(records.values())
+
+    def evaluated_steps(self, eval: str) -> list[int]:
+        """Return the steps at which evaluation `eval` has records, ascending."""
+        return sorted({record.step for record in self.evals() if record.eval == eval})
+
+    def write_documents(self, eval: str, step: int, losses: dict[str, DocumentLosses]) -> None:
+        """Store the losses of single documents per subset."""
+        parts = list(losses.values())
+        arrays = {
+            "subsets": np.array(list(losses), dtype=np.str_),
+            "counts": np.array([len(part.nats) for part in parts], dtype=np.int64),
+            "nats": np.concatenate([np.asarray(part.nats, np.float64) for part in parts] or [np.empty(0)]),
+            "tokens": np.concatenate(
+                [np.asarray(part.tokens, np.int64) for part in parts] or [np.empty(0, np.int64)]
+            ),
+            "bytes": np.concatenate(
+                [np.asarray(part.bytes, np.int64) for part in parts] or [np.empty(0, np.int64)]
+            ),
+        }
+        with _replacing(self._documents_path(eval, step)) as file:
+            np.savez_compressed(file, **arrays)
+
+    def documents(self, eval: str, step: int) -> dict[str, DocumentLosses]:
+        """Return the losses of single documents per subset; raises DataError when missing or damaged."""
+        path = self._documents_path(eval, step)
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                ends = np.cumsum(file["counts"])[:-1]
+                columns = [np.split(file[name], ends) for name in ("nats", "tokens", "bytes")]
+                subsets = [str(name) for name in file["subsets"]]
+        except FileNotFoundError as error:
+            raise DataError(f"{path} is missing: {eval!r} stored no documents at step {step}.") from error
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise DataError(
+                f"{path} is damaged ({error}); remove it and evaluate that checkpoint again."
+            ) from error
+        return {name: DocumentLosses(*parts) for name, *parts in zip(subsets, *columns, strict=True)}
+
+    def rewind(self, step: int) -> None:
+        """Forget everything recorded after `step`, and a line cut off by a kill, so that a resume starts clean."""
+        for name in ("metrics.jsonl", "evals.jsonl"):
+            path = self.path / name
+            if path.exists():
+                rows = [row for row in _read_lines(path) if row["step"] <= step]
+                with _replacing(path) as file:
+                    file.write(_encode_lines(rows))
+        for path in (self.path / "documents").glob("*.npz"):
+            if int(path.stem.rpartition("-")[2]) > step:
+                path.unlink()
+
+    def _documents_path(self, eval: str, step: int) -> Path:
+        return self.path / "documents" / f"{safe_name(eval)}-{step}.npz"
+
+
+class StudyRecords:
+    """The records of one study: a directory."""
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+
+    def create(self, study: dict[str, Any]) -> None:
+        """Begin or resume `study` here; raises ConfigError when the directory holds another study."""
+        if (self.path / "study.yaml").exists():
+            difference = _first_difference(self.study(), study)
+            if difference is not None:
+                raise ConfigError(
+                    f"{self.path} holds another study ({difference}); give another --out or remove it."
+                )
+            return
+        with _replacing(self.path / "study.yaml") as file:
+            text = yaml.safe_dump({"schema": SCHEMA, **_plain(study)}, sort_keys=False, allow_unicode=True)
+            file.write(text.encode())
+
+    def study(self) -> dict[str, Any]:
+        """Return the resolved study; raises ConfigError when the directory holds none."""
+        path = self.path / "study.yaml"
+        try:
+            study = yaml.safe_load(path.read_bytes())
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"{self.path} holds no study: it has no study.yaml; give the --out of a run."
+            ) from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise DataError(f"{path} is not valid YAML; restore or remove it.") from error
+        return _without_schema(study, path)
+
+    def write_environment(self, environment: dict[str, Any]) -> None:
+        """Store versions, device, seeds and the hash of the data manifest."""
+        _write_json(self.path / "environment.json", environment)
+
+    def environment(self) -> dict[str, Any]:
+        """Return what `write_environment` stored, empty when nothing was."""
+        path = self.path / "environment.json"
+        return _read_json(path) if path.exists() else {}
+
+    def write_declarations(self, declarations: Iterable[Declaration]) -> None:
+        """Store what the study's evaluations measure."""
+        rows = [dataclasses.asdict(declaration) for declaration in declarations]
+        _write_json(self.path / "declarations.json", {"declarations": rows})
+
+    def declarations(self) -> dict[str, Declaration]:
+        """Return the declarations by name, empty when none were stored."""
+        path = self.path / "declarations.json"
+        rows = _read_json(path)["declarations"] if path.exists() else []
+        return {row["name"]: Declaration(**{**row, "axes": tuple(row["axes"])}) for row in rows}
+
+    def run(self, name: str, seed: int) -> RunRecords:
+        """Return the records of one run; touches no file."""
+        return RunRecords(self.path / "runs" / f"{safe_name(name)}-s{seed}")
+
+    def runs(self) -> list[RunRecords]:
+        """Return every run that has started, in the order of their directories."""
+        return [RunRecords(path.parent) for path in sorted(self.path.glob("runs/*/run.json"))]
+
+    def write_results(self, results: dict[str, Any]) -> None:
+        """Store the analysis."""
+        _write_json(self.path / "results.json", results)
+
+    def results(self) -> dict[str, Any]:
+        """Return the analysis; raises DataError when there is none yet."""
+        path = self.path / "results.json"
+        if not path.exists():
+            raise DataError(f"{path} is missing; write it with: basecap report {self.path}")
+        return _read_json(path)
+
+
+def safe_name(name: str) -> str:
+    """Return a file name for `name`: itself where that is safe, else its readable part and a hash.
+
+    >>> safe_name("transformer++")
+    'transformer++'
+    >>> safe_name("transformer++ window")
+    'transformer++_window-539d50'
+    """
+    safe = re.sub(r"[^A-Za-z0-9+,=._-]+", "_", name).lstrip(".")[:80]
+    if safe == name and safe:
+        return name
+    return f"{safe}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Make the directory of `path` and turn a full or forbidden disk into one sentence."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise DataError(
+            f"cannot write {path}: {error.strerror or error}; make room or give another directory with --out."
+        ) from error
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Any]:
+    """Open a file beside `path` for bytes and rename it to `path` when all went well."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with _writing(path):
+            with partial.open("wb") as file:
+                yield file
+            partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _plain(value: Any) -> Any:
+    """Return `value` as JSON knows it: numpy scalars and tuples as numbers and lists, non-finite as None."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic | np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def _encode_lines(rows: Iterable[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(_plain(row), allow_nan=False).encode() + b"\n" for row in rows)
+
+
+def _append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    with _writing(path), path.open("ab") as file:
+        file.write(_encode_lines(rows))
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a .jsonl file; what follows the last newline was cut off by a kill: left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise DataError(f"{path}:{number} is not JSON; remove that line.") from error
+    return rows
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    text = json.dumps({"schema": SCHEMA, **_plain(content)}, indent=1, allow_nan=False, ensure_ascii=False)
+    with _replacing(path) as file:
+        file.write(text.encode() + b"\n")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON; restore or remove it.") from error
+    return _without_schema(content, path)
+
+
+def _without_schema(content: Any, path: Path) -> dict[str, Any]:
+    """Return `content` without its `schema`; raises DataError when this version cannot read it."""
+    found = content.pop("schema", None) if isinstance(content, dict) else None
+    if found != SCHEMA:
+        raise DataError(
+            f"{path} has schema {found}, this version of basecap reads {SCHEMA}; use the one that wrote it."
+        )
+    return content
+
+
+def _first_difference(held: Any, wanted: Any, at: str = "") -> str | None:
+    """Say where two studies differ first, None when they are the same."""
+    held, wanted = _plain(held), _plain(wanted)
+    if isinstance(held, dict) and isinstance(wanted, dict):
+        for key in [*held, *wanted]:
+            difference = _first_difference(held.get(key), wanted.get(key), f"{at}.{key}" if at else key)
+            if difference is not None:
+                return difference
+        return None
+    return None if held == wanted else f"{at} is {held!r} there and {wanted!r} here"
