@@ -1,0 +1,1 @@
+"""Evaluations, one file each; see `_contract.py`."""

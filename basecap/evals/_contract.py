@@ -1,0 +1,96 @@
+"""What an evaluation is: a class that measures a model and declares what its numbers mean."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from basecap.data import PreparedData
+from basecap.errors import ConfigError, nearest
+from basecap.models.language_model import LanguageModel
+from basecap.records import Declaration, DocumentLosses
+from basecap.registry import Registry
+
+
+class EvaluationConfig(BaseModel):
+    """Base of every evaluation's options: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What an evaluation may use besides the model: the data, the device and the run's precision."""
+
+    data: PreparedData
+    device: torch.device
+    autocast: Callable[[], AbstractContextManager]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One number: what it is about, the number, how many items it averages, its standard error, its place."""
+
+    subset: str
+    metric: str
+    value: float
+    n: int
+    stderr: float | None = None
+    axis: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What an evaluation found: numbers, and the losses of single documents where it has them."""
+
+    measurements: list[Measurement]
+    documents: dict[str, DocumentLosses] = field(default_factory=dict)
+
+
+class Evaluation(ABC):
+    """Subclasses set `Config` and `declaration` (through the decorator) and define `run`."""
+
+    Config: ClassVar[type[EvaluationConfig]] = EvaluationConfig
+    declaration: ClassVar[Declaration]
+
+    def __init__(self, config: EvaluationConfig):
+        self.config = config
+
+    @abstractmethod
+    def run(self, model: LanguageModel, context: Context) -> Outcome:
+        """Measure `model`, which is on the context's device; no gradients are recorded."""
+
+
+EVALUATIONS: Registry[type[Evaluation]] = Registry("evaluation", "basecap.evals")
+
+
+def evaluation(
+    name: str, *, unit: str, better: Literal["lower", "higher"], axes: tuple[str, ...] = ()
+) -> Callable[[type[Evaluation]], type[Evaluation]]:
+    """Class decorator: register an evaluation with its unit, direction and the axes its numbers vary over."""
+
+    def register(cls: type[Evaluation]) -> type[Evaluation]:
+        cls.declaration = Declaration(name=name, unit=unit, better=better, axes=axes)
+        EVALUATIONS.add(name, cls, cls)
+        return cls
+
+    return register
+
+
+def build_evaluation(entry: str | dict[str, Any]) -> Evaluation:
+    """Build an evaluation from a study's entry: a name, or {name: options}; raises ConfigError."""
+    name, options = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
+    cls = EVALUATIONS.get(name)
+    fields = cls.Config.model_fields
+    for key in options or {}:
+        if key not in fields:
+            raise ConfigError(f"unknown option {key!r} of evaluation {name!r}: {nearest(key, fields)}")
+    try:
+        return cls(cls.Config(**(options or {})))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"option {first['loc'][0]!r} of evaluation {name!r}: {first['msg']}") from error

@@ -1,0 +1,102 @@
+"""Loss per domain on held-out documents: the x and the y of the gap."""
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from basecap.data import DocumentSet
+from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
+from basecap.models.language_model import LanguageModel
+from basecap.records import DocumentLosses
+
+#: The shortest padded length: windows are padded to powers of two from here, so that few shapes occur.
+SHORTEST = 64
+
+
+@evaluation("domain-loss", unit="nats per token", better="lower")
+class DomainLoss(Evaluation):
+    """Every held-out document of every domain, cut into windows of the training length.
+
+    Each token is predicted once, from the tokens before it in its window; the first window of a document starts from
+    the end-of-text token, so that its first token counts too.
+    """
+
+    class Config(EvaluationConfig):
+        """Options of domain-loss."""
+
+        split: Literal["validation", "test"] = Field("test", description="which held-out documents")
+        tokens_per_batch: int = Field(32_768, ge=1, description="padded tokens in one forward pass")
+
+    config: Config
+
+    def run(self, model: LanguageModel, context: Context) -> Outcome:
+        """Return per domain the mean loss per token, bits per byte, and the losses of single documents."""
+        measurements, documents = [], {}
+        for domain in (*context.data.train_domains, *context.data.ood_domains):
+            losses = self._losses(model, context, context.data.documents(self.config.split, domain))
+            documents[domain] = losses
+            measurements += _measure(domain, losses)
+        return Outcome(measurements=measurements, documents=documents)
+
+    def _losses(self, model: LanguageModel, context: Context, documents: DocumentSet) -> DocumentLosses:
+        start = context.data.tokenizer.end_of_text
+        nats = np.zeros(len(documents))
+        tokens = np.zeros(len(documents), dtype=np.int64)
+        sizes = np.array([documents.bytes(index) for index in range(len(documents))], dtype=np.int64)
+        windows: dict[int, list[tuple[int, np.ndarray]]] = {}
+        for index in range(len(documents)):
+            for window in _windows(documents.tokens(index), model.config.max_length, start):
+                tokens[index] += len(window) - 1
+                padded = _padded_length(len(window) - 1, model.config.max_length)
+                windows.setdefault(padded, []).append((index, window))
+        for length, members in sorted(windows.items()):
+            rows = max(1, self.config.tokens_per_batch // length)
+            for first in range(0, len(members), rows):
+                part = members[first : first + rows]
+                inputs, targets = _batch([window for _, window in part], length)
+                with context.autocast():
+                    losses = model.token_losses(inputs.to(context.device), targets.to(context.device))
+                summed = losses.double().sum(dim=1).cpu().numpy()
+                np.add.at(nats, [index for index, _ in part], summed)
+        return DocumentLosses(nats=nats, tokens=tokens, bytes=sizes)
+
+
+def _windows(tokens: np.ndarray, length: int, start: int) -> Iterator[np.ndarray]:
+    """Yield pieces of at most length + 1 tokens that overlap by one, so that each token is a target once."""
+    tokens = np.concatenate([[start], tokens.astype(np.int64)])
+    for first in range(0, len(tokens) - 1, length):
+        yield tokens[first : first + length + 1]
+
+
+def _padded_length(length: int, longest: int) -> int:
+    return min(longest, max(SHORTEST, 1 << (length - 1).bit_length()))
+
+
+def _batch(windows: list[np.ndarray], length: int) -> tuple[Tensor, Tensor]:
+    inputs = torch.zeros(len(windows), length, dtype=torch.int64)
+    targets = torch.full((len(windows), length), -1, dtype=torch.int64)
+    for row, window in enumerate(windows):
+        inputs[row, : len(window) - 1] = torch.from_numpy(window[:-1])
+        targets[row, : len(window) - 1] = torch.from_numpy(window[1:])
+    return inputs, targets
+
+
+def _measure(domain: str, losses: DocumentLosses) -> list[Measurement]:
+    """Ratio estimates over documents, with the delta method's standard error."""
+    count = len(losses.nats)
+
+    def ratio(metric: str, over: np.ndarray, unit: float) -> Measurement:
+        value = losses.nats.sum() / over.sum()
+        spread = (losses.nats - value * over).std(ddof=1) if count > 1 else math.nan
+        stderr = math.sqrt(count) * spread / over.sum() * unit if count > 1 else None
+        return Measurement(subset=domain, metric=metric, value=value * unit, n=int(losses.tokens.sum()), stderr=stderr)
+
+    return [
+        ratio("loss", losses.tokens, 1.0),
+        ratio("bits_per_byte", losses.bytes, 1 / math.log(2)),
+    ]

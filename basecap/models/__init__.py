@@ -1,0 +1,1 @@
+"""Language models: one `LanguageModel` for every architecture, built from a block family and sequence mixers."""

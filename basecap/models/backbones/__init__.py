@@ -1,0 +1,1 @@
+"""Block families, one file each; see `_contract.py`."""

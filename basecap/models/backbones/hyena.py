@@ -1,0 +1,22 @@
+"""Hyena's block: LayerNorm before the operator and a GELU layer of twice the width."""
+
+from basecap.mixers._contract import LayerSpec
+from basecap.models.backbones._contract import Backbone, backbone
+from basecap.models.feed_forward import FeedForward
+
+
+def _gelu(layer: LayerSpec) -> FeedForward:
+    return FeedForward("gelu", layer, 2 * layer.hidden, bias=True)
+
+
+@backbone("hyena")
+def hyena() -> Backbone:
+    """LayerNorm, mixer, LayerNorm, GELU of width 2; one and a half blocks per Transformer layer."""
+    return Backbone(
+        summary="LayerNorm before mixer and GELU layer of width 2, three blocks for two Transformer layers",
+        paper="arXiv 2302.10866 (Hyena), the 153M configuration",
+        norm="layer",
+        eps=1e-5,
+        feed_forward=_gelu,
+        depth_factor=1.5,
+    )

@@ -1,0 +1,14 @@
+"""Mamba's block: a norm and a mixer, twice as many as a Transformer has layers."""
+
+from basecap.models.backbones._contract import Backbone, backbone
+
+
+@backbone("mamba")
+def mamba() -> Backbone:
+    """RMSNorm and mixer alone."""
+    return Backbone(
+        summary="RMSNorm and mixer without feed-forward layer, two blocks per Transformer layer",
+        paper="arXiv 2312.00752 (Mamba), section 3.4",
+        eps=1e-5,
+        depth_factor=2.0,
+    )

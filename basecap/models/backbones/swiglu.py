@@ -1,0 +1,34 @@
+"""Pre-norm blocks with SwiGLU: the delta rules' (8/3 wide), Based's (2 wide)."""
+
+from basecap.mixers._contract import LayerSpec
+from basecap.models.backbones._contract import Backbone, backbone
+from basecap.models.feed_forward import FeedForward, gated_inner
+
+
+def _swiglu(layer: LayerSpec) -> FeedForward:
+    return FeedForward("swiglu", layer, gated_inner(layer.hidden))
+
+
+def _narrow_swiglu(layer: LayerSpec) -> FeedForward:
+    return FeedForward("swiglu", layer, 2 * layer.hidden)
+
+
+@backbone("swiglu")
+def swiglu() -> Backbone:
+    """RMSNorm, mixer, RMSNorm, SwiGLU."""
+    return Backbone(
+        summary="RMSNorm before mixer and SwiGLU",
+        paper="arXiv 2002.05202 (SwiGLU), arXiv 2406.06484 (DeltaNet)",
+        feed_forward=_swiglu,
+    )
+
+
+@backbone("based")
+def based() -> Backbone:
+    """RMSNorm, mixer, RMSNorm, SwiGLU of twice the width; five blocks for four Transformer layers."""
+    return Backbone(
+        summary="RMSNorm before mixer and SwiGLU of width 2, five blocks for four Transformer layers",
+        paper="arXiv 2402.18668 (Based)",
+        feed_forward=_narrow_swiglu,
+        depth_factor=1.25,
+    )

@@ -1,0 +1,87 @@
+"""What a language model is made of, in a form that a file can hold: the configuration stored with every checkpoint."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from basecap.errors import ConfigError, nearest
+from basecap.mixers._contract import ARCHITECTURES, LayerSpec, Mixer
+from basecap.models.backbones._contract import BACKBONES
+
+
+class LayerConfig(BaseModel):
+    """One entry of the layer pattern: an architecture by name and the options that differ from its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    use: str = Field(description="name of an architecture, see `basecap list mixers`")
+    mixer: dict[str, Any] = Field(default_factory=dict, description="options of the mixer")
+
+
+class ModelConfig(BaseModel):
+    """A complete description of a language model; building it needs nothing else."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    hidden: int = Field(ge=1, description="model width")
+    vocab: int = Field(ge=2, description="vocabulary size")
+    depth: int = Field(ge=1, description="number of blocks")
+    backbone: str = Field(description="block family, see `basecap list backbones`")
+    layers: tuple[LayerConfig, ...] = Field(min_length=1, description="pattern, repeated over the blocks")
+    tied: bool = Field(True, description="the head is the transposed embedding")
+    max_length: int = Field(2048, ge=1, description="longest training sequence in tokens")
+
+    def build_mixers(self) -> list[Mixer]:
+        """Build one mixer per block; raises ConfigError for options that do not exist or do not fit."""
+        mixers = []
+        for index in range(self.depth):
+            layer = self.layers[index % len(self.layers)]
+            choices = ARCHITECTURES.get(layer.use).layers
+            choice = choices[index % len(choices)]
+            known = {key for other in choices for key in other.mixer.Config.model_fields}
+            for key in layer.mixer:
+                if key not in known:
+                    raise ConfigError(f"unknown option {key!r} of {layer.use!r}: {nearest(key, known)}")
+            own = {key: value for key, value in layer.mixer.items() if key in choice.mixer.Config.model_fields}
+            spec = LayerSpec(
+                hidden=self.hidden, index=index, depth=self.depth, max_length=self.max_length
+            )
+            mixers.append(choice.mixer(choice.configure(self.hidden, own), spec))
+        return mixers
+
+
+def model_config(
+    use: str,
+    *,
+    hidden: int,
+    vocab: int,
+    layers: int | None = None,
+    pattern: tuple[LayerConfig, ...] | None = None,
+    backbone: str | None = None,
+    tied: bool | None = None,
+    max_length: int = 2048,
+) -> ModelConfig:
+    """Return the configuration of architecture `use` at a size.
+
+    Args:
+        use: name of the architecture; gives the block family, and the mixers unless `pattern` does.
+        hidden: model width.
+        vocab: vocabulary size.
+        layers: depth in Transformer layers (a family whose blocks are mixers alone has two blocks for each);
+            the published depth of the family when None.
+        pattern: layer pattern, repeated over the blocks.
+        backbone: another block family.
+        tied: whether the head is the transposed embedding; the family's choice when None.
+        max_length: longest training sequence in tokens.
+    """
+    family = backbone or ARCHITECTURES.get(use).backbone
+    chosen = BACKBONES.get(family)
+    return ModelConfig(
+        hidden=hidden,
+        vocab=vocab,
+        depth=chosen.depth(hidden, layers),
+        backbone=family,
+        layers=pattern or (LayerConfig(use=use),),
+        tied=chosen.tied if tied is None else tied,
+        max_length=max_length,
+    )

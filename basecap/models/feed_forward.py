@@ -1,0 +1,61 @@
+"""The position-wise half of a block: gated (GeGLU, SwiGLU) or plain (GELU) feed-forward layers."""
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from basecap.mixers._contract import Cache, LayerSpec, ParameterRecipe, default_recipe, normal, residual_std
+
+Activation = Literal["geglu", "swiglu", "gelu"]
+
+
+def gated_inner(hidden: int) -> int:
+    """Inner width that gives a gated layer the parameters of a plain one of 4 x hidden: 8/3, up to a multiple of 64."""
+    return -(-8 * hidden // (3 * 64)) * 64
+
+
+class FeedForward(nn.Module):
+    """`down(act(up(x)))`, or `down(act(gate(x)) * up(x))` when gated (arXiv 2002.05202, eq. 6)."""
+
+    def __init__(self, activation: Activation, layer: LayerSpec, inner: int, bias: bool = False):
+        super().__init__()
+        self.activation = activation
+        self.layer = layer
+        self.gated = activation != "gelu"
+        self.up = nn.Linear(layer.hidden, inner * (2 if self.gated else 1), bias=bias)
+        self.down = nn.Linear(inner, layer.hidden, bias=bias)
+
+    def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Map every position by itself; `segments` make no difference."""
+        inner = self.up(x_BTD)
+        if not self.gated:
+            return self.down(F.gelu(inner))
+        gate, value = inner.chunk(2, dim=-1)
+        return self.down((F.gelu(gate) if self.activation == "geglu" else F.silu(gate)) * value)
+
+    def init_cache(self, batch: int, max_length: int) -> Cache:
+        """Nothing to remember."""
+        return Cache(tensors={})
+
+    def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
+        """Map one more position."""
+        cache.length += 1
+        return self.forward(x_B1D)
+
+    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        """Map a prompt."""
+        cache.length = x_BTD.shape[1]
+        return self.forward(x_BTD)
+
+    def recipe(self) -> dict[str, ParameterRecipe]:
+        """Normal(0.02), the projection into the residual stream shrunk with depth."""
+        return {**default_recipe(self), "down.weight": ParameterRecipe(init=normal(residual_std(self.layer)))}
+
+    def flops(self, length: int) -> float:
+        """Floating-point operations of a forward pass over `length` tokens (multiply-add = 2)."""
+        return 2.0 * length * (self.up.weight.numel() + self.down.weight.numel())
+
+    def state_bytes(self, length: int) -> int:
+        """No state."""
+        return 0

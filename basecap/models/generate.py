@@ -1,0 +1,50 @@
+"""Text from a trained model, token by token through the caches."""
+
+import torch
+from torch import Tensor
+
+from basecap.errors import ConfigError
+from basecap.models.language_model import LanguageModel
+
+
+@torch.no_grad()
+def generate(
+    model: LanguageModel,
+    prompt_BT: Tensor,
+    new_tokens: int,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """Return [B, new_tokens] int64 continuations.
+
+    Args:
+        model: any language model, in evaluation or training mode (there is no dropout).
+        prompt_BT: int64 tokens, at least one.
+        new_tokens: how many to add.
+        temperature: 0 takes the most probable token; else logits are divided by it and sampled.
+        top_k: sample among the k most probable tokens only.
+        seed: of the sampling.
+    """
+    if prompt_BT.shape[1] == 0:
+        raise ConfigError("the prompt has no token; give at least one character.")
+    generator = torch.Generator(device=prompt_BT.device).manual_seed(seed)
+    caches = model.init_cache(prompt_BT.shape[0], prompt_BT.shape[1] + new_tokens)
+    logits = model.prefill(prompt_BT, caches)
+    chosen = []
+    for index in range(new_tokens):
+        chosen.append(_choose(logits, temperature, top_k, generator))
+        if index + 1 < new_tokens:
+            logits = model.step(chosen[-1], caches)
+    return torch.cat(chosen, dim=1) if chosen else prompt_BT[:, :0]
+
+
+def _choose(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> Tensor:
+    if temperature <= 0:
+        return logits.argmax(-1, keepdim=True)
+    logits = logits.float() / temperature
+    if top_k is not None:
+        least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    return torch.multinomial(logits.softmax(-1), 1, generator=generator)

@@ -1,0 +1,130 @@
+"""The one language model: embedding, blocks, norm, head; training loss, logits and decoding."""
+
+import functools
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from basecap.errors import ConfigError
+from basecap.mixers._contract import ParameterRecipe, default_recipe, initialise, normal
+from basecap.models.backbones._contract import BACKBONES
+from basecap.models.blocks import Block, BlockCache
+from basecap.models.config import ModelConfig
+from basecap.ops.linear_cross_entropy import linear_cross_entropy
+
+Caches = list[BlockCache]
+
+
+class LanguageModel(nn.Module):
+    """A causal language model of any architecture.
+
+    Parameters are uninitialised until `initialise(seed)`; weights of a checkpoint can be loaded instead.
+    """
+
+    def __init__(self, config: ModelConfig, *, checkpointing: bool = False):
+        """Build the modules of `config`; with `checkpointing` the backward pass recomputes each block."""
+        super().__init__()
+        self.config = config
+        self.checkpointing = checkpointing
+        self.backbone = BACKBONES.get(config.backbone)
+        self.embedding = nn.Embedding(config.vocab, config.hidden)
+        learned = self.backbone.positions == "learned"
+        self.positions = nn.Embedding(config.max_length, config.hidden) if learned else None
+        self.embedding_norm = nn.LayerNorm(config.hidden, 1e-5) if self.backbone.embedding_norm else None
+        self.blocks = nn.ModuleList(Block(self.backbone, mixer) for mixer in config.build_mixers())
+        self.norm = self.backbone.make_norm(config.hidden)
+        self.head = None if config.tied else nn.Linear(config.hidden, config.vocab, bias=False)
+
+    def initialise(self, seed: int) -> "LanguageModel":
+        """Set every parameter by its recipe, each a pure function of (seed, name); return self."""
+        initialise(self, self.recipe(), seed)
+        return self
+
+    def recipe(self) -> dict[str, ParameterRecipe]:
+        """Return the recipe of every parameter by its full name."""
+        recipes = default_recipe(self)
+        recipes["embedding.weight"] = ParameterRecipe(init=self.backbone.embedding)
+        if self.positions is not None:
+            recipes["positions.weight"] = ParameterRecipe(init=normal(0.02))
+        if self.head is not None:
+            recipes["head.weight"] = ParameterRecipe(init=self.backbone.head)
+        recipes = {name: recipe for name, recipe in recipes.items() if not name.startswith("blocks.")}
+        for index, block in enumerate(self.blocks):
+            recipes |= {f"blocks.{index}.{name}": recipe for name, recipe in block.recipe().items()}
+        return recipes
+
+    def hidden(self, tokens_BT: Tensor, segments_BT: Tensor | None = None) -> Tensor:
+        """Return the normalised final activations [B, T, D]."""
+        x = self._embed(tokens_BT, 0)
+        shared: dict[str, Tensor] = {}
+        for block in self.blocks:
+            run = functools.partial(checkpoint, block, use_reentrant=False) if self._recompute() else block
+            x = run(x, segments_BT, shared)
+        return self.norm(x)
+
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor, segments_BT: Tensor | None = None) -> Tensor:
+        """Return the mean loss in nats per token over targets >= 0 (a scalar, float32)."""
+        return linear_cross_entropy(self.hidden(tokens_BT, segments_BT), self.head_weight, targets_BT)
+
+    def token_losses(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Return the loss of every token in nats [B, T], float32, zero where the target is negative; no gradient."""
+        with torch.no_grad():
+            hidden = self.hidden(tokens_BT)
+            return linear_cross_entropy(hidden, self.head_weight, targets_BT, reduction="none")
+
+    def logits(self, tokens_BT: Tensor, segments_BT: Tensor | None = None) -> Tensor:
+        """Return the logits of the next token [B, T, vocab]."""
+        return nn.functional.linear(self.hidden(tokens_BT, segments_BT), self.head_weight)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The output matrix [vocab, D]."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def init_cache(self, batch: int, max_length: int) -> Caches:
+        """Return the empty decoding state for `batch` sequences of at most `max_length` tokens."""
+        if self.positions is not None and max_length > self.config.max_length:
+            raise ConfigError(
+                f"learned positions end at {self.config.max_length} tokens; ask for at most that many, "
+                f"not {max_length}."
+            )
+        return [block.init_cache(batch, max_length) for block in self.blocks]
+
+    def prefill(self, tokens_BT: Tensor, caches: Caches) -> Tensor:
+        """Read a prompt into empty `caches`; return the logits of the token after it [B, vocab]."""
+        x = self._embed(tokens_BT, 0)
+        shared: dict[str, Tensor] = {}
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x = block.prefill(x, cache, shared)
+        return nn.functional.linear(self.norm(x[:, -1]), self.head_weight)
+
+    def step(self, tokens_B1: Tensor, caches: Caches) -> Tensor:
+        """Read one more token; return the logits of the token after it [B, vocab]."""
+        x = self._embed(tokens_B1, caches[0].mixer.length)
+        shared: dict[str, Tensor] = {}
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x = block.step(x, cache, shared)
+        return nn.functional.linear(self.norm(x[:, -1]), self.head_weight)
+
+    def parameters_count(self) -> int:
+        """Number of parameters, a tied head counted once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def flops(self, length: int) -> float:
+        """Floating-point operations of one forward pass over one sequence, the head included (multiply-add = 2)."""
+        head = 2.0 * length * self.config.vocab * self.config.hidden
+        return head + sum(block.flops(length) for block in self.blocks)
+
+    def state_bytes(self, length: int) -> int:
+        """Bytes of decoding state per sequence of `length` tokens, in the parameters' dtype."""
+        return sum(block.state_bytes(length) for block in self.blocks)
+
+    def _recompute(self) -> bool:
+        return self.checkpointing and torch.is_grad_enabled()
+
+    def _embed(self, tokens: Tensor, start: int) -> Tensor:
+        x = self.embedding(tokens)
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(start, start + tokens.shape[1], device=tokens.device))
+        return x if self.embedding_norm is None else self.embedding_norm(x)

@@ -1,0 +1,1 @@
+"""Training: one loop for every architecture, device and number of processes."""

@@ -1,0 +1,117 @@
+"""Checkpoints: weights and optimiser state as safetensors, the rest as JSON, complete or absent.
+
+    checkpoints/step-<n>/model.safetensors      the weights, loadable alone
+                         optimiser.safetensors  Adam's moments, "<parameter>/<name>"
+                         state.json             step and model configuration
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from basecap.errors import CheckpointError
+from basecap.models.config import ModelConfig
+from basecap.models.language_model import LanguageModel
+
+
+def _steps(directory: Path) -> list[tuple[int, Path]]:
+    found = [(int(path.name.removeprefix("step-")), path) for path in directory.glob("step-*")]
+    return sorted(found)
+
+
+def latest(directory: Path) -> Path | None:
+    """Return the newest complete checkpoint in `directory`, None when there is none."""
+    steps = _steps(directory)
+    return steps[-1][1] if steps else None
+
+
+def _named_state(model: LanguageModel, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {
+        f"{name}/{key}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimiser.state[parameter].items()
+    }
+
+
+def save(directory: Path, model: LanguageModel, optimiser: torch.optim.Optimizer, step: int) -> None:
+    """Write the checkpoint after `step` steps, then remove older ones; raises CheckpointError when it cannot."""
+    partial = directory / f".partial-{step}"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        save_file(dict(model.named_parameters()), partial / "model.safetensors")
+        save_file(_named_state(model, optimiser), partial / "optimiser.safetensors")
+        state = {"schema": 1, "step": step, "model": model.config.model_dump(mode="json")}
+        (partial / "state.json").write_text(json.dumps(state))
+        final = directory / f"step-{step}"
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(
+            f"cannot write a checkpoint to {directory}: {error}; make room or give another directory with --out."
+        ) from error
+    for _, old in _steps(directory)[:-1]:
+        shutil.rmtree(old)
+
+
+def _read(path: Path, name: str) -> dict[str, Tensor]:
+    try:
+        return load_file(path / name)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"checkpoint {path} is unreadable ({name}: {error}); remove that directory to start the run again."
+        ) from error
+
+
+def _read_state(path: Path) -> dict:
+    try:
+        return json.loads((path / "state.json").read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"checkpoint {path} is unreadable (state.json: {error}); remove that directory to start the run again."
+        ) from error
+
+
+def _load_weights(path: Path, model: LanguageModel) -> None:
+    tensors = _read(path, "model.safetensors")
+    parameters = dict(model.named_parameters())
+    for name in sorted(parameters.keys() ^ tensors.keys()):
+        raise CheckpointError(f"checkpoint {path} is of another model: parameter {name} is on one side only.")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            if parameter.shape != tensors[name].shape:
+                raise CheckpointError(
+                    f"checkpoint {path} is of another model: {name} is {tuple(tensors[name].shape)} there and "
+                    f"{tuple(parameter.shape)} here."
+                )
+            parameter.copy_(tensors[name])
+
+
+def restore(path: Path, model: LanguageModel, optimiser: torch.optim.Optimizer) -> int:
+    """Load weights and optimiser state; return the number of steps done. Raises CheckpointError."""
+    _load_weights(path, model)
+    state = _read(path, "optimiser.safetensors")
+    for name, parameter in model.named_parameters():
+        optimiser.state[parameter] = {
+            key.rpartition("/")[2]: value.to(parameter.device)
+            for key, value in state.items()
+            if key.rpartition("/")[0] == name
+        }
+    return _read_state(path)["step"]
+
+
+def load_model(directory: Path) -> LanguageModel:
+    """Return the model of the newest checkpoint under `directory`, on the CPU; raises CheckpointError."""
+    path = latest(directory)
+    if path is None:
+        raise CheckpointError(f"{directory} holds no checkpoint; give the directory of a run that has trained.")
+    state = _read_state(path)
+    model = LanguageModel(ModelConfig.model_validate(state["model"]))
+    _load_weights(path, model)
+    return model

@@ -1,0 +1,76 @@
+"""The options of training."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _whole(value: Any) -> Any:
+    """Accept 100e9 and "100e9" (which YAML reads as text) where a whole number is meant."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Count = Annotated[int, BeforeValidator(_whole)]
+
+
+class TrainConfig(BaseModel):
+    """How a run trains. Defaults follow the first paper (appendix A); what it leaves open is marked *our choice*."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tokens: Count = Field(ge=1, description="training tokens, rounded up to whole batches")
+    batch: Count = Field(256, ge=1, description="sequences per optimiser step, over all devices")
+    micro_batch: Count | None = Field(
+        None, ge=1, description="sequences per forward pass and device; all of a device's share when not given"
+    )
+    lr: float = Field(2e-4, gt=0, description="peak learning rate")
+    final_lr: float = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak")
+    warmup: Count = Field(2500, ge=0, description="steps of linear warm-up")
+    schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="decay after the warm-up")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="decay rates of Adam's moments")
+    weight_decay: float = Field(0.1, ge=0, description="decoupled, on matrices (our choice)")
+    clip: float = Field(1.0, gt=0, description="largest gradient norm (our choice)")
+    precision: Literal["auto", "bf16", "fp32"] = Field(
+        "auto", description="of the products; master weights are fp32. auto: bf16 on a GPU, else fp32"
+    )
+    seeds: tuple[int, ...] = Field((0,), min_length=1, description="one run per architecture and seed")
+    eval_every: Count | None = Field(
+        None, ge=1, description="tokens between evaluations; a tenth of the run when not given"
+    )
+    checkpoint_every: Count | None = Field(
+        None, ge=1, description="tokens between checkpoints; as often as evaluations when not given"
+    )
+    checkpointing: bool = Field(False, description="recompute activations in the backward pass")
+    compile: bool | None = Field(None, description="torch.compile; on a GPU when not given")
+
+
+class Timetable:
+    """A run in steps: how many there are, and after which ones it evaluates and saves."""
+
+    def __init__(self, config: TrainConfig, seq_len: int):
+        self.step_tokens = config.batch * seq_len
+        self.steps = -(-config.tokens // self.step_tokens)
+        evaluation = config.eval_every or max(1, config.tokens // 10)
+        self._evaluation = self._steps(evaluation)
+        self._checkpoint = self._steps(config.checkpoint_every or evaluation)
+
+    def _steps(self, tokens: int) -> int:
+        return max(1, round(tokens / self.step_tokens))
+
+    def evaluates(self, done: int) -> bool:
+        """Whether the model is evaluated after `done` steps."""
+        return done == self.steps or (done > 0 and done % self._evaluation == 0)
+
+    def saves(self, done: int) -> bool:
+        """Whether a checkpoint is written after `done` steps."""
+        return done == self.steps or (done > 0 and done % self._checkpoint == 0)
+
+    @property
+    def evaluations(self) -> int:
+        """How often the model is evaluated."""
+        return sum(self.evaluates(step) for step in range(1, self.steps + 1))

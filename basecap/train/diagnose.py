@@ -1,0 +1,28 @@
+"""Where a loss stopped being finite."""
+
+import torch
+from torch import Tensor, nn
+
+
+def first_bad_module(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor) -> str:
+    """Say in words which parameter or module is the first, in the order of computation, to hold NaN or infinity."""
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            return f"parameter {name}"
+    bad: list[str] = []
+
+    def hook(name: str):
+        def look(module: nn.Module, inputs: tuple, output: object) -> None:
+            if isinstance(output, Tensor) and not output.isfinite().all():
+                bad.append(name)
+
+        return look
+
+    handles = [module.register_forward_hook(hook(name)) for name, module in model.named_modules() if name]
+    try:
+        with torch.no_grad():
+            model(tokens_BT, targets_BT)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return f"module {bad[0]}" if bad else "the gradients, not the forward pass"

@@ -1,0 +1,186 @@
+"""The training loop. It knows tokens, loss and optimiser groups, nothing of architectures.
+
+One step: take the batch that (seed, step) determines, accumulate gradients over micro-batches, refuse a loss that is
+not finite, clip, update, record. After the steps that the timetable names it hands the model to the evaluations it was
+given and then writes a checkpoint, so that a checkpoint always stands behind complete records: a resume forgets what
+was recorded after its checkpoint and continues as if nothing had happened.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from basecap.errors import ConfigError, TrainingError
+from basecap.models.language_model import LanguageModel
+from basecap.progress import progress
+from basecap.records import RunRecords
+from basecap.train import checkpoint
+from basecap.train.config import Timetable, TrainConfig
+from basecap.train.diagnose import first_bad_module
+from basecap.train.distributed import Processes
+from basecap.train.optim import build_optimiser, set_learning_rate
+from basecap.train.schedule import learning_rate
+
+#: Called with the model and the numbers of steps and tokens done; appends its own records.
+Evaluate = Callable[[LanguageModel, int, int], None]
+
+
+class Stream(Protocol):
+    """Where training batches come from: `data.TrainStream`."""
+
+    def batch(
+        self, seed: int, step: int, batch: int, seq_len: int, rank: int = 0, world: int = 1
+    ) -> Tensor: ...  # noqa: D102
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a run trains: device, processes, precision."""
+
+    device: torch.device
+    processes: Processes
+    bf16: bool
+
+    @classmethod
+    def choose(cls, device: torch.device, processes: Processes, precision: str) -> "Place":
+        """Resolve "auto": bf16 on a GPU, fp32 on a CPU."""
+        return cls(
+            device=device,
+            processes=processes,
+            bf16=precision == "bf16" or (precision == "auto" and device.type == "cuda"),
+        )
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """Return the context in which products run in the run's precision."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+
+
+class Trainer:
+    """One run: a model, its data, its records."""
+
+    def __init__(
+        self, model: LanguageModel, config: TrainConfig, seed: int, *, stream: Stream, records: RunRecords, place: Place
+    ):
+        """Take an initialised model, which is moved to the device; raises ConfigError for batches that do not divide."""
+        self.model = model.to(place.device)
+        self.config = config
+        self.seed = seed
+        self.stream = stream
+        self.records = records
+        self.place = place
+        self.seq_len = model.config.max_length
+        self.timetable = Timetable(config, self.seq_len)
+        self.micro_batch = _micro_batch(config, place.processes.world)
+        self.optimiser = build_optimiser(model, model.recipe(), config)
+        wanted = place.device.type == "cuda" if config.compile is None else config.compile
+        self.module = place.processes.wrap(torch.compile(model, dynamic=False) if wanted else model)
+
+    def run(self, label: str, evaluate: Evaluate) -> None:
+        """Train to the end, from the newest checkpoint if there is one; raises TrainingError, CheckpointError."""
+        done = self._resume()
+        tokens = self.timetable.step_tokens
+        with progress(label, total=self.timetable.steps * tokens, unit="tokens") as advance:
+            advance(done * tokens)
+            batch = self._batch(done)
+            while done < self.timetable.steps:
+                loss, following = self._step(done, batch)
+                done += 1
+                advance(tokens, note=f"loss {loss:.3f}")
+                if self.timetable.evaluates(done):
+                    self._lead(lambda: evaluate(self.model, done, done * tokens))  # noqa: B023
+                if self.timetable.saves(done):
+                    self._lead(
+                        lambda: checkpoint.save(self.records.checkpoints, self.model, self.optimiser, done)  # noqa: B023
+                    )
+                batch = following
+
+    def _resume(self) -> int:
+        found = checkpoint.latest(self.records.checkpoints)
+        done = 0 if found is None else checkpoint.restore(found, self.model, self.optimiser)
+        self._lead(lambda: self.records.rewind(done))
+        return done
+
+    def _lead(self, action: Callable[[], None]) -> None:
+        """Let the leading process act while the others wait."""
+        if self.place.processes.leads:
+            action()
+        self.place.processes.wait()
+
+    def _batch(self, step: int) -> Tensor:
+        group = self.place.processes
+        return self.stream.batch(
+            self.seed, step, self.config.batch, self.seq_len, rank=group.rank, world=group.world
+        )
+
+    def _step(self, step: int, batch: Tensor) -> tuple[float, Tensor]:
+        """Update once; return the loss and the next batch, which is read while the device works."""
+        began = time.perf_counter()
+        config, group = self.config, self.place.processes
+        rate = learning_rate(
+            step,
+            self.timetable.steps,
+            peak=config.lr,
+            final=config.final_lr,
+            warmup=config.warmup,
+            schedule=config.schedule,
+        )
+        set_learning_rate(self.optimiser, rate)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss = self._accumulate(batch)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
+        following = self._batch(step + 1)
+        mean_loss, grad_norm = torch.stack([group.mean(loss), norm.detach()]).tolist()
+        if not (torch.tensor([mean_loss, grad_norm]).isfinite().all()):
+            self._refuse(step, batch)
+        self.optimiser.step()
+        if group.leads:
+            seconds = time.perf_counter() - began
+            self.records.append_metrics(
+                {
+                    "step": step + 1,
+                    "tokens": (step + 1) * self.timetable.step_tokens,
+                    "train_loss": mean_loss,
+                    "lr": rate,
+                    "grad_norm": grad_norm,
+                    "tokens_per_s": self.timetable.step_tokens / seconds,
+                    "seconds": seconds,
+                }
+            )
+        return mean_loss, following
+
+    def _accumulate(self, batch: Tensor) -> Tensor:
+        """Run forward and backward over the micro-batches; return the mean loss of this process."""
+        parts = batch.to(self.place.device, non_blocking=True).split(self.micro_batch)
+        total = torch.zeros((), device=self.place.device)
+        for index, part in enumerate(parts):
+            with self.place.processes.unsynchronised(self.module, last=index + 1 == len(parts)):
+                with self.place.autocast():
+                    loss = self.module(part[:, :-1], part[:, 1:]) / len(parts)
+                loss.backward()
+            total += loss.detach()
+        return total
+
+    def _refuse(self, step: int, batch: Tensor) -> None:
+        part = batch[: self.micro_batch].to(self.place.device)
+        with self.place.autocast():
+            where = first_bad_module(self.model, part[:, :-1], part[:, 1:])
+        raise TrainingError(
+            f"the loss stopped being finite at step {step + 1}; first bad: {where}. Lower train.lr or mend that module."
+        )
+
+
+def _micro_batch(config: TrainConfig, world: int) -> int:
+    share, left = divmod(config.batch, world)
+    if left:
+        raise ConfigError(f"train.batch = {config.batch} does not divide among {world} processes; change it.")
+    size = config.micro_batch or share
+    if share % size:
+        raise ConfigError(
+            f"train.micro_batch = {size} does not divide each process's {share} sequences; choose a divisor."
+        )
+    return size

@@ -1,0 +1,34 @@
+"""AdamW with one parameter group per (learning-rate factor, decay) that the recipes ask for."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from basecap.mixers._contract import ParameterRecipe
+from basecap.train.config import TrainConfig
+
+
+def build_optimiser(
+    model: nn.Module, recipes: Mapping[str, ParameterRecipe], config: TrainConfig
+) -> torch.optim.AdamW:
+    """Return the optimiser; each group holds `factor`, by which `set_learning_rate` multiplies the rate."""
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = defaultdict(list)
+    for name, parameter in model.named_parameters():
+        groups[recipes[name].lr, recipes[name].decay].append(parameter)
+    return torch.optim.AdamW(
+        [
+            {"params": members, "factor": factor, "weight_decay": config.weight_decay if decay else 0.0}
+            for (factor, decay), members in sorted(groups.items(), key=lambda item: item[0])
+        ],
+        lr=config.lr,
+        betas=config.betas,
+        fused=next(model.parameters()).is_cuda,
+    )
+
+
+def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    """Set every group's learning rate to its factor times `rate`."""
+    for group in optimiser.param_groups:
+        group["lr"] = rate * group["factor"]

@@ -1,0 +1,21 @@
+"""The learning rate as a function of the step."""
+
+import math
+from typing import Literal
+
+
+def learning_rate(
+    step: int, steps: int, *, peak: float, final: float, warmup: int, schedule: Literal["linear", "cosine", "constant"]
+) -> float:
+    """Return the rate of update `step` (from 0) of `steps`: linear warm-up to `peak`, then decay to `final * peak`.
+
+    A warm-up longer than a tenth of the run is cut to that, so that short runs train too.
+    """
+    warmup = min(warmup, steps // 10)
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if schedule == "constant":
+        return peak
+    left = 1 - (step - warmup) / max(1, steps - warmup)
+    share = left if schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left))
+    return peak * (final + (1 - final) * share)
