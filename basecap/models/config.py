@@ -43,9 +43,7 @@ class ModelConfig(BaseModel):
                 if key not in known:
                     raise ConfigError(f"unknown option {key!r} of {layer.use!r}: {nearest(key, known)}")
             own = {key: value for key, value in layer.mixer.items() if key in choice.mixer.Config.model_fields}
-            spec = LayerSpec(
-                hidden=self.hidden, index=index, depth=self.depth, max_length=self.max_length
-            )
+            spec = LayerSpec(hidden=self.hidden, index=index, depth=self.depth, max_length=self.max_length)
             mixers.append(choice.mixer(choice.configure(self.hidden, own), spec))
         return mixers
 

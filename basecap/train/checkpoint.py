@@ -1,8 +1,8 @@
 """Checkpoints: weights and optimiser state as safetensors, the rest as JSON, complete or absent.
 
-    checkpoints/step-<n>/model.safetensors      the weights, loadable alone
-                         optimiser.safetensors  Adam's moments, "<parameter>/<name>"
-                         state.json             step and model configuration
+checkpoints/step-<n>/model.safetensors      the weights, loadable alone
+                     optimiser.safetensors  Adam's moments, "<parameter>/<name>"
+                     state.json             step and model configuration
 """
 
 import json

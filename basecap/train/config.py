@@ -26,7 +26,9 @@ class TrainConfig(BaseModel):
     tokens: Count = Field(ge=1, description="training tokens, rounded up to whole batches")
     batch: Count = Field(256, ge=1, description="sequences per optimiser step, over all devices")
     micro_batch: Count | None = Field(
-        None, ge=1, description="sequences per forward pass and device; all of a device's share when not given"
+        None,
+        ge=1,
+        description="sequences per forward pass and device; all of a device's share when not given",
     )
     lr: float = Field(2e-4, gt=0, description="peak learning rate")
     final_lr: float = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak")

@@ -33,9 +33,8 @@ Evaluate = Callable[[LanguageModel, int, int], None]
 class Stream(Protocol):
     """Where training batches come from: `data.TrainStream`."""
 
-    def batch(
-        self, seed: int, step: int, batch: int, seq_len: int, rank: int = 0, world: int = 1
-    ) -> Tensor: ...  # noqa: D102
+    def batch(self, seed: int, step: int, batch: int, seq_len: int, rank: int = 0, world: int = 1) -> Tensor:
+        """Return int64 [batch / world, seq_len + 1], a pure function of its arguments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +63,16 @@ class Trainer:
     """One run: a model, its data, its records."""
 
     def __init__(
-        self, model: LanguageModel, config: TrainConfig, seed: int, *, stream: Stream, records: RunRecords, place: Place
+        self,
+        model: LanguageModel,
+        config: TrainConfig,
+        seed: int,
+        *,
+        stream: Stream,
+        records: RunRecords,
+        place: Place,
     ):
-        """Take an initialised model, which is moved to the device; raises ConfigError for batches that do not divide."""
+        """Take an initialised model and move it to the device; raises ConfigError for batches that do not divide."""
         self.model = model.to(place.device)
         self.config = config
         self.seed = seed
@@ -113,9 +119,7 @@ class Trainer:
 
     def _batch(self, step: int) -> Tensor:
         group = self.place.processes
-        return self.stream.batch(
-            self.seed, step, self.config.batch, self.seq_len, rank=group.rank, world=group.world
-        )
+        return self.stream.batch(self.seed, step, self.config.batch, self.seq_len, rank=group.rank, world=group.world)
 
     def _step(self, step: int, batch: Tensor) -> tuple[float, Tensor]:
         """Update once; return the loss and the next batch, which is read while the device works."""

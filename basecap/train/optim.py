@@ -10,9 +10,7 @@ from basecap.mixers._contract import ParameterRecipe
 from basecap.train.config import TrainConfig
 
 
-def build_optimiser(
-    model: nn.Module, recipes: Mapping[str, ParameterRecipe], config: TrainConfig
-) -> torch.optim.AdamW:
+def build_optimiser(model: nn.Module, recipes: Mapping[str, ParameterRecipe], config: TrainConfig) -> torch.optim.AdamW:
     """Return the optimiser; each group holds `factor`, by which `set_learning_rate` multiplies the rate."""
     groups: dict[tuple[float, bool], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in model.named_parameters():

@@ -5,7 +5,13 @@ from typing import Literal
 
 
 def learning_rate(
-    step: int, steps: int, *, peak: float, final: float, warmup: int, schedule: Literal["linear", "cosine", "constant"]
+    step: int,
+    steps: int,
+    *,
+    peak: float,
+    final: float,
+    warmup: int,
+    schedule: Literal["linear", "cosine", "constant"],
 ) -> float:
     """Return the rate of update `step` (from 0) of `steps`: linear warm-up to `peak`, then decay to `final * peak`.
 

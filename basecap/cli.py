@@ -1,0 +1,201 @@
+"""The command line: arguments in, one call, printed answer. No logic lives here."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from basecap.errors import BasecapError, ConfigError, nearest
+
+# torch takes a second to import: every command imports what it needs, so that --help answers at once.
+
+app = typer.Typer(
+    help="Does a sequence-mixing architecture keep the base capabilities of a Transformer?",
+    epilog="Any command takes --debug to show the full trace of an error.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Text to token shards.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+StudyArgument = Annotated[str, typer.Argument(help="a built-in study (`basecap list studies`) or a YAML file")]
+Settings = Annotated[
+    list[str], typer.Option("--set", help="override a key of the study, such as train.lr=3e-4; repeatable")
+]
+Plugins = Annotated[list[Path], typer.Option("--plugin", help="Python file that registers mixers; repeatable")]
+Out = Annotated[Path | None, typer.Option("--out", help="directory of the study; runs/NAME when not given")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:0; the best there is when not given")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+@app.command(epilog="Example: basecap run quickstart --out runs/first --set train.tokens=100000")
+def run(
+    study: StudyArgument,
+    out: Out = None,
+    settings: Settings = [],
+    only: Annotated[
+        list[str], typer.Option("--only", help="run this architecture (and the reference); repeatable")
+    ] = [],
+    plugin: Plugins = [],
+    device: Device = None,
+) -> None:
+    """Train and evaluate a study, then write its report. Run again to resume."""
+    from basecap.study.config import load_study, select
+    from basecap.study.execute import execute
+
+    _load(plugin)
+    config = load_study(study, settings)
+    directory = out or Path("runs") / config.name
+    infos = execute(
+        config,
+        directory,
+        only=select(config, only),
+        device=device,
+        plugins=plugin,
+        say=lambda line: _say(line),
+    )
+    _report([directory], directory)
+    if all(info["status"] == "failed" for info in infos):
+        raise BasecapError("every run failed; the reasons stand above and in the report.")
+
+
+@app.command(epilog="Example: basecap plan limited-110m")
+def plan(study: StudyArgument, settings: Settings = [], plugin: Plugins = [], as_json: AsJson = False) -> None:
+    """Say what a study would run and what it would cost. Runs nothing."""
+    from basecap.study.config import load_study
+    from basecap.study.estimate import estimate
+
+    _load(plugin)
+    _table(f"plan of {study}", estimate(load_study(study, settings)), as_json)
+
+
+@app.command(epilog="Example: basecap report runs/quickstart")
+def report(
+    directories: Annotated[list[Path], typer.Argument(help="directories that `basecap run` wrote")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="where to write; the first directory when not given")
+    ] = None,
+) -> None:
+    """Analyse again and write the report, also over several studies."""
+    _report(directories, out or directories[0])
+
+
+@app.command("list", epilog="Example: basecap list mixers")
+def list_(
+    what: Annotated[str, typer.Argument(help="mixers, backbones, studies, evals or domains")],
+    plugin: Plugins = [],
+    as_json: AsJson = False,
+) -> None:
+    """List what there is, one line each."""
+    from basecap.catalogue import CATALOGUES
+
+    _load(plugin)
+    if what not in CATALOGUES:
+        raise ConfigError(f"cannot list {what!r}: {nearest(what, CATALOGUES)}")
+    _table(what, CATALOGUES[what](as_json), as_json)
+
+
+@data_app.command("prepare", epilog="Example: basecap data prepare limited-mini --set data.path=/data/slimpajama")
+def data_prepare(study: StudyArgument, out: Out = None, settings: Settings = []) -> None:
+    """Turn the study's text into token shards."""
+    _inspect(study, out, settings, as_json=False)
+
+
+@data_app.command("inspect", epilog="Example: basecap data inspect quickstart --json")
+def data_inspect(study: StudyArgument, out: Out = None, settings: Settings = [], as_json: AsJson = False) -> None:
+    """Say what is in the study's token shards, preparing them if need be."""
+    _inspect(study, out, settings, as_json)
+
+
+@app.command(epilog='Example: basecap generate runs/quickstart/runs/transformer++-s0 "The list of"')
+def generate(
+    run: Annotated[Path, typer.Argument(help="directory of a trained run: DIR/runs/NAME-sSEED")],
+    prompt: Annotated[str, typer.Argument(help="text to continue")],
+    tokens: Annotated[int, typer.Option(min=1, help="how many tokens to add")] = 100,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the most probable token")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(min=1, help="sample among the k most probable tokens")] = None,
+    seed: Annotated[int, typer.Option(help="of the sampling")] = 0,
+    device: Device = None,
+    plugin: Plugins = [],
+) -> None:
+    """Continue a text with a trained model."""
+    from basecap.study.continuation import continuation
+
+    _load(plugin)
+    typer.echo(continuation(run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed, device=device))
+
+
+def _inspect(study: str, out: Path | None, settings: Sequence[str], as_json: bool) -> None:
+    from basecap.data import inspect
+    from basecap.study.config import load_study
+    from basecap.study.execute import data_of
+
+    config = load_study(study, settings)
+    _table(f"data of {config.name}", inspect(data_of(config, out or Path("runs") / config.name)), as_json)
+
+
+def _report(directories: Sequence[Path], out: Path) -> None:
+    from basecap.records import StudyRecords
+    from basecap.report import terminal_table, write_report
+
+    page = write_report(list(directories), out)
+    Console().print(terminal_table(StudyRecords(out).results()))
+    typer.echo(f"report: {page}")
+
+
+def _load(plugins: Sequence[Path]) -> None:
+    from basecap.registry import load_plugin
+
+    for path in plugins:
+        load_plugin(path)
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _table(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
+    """Print rows of equal keys as a table, or as JSON."""
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    columns = list(rows[0]) if rows else []
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        number = all(isinstance(row[column], int | float) for row in rows)
+        table.add_column(column, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(row[column]) for column in columns))
+    Console(highlight=False, markup=False).print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def main() -> None:
+    """Run the command line: exit code 2 and one sentence for bad input, 130 when interrupted."""
+    debug = "--debug" in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    try:
+        app(arguments)
+    except BasecapError as error:
+        if debug:
+            raise
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; run the same command again to resume.", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""The machine: the one place that asks about device, versions and how the process was started."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from basecap import __version__
+from basecap.errors import ConfigError
+
+PACKAGES = ("torch", "triton", "numpy", "tokenizers", "safetensors", "fla-core")
+
+
+def choose_device(name: str | None) -> torch.device:
+    """Return the device to use: the named one, else this process's GPU, else the CPU; raises ConfigError."""
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"unknown device {name!r}; use cpu, cuda or cuda:0.") from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        local = dist.get_node_local_rank(fallback_rank=0)
+        device = torch.device("cuda", local if device.index is None else device.index)
+        if device.index >= count:
+            raise ConfigError(f"device {name!r} does not exist: this machine has {count} GPUs; use --device cpu.")
+    return device
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """Return versions and hardware, as recorded with every study."""
+    return {
+        "basecap": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "device": _device_name(device),
+        "gpus": torch.cuda.device_count() if device.type == "cuda" else 0,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"

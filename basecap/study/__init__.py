@@ -1,0 +1,1 @@
+"""Studies: the YAML file, the plan it means, its execution."""

@@ -1,0 +1,212 @@
+"""The study file: read, completed, checked. Nothing runs and nothing is written here."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from basecap.data.config import DataConfig
+from basecap.errors import ConfigError, nearest
+from basecap.train.config import Count, TrainConfig
+
+LIBRARY = Path(__file__).parent / "library"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SizeConfig(_Section):
+    """How large the models are."""
+
+    hidden: Count = Field(ge=1, description="model width")
+    layers: Count | None = Field(
+        None,
+        ge=1,
+        description="depth in Transformer layers (blocks without feed-forward layer count half); "
+        "the published depth of each family when not given",
+    )
+    vocab: Count | None = Field(None, ge=2, description="vocabulary; the tokeniser's when not given")
+    tied: bool | None = Field(None, description="tie head and embedding; the family's choice when not given")
+
+
+class SizeOverride(_Section):
+    """What one architecture's size differs in."""
+
+    hidden: Count | None = Field(None, ge=1)
+    layers: Count | None = Field(None, ge=1)
+    tied: bool | None = None
+
+
+class PatternEntry(_Section):
+    """One layer of a pattern."""
+
+    use: str
+    mixer: dict[str, Any] = Field(default_factory=dict)
+
+
+class ArchitectureEntry(_Section):
+    """One series of the comparison."""
+
+    name: str = Field(min_length=1, description="as it appears in the report")
+    use: str = Field(description="name of an architecture, see `basecap list mixers`")
+    mixer: dict[str, Any] = Field(default_factory=dict, description="options of the mixer")
+    backbone: str | None = Field(None, description="another block family, see `basecap list backbones`")
+    layers: tuple[PatternEntry, ...] | None = Field(None, description="layer pattern, repeated to the depth")
+    model: SizeOverride = Field(default_factory=SizeOverride)
+    train: dict[str, Any] = Field(default_factory=dict, description="training options that differ, such as lr")
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _names_are_entries(cls, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [{"use": item} if isinstance(item, str) else item for item in value]
+        return value
+
+
+class GapConfig(_Section):
+    """What the verdict means."""
+
+    tolerance: float = Field(0.02, gt=0, description="nats per token that still count as keeping the capability")
+
+
+class StudyConfig(_Section):
+    """A complete study."""
+
+    name: str = Field(min_length=1, description="what the report is called")
+    summary: str = Field("", description="one line for `basecap list studies`")
+    data: DataConfig
+    model: SizeConfig
+    train: TrainConfig
+    architectures: tuple[ArchitectureEntry, ...] = Field(min_length=1)
+    reference: str = Field("transformer++", description="the architecture the others are compared with")
+    evals: tuple[str | dict[str, Any], ...] = Field(("domain-loss",), min_length=1)
+    gap: GapConfig = Field(default_factory=GapConfig)
+
+    @field_validator("architectures", mode="before")
+    @classmethod
+    def _names_are_architectures(cls, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [_entry(item) for item in value]
+        return value
+
+    @field_validator("architectures")
+    @classmethod
+    def _names_differ(cls, value: tuple[ArchitectureEntry, ...]) -> tuple[ArchitectureEntry, ...]:
+        names = [entry.name for entry in value]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two entries are called {name!r}; give one another name")
+        return value
+
+
+def _entry(item: Any) -> Any:
+    if isinstance(item, str):
+        return {"name": item, "use": item}
+    if isinstance(item, dict):
+        return {"use": item.get("name"), "name": item.get("use"), **item}
+    return item
+
+
+def library() -> dict[str, Path]:
+    """Return the built-in studies by name."""
+    return {path.stem: path for path in sorted(LIBRARY.glob("*.yaml"))}
+
+
+def load_study(study: str, settings: Sequence[str] = ()) -> StudyConfig:
+    """Read a built-in study by name or a YAML file.
+
+    Args:
+        study: name in the library, or path of a file.
+        settings: "a.b=value" overrides, the value in YAML.
+
+    Raises:
+        ConfigError: unknown study, key or name, impossible value; with the place and the nearest valid name.
+    """
+    content = _read(study)
+    for setting in settings:
+        _override(content, setting)
+    config = _validate(content, study)
+    _check_name(config, config.reference)
+    return config
+
+
+def select(study: StudyConfig, only: Sequence[str]) -> set[str]:
+    """Return the names of the architectures to run: those in `only` and the reference; all when `only` is empty."""
+    for name in only:
+        _check_name(study, name)
+    return {entry.name for entry in study.architectures} if not only else {*only, study.reference}
+
+
+def _check_name(study: StudyConfig, name: str) -> None:
+    names = [entry.name for entry in study.architectures]
+    if name not in names:
+        raise ConfigError(f"study {study.name} has no architecture {name!r}: {nearest(name, names)}")
+
+
+def _read(study: str) -> dict[str, Any]:
+    path = library().get(study, Path(study))
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        if path.suffix in (".yaml", ".yml"):
+            raise ConfigError(f"study file {study} does not exist; give a path, or a name of `basecap list studies`.")
+        raise ConfigError(f"unknown study {study!r}: {nearest(study, library())}")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" at line {where.line + 1}" if where else ""
+        raise ConfigError(f"study file {path} is not valid YAML{line}; mend it.") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"study file {path} is not a study; it must have keys such as name, data, architectures.")
+    content.pop("schema", None)
+    return content
+
+
+def _override(content: dict[str, Any], setting: str) -> None:
+    key, equals, text = setting.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set {setting!r} is not of the form a.b=value; write for example train.lr=3e-4.")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {setting!r}: the value is not valid YAML; quote it.") from error
+    *parents, last = key.split(".")
+    place: Any = content
+    for parent in parents:
+        place = place.setdefault(parent, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"--set {key}: {parent!r} is not a section; see `basecap plan` for the keys.")
+    place[last] = value
+
+
+def _validate(content: dict[str, Any], study: str) -> StudyConfig:
+    try:
+        return StudyConfig.model_validate(content)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            *parents, last = problem["loc"]
+            raise ConfigError(f"study {study}: unknown key {where!r}: {nearest(str(last), _keys(parents))}") from error
+        if problem["type"] == "missing":
+            raise ConfigError(f"study {study}: {where!r} is missing; add it.") from error
+        message = problem["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"study {study}: {where} = {problem['input']!r}: {message}.") from error
+
+
+def _keys(place: list[Any]) -> list[str]:
+    """Return the valid keys of the section at `place`."""
+    section: type[BaseModel] = StudyConfig
+    sections = {
+        "data": DataConfig,
+        "model": SizeConfig,
+        "train": TrainConfig,
+        "gap": GapConfig,
+        "architectures": ArchitectureEntry,
+        "layers": PatternEntry,
+    }
+    for part in place:
+        section = SizeOverride if part == "model" and section is ArchitectureEntry else sections.get(part, section)
+    return list(section.model_fields)

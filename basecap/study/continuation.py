@@ -1,0 +1,46 @@
+"""Text from a trained run of a study."""
+
+from pathlib import Path
+
+import torch
+
+from basecap import environment
+from basecap.errors import ConfigError
+from basecap.models.generate import generate
+from basecap.records import RunRecords, StudyRecords
+from basecap.study.config import StudyConfig
+from basecap.study.execute import data_of
+from basecap.train.checkpoint import load_model
+
+
+def continuation(
+    run: Path,
+    prompt: str,
+    tokens: int,
+    *,
+    temperature: float,
+    top_k: int | None,
+    seed: int,
+    device: str | None,
+) -> str:
+    """Return `prompt` and its continuation by the model in `run` (DIR/runs/NAME-sSEED).
+
+    Raises:
+        ConfigError: `run` is not the directory of a run.
+        CheckpointError: the run has no readable checkpoint.
+    """
+    if not (run / "run.json").is_file():
+        known = ", ".join(str(found.path) for found in StudyRecords(run).runs())
+        raise ConfigError(
+            f"{run} is not the directory of a run; "
+            + (f"choose among: {known}." if known else "give DIR/runs/NAME-sSEED.")
+        )
+    out = run.parent.parent
+    study = StudyConfig.model_validate(StudyRecords(out).study())
+    place = environment.choose_device(device)
+    model = load_model(RunRecords(run).checkpoints).to(place)
+    tokenizer = data_of(study, out).tokenizer
+    ids = tokenizer.encode(prompt) or [tokenizer.end_of_text]
+    start = torch.tensor([ids], dtype=torch.int64, device=place)
+    added = generate(model, start, tokens, temperature=temperature, top_k=top_k, seed=seed)
+    return prompt + tokenizer.decode(added[0].tolist())

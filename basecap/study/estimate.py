@@ -1,0 +1,58 @@
+"""What a study would cost on this machine: the rows of `basecap plan`."""
+
+import time
+from typing import Any
+
+import torch
+
+from basecap import environment
+from basecap.study.config import StudyConfig
+from basecap.study.plan import cost, plan_evaluations, plan_runs
+
+#: Share of the machine's matrix rate that training is assumed to reach.
+UTILISATION = 0.35
+
+
+def estimate(study: StudyConfig) -> list[dict[str, Any]]:
+    """Return one row per run; times are at 35 % of the matrix rate measured here, evaluations not counted."""
+    device = environment.choose_device(None)
+    rate = matrix_rate(device)
+    plan_evaluations(study)
+    rows = []
+    for run in plan_runs(study, study.data.vocab):
+        found = cost(run)
+        rows.append(
+            {
+                "architecture": run.name,
+                "seed": run.seed,
+                "blocks": found.blocks,
+                "parameters (M)": round(found.parameters / 1e6, 2),
+                "tokens (M)": round(found.tokens / 1e6, 2),
+                "PFLOP": found.flops / 1e15,
+                "weights + optimiser (GiB)": found.memory / 2**30,
+                f"state at {run.model.max_length} (KiB)": found.state / 2**10,
+                "evaluations": found.evaluations,
+                "hours here": found.flops / (UTILISATION * rate) / 3600,
+            }
+        )
+    return rows
+
+
+def matrix_rate(device: torch.device, seconds: float = 0.2) -> float:
+    """Measure floating-point operations per second of matrix products (bf16 on a GPU, fp32 on a CPU)."""
+    on_gpu = device.type == "cuda"
+    size = 8192 if on_gpu else 1024
+    a = torch.ones(size, size, device=device, dtype=torch.bfloat16 if on_gpu else torch.float32)
+    a @ a
+    _wait(device)
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        a @ a
+        _wait(device)
+        count += 1
+    return 2.0 * size**3 * count / (time.perf_counter() - began)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

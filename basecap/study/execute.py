@@ -1,0 +1,209 @@
+"""Run a study: prepare the data, train what is not finished, keep what failed from stopping the rest."""
+
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from basecap import environment
+from basecap.data import PreparedData, check_vocabulary, prepare
+from basecap.errors import BasecapError, ConfigError
+from basecap.evals._contract import Context, Evaluation
+from basecap.models.language_model import LanguageModel
+from basecap.records import Record, RunRecords, StudyRecords
+from basecap.registry import load_plugin
+from basecap.study.config import StudyConfig
+from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs
+from basecap.train.distributed import Processes, processes
+from basecap.train.loop import Place, Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """What every run of a study shares. It crosses process boundaries, so it holds no open file and no tensor."""
+
+    study: StudyConfig
+    out: Path
+    device: str
+    plugins: tuple[Path, ...] = ()
+
+
+def execute(
+    study: StudyConfig,
+    out: Path,
+    *,
+    only: set[str],
+    device: str | None,
+    plugins: Sequence[Path],
+    say: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """Train every selected run of `study` into `out`, resuming what stands there; return each run's info.
+
+    Started by `torchrun`, all processes train each run together; else runs go one after the other on one device, or
+    side by side on the GPUs of this machine when there are several.
+
+    Raises:
+        ConfigError: names, sizes or options that do not work (before anything is written), or a directory that
+            holds another study.
+        DataError: text that cannot be prepared.
+    """
+    chosen = environment.choose_device(device)
+    check(study)
+    with processes(chosen) as group:
+        records = StudyRecords(out)
+        if group.leads:
+            records.create(study.model_dump(mode="json"))
+            _write_surroundings(records, study, prepare(study.data, _cache(study, out)), chosen)
+        group.wait()
+        data = prepare(study.data, _cache(study, out))
+        runs = [run for run in plan_runs(study, data.tokenizer.vocab_size) if run.name in only]
+        for run in runs:
+            check_vocabulary(run.model.vocab, data.tokenizer)
+        execution = Execution(study=study, out=out, device=str(chosen), plugins=tuple(plugins))
+        several = group.world == 1 and chosen.type == "cuda" and device is None and torch.cuda.device_count() > 1
+        if several and len(runs) > 1:
+            return _side_by_side(execution, runs, torch.cuda.device_count())
+        return [_attempt(execution, run, data, group, say) for run in runs]
+
+
+def check(study: StudyConfig) -> None:
+    """Build every model of the study without memory and every evaluation; raises ConfigError."""
+    for run in plan_runs(study, study.data.vocab):
+        try:
+            cost(run)
+        except ConfigError as error:
+            raise ConfigError(f"architecture {run.name!r}: {error}") from error
+    plan_evaluations(study)
+
+
+def data_of(study: StudyConfig, out: Path) -> PreparedData:
+    """Return the prepared data of the study in `out`, preparing what is missing; raises DataError."""
+    return prepare(study.data, _cache(study, out))
+
+
+def _cache(study: StudyConfig, out: Path) -> Path:
+    return Path(study.data.cache) if study.data.cache else out / "data"
+
+
+def _write_surroundings(records: StudyRecords, study: StudyConfig, data: PreparedData, device: torch.device) -> None:
+    held = records.environment().get("data")
+    if held not in (None, data.manifest_hash):
+        raise ConfigError(
+            f"{records.path} was begun with other data (manifest {held}, now {data.manifest_hash}); give another --out."
+        )
+    records.write_environment({**environment.describe(device), "data": data.manifest_hash})
+    records.write_declarations(evaluation.declaration for evaluation in plan_evaluations(study))
+
+
+def _side_by_side(execution: Execution, runs: list[RunSpec], gpus: int) -> list[dict[str, Any]]:
+    """Run on all GPUs, one process each; a process takes the next run when it has finished one."""
+    context = multiprocessing.get_context("spawn")
+    devices = context.Queue()
+    for index in range(gpus):
+        devices.put(f"cuda:{index}")
+    with ProcessPoolExecutor(
+        min(gpus, len(runs)), mp_context=context, initializer=_begin_worker, initargs=(devices, execution)
+    ) as pool:
+        return list(pool.map(_work, runs))
+
+
+_worker: dict[str, Any] = {}
+
+
+def _begin_worker(devices: Any, execution: Execution) -> None:
+    for plugin in execution.plugins:
+        load_plugin(plugin)
+    _worker["execution"] = Execution(
+        study=execution.study, out=execution.out, device=devices.get(), plugins=execution.plugins
+    )
+    _worker["data"] = data_of(execution.study, execution.out)
+
+
+def _work(run: RunSpec) -> dict[str, Any]:
+    return _attempt(_worker["execution"], run, _worker["data"], Processes(), lambda line: print(line, flush=True))
+
+
+def _attempt(
+    execution: Execution, run: RunSpec, data: PreparedData, group: Processes, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Train one run unless it is finished; a failure is recorded and said, not raised."""
+    records = StudyRecords(execution.out).run(run.name, run.seed)
+    info = records.info()
+    if info.get("hash") not in (None, run.hash):
+        raise ConfigError(f"{records.path} holds another run of that name; remove it or give another --out.")
+    if info.get("status") == "finished":
+        return info
+    began = time.perf_counter()
+    info = {
+        "name": run.name,
+        "seed": run.seed,
+        "use": run.use,
+        "hash": run.hash,
+        "status": "running",
+        "message": "",
+    }
+    if group.leads:
+        records.write_info(info)
+    try:
+        info["parameters"] = _train(execution, run, data, group, records)
+        info["status"] = "finished"
+    except BasecapError as error:
+        info |= {"status": "failed", "message": str(error)}
+    except Exception as error:  # a bug in one mixer must not cost the other runs; the trace is kept with the run
+        info |= {"status": "failed", "message": f"{type(error).__name__}: {error}".splitlines()[0]}
+        info["traceback"] = traceback.format_exc()
+    info["seconds"] = time.perf_counter() - began
+    if group.leads:
+        records.write_info(info)
+        if info["status"] == "failed":
+            say(f"{run.label} failed: {info['message']}")
+    return info
+
+
+def _train(execution: Execution, run: RunSpec, data: PreparedData, group: Processes, records: RunRecords) -> int:
+    device = torch.device(execution.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    place = Place.choose(device, group, run.train.precision)
+    model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed)
+    trainer = Trainer(model, run.train, run.seed, stream=data.train, records=records, place=place)
+    context = Context(data=data, device=device, autocast=place.autocast)
+    evaluations = plan_evaluations(execution.study)
+    trainer.run(run.label, lambda model, step, tokens: _evaluate(evaluations, model, context, records, step, tokens))
+    return model.parameters_count()
+
+
+def _evaluate(
+    evaluations: list[Evaluation],
+    model: LanguageModel,
+    context: Context,
+    records: RunRecords,
+    step: int,
+    tokens: int,
+) -> None:
+    for evaluation in evaluations:
+        name = evaluation.declaration.name
+        with torch.no_grad():
+            outcome = evaluation.run(model, context)
+        if outcome.documents:
+            records.write_documents(name, step, outcome.documents)
+        records.append_evals(
+            Record(
+                step=step,
+                tokens=tokens,
+                eval=name,
+                subset=found.subset,
+                metric=found.metric,
+                value=found.value,
+                n=found.n,
+                stderr=found.stderr,
+                axis=found.axis,
+            )
+            for found in outcome.measurements
+        )

@@ -1,0 +1,137 @@
+"""From a study to its runs: what each one trains, and what it will cost. Pure: touches no file, builds no weights."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+import torch
+from pydantic import ValidationError
+
+from basecap.errors import ConfigError, nearest
+from basecap.evals._contract import Evaluation, build_evaluation
+from basecap.models.config import LayerConfig, ModelConfig, model_config
+from basecap.models.language_model import LanguageModel
+from basecap.study.config import ArchitectureEntry, StudyConfig
+from basecap.train.config import Timetable, TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """One run: one architecture, one seed."""
+
+    name: str
+    use: str
+    seed: int
+    model: ModelConfig
+    train: TrainConfig
+
+    @property
+    def label(self) -> str:
+        """How the run is called on the terminal."""
+        return f"{self.name} (seed {self.seed})"
+
+    @property
+    def hash(self) -> str:
+        """Sixteen hex digits that change with anything the run depends on, its data apart."""
+        content = [
+            self.name,
+            self.seed,
+            self.model.model_dump(mode="json"),
+            self.train.model_dump(mode="json"),
+        ]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a run is predicted to take.
+
+    Attributes:
+        parameters: of the model, a tied head counted once.
+        blocks: number of blocks.
+        tokens: training tokens.
+        flops: floating-point operations of training (forward + backward = 3 x forward).
+        memory: bytes of weights, gradients and Adam's moments in fp32, activations apart.
+        state: bytes of decoding state per sequence at the training length, in fp32.
+        evaluations: how often the model is evaluated.
+    """
+
+    parameters: int
+    blocks: int
+    tokens: int
+    flops: float
+    memory: int
+    state: int
+    evaluations: int
+
+
+def plan_runs(study: StudyConfig, vocab: int) -> list[RunSpec]:
+    """Return the runs of a study, seed by seed; raises ConfigError for unknown names and impossible sizes.
+
+    Args:
+        study: the study.
+        vocab: the tokeniser's vocabulary, used unless the study sets its own.
+    """
+    runs = []
+    for seed in study.train.seeds:
+        for entry in study.architectures:
+            model, train = _model(study, entry, vocab), _train(study, entry)
+            runs.append(RunSpec(name=entry.name, use=entry.use, seed=seed, model=model, train=train))
+    return runs
+
+
+def plan_evaluations(study: StudyConfig) -> list[Evaluation]:
+    """Return the study's evaluations; raises ConfigError for unknown names and options."""
+    return [build_evaluation(entry) for entry in study.evals]
+
+
+def cost(run: RunSpec) -> Cost:
+    """Predict what a run takes; raises ConfigError when its model cannot be built."""
+    with torch.device("meta"):
+        model = LanguageModel(run.model)
+    length = run.model.max_length
+    timetable = Timetable(run.train, length)
+    tokens = timetable.steps * timetable.step_tokens
+    parameters = model.parameters_count()
+    return Cost(
+        parameters=parameters,
+        blocks=run.model.depth,
+        tokens=tokens,
+        flops=3.0 * model.flops(length) / length * tokens,
+        memory=16 * parameters,
+        state=model.state_bytes(length),
+        evaluations=timetable.evaluations,
+    )
+
+
+def _train(study: StudyConfig, entry: ArchitectureEntry) -> TrainConfig:
+    known = [name for name in TrainConfig.model_fields if name != "seeds"]
+    for key in entry.train:
+        if key not in known:
+            raise ConfigError(f"architecture {entry.name!r}: unknown key train.{key}: {nearest(key, known)}")
+    try:
+        return TrainConfig.model_validate({**study.train.model_dump(), **entry.train})
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise ConfigError(f"architecture {entry.name!r}: train.{where}: {problem['msg']}.") from error
+
+
+def _model(study: StudyConfig, entry: ArchitectureEntry, vocab: int) -> ModelConfig:
+    size = study.model
+    pattern = (LayerConfig(use=entry.use, mixer=entry.mixer),)
+    if entry.layers is not None:
+        pattern = tuple(LayerConfig(use=item.use, mixer={**entry.mixer, **item.mixer}) for item in entry.layers)
+    try:
+        return model_config(
+            entry.use,
+            hidden=entry.model.hidden or size.hidden,
+            vocab=size.vocab or vocab,
+            layers=entry.model.layers or size.layers,
+            pattern=pattern,
+            backbone=entry.backbone,
+            tied=size.tied if entry.model.tied is None else entry.model.tied,
+            max_length=study.data.seq_len,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"architecture {entry.name!r}: {error}") from error
