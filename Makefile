@@ -1,0 +1,29 @@
+# A fresh machine needs `make run` and `make test`; both set up what they need first.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: run test check bench clean
+
+run: .venv/ready
+	$(BIN)/basecap run quickstart --out runs/quickstart
+
+test: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+check: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy basecap
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_house_rules.py
+
+bench: .venv/ready
+	$(BIN)/basecap bench ops
+
+clean:
+	rm -rf .venv runs
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch .venv/ready

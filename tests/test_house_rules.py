@@ -1,0 +1,237 @@
+"""The rules of the house, one test each. Exceptions stand here with their reason; the lists may only shrink."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "basecap"
+SOURCES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+TESTS = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "tests").rglob("test_*.py"))}
+
+#: Rooms from the ground up: a room imports from rooms before it, never from those after it. A tuple is one floor:
+#: its rooms do not import each other, except downwards.
+FLOORS = (
+    ("errors", "__init__"),
+    ("registry", "progress", "records"),
+    ("ops",),
+    ("mixers",),
+    ("models",),
+    ("data",),
+    ("train",),
+    ("evals",),
+    ("environment",),
+    ("analysis",),
+    ("report",),
+    ("study",),
+    ("testing",),
+    ("bench",),
+    ("catalogue",),
+    ("cli",),
+)
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+#: Rooms that may use a floor above them, with the reason.
+UPWARD: dict[tuple[str, str], str] = {}
+
+#: Rooms that must work for an architecture nobody has thought of yet.
+NAMELESS = ("train", "evals", "analysis", "report", "study", "records.py", "cli.py", "catalogue.py", "models")
+
+#: Functions that may be longer or take more arguments: (file, function) -> reason.
+LONG: dict[tuple[str, str], str] = {}
+MANY: dict[tuple[str, str], str] = {}
+
+
+def relative(path: Path) -> str:
+    """Return the path below the repository."""
+    return str(path.relative_to(ROOT))
+
+
+def room(path: Path) -> str:
+    """Return the part of the package a file belongs to."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield every function of a file."""
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def is_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function is a Triton program, for which the sizes of ordinary code mean little."""
+    return any("triton" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+def imports(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yield (room, line) for every import of the package itself."""
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+            if node.module == "basecap":
+                names = [f"basecap.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "basecap":
+                yield (parts[1] if len(parts) > 1 and parts[1] in FLOOR else "__init__"), node.lineno
+
+
+def test_every_room_has_a_floor():
+    assert {room(path) for path in SOURCES} <= set(FLOOR)
+
+
+def test_imports_point_downwards():
+    wrong = [
+        f"{relative(path)}:{line} imports {target}"
+        for path, tree in SOURCES.items()
+        for target, line in imports(tree)
+        if FLOOR[target] > FLOOR[room(path)] and (room(path), target) not in UPWARD
+    ]
+    assert not wrong, "a lower room imports a higher one:\n" + "\n".join(wrong)
+
+
+def test_nobody_names_an_architecture():
+    from basecap.mixers._contract import ARCHITECTURES
+
+    names = set(ARCHITECTURES.names()) - {"transformer++"}  # the default reference of every comparison
+    wrong = []
+    for path, tree in SOURCES.items():
+        if room(path) not in {name.removesuffix(".py") for name in NAMELESS} or "backbones" in path.parts:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names:
+                wrong.append(f"{relative(path)}:{node.lineno} {node.value!r}")
+    assert not wrong, "these names belong in mixers/ and in studies:\n" + "\n".join(wrong)
+
+
+def test_files_can_be_read_in_one_sitting():
+    limits = {path: 900 if path.name.startswith("kernels") else 400 for path in SOURCES}
+    wrong = [
+        f"{relative(path)} has {lines} lines"
+        for path, limit in limits.items()
+        if (lines := len(path.read_text().splitlines())) > limit
+    ]
+    assert not wrong, "too long:\n" + "\n".join(wrong)
+
+
+def test_functions_are_short():
+    wrong = []
+    for path, tree in SOURCES.items():
+        for function in functions(tree):
+            length = (function.end_lineno or 0) - function.lineno + 1
+            limit = 150 if is_kernel(function) else 60
+            if length > limit and (relative(path), function.name) not in LONG:
+                wrong.append(f"{relative(path)}:{function.lineno} {function.name} has {length} lines")
+    assert not wrong, "too long:\n" + "\n".join(wrong)
+
+
+def test_functions_take_few_arguments():
+    wrong = []
+    for path, tree in SOURCES.items():
+        for function in functions(tree):
+            arguments = function.args
+            names = [a.arg for a in arguments.posonlyargs + arguments.args + arguments.kwonlyargs]
+            count = len([name for name in names if name not in ("self", "cls", "ctx")])
+            if count > 8 and not is_kernel(function) and (relative(path), function.name) not in MANY:
+                wrong.append(f"{relative(path)}:{function.lineno} {function.name} takes {count}")
+    assert not wrong, "too many arguments:\n" + "\n".join(wrong)
+
+
+def test_public_functions_swallow_no_keywords():
+    wrong = [
+        f"{relative(path)}:{function.lineno} {function.name}"
+        for path, tree in SOURCES.items()
+        for function in functions(tree)
+        if function.args.kwarg is not None and not function.name.startswith("_")
+    ]
+    assert not wrong, "spell the keywords out:\n" + "\n".join(wrong)
+
+
+def test_no_environment_variable_changes_a_number():
+    wrong = [
+        f"{relative(path)}:{node.lineno}"
+        for path, tree in SOURCES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr in ("environ", "getenv")
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "os"
+    ]
+    assert not wrong, "options are arguments, not environment variables:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("banned", ["manual_seed", "default_rng", "seed"])
+def test_no_global_random_state(banned: str):
+    wrong = [
+        f"{relative(path)}:{node.lineno}"
+        for path, tree in SOURCES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in {f"torch.{banned}", f"np.random.{banned}", f"random.{banned}"}
+        and (banned != "default_rng" or not node.args)
+    ]
+    assert not wrong, "pass a generator:\n" + "\n".join(wrong)
+
+
+def test_no_block_of_code_stands_twice():
+    seen: dict[tuple[str, ...], list[tuple[Path, int]]] = defaultdict(list)
+    total = 0
+    for path in SOURCES:
+        lines = [line.strip() for line in path.read_text().splitlines()]
+        code = [
+            (number, line)
+            for number, line in enumerate(lines, 1)
+            if line and not line.startswith(("#", "from", "import"))
+        ]
+        total += len(code)
+        for start in range(len(code) - 7):
+            block = tuple(line for _, line in code[start : start + 8])
+            seen[block].append((path, code[start][0]))
+    twice = {
+        (path, number) for places in seen.values() if len({path for path, _ in places}) > 1 for path, number in places
+    }
+    share = len(twice) / total
+    places = sorted(f"{relative(path)}:{number}" for path, number in twice)[:40]
+    assert share < 0.03, f"{share:.1%} of the lines begin a block that stands in another file too:\n" + "\n".join(
+        places
+    )
+
+
+def test_there_is_one_language_model():
+    found = [
+        f"{relative(path)} {node.name}"
+        for path, tree in SOURCES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for function in node.body
+        if isinstance(function, ast.FunctionDef)
+        and function.name == "forward"
+        and len(function.args.args) > 1
+        and "tokens" in function.args.args[1].arg
+    ]
+    assert found == ["basecap/models/language_model.py LanguageModel"]
+
+
+def test_every_test_asserts():
+    def asserts(node: ast.AST) -> bool:
+        if isinstance(node, ast.Assert):
+            return True
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            return name.endswith(("raises", "assert_close", "gradcheck", "opcheck", "assert_allclose")) or (
+                name.rpartition(".")[2].startswith(("assert_", "check_"))
+            )
+        return False
+
+    wrong = [
+        f"{relative(path)}:{function.lineno} {function.name}"
+        for path, tree in TESTS.items()
+        for function in functions(tree)
+        if function.name.startswith("test_") and not any(asserts(node) for node in ast.walk(function))
+    ]
+    assert not wrong, "these tests cannot fail:\n" + "\n".join(wrong)
