@@ -1,0 +1,146 @@
+"""The language model around any mixer: loss, decoding, sizes, initialisation."""
+
+import pytest
+import torch
+
+from basecap.errors import ConfigError
+from basecap.mixers._contract import ARCHITECTURES
+from basecap.models.backbones._contract import BACKBONES
+from basecap.models.config import LayerConfig, ModelConfig, model_config
+from basecap.models.generate import generate
+from basecap.models.language_model import LanguageModel
+
+VOCAB = 61
+
+
+def small(use: str = "transformer++", **changes) -> LanguageModel:
+    """Return an initialised small model."""
+    options = {"hidden": 32, "vocab": VOCAB, "layers": 2, "max_length": 32} | changes
+    return LanguageModel(model_config(use, **options)).initialise(0)
+
+
+def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, VOCAB, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("backbone", BACKBONES.names())
+def test_loss_decoding_and_state_agree_in_every_block_family(backbone: str):
+    model = small(backbone=backbone).double()
+    batch = tokens(2, 12)
+    logits = model.logits(batch[:, :-1])
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+    torch.testing.assert_close(model(batch[:, :-1], batch[:, 1:]), expected)
+    caches = model.init_cache(2, 12)
+    torch.testing.assert_close(model.prefill(batch[:, :5], caches), logits[:, 4])
+    for t in range(5, 11):
+        torch.testing.assert_close(model.step(batch[:, t : t + 1], caches), logits[:, t])
+    single = model.init_cache(1, 12)
+    assert sum(cache.nbytes for cache in single) == model.state_bytes(12)
+
+
+def test_first_loss_is_that_of_a_uniform_guess():
+    batch = tokens(4, 33)
+    loss = small()(batch[:, :-1], batch[:, 1:]).item()
+    assert abs(loss - torch.tensor(float(VOCAB)).log().item()) < 0.05
+
+
+def test_initialisation_depends_on_seed_and_name_alone():
+    first, again, other = small(), small(), small().initialise(1)
+    for (name, a), b in zip(first.named_parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    assert not torch.equal(first.embedding.weight, other.embedding.weight)
+    deeper = small(layers=3)
+    assert torch.equal(first.embedding.weight, deeper.embedding.weight)
+
+
+def test_recomputing_activations_changes_no_gradient():
+    batch = tokens(2, 17)
+    plain, saving = small(), LanguageModel(small().config, checkpointing=True).initialise(0)
+    for model in (plain, saving):
+        model(batch[:, :-1], batch[:, 1:]).backward()
+    for (name, a), b in zip(plain.named_parameters(), saving.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, msg=name)
+
+
+def test_segments_are_independent_documents():
+    model = small().double()
+    first, second = tokens(1, 7, 1), tokens(1, 9, 2)
+    packed = torch.cat([first, second], dim=1)
+    segments = torch.tensor([[0] * 7 + [1] * 9])
+    together = model.logits(packed, segments)
+    torch.testing.assert_close(together[:, :7], model.logits(first))
+    torch.testing.assert_close(together[:, 7:], model.logits(second))
+
+
+def test_negative_targets_do_not_count():
+    model = small()
+    batch = tokens(2, 9)
+    targets = batch[:, 1:].clone()
+    targets[1] = -1
+    torch.testing.assert_close(model(batch[:, :-1], targets), model(batch[:1, :-1], batch[:1, 1:]))
+    losses = model.token_losses(batch[:, :-1], targets)
+    assert losses.shape == (2, 8) and not losses.requires_grad
+    assert (losses[1] == 0).all() and (losses[0] > 0).all()
+
+
+@pytest.mark.parametrize(("hidden", "low", "high"), [(768, 109.4e6, 109.6e6), (2048, 1.25e9, 1.35e9)])
+def test_reference_has_its_published_size(hidden: int, low: float, high: float):
+    with torch.device("meta"):
+        model = LanguageModel(model_config("transformer++", hidden=hidden, vocab=32_000))
+    assert low < model.parameters_count() < high
+
+
+def test_flops_count_the_products():
+    model = small()
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+        model.logits(tokens(1, 32))
+    counted = counter.get_total_flops()
+    assert 0.8 * counted < model.flops(32) < 1.05 * counted  # the formula leaves the masked half of attention out
+
+
+def test_hybrid_pattern_is_repeated():
+    pattern = (LayerConfig(use="transformer++"), LayerConfig(use="transformer++", mixer={"window": 4}))
+    config = model_config("transformer++", hidden=32, vocab=VOCAB, layers=4, pattern=pattern)
+    assert [mixer.config.window for mixer in config.build_mixers()] == [None, 4, None, 4]
+
+
+def test_config_survives_json():
+    config = model_config("transformer++ window", hidden=64, vocab=VOCAB, layers=2)
+    assert ModelConfig.model_validate_json(config.model_dump_json()) == config
+
+
+def test_unknown_names_get_the_nearest_one():
+    with pytest.raises(ConfigError, match=r"transformer\+\+"):
+        model_config("transfomer++", hidden=32, vocab=VOCAB)
+    with pytest.raises(ConfigError, match="mamba"):
+        model_config("transformer++", hidden=32, vocab=VOCAB, backbone="mambo")
+    wrong = model_config(
+        "transformer++", hidden=32, vocab=VOCAB, pattern=(LayerConfig(use="transformer++", mixer={"windw": 3}),)
+    )
+    with pytest.raises(ConfigError, match="window"):
+        LanguageModel(wrong)
+
+
+def test_learned_positions_refuse_to_run_past_their_end():
+    model = small("transformer", max_length=16)
+    with pytest.raises(ConfigError, match="16"):
+        model.init_cache(1, 17)
+
+
+def test_generation_follows_the_most_probable_token_and_the_seed():
+    model = small()
+    prompt = tokens(2, 5)
+    greedy = generate(model, prompt, 6)
+    whole = prompt
+    for _ in range(6):
+        whole = torch.cat([whole, model.logits(whole)[:, -1].argmax(-1, keepdim=True)], dim=1)
+    assert torch.equal(greedy, whole[:, 5:])
+    sampled = [generate(model, prompt, 6, temperature=1.0, top_k=5, seed=seed) for seed in (0, 0, 1)]
+    assert torch.equal(sampled[0], sampled[1]) and not torch.equal(sampled[0], sampled[2])
+    with pytest.raises(ConfigError, match="prompt"):
+        generate(model, prompt[:, :0], 3)
+
+
+def test_every_architecture_names_a_block_family():
+    for name, architecture in ARCHITECTURES.items():
+        assert architecture.backbone in BACKBONES.names(), name

@@ -1,0 +1,135 @@
+"""The training loop: it learns, it accumulates, it resumes exactly, it stops at a loss that is not finite."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from basecap.errors import CheckpointError, ConfigError, TrainingError
+from basecap.models.language_model import LanguageModel
+from basecap.records import RunRecords
+from basecap.train import checkpoint
+from basecap.train.config import Timetable, TrainConfig
+from basecap.train.distributed import Processes
+from basecap.train.loop import Place, Trainer
+from tests.train.conftest import BATCH, LENGTH, config
+
+PLACE = Place.choose(torch.device("cpu"), Processes(), "fp32")
+
+
+def fresh(model: LanguageModel) -> LanguageModel:
+    return LanguageModel(model.config).initialise(0)
+
+
+def train(model, stream, path: Path, options: TrainConfig, evaluate=lambda model, step, tokens: None) -> RunRecords:
+    records = RunRecords(path)
+    Trainer(model, options, 0, stream=stream, records=records, place=PLACE).run("test", evaluate)
+    return records
+
+
+def curve(records: RunRecords) -> list[tuple[int, float, float]]:
+    return [(row["step"], row["train_loss"], row["grad_norm"]) for row in records.metrics()]
+
+
+def test_it_learns_and_records_every_step(model, stream, tmp_path):
+    rows = train(model, stream, tmp_path, config()).metrics()
+    assert [row["step"] for row in rows] == list(range(1, 21))
+    assert rows[-1]["tokens"] == 20 * BATCH * LENGTH
+    assert rows[-1]["train_loss"] < 0.9 * rows[0]["train_loss"]
+    assert set(rows[0]) == {"step", "tokens", "train_loss", "lr", "grad_norm", "tokens_per_s", "seconds"}
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(model, stream, tmp_path):
+    whole = curve(train(fresh(model), stream, tmp_path / "whole", config()))
+    parts = curve(train(fresh(model), stream, tmp_path / "parts", config(micro_batch=1)))
+    for (_, a, _), (_, b, _) in zip(whole, parts, strict=True):
+        assert math.isclose(a, b, rel_tol=1e-4)
+
+
+def test_resume_is_exact_to_the_bit(model, stream, tmp_path):
+    options = config(checkpoint_every=7 * BATCH * LENGTH, eval_every=5 * BATCH * LENGTH)
+    straight = train(fresh(model), stream, tmp_path / "straight", options)
+
+    class Killed(Exception):
+        pass
+
+    def stop(model: LanguageModel, step: int, tokens: int) -> None:
+        if step == 15:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(fresh(model), stream, tmp_path / "resumed", options, stop)
+    assert len(curve(RunRecords(tmp_path / "resumed"))) == 15
+    seen = []
+    resumed = train(fresh(model), stream, tmp_path / "resumed", options, lambda model, step, tokens: seen.append(step))
+    assert seen == [15, 20]  # the checkpoint of step 14 stands, what came after is done again
+    assert curve(resumed) == curve(straight)
+    a, b = (checkpoint.load_model(records.checkpoints) for records in (straight, resumed))
+    for (name, one), other in zip(a.named_parameters(), b.parameters(), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_a_finished_run_does_nothing(model, stream, tmp_path):
+    first = curve(train(fresh(model), stream, tmp_path, config()))
+    assert curve(train(fresh(model), stream, tmp_path, config())) == first
+
+
+def test_evaluations_follow_the_tokens(model, stream, tmp_path):
+    seen = []
+    options = config(eval_every=6 * BATCH * LENGTH)
+    train(model, stream, tmp_path, options, lambda model, step, tokens: seen.append((step, tokens)))
+    assert [step for step, _ in seen] == [6, 12, 18, 20]
+    assert all(tokens == step * BATCH * LENGTH for step, tokens in seen)
+    assert Timetable(options, LENGTH).evaluations == 4
+
+
+def test_a_loss_that_is_not_finite_names_the_module(model, stream, tmp_path):
+    with torch.no_grad():
+        model.blocks[0].mixer.out.weight[0, 0] = torch.inf
+    with pytest.raises(TrainingError, match=r"step 1.*blocks\.0\.mixer\.out\.weight"):
+        train(model, stream, tmp_path, config())
+
+
+def test_overflow_in_the_forward_pass_names_the_first_module(model, stream, tmp_path):
+    with torch.no_grad():
+        model.blocks[0].feed_forward.up.weight.fill_(3e38)
+    with pytest.raises(TrainingError, match=r"module blocks\.0\.feed_forward\.up"):
+        train(model, stream, tmp_path, config())
+
+
+def test_damaged_checkpoints_are_refused_in_one_sentence(model, stream, tmp_path):
+    records = train(fresh(model), stream, tmp_path, config())
+    path = checkpoint.latest(records.checkpoints)
+    weights = path / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointError, match="unreadable"):
+        train(fresh(model), stream, tmp_path, config())
+    weights.write_bytes(whole)
+    (path / "state.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"state\.json"):
+        checkpoint.load_model(records.checkpoints)
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        checkpoint.load_model(tmp_path / "nothing")
+
+
+def test_only_the_newest_checkpoint_is_kept(model, stream, tmp_path):
+    records = train(model, stream, tmp_path, config())
+    assert [path.name for path in records.checkpoints.iterdir()] == ["step-20"]
+
+
+@pytest.mark.parametrize(("changes", "word"), [({"micro_batch": 3}, "micro_batch"), ({"batch": 3}, "processes")])
+def test_batches_that_do_not_divide_are_refused(model, stream, tmp_path, changes, word):
+    place = Place.choose(torch.device("cpu"), Processes(rank=0, world=2 if word == "processes" else 1), "fp32")
+    with pytest.raises(ConfigError, match=word):
+        Trainer(model, config(**changes), 0, stream=stream, records=RunRecords(tmp_path), place=place)
+
+
+def test_bf16_trains_with_fp32_weights(model, stream, tmp_path):
+    place = Place.choose(torch.device("cpu"), Processes(), "bf16")
+    trainer = Trainer(model, config(), 0, stream=stream, records=RunRecords(tmp_path), place=place)
+    trainer.run("test", lambda model, step, tokens: None)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    rows = RunRecords(tmp_path).metrics()
+    assert rows[-1]["train_loss"] < rows[0]["train_loss"]

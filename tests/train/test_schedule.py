@@ -1,0 +1,60 @@
+"""The learning rate over a run, and the groups of the optimiser."""
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from basecap.mixers._contract import ParameterRecipe, constant
+from basecap.train.config import TrainConfig
+from basecap.train.optim import build_optimiser, set_learning_rate
+from basecap.train.schedule import learning_rate
+
+
+def rates(schedule: str, steps: int = 100, warmup: int = 10, final: float = 0.0) -> list[float]:
+    return [
+        learning_rate(step, steps, peak=1.0, final=final, warmup=warmup, schedule=schedule) for step in range(steps)
+    ]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_rate_rises_to_the_peak_and_falls_towards_the_end(schedule: str):
+    found = rates(schedule, final=0.1)
+    assert found[0] == 0.1 and found[10] == 1.0
+    assert found[:10] == sorted(found[:10]) and found[10:] == sorted(found[10:], reverse=True)
+    assert 0.1 < found[-1] < 0.12
+
+
+def test_halfway_values_are_the_formulas():
+    assert rates("linear")[55] == pytest.approx(0.5)
+    assert rates("cosine")[55] == pytest.approx(0.5)
+    assert rates("constant")[99] == 1.0
+
+
+def test_a_warmup_longer_than_a_tenth_of_the_run_is_cut():
+    assert rates("constant", steps=50, warmup=2500)[5] == 1.0
+
+
+def test_groups_follow_the_recipes():
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2), "b": torch.nn.Linear(2, 2, bias=False)})
+    one = constant(0.0)
+    recipes = {
+        "a.weight": ParameterRecipe(init=one),
+        "a.bias": ParameterRecipe(init=one, decay=False),
+        "b.weight": ParameterRecipe(init=one, lr=2.0),
+    }
+    optimiser = build_optimiser(model, recipes, TrainConfig(tokens=1, weight_decay=0.3))
+    set_learning_rate(optimiser, 0.5)
+    found = {(group["lr"], group["weight_decay"]) for group in optimiser.param_groups}
+    assert found == {(0.5, 0.3), (0.5, 0.0), (1.0, 0.3)}
+
+
+def test_a_parameter_without_recipe_is_refused():
+    with pytest.raises(KeyError, match="weight"):
+        build_optimiser(torch.nn.Linear(2, 2), {}, TrainConfig(tokens=1))
+
+
+def test_numbers_as_yaml_writes_them():
+    found = TrainConfig.model_validate({"tokens": "100e9", "lr": "2e-4", "batch": 256.0})
+    assert (found.tokens, found.lr, found.batch) == (100_000_000_000, 2e-4, 256)
+    with pytest.raises(ValidationError):
+        TrainConfig.model_validate({"tokens": 1.5})
