@@ -4,6 +4,7 @@ A file in this package (or a user's plugin file) defines one `Mixer` and registe
 that is all the rest of the house ever needs to train, evaluate, decode, cost and list it.
 """
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -165,6 +166,23 @@ def default_recipe(module: nn.Module, std: float = 0.02) -> dict[str, ParameterR
             elif isinstance(child, nn.RMSNorm | nn.LayerNorm | nn.GroupNorm):
                 recipes[full] = ParameterRecipe(init=constant(1.0), decay=False)
     return recipes
+
+
+def initialise(module: nn.Module, recipes: Mapping[str, ParameterRecipe], seed: int) -> None:
+    """Set every parameter by its recipe, drawing from a generator that (seed, parameter name) alone determine.
+
+    Raises:
+        ConfigError: a parameter has no recipe, or a recipe no parameter.
+    """
+    parameters = dict(module.named_parameters())
+    for name in sorted(parameters.keys() ^ recipes.keys()):
+        missing = "recipe" if name in parameters else "parameter"
+        raise ConfigError(f"{type(module).__name__}: {name!r} has no {missing}; return one from recipe().")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+            generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+            recipes[name].init(parameter, generator)
 
 
 def residual_std(layer: LayerSpec, branches: int = 2, std: float = 0.02) -> float:

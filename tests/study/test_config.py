@@ -1,0 +1,139 @@
+"""The study file: completed, checked, refused with a sentence."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from basecap.errors import ConfigError
+from basecap.study.config import StudyConfig, library, load_study, select
+from basecap.study.plan import cost, plan_evaluations, plan_runs
+
+STUDY = {
+    "name": "small",
+    "data": {"source": "installed", "seq_len": 32, "train": ["prose"], "ood": ["python"]},
+    "model": {"hidden": 32, "layers": 2},
+    "train": {"tokens": "2e3", "batch": 4, "seeds": [0, 1]},
+    "architectures": [
+        "transformer++",
+        {"name": "window 8", "use": "transformer++", "mixer": {"window": 8}, "train": {"lr": 1e-3}},
+        {"name": "hybrid", "use": "transformer++", "layers": ["transformer++", {"use": "transformer++ alibi"}]},
+    ],
+}
+
+
+def write(tmp_path: Path, content: object = STUDY) -> str:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return str(path)
+
+
+def changed(place: str, value: object) -> dict:
+    """Return STUDY with the key at a dotted place set."""
+    content = yaml.safe_load(yaml.safe_dump(STUDY))
+    *parents, last = place.split(".")
+    section = content
+    for parent in parents:
+        section = section[int(parent)] if isinstance(section, list) else section.setdefault(parent, {})
+    section[last] = value
+    return content
+
+
+def test_a_study_becomes_runs(tmp_path):
+    study = load_study(write(tmp_path))
+    runs = plan_runs(study, 64)
+    assert [(run.name, run.seed) for run in runs] == [
+        (name, seed) for seed in (0, 1) for name in ("transformer++", "window 8", "hybrid")
+    ]
+    window = runs[1]
+    assert window.model.build_mixers()[0].config.window == 8 and window.train.lr == 1e-3
+    assert [mixer.config.position for mixer in runs[2].model.build_mixers()] == ["rope", "alibi"]
+    assert len({run.hash for run in runs}) == 6
+
+
+def test_settings_override_and_only_selects(tmp_path):
+    study = load_study(write(tmp_path), ["train.lr=3e-4", "data.vocab=512", "train.seeds=[7]"])
+    assert (study.train.lr, study.data.vocab, study.train.seeds) == (3e-4, 512, (7,))
+    assert select(study, ["hybrid"]) == {"hybrid", "transformer++"}
+    assert select(study, []) == {"transformer++", "window 8", "hybrid"}
+
+
+def test_a_resolved_study_reads_back_as_itself(tmp_path):
+    study = load_study(write(tmp_path))
+    assert StudyConfig.model_validate(study.model_dump(mode="json")) == study
+
+
+@pytest.mark.parametrize("name", library())
+def test_shipped_studies_are_planned(name: str):
+    study = load_study(name, ["data.path=somewhere"] if name.startswith("limited") else [])
+    assert study.summary
+    for run in plan_runs(study, study.model.vocab or study.data.vocab):
+        found = cost(run)
+        assert found.parameters > 0 and found.flops > 6 * 0.5 * found.tokens
+        assert found.evaluations >= 5
+    assert plan_evaluations(study)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        ("trian", {}, "train"),
+        ("train.tokns", 3, "tokens"),
+        ("model.hiden", 3, "hidden"),
+        ("data.sorce", "x", "source"),
+        ("architectures.1.mixr", {}, "mixer"),
+        ("architectures.1.name", "transformer++", "two entries"),
+        ("train.lr", -1, r"train\.lr"),
+        ("reference", "transformer+", r"transformer\+\+"),
+    ],
+)
+def test_wrong_keys_and_values_are_named(tmp_path, place, value, words):
+    with pytest.raises(ConfigError, match=words):
+        load_study(write(tmp_path, changed(place, value)))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        ("architectures.1.use", "transfomer", "transformer"),
+        ("architectures.1.mixer", {"windw": 3}, "window"),
+        ("architectures.1.mixer", {"heads": 5}, "divide"),
+        ("architectures.1.backbone", "gtp", "gpt"),
+        ("architectures.1.train", {"lrr": 3}, "lr"),
+        ("architectures.1.train", {"lr": "fast"}, "lr"),
+        ("evals", ["domain-los"], "domain-loss"),
+        ("evals", [{"domain-loss": {"splt": "test"}}], "split"),
+    ],
+)
+def test_names_and_sizes_are_refused_before_anything_runs(tmp_path, place, value, words):
+    study = load_study(write(tmp_path, changed(place, value)))
+    with pytest.raises(ConfigError, match=words):
+        plan_evaluations(study)
+        for run in plan_runs(study, 64):
+            cost(run)
+
+
+def test_missing_key_is_named(tmp_path):
+    content = changed("name", "small")
+    del content["train"]["tokens"]
+    with pytest.raises(ConfigError, match=r"train\.tokens.*missing"):
+        load_study(write(tmp_path, content))
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1", "", "\t"])
+def test_files_that_are_no_study_are_refused(tmp_path, text):
+    path = tmp_path / "study.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="study file"):
+        load_study(str(path))
+
+
+def test_unknown_study_and_setting(tmp_path):
+    with pytest.raises(ConfigError, match="quickstart"):
+        load_study("quikstart")
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_study(str(tmp_path / "none.yaml"))
+    with pytest.raises(ConfigError, match=r"a\.b=value"):
+        load_study(write(tmp_path), ["train.lr"])
+    with pytest.raises(ConfigError, match="not a section"):
+        load_study(write(tmp_path), ["name.x=1"])
