@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from basecap.errors import ConfigError
 from basecap.mixers._contract import ARCHITECTURES
@@ -92,10 +93,11 @@ def test_reference_has_its_published_size(hidden: int, low: float, high: float):
 
 def test_flops_count_the_products():
     model = small()
-    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter:
         model.logits(tokens(1, 32))
     counted = counter.get_total_flops()
-    assert 0.8 * counted < model.flops(32) < 1.05 * counted  # the formula leaves the masked half of attention out
+    attention = 2 * 4 * (32 * 33 / 2) * 32  # layers x operations per pair and channel x causal pairs x channels
+    assert counted <= model.flops(32) <= counted + attention  # the counter leaves out fused attention on a CPU
 
 
 def test_hybrid_pattern_is_repeated():
