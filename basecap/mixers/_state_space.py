@@ -1,0 +1,54 @@
+"""What the Mamba mixers share: their options, the optional short convolution, the initial step sizes and decays."""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from basecap.mixers._contract import Cache, Initialiser, MixerConfig
+from basecap.mixers._parts import ShortConvolution
+
+
+class StateSpaceConfig(MixerConfig):
+    """Options that Mamba-1 and Mamba-2 have in common."""
+
+    expand: int = Field(2, ge=1, description="channels inside the mixer per channel of the model")
+    conv: bool = Field(True, description="whether a short convolution precedes the state space")
+    conv_width: int = Field(4, ge=1, description="tokens the short convolution sees")
+    decay: Literal["full", "one", "none"] = Field(
+        "full", description="one decay per head or channel, a single one for all, or none: a running sum"
+    )
+
+
+def step_size_bias(low: float = 1e-3, high: float = 0.1, floor: float = 1e-4) -> Initialiser:
+    """Inverse softplus of step sizes drawn log-uniformly from [low, high] (arXiv 2312.00752, section 3.6)."""
+
+    def initialise(parameter: Tensor, generator: torch.Generator) -> None:
+        parameter.uniform_(math.log(low), math.log(high), generator=generator)
+        dt = parameter.exp().clamp(min=floor)
+        parameter.copy_(dt + torch.log(-torch.expm1(-dt)))
+
+    return initialise
+
+
+def log_of_uniform(low: float, high: float) -> Initialiser:
+    """Logarithm of a value drawn uniformly from [low, high)."""
+    return lambda parameter, generator: parameter.uniform_(low, high, generator=generator).log_()
+
+
+def step_size(raw: Tensor, bias: Tensor) -> Tensor:
+    """Return softplus(raw + bias), the step size, in float32 or wider."""
+    return F.softplus(raw.to(torch.promote_types(raw.dtype, torch.float32)) + bias)
+
+
+def convolve(conv: ShortConvolution | None, x_BTD: Tensor, segments: Tensor | None) -> Tensor:
+    """Return silu of the short convolution, or of x itself where there is none."""
+    return F.silu(x_BTD if conv is None else conv(x_BTD, segments))
+
+
+def convolve_step(conv: ShortConvolution | None, x_B1D: Tensor, cache: Cache) -> Tensor:
+    """One token of `convolve`, updating the cache."""
+    return F.silu(x_B1D if conv is None else conv.step(x_B1D, cache.tensors["conv"]))

@@ -1,0 +1,52 @@
+"""State-space duality: linear attention with one decay per head and token (Mamba-2, arXiv 2405.21060)."""
+
+import torch
+from torch import Tensor
+
+from basecap.errors import ConfigError
+from basecap.ops.ssd import eager
+
+
+def ssd(
+    q_BTGK: Tensor,
+    k_BTGK: Tensor,
+    v_BTHV: Tensor,
+    log_decay_BTH: Tensor,
+    *,
+    state_BHKV: Tensor | None = None,
+    segments: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Run S_t = exp(log_decay_t) S_{t-1} + k_t v_t^T, o_t = q_t^T S_t (arXiv 2405.21060, eq. 16; q = C, k = B).
+
+    Args:
+        q_BTGK: queries, one per group of H / G heads.
+        k_BTGK: keys, likewise.
+        v_BTHV: values.
+        log_decay_BTH: logarithm of the decays, at most 0; zeros give plain linear attention.
+        state_BHKV: state before the first token; zero when None.
+        segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
+
+    Returns:
+        o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
+
+    Raises:
+        ConfigError: shapes that do not fit together.
+    """
+    _validate(q_BTGK, k_BTGK, v_BTHV, log_decay_BTH)
+    # Under autocast the states would be rounded to half precision between chunks.
+    with torch.autocast(v_BTHV.device.type, enabled=False):
+        q, k = q_BTGK.to(v_BTHV.dtype), k_BTGK.to(v_BTHV.dtype)
+        if v_BTHV.shape[1] == 1 and state_BHKV is not None:
+            return eager.step(q, k, v_BTHV, log_decay_BTH, state_BHKV)
+        return eager.ssd(q, k, v_BTHV, log_decay_BTH, state_BHKV, segments)
+
+
+def _validate(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> None:
+    if q.dim() != 4 or q.shape != k.shape:
+        raise ConfigError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must both be [B, T, G, K].")
+    if v.dim() != 4 or v.shape[:2] != q.shape[:2] or v.shape[2] % q.shape[2]:
+        raise ConfigError(f"v {tuple(v.shape)} must be [B, T, H, V] with H a multiple of {q.shape[2]} groups.")
+    if log_decay.shape != v.shape[:3]:
+        raise ConfigError(f"log_decay {tuple(log_decay.shape)} must be [B, T, H] = {tuple(v.shape[:3])}.")
+    if v.shape[1] < 1:
+        raise ConfigError("ssd needs at least one token.")

@@ -1,0 +1,41 @@
+"""The definition of the scalar-decay state-space recurrence, any dtype, one step after the other."""
+
+import torch
+from torch import Tensor
+
+
+def ssd(
+    q_BTGK: Tensor,
+    k_BTGK: Tensor,
+    v_BTHV: Tensor,
+    log_decay_BTH: Tensor,
+    state_BHKV: Tensor | None = None,
+    segments: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return outputs [B, T, H, V] and the final state [B, H, K, V]; see `basecap.ops.ssd.ssd`."""
+    B, T, H, V = v_BTHV.shape
+    repeat = H // q_BTGK.shape[2]
+    q_BTHK, k_BTHK = (x.repeat_interleave(repeat, dim=2) for x in (q_BTGK, k_BTGK))
+    state = v_BTHV.new_zeros(B, H, q_BTGK.shape[3], V) if state_BHKV is None else state_BHKV
+    outputs = []
+    for t in range(T):
+        kept = torch.exp(log_decay_BTH[:, t])
+        if segments is not None and t > 0:
+            kept = kept * (segments[:, t] == segments[:, t - 1])[:, None]
+        state = kept[..., None, None] * state + k_BTHK[:, t, :, :, None] * v_BTHV[:, t, :, None, :]
+        outputs.append(torch.einsum("bhk,bhkv->bhv", q_BTHK[:, t], state))
+    return torch.stack(outputs, dim=1), state
+
+
+def influence(q_BTGK: Tensor, k_BTGK: Tensor, log_decay_BTH: Tensor, segments: Tensor | None = None) -> Tensor:
+    """Return [B, H, T, T], the factor q_t . k_s prod_{s<r<=t} decay_r in front of v_s in o_t."""
+    B, T, H = log_decay_BTH.shape
+    repeat = H // q_BTGK.shape[2]
+    scores_BGTT = torch.einsum("btgk,bsgk->bgts", q_BTGK, k_BTGK)
+    total_BHT = log_decay_BTH.cumsum(1).transpose(1, 2)
+    t = torch.arange(T, device=q_BTGK.device)
+    visible = (t[:, None] >= t[None, :]).expand(B, T, T)
+    if segments is not None:
+        visible = visible & (segments[:, :, None] == segments[:, None, :])
+    exponent = (total_BHT[..., :, None] - total_BHT[..., None, :]).masked_fill(~visible[:, None], float("-inf"))
+    return scores_BGTT.repeat_interleave(repeat, dim=1) * exponent.exp()

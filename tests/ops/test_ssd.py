@@ -1,0 +1,113 @@
+"""The chunked scalar-decay recurrence against its definition in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from basecap.errors import ConfigError
+from basecap.ops.ssd import eager, reference, ssd
+
+
+def inputs(
+    B: int, T: int, G: int, H: int, K: int, V: int, strength: float = 1.0, dtype: torch.dtype = torch.float64
+) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(T + H)
+    draw = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in
+            [(B, T, G, K), (B, T, G, K), (B, T, H, V), (B, T, H), (B, H, K, V)]]  # fmt: skip
+    draw[3] = -strength * draw[3].abs()
+    return [x.to(dtype).requires_grad_() for x in draw]
+
+
+def packed(B: int, T: int) -> Tensor:
+    generator = torch.Generator().manual_seed(T)
+    return (torch.rand(B, T, generator=generator) < 0.15).cumsum(1)
+
+
+def values_and_gradients(function, tensors: list[Tensor], segments: Tensor | None) -> list[Tensor]:
+    o, state = function(*tensors[:4], tensors[4], segments)
+    generator = torch.Generator().manual_seed(7)
+    seeds = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in (o, state)]
+    return [o, state, *torch.autograd.grad([o, state], tensors, seeds)]
+
+
+@pytest.mark.parametrize("T", [1, 2, 7, 16, 33, 70])
+@pytest.mark.parametrize("segmented", [False, True])
+def test_eager_equals_the_definition(T: int, segmented: bool):
+    tensors = inputs(2, T, 2, 4, 5, 3)
+    segments = packed(2, T) if segmented else None
+    expected = values_and_gradients(reference.ssd, tensors, segments)
+    found = values_and_gradients(lambda *x: eager.ssd(*x, chunk=8), tensors, segments)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("segmented", [False, True])
+def test_many_chunks_are_carried_block_by_block(monkeypatch: pytest.MonkeyPatch, segmented: bool):
+    monkeypatch.setattr(eager, "SPAN", 3)
+    tensors = inputs(2, 90, 1, 2, 4, 3, strength=0.1)
+    segments = packed(2, 90) // 8 if segmented else None
+    expected = values_and_gradients(reference.ssd, tensors, segments)
+    found = values_and_gradients(lambda *x: eager.ssd(*x, chunk=8), tensors, segments)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.01, 1.0, 100.0])
+def test_float32_is_as_good_as_the_recurrence_in_float32(strength: float):
+    exact = inputs(1, 150, 1, 2, 8, 4, strength)
+    single = [x.detach().float().requires_grad_() for x in exact]
+    expected = values_and_gradients(reference.ssd, exact, None)
+    recurrent = values_and_gradients(reference.ssd, single, None)
+    chunked = values_and_gradients(eager.ssd, single, None)
+    for a, b, truth in zip(chunked, recurrent, expected, strict=True):
+        scale = truth.abs().max()
+        assert (a - truth).abs().max() <= 2 * (b - truth).abs().max() + 4e-6 * scale
+
+
+def test_zero_decay_is_linear_attention():
+    q, k, v, _, _ = inputs(2, 21, 1, 1, 4, 6)
+    o, _ = ssd(q, k, v, torch.zeros(2, 21, 1, dtype=torch.float64))
+    weights = torch.einsum("btgk,bsgk->bts", q, k).tril()
+    torch.testing.assert_close(o[:, :, 0], weights @ v[:, :, 0])
+
+
+@pytest.mark.parametrize("segmented", [False, True])
+def test_influence_times_values_is_the_output(segmented: bool):
+    q, k, v, log_decay, _ = inputs(2, 19, 2, 4, 4, 3)
+    segments = packed(2, 19) if segmented else None
+    o, _ = ssd(q, k, v, log_decay, segments=segments)
+    matrix = reference.influence(q, k, log_decay, segments)
+    torch.testing.assert_close(torch.einsum("bhts,bshv->bthv", matrix, v), o)
+
+
+def test_a_sequence_can_be_read_in_pieces():
+    q, k, v, log_decay, state = inputs(2, 50, 1, 2, 4, 3)
+    whole, last = ssd(q, k, v, log_decay, state_BHKV=state)
+    first, middle = ssd(q[:, :23], k[:, :23], v[:, :23], log_decay[:, :23], state_BHKV=state)
+    second, end = ssd(q[:, 23:], k[:, 23:], v[:, 23:], log_decay[:, 23:], state_BHKV=middle)
+    torch.testing.assert_close(torch.cat([first, second], dim=1), whole)
+    torch.testing.assert_close(end, last)
+
+
+def test_autocast_does_not_reach_the_states():
+    q, k, v, log_decay, _ = inputs(1, 40, 1, 2, 4, 3, dtype=torch.float32)
+    plain, _ = ssd(q, k, v, log_decay)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast, state = ssd(q, k, v, log_decay)
+    assert state.dtype == torch.float32
+    assert torch.equal(plain, cast)
+
+
+@pytest.mark.parametrize("wrong", ["keys", "heads", "decay", "empty"])
+def test_shapes_that_do_not_fit_are_refused(wrong: str):
+    q, k, v, log_decay, _ = inputs(1, 4, 2, 4, 3, 3)
+    if wrong == "keys":
+        k = k[..., :2]
+    elif wrong == "heads":
+        v = v[:, :, :3]
+    elif wrong == "decay":
+        log_decay = log_decay[:, :3]
+    else:
+        q, k, v, log_decay = q[:, :0], k[:, :0], v[:, :0], log_decay[:, :0]
+    with pytest.raises(ConfigError):
+        ssd(q, k, v, log_decay)
