@@ -1,0 +1,99 @@
+"""RWKV's channel mixing: the feed-forward half of its blocks, which looks one token back."""
+
+import torch
+from torch import Tensor, nn
+
+from basecap.errors import ConfigError, nearest
+from basecap.mixers._contract import Cache, ParameterRecipe, constant, uniform
+from basecap.mixers._rwkv import depth_ratios, scaled_orthogonal, share, shift
+
+#: The generations of RWKV whose channel mixing is known.
+GENERATIONS = (4, 5, 6, 7)
+
+
+class ChannelMix(nn.Module):
+    """value(relu(key(x_k))^2), times sigmoid(receptance(x_r)) up to the sixth generation.
+
+    x_k and x_r mix each token with the one before it by a learned share per channel (RWKV-4 arXiv 2305.13048,
+    RWKV-5 and RWKV-6 arXiv 2404.05892, RWKV-7 arXiv 2503.14456).
+    """
+
+    def __init__(self, kind: str, hidden: int, inner: int, index: int, depth: int):
+        """Build the layer.
+
+        Args:
+            kind: "rwkv-" and the generation, 4 to 7.
+            hidden: model width.
+            inner: width of the squared ReLU.
+            index: which layer this is, from 0.
+            depth: the number of layers.
+        """
+        super().__init__()
+        kinds = {f"rwkv-{generation}": generation for generation in GENERATIONS}
+        if kind not in kinds:
+            raise ConfigError(f"unknown channel mixing {kind!r}: {nearest(kind, kinds)}")
+        self.generation = kinds[kind]
+        self.hidden = hidden
+        self.index = index
+        self.depth = depth
+        self.gated = self.generation < 7
+        self.share_k = nn.Parameter(torch.empty(hidden))
+        self.key = nn.Linear(hidden, inner, bias=False)
+        self.value = nn.Linear(inner, hidden, bias=False)
+        if self.gated:
+            self.share_r = nn.Parameter(torch.empty(hidden))
+            self.receptance = nn.Linear(hidden, hidden, bias=False)
+
+    def _mix(self, x_BTD: Tensor, delta_BTD: Tensor) -> Tensor:
+        out = self.value(torch.relu(self.key(x_BTD + delta_BTD * self.share_k)).square())
+        if not self.gated:
+            return out
+        return torch.sigmoid(self.receptance(x_BTD + delta_BTD * self.share_r)) * out
+
+    def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Mix channels; no token looks back across the start of its segment (`segments` as in `Mixer.forward`)."""
+        return self._mix(x_BTD, shift(x_BTD, segments))
+
+    def init_cache(self, batch: int, max_length: int) -> Cache:
+        """Return the empty decoding state: the last token's activations, [B, D]."""
+        return Cache(tensors={"last": self.key.weight.new_zeros(batch, self.hidden)})
+
+    def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
+        """Mix one more token, updating `cache`."""
+        return self.prefill(x_B1D, cache)
+
+    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        """Mix further tokens, updating `cache`."""
+        cache.length += x_BTD.shape[1]
+        return self._mix(x_BTD, shift(x_BTD, None, cache.tensors["last"]))
+
+    def recipe(self) -> dict[str, ParameterRecipe]:
+        """Shares by depth; key orthogonal (uniform in the seventh generation), value and receptance zero."""
+        fall = depth_ratios(self.index, self.depth)[1]
+        zero = ParameterRecipe(init=constant(0.0))
+        if not self.gated:
+            bound = 0.5 * self.hidden**-0.5
+            return {
+                "share_k": share(self.hidden, fall**4),
+                "key.weight": ParameterRecipe(init=uniform(-bound, bound)),
+                "value.weight": zero,
+            }
+        # The fourth generation scales tall orthogonal matrices up, the fifth and sixth do not.
+        tall = self.key.weight.shape[0] / self.hidden
+        scale = 1.0 if self.generation == 4 else max(1.0, tall) ** -0.5
+        return {
+            "share_k": share(self.hidden, fall),
+            "share_r": share(self.hidden, fall),
+            "key.weight": ParameterRecipe(init=scaled_orthogonal(scale)),
+            "value.weight": zero,
+            "receptance.weight": zero,
+        }
+
+    def flops(self, length: int) -> float:
+        """Floating-point operations of a forward pass over `length` tokens (multiply-add = 2)."""
+        weights = self.key.weight.numel() + self.value.weight.numel()
+        return 2.0 * length * (weights + (self.receptance.weight.numel() if self.gated else 0))
+
+    def state_bytes(self, length: int) -> int:
+        """Bytes of `init_cache(1, length)` in the module's dtype."""
+        return self.hidden * self.key.weight.element_size()

@@ -1,0 +1,90 @@
+"""RWKV's channel mixing against its formulas, written out token by token."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from basecap.errors import ConfigError
+from basecap.mixers._contract import initialise
+from basecap.models._channel_mix import ChannelMix
+
+KINDS = ["rwkv-4", "rwkv-5", "rwkv-6", "rwkv-7"]
+
+
+def build(kind: str, index: int = 1, depth: int = 3, dtype: torch.dtype = torch.float64) -> ChannelMix:
+    layer = ChannelMix(kind, 32, 96, index, depth).to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.uniform_(-0.5, 0.5, generator=generator)
+    return layer
+
+
+def formula(layer: ChannelMix, x_TD: Tensor) -> Tensor:
+    """One sequence, one token after the other, by the papers' definitions."""
+    out, previous = [], torch.zeros_like(x_TD[0])
+    for x in x_TD:
+        x_k = (1 - layer.share_k) * x + layer.share_k * previous
+        y = layer.value.weight @ torch.relu(layer.key.weight @ x_k) ** 2
+        if layer.generation < 7:
+            x_r = (1 - layer.share_r) * x + layer.share_r * previous
+            y = y / (1 + torch.exp(-(layer.receptance.weight @ x_r)))
+        out.append(y)
+        previous = x
+    return torch.stack(out)
+
+
+def inputs(batch: int = 2, length: int = 9) -> Tensor:
+    return torch.randn(batch, length, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_formula(kind: str):
+    layer, x = build(kind), inputs()
+    expected = torch.stack([formula(layer, row) for row in x])
+    torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients(kind: str):
+    layer, x = build(kind), inputs(1, 4).requires_grad_()
+    assert torch.autograd.gradcheck(layer, (x,))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_segments_do_not_leak(kind: str):
+    layer, x = build(kind), inputs()
+    segments = torch.tensor([[0, 0, 0, 0, 1, 1, 2, 2, 2]]).expand(2, -1)
+    parts = torch.cat([layer(x[:, :4]), layer(x[:, 4:6]), layer(x[:, 6:])], dim=1)
+    torch.testing.assert_close(layer(x, segments), parts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decoding_equals_forward(kind: str):
+    layer, x = build(kind), inputs()
+    cache = layer.init_cache(2, 9)
+    out = [layer.prefill(x[:, :5], cache)] + [layer.step(x[:, t : t + 1], cache) for t in range(5, 9)]
+    torch.testing.assert_close(torch.cat(out, dim=1), layer(x))
+    assert cache.length == 9
+    assert cache.nbytes == 2 * layer.state_bytes(9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_recipe(kind: str):
+    layer = ChannelMix(kind, 32, 96, 1, 3)
+    initialise(layer, layer.recipe(), 0)
+    assert layer.value.weight.abs().max() == 0
+    share = layer.share_k.detach()
+    power = (1 - 1 / 3) ** (4 if kind == "rwkv-7" else 1)
+    torch.testing.assert_close(share, 1 - (torch.arange(32) / 32) ** power)
+    if kind == "rwkv-7":
+        assert 0.9 < layer.key.weight.abs().max() * 2 * 32**0.5 <= 1
+    else:
+        gram = layer.key.weight.T @ layer.key.weight
+        torch.testing.assert_close(gram, (3.0 if kind == "rwkv-4" else 1.0) * torch.eye(32))
+    assert layer.flops(10) == 20.0 * sum(p.numel() for p in layer.parameters() if p.ndim == 2)
+
+
+def test_unknown_kind():
+    with pytest.raises(ConfigError, match="rwkv-4"):
+        ChannelMix("rwkv4", 32, 96, 0, 1)
