@@ -5,6 +5,7 @@ that is all the rest of the house ever needs to train, evaluate, decode, cost an
 """
 
 import hashlib
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -72,6 +73,9 @@ class Mixer(nn.Module, ABC):
     #: True when forward, prefill and step take a third argument `shared`, a dict that lives for one pass through
     #: the model: the first layer leaves values in it that later layers read.
     takes_shared: ClassVar[bool] = False
+    #: Small values of the options that set a size, for the conformance suite: its short sequences then have several
+    #: heads and cross windows and chunks. Options that Config lacks, and lengths that are None, are left alone.
+    tiny: ClassVar[Mapping[str, Any]] = {"heads": 2, "head_dim": 32, "chunk": 16, "window": 16}
 
     def __init__(self, config: MixerConfig, layer: LayerSpec):
         super().__init__()
@@ -103,6 +107,18 @@ class Mixer(nn.Module, ABC):
     def influence(self, x_BTD: Tensor) -> Tensor | None:
         """Return [B, H, T, T], the factor in front of the value at s in the mixed value at t; None: has none."""
         return None
+
+    def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return what `influence` acts on, to prove it: (v, y), both [B, T, H, V], y_t = sum_s influence_ts v_s.
+
+        y comes from the path of `forward`, before any gate, norm or output projection. None: `influence` is None.
+        """
+        return None
+
+    @property
+    def exact_gradient(self) -> bool:
+        """Whether backward is the derivative of forward; False for surrogates such as straight-through."""
+        return True
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Return the recipe of every parameter of this module, by its name in `named_parameters`."""
@@ -183,6 +199,33 @@ def initialise(module: nn.Module, recipes: Mapping[str, ParameterRecipe], seed: 
             digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
             recipes[name].init(parameter, generator)
+
+
+def initialise(module: nn.Module, recipes: Mapping[str, ParameterRecipe], seed: int) -> None:
+    """Set every parameter of `module` in place: a pure function of (seed, parameter name), whatever device or dtype.
+
+    Values are drawn in float32 on the CPU from a generator seeded by the SHA-256 of seed and name, so neither the
+    order of the modules nor a new parameter elsewhere changes them.
+
+    Raises:
+        ConfigError: a parameter without a recipe, or a recipe without a parameter.
+    """
+    parameters = dict(module.named_parameters())
+    for name in parameters.keys() - recipes.keys():
+        raise ConfigError(f"parameter {name!r} has no recipe; add how it starts to the recipe() of its mixer.")
+    for name in recipes.keys() - parameters.keys():
+        raise ConfigError(f"the recipe of {name!r} belongs to no parameter: {nearest(name, parameters)}")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            start = torch.empty(parameter.shape, dtype=torch.float32)
+            recipes[name].init(start, generator_for(seed, name))
+            parameter.copy_(start)
+
+
+def generator_for(seed: int, name: str) -> torch.Generator:
+    """Return a CPU generator that depends on `seed` and `name` alone."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 def residual_std(layer: LayerSpec, branches: int = 2, std: float = 0.02) -> float:
