@@ -1,0 +1,34 @@
+"""Two processes with half of the batch each train as one does."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from basecap.records import RunRecords
+from basecap.train import checkpoint
+from basecap.train.distributed import Processes
+from basecap.train.loop import Place, Trainer
+from tests.train.conftest import config
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_two_processes_train_as_one(model, stream, tmp_path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launcher, "-m", "tests.train.two_processes", str(tmp_path / "two")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    place = Place.choose(torch.device("cpu"), Processes(), "fp32")
+    one = RunRecords(tmp_path / "one")
+    Trainer(model, config(), 0, stream=stream, records=one, place=place).run("one", lambda model, step, tokens: None)
+    two = RunRecords(tmp_path / "two")
+    assert len(two.metrics()) == len(one.metrics()) == 20
+    for a, b in zip(one.metrics(), two.metrics(), strict=True):
+        assert math.isclose(a["train_loss"], b["train_loss"], rel_tol=1e-4)
+        assert math.isclose(a["grad_norm"], b["grad_norm"], rel_tol=1e-3)
+    trained = checkpoint.load_model(two.checkpoints)
+    for (name, p), q in zip(model.named_parameters(), trained.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-4, msg=name)

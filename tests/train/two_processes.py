@@ -1,0 +1,30 @@
+"""Trains a few steps; `torchrun` starts it twice. Usage: two_processes.py DIRECTORY."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from basecap.models.config import model_config
+from basecap.models.language_model import LanguageModel
+from basecap.records import RunRecords
+from basecap.train.distributed import processes
+from basecap.train.loop import Place, Trainer
+from tests.train.conftest import LENGTH, VOCAB, RandomStream, config
+
+
+def main(path: Path) -> None:
+    """Train one model together with the other processes."""
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    model = LanguageModel(model_config("transformer++", hidden=32, vocab=VOCAB, layers=1, max_length=LENGTH))
+    with processes(device) as group:
+        place = Place.choose(device, group, "fp32")
+        options = config(micro_batch=1)
+        records = RunRecords(path)
+        trainer = Trainer(model.initialise(0), options, 0, stream=RandomStream(), records=records, place=place)
+        trainer.run("two", lambda model, step, tokens: None)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
