@@ -1,0 +1,54 @@
+"""The (gated) delta rule: a linear memory that corrects what it holds (arXiv 2406.06484, arXiv 2412.06464)."""
+
+import torch
+from torch import Tensor
+
+from basecap.errors import ConfigError
+from basecap.ops.delta_rule import eager
+
+
+def delta_rule(
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    beta_BTH: Tensor,
+    log_decay_BTH: Tensor | None = None,
+    *,
+    state_BHKV: Tensor | None = None,
+    segments: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Run S_t = a_t S_{t-1} + beta_t k_t (v_t - a_t S_{t-1}^T k_t)^T, o_t = S_t^T q_t (arXiv 2412.06464, eq. 10).
+
+    Args:
+        q_BTHK: queries, already scaled.
+        k_BTHK: keys; of Euclidean norm 1 for a memory that stays bounded.
+        v_BTHV: values.
+        beta_BTH: writing strengths; with keys of norm 1, between 0 (keep) and 1 (overwrite).
+        log_decay_BTH: log a_t, at most 0; None: no decay, the plain delta rule (arXiv 2406.06484, eq. 2).
+        state_BHKV: state before the first token; zero when None.
+        segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
+
+    Returns:
+        o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
+
+    Raises:
+        ConfigError: shapes that do not fit together.
+    """
+    _validate(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH)
+    # Under autocast the states would be rounded to half precision between chunks.
+    with torch.autocast(v_BTHV.device.type, enabled=False):
+        if v_BTHV.shape[1] == 1 and state_BHKV is not None:
+            return eager.step(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
+        return eager.delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV, segments)
+
+
+def _validate(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None) -> None:
+    if q.dim() != 4 or q.shape != k.shape:
+        raise ConfigError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must both be [B, T, H, K].")
+    if v.dim() != 4 or v.shape[:3] != q.shape[:3]:
+        raise ConfigError(f"v {tuple(v.shape)} must be [B, T, H, V] with B, T, H = {tuple(q.shape[:3])}.")
+    for name, x in (("beta", beta), ("log_decay", log_decay)):
+        if x is not None and x.shape != v.shape[:3]:
+            raise ConfigError(f"{name} {tuple(x.shape)} must be [B, T, H] = {tuple(v.shape[:3])}.")
+    if v.shape[1] < 1:
+        raise ConfigError("the delta rule needs at least one token.")

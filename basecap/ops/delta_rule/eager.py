@@ -1,0 +1,104 @@
+"""The gated delta rule as matrix products over chunks, in plain PyTorch (arXiv 2412.06464, section 3.3).
+
+Within a chunk the corrections depend on each other through a unit triangular system; its solution U - W S (the WY
+form) is affine in the state S that enters the chunk. So each chunk maps S to `transition @ S + addition`, and the
+only loop is over chunks, one small product each. README.md has the derivation.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def delta_rule(
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    beta_BTH: Tensor,
+    log_decay_BTH: Tensor | None = None,
+    state_BHKV: Tensor | None = None,
+    segments: Tensor | None = None,
+    chunk: int = 64,
+) -> tuple[Tensor, Tensor]:
+    """Return outputs [B, T, H, V] and the final state [B, H, K, V], computed in float32 or wider.
+
+    Memory is O(T * (chunk + K + V) + T / chunk * K * (K + V)) per head.
+    """
+    B, T, H, V = v_BTHV.shape
+    K = q_BTHK.shape[3]
+    wide = torch.promote_types(v_BTHV.dtype, torch.float32)
+    C = min(chunk, T)
+    M = -(-T // C)
+    tail = M * C - T
+
+    def cut(x: Tensor) -> Tensor:
+        """[B, T, H, ...] to [B, H, M, C, ...]; padded keys are zero, so padding leaves the state alone."""
+        return F.pad(x, (0, 0) * (x.dim() - 2) + (0, tail)).unflatten(1, (M, C)).movedim(3, 1)
+
+    q, k, v = (cut(x.to(wide)) for x in (q_BTHK, k_BTHK, v_BTHV))
+    beta = cut(beta_BTH.to(wide))[..., None]
+    log_decay = torch.zeros_like(beta_BTH) if log_decay_BTH is None else log_decay_BTH
+    ids_BMC = None if segments is None else _pad_last(segments, tail).unflatten(1, (M, C))
+    within, from_start, to_end, across = _decays(cut(log_decay.to(torch.float64)), ids_BMC, wide)
+
+    written, k_t = beta * k, k.transpose(-1, -2)
+    system = (written @ k_t) * within
+    right = torch.cat([beta * v, written * from_start], dim=-1)
+    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    seen = ((q @ k_t) * within) @ solved
+    stored = (k * to_end).transpose(-1, -2) @ solved
+
+    addition = stored[..., :V]
+    transition = across * torch.eye(K, dtype=wide, device=k.device) - stored[..., V:]
+    state = v.new_zeros(B, H, K, V) if state_BHKV is None else state_BHKV.to(wide)
+    entering = []
+    for m in range(M):
+        entering.append(state)
+        state = addition[:, :, m] + transition[:, :, m] @ state
+    o = seen[..., :V] + (q * from_start - seen[..., V:]) @ torch.stack(entering, dim=2)
+    return o.flatten(2, 3)[:, :, :T].transpose(1, 2).to(v_BTHV.dtype), state
+
+
+def step(
+    q_B1HK: Tensor,
+    k_B1HK: Tensor,
+    v_B1HV: Tensor,
+    beta_B1H: Tensor,
+    log_decay_B1H: Tensor | None,
+    state_BHKV: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """One token of `delta_rule`: outputs [B, 1, H, V] and the new state."""
+    q, k, v, beta = (x[:, 0, ..., None, :].to(state_BHKV.dtype) for x in (q_B1HK, k_B1HK, v_B1HV, beta_B1H[..., None]))
+    kept = state_BHKV
+    if log_decay_B1H is not None:
+        kept = log_decay_B1H[:, 0, :, None, None].to(kept.dtype).exp() * kept
+    state = kept + k.transpose(-1, -2) * (beta * (v - k @ kept))
+    return (q @ state).transpose(1, 2).to(v_B1HV.dtype), state
+
+
+def _pad_last(ids_BT: Tensor, tail: int) -> Tensor:
+    return torch.cat([ids_BT, ids_BT[:, -1:].expand(-1, tail)], dim=1)
+
+
+def _decays(log_decay_BHMC: Tensor, ids_BMC: Tensor | None, wide: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the decays between positions [B, H, M, C, C], from the chunk's start, to its end, over all of it.
+
+    The last three are [B, H, M, C or 1, 1]. A decay over the edge of a segment is zero.
+    """
+    # Differences of these sums are the exponents: in float32 strong decays would leave few digits for weak ones.
+    total = log_decay_BHMC.cumsum(-1)
+    C = total.shape[-1]
+    visible = torch.ones(C, C, dtype=torch.bool, device=total.device).tril()
+    from_start, to_end = total.to(wide).exp(), (total[..., -1:] - total).to(wide).exp()
+    across = from_start[..., -1:]
+    if ids_BMC is not None:
+        ids_BHMC = ids_BMC[:, None]
+        last = ids_BHMC[..., -1:]
+        before = torch.cat([ids_BHMC[:, :, :1, :1], last[:, :, :-1]], dim=2)
+        visible = visible & (ids_BHMC[..., :, None] == ids_BHMC[..., None, :])
+        from_start = from_start * (ids_BHMC == before)
+        to_end = to_end * (ids_BHMC == last)
+        across = across * (last == before)
+    # Masked before the exponential: above the diagonal it would overflow and spoil the gradient.
+    exponent = (total[..., :, None] - total[..., None, :]).to(wide).masked_fill(~visible, float("-inf"))
+    return exponent.exp(), from_start[..., None], to_end[..., None], across[..., None]
