@@ -1,0 +1,51 @@
+"""A small study on made-up text: three domains, two architectures, a few steps."""
+
+import random
+from pathlib import Path
+
+import pytest
+import yaml
+
+WORDS = {
+    "prose": ["the", "a", "river", "bridge", "stone", "walks", "over", "under", "slowly", "and", "then", "home", "winter", "light"],
+    "notes": ["the", "a", "river", "meeting", "bridge", "agenda", "stone", "item", "over", "and", "then", "next", "light"],
+    "code": ["def", "return", "if", "x", "y", "z", "(", ")", ":", "=", "+", "-", "0", "1", "2", "print"],
+}
+
+
+def write_text(root: Path, documents: int = 60, words: int = 120) -> Path:
+    """Write one folder of text files per domain."""
+    for domain, vocabulary in WORDS.items():
+        source = random.Random(domain)
+        for index in range(documents):
+            path = root / domain / f"{index}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(" ".join(source.choice(vocabulary) for _ in range(words)))
+    return root
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> dict:
+    """Return the content of a study of a few seconds."""
+    return {
+        "name": "tiny",
+        "data": {
+            "source": "text",
+            "path": str(write_text(tmp_path / "text")),
+            "tokenizer": "bytes",
+            "seq_len": 32,
+            "train": ["prose", "notes"],
+            "ood": ["code"],
+        },
+        "model": {"hidden": 16, "layers": 1},
+        "train": {"tokens": 2560, "batch": 8, "lr": 1e-2, "warmup": 1, "eval_every": 512},
+        "architectures": ["transformer++", {"name": "window 4", "use": "transformer++", "mixer": {"window": 4}}],
+    }
+
+
+@pytest.fixture
+def study_file(study: dict, tmp_path: Path) -> Path:
+    """Write the study to a file."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(study))
+    return path

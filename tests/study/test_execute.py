@@ -1,0 +1,144 @@
+"""Running a study: complete records, resume, failures that stay where they are."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from basecap.errors import ConfigError
+from basecap.records import StudyRecords
+from basecap.study.config import StudyConfig, load_study, select
+from basecap.study.execute import execute
+
+PLUGIN = """
+import torch
+from basecap.mixers import Cache, Mixer, mixer
+
+@mixer("breaks", backbone="transformer++", paper="none", summary="gives NaN in its third call")
+class Breaks(Mixer):
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.calls = 0
+
+    def forward(self, x, segments=None):
+        self.calls += 1
+        return x * torch.nan if self.calls >= 3 else x
+
+    def init_cache(self, batch, max_length):
+        return Cache(tensors={})
+
+    def step(self, x, cache):
+        return x
+
+    def flops(self, length):
+        return 0.0
+
+    def state_bytes(self, length):
+        return 0
+"""
+
+
+def run(path: Path, out: Path, settings: tuple[str, ...] = (), only: tuple[str, ...] = (), plugins=()) -> list[dict]:
+    study = load_study(str(path), settings)
+    said: list[str] = []
+    infos = execute(study, out, only=select(study, only), device="cpu", plugins=plugins, say=said.append)
+    assert len(said) == sum(info["status"] == "failed" for info in infos)
+    return infos
+
+
+def losses(out: Path) -> dict[str, list[float]]:
+    return {found.info()["name"]: [row["train_loss"] for row in found.metrics()] for found in StudyRecords(out).runs()}
+
+
+def test_a_study_leaves_complete_records(study_file, tmp_path):
+    infos = run(study_file, tmp_path / "out")
+    assert [info["status"] for info in infos] == ["finished", "finished"]
+    records = StudyRecords(tmp_path / "out")
+    assert StudyConfig.model_validate(records.study()).name == "tiny"
+    assert records.environment()["data"] and records.environment()["packages"]["torch"]
+    assert list(records.declarations()) == ["domain-loss"]
+    for found in records.runs():
+        assert found.evaluated_steps("domain-loss") == [2, 4, 6, 8, 10]
+        last = {(r.subset, r.metric): r for r in found.evals() if r.step == 10}
+        assert {subset for subset, _ in last} == {"prose", "notes", "code"}
+        for domain, losses in found.documents("domain-loss", 10).items():
+            record = last[domain, "loss"]
+            assert record.value == pytest.approx(losses.nats.sum() / losses.tokens.sum())
+            assert record.n == losses.tokens.sum() and record.stderr > 0
+
+
+def test_running_again_does_nothing_and_only_adds(study_file, tmp_path):
+    run(study_file, tmp_path / "out", only=("transformer++",))
+    assert set(losses(tmp_path / "out")) == {"transformer++"}
+    first = losses(tmp_path / "out")["transformer++"]
+    run(study_file, tmp_path / "out")
+    assert set(losses(tmp_path / "out")) == {"transformer++", "window 4"}
+    assert losses(tmp_path / "out")["transformer++"] == first
+
+
+def test_another_study_in_the_directory_is_refused(study_file, tmp_path):
+    run(study_file, tmp_path / "out", only=("transformer++",))
+    with pytest.raises(ConfigError, match="another study"):
+        run(study_file, tmp_path / "out", settings=("train.lr=1e-4",))
+
+
+def test_other_text_under_the_same_study_is_refused(study_file, study, tmp_path):
+    run(study_file, tmp_path / "out", only=("transformer++",))
+    environment = tmp_path / "out" / "environment.json"
+    content = json.loads(environment.read_text())
+    environment.write_text(json.dumps({**content, "data": "0123"}))
+    with pytest.raises(ConfigError, match="other data"):
+        run(study_file, tmp_path / "out")
+
+
+def test_a_run_that_breaks_does_not_stop_the_others(study, tmp_path):
+    plugin = tmp_path / "breaks.py"
+    plugin.write_text(PLUGIN)
+    from basecap.registry import load_plugin
+
+    load_plugin(plugin)
+    study["architectures"].insert(1, "breaks")
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(study))
+    infos = run(path, tmp_path / "out", plugins=(plugin,))
+    assert [info["status"] for info in infos] == ["finished", "failed", "finished"]
+    assert "step 3" in infos[1]["message"] and "blocks.0.mixer" in infos[1]["message"]
+
+
+def test_sizes_are_refused_before_anything_is_written(study_file, tmp_path):
+    with pytest.raises(ConfigError, match="window 4"):
+        run(
+            study_file,
+            tmp_path / "out",
+            settings=("architectures=[transformer++, {name: window 4, use: transformer++, mixer: {heads: 3}}]",),
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_kill_and_resume_gives_the_same_curve_to_the_bit(study, tmp_path):
+    study["train"] |= {"tokens": 40_960, "eval_every": 2560}
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(study))
+    command = [sys.executable, "-m", "basecap.cli", "run", str(path), "--device", "cpu", "--only", "transformer++"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    killed = subprocess.Popen([*command, "--out", str(tmp_path / "killed")], env=environment, stderr=subprocess.PIPE)
+    metrics = tmp_path / "killed" / "runs" / "transformer++-s0" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and len(metrics.read_bytes().splitlines()) >= 45):
+        assert killed.poll() is None and time.monotonic() < deadline, killed.stderr.read()
+        time.sleep(0.01)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    assert 45 <= len(metrics.read_bytes().splitlines()) < 160
+    for out in ("killed", "straight"):
+        subprocess.run([*command, "--out", str(tmp_path / out)], env=environment, check=True, capture_output=True)
+    assert len(losses(tmp_path / "straight")["transformer++"]) == 160
+    assert losses(tmp_path / "killed") == losses(tmp_path / "straight")
+    one, two = (StudyRecords(tmp_path / out).runs()[0].evals() for out in ("killed", "straight"))
+    assert one == two

@@ -1,0 +1,93 @@
+"""The command line as a newcomer meets it: answers on stdout, one sentence and exit code 2 for bad input."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.study.conftest import study, study_file  # noqa: F401 (fixtures)
+
+
+def basecap(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    """Run the command line in a process of its own."""
+    command = [sys.executable, "-m", "basecap.cli", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=250, check=False)
+
+
+def refused(*arguments: str | Path) -> str:
+    """Run bad input; return the sentence on stderr."""
+    done = basecap(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+def test_run_report_generate(study_file, tmp_path):  # noqa: F811
+    out = tmp_path / "out"
+    done = basecap("run", study_file, "--out", out, "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert "window 4" in done.stdout and "report.html" in done.stdout
+    page = (out / "report.html").read_text()
+    assert "window 4" in page and "<script" in page
+    assert json.loads((out / "results.json").read_text())["schema"] == 1
+
+    again = basecap("report", out)
+    assert again.returncode == 0 and "report.html" in again.stdout
+
+    run = out / "runs" / "transformer++-s0"
+    texts = [basecap("generate", run, "the river", "--tokens", 8, "--seed", seed) for seed in (1, 1, 2)]
+    assert all(text.returncode == 0 for text in texts), texts[0].stderr
+    assert texts[0].stdout == texts[1].stdout != texts[2].stdout
+    assert texts[0].stdout.startswith("the river")
+
+    assert "transformer++-s0" in refused("generate", out, "the")
+    weights = next(run.glob("checkpoints/*/model.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:100])
+    assert "unreadable" in refused("generate", run, "the")
+
+
+def test_plan_and_lists_answer_without_writing(study_file, tmp_path):  # noqa: F811
+    done = basecap("plan", study_file, "--json", cwd=tmp_path)
+    rows = json.loads(done.stdout)
+    assert [row["architecture"] for row in rows] == ["transformer++", "window 4"]
+    assert rows[0]["parameters (M)"] > 0 and rows[0]["hours here"] > 0
+    for what in ("mixers", "backbones", "studies", "evals", "domains"):
+        listed = basecap("list", what, "--json")
+        assert listed.returncode == 0, listed.stderr
+        assert json.loads(listed.stdout)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_data_inspect_counts_every_domain(study_file, tmp_path):  # noqa: F811
+    done = basecap("data", "inspect", study_file, "--out", tmp_path / "out", "--json")
+    assert done.returncode == 0, done.stderr
+    assert {row["domain"] for row in json.loads(done.stdout)} == {"prose", "notes", "code"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "quikstart"), "quickstart"),
+        (("plan", "none.yaml"), "does not exist"),
+        (("list", "mixer"), "mixers"),
+        (("run", "quickstart", "--only", "mamba-3"), "mamba-2"),
+        (("run", "quickstart", "--set", "train.tokns=1"), "tokens"),
+        (("run", "quickstart", "--plugin", "none.py"), "does not exist"),
+        (("run", "quickstart", "--device", "tpu0"), "device"),
+        (("report", "nowhere"), "study"),
+    ],
+)
+def test_bad_input_gets_one_sentence(arguments, words):
+    assert words in refused(*arguments)
+
+
+def test_help_has_an_example():
+    for command in (["run"], ["plan"], ["report"], ["list"], ["generate"], ["data", "prepare"], ["data", "inspect"]):
+        done = basecap(*command, "--help")
+        assert done.returncode == 0 and f"basecap {' '.join(command)}" in done.stdout.replace("\n", " ")
