@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 WORDS = {
-    "prose": ["the", "a", "river", "bridge", "stone", "walks", "over", "under", "slowly", "and", "then", "home", "winter", "light"],
-    "notes": ["the", "a", "river", "meeting", "bridge", "agenda", "stone", "item", "over", "and", "then", "next", "light"],
+    "prose": ["the", "a", "river", "bridge", "stone", "walks", "over", "under", "slowly", "and", "then", "home"],
+    "notes": ["the", "a", "river", "meeting", "bridge", "agenda", "stone", "item", "over", "and", "then", "next"],
     "code": ["def", "return", "if", "x", "y", "z", "(", ")", ":", "=", "+", "-", "0", "1", "2", "print"],
 }
 
