@@ -5,7 +5,6 @@ that is all the rest of the house ever needs to train, evaluate, decode, cost an
 """
 
 import hashlib
-import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -185,7 +184,10 @@ def default_recipe(module: nn.Module, std: float = 0.02) -> dict[str, ParameterR
 
 
 def initialise(module: nn.Module, recipes: Mapping[str, ParameterRecipe], seed: int) -> None:
-    """Set every parameter by its recipe, drawing from a generator that (seed, parameter name) alone determine.
+    """Set every parameter by its recipe: a pure function of (seed, parameter name), whatever device or dtype.
+
+    Values are drawn in float32 on the CPU from a generator seeded by the SHA-256 of seed and name, so neither the
+    order of the modules nor a new parameter elsewhere changes them.
 
     Raises:
         ConfigError: a parameter has no recipe, or a recipe no parameter.
@@ -196,36 +198,15 @@ def initialise(module: nn.Module, recipes: Mapping[str, ParameterRecipe], seed: 
         raise ConfigError(f"{type(module).__name__}: {name!r} has no {missing}; return one from recipe().")
     with torch.no_grad():
         for name, parameter in parameters.items():
-            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-            generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-            recipes[name].init(parameter, generator)
-
-
-def initialise(module: nn.Module, recipes: Mapping[str, ParameterRecipe], seed: int) -> None:
-    """Set every parameter of `module` in place: a pure function of (seed, parameter name), whatever device or dtype.
-
-    Values are drawn in float32 on the CPU from a generator seeded by the SHA-256 of seed and name, so neither the
-    order of the modules nor a new parameter elsewhere changes them.
-
-    Raises:
-        ConfigError: a parameter without a recipe, or a recipe without a parameter.
-    """
-    parameters = dict(module.named_parameters())
-    for name in parameters.keys() - recipes.keys():
-        raise ConfigError(f"parameter {name!r} has no recipe; add how it starts to the recipe() of its mixer.")
-    for name in recipes.keys() - parameters.keys():
-        raise ConfigError(f"the recipe of {name!r} belongs to no parameter: {nearest(name, parameters)}")
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            start = torch.empty(parameter.shape, dtype=torch.float32)
+            start = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
             recipes[name].init(start, generator_for(seed, name))
             parameter.copy_(start)
 
 
 def generator_for(seed: int, name: str) -> torch.Generator:
-    """Return a CPU generator that depends on `seed` and `name` alone."""
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    """Return a CPU generator that (seed, name) alone determine."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
 def residual_std(layer: LayerSpec, branches: int = 2, std: float = 0.02) -> float:
@@ -249,9 +230,7 @@ class LayerChoice:
         fields = self.mixer.Config.model_fields
         for key in chosen:
             if key not in fields:
-                raise ConfigError(
-                    f"unknown option {key!r} of mixer {self.mixer.__name__}: {nearest(key, fields)}"
-                )
+                raise ConfigError(f"unknown option {key!r} of mixer {self.mixer.__name__}: {nearest(key, fields)}")
         try:
             return self.mixer.Config(**chosen)
         except ValidationError as error:
@@ -321,9 +300,7 @@ def mixer(
     return register
 
 
-def hybrid(
-    name: str, *, layers: tuple[LayerChoice, ...], backbone: str, paper: str, summary: str
-) -> Architecture:
+def hybrid(name: str, *, layers: tuple[LayerChoice, ...], backbone: str, paper: str, summary: str) -> Architecture:
     """Register an architecture whose layers follow a pattern of several mixers."""
     architecture = Architecture(name=name, layers=layers, backbone=backbone, summary=summary, paper=paper)
     ARCHITECTURES.add(name, architecture, layers[0].mixer)

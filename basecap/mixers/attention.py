@@ -1,6 +1,6 @@
 """Softmax attention: transformer, transformer++, its sliding window, position encodings, temperature; pythia."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -75,7 +75,7 @@ class Attention(Mixer):
         temperature: float = Field(1.0, gt=0, description="the scores are divided by it before the softmax")
         bias: bool = False
 
-    sizes = {768: {"heads": 12}, 2048: {"heads": 16}}
+    sizes: ClassVar = {768: {"heads": 12}, 2048: {"heads": 16}}
 
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)
@@ -167,6 +167,12 @@ class Attention(Mixer):
         """Return the attention distribution [B, H, T, T]."""
         q, k, _ = self._project(x_BTD, self._positions(x_BTD, None))
         return reference.weights(q, k, self.scale, self.config.window, self._slopes(x_BTD))
+
+    def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values, repeated for every query head, and what attention makes of them."""
+        q, k, v = self._project(x_BTD, self._positions(x_BTD, None))
+        o_BTHV = attention(q, k, v, scale=self.scale, window=self.config.window, slopes=self._slopes(x_BTD))
+        return v.repeat_interleave(self.heads // self.kv_heads, dim=2), o_BTHV
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Normal(0.02), the output projection shrunk with depth."""

@@ -69,6 +69,6 @@ def _blocks(
         *(x.flatten(0, 1).transpose(1, 2) for x in (q, k, v)),
         mask.flatten(0, 1)[:, None],
         scale=scale,
-        enable_gqa=H != k_BTGK.shape[2],
+        enable_gqa=k_BTGK.shape[2] != H,
     )
-    return o.transpose(1, 2).reshape(B, blocks * window, H, -1)[:, :T]
+    return o.transpose(1, 2).reshape(B, blocks * window, H, v_BTGV.shape[3])[:, :T]

@@ -1,0 +1,195 @@
+"""The bench of the conformance suite: a mixer in float64, what it does to an input, and which errors are excusable.
+
+One tolerance for everything. The truth is the mixer itself in float64. Rounding enters a computation at its inputs at
+least, so the size of one rounding's effect in a dtype is the change of the float64 result when inputs and parameters
+move by that dtype's unit roundoff. A mixer accumulates along time, and gradients of parameters along the batch too:
+chains of B * T roundings, which add up as a random walk, so sqrt(B * T) times that change is excusable.
+In float64 errors are maxima, so that a leak at one position cannot average away; in lower precision they are root
+mean squares, so that one choice that flips on a tie (Top-1) cannot excuse anything else.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from basecap.mixers._contract import Cache, LayerChoice, LayerSpec, generator_for, initialise
+
+BATCH = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One proved or broken property: error and what is allowed, and a sentence that says so."""
+
+    subject: str
+    name: str
+    error: float
+    allowed: float
+    message: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is within bounds (a NaN is not)."""
+        return self.error <= self.allowed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """All checks of one architecture."""
+
+    architecture: str
+    checks: tuple[Check, ...]
+
+    @property
+    def failures(self) -> tuple[Check, ...]:
+        """The checks that broke."""
+        return tuple(check for check in self.checks if not check.passed)
+
+    def raise_failures(self) -> None:
+        """Raise AssertionError with one sentence per broken check, if any broke."""
+        if self.failures:
+            raise AssertionError("\n".join(check.message for check in self.failures))
+
+
+class Layers(nn.Module):
+    """One mixer; or two in a row, the first behind a residual, where layers leave values to later ones."""
+
+    def __init__(self, choice: LayerChoice, config: Any, hidden: int, max_length: int):
+        super().__init__()
+        depth = 2 if choice.mixer.takes_shared else 1
+        specs = (LayerSpec(hidden=hidden, index=i, depth=depth, max_length=max_length) for i in range(depth))
+        self.mixers = nn.ModuleList(choice.mixer(config, spec) for spec in specs)
+
+    def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Mix a batch."""
+        return self._chain(x_BTD, lambda mixer, i, x, *shared: mixer(x, segments, *shared))
+
+    def init_cache(self, batch: int, max_length: int) -> list[Cache]:
+        """Return the empty decoding state of every layer."""
+        return [mixer.init_cache(batch, max_length) for mixer in self.mixers]
+
+    def step(self, x_B1D: Tensor, caches: list[Cache]) -> Tensor:
+        """Mix one more token."""
+        return self._chain(x_B1D, lambda mixer, i, x, *shared: mixer.step(x, caches[i], *shared))
+
+    def prefill(self, x_BTD: Tensor, caches: list[Cache]) -> Tensor:
+        """Mix a prompt."""
+        return self._chain(x_BTD, lambda mixer, i, x, *shared: mixer.prefill(x, caches[i], *shared))
+
+    def _chain(self, x: Tensor, run: Callable[..., Tensor]) -> Tensor:
+        shared: dict[str, Tensor] = {}
+        for i, mixer in enumerate(self.mixers):
+            y = run(mixer, i, x, *((shared,) if mixer.takes_shared else ()))
+            x = x + y
+        return y
+
+
+class Bench:
+    """A mixer in float64 with generic parameters, an input, its output, and what may be excused."""
+
+    def __init__(
+        self,
+        choice: LayerChoice,
+        subject: str,
+        hidden: int,
+        length: int,
+        device: torch.device,
+        options: Mapping[str, Any],
+        seed: int,
+    ):
+        self.choice, self.subject, self.hidden, self.length, self.device = choice, subject, hidden, length, device
+        self.seed, self.slack = seed, math.sqrt(BATCH * length)
+        self.config = choice.configure(hidden, {**tiny_options(choice, hidden), **options})
+        layers = Layers(choice, self.config, hidden, length)
+        recipes = {f"mixers.{i}.{k}": r for i, mixer in enumerate(layers.mixers) for k, r in mixer.recipe().items()}
+        initialise(layers, recipes, seed)
+        _make_generic(layers, seed)
+        self.layers = layers.to(device, torch.float64)
+        self.x = self.random("x", BATCH, length, hidden)
+        self.weight = self.random("weight", BATCH, length, hidden)
+        with torch.no_grad():
+            self.y = self.layers(self.x)
+            moved = self.moved(self.layers, self.x, torch.float64)
+        self.allowed = self.slack * max(roundoff(torch.float64), largest(moved, self.y))
+
+    def random(self, name: str, *shape: int) -> Tensor:
+        """Return standard normal float64 values that depend on the seed and `name`."""
+        drawn = torch.randn(shape, dtype=torch.float64, generator=generator_for(self.seed, name))
+        return drawn.to(self.device)
+
+    def moved(self, layers: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the output after parameters and input moved by the unit roundoff of `dtype`."""
+        return torch.func.functional_call(layers, self.moved_parameters(layers, dtype), (self.move("x", x, dtype),))
+
+    def moved_parameters(self, layers: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return the parameters moved by the unit roundoff of `dtype`, each element up or down."""
+        return {name: self.move(name, p.detach(), dtype) for name, p in layers.named_parameters()}
+
+    def move(self, name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return `value` with each element up or down by the unit roundoff of `dtype`."""
+        signs = self.random(f"move {name}", *value.shape).sign()
+        return value * (1 + roundoff(dtype) * signs)
+
+    def same(self, name: str, actual: Tensor, expected: Tensor, broken: str) -> Check:
+        """Return the check that two float64 results are one, to the excusable error."""
+        return self.check(name, largest(actual, expected, scale=self.y), self.allowed, broken)
+
+    def check(self, name: str, error: float, allowed: float, broken: str) -> Check:
+        """Return a check; `broken` says what is wrong if the error is too large."""
+        message = f"{self.subject}: {name} holds, error {error:.1e} of {allowed:.1e}."
+        if not error <= allowed:
+            message = f"{self.subject}: {name} broke: {broken}, by {error:.2e} where {allowed:.1e} is allowed."
+        return Check(subject=self.subject, name=name, error=error, allowed=allowed, message=message)
+
+    def segments(self) -> Tensor:
+        """Return [2, T] ids with boundaries off every grid, segments of one token and a padding segment at the end."""
+        T = self.length
+        rows = []
+        for cuts in ([1, 6, T // 3, 2 * T // 3 + 1], [T // 5, T // 5 + 1, T // 5 + 2, T - 3]):
+            marks = torch.zeros(T, dtype=torch.int64)
+            marks[cuts] = torch.tensor([1, 1, 3, 4])
+            rows.append(marks.cumsum(0))
+        return torch.stack(rows).to(self.device)
+
+
+def tiny_options(choice: LayerChoice, hidden: int) -> dict[str, Any]:
+    """Return the options of `Mixer.tiny` that apply to `choice`: those it has, lengths only where they are set."""
+    config = choice.configure(hidden, {})
+    known = type(config).model_fields
+    return {
+        key: value
+        for key, value in choice.mixer.tiny.items()
+        if key in known and (key == "heads" or getattr(config, key) is not None)
+    }
+
+
+def largest(actual: Tensor, expected: Tensor, scale: Tensor | None = None) -> float:
+    """Return the largest absolute difference over the root mean square of `scale` (else of `expected`)."""
+    if actual.shape != expected.shape:
+        return math.inf
+    if not actual.numel():
+        return 0.0
+    size = (expected if scale is None else scale).double().square().mean().sqrt()
+    return ((actual.double() - expected.double()).abs().max() / size).item()
+
+
+def root_mean_square(x: Tensor) -> float:
+    """Return the root mean square in float64."""
+    return x.double().square().mean().sqrt().item()
+
+
+def roundoff(dtype: torch.dtype) -> float:
+    """Return the largest relative error of one rounding."""
+    return torch.finfo(dtype).eps / 2
+
+
+def _make_generic(layers: nn.Module, seed: int) -> None:
+    # At initialisation some output projections are zero and some attention is uniform: nothing could break there.
+    with torch.no_grad():
+        for name, parameter in layers.named_parameters():
+            std = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.1
+            parameter += std * torch.randn(parameter.shape, generator=generator_for(seed, f"generic {name}"))

@@ -1,0 +1,378 @@
+"""The conformance suite: what every sequence mixer must prove before anybody trains it.
+
+`_bench.py` says what is excused as rounding; nothing here has a tolerance of its own.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from basecap.mixers._contract import ARCHITECTURES, Architecture, Cache, LayerChoice, LayerSpec, Mixer, initialise
+from basecap.mixers._parts import rms_norm
+from basecap.testing._bench import BATCH, Bench, Check, Layers, Report, largest, root_mean_square, roundoff
+
+#: Default length of the sequences: on no grid of chunks, longer than the usual chunks of 64 and 128.
+LENGTH = 147
+#: Layers of the stack whose initialisation is judged.
+DEPTH = 12
+
+
+def check_mixer(
+    architecture: str | Architecture,
+    *,
+    hidden: int = 64,
+    length: int = LENGTH,
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16),
+    device: torch.device | str = "cpu",
+    options: Mapping[str, Any] | None = None,
+    compiled: bool = False,
+    seed: int = 0,
+) -> Report:
+    """Prove the contract of `Mixer` for every distinct layer of an architecture, at a small size.
+
+    Args:
+        architecture: a registered name, or an Architecture.
+        hidden: model width.
+        length: tokens per sequence, at least 16.
+        dtypes: precisions compared with float64, besides the checks made in float64 itself.
+        device: where everything runs.
+        options: options of the mixer on top of the architecture's and of `Mixer.tiny`.
+        compiled: also trace with torch.compile, as one graph, and compare.
+        seed: of parameters and inputs.
+
+    Returns:
+        A report; `report.raise_failures()` turns broken checks into an AssertionError.
+
+    Raises:
+        ConfigError: an unknown name, options that do not fit, or a parameter without a recipe.
+    """
+    if isinstance(architecture, str):
+        architecture = ARCHITECTURES.get(architecture)
+    checks: list[Check] = []
+    seen: list[LayerChoice] = []
+    for choice in architecture.layers:
+        if choice in seen:
+            continue
+        seen.append(choice)
+        subject = architecture.name if len(architecture.layers) == 1 else f"{architecture.name}, layer {len(seen)}"
+        bench = Bench(choice, subject, hidden, length, torch.device(device), options or {}, seed)
+        for prove in PROOFS:
+            checks += prove(bench)
+        for dtype in dtypes:
+            checks += precision(bench, dtype)
+        if compiled:
+            checks += compilation(bench)
+    return Report(architecture=architecture.name, checks=tuple(checks))
+
+
+# --- proofs in float64 -----------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def causality(bench: Bench) -> Iterator[Check]:
+    """Later inputs change no earlier output; a shorter sequence (one token, off every chunk) is a prefix."""
+    other = bench.random("other future", *bench.x.shape)
+    for cut in (1, bench.length // 3, bench.length - 1):
+        changed = bench.layers(torch.cat([bench.x[:, :cut], other[:, cut:]], dim=1))
+        yield bench.same(
+            f"causality before {cut}",
+            changed[:, :cut],
+            bench.y[:, :cut],
+            f"outputs before position {cut} move when later inputs change",
+        )
+        yield bench.same(
+            f"length {cut}",
+            bench.layers(bench.x[:, :cut]),
+            bench.y[:, :cut],
+            f"a sequence of {cut} tokens is not mixed like the start of one of {bench.length}",
+        )
+
+
+def causal_gradients(bench: Bench) -> Iterator[Check]:
+    """Earlier outputs have no gradient with respect to later inputs."""
+    cut = bench.length // 3
+    x = bench.x.clone().requires_grad_()
+    (grad,) = torch.autograd.grad((bench.layers(x) * bench.weight)[:, :cut].sum(), x)
+    error = largest(grad[:, cut:], torch.zeros_like(grad[:, cut:]), scale=grad[:, :cut])
+    broken = f"outputs before position {cut} have gradients with respect to inputs after it"
+    yield bench.check("causal gradients", error, bench.allowed, broken)
+
+
+@torch.no_grad()
+def decoding(bench: Bench) -> Iterator[Check]:
+    """Step by step, as a prompt, and as a prompt followed by steps, a sequence is mixed as by forward."""
+    T = bench.length
+    for prompt in (0, 1, T // 2, T):
+        caches = bench.layers.init_cache(BATCH, T)
+        y = _decode(bench.layers, bench.x, caches, prompt)
+        name = "decode" if prompt == 0 else "prefill" if prompt == T else f"prefill {prompt}, then decode"
+        yield bench.same(name, y, bench.y, f"{name} and forward disagree")
+        lengths = {cache.length for cache in caches}
+        broken = f"the cache says {sorted(lengths)} tokens after {T}"
+        yield bench.check(f"{name}: cache length", float(lengths != {T}), 0.0, broken)
+
+
+def _decode(layers: Layers, x: Tensor, caches: list[Cache], prompt: int) -> Tensor:
+    parts = [layers.prefill(x[:, :prompt], caches)] if prompt else []
+    parts += [layers.step(x[:, t : t + 1], caches) for t in range(prompt, x.shape[1])]
+    return torch.cat(parts, dim=1)
+
+
+@torch.no_grad()
+def packing(bench: Bench) -> Iterator[Check]:
+    """Packed segments are mixed as separate sequences."""
+    packed = bench.layers(bench.x, bench.segments())
+    yield bench.same(
+        "packed segments", packed, _apart(bench), "a packed segment is not mixed like a sequence of its own"
+    )
+    one = torch.full((BATCH, bench.length), 7, dtype=torch.int64, device=bench.device)
+    yield bench.same("one segment", bench.layers(bench.x, one), bench.y, "one segment over all is not mixed like none")
+
+
+def _apart(bench: Bench) -> Tensor:
+    rows = []
+    for x_TD, ids in zip(bench.x, bench.segments(), strict=True):
+        _, counts = ids.unique_consecutive(return_counts=True)
+        rows.append(torch.cat([bench.layers(part[None])[0] for part in x_TD.split(counts.tolist())]))
+    return torch.stack(rows)
+
+
+def packed_gradients(bench: Bench) -> Iterator[Check]:
+    """The outputs of a packed segment have no gradient with respect to the inputs of another."""
+    ids = bench.segments()
+    inside = ids[0] == 2
+    x = bench.x.clone().requires_grad_()
+    (grad,) = torch.autograd.grad((bench.layers(x, ids) * bench.weight)[0][inside].sum(), x)
+    outside = torch.cat([grad[0][~inside], grad[1]])
+    error = largest(outside, torch.zeros_like(outside), scale=grad[0][inside])
+    broken = "the outputs of one segment have gradients with respect to another"
+    yield bench.check("packed gradients", error, bench.allowed, broken)
+
+
+@torch.no_grad()
+def batches(bench: Bench) -> Iterator[Check]:
+    """A row is mixed the same whatever else is in the batch; a batch may be empty."""
+    alone = torch.cat([bench.layers(row[None]) for row in bench.x])
+    yield bench.same("batch invariance", alone, bench.y, "a row alone is not mixed like a row of a batch")
+    shape = bench.layers(bench.x[:0]).shape
+    broken = f"a batch of no rows becomes {list(shape)}"
+    yield bench.check("empty batch", float(shape != bench.x[:0].shape), 0.0, broken)
+
+
+def derivatives(bench: Bench) -> Iterator[Check]:
+    """Backward is the derivative of forward: central differences along a random direction per parameter."""
+    grads = gradients(bench.layers, bench.x, bench.weight)
+    lost = sorted(name for name, grad in grads.items() if grad is None)
+    yield bench.check(
+        "every parameter learns", len(lost), 0.0, f"no gradient reaches {', '.join(lost)}, so many parameters are dead"
+    )
+    if not all(mixer.exact_gradient for mixer in bench.layers.mixers):
+        return
+    point = {"x": bench.x, **{name: p.detach() for name, p in bench.layers.named_parameters()}}
+    worst, where, bound = -math.inf, "x", 0.0
+    for name, grad in grads.items():
+        if grad is not None:
+            error, allowed = _along(bench, point, name, grad)
+            if not error - allowed <= worst:
+                worst, where, bound, figure = error - allowed, name, allowed, error
+    yield bench.check("derivatives", figure, bound, f"the gradient of {where} is not the derivative")
+
+
+@torch.no_grad()
+def _along(bench: Bench, point: Mapping[str, Tensor], name: str, grad: Tensor) -> tuple[float, float]:
+    """Return (error, allowed) of one directional derivative, both relative to the size of the gradient."""
+    direction = bench.random(f"direction {name}", *point[name].shape)
+
+    def loss(distance: float) -> tuple[float, float]:
+        there = {**point, name: point[name] + distance * direction}
+        terms = torch.func.functional_call(bench.layers, there, (there.pop("x"),)) * bench.weight
+        return terms.sum().item(), terms.abs().sum().item()
+
+    h = 1e-6
+    (ahead, size), (behind, _) = loss(h), loss(-h)
+    (far_ahead, _), (far_behind, _) = loss(2 * h), loss(-2 * h)
+    near, far = (ahead - behind) / (2 * h), (far_ahead - far_behind) / (4 * h)
+    # Richardson: (near - far) / 3 is the truncation error of `near`; the loss itself is known to rounding.
+    truncation, rounding = abs(near - far) / 3, bench.allowed * size / h
+    scale = max(torch.linalg.vector_norm(grad).item(), torch.finfo(torch.float64).tiny)
+    return abs(near - (grad * direction).sum().item()) / scale, (bench.slack * truncation + rounding) / scale
+
+
+def gradients(layers: nn.Module, x: Tensor, weight: Tensor) -> dict[str, Tensor | None]:
+    """Return the gradients of sum(weight * layers(x)) by parameter name, and that of the input as "x"."""
+    x = x.detach().clone().requires_grad_()
+    wanted = {"x": x, **dict(layers.named_parameters())}
+    loss = (layers(x).to(weight.dtype) * weight).sum()
+    return dict(zip(wanted, torch.autograd.grad(loss, list(wanted.values()), allow_unused=True), strict=True))
+
+
+def costs(bench: Bench) -> Iterator[Check]:
+    """The declared state is the built one, in any dtype; FLOPs cover every linear layer and grow with length."""
+    mixer = bench.layers.mixers[0]
+    for dtype in (torch.float32, torch.bfloat16):
+        built = bench.choice.mixer(bench.config, mixer.layer).to(dtype)
+        for length in (1, bench.length, 10 * bench.length):
+            declared, measured = built.state_bytes(length), built.init_cache(1, length).nbytes
+            broken = f"state_bytes({length}) says {declared}, init_cache holds {measured} bytes ({dtype})"
+            yield bench.check(f"state bytes at {length}, {dtype}", abs(declared - measured), 0.0, broken)
+    linear = sum(m.weight.numel() for m in mixer.modules() if isinstance(m, nn.Linear))
+    T = bench.length
+    least, declared, doubled = 2.0 * T * linear, mixer.flops(T), mixer.flops(2 * T)
+    missing = max(0.0, least - declared) / max(least, 1.0)
+    yield bench.check(
+        "flops cover the linear layers", missing, 0.0, f"flops({T}) = {declared:.3g} is below {least:.3g}"
+    )
+    shrinking = max(0.0, 2 * declared - doubled) / declared
+    yield bench.check("flops grow", shrinking, roundoff(torch.float32), f"flops({2 * T}) is below twice flops({T})")
+
+
+@torch.no_grad()
+def influence(bench: Bench) -> Iterator[Check]:
+    """The influence matrix, where there is one, is causal and maps the values to what forward mixes."""
+    mixer = bench.layers.mixers[0]
+    matrix = mixer.influence(bench.x)
+    if matrix is None:
+        return
+    shape, T = tuple(matrix.shape), bench.length
+    square = matrix.ndim == 4 and shape[0] == BATCH and shape[2:] == (T, T)
+    yield bench.check(
+        "influence shape", float(not square), 0.0, f"influence is {list(shape)}, not [{BATCH}, H, {T}, {T}]"
+    )
+    if not square:
+        return
+    future = matrix.triu(1)
+    error = largest(future, torch.zeros_like(future), scale=matrix)
+    yield bench.check("influence is causal", error, bench.allowed, "later values have influence")
+    mixed = mixer.mixed(bench.x)
+    if mixed is not None:
+        values, y = mixed
+        product = torch.einsum("bhts,bshv->bthv", matrix, values)
+        yield bench.check(
+            "influence", largest(product, y), bench.allowed, "influence times the values is not what forward mixes"
+        )
+
+
+def initialisation(bench: Bench) -> Iterator[Check]:
+    """As initialised, a residual stack stays finite and no layer amplifies its normalised input.
+
+    Branches of at most unit size add up to at most 1 + depth, in activations and, the other way, in gradients.
+    """
+    stack = nn.ModuleList()
+    for index in range(DEPTH):
+        spec = LayerSpec(hidden=bench.hidden, index=index, depth=DEPTH, max_length=bench.length)
+        mixer = bench.choice.mixer(bench.config, spec)
+        initialise(mixer, mixer.recipe(), bench.seed + index)
+        stack.append(mixer.to(bench.device))
+    x = bench.x.float().requires_grad_()
+    shared: dict[str, Tensor] = {}
+    h = x
+    for mixer in stack:
+        h = h + mixer(rms_norm(h), None, *((shared,) if mixer.takes_shared else ()))
+    weight = bench.weight.float()
+    parameters = list(stack.parameters())
+    grad, *rest = torch.autograd.grad((h * weight).sum(), [x, *parameters], allow_unused=True)
+    for name, ratio in (
+        ("activations", root_mean_square(h) / root_mean_square(x)),
+        ("gradients", root_mean_square(grad) / root_mean_square(weight)),
+    ):
+        yield bench.check(
+            f"initialised {name}", max(ratio, 1 / ratio), 1.0 + DEPTH, f"{DEPTH} fresh layers change the size of {name}"
+        )
+    bad = sum(1 for g in rest if g is not None and not g.isfinite().all())
+    yield bench.check("initialised parameters", bad, 0.0, "some gradients of fresh parameters are not finite")
+
+
+def recipes(bench: Bench) -> Iterator[Check]:
+    """Every parameter has a recipe (else `initialise` refuses) and starts the same from the same seed."""
+    starts = []
+    for _ in range(2):
+        mixer: Mixer = bench.choice.mixer(bench.config, bench.layers.mixers[0].layer)
+        initialise(mixer, mixer.recipe(), bench.seed)
+        starts.append(torch.cat([p.detach().flatten() for p in mixer.parameters()]))
+    changed = (starts[0] != starts[1]).sum().item()
+    yield bench.check("recipe", changed, 0.0, "two initialisations from one seed differ")
+
+
+PROOFS: tuple[Callable[[Bench], Iterator[Check]], ...] = (
+    recipes,
+    initialisation,
+    causality,
+    causal_gradients,
+    decoding,
+    packing,
+    packed_gradients,
+    batches,
+    derivatives,
+    costs,
+    influence,
+)
+
+
+# --- lower precision -------------------------------------------------------------------------------------------
+
+
+def precision(bench: Bench, dtype: torch.dtype) -> Iterator[Check]:
+    """In `dtype`, outputs, decoding, packing and gradients are the float64 ones to its precision.
+
+    Gradients in 16 bits are those of training: float32 parameters under autocast.
+    """
+    word = str(dtype).removeprefix("torch.")
+    low = _copy(bench, dtype)
+    x = bench.x.to(dtype)
+    true = _copy(bench, dtype).double()
+    with torch.no_grad():
+        y = true(x.double())
+        moved = bench.moved(true, x.double(), dtype)
+        size = root_mean_square(y)
+        allowed = bench.slack * max(roundoff(dtype), root_mean_square(moved - y) / size)
+        half = _decode(low, x, low.init_cache(BATCH, bench.length), bench.length // 2)
+        ids = bench.segments()
+        pairs = (("forward", low(x), y), ("decode", half, y), ("packed", low(x, ids), true(x.double(), ids)))
+    for name, actual, expected in pairs:
+        kept = actual.dtype == dtype
+        yield bench.check(f"{name} keeps {word}", float(not kept), 0.0, f"the output of {name} is {actual.dtype}")
+        error = root_mean_square(actual.double() - expected) / size
+        yield bench.check(f"{name} in {word}", error, allowed, f"{name} in {word} is far from float64")
+    yield _gradient_precision(bench, dtype, word)
+
+
+def _copy(bench: Bench, dtype: torch.dtype) -> Layers:
+    layers = Layers(bench.choice, bench.config, bench.hidden, bench.length)
+    layers.load_state_dict(bench.layers.state_dict())
+    return layers.to(bench.device, dtype)
+
+
+def _gradient_precision(bench: Bench, dtype: torch.dtype, word: str) -> Check:
+    true = gradients(bench.layers, bench.x, bench.weight)
+    moved = _copy(bench, torch.float64)
+    moved.load_state_dict(bench.moved_parameters(bench.layers, dtype), strict=False)
+    shifted = gradients(moved, bench.move("x", bench.x, dtype), bench.weight)
+    master = torch.float32 if dtype.itemsize < 4 else dtype
+    with torch.autocast(bench.device.type, dtype=dtype, enabled=master != dtype):
+        low = gradients(_copy(bench, master), bench.x.to(master), bench.weight.to(master))
+    sizes = {name: root_mean_square(grad) for name, grad in true.items() if grad is not None}
+    worst, where, bound, figure = -math.inf, "x", 0.0, 0.0
+    for name, size in sizes.items():
+        # A gradient that vanishes (a shift the softmax does not feel) is known only to the precision of the others.
+        size = size if size > 1e-9 * max(sizes.values()) else max(sizes.values())
+        error = root_mean_square(low[name].double() - true[name]) / size
+        allowed = bench.slack * max(roundoff(dtype), root_mean_square(shifted[name] - true[name]) / size)
+        if not error / allowed <= worst:
+            worst, where, bound, figure = error / allowed, name, allowed, error
+    return bench.check(f"gradients in {word}", figure, bound, f"the gradient of {where} in {word} is far from float64")
+
+
+def compilation(bench: Bench) -> Iterator[Check]:
+    """Forward and backward trace into one graph each and compute the same."""
+    plain = gradients(bench.layers, bench.x, bench.weight)
+    traced = torch.compile(bench.layers, backend="aot_eager", fullgraph=True)
+    yield bench.same("compiled", traced(bench.x), bench.y, "compiled and eager disagree")
+    graphed = gradients(traced, bench.x, bench.weight)
+    for (name, grad), other in zip(plain.items(), graphed.values(), strict=True):
+        if grad is not None:
+            error = largest(other, grad)
+            yield bench.check(f"compiled gradient of {name}", error, bench.allowed, "compiled and eager disagree")
+    torch.compiler.reset()
