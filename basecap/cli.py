@@ -21,6 +21,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+bench_app = typer.Typer(help="Speed and memory.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
 data_app = typer.Typer(help="Text to token shards.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
@@ -31,6 +33,7 @@ Settings = Annotated[
 Plugins = Annotated[list[Path], typer.Option("--plugin", help="Python file that registers mixers; repeatable")]
 Out = Annotated[Path | None, typer.Option("--out", help="directory of the study; runs/NAME when not given")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:0; the best there is when not given")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="also write everything to this file")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
@@ -131,6 +134,50 @@ def generate(
     typer.echo(continuation(run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed, device=device))
 
 
+@app.command(epilog="Example: basecap check --mixer mamba-2")
+def check(
+    mixer: Annotated[
+        list[str], typer.Option("--mixer", help="check this architecture; repeatable; all if absent")
+    ] = [],
+    device: Device = None,
+    plugin: Plugins = [],
+    as_json: AsJson = False,
+) -> None:
+    """Prove every mixer and kernel against its reference on this machine. Exit code 1 when anything fails."""
+    from basecap.environment import choose_device
+    from basecap.testing.check_all import check_all
+
+    _load(plugin)
+    rows = check_all(mixer, choose_device(device))
+    _table("checks", rows, as_json)
+    failed = sum(row["result"] != "passed" for row in rows)
+    _say(f"{len(rows)} checks, {failed} failed")
+    if failed:
+        raise typer.Exit(1)
+
+
+@bench_app.command(
+    "models", epilog="Example: basecap bench models --use transformer++ --use mamba-2 --json models.json"
+)
+def bench_models(
+    use: Annotated[list[str], typer.Option("--use", help="an architecture; repeatable; all if absent")] = [],
+    hidden: Annotated[int, typer.Option(help="model width")] = 768,
+    length: Annotated[int, typer.Option(help="tokens per sequence")] = 2048,
+    batch: Annotated[int, typer.Option(help="sequences per step")] = 16,
+    device: Device = None,
+    json_file: JsonFile = None,
+    plugin: Plugins = [],
+) -> None:
+    """Time whole training steps of architectures beside each other."""
+    from basecap.bench.models import run as bench
+    from basecap.environment import choose_device
+
+    _load(plugin)
+    found = bench(use, device=choose_device(device), hidden=hidden, length=length, batch=batch)
+    _table("training speed", found["rows"], as_json=False)
+    _store(found, json_file)
+
+
 def _inspect(study: str, out: Path | None, settings: Sequence[str], as_json: bool) -> None:
     from basecap.data import inspect
     from basecap.study.config import load_study
@@ -147,6 +194,11 @@ def _report(directories: Sequence[Path], out: Path) -> None:
     page = write_report(list(directories), out)
     Console().print(terminal_table(StudyRecords(out).results()))
     typer.echo(f"report: {page}")
+
+
+def _store(found: dict[str, Any], path: Path | None) -> None:
+    if path is not None:
+        path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def _load(plugins: Sequence[Path]) -> None:

@@ -1,0 +1,1 @@
+"""Speed and memory: kernels beside their rivals, whole models beside each other."""
