@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from basecap.errors import ConfigError
 from basecap.mixers._contract import ARCHITECTURES, Architecture, Cache, LayerChoice, LayerSpec, Mixer, initialise
 from basecap.mixers._parts import rms_norm
 from basecap.testing._bench import BATCH, Bench, Check, Layers, Report, largest, root_mean_square, roundoff
@@ -36,7 +37,7 @@ def check_mixer(
     Args:
         architecture: a registered name, or an Architecture.
         hidden: model width.
-        length: tokens per sequence, at least 16.
+        length: tokens per sequence, at least 32.
         dtypes: precisions compared with float64, besides the checks made in float64 itself.
         device: where everything runs.
         options: options of the mixer on top of the architecture's and of `Mixer.tiny`.
@@ -47,8 +48,10 @@ def check_mixer(
         A report; `report.raise_failures()` turns broken checks into an AssertionError.
 
     Raises:
-        ConfigError: an unknown name, options that do not fit, or a parameter without a recipe.
+        ConfigError: an unknown name, a length too short to cut into segments, options that do not fit, or a parameter without a recipe.
     """
+    if length < 32:
+        raise ConfigError(f"the suite needs sequences of at least 32 tokens, not {length}.")
     if isinstance(architecture, str):
         architecture = ARCHITECTURES.get(architecture)
     checks: list[Check] = []

@@ -1,9 +1,26 @@
-"""Every registered architecture keeps the mixer contract; a new file in `basecap/mixers` is tested by existing."""
+"""Every registered architecture keeps the mixer contract, and the suite that says so notices every kind of breach.
+
+A new file in `basecap/mixers` is tested by existing.
+"""
 
 import pytest
+import torch
 
-from basecap.mixers._contract import ARCHITECTURES
+from basecap.errors import ConfigError
+from basecap.mixers._contract import (
+    ARCHITECTURES,
+    Architecture,
+    Cache,
+    LayerChoice,
+    ParameterRecipe,
+    constant,
+    default_recipe,
+    normal,
+)
+from basecap.mixers.attention import Attention
 from basecap.testing.check_mixer import check_mixer
+
+FLOAT32 = (torch.float32,)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES.names())
@@ -11,3 +28,197 @@ def test_conforms(name):
     report = check_mixer(name)
     assert report.checks
     report.raise_failures()
+
+
+@pytest.mark.parametrize("name", ["transformer++", "transformer++ window", "transformer++ alibi"])
+def test_conforms_compiled(name):
+    report = check_mixer(name, length=48, dtypes=(), compiled=True)
+    assert any(check.name == "compiled" for check in report.checks)
+    report.raise_failures()
+
+
+class SeesTheFuture(Attention):
+    def forward(self, x_BTD, segments=None):
+        return super().forward(x_BTD, segments) + 1e-9 * x_BTD.flip(1)
+
+
+class ForgetsInDecoding(Attention):
+    def step(self, x_B1D, cache):
+        y = super().step(x_B1D, cache)
+        cache.tensors["v"][:, 0] = 0
+        return y
+
+
+class MiscountsTokens(Attention):
+    def prefill(self, x_BTD, cache):
+        y = super().prefill(x_BTD, cache)
+        cache.length += 1
+        return y
+
+
+class IgnoresSegments(Attention):
+    def forward(self, x_BTD, segments=None):
+        return super().forward(x_BTD, None)
+
+
+class MixesTheBatch(Attention):
+    def forward(self, x_BTD, segments=None):
+        return super().forward(x_BTD - 1e-6 * x_BTD.mean(0, keepdim=True), segments)
+
+
+class WrongGradient(Attention):
+    def forward(self, x_BTD, segments=None):
+        y = super().forward(x_BTD, segments)
+        return y + 1e-3 * (y - y.detach())
+
+
+class DeadParameter(Attention):
+    def forward(self, x_BTD, segments=None):
+        return super().forward(x_BTD, segments) + 0 * self.out.weight.sum().detach()
+
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.unused = torch.nn.Linear(2, 2, bias=False)
+
+
+class NarrowsTheDtype(Attention):
+    def forward(self, x_BTD, segments=None):
+        narrow = x_BTD.bfloat16().float() if x_BTD.dtype == torch.float32 else x_BTD
+        return super().forward(narrow, segments)
+
+
+class ReturnsFloat32(Attention):
+    def forward(self, x_BTD, segments=None):
+        y = super().forward(x_BTD, segments)
+        return y.float() if y.dtype == torch.bfloat16 else y
+
+
+class UnderstatesState(Attention):
+    def state_bytes(self, length):
+        return super().state_bytes(length) - 4
+
+
+class UnderstatesFlops(Attention):
+    def flops(self, length):
+        return super().flops(length) / 8
+
+
+class WrongInfluence(Attention):
+    def influence(self, x_BTD):
+        return super().influence(x_BTD).square()
+
+
+class Explodes(Attention):
+    def recipe(self):
+        return {**default_recipe(self), "out.weight": ParameterRecipe(init=normal(100.0))}
+
+
+class Dies(Attention):
+    def recipe(self):
+        return {name: ParameterRecipe(init=constant(float("nan"))) for name in super().recipe()}
+
+
+class DrawsFromNowhere(Attention):
+    def recipe(self):
+        return {**super().recipe(), "out.weight": ParameterRecipe(init=lambda p, generator: p.normal_())}
+
+
+def architecture(*mixers, **options):
+    layers = tuple(LayerChoice(mixer=mixer, options=options) for mixer in mixers)
+    return Architecture(name="broken", layers=layers, backbone="gpt", summary="", paper="")
+
+
+@pytest.mark.parametrize(
+    ("mixer", "broken"),
+    [
+        (SeesTheFuture, {"causality before 1", "causal gradients"}),
+        (ForgetsInDecoding, {"decode", "decode in float32"}),
+        (MiscountsTokens, {"prefill: cache length"}),
+        (IgnoresSegments, {"packed segments", "packed gradients"}),
+        (MixesTheBatch, {"batch invariance"}),
+        (WrongGradient, {"derivatives"}),
+        (DeadParameter, {"every parameter learns"}),
+        (NarrowsTheDtype, {"forward in float32"}),
+        (UnderstatesState, {"state bytes at 147, torch.float32"}),
+        (UnderstatesFlops, {"flops cover the linear layers"}),
+        (WrongInfluence, {"influence"}),
+        (Explodes, {"initialised activations"}),
+        (DrawsFromNowhere, {"recipe"}),
+    ],
+)
+def test_notices(mixer, broken):
+    report = check_mixer(architecture(mixer), dtypes=FLOAT32)
+    assert broken <= {check.name for check in report.failures}
+    with pytest.raises(AssertionError, match="broken: .* broke: .* by .* where .* is allowed"):
+        report.raise_failures()
+
+
+def test_notices_nan():
+    report = check_mixer(architecture(Dies), dtypes=())
+    assert "initialised activations" in {check.name for check in report.failures}
+
+
+def test_notices_a_changed_dtype():
+    report = check_mixer(architecture(ReturnsFloat32), dtypes=(torch.bfloat16,))
+    assert "forward keeps bfloat16" in {check.name for check in report.failures}
+
+
+def test_sound_mixer_breaks_nothing():
+    check_mixer(architecture(Attention), dtypes=FLOAT32).raise_failures()
+    assert not check_mixer(architecture(Attention), length=32, dtypes=FLOAT32).failures
+
+
+def test_checks_every_distinct_layer_of_a_pattern():
+    report = check_mixer(architecture(Attention, Attention, UnderstatesState), dtypes=())
+    assert {check.subject for check in report.checks} == {"broken, layer 1", "broken, layer 2"}
+    assert {check.subject for check in report.failures} == {"broken, layer 2"}
+
+
+class SharesValues(Attention):
+    """Adds the first layer's input to the later layers' output."""
+
+    takes_shared = True
+
+    def _share(self, x, y, shared):
+        if self.layer.index == 0:
+            shared["first"] = x
+            return y
+        return y + shared["first"]
+
+    def forward(self, x_BTD, segments=None, shared=None):
+        return self._share(x_BTD, super().forward(x_BTD, segments), shared)
+
+    def prefill(self, x_BTD, cache, shared=None):
+        return self._share(x_BTD, super().prefill(x_BTD, cache), shared)
+
+    def step(self, x_B1D, cache: Cache, shared=None):
+        return self._share(x_B1D, super().step(x_B1D, cache), shared)
+
+    def influence(self, x_BTD):
+        return None
+
+
+def test_shared_values_pass_between_layers():
+    report = check_mixer(architecture(SharesValues), dtypes=FLOAT32)
+    report.raise_failures()
+    assert not any(check.name.startswith("influence") for check in report.checks)
+
+
+class NoRecipe(Attention):
+    def recipe(self):
+        return {name: recipe for name, recipe in super().recipe().items() if name != "out.weight"}
+
+
+def test_missing_recipe_names_the_parameter():
+    with pytest.raises(ConfigError, match=r"mixers\.0\.out\.weight"):
+        check_mixer(architecture(NoRecipe))
+
+
+def test_unknown_architecture_suggests_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean"):
+        check_mixer("transfomer++")
+
+
+def test_short_sequences_are_refused():
+    with pytest.raises(ConfigError, match="at least 32"):
+        check_mixer("transformer++", length=31)
