@@ -6,14 +6,26 @@ RWKV-5 store that of the present one: one minus it).
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Initialiser, ParameterRecipe, constant, values
+from basecap.mixers._contract import (
+    Cache,
+    Initialiser,
+    LayerSpec,
+    Mixer,
+    ParameterRecipe,
+    constant,
+    orthogonal,
+    values,
+)
 from basecap.mixers._parts import token_shift
+
+#: Epsilon of the norm per head: 1e-5 on outputs divided by 8 (RWKV-5), the same as 64e-5 on the outputs.
+EPS = 64e-5
 
 
 def depth_ratios(index: int, depth: int) -> tuple[float, float]:
@@ -55,9 +67,25 @@ def scaled_orthogonal(scale: float) -> Initialiser:
     return initialise
 
 
-def head_scale(index: int, depth: int) -> ParameterRecipe:
-    """Recipe of the group norm's gain: ((1 + index) / depth)^0.7, so that deeper layers speak louder."""
-    return ParameterRecipe(init=constant(((1 + index) / depth) ** 0.7), decay=False)
+def norm_recipe(layer: LayerSpec) -> dict[str, ParameterRecipe]:
+    """Recipe of `norm`: a gain of ((1 + index) / depth)^0.7, so that deeper layers speak louder, and no bias."""
+    gain = ((1 + layer.index) / layer.depth) ** 0.7
+    return {
+        "norm.weight": ParameterRecipe(init=constant(gain), decay=False),
+        "norm.bias": ParameterRecipe(init=constant(0.0), decay=False),
+    }
+
+
+def gated_recipe(layer: LayerSpec) -> dict[str, ParameterRecipe]:
+    """Recipe of the projections and the norm of RWKV-5 and RWKV-6: orthogonal, small key and gate, output zero."""
+    return {
+        "receptance.weight": ParameterRecipe(init=orthogonal()),
+        "key.weight": ParameterRecipe(init=orthogonal(0.1)),
+        "value.weight": ParameterRecipe(init=orthogonal()),
+        "gate.weight": ParameterRecipe(init=orthogonal(0.1)),
+        "output.weight": ParameterRecipe(init=constant(0.0)),
+        **norm_recipe(layer),
+    }
 
 
 def shift(x_BTD: Tensor, segments: Tensor | None, last_BD: Tensor | None = None) -> Tensor:
@@ -75,27 +103,110 @@ def shift(x_BTD: Tensor, segments: Tensor | None, last_BD: Tensor | None = None)
 class LowRank(nn.Module):
     """base + act(x @ down) @ up: a vector that depends on the data a little ([..., hidden] -> [..., width])."""
 
-    def __init__(self, hidden: int, rank: int, width: int, activation: Callable[[Tensor], Tensor] | None):
+    def __init__(
+        self,
+        hidden: int,
+        rank: int,
+        width: int,
+        activation: Callable[[Tensor], Tensor] | None = None,
+        base: bool = True,
+    ):
         super().__init__()
         self.down = nn.Parameter(torch.empty(hidden, rank))
         self.up = nn.Parameter(torch.empty(rank, width))
-        self.base = nn.Parameter(torch.empty(width))
+        self.base = nn.Parameter(torch.empty(width)) if base else None
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
         """Map the last dimension."""
         inner = x @ self.down
-        return self.base + (inner if self.activation is None else self.activation(inner)) @ self.up
+        out = (inner if self.activation is None else self.activation(inner)) @ self.up
+        return out if self.base is None else self.base + out
 
-    def recipe(self, base: Tensor, up: Initialiser, lr: float = 1.0) -> dict[str, ParameterRecipe]:
+    def recipe(self, up: Initialiser, base: Tensor | None = None, lr: float = 1.0) -> dict[str, ParameterRecipe]:
         """Start at `base` (whose learning-rate factor is `lr`): down is zero. Nothing decays."""
-        return {
+        recipes = {
             "down": ParameterRecipe(init=constant(0.0), decay=False),
             "up": ParameterRecipe(init=up, decay=False),
-            "base": ParameterRecipe(init=values(base), lr=lr, decay=False),
         }
+        if base is not None:
+            recipes["base"] = ParameterRecipe(init=values(base), lr=lr, decay=False)
+        return recipes
+
+    def flops(self, length: int) -> float:
+        """Floating-point operations over `length` vectors."""
+        return 2.0 * length * (self.down.numel() + self.up.numel())
 
 
-def prefixed(prefix: str, recipes: dict[str, Any]) -> dict[str, Any]:
+class HeadNorm(nn.GroupNorm):
+    """Normalise each head of [B, T, H * V] by itself, with a gain and a bias per channel."""
+
+    def __init__(self, heads: int, width: int):
+        super().__init__(heads, width, eps=EPS)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Normalise; keeps shape and dtype."""
+        return super().forward(x_BTD.flatten(0, 1)).view_as(x_BTD).to(x_BTD.dtype)
+
+
+class TimeMix(Mixer):
+    """A mixer that sees the token shift of its input and keeps a recurrent state: RWKV of any generation."""
+
+    @abstractmethod
+    def empty_state(self, batch: int) -> Tensor:
+        """Return the state before the first token, [batch, ...], in float32 or wider."""
+
+    @abstractmethod
+    def mix(
+        self,
+        x_BTD: Tensor,
+        delta_BTD: Tensor,
+        state: Tensor | None,
+        segments: Tensor | None,
+        shared: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Return outputs [B, T, D] and the final state.
+
+        Args:
+            x_BTD: the input.
+            delta_BTD: its token shift: previous minus present token.
+            state: the state before the first token; None: as `empty_state`.
+            segments: as in `Mixer.forward`.
+            shared: as for mixers that set `takes_shared`; empty for others.
+        """
+
+    def forward(self, x_BTD: Tensor, segments: Tensor | None = None, shared: dict[str, Tensor] | None = None) -> Tensor:
+        """Mix; see `Mixer.forward`."""
+        return self.mix(x_BTD, shift(x_BTD, segments), None, segments, {} if shared is None else shared)[0]
+
+    def init_cache(self, batch: int, max_length: int) -> Cache:
+        """The state and the last token's input [B, D]; constant in `max_length`."""
+        last = next(self.parameters()).new_zeros(batch, self.layer.hidden)
+        return Cache(tensors={"last": last, "state": self.empty_state(batch)})
+
+    def step(self, x_B1D: Tensor, cache: Cache, shared: dict[str, Tensor] | None = None) -> Tensor:
+        """Mix one more token."""
+        return self.prefill(x_B1D, cache, shared)
+
+    def prefill(self, x_BTD: Tensor, cache: Cache, shared: dict[str, Tensor] | None = None) -> Tensor:
+        """Mix further tokens chunk by chunk and keep their final state."""
+        delta = shift(x_BTD, None, cache.tensors["last"])
+        y, state = self.mix(x_BTD, delta, cache.tensors["state"], None, {} if shared is None else shared)
+        cache.tensors["state"].copy_(state)
+        cache.length += x_BTD.shape[1]
+        return y
+
+    def state_bytes(self, length: int) -> int:
+        """The state and the last token's input, whatever the length."""
+        return self.init_cache(1, length).nbytes
+
+
+def matrix_state(like: Tensor, batch: int, heads: int, head_dim: int) -> Tensor:
+    """Return zeros [batch, heads, head_dim, head_dim] in float32 or the wider dtype of `like`."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return like.new_zeros(batch, heads, head_dim, head_dim, dtype=dtype)
+
+
+def prefixed(prefix: str, recipes: dict[str, ParameterRecipe]) -> dict[str, ParameterRecipe]:
     """Put `prefix.` before every name."""
     return {f"{prefix}.{name}": recipe for name, recipe in recipes.items()}

@@ -1,0 +1,93 @@
+"""RWKV-4 (arXiv 2305.13048): an exponentially decaying weighted average per channel, behind a receptance gate."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from basecap.mixers._contract import LayerSpec, MixerConfig, ParameterRecipe, constant, mixer, orthogonal, values
+from basecap.mixers._rwkv import TimeMix, depth_ratios, ramp, share, shift
+from basecap.ops.wkv4 import eager, wkv4
+
+
+@mixer(
+    "rwkv-4",
+    backbone="rwkv-4",
+    paper="arXiv 2305.13048",
+    summary="decaying weighted average per channel, behind a receptance gate",
+)
+class RWKV4(TimeMix):
+    """output(sigmoid(receptance) * average of the values, weighted by exp(key) and age)."""
+
+    class Config(MixerConfig):
+        """RWKV-4 has no options: every channel is a head."""
+
+    def __init__(self, config: Config, layer: LayerSpec):
+        super().__init__(config, layer)
+        D = layer.hidden
+        self.share_k = nn.Parameter(torch.empty(D))
+        self.share_v = nn.Parameter(torch.empty(D))
+        self.share_r = nn.Parameter(torch.empty(D))
+        self.decay = nn.Parameter(torch.empty(D))
+        self.bonus = nn.Parameter(torch.empty(D))
+        self.key = nn.Linear(D, D, bias=False)
+        self.value = nn.Linear(D, D, bias=False)
+        self.receptance = nn.Linear(D, D, bias=False)
+        self.output = nn.Linear(D, D, bias=False)
+
+    def _rates(self) -> tuple[Tensor, Tensor]:
+        """Return decay and bonus [D] in float32 or wider."""
+        wide = torch.promote_types(self.decay.dtype, torch.float32)
+        return self.decay.to(wide).exp(), self.bonus.to(wide)
+
+    def empty_state(self, batch: int) -> Tensor:
+        """(mean, logarithm of its weight): [batch, 2, D] of 0 and -inf."""
+        dtype = torch.promote_types(self.decay.dtype, torch.float32)
+        state = self.decay.new_zeros(batch, 2, self.layer.hidden, dtype=dtype)
+        state[:, 1] = -math.inf
+        return state
+
+    def mix(
+        self,
+        x_BTD: Tensor,
+        delta_BTD: Tensor,
+        state: Tensor | None,
+        segments: Tensor | None,
+        shared: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Average and gate; see `TimeMix.mix`."""
+        k = self.key(x_BTD + delta_BTD * self.share_k)
+        v = self.value(x_BTD + delta_BTD * self.share_v)
+        r = torch.sigmoid(self.receptance(x_BTD + delta_BTD * self.share_r))
+        o, state = wkv4(k, v, *self._rates(), state_B2D=state, segments=segments)
+        return self.output(r * o), state
+
+    def influence(self, x_BTD: Tensor) -> Tensor:
+        """Return [B, D, T, T], the weights of the averages of each channel (before the receptance)."""
+        k = self.key(x_BTD + shift(x_BTD, None) * self.share_k)
+        decay, bonus = self._rates()
+        return eager.influence(k.to(decay.dtype), decay, bonus)
+
+    def recipe(self) -> dict[str, ParameterRecipe]:
+        """Official: channels from slow to fast decay (twice the learning rate), key, receptance and output zero."""
+        D, layer = self.layer.hidden, self.layer
+        rise, fall = depth_ratios(layer.index, layer.depth)
+        decay = -5.0 + 8.0 * ramp(D) ** (0.7 + 1.3 * rise)
+        bonus = math.log(0.3) + 0.5 * ((torch.arange(D) + 1) % 3 - 1)
+        zero = ParameterRecipe(init=constant(0.0))
+        return {
+            "share_k": share(D, fall),
+            "share_v": share(D, fall, 0.3 * rise),
+            "share_r": share(D, 0.5 * fall),
+            "decay": ParameterRecipe(init=values(decay), lr=2.0, decay=False),
+            "bonus": ParameterRecipe(init=values(bonus), lr=3.0, decay=False),
+            "key.weight": zero,
+            "value.weight": ParameterRecipe(init=orthogonal()),
+            "receptance.weight": zero,
+            "output.weight": zero,
+        }
+
+    def flops(self, length: int) -> float:
+        """Projections and about 12 operations per channel and token for the average."""
+        D = self.layer.hidden
+        return length * (2.0 * 4 * D * D + 12.0 * D)

@@ -1,0 +1,117 @@
+"""RWKV-5 (arXiv 2404.05892): linear attention with a constant decay per channel, a norm per head and a gate."""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from basecap.mixers._contract import (
+    LayerSpec,
+    MixerConfig,
+    ParameterRecipe,
+    choose_heads,
+    mixer,
+    values,
+)
+from basecap.mixers._rwkv import (
+    HeadNorm,
+    TimeMix,
+    decay_speed,
+    depth_ratios,
+    first_bonus,
+    gated_recipe,
+    matrix_state,
+    share,
+    shift,
+)
+from basecap.ops.wkv6 import eager, wkv6
+
+
+@mixer(
+    "rwkv-5",
+    backbone="rwkv-5",
+    paper="arXiv 2404.05892",
+    summary="linear attention with a constant decay per channel, norm per head, gate",
+)
+class RWKV5(TimeMix):
+    """output(norm(wkv) * silu(gate)); the state of a head is a matrix, its decays are parameters."""
+
+    class Config(MixerConfig):
+        """Options of RWKV-5."""
+
+        heads: int | None = Field(None, ge=1, description="heads; hidden / 64 when not given")
+
+    sizes: ClassVar = {768: {"heads": 12}, 2048: {"heads": 32}}
+
+    def __init__(self, config: Config, layer: LayerSpec):
+        super().__init__(config, layer)
+        D = layer.hidden
+        self.heads = choose_heads(D, config.heads)
+        self.head_dim = D // self.heads
+        self.share_k = nn.Parameter(torch.empty(D))
+        self.share_v = nn.Parameter(torch.empty(D))
+        self.share_r = nn.Parameter(torch.empty(D))
+        self.share_g = nn.Parameter(torch.empty(D))
+        self.decay = nn.Parameter(torch.empty(self.heads, self.head_dim))
+        self.bonus = nn.Parameter(torch.empty(self.heads, self.head_dim))
+        self.receptance = nn.Linear(D, D, bias=False)
+        self.key = nn.Linear(D, D, bias=False)
+        self.value = nn.Linear(D, D, bias=False)
+        self.gate = nn.Linear(D, D, bias=False)
+        self.output = nn.Linear(D, D, bias=False)
+        self.norm = HeadNorm(self.heads, D)
+
+    def _project(self, x_BTD: Tensor, delta_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return r, k [B, T, H, K] and the log decay [1, 1, H, K]."""
+        r = self.receptance(x_BTD + delta_BTD * self.share_r)
+        k = self.key(x_BTD + delta_BTD * self.share_k)
+        wide = torch.promote_types(self.decay.dtype, torch.float32)
+        log_decay = -self.decay.to(wide).exp()[None, None]
+        return *(x.unflatten(-1, (self.heads, -1)) for x in (r, k)), log_decay
+
+    def empty_state(self, batch: int) -> Tensor:
+        """[batch, H, K, V]."""
+        return matrix_state(self.decay, batch, self.heads, self.head_dim)
+
+    def mix(
+        self,
+        x_BTD: Tensor,
+        delta_BTD: Tensor,
+        state: Tensor | None,
+        segments: Tensor | None,
+        shared: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Run the recurrence, normalise, gate; see `TimeMix.mix`."""
+        r, k, log_decay = self._project(x_BTD, delta_BTD)
+        v = self.value(x_BTD + delta_BTD * self.share_v).unflatten(-1, (self.heads, -1))
+        gate = F.silu(self.gate(x_BTD + delta_BTD * self.share_g))
+        o, state = wkv6(r, k, v, log_decay, self.bonus, state_BHKV=state, segments=segments)
+        return self.output(self.norm(o.flatten(2)) * gate), state
+
+    def influence(self, x_BTD: Tensor) -> Tensor:
+        """Return [B, H, T, T], the factor in front of v_s in the recurrence's output (before norm and gate)."""
+        r, k, log_decay = self._project(x_BTD, shift(x_BTD, None))
+        wide = log_decay.dtype
+        return eager.influence(r.to(wide), k.to(wide), log_decay, self.bonus.to(wide))
+
+    def recipe(self) -> dict[str, ParameterRecipe]:
+        """Official: decays by channel and depth (twice the learning rate), small key and gate, output zero."""
+        layer, D, shape = self.layer, self.layer.hidden, self.decay.shape
+        rise, fall = depth_ratios(layer.index, layer.depth)
+        decay, bonus = decay_speed(D, rise).view(shape), first_bonus(D, rise).view(shape)
+        return {
+            "share_k": share(D, fall),
+            "share_v": share(D, fall, 0.3 * rise),
+            "share_r": share(D, 0.5 * fall),
+            "share_g": share(D, 0.5 * fall),
+            "decay": ParameterRecipe(init=values(decay), lr=2.0, decay=False),
+            "bonus": ParameterRecipe(init=values(bonus), decay=False),
+            **gated_recipe(layer),
+        }
+
+    def flops(self, length: int) -> float:
+        """Projections and the recurrence (decay, add, read out: 5 K V per head and token)."""
+        D = self.layer.hidden
+        return length * (2.0 * 5 * D * D + 5.0 * D * self.head_dim)

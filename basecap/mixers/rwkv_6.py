@@ -1,0 +1,144 @@
+"""RWKV-6 (arXiv 2404.05892): RWKV-5 whose decays and token shifts depend on the data through low-rank maps."""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from basecap.mixers._contract import (
+    LayerSpec,
+    MixerConfig,
+    ParameterRecipe,
+    choose_heads,
+    constant,
+    mixer,
+    uniform,
+    values,
+)
+from basecap.mixers._rwkv import (
+    HeadNorm,
+    LowRank,
+    TimeMix,
+    decay_speed,
+    depth_ratios,
+    first_bonus,
+    gated_recipe,
+    matrix_state,
+    prefixed,
+    share,
+    shift,
+)
+from basecap.ops.wkv6 import eager, wkv6
+
+#: What the token shift feeds, in the order of the stacked parameters.
+FED = ("w", "k", "v", "r", "g")
+
+
+@mixer(
+    "rwkv-6",
+    backbone="rwkv-6",
+    paper="arXiv 2404.05892",
+    summary="linear attention with a data-dependent decay per channel and token shift, norm per head, gate",
+)
+class RWKV6(TimeMix):
+    """output(norm(wkv) * silu(gate)), decays and shares of the previous token set by the data."""
+
+    class Config(MixerConfig):
+        """Options of RWKV-6."""
+
+        heads: int | None = Field(None, ge=1, description="heads; hidden / 64 when not given")
+        mix_rank: int = Field(32, ge=1, description="rank of each of the five maps to the token-shift shares")
+        decay_rank: int = Field(64, ge=1, description="rank of the map to the decays")
+
+    sizes: ClassVar = {768: {"heads": 12}, 2048: {"heads": 32}}
+
+    def __init__(self, config: Config, layer: LayerSpec):
+        super().__init__(config, layer)
+        D = layer.hidden
+        self.heads = choose_heads(D, config.heads)
+        self.head_dim = D // self.heads
+        self.share_x = nn.Parameter(torch.empty(D))
+        self.share_w = nn.Parameter(torch.empty(D))
+        self.share_k = nn.Parameter(torch.empty(D))
+        self.share_v = nn.Parameter(torch.empty(D))
+        self.share_r = nn.Parameter(torch.empty(D))
+        self.share_g = nn.Parameter(torch.empty(D))
+        self.mix_down = nn.Parameter(torch.empty(D, len(FED) * config.mix_rank))
+        self.mix_up = nn.Parameter(torch.empty(len(FED), config.mix_rank, D))
+        self.decay = LowRank(D, config.decay_rank, D, torch.tanh)
+        self.bonus = nn.Parameter(torch.empty(self.heads, self.head_dim))
+        self.receptance = nn.Linear(D, D, bias=False)
+        self.key = nn.Linear(D, D, bias=False)
+        self.value = nn.Linear(D, D, bias=False)
+        self.gate = nn.Linear(D, D, bias=False)
+        self.output = nn.Linear(D, D, bias=False)
+        self.norm = HeadNorm(self.heads, D)
+
+    def _shifted(self, x_BTD: Tensor, delta_BTD: Tensor) -> list[Tensor]:
+        """Return the inputs [B, T, D] of w, k, v, r and g."""
+        low = torch.tanh((x_BTD + delta_BTD * self.share_x) @ self.mix_down).unflatten(-1, (len(FED), -1))
+        learned = torch.stack([self.share_w, self.share_k, self.share_v, self.share_r, self.share_g])
+        shares_BTFD = learned + torch.einsum("btfr,frd->btfd", low, self.mix_up)
+        return [x_BTD + delta_BTD * part for part in shares_BTFD.unbind(2)]
+
+    def _project(self, w_in: Tensor, k_in: Tensor, r_in: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return r, k and the log decays, each [B, T, H, K]."""
+        w = self.decay(w_in)
+        log_decay = -w.to(torch.promote_types(w.dtype, torch.float32)).exp()
+        r, k, log_decay = (
+            x.unflatten(-1, (self.heads, -1)) for x in (self.receptance(r_in), self.key(k_in), log_decay)
+        )
+        return r, k, log_decay
+
+    def empty_state(self, batch: int) -> Tensor:
+        """[batch, H, K, V]."""
+        return matrix_state(self.bonus, batch, self.heads, self.head_dim)
+
+    def mix(
+        self,
+        x_BTD: Tensor,
+        delta_BTD: Tensor,
+        state: Tensor | None,
+        segments: Tensor | None,
+        shared: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Run the recurrence, normalise, gate; see `TimeMix.mix`."""
+        w_in, k_in, v_in, r_in, g_in = self._shifted(x_BTD, delta_BTD)
+        r, k, log_decay = self._project(w_in, k_in, r_in)
+        v = self.value(v_in).unflatten(-1, (self.heads, -1))
+        o, state = wkv6(r, k, v, log_decay, self.bonus, state_BHKV=state, segments=segments)
+        return self.output(self.norm(o.flatten(2)) * F.silu(self.gate(g_in))), state
+
+    def influence(self, x_BTD: Tensor) -> Tensor:
+        """Return [B, H, T, T], the factor in front of v_s in the recurrence's output (before norm and gate)."""
+        w_in, k_in, _, r_in, _ = self._shifted(x_BTD, shift(x_BTD, None))
+        r, k, log_decay = self._project(w_in, k_in, r_in)
+        wide = log_decay.dtype
+        return eager.influence(r.to(wide), k.to(wide), log_decay, self.bonus.to(wide))
+
+    def recipe(self) -> dict[str, ParameterRecipe]:
+        """Official: as RWKV-5, the low-rank maps start at zero and do not decay."""
+        layer, D = self.layer, self.layer.hidden
+        rise, fall = depth_ratios(layer.index, layer.depth)
+        small = uniform(-0.01, 0.01)
+        return {
+            "share_x": share(D, fall),
+            "share_w": share(D, fall),
+            "share_k": share(D, fall),
+            "share_v": share(D, fall, 0.3 * rise),
+            "share_r": share(D, 0.5 * fall),
+            "share_g": share(D, 0.5 * fall),
+            "mix_down": ParameterRecipe(init=constant(0.0), decay=False),
+            "mix_up": ParameterRecipe(init=small, decay=False),
+            "bonus": ParameterRecipe(init=values(first_bonus(D, rise).view_as(self.bonus)), decay=False),
+            **prefixed("decay", self.decay.recipe(small, decay_speed(D, rise), lr=2.0)),
+            **gated_recipe(layer),
+        }
+
+    def flops(self, length: int) -> float:
+        """Projections, low-rank maps and the recurrence (decay, add, read out: 5 K V per head and token)."""
+        D = self.layer.hidden
+        weights = 5 * D * D + self.mix_down.numel() + self.mix_up.numel()
+        return length * (2.0 * weights + 5.0 * D * self.head_dim) + self.decay.flops(length)

@@ -1,0 +1,175 @@
+"""RWKV-7 (arXiv 2503.14456): decay per channel plus a delta rule whose removal keys and rates depend on the data."""
+
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from basecap.mixers._contract import (
+    LayerSpec,
+    MixerConfig,
+    ParameterRecipe,
+    choose_heads,
+    constant,
+    mixer,
+    uniform,
+    values,
+)
+from basecap.mixers._rwkv import (
+    HeadNorm,
+    LowRank,
+    TimeMix,
+    depth_ratios,
+    matrix_state,
+    norm_recipe,
+    prefixed,
+    ramp,
+    scaled_orthogonal,
+    share,
+    shift,
+)
+from basecap.ops.wkv7 import eager, wkv7
+
+#: Powers of the shares of the previous token at the first layer: they flatten with depth.
+POWERS = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}
+
+#: No channel forgets more than exp(-exp(-1/2)) = 0.545 of its state in one step.
+FASTEST = math.exp(-0.5)
+
+
+def rank(hidden: int, factor: float, power: float = 0.5) -> int:
+    """Return the official rank of a low-rank map: factor * hidden^power, to the nearest multiple of 32, at least 32."""
+    return max(32, 32 * round(factor * hidden**power / 32))
+
+
+@mixer(
+    "rwkv-7",
+    backbone="rwkv-7",
+    paper="arXiv 2503.14456",
+    summary="decay per channel and a generalised delta rule, low-rank gates, values shared with the first layer",
+)
+class RWKV7(TimeMix):
+    """output((norm(wkv) + own value) * gate)."""
+
+    class Config(MixerConfig):
+        """Options of RWKV-7; the ranks follow the width when not given (768: 64, 64, 32, 128)."""
+
+        heads: int | None = Field(None, ge=1, description="heads; hidden / 64 when not given")
+        decay_rank: int | None = Field(None, ge=1, description="rank of the map to the decays")
+        rate_rank: int | None = Field(None, ge=1, description="rank of the map to the in-context learning rates")
+        value_rank: int | None = Field(None, ge=1, description="rank of the map to the first layer's share of values")
+        gate_rank: int | None = Field(None, ge=1, description="rank of the map to the gate")
+
+    sizes: ClassVar = {768: {"heads": 12}, 2048: {"heads": 32}}
+    takes_shared = True
+
+    def __init__(self, config: Config, layer: LayerSpec):
+        super().__init__(config, layer)
+        D = layer.hidden
+        self.heads = choose_heads(D, config.heads)
+        self.head_dim = D // self.heads
+        self.share_r = nn.Parameter(torch.empty(D))
+        self.share_w = nn.Parameter(torch.empty(D))
+        self.share_k = nn.Parameter(torch.empty(D))
+        self.share_v = nn.Parameter(torch.empty(D))
+        self.share_a = nn.Parameter(torch.empty(D))
+        self.share_g = nn.Parameter(torch.empty(D))
+        self.decay = LowRank(D, config.decay_rank or rank(D, 1.8), D, torch.tanh)
+        self.rate = LowRank(D, config.rate_rank or rank(D, 1.8), D)
+        self.gate = LowRank(D, config.gate_rank or rank(D, 0.6, 0.8), D, torch.sigmoid, base=False)
+        # The first layer has no earlier values to mix in.
+        self.first = LowRank(D, config.value_rank or rank(D, 1.3), D) if layer.index else None
+        self.removal = nn.Parameter(torch.empty(D))
+        self.replacement = nn.Parameter(torch.empty(D))
+        self.bonus = nn.Parameter(torch.empty(self.heads, self.head_dim))
+        self.receptance = nn.Linear(D, D, bias=False)
+        self.key = nn.Linear(D, D, bias=False)
+        self.value = nn.Linear(D, D, bias=False)
+        self.output = nn.Linear(D, D, bias=False)
+        self.norm = HeadNorm(self.heads, D)
+
+    def _heads(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD.unflatten(-1, (self.heads, -1))
+
+    def _project(self, x_BTD: Tensor, delta_BTD: Tensor) -> tuple[Tensor, ...]:
+        """Return r, log decay, k, a and b of the recurrence, each [B, T, H, K]."""
+        r = self.receptance(x_BTD + delta_BTD * self.share_r)
+        w = self.decay(x_BTD + delta_BTD * self.share_w)
+        k = self.key(x_BTD + delta_BTD * self.share_k)
+        rate = torch.sigmoid(self.rate(x_BTD + delta_BTD * self.share_a))
+        log_decay = -FASTEST * torch.sigmoid(w.to(torch.promote_types(w.dtype, torch.float32)))
+        removed = F.normalize(self._heads(k * self.removal).to(log_decay.dtype), dim=-1)
+        k = self._heads(k * (1 + (rate - 1) * self.replacement)).to(r.dtype)
+        added = removed * self._heads(rate)
+        return self._heads(r), self._heads(log_decay), k, -removed, added
+
+    def _values(self, x_BTD: Tensor, delta_BTD: Tensor, shared: dict[str, Tensor]) -> Tensor:
+        """Return the values [B, T, H, V], mixed with those that the model's first such layer left in `shared`."""
+        v_in = x_BTD + delta_BTD * self.share_v
+        v = self.value(v_in)
+        first = shared.setdefault("rwkv-7 values", v)
+        if self.first is not None:
+            v = v + (first - v) * torch.sigmoid(self.first(v_in)).to(v.dtype)
+        return self._heads(v)
+
+    def empty_state(self, batch: int) -> Tensor:
+        """[batch, H, K, V]."""
+        return matrix_state(self.bonus, batch, self.heads, self.head_dim)
+
+    def mix(
+        self,
+        x_BTD: Tensor,
+        delta_BTD: Tensor,
+        state: Tensor | None,
+        segments: Tensor | None,
+        shared: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Run the recurrence, normalise, add the present token's own value, gate; see `TimeMix.mix`."""
+        r, log_decay, k, a, b = self._project(x_BTD, delta_BTD)
+        v = self._values(x_BTD, delta_BTD, shared)
+        o, state = wkv7(r, log_decay, k, v, a, b, state_BHKV=state, segments=segments)
+        own = (r * k * self.bonus).sum(-1, keepdim=True) * v
+        gate = self.gate(x_BTD + delta_BTD * self.share_g)
+        return self.output((self.norm(o.flatten(2)) + own.flatten(2)) * gate), state
+
+    def influence(self, x_BTD: Tensor) -> Tensor:
+        """Return [B, H, T, T], the factor in front of v_s in the recurrence's output (before norm and own value)."""
+        r, log_decay, k, a, b = self._project(x_BTD, shift(x_BTD, None))
+        wide = log_decay.dtype
+        return eager.influence(r.to(wide), log_decay, k.to(wide), a, b)
+
+    def recipe(self) -> dict[str, ParameterRecipe]:
+        """Official (RWKV-LM, RWKV-v7/train_temp): only the projections decay, decays learn at twice the rate."""
+        D, K, layer = self.layer.hidden, self.head_dim, self.layer
+        rise, fall = depth_ratios(layer.index, layer.depth)
+        line = ramp(D) - 0.5
+        zigzag = 2.0 * ramp(K).repeat(self.heads) - 1.0
+        zigzag = zigzag * zigzag.abs()
+        decay = -5.5 + 6.0 * ramp(D) ** (1.0 + rise**0.3) + 2.5 * zigzag
+        up = scaled_orthogonal(0.1)
+        wide, narrow = 0.5 * D**-0.5, 0.05 * D**-0.5
+        recipes = {f"share_{name}": share(D, power * fall) for name, power in POWERS.items()}
+        if self.first is not None:
+            recipes |= prefixed("first", self.first.recipe(up, 0.73 - 0.4 * line))
+        return recipes | {
+            **prefixed("decay", self.decay.recipe(up, decay, lr=2.0)),
+            **prefixed("rate", self.rate.recipe(up, -0.19 + 0.3 * zigzag + 0.4 * line)),
+            **prefixed("gate", self.gate.recipe(up)),
+            "removal": ParameterRecipe(init=values(0.71 - 0.1 * line), decay=False),
+            "replacement": ParameterRecipe(init=constant(1.02), decay=False),
+            "bonus": ParameterRecipe(init=constant(-0.04), decay=False),
+            "receptance.weight": ParameterRecipe(init=uniform(-wide, wide)),
+            "key.weight": ParameterRecipe(init=uniform(-narrow, narrow)),
+            "value.weight": ParameterRecipe(init=uniform(-wide, wide)),
+            "output.weight": ParameterRecipe(init=constant(0.0)),
+            **norm_recipe(layer),
+        }
+
+    def flops(self, length: int) -> float:
+        """Projections, low-rank maps and the recurrence (recall, decay, two writes, read: 9 K V per head and token)."""
+        D = self.layer.hidden
+        maps = [self.decay, self.rate, self.gate] + ([] if self.first is None else [self.first])
+        return length * (8.0 * D * D + 9.0 * D * self.head_dim) + sum(low.flops(length) for low in maps)

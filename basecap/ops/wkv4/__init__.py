@@ -1,0 +1,45 @@
+"""RWKV-4's exponentially decaying weighted average of values (arXiv 2305.13048)."""
+
+import torch
+from torch import Tensor
+
+from basecap.errors import ConfigError
+from basecap.ops.wkv4 import eager
+
+
+def wkv4(
+    k_BTD: Tensor,
+    v_BTD: Tensor,
+    decay_D: Tensor,
+    bonus_D: Tensor,
+    *,
+    state_B2D: Tensor | None = None,
+    segments: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Average values: o_t = sum_{s<=t} w_ts v_s / sum_{s<=t} w_ts for every channel by itself.
+
+    w_ts = exp(k_s - (t - 1 - s) decay) for s < t and w_tt = exp(k_t + bonus).
+
+    Args:
+        k_BTD: keys, logarithms of weights of any size.
+        v_BTD: values.
+        decay_D: what a logarithm of a weight loses per token, at least 0.
+        bonus_D: what the present token's gains.
+        state_B2D: (mean, logarithm of its weight) before the first token; weight -inf for none, as when None.
+        segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
+
+    Returns:
+        o [B, T, D] in the dtype of v and the final state [B, 2, D] in float32 (float64 for float64).
+
+    Raises:
+        ConfigError: shapes that do not fit together.
+    """
+    if k_BTD.dim() != 3 or k_BTD.shape != v_BTD.shape:
+        raise ConfigError(f"k {tuple(k_BTD.shape)} and v {tuple(v_BTD.shape)} must both be [B, T, D].")
+    for name, x in (("decay", decay_D), ("bonus", bonus_D)):
+        if x.shape != v_BTD.shape[2:]:
+            raise ConfigError(f"{name} {tuple(x.shape)} must be [D] = {tuple(v_BTD.shape[2:])}.")
+    if v_BTD.shape[1] < 1:
+        raise ConfigError("wkv4 needs at least one token.")
+    with torch.autocast(v_BTD.device.type, enabled=False):
+        return eager.wkv4(k_BTD, v_BTD, decay_D, bonus_D, state_B2D, segments)

@@ -1,0 +1,56 @@
+"""The RWKV-5 and RWKV-6 recurrence as matrix products over chunks, in plain PyTorch; see `blocks` for the idea."""
+
+import torch
+from torch import Tensor
+
+from basecap.ops.wkv6.blocks import Block, assemble, chunks, kept, power_of_two, unchunk
+
+
+def wkv6(
+    r_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    log_decay_BTHK: Tensor,
+    bonus_HK: Tensor,
+    state_BHKV: Tensor | None = None,
+    segments: Tensor | None = None,
+    chunk: int = 32,
+) -> tuple[Tensor, Tensor]:
+    """Return outputs [B, T, H, V] and the final state; computed in float32 or wider, O(T * (chunk + K V / chunk))."""
+    wide = torch.promote_types(v_BTHV.dtype, torch.float32)
+    B, T, H, V = v_BTHV.shape
+    r, k, v = (x.to(wide) for x in (r_BTHK, k_BTHK, v_BTHV))
+    size = min(chunk, power_of_two(T))
+    block = _blocks(r, k, log_decay_BTHK.to(wide), segments, size)
+    v_BHMCV = chunks(v, size)
+    added_BHMKV = block.writes.transpose(-1, -2) @ v_BHMCV
+    state = v.new_zeros(B, H, k.shape[3], V) if state_BHKV is None else state_BHKV.to(wide)
+    entering = []
+    for added, decay in zip(added_BHMKV.unbind(2), block.decay.unbind(2), strict=True):
+        entering.append(state)
+        state = decay[..., None] * state + added
+    past_BHMCV = block.reads @ torch.stack(entering, dim=2)
+    own = (r * k * bonus_HK.to(wide)).sum(-1, keepdim=True) * v
+    o_BTHV = unchunk(block.scores @ v_BHMCV + past_BHMCV, T) + own
+    return o_BTHV.to(v_BTHV.dtype), state
+
+
+def influence(
+    r_BTHK: Tensor, k_BTHK: Tensor, log_decay_BTHK: Tensor, bonus_HK: Tensor, segments: Tensor | None = None
+) -> Tensor:
+    """Return [B, H, T, T], the factor in front of v_s in o_t when the first state is zero."""
+    T = r_BTHK.shape[1]
+    block = _blocks(r_BTHK, k_BTHK, log_decay_BTHK, segments, power_of_two(T))
+    own_BTH = (r_BTHK * k_BTHK * bonus_HK).sum(-1)
+    return block.scores[:, :, 0, :T, :T] + torch.diag_embed(own_BTH.transpose(1, 2))
+
+
+def _blocks(r: Tensor, k: Tensor, log_decay: Tensor, segments: Tensor | None, size: int) -> Block:
+    """Assemble blocks [B, H, M, ...] of `size` tokens: a token reads before its own decay and write."""
+    decay = log_decay.expand(-1, r.shape[1], -1, -1).exp()
+    keep = kept(segments, r)
+    if keep is not None:
+        r, decay = r * keep, decay * keep
+    # Padding decays nothing, so that the final state is that of the last token.
+    decay = chunks(decay, size, fill=1.0)
+    return assemble(chunks(r, size)[..., None, :], chunks(k, size)[..., None, :], decay)

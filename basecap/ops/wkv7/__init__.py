@@ -1,0 +1,50 @@
+"""The recurrence of RWKV-7: decay per channel plus a generalised delta rule (arXiv 2503.14456)."""
+
+import torch
+from torch import Tensor
+
+from basecap.errors import ConfigError
+from basecap.ops.wkv7 import eager
+
+
+def wkv7(
+    r_BTHK: Tensor,
+    log_decay_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    a_BTHK: Tensor,
+    b_BTHK: Tensor,
+    *,
+    state_BHKV: Tensor | None = None,
+    segments: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Run S_t = (diag(exp(log_decay_t)) + b_t a_t^T) S_{t-1} + k_t v_t^T, o_t = r_t^T S_t.
+
+    With a = -k, b = beta k, no decay and k scaled by beta this is the delta rule.
+
+    Args:
+        r_BTHK: receptances, what is read with.
+        log_decay_BTHK: logarithm of the decays, at most 0.
+        k_BTHK: keys.
+        v_BTHV: values.
+        a_BTHK: what the state is asked for before it is written to (RWKV-7: minus the normalised removal key).
+        b_BTHK: where the answer is added (RWKV-7: the removal key times the in-context learning rate).
+        state_BHKV: state before the first token; zero when None.
+        segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
+
+    Returns:
+        o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
+
+    Raises:
+        ConfigError: shapes that do not fit together.
+    """
+    names = {"log_decay": log_decay_BTHK, "k": k_BTHK, "a": a_BTHK, "b": b_BTHK}
+    for name, x in names.items():
+        if r_BTHK.dim() != 4 or x.shape != r_BTHK.shape:
+            raise ConfigError(f"r {tuple(r_BTHK.shape)} and {name} {tuple(x.shape)} must both be [B, T, H, K].")
+    if v_BTHV.dim() != 4 or v_BTHV.shape[:3] != r_BTHK.shape[:3]:
+        raise ConfigError(f"v {tuple(v_BTHV.shape)} must be [B, T, H, V] with {tuple(r_BTHK.shape[:3])} in front.")
+    if r_BTHK.shape[1] < 1:
+        raise ConfigError("wkv7 needs at least one token.")
+    with torch.autocast(v_BTHV.device.type, enabled=False):
+        return eager.wkv7(r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK, state_BHKV, segments)

@@ -1,0 +1,99 @@
+"""The RWKV-7 recurrence as matrix products over chunks, in plain PyTorch.
+
+Let Z be the state entering a chunk and u_t = S_{t-1}^T a_t what token t recalls. With the scores of `wkv6.blocks`
+(reads a and r, writes k and b) the recalls of a chunk solve a unit triangular system,
+
+    u = A_ak v + A_ab u + a~ Z    so    u = U + W Z,    U = (1 - A_ab)^-1 A_ak v,    W = (1 - A_ab)^-1 a~,
+
+and what is left between chunks is one product with a K x K matrix:
+
+    o = (A_rk v + A_rb U) + (r~ + A_rb W) Z,    Z' = (diag(decay) + b~^T W) Z + (k~^T v + b~^T U).
+"""
+
+import torch
+from torch import Tensor
+
+from basecap.ops.wkv6.blocks import Block, assemble, chunks, kept, power_of_two, unchunk
+
+
+def wkv7(
+    r_BTHK: Tensor,
+    log_decay_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    a_BTHK: Tensor,
+    b_BTHK: Tensor,
+    state_BHKV: Tensor | None = None,
+    segments: Tensor | None = None,
+    chunk: int = 32,
+) -> tuple[Tensor, Tensor]:
+    """Return outputs [B, T, H, V] and the final state; computed in float32 or wider, O(T * (chunk + K V / chunk))."""
+    wide = torch.promote_types(v_BTHV.dtype, torch.float32)
+    B, T, H, V = v_BTHV.shape
+    size = min(chunk, power_of_two(T))
+    r, log_decay, k, a, b = (x.to(wide) for x in (r_BTHK, log_decay_BTHK, k_BTHK, a_BTHK, b_BTHK))
+    block = _blocks(r, log_decay, k, a, b, segments, size)
+    A_ak, A_ab, A_rk, A_rb = _parts(block.scores, size)
+    a_in, r_in = block.reads.unflatten(-2, (size, 2)).unbind(-2)
+    k_out, b_out = (x.transpose(-1, -2) for x in block.writes.unflatten(-2, (size, 2)).unbind(-2))
+    v_BHMCV = chunks(v_BTHV.to(wide), size)
+    U, W = _solve(A_ab, torch.cat([A_ak @ v_BHMCV, a_in], dim=-1)).split([V, a_in.shape[-1]], dim=-1)
+    added_BHMKV = k_out @ v_BHMCV + b_out @ U
+    step_BHMKK = torch.diag_embed(block.decay) + b_out @ W
+    state = v_BHMCV.new_zeros(B, H, k.shape[3], V) if state_BHKV is None else state_BHKV.to(wide)
+    entering = []
+    for added, step in zip(added_BHMKV.unbind(2), step_BHMKK.unbind(2), strict=True):
+        entering.append(state)
+        state = step @ state + added
+    o_BHMCV = A_rk @ v_BHMCV + A_rb @ U + (r_in + A_rb @ W) @ torch.stack(entering, dim=2)
+    return unchunk(o_BHMCV, T).to(v_BTHV.dtype), state
+
+
+def influence(
+    r_BTHK: Tensor,
+    log_decay_BTHK: Tensor,
+    k_BTHK: Tensor,
+    a_BTHK: Tensor,
+    b_BTHK: Tensor,
+    segments: Tensor | None = None,
+) -> Tensor:
+    """Return [B, H, T, T], the factor in front of v_s in o_t when the first state is zero."""
+    T = r_BTHK.shape[1]
+    size = power_of_two(T)
+    block = _blocks(r_BTHK, log_decay_BTHK, k_BTHK, a_BTHK, b_BTHK, segments, size)
+    A_ak, A_ab, A_rk, A_rb = _parts(block.scores, size)
+    return (A_rk + A_rb @ _solve(A_ab, A_ak))[:, :, 0, :T, :T]
+
+
+def _solve(A_ab: Tensor, right: Tensor) -> Tensor:
+    """Return (1 - A_ab)^-1 right; the unit diagonal is implied."""
+    return torch.linalg.solve_triangular(-A_ab, right, upper=False, unitriangular=True)
+
+
+def _parts(scores: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Return A_ak, A_ab, A_rk, A_rb [..., C, C] from scores with rows (token, a or r), columns (token, k or b)."""
+    a_and_r = scores.unflatten(-1, (size, 2)).unflatten(-3, (size, 2)).unbind(-3)
+    return tuple(part for rows in a_and_r for part in rows.unbind(-1))
+
+
+def _blocks(r: Tensor, log_decay: Tensor, k: Tensor, a: Tensor, b: Tensor, segments: Tensor | None, size: int) -> Block:
+    """Assemble blocks of `size` tokens; a reads before the token's decay and write, r after both."""
+    decay = log_decay.exp()
+    keep = kept(segments, r)
+    read_a, read_r = a, r * decay
+    if keep is not None:
+        read_a, read_r, decay = a * keep, read_r * keep, decay * keep
+    reads = torch.stack([chunks(read_a, size), chunks(read_r, size)], dim=-2)
+    writes = torch.stack([chunks(k, size), chunks(b, size)], dim=-2)
+    # Padding decays nothing, so that the final state is that of the last token.
+    block = assemble(reads, writes, chunks(decay, size, fill=1.0))
+    own = torch.stack([chunks((r * x).sum(-1, keepdim=True), size)[..., 0] for x in (k, b)], dim=-1)
+    own = torch.stack([torch.zeros_like(own), own], dim=-2)
+    return block._replace(scores=block.scores + _block_diagonal(own))
+
+
+def _block_diagonal(x: Tensor) -> Tensor:
+    """Return [..., C * R, C * W] with the C matrices [..., C, R, W] along the diagonal."""
+    C, R, W = x.shape[-3:]
+    eye = torch.eye(C, dtype=x.dtype, device=x.device)
+    return (x[..., :, :, None, :] * eye[:, None, :, None]).reshape(*x.shape[:-3], C * R, C * W)
