@@ -19,7 +19,7 @@ def ssd(
     log_decay_BTH: Tensor,
     state_BHKV: Tensor | None = None,
     segments: Tensor | None = None,
-    chunk: int = 64,
+    chunk: int = 128,
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [B, T, H, V] and the final state [B, H, K, V]; memory O(T * chunk + T / chunk * K * V) per head.
 
@@ -55,9 +55,11 @@ def ssd(
     added_BMHKV = added_BMGKRV.transpose(3, 4).flatten(2, 3)
     states_BMHKV, final = _carry(added_BMHKV, total_BMCH[:, :, -1], ids_BMC, state_BHKV)
 
-    entering = states_BMHKV.unflatten(2, (G, R)).transpose(3, 4).flatten(-2)
-    past = (q_BMGCK @ entering.to(v_BTHV.dtype)).unflatten(-1, (R, V)) * per_position(from_start)
-    o_BMGCRV = own_BMGRCV.transpose(3, 4) + past
+    o_BMGCRV = own_BMGRCV.transpose(3, 4)
+    if M > 1 or state_BHKV is not None:
+        entering = states_BMHKV.unflatten(2, (G, R)).transpose(3, 4).flatten(-2)
+        past = (q_BMGCK @ entering.to(v_BTHV.dtype)).unflatten(-1, (R, V)) * per_position(from_start)
+        o_BMGCRV = o_BMGCRV + past
     o_BTHV = o_BMGCRV.transpose(2, 3).reshape(B, M * C, H, V)[:, :T]
     return o_BTHV.to(v_BTHV.dtype), final
 
@@ -104,20 +106,24 @@ def _carry(
     added_BMHKV: Tensor, log_decay_BMH: Tensor, ids_BMC: Tensor | None, state_BHKV: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return the state that enters each chunk [B, M, H, K, V] and the one that leaves the last [B, H, K, V]."""
-    B, M, H, K, V = added_BMHKV.shape
-    state = added_BMHKV.new_zeros(B, H, K, V) if state_BHKV is None else state_BHKV.to(added_BMHKV.dtype)
-    entering = []
-    for start in range(0, M, SPAN):
+    K, V = added_BMHKV.shape[-2:]
+    entering, state = [], state_BHKV
+    for start in range(0, added_BMHKV.shape[1], SPAN):
         span = slice(start, start + SPAN)
-        own = torch.cat([state[:, None], added_BMHKV[:, span]], dim=1)
+        own_BHMX = added_BMHKV[:, span].transpose(1, 2).flatten(-2)
+        # Row i: what is left of each chunk's addition when chunk i begins; the last row when the span ends.
         total_BHM = F.pad(log_decay_BMH[:, span].transpose(1, 2), (1, 0)).cumsum(2)
         same = None
         if ids_BMC is not None:
             first = ids_BMC[:, 0, :1] if start == 0 else ids_BMC[:, start - 1, -1:]
             ids = torch.cat([first, ids_BMC[:, span, -1]], dim=1)
             same = (ids[:, :, None] == ids[:, None, :])[:, None]
-        factor_BHMM = _between(total_BHM, same, own.dtype)
-        after = (factor_BHMM @ own.transpose(1, 2).flatten(-2)).unflatten(-1, (K, V)).transpose(1, 2)
-        entering.append(after[:, :-1])
-        state = after[:, -1]
+        factor_BHMM = _between(total_BHM, same, own_BHMX.dtype)
+        # The addition of chunk j is complete, undecayed, at boundary j + 1; boundary 0 holds the given state.
+        after = factor_BHMM[..., 1:] @ own_BHMX
+        if state is not None:
+            after = after + factor_BHMM[..., :1] * state.to(after.dtype).flatten(-2)[:, :, None]
+        after_BMHKV = after.unflatten(-1, (K, V)).transpose(1, 2)
+        entering.append(after_BMHKV[:, :-1])
+        state = after_BMHKV[:, -1]
     return torch.cat(entering, dim=1), state
