@@ -47,6 +47,14 @@ class RWKV4(TimeMix):
         state[:, 1] = -math.inf
         return state
 
+    def _average(
+        self, x_BTD: Tensor, delta_BTD: Tensor, state: Tensor | None, segments: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return values and averages [B, T, D] and the final state."""
+        k = self.key(x_BTD + delta_BTD * self.share_k)
+        v = self.value(x_BTD + delta_BTD * self.share_v)
+        return v, *wkv4(k, v, *self._rates(), state_B2D=state, segments=segments)
+
     def mix(
         self,
         x_BTD: Tensor,
@@ -56,10 +64,8 @@ class RWKV4(TimeMix):
         shared: dict[str, Tensor],
     ) -> tuple[Tensor, Tensor]:
         """Average and gate; see `TimeMix.mix`."""
-        k = self.key(x_BTD + delta_BTD * self.share_k)
-        v = self.value(x_BTD + delta_BTD * self.share_v)
         r = torch.sigmoid(self.receptance(x_BTD + delta_BTD * self.share_r))
-        o, state = wkv4(k, v, *self._rates(), state_B2D=state, segments=segments)
+        _, o, state = self._average(x_BTD, delta_BTD, state, segments)
         return self.output(r * o), state
 
     def influence(self, x_BTD: Tensor) -> Tensor:
@@ -67,6 +73,11 @@ class RWKV4(TimeMix):
         k = self.key(x_BTD + shift(x_BTD, None) * self.share_k)
         decay, bonus = self._rates()
         return eager.influence(k.to(decay.dtype), decay, bonus)
+
+    def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return values and averages, [B, T, D, 1]."""
+        v, o, _ = self._average(x_BTD, shift(x_BTD, None), None, None)
+        return v[..., None], o[..., None]
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Official: channels from slow to fast decay (twice the learning rate), key, receptance and output zero."""

@@ -75,6 +75,14 @@ class RWKV5(TimeMix):
         """[batch, H, K, V]."""
         return matrix_state(self.decay, batch, self.heads, self.head_dim)
 
+    def _recur(
+        self, x_BTD: Tensor, delta_BTD: Tensor, state: Tensor | None, segments: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return values and outputs of the recurrence [B, T, H, V] and its final state."""
+        r, k, log_decay = self._project(x_BTD, delta_BTD)
+        v = self.value(x_BTD + delta_BTD * self.share_v).unflatten(-1, (self.heads, -1))
+        return v, *wkv6(r, k, v, log_decay, self.bonus, state_BHKV=state, segments=segments)
+
     def mix(
         self,
         x_BTD: Tensor,
@@ -84,10 +92,8 @@ class RWKV5(TimeMix):
         shared: dict[str, Tensor],
     ) -> tuple[Tensor, Tensor]:
         """Run the recurrence, normalise, gate; see `TimeMix.mix`."""
-        r, k, log_decay = self._project(x_BTD, delta_BTD)
-        v = self.value(x_BTD + delta_BTD * self.share_v).unflatten(-1, (self.heads, -1))
         gate = F.silu(self.gate(x_BTD + delta_BTD * self.share_g))
-        o, state = wkv6(r, k, v, log_decay, self.bonus, state_BHKV=state, segments=segments)
+        _, o, state = self._recur(x_BTD, delta_BTD, state, segments)
         return self.output(self.norm(o.flatten(2)) * gate), state
 
     def influence(self, x_BTD: Tensor) -> Tensor:
@@ -95,6 +101,11 @@ class RWKV5(TimeMix):
         r, k, log_decay = self._project(x_BTD, shift(x_BTD, None))
         wide = log_decay.dtype
         return eager.influence(r.to(wide), k.to(wide), log_decay, self.bonus.to(wide))
+
+    def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return values and outputs of the recurrence, [B, T, H, V]."""
+        v, o, _ = self._recur(x_BTD, shift(x_BTD, None), None, None)
+        return v, o
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Official: decays by channel and depth (twice the learning rate), small key and gate, output zero."""

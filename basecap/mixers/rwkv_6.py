@@ -96,6 +96,15 @@ class RWKV6(TimeMix):
         """[batch, H, K, V]."""
         return matrix_state(self.bonus, batch, self.heads, self.head_dim)
 
+    def _recur(
+        self, inputs: list[Tensor], state: Tensor | None, segments: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return values and outputs of the recurrence [B, T, H, V] and its final state; `inputs` of w, k, v, r."""
+        w_in, k_in, v_in, r_in = inputs
+        r, k, log_decay = self._project(w_in, k_in, r_in)
+        v = self.value(v_in).unflatten(-1, (self.heads, -1))
+        return v, *wkv6(r, k, v, log_decay, self.bonus, state_BHKV=state, segments=segments)
+
     def mix(
         self,
         x_BTD: Tensor,
@@ -105,11 +114,9 @@ class RWKV6(TimeMix):
         shared: dict[str, Tensor],
     ) -> tuple[Tensor, Tensor]:
         """Run the recurrence, normalise, gate; see `TimeMix.mix`."""
-        w_in, k_in, v_in, r_in, g_in = self._shifted(x_BTD, delta_BTD)
-        r, k, log_decay = self._project(w_in, k_in, r_in)
-        v = self.value(v_in).unflatten(-1, (self.heads, -1))
-        o, state = wkv6(r, k, v, log_decay, self.bonus, state_BHKV=state, segments=segments)
-        return self.output(self.norm(o.flatten(2)) * F.silu(self.gate(g_in))), state
+        *inputs, gate_in = self._shifted(x_BTD, delta_BTD)
+        _, o, state = self._recur(inputs, state, segments)
+        return self.output(self.norm(o.flatten(2)) * F.silu(self.gate(gate_in))), state
 
     def influence(self, x_BTD: Tensor) -> Tensor:
         """Return [B, H, T, T], the factor in front of v_s in the recurrence's output (before norm and gate)."""
@@ -117,6 +124,11 @@ class RWKV6(TimeMix):
         r, k, log_decay = self._project(w_in, k_in, r_in)
         wide = log_decay.dtype
         return eager.influence(r.to(wide), k.to(wide), log_decay, self.bonus.to(wide))
+
+    def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return values and outputs of the recurrence, [B, T, H, V]."""
+        v, o, _ = self._recur(self._shifted(x_BTD, shift(x_BTD, None))[:-1], None, None)
+        return v, o
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Official: as RWKV-5, the low-rank maps start at zero and do not decay."""

@@ -141,6 +141,13 @@ class RWKV7(TimeMix):
         wide = log_decay.dtype
         return eager.influence(r.to(wide), log_decay, k.to(wide), a, b)
 
+    def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return values (of a model's only layer) and outputs of the recurrence, [B, T, H, V]."""
+        delta_BTD = shift(x_BTD, None)
+        r, log_decay, k, a, b = self._project(x_BTD, delta_BTD)
+        v = self._values(x_BTD, delta_BTD, {})
+        return v, wkv7(r, log_decay, k, v, a, b)[0]
+
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Official (RWKV-LM, RWKV-v7/train_temp): only the projections decay, decays learn at twice the rate."""
         D, K, layer = self.layer.hidden, self.head_dim, self.layer
