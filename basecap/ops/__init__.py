@@ -1,0 +1,26 @@
+"""Sequence-mixing operations, each with one public function; usable without the rest of the package."""
+
+from basecap.ops.top1_chunk import (
+    keep_choice,
+    top1_chunk,
+    top1_chunk_cache,
+    top1_chunk_choice,
+    top1_chunk_fill,
+    top1_chunk_step,
+    top1_chunk_weights,
+)
+from basecap.ops.top1_element import top1_element, top1_element_choice, top1_element_step, top1_element_weights
+
+__all__ = [
+    "keep_choice",
+    "top1_chunk",
+    "top1_chunk_cache",
+    "top1_chunk_choice",
+    "top1_chunk_fill",
+    "top1_chunk_step",
+    "top1_chunk_weights",
+    "top1_element",
+    "top1_element_choice",
+    "top1_element_step",
+    "top1_element_weights",
+]

@@ -1,0 +1,75 @@
+"""Which implementation of an op runs: Triton kernels on a GPU that supports them, plain PyTorch elsewhere."""
+
+import importlib.util
+import logging
+from functools import cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from basecap.errors import ConfigError, nearest
+
+Backend = Literal["auto", "eager", "triton"]
+
+logger = logging.getLogger("basecap.ops")
+
+
+def interpreted() -> bool:
+    """Whether Triton runs its kernels in the interpreter, on the CPU (TRITON_INTERPRET=1)."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
+def unsupported(x: Tensor) -> str | None:
+    """Return why Triton kernels cannot run on this tensor, or None."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"there are no kernels for {x.dtype}"
+    if interpreted():
+        # The interpreter computes bfloat16 products wrongly without saying so.
+        return None if x.dtype == torch.float32 else "Triton's interpreter is only right in float32"
+    if not x.is_cuda:
+        return f"the tensors are on {x.device.type}"
+    if torch.cuda.get_device_capability(x.device) < (8, 0):
+        return "the kernels need compute capability 8.0 or newer"
+    return None
+
+
+def use_triton(op: str, backend: Backend, x: Tensor) -> bool:
+    """Return whether `op` runs its Triton kernels on tensors like `x`; what runs is logged once per op and reason.
+
+    Args:
+        op: name of the op, for the log.
+        backend: "auto" takes the kernels on a GPU wherever they run, and PyTorch elsewhere; "eager" and "triton" insist.
+        x: one of the op's tensors.
+
+    Raises:
+        ConfigError: an unknown backend, or "triton" where the kernels cannot run.
+    """
+    if backend == "eager":
+        return False
+    if backend not in ("auto", "triton"):
+        raise ConfigError(f"unknown backend {backend!r}: {nearest(backend, ('auto', 'eager', 'triton'))}")
+    reason = unsupported(x)
+    if backend == "triton":
+        if reason is not None:
+            raise ConfigError(f"{op} cannot run its Triton kernels: {reason}; use backend='auto' or 'eager'.")
+        return True
+    if reason is None and not x.is_cuda:
+        reason = f"the tensors are on {x.device.type}"
+    if not torch.compiler.is_compiling():
+        _say(op, reason)
+    return reason is None
+
+
+@cache
+def _say(op: str, reason: str | None) -> None:
+    if reason is None:
+        logger.info("%s runs its Triton kernels", op)
+    else:
+        logger.info("%s runs in plain PyTorch: %s", op, reason)

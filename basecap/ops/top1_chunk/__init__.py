@@ -1,0 +1,146 @@
+"""Top-1 chunk selection: attention to the own chunk and to the chunk that matters most (arXiv 2505.18522)."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from basecap.errors import ConfigError, nearest
+from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops.top1_chunk import operators, reference
+from basecap.ops.top1_chunk.cache import top1_chunk_cache, top1_chunk_fill, top1_chunk_step
+from basecap.ops.top1_chunk.checkpoint import keep_choice
+from basecap.ops.top1_chunk.grid import check_packing, chunk_grid
+
+__all__ = [
+    "keep_choice",
+    "top1_chunk",
+    "top1_chunk_cache",
+    "top1_chunk_choice",
+    "top1_chunk_fill",
+    "top1_chunk_step",
+    "top1_chunk_weights",
+]
+
+Mode = Literal["exact", "approx"]
+
+
+def top1_chunk(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    chunk: int = 128,
+    mode: Mode = "exact",
+    scale: float | None = None,
+    remote: int = 1,
+    segments: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Attend, with one softmax, to the past of the own chunk and to the best earlier chunks of the sequence.
+
+    The keys are cut into chunks of C from the start of each sequence. A query scores every chunk before its own and
+    attends the `remote` best ones whole. The choice has no gradient; ties go to the earlier chunk.
+
+    Args:
+        q: queries [B, T, H, K], H a multiple of G; float16, bfloat16, float32, and float64 in plain PyTorch.
+        k: keys [B, T, G, K], K from 32 to 256 in the kernels.
+        v: values [B, T, G, K].
+        chunk: C, a power of two from 16 to 256.
+        mode: how a chunk is scored: "exact" by logsumexp_s(scale * q.k_s) over its keys, "approx" by the first order
+            of that, q.mean_s(k_s).
+        scale: factor of the scores; 1/sqrt(K) when None.
+        remote: number of chosen chunks; fewer are taken where there are fewer.
+        segments: int64 [B, T], non-decreasing along T; positions with one id form one independent sequence.
+        cu_seqlens: int32 [S + 1], instead of `segments` for B = 1: sequence i is the tokens from cu_seqlens[i] to
+            cu_seqlens[i + 1].
+        backend: "auto", or insist on "eager" (plain PyTorch) or "triton".
+
+    Returns:
+        [B, T, H, K] in the dtype of q. Memory beyond inputs and output is O(T).
+
+    Raises:
+        ConfigError: shapes, dtypes or devices that do not fit together, an impossible option or backend.
+
+    >>> q = k = v = torch.ones(1, 40, 2, 32)
+    >>> top1_chunk(q, k, v, chunk=16).shape
+    torch.Size([1, 40, 2, 32])
+    """
+    _validate(q, k, v, chunk, mode, remote)
+    check_packing(*q.shape[:2], segments, cu_seqlens)
+    triton = use_triton("top1_chunk", backend, q)
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    grid, own = chunk_grid(q, chunk, segments, cu_seqlens)
+    q_NHK, k_NGK, v_NGK = (x.flatten(0, 1) for x in (q, k, v))
+    choice = operators.choose(q_NHK.detach(), k_NGK.detach(), grid, own, chunk, mode == "exact", scale, remote, triton)
+    o_NHK, _ = operators.attend(q_NHK, k_NGK, v_NGK, choice, grid, own, chunk, scale, triton)
+    return o_NHK.unflatten(0, q.shape[:2])
+
+
+def top1_chunk_choice(
+    q: Tensor,
+    k: Tensor,
+    *,
+    chunk: int = 128,
+    mode: Mode = "exact",
+    scale: float | None = None,
+    remote: int = 1,
+    segments: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Return the chosen chunks, int32 [B, T, H, remote], best first: the index within the sequence, -1 for none.
+
+    The arguments are those of `top1_chunk`.
+    """
+    _validate(q, k, k, chunk, mode, remote)
+    check_packing(*q.shape[:2], segments, None)
+    triton = use_triton("top1_chunk", backend, q)
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    grid, own = chunk_grid(q, chunk, segments, None)
+    q_NHK, k_NGK = q.detach().flatten(0, 1), k.detach().flatten(0, 1)
+    choice = operators.choose(q_NHK, k_NGK, grid, own, chunk, mode == "exact", scale, remote, triton)
+    first = grid[own.long(), 2][:, None, None]
+    return torch.where(choice >= 0, choice - first, -1).unflatten(0, q.shape[:2])
+
+
+def top1_chunk_weights(
+    q: Tensor,
+    k: Tensor,
+    *,
+    chunk: int = 128,
+    mode: Mode = "exact",
+    scale: float | None = None,
+    remote: int = 1,
+    segments: Tensor | None = None,
+) -> Tensor:
+    """Return the attention distribution [B, H, T, T], dense and differentiable: for looking at, T x T in memory.
+
+    The arguments are those of `top1_chunk`.
+    """
+    _validate(q, k, k, chunk, mode, remote)
+    check_packing(*q.shape[:2], segments, None)
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    return reference.weights(q, k, chunk, mode, scale, remote, segments)
+
+
+def _validate(q: Tensor, k: Tensor, v: Tensor, chunk: int, mode: str, remote: int) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4 or x.shape[1] < 1:
+            raise ConfigError(f"{name} {tuple(x.shape)} must be [B, T, heads, K] with T of at least 1.")
+        if x.dtype != q.dtype or x.device != q.device:
+            raise ConfigError(f"{name} is {x.dtype} on {x.device}, q is {q.dtype} on {q.device}; make them alike.")
+    if not q.is_floating_point():
+        raise ConfigError(f"q must be floating point, not {q.dtype}.")
+    if k.shape != v.shape or k.shape[:2] != q.shape[:2] or k.shape[3] != q.shape[3]:
+        raise ConfigError(
+            f"k {tuple(k.shape)} and v {tuple(v.shape)} must be [B, T, G, K] of q's {tuple(q.shape)} = [B, T, H, K]."
+        )
+    if q.shape[2] % k.shape[2]:
+        raise ConfigError(f"q has {q.shape[2]} heads, no multiple of the {k.shape[2]} heads of k and v.")
+    if not 16 <= chunk <= 256 or chunk & (chunk - 1):
+        raise ConfigError(f"chunk must be a power of two from 16 to 256, not {chunk}.")
+    if mode not in ("exact", "approx"):
+        raise ConfigError(f"unknown mode {mode!r}: {nearest(str(mode), ('exact', 'approx'))}")
+    if remote < 1:
+        raise ConfigError(f"remote must be at least 1, not {remote}.")

@@ -1,0 +1,128 @@
+"""Decoding with Top-1 chunk selection: a cache of keys and values, with the sum of each chunk's keys."""
+
+import torch
+from torch import Tensor
+
+from basecap.errors import ConfigError
+from basecap.ops._dispatch import Backend, use_triton
+
+
+def top1_chunk_cache(
+    batch: int,
+    max_length: int,
+    heads: int,
+    head_dim: int,
+    *,
+    chunk: int = 128,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> dict[str, Tensor]:
+    """Return an empty cache: "k" and "v" [B, max_length, G, K], and "sums" [B, chunks, G, K], the sums of the keys.
+
+    Args:
+        batch: B.
+        max_length: tokens the cache can hold.
+        heads: G, key/value heads.
+        head_dim: K.
+        chunk: C, as in `top1_chunk`.
+        dtype: of keys and values; the sums are in float32 (float64 for float64).
+        device: where the cache lies.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    shape = (batch, max_length, heads, head_dim)
+    return {
+        "k": torch.zeros(shape, dtype=dtype, device=device),
+        "v": torch.zeros(shape, dtype=dtype, device=device),
+        "sums": torch.zeros(batch, -(-max_length // chunk), heads, head_dim, dtype=wide, device=device),
+    }
+
+
+def top1_chunk_fill(k: Tensor, v: Tensor, cache: dict[str, Tensor], *, chunk: int = 128) -> None:
+    """Put the keys and values [B, T, G, K] of a prompt into an empty cache."""
+    T = k.shape[1]
+    if cache["k"].shape[1] < T:
+        raise ConfigError(f"the cache holds {cache['k'].shape[1]} tokens, the prompt has {T}; make max_length larger.")
+    cache["k"][:, :T] = k
+    cache["v"][:, :T] = v
+    chunks = -(-T // chunk)
+    wide = cache["sums"].dtype
+    index = torch.arange(T, device=k.device) // chunk
+    cache["sums"][:, :chunks] = k.new_zeros(k.shape[0], chunks, *k.shape[2:], dtype=wide).index_add(
+        1, index, k.to(wide)
+    )
+
+
+def top1_chunk_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: dict[str, Tensor],
+    length: int,
+    *,
+    chunk: int = 128,
+    mode: str = "exact",
+    scale: float | None = None,
+    remote: int = 1,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Append one token to the cache, in place, and attend from it: `top1_chunk` at the last position.
+
+    Args:
+        q: the query [B, 1, H, K].
+        k: its key [B, 1, G, K].
+        v: its value [B, 1, G, K].
+        cache: from `top1_chunk_cache`, with the same `chunk`.
+        length: tokens already in the cache; the caller adds one after each step.
+        chunk: see `top1_chunk`.
+        mode: see `top1_chunk`.
+        scale: see `top1_chunk`.
+        remote: see `top1_chunk`.
+        backend: see `top1_chunk`.
+
+    Returns:
+        [B, 1, H, K].
+
+    Raises:
+        ConfigError: a full cache.
+    """
+    if length >= cache["k"].shape[1]:
+        raise ConfigError(f"the cache is full at {length} tokens; make max_length larger.")
+    if mode not in ("exact", "approx"):
+        raise ConfigError(f"unknown mode {mode!r}; take 'exact' or 'approx'.")
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    cache["k"][:, length] = k[:, 0]
+    cache["v"][:, length] = v[:, 0]
+    cache["sums"][:, length // chunk] += k[:, 0].to(cache["sums"].dtype)
+    if use_triton("top1_chunk_step", backend, q):
+        from basecap.ops.top1_chunk import launch
+
+        return launch.decode(q, cache, length + 1, chunk, mode == "exact", scale, remote)
+    return _step(q, cache, length + 1, chunk, mode == "exact", scale, remote)
+
+
+def _step(
+    q: Tensor, cache: dict[str, Tensor], length: int, chunk: int, exact: bool, scale: float, remote: int
+) -> Tensor:
+    B, _, H, K = q.shape
+    k, v = cache["k"], cache["v"]
+    G = k.shape[2]
+    wide = cache["sums"].dtype
+    full = (length - 1) // chunk
+    remote = min(remote, full)
+    q_BGRK = q[:, 0].unflatten(1, (G, H // G))
+    local = torch.arange(full * chunk, length, device=q.device).expand(B, G, H // G, -1)
+    place = local
+    if remote:
+        if exact:
+            k_BMCGK = k[:, : full * chunk].unflatten(1, (full, chunk)).to(wide)
+            score = (torch.einsum("bgrk,bmcgk->bgrmc", q_BGRK.to(wide), k_BMCGK) * scale).logsumexp(-1)
+        else:
+            score = torch.einsum("bgrk,bmgk->bgrm", q_BGRK.to(wide), cache["sums"][:, :full])
+        chosen = score.sort(dim=-1, descending=True, stable=True).indices[..., :remote]
+        inside = torch.arange(chunk, device=q.device)
+        place = torch.cat([(chosen[..., None] * chunk + inside).flatten(3), local], dim=3)
+    row = torch.arange(B, device=q.device)[:, None, None, None]
+    head = torch.arange(G, device=q.device)[:, None, None]
+    s = torch.einsum("bgrk,bgrsk->bgrs", q_BGRK, k[row, place, head]).to(wide) * scale
+    o = torch.einsum("bgrs,bgrsk->bgrk", s.softmax(-1).to(v.dtype), v[row, place, head])
+    return o.reshape(B, 1, H, K)

@@ -1,0 +1,178 @@
+"""Top-1 chunk selection in plain PyTorch, any device and dtype, in memory O(T): the same passes as the kernels.
+
+All tensors have the B * T tokens in one row of N; `grid` and `own` come from `chunk_grid`.
+"""
+
+import torch
+from torch import Tensor
+
+#: Score matrices are made in slices of at most this many numbers.
+SLICE = 1 << 22
+
+
+def _positions(grid: Tensor, chunk: int, tokens: int) -> Tensor:
+    """Return int64 [M, C], the token at each place of each chunk; places after the end repeat some later token."""
+    places = torch.arange(chunk, device=grid.device)
+    return (grid[:, :1].long() + places).clamp(max=tokens - 1)
+
+
+def choose(
+    q_NHK: Tensor,
+    k_NGK: Tensor,
+    grid: Tensor,
+    own: Tensor,
+    chunk: int,
+    exact: bool,
+    scale: float,
+    remote: int,
+) -> Tensor:
+    """Return int32 [N, H, remote], the chunks with the highest scores in descending order; -1 where there is none."""
+    N, H, K = q_NHK.shape
+    G = k_NGK.shape[1]
+    wide = torch.promote_types(q_NHK.dtype, torch.float32)
+    k_MCGK = k_NGK[_positions(grid, chunk, N)].to(wide)
+    # The score of a chunk: of each of its keys (exact), or of their mean (approx).
+    k_GKS = (k_MCGK if exact else k_MCGK.mean(1, keepdim=True)).permute(2, 3, 0, 1).flatten(2)
+    per_chunk = k_GKS.shape[2] // grid.shape[0]
+    choice = torch.full((N, H, remote), -1, dtype=torch.int32, device=q_NHK.device)
+    first = grid[own.long(), 2]
+    at = 0
+    while at < N:
+        low = int(first[at])
+        width = max(1, int(own[min(at + 256, N) - 1]) - low) * per_chunk * H
+        stop = min(N, at + min(256, max(1, SLICE // width)))
+        high = int(own[stop - 1])
+        if high > low:
+            q_GTK = q_NHK[at:stop].to(wide).unflatten(1, (G, H // G)).permute(1, 2, 0, 3).flatten(1, 2)
+            scores = torch.bmm(q_GTK, k_GKS[:, :, low * per_chunk : high * per_chunk]) * scale
+            if exact:
+                scores = scores.unflatten(2, (high - low, chunk)).logsumexp(-1)
+            scores_THM = scores.unflatten(1, (H // G, stop - at)).flatten(0, 1).transpose(0, 1)
+            choice[at:stop] = _best(scores_THM, first[at:stop], own[at:stop], low, remote)
+        at = stop
+    return choice
+
+
+def _best(scores_THM: Tensor, first: Tensor, own: Tensor, low: int, remote: int) -> Tensor:
+    """Return int32 [T, H, remote], the best chunks of first <= c < own; column 0 of `scores_THM` is chunk `low`."""
+    c = torch.arange(low, low + scores_THM.shape[2], dtype=torch.int32, device=own.device)
+    candidate = (c >= first[:, None]) & (c < own[:, None])
+    scores = scores_THM.masked_fill(~candidate[:, None], float("-inf"))
+    chosen = []
+    for _ in range(remote):
+        best = scores.amax(-1, keepdim=True)
+        index = torch.where(scores == best, c, c[-1] + 1).amin(-1, keepdim=True)
+        chosen.append(torch.where(best > float("-inf"), index, -1))
+        scores = scores.masked_fill(c == index, float("-inf"))
+    return torch.cat(chosen, dim=-1)
+
+
+def _blocks(choice: Tensor, grid: Tensor, own: Tensor, groups: int, block: int) -> tuple[Tensor, Tensor]:
+    """Group the (query, slot) pairs by the chunk they attend: slot 0 is the own chunk, the others the chosen ones.
+
+    Returns:
+        int64 [n, block], the pairs as (t * H + h) * slots + slot, -1 where a block is not full; int64 [n], the
+        block's key head times M plus its chunk.
+    """
+    N, H, _ = choice.shape
+    M = grid.shape[0]
+    target = torch.cat([own[:, None, None].expand(N, H, 1), choice], dim=2).long()
+    head = torch.arange(H, device=own.device) // (H // groups)
+    key = torch.where(target >= 0, head[:, None] * M + target, groups * M).flatten()
+    order = key.argsort(stable=True)
+    count = torch.bincount(key, minlength=groups * M + 1)[: groups * M]
+    order = order[: int(count.sum())]
+    blocks = (count + block - 1) // block
+    begin = (blocks.cumsum(0) - blocks) * block - (count.cumsum(0) - count)
+    pairs = torch.full((int(blocks.sum()), block), -1, dtype=torch.int64, device=own.device)
+    pairs.view(-1)[begin[key[order]] + torch.arange(order.numel(), device=own.device)] = order
+    return pairs, torch.repeat_interleave(torch.arange(groups * M, device=own.device), blocks)
+
+
+class _Slice:
+    """The queries, keys, values and masked scores of some blocks."""
+
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, pairs: Tensor, key: Tensor, grid: Tensor, chunk: int, slots: int
+    ):
+        N, H, _ = q.shape
+        M = grid.shape[0]
+        self.key = key
+        self.real = pairs >= 0
+        self.pair = pairs.clamp(min=0)
+        self.row = self.pair // slots
+        self.t, self.h = self.row // H, self.row % H
+        self.place = _positions(grid, chunk, N)[key % M]
+        self.head = (key // M)[:, None].expand_as(self.place)
+        self.q, self.k, self.v = q[self.t, self.h], k[self.place, self.head], v[self.place, self.head]
+        # A remote chunk is full and wholly earlier, so this is the mask of both kinds.
+        inside = torch.arange(chunk, device=q.device) < (grid[:, 1] - grid[:, 0])[key % M][:, None]
+        self.mask = inside[:, None] & (self.place[:, None] <= self.t[:, :, None]) & self.real[:, :, None]
+
+    def scores(self, scale: float) -> Tensor:
+        """Return the scores [n, block, C] in float32 or wider; -inf outside the mask."""
+        s = torch.bmm(self.q, self.k.transpose(1, 2))
+        return (s.to(torch.promote_types(s.dtype, torch.float32)) * scale).masked_fill(~self.mask, float("-inf"))
+
+
+def _slices(q: Tensor, k: Tensor, v: Tensor, choice: Tensor, grid: Tensor, own: Tensor, chunk: int):
+    block = min(chunk, 64)
+    pairs, key = _blocks(choice, grid, own, k.shape[1], block)
+    step = max(1, SLICE // (block * chunk))
+    for at in range(0, len(key), step):
+        yield _Slice(q, k, v, pairs[at : at + step], key[at : at + step], grid, chunk, choice.shape[2] + 1)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, choice: Tensor, grid: Tensor, own: Tensor, chunk: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return o [N, H, K] and the logsumexp of the attended scores [N, H], float32 or wider."""
+    N, H, K = q.shape
+    slots = choice.shape[2] + 1
+    wide = torch.promote_types(q.dtype, torch.float32)
+    part = q.new_zeros(N * H * slots, K)
+    lse = torch.full((N * H * slots,), float("-inf"), dtype=wide, device=q.device)
+    for piece in _slices(q, k, v, choice, grid, own, chunk):
+        s = piece.scores(scale)
+        mass = s.logsumexp(-1)
+        p = (s - mass[..., None]).exp().to(v.dtype)
+        part[piece.pair[piece.real]] = torch.bmm(p, piece.v)[piece.real]
+        lse[piece.pair[piece.real]] = mass[piece.real]
+    lse = lse.view(N, H, slots)
+    total = lse.logsumexp(-1)
+    share = (lse - total[..., None]).exp()
+    o = (part.view(N, H, slots, K).to(wide) * share[..., None]).sum(2)
+    return o.to(q.dtype), total
+
+
+def attend_backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    choice: Tensor,
+    grid: Tensor,
+    own: Tensor,
+    chunk: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dq, dk, dv (arXiv 2505.18522, algorithm 2)."""
+    N, H, K = q.shape
+    M, slots = grid.shape[0], choice.shape[2] + 1
+    wide = torch.promote_types(q.dtype, torch.float32)
+    dq = q.new_zeros(N * H * slots, K, dtype=wide)
+    dk, dv = (x.new_zeros(x.shape[1] * M, chunk, K, dtype=wide) for x in (k, v))
+    delta = (do.to(wide) * o.to(wide)).sum(-1)
+    for piece in _slices(q, k, v, choice, grid, own, chunk):
+        p = (piece.scores(scale) - lse[piece.t, piece.h][..., None]).exp()
+        g = do[piece.t, piece.h]
+        dp = torch.bmm(g, piece.v.transpose(1, 2)).to(wide)
+        ds = (p * (dp - delta[piece.t, piece.h][..., None]) * scale).to(q.dtype)
+        dv.index_add_(0, piece.key, torch.bmm(p.to(v.dtype).transpose(1, 2), g).to(wide))
+        dk.index_add_(0, piece.key, torch.bmm(ds.transpose(1, 2), piece.q).to(wide))
+        dq[piece.pair[piece.real]] = torch.bmm(ds, piece.k).to(wide)[piece.real]
+    place = torch.arange(N, device=q.device) - grid[own.long(), 0]
+    dk, dv = (x.unflatten(0, (-1, M))[:, own.long(), place].transpose(0, 1) for x in (dk, dv))
+    return dq.view(N, H, slots, K).sum(2).to(q.dtype), dk.to(k.dtype).contiguous(), dv.to(v.dtype).contiguous()

@@ -1,0 +1,91 @@
+"""Where the chunks lie: sequences of any lengths, packed in one row of tokens, each cut into chunks from its start."""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from basecap.errors import ConfigError
+
+
+@lru_cache(maxsize=32)
+def _uniform(batch: int, length: int, chunk: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    return _uniform_grid(batch, length, chunk, device)
+
+
+def _uniform_grid(batch: int, length: int, chunk: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the grid of `batch` sequences of one length."""
+    per_row = -(-length // chunk)
+    index = torch.arange(batch * per_row, device=device)
+    row = index // per_row
+    start = row * length + (index - row * per_row) * chunk
+    end = torch.minimum(start + chunk, (row + 1) * length)
+    token = torch.arange(batch * length, device=device)
+    own = token // length * per_row + token % length // chunk
+    return torch.stack([start, end, row * per_row], dim=1).to(torch.int32), own.to(torch.int32)
+
+
+def _packed_grid(bounds: Tensor, tokens: int, chunk: int) -> tuple[Tensor, Tensor]:
+    """Return the grid of sequences [bounds[i], bounds[i+1]); rows after the last chunk are empty, at `tokens`."""
+    bounds = bounds.to(torch.int64)
+    count = (bounds[1:] - bounds[:-1] + chunk - 1) // chunk
+    after = count.cumsum(0)
+    # No reading back of the number of chunks: it is at most this.
+    index = torch.arange(tokens // chunk + count.numel(), device=bounds.device)
+    sequence = torch.searchsorted(after, index, right=True)
+    empty = sequence >= count.numel()
+    sequence = sequence.clamp(max=count.numel() - 1)
+    first = after[sequence] - count[sequence]
+    start = (bounds[sequence] + (index - first) * chunk).masked_fill(empty, tokens)
+    end = torch.minimum(start + chunk, bounds[sequence + 1]).masked_fill(empty, tokens)
+    first = torch.where(empty, index, first)
+    token = torch.arange(tokens, device=bounds.device)
+    sequence = torch.searchsorted(bounds[1:], token, right=True)
+    own = after[sequence] - count[sequence] + (token - bounds[sequence]) // chunk
+    return torch.stack([start, end, first], dim=1).to(torch.int32), own.to(torch.int32)
+
+
+def bounds_of(segments: Tensor) -> Tensor:
+    """Return int64 [S + 1], where the sequences of `segments` [B, T] start and end in the row of B * T tokens."""
+    starts = torch.ones_like(segments, dtype=torch.bool)
+    starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    positions = starts.flatten().nonzero().squeeze(1)
+    return torch.cat([positions, positions.new_tensor([segments.numel()])])
+
+
+def check_packing(batch: int, length: int, segments: Tensor | None, cu_seqlens: Tensor | None) -> None:
+    """Raise ConfigError unless at most one of `segments` and `cu_seqlens` is given and it fits the row."""
+    if segments is not None and cu_seqlens is not None:
+        raise ConfigError("segments and cu_seqlens say the same thing; give one of them.")
+    if segments is not None and segments.shape != (batch, length):
+        raise ConfigError(f"segments {tuple(segments.shape)} must be [B, T] = {(batch, length)}.")
+    if cu_seqlens is None:
+        return
+    if batch != 1:
+        raise ConfigError(f"cu_seqlens packs sequences into one row, so q, k and v need B = 1, not {batch}.")
+    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2 or cu_seqlens.is_floating_point():
+        raise ConfigError("cu_seqlens must be an integer vector of at least two bounds, [0, ..., T].")
+    if torch.compiler.is_compiling():
+        return
+    increasing = (cu_seqlens[1:] > cu_seqlens[:-1]).all() & (cu_seqlens[0] == 0) & (cu_seqlens[-1] == length)
+    if cu_seqlens.is_cuda:
+        # Without waiting for the device: a violation stops the program at the next synchronisation.
+        torch._assert_async(increasing, "cu_seqlens must increase strictly from 0 to T.")
+    elif not increasing:
+        raise ConfigError(f"cu_seqlens must increase strictly from 0 to T = {length}.")
+
+
+def chunk_grid(x_BTGK: Tensor, chunk: int, segments: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the chunks and each token's chunk, for the B * T tokens of `x_BTGK` in one row.
+
+    Returns:
+        int32 [M, 3], each chunk's first token, the token after its last, and the first chunk of its sequence;
+        int32 [B * T], each token's chunk. Every chunk before the last of its sequence is full.
+    """
+    B, T = x_BTGK.shape[:2]
+    if segments is not None:
+        cu_seqlens = bounds_of(segments)
+    if cu_seqlens is not None:
+        return _packed_grid(cu_seqlens, B * T, chunk)
+    make = _uniform_grid if torch.compiler.is_compiling() else _uniform
+    return make(B, T, chunk, x_BTGK.device)

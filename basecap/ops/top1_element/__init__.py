@@ -1,0 +1,125 @@
+"""Top-1 element selection: attention whose output is the value of the best key (arXiv 2505.18522, section 4)."""
+
+import torch
+from torch import Tensor
+
+from basecap.errors import ConfigError
+from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops.attention import attention
+from basecap.ops.top1_element import operators, reference
+
+
+def top1_element(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    segments: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Return o_t = v_s of the s <= t with the highest q_t.k_s; the earliest among equals.
+
+    Backward is straight through: o = (onehot + P - stop_gradient(P)) v with P the softmax of scale * q.k, so dv comes
+    from the choice, dq and dk from the softmax. The gradients of q and k are those of softmax attention to the values,
+    and are left to PyTorch's fused attention; its GPU kernels add dq in varying order unless
+    `torch.use_deterministic_algorithms` is on.
+
+    Args:
+        q: queries [B, T, H, K], H a multiple of G.
+        k: keys [B, T, G, K].
+        v: values [B, T, G, K].
+        scale: factor of the scores in the softmax; 1/sqrt(K) when None.
+        segments: int64 [B, T], non-decreasing along T; positions with one id form one independent sequence.
+        backend: "auto", or insist on "eager" (plain PyTorch) or "triton".
+
+    Returns:
+        [B, T, H, K] in the dtype of v, memory O(T).
+
+    Raises:
+        ConfigError: shapes, dtypes or devices that do not fit together, or an impossible backend.
+    """
+    _validate(q, k, v, segments)
+    triton = use_triton("top1_element", backend, q)
+    first = _first(q, segments)
+    # A positive scale does not change the choice; a negative one turns it around.
+    signed = q if scale is None or scale > 0 else -q
+    choice = operators.choose(signed.detach().flatten(0, 1), k.detach().flatten(0, 1), first, triton)
+    o = operators.gather(v.flatten(0, 1), choice, triton).unflatten(0, q.shape[:2])
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
+        soft = attention(q, k, v.detach(), scale=scale, segments=segments)
+        o = o + (soft - soft.detach())
+    return o
+
+
+def top1_element_choice(q: Tensor, k: Tensor, *, segments: Tensor | None = None, backend: Backend = "auto") -> Tensor:
+    """Return the position of the chosen key in its row, int32 [B, T, H]; the arguments are those of `top1_element`."""
+    _validate(q, k, k, segments)
+    triton = use_triton("top1_element", backend, q)
+    choice = operators.choose(q.detach().flatten(0, 1), k.detach().flatten(0, 1), _first(q, segments), triton)
+    B, T = q.shape[:2]
+    row = torch.arange(B, device=q.device, dtype=torch.int32)[:, None, None] * T
+    return choice.unflatten(0, (B, T)) - row
+
+
+def top1_element_weights(q: Tensor, k: Tensor, *, segments: Tensor | None = None) -> Tensor:
+    """Return [B, H, T, T], 1 at the chosen key of each query and 0 elsewhere; the arguments are those above."""
+    _validate(q, k, k, segments)
+    return reference.one_hot(reference.scores(q, k, 1.0, segments))
+
+
+def top1_element_step(q: Tensor, k: Tensor, v: Tensor, cache: dict[str, Tensor], length: int) -> Tensor:
+    """Append one token to the cache, in place, and return the value [B, 1, H, K] of its best key.
+
+    Args:
+        q: the query [B, 1, H, K].
+        k: its key [B, 1, G, K].
+        v: its value [B, 1, G, K].
+        cache: "k" and "v" [B, max_length, G, K].
+        length: tokens already in the cache; the caller adds one after each step.
+
+    Raises:
+        ConfigError: a full cache.
+    """
+    if length >= cache["k"].shape[1]:
+        raise ConfigError(f"the cache is full at {length} tokens; make max_length larger.")
+    cache["k"][:, length] = k[:, 0]
+    cache["v"][:, length] = v[:, 0]
+    B, _, H, K = q.shape
+    G = k.shape[2]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    q_BGRK = q[:, 0].unflatten(1, (G, H // G)).to(wide)
+    scores = torch.einsum("bgrk,bsgk->bgrs", q_BGRK, cache["k"][:, : length + 1].to(wide))
+    best = scores == scores.amax(-1, keepdim=True)
+    position = torch.arange(length + 1, device=q.device)
+    chosen = torch.where(best, position, length).amin(-1)
+    row = torch.arange(B, device=q.device)[:, None, None]
+    head = torch.arange(G, device=q.device)[:, None]
+    return cache["v"][row, chosen, head].reshape(B, 1, H, K)
+
+
+def _first(q: Tensor, segments: Tensor | None) -> Tensor:
+    """Return int32 [B * T], where each token's sequence starts in the row of all tokens."""
+    B, T = q.shape[:2]
+    token = torch.arange(B * T, device=q.device, dtype=torch.int32).view(B, T)
+    if segments is None:
+        return token[:, :1].expand(B, T).reshape(-1)
+    fresh = torch.ones_like(segments, dtype=torch.bool)
+    fresh[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    return torch.where(fresh, token, 0).flatten().cummax(0).values.to(torch.int32)
+
+
+def _validate(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4 or x.shape[1] < 1:
+            raise ConfigError(f"{name} {tuple(x.shape)} must be [B, T, heads, K] with T of at least 1.")
+        if x.dtype != q.dtype or x.device != q.device:
+            raise ConfigError(f"{name} is {x.dtype} on {x.device}, q is {q.dtype} on {q.device}; make them alike.")
+    if k.shape != v.shape or k.shape[:2] != q.shape[:2] or k.shape[3] != q.shape[3]:
+        raise ConfigError(
+            f"k {tuple(k.shape)} and v {tuple(v.shape)} must be [B, T, G, K] of q's {tuple(q.shape)} = [B, T, H, K]."
+        )
+    if q.shape[2] % k.shape[2]:
+        raise ConfigError(f"q has {q.shape[2]} heads, no multiple of the {k.shape[2]} heads of k and v.")
+    if segments is not None and segments.shape != q.shape[:2]:
+        raise ConfigError(f"segments {tuple(segments.shape)} must be [B, T] = {tuple(q.shape[:2])}.")

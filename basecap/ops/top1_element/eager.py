@@ -1,0 +1,46 @@
+"""Top-1 element selection in plain PyTorch, in memory O(T)."""
+
+import torch
+from torch import Tensor
+
+#: Score matrices are made in slices of at most this many numbers.
+SLICE = 1 << 22
+
+
+def choose(q_NHK: Tensor, k_NGK: Tensor, first_N: Tensor) -> Tensor:
+    """Return int32 [N, H], the row of the key first_t <= s <= t with the highest q_t.k_s, the earliest among equals."""
+    N, H, _ = q_NHK.shape
+    G = k_NGK.shape[1]
+    wide = torch.promote_types(q_NHK.dtype, torch.float32)
+    k_GKN = k_NGK.to(wide).permute(1, 2, 0)
+    choice = torch.empty(N, H, dtype=torch.int32, device=q_NHK.device)
+    at = 0
+    while at < N:
+        low = int(first_N[at])
+        stop = min(N, at + min(256, max(1, SLICE // ((min(at + 256, N) - low) * H))))
+        q_GTK = q_NHK[at:stop].to(wide).unflatten(1, (G, H // G)).permute(1, 2, 0, 3).flatten(1, 2)
+        scores = torch.bmm(q_GTK, k_GKN[:, :, low:stop]).view(H, stop - at, stop - low)
+        s = torch.arange(low, stop, device=q_NHK.device, dtype=torch.int32)
+        t = torch.arange(at, stop, device=q_NHK.device, dtype=torch.int32)[:, None]
+        scores = scores.masked_fill((s > t) | (s < first_N[at:stop, None]), float("-inf"))
+        best = scores == scores.amax(-1, keepdim=True)
+        choice[at:stop] = torch.where(best, s, stop - 1).amin(-1).T
+        at = stop
+    return choice
+
+
+def gather(v_NGK: Tensor, choice_NH: Tensor) -> Tensor:
+    """Return [N, H, K], the chosen values."""
+    H = choice_NH.shape[1]
+    head = torch.arange(H, device=v_NGK.device) // (H // v_NGK.shape[1])
+    return v_NGK[choice_NH.long(), head]
+
+
+def scatter(do_NHK: Tensor, choice_NH: Tensor, groups: int) -> Tensor:
+    """Return [N, G, K], for each key the sum of do over the queries that chose it."""
+    N, H, K = do_NHK.shape
+    wide = torch.promote_types(do_NHK.dtype, torch.float32)
+    head = torch.arange(H, device=do_NHK.device) // (H // groups)
+    dv = do_NHK.new_zeros(N * groups, K, dtype=wide)
+    dv.index_add_(0, (choice_NH.long() * groups + head).flatten(), do_NHK.to(wide).flatten(0, 1))
+    return dv.view(N, groups, K).to(do_NHK.dtype)

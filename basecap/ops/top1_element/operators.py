@@ -1,0 +1,61 @@
+"""The choice, the gathered values and their gradient as PyTorch operators; tokens stand in one row of N = B * T."""
+
+import torch
+from torch import Tensor
+
+from basecap.ops.top1_element import eager
+
+
+def _kernels():
+    # Triton is only needed, and only installed, where its kernels can run.
+    from basecap.ops.top1_element import kernels
+
+    return kernels
+
+
+@torch.library.custom_op("basecap::top1_element_choose", mutates_args=())
+def choose(q: Tensor, k: Tensor, first: Tensor, triton: bool) -> Tensor:
+    """Return int32 [N, H], the row of the chosen key; `first` int32 [N] is the start of each token's sequence."""
+    run = _kernels().choose if triton else eager.choose
+    return run(q, k, first)
+
+
+@choose.register_fake
+def _(q, k, first, triton):
+    return q.new_empty(q.shape[:2], dtype=torch.int32)
+
+
+@torch.library.custom_op("basecap::top1_element_gather", mutates_args=())
+def gather(v: Tensor, choice: Tensor, triton: bool) -> Tensor:
+    """Return [N, H, K], the chosen values."""
+    return eager.gather(v, choice)
+
+
+@gather.register_fake
+def _(v, choice, triton):
+    return v.new_empty(*choice.shape, v.shape[2])
+
+
+@torch.library.custom_op("basecap::top1_element_scatter", mutates_args=())
+def scatter(do: Tensor, choice: Tensor, groups: int, triton: bool) -> Tensor:
+    """Return [N, G, K], for each key the sum of do over the queries that chose it."""
+    run = _kernels().scatter if triton else eager.scatter
+    return run(do, choice, groups)
+
+
+@scatter.register_fake
+def _(do, choice, groups, triton):
+    return do.new_empty(do.shape[0], groups, do.shape[2])
+
+
+def _setup(ctx, inputs, output):
+    v, choice, ctx.triton = inputs
+    ctx.groups = v.shape[1]
+    ctx.save_for_backward(choice)
+
+
+def _backward(ctx, do):
+    return scatter(do, ctx.saved_tensors[0], ctx.groups, ctx.triton), None, None
+
+
+gather.register_autograd(_backward, setup_context=_setup)

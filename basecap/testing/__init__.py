@@ -1,0 +1,1 @@
+"""Public checks for mixers and ops: ours and those of plugins."""
