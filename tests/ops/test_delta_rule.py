@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops.delta_rule import delta_rule, eager, reference
+from basecap.ops.delta_rule import delta_rule, eager, influence, reference
 
 
 def inputs(B: int, T: int, H: int, K: int, V: int, strength: float = 1.0) -> list[Tensor]:
@@ -84,7 +84,7 @@ def test_influence_times_values_is_the_output(decayed: bool):
     q, k, v, beta, log_decay, _ = inputs(2, 70, 2, 4, 3, strength=0.1)
     chosen = log_decay if decayed else None
     o, _ = delta_rule(q, k, v, beta, chosen)
-    matrix = reference.influence(q, k, beta, chosen)
+    matrix = influence(q, k, beta, chosen)
     torch.testing.assert_close(torch.einsum("bhts,bshv->bthv", matrix, v), o)
     assert torch.equal(matrix, matrix.tril())
 

@@ -42,6 +42,14 @@ def delta_rule(
         return eager.delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV, segments)
 
 
+def influence(q_BTHK: Tensor, k_BTHK: Tensor, beta_BTH: Tensor, log_decay_BTH: Tensor | None = None) -> Tensor:
+    """Return [B, H, T, T], the factor in front of v_s in o_t: the outputs for unit vectors as values."""
+    B, T, H, _ = q_BTHK.shape
+    units = torch.eye(T, dtype=q_BTHK.dtype, device=q_BTHK.device)[:, None].expand(B, T, H, T)
+    o_BTHT, _ = delta_rule(q_BTHK, k_BTHK, units, beta_BTH, log_decay_BTH)
+    return o_BTHT.transpose(1, 2)
+
+
 def _validate(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None) -> None:
     if q.dim() != 4 or q.shape != k.shape:
         raise ConfigError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must both be [B, T, H, K].")

@@ -32,14 +32,16 @@ def delta_rule(
     tail = M * C - T
 
     def cut(x: Tensor) -> Tensor:
-        """[B, T, H, ...] to [B, H, M, C, ...]; padded keys are zero, so padding leaves the state alone."""
-        return F.pad(x, (0, 0) * (x.dim() - 2) + (0, tail)).unflatten(1, (M, C)).movedim(3, 1)
+        """[B, T, H, ...] to [B, M, C, H, ...]; padded keys are zero, so padding leaves the state alone."""
+        return F.pad(x, (0, 0) * (x.dim() - 2) + (0, tail)).unflatten(1, (M, C))
 
-    q, k, v = (cut(x.to(wide)) for x in (q_BTHK, k_BTHK, v_BTHV))
-    beta = cut(beta_BTH.to(wide))[..., None]
+    q, k, v = (cut(x.to(wide)).movedim(3, 1) for x in (q_BTHK, k_BTHK, v_BTHV))
+    beta = cut(beta_BTH.to(wide)).movedim(3, 1)[..., None]
     log_decay = torch.zeros_like(beta_BTH) if log_decay_BTH is None else log_decay_BTH
     ids_BMC = None if segments is None else _pad_last(segments, tail).unflatten(1, (M, C))
-    within, from_start, to_end, across = _decays(cut(log_decay.to(torch.float64)), ids_BMC, wide)
+    # Differences of these sums are the exponents: in float32 strong decays would leave few digits for weak ones.
+    total = cut(log_decay.to(torch.float64)).cumsum(2)
+    within, from_start, to_end, across = _decays(total.movedim(3, 1), ids_BMC, wide)
 
     written, k_t = beta * k, k.transpose(-1, -2)
     system = (written @ k_t) * within
@@ -80,13 +82,12 @@ def _pad_last(ids_BT: Tensor, tail: int) -> Tensor:
     return torch.cat([ids_BT, ids_BT[:, -1:].expand(-1, tail)], dim=1)
 
 
-def _decays(log_decay_BHMC: Tensor, ids_BMC: Tensor | None, wide: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _decays(total: Tensor, ids_BMC: Tensor | None, wide: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the decays between positions [B, H, M, C, C], from the chunk's start, to its end, over all of it.
 
-    The last three are [B, H, M, C or 1, 1]. A decay over the edge of a segment is zero.
+    `total` is the sum of log decays since the chunk's start [B, H, M, C]; the last three results are
+    [B, H, M, C or 1, 1]. A decay over the edge of a segment is zero.
     """
-    # Differences of these sums are the exponents: in float32 strong decays would leave few digits for weak ones.
-    total = log_decay_BHMC.cumsum(-1)
     C = total.shape[-1]
     visible = torch.ones(C, C, dtype=torch.bool, device=total.device).tril()
     from_start, to_end = total.to(wide).exp(), (total[..., -1:] - total).to(wide).exp()

@@ -27,11 +27,3 @@ def delta_rule(
         state = state + k[..., :, None] * correction[..., None, :]
         outputs.append(torch.einsum("bhk,bhkv->bhv", q, state))
     return torch.stack(outputs, dim=1), state
-
-
-def influence(q_BTHK: Tensor, k_BTHK: Tensor, beta_BTH: Tensor, log_decay_BTH: Tensor | None = None) -> Tensor:
-    """Return [B, H, T, T], the factor in front of v_s in o_t: the outputs for unit vectors as values."""
-    B, T, H, _ = q_BTHK.shape
-    units = torch.eye(T, dtype=q_BTHK.dtype, device=q_BTHK.device)[None, :, None, :].expand(B, T, H, T)
-    o_BTHT, _ = delta_rule(q_BTHK, k_BTHK, units, beta_BTH, log_decay_BTH)
-    return o_BTHT.transpose(1, 2)

@@ -1,0 +1,93 @@
+"""What the delta-rule mixers share: projections, short convolution and the memory with its decoding state."""
+
+import torch
+from torch import Tensor, nn
+
+from basecap.mixers._contract import Cache, ParameterRecipe, default_recipe
+from basecap.mixers._parts import ShortConvolution, rms_norm
+from basecap.mixers._state_space import convolve, convolve_step
+from basecap.ops.delta_rule import delta_rule, influence
+
+
+class DeltaMemory(nn.Module):
+    """The delta rule over convolved queries, keys and values of the input (arXiv 2406.06484, section 3.5).
+
+    Queries and keys have Euclidean norm 1; writing strengths are a sigmoid. The caller gives the decays.
+    """
+
+    def __init__(self, hidden: int, heads: int, key_dim: int, value_dim: int, conv_width: int | None):
+        """Build the projections; `conv_width` None: no short convolution."""
+        super().__init__()
+        self.heads, self.key_dim, self.value_dim = heads, key_dim, value_dim
+        channels = heads * (2 * key_dim + value_dim)
+        self.qkv = nn.Linear(hidden, channels, bias=False)
+        self.beta = nn.Linear(hidden, heads, bias=False)
+        self.conv = None if conv_width is None else ShortConvolution(channels, conv_width, bias=False)
+
+    def inputs(
+        self, x_BTD: Tensor, projected: Tensor | None = None, segments: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return q, k [B, T, H, K], v [B, T, H, V] and beta [B, T, H]; `projected` is the convolved qkv, if known."""
+        mixed = convolve(self.conv, self.qkv(x_BTD), segments) if projected is None else projected
+        keys = self.heads * self.key_dim
+        q, k, v = mixed.split([keys, keys, self.heads * self.value_dim], dim=-1)
+        beta = self.beta(x_BTD).to(torch.promote_types(x_BTD.dtype, torch.float32)).sigmoid()
+        q, k = self._unit(q) * self.key_dim**-0.5, self._unit(k)
+        return q, k, v.unflatten(-1, (self.heads, self.value_dim)), beta
+
+    def forward(self, x_BTD: Tensor, log_decay_BTH: Tensor | None, segments: Tensor | None = None) -> Tensor:
+        """Return what the memory reads at every position [B, T, H, V]."""
+        o, _ = delta_rule(*self.inputs(x_BTD, segments=segments), log_decay_BTH, segments=segments)
+        return o
+
+    def init_cache(self, batch: int) -> Cache:
+        """The memory [B, H, K, V], at least float32, and the convolution's last inputs."""
+        weight = self.qkv.weight
+        state = weight.new_zeros(batch, self.heads, self.key_dim, self.value_dim)
+        tensors = {"state": state.to(torch.promote_types(weight.dtype, torch.float32))}
+        if self.conv is not None:
+            tensors["conv"] = self.conv.init_cache(batch)
+        return Cache(tensors=tensors)
+
+    def step(self, x_B1D: Tensor, log_decay_B1H: Tensor | None, cache: Cache) -> Tensor:
+        """Read at one more token [B, 1, H, V]."""
+        return self._advance(x_B1D, convolve_step(self.conv, self.qkv(x_B1D), cache), log_decay_B1H, cache)
+
+    def prefill(self, x_BTD: Tensor, log_decay_BTH: Tensor | None, cache: Cache) -> Tensor:
+        """Read at every token of a prompt [B, T, H, V], chunk by chunk, into an empty cache."""
+        projected = self.qkv(x_BTD)
+        if self.conv is not None:
+            self.conv.fill(projected, cache.tensors["conv"])
+        return self._advance(x_BTD, convolve(self.conv, projected, None), log_decay_BTH, cache)
+
+    def influence(self, x_BTD: Tensor, log_decay_BTH: Tensor | None) -> Tensor:
+        """Return [B, H, T, T], the factor in front of each convolved value."""
+        q, k, _, beta = self.inputs(x_BTD)
+        return influence(q, k, beta, log_decay_BTH)
+
+    def recipe(self) -> dict[str, ParameterRecipe]:
+        """The standard recipe of the projections, the convolution's own."""
+        conv = {} if self.conv is None else self.conv.recipe()
+        return default_recipe(self) | {f"conv.{name}": recipe for name, recipe in conv.items()}
+
+    def flops(self, length: int) -> float:
+        """Projections, convolution and the recurrence (recall, correct, read out: 6 K V per head and token)."""
+        weights = sum(parameter.numel() for parameter in self.parameters())
+        return length * (2.0 * weights + 6.0 * self.heads * self.key_dim * self.value_dim)
+
+    def state_bytes(self) -> int:
+        """Bytes of the memory and of the convolution's last inputs."""
+        itemsize = self.qkv.weight.element_size()
+        conv = 0 if self.conv is None else (self.conv.width - 1) * self.conv.weight.shape[0] * itemsize
+        return self.heads * self.key_dim * self.value_dim * max(itemsize, 4) + conv
+
+    def _advance(self, x: Tensor, projected: Tensor, log_decay: Tensor | None, cache: Cache) -> Tensor:
+        o, state = delta_rule(*self.inputs(x, projected), log_decay, state_BHKV=cache.tensors["state"])
+        cache.tensors["state"].copy_(state)
+        cache.length += x.shape[1]
+        return o
+
+    def _unit(self, x: Tensor) -> Tensor:
+        """Split into heads of Euclidean norm 1, which is root mean square 1 / sqrt(K)."""
+        heads = x.unflatten(-1, (self.heads, self.key_dim))
+        return rms_norm(heads, eps=1e-6 / self.key_dim) * self.key_dim**-0.5

@@ -1,0 +1,95 @@
+"""DeltaNet (arXiv 2406.06484): linear attention that corrects what it stored under a key instead of adding to it."""
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from basecap.mixers._contract import (
+    Cache,
+    LayerSpec,
+    Mixer,
+    MixerConfig,
+    ParameterRecipe,
+    Variant,
+    choose_heads,
+    constant,
+    divide,
+    mixer,
+    normal,
+    residual_std,
+)
+from basecap.mixers._delta import DeltaMemory
+from basecap.mixers._parts import rms_norm
+
+
+@mixer(
+    "deltanet",
+    backbone="swiglu",
+    paper="arXiv 2406.06484",
+    summary="linear attention that overwrites by the delta rule, short convolutions, normalised output",
+    variants={"deltanet w/o conv": Variant(options={"conv": False}, summary="without the short convolutions")},
+)
+class DeltaNet(Mixer):
+    """The DeltaNet mixer: delta rule, norm of each head's output, projection."""
+
+    class Config(MixerConfig):
+        """Options of DeltaNet."""
+
+        heads: int | None = Field(None, ge=1, description="heads; hidden / 96 when not given")
+        conv: bool = Field(True, description="whether short convolutions precede the delta rule")
+        conv_width: int = Field(4, ge=1, description="tokens the short convolutions see")
+
+    sizes: ClassVar = {768: {"heads": 8}, 2048: {"heads": 16}}
+
+    def __init__(self, config: Config, layer: LayerSpec):
+        super().__init__(config, layer)
+        heads = choose_heads(layer.hidden, config.heads, head_dim=96)
+        head_dim = divide(layer.hidden, heads, "hidden size by heads")
+        self.memory = DeltaMemory(layer.hidden, heads, head_dim, head_dim, config.conv_width if config.conv else None)
+        self.norm_weight = nn.Parameter(torch.empty(head_dim))
+        self.out = nn.Linear(layer.hidden, layer.hidden, bias=False)
+
+    def _finish(self, o_BTHV: Tensor) -> Tensor:
+        return self.out((rms_norm(o_BTHV, eps=1e-5) * self.norm_weight.to(o_BTHV.dtype)).flatten(2))
+
+    def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Mix; see `Mixer.forward`."""
+        return self._finish(self.memory(x_BTD, None, segments))
+
+    def init_cache(self, batch: int, max_length: int) -> Cache:
+        """The memory and the convolution's last inputs, constant in `max_length`."""
+        return self.memory.init_cache(batch)
+
+    def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
+        """Mix one more token."""
+        return self._finish(self.memory.step(x_B1D, None, cache))
+
+    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        """Mix a prompt chunk by chunk and keep its final state."""
+        return self._finish(self.memory.prefill(x_BTD, None, cache))
+
+    def influence(self, x_BTD: Tensor) -> Tensor:
+        """Return [B, H, T, T], the factor q_t (prod_{s<r<=t} I - beta_r k_r k_r^T) beta_s k_s before each value."""
+        return self.memory.influence(x_BTD, None)
+
+    def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the convolved values and what the memory reads."""
+        return self.memory.inputs(x_BTD)[2], self.memory(x_BTD, None)
+
+    def recipe(self) -> dict[str, ParameterRecipe]:
+        """Normal(0.02), the output projection shrunk with depth, norms 1; no decay of the norm."""
+        return {
+            **{f"memory.{name}": recipe for name, recipe in self.memory.recipe().items()},
+            "norm_weight": ParameterRecipe(init=constant(1.0), decay=False),
+            "out.weight": ParameterRecipe(init=normal(residual_std(self.layer))),
+        }
+
+    def flops(self, length: int) -> float:
+        """The memory and the output projection."""
+        return self.memory.flops(length) + 2.0 * length * self.out.weight.numel()
+
+    def state_bytes(self, length: int) -> int:
+        """The memory and the convolution's last inputs, whatever the length."""
+        return self.memory.state_bytes()

@@ -1,0 +1,122 @@
+"""Gated DeltaNet (arXiv 2412.06464): the delta rule over a memory that also fades, one decay per head and token."""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from basecap.mixers._contract import (
+    Cache,
+    LayerSpec,
+    Mixer,
+    MixerConfig,
+    ParameterRecipe,
+    Variant,
+    choose_heads,
+    constant,
+    divide,
+    mixer,
+    normal,
+    residual_std,
+)
+from basecap.mixers._delta import DeltaMemory
+from basecap.mixers._parts import rms_norm
+from basecap.mixers._state_space import log_of_uniform, step_size, step_size_bias
+
+
+@mixer(
+    "gated-deltanet",
+    backbone="swiglu",
+    paper="arXiv 2412.06464",
+    summary="delta rule with one data-dependent decay per head, short convolutions, gated norm",
+    variants={
+        "gated-deltanet w/o conv": Variant(options={"conv": False}, summary="without the short convolutions"),
+    },
+)
+class GatedDeltaNet(Mixer):
+    """The Gated DeltaNet mixer: gated delta rule, norm of each head's output, output gate, projection."""
+
+    class Config(MixerConfig):
+        """Options of Gated DeltaNet."""
+
+        heads: int | None = Field(None, ge=1, description="heads; 3/4 hidden / 96 when not given")
+        head_dim: int | None = Field(None, ge=1, description="key size per head; 3/4 hidden / heads when not given")
+        value_expand: int = Field(2, ge=1, description="value channels per key channel")
+        conv: bool = Field(True, description="whether short convolutions precede the delta rule")
+        conv_width: int = Field(4, ge=1, description="tokens the short convolutions see")
+
+    sizes: ClassVar = {768: {"heads": 6, "head_dim": 96}, 2048: {"heads": 6, "head_dim": 256}}
+
+    def __init__(self, config: Config, layer: LayerSpec):
+        super().__init__(config, layer)
+        keys = max(1, 3 * layer.hidden // 4)
+        heads = config.heads or choose_heads(keys, None, head_dim=96)
+        key_dim = config.head_dim or divide(keys, heads, "3/4 of the hidden size by heads")
+        value_dim = config.value_expand * key_dim
+        width = config.conv_width if config.conv else None
+        self.memory = DeltaMemory(layer.hidden, heads, key_dim, value_dim, width)
+        self.decay = nn.Linear(layer.hidden, heads, bias=False)
+        self.A_log = nn.Parameter(torch.empty(heads))
+        self.dt_bias = nn.Parameter(torch.empty(heads))
+        self.gate = nn.Linear(layer.hidden, heads * value_dim, bias=False)
+        self.norm_weight = nn.Parameter(torch.empty(value_dim))
+        self.out = nn.Linear(heads * value_dim, layer.hidden, bias=False)
+
+    def _log_decay(self, x_BTD: Tensor) -> Tensor:
+        """Return [B, T, H], in float32 or wider: -A softplus(W x + b), Mamba-2's parametrisation."""
+        dt = step_size(self.decay(x_BTD), self.dt_bias)
+        return -self.A_log.to(dt.dtype).exp() * dt
+
+    def _finish(self, o_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
+        normed = rms_norm(o_BTHV, eps=1e-5) * self.norm_weight.to(o_BTHV.dtype)
+        return self.out(normed.flatten(2) * F.silu(self.gate(x_BTD)))
+
+    def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Mix; see `Mixer.forward`."""
+        return self._finish(self.memory(x_BTD, self._log_decay(x_BTD), segments), x_BTD)
+
+    def init_cache(self, batch: int, max_length: int) -> Cache:
+        """The memory and the convolution's last inputs, constant in `max_length`."""
+        return self.memory.init_cache(batch)
+
+    def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
+        """Mix one more token."""
+        return self._finish(self.memory.step(x_B1D, self._log_decay(x_B1D), cache), x_B1D)
+
+    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        """Mix a prompt chunk by chunk and keep its final state."""
+        return self._finish(self.memory.prefill(x_BTD, self._log_decay(x_BTD), cache), x_BTD)
+
+    def influence(self, x_BTD: Tensor) -> Tensor:
+        """Return [B, H, T, T], the factor q_t (prod_{s<r<=t} a_r (I - beta_r k_r k_r^T)) beta_s k_s before a value."""
+        return self.memory.influence(x_BTD, self._log_decay(x_BTD))
+
+    def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the convolved values and what the memory reads."""
+        return self.memory.inputs(x_BTD)[2], self.memory(x_BTD, self._log_decay(x_BTD))
+
+    def recipe(self) -> dict[str, ParameterRecipe]:
+        """Normal(0.02), the output projection shrunk with depth, norms 1; A in (0, 16), steps in [1e-3, 0.1]."""
+        projection = ParameterRecipe(init=normal(0.02))
+        return {
+            **{f"memory.{name}": recipe for name, recipe in self.memory.recipe().items()},
+            "decay.weight": projection,
+            "gate.weight": projection,
+            # A of exactly 0 would have no logarithm.
+            "A_log": ParameterRecipe(init=log_of_uniform(1e-4, 16.0), decay=False),
+            "dt_bias": ParameterRecipe(init=step_size_bias(), decay=False),
+            "norm_weight": ParameterRecipe(init=constant(1.0), decay=False),
+            "out.weight": ParameterRecipe(init=normal(residual_std(self.layer))),
+        }
+
+    def flops(self, length: int) -> float:
+        """The memory with its decay (K V per head and token), and the projections of decay, gate and output."""
+        weights = self.decay.weight.numel() + self.gate.weight.numel() + self.out.weight.numel()
+        fading = self.memory.heads * self.memory.key_dim * self.memory.value_dim
+        return self.memory.flops(length) + length * (2.0 * weights + fading)
+
+    def state_bytes(self, length: int) -> int:
+        """The memory and the convolution's last inputs, whatever the length."""
+        return self.memory.state_bytes()
