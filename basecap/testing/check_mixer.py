@@ -48,7 +48,8 @@ def check_mixer(
         A report; `report.raise_failures()` turns broken checks into an AssertionError.
 
     Raises:
-        ConfigError: an unknown name, a length too short to cut into segments, options that do not fit, or a parameter without a recipe.
+        ConfigError: an unknown name, a length too short to cut into segments, options that do not fit, or a
+            parameter without a recipe.
     """
     if length < 32:
         raise ConfigError(f"the suite needs sequences of at least 32 tokens, not {length}.")

@@ -14,7 +14,6 @@ from basecap.mixers._contract import (
     LayerChoice,
     ParameterRecipe,
     constant,
-    default_recipe,
     normal,
 )
 from basecap.mixers.attention import Attention
@@ -52,7 +51,7 @@ class ForgetsInDecoding(Attention):
 class MiscountsTokens(Attention):
     def prefill(self, x_BTD, cache):
         y = super().prefill(x_BTD, cache)
-        cache.length += 1
+        cache.length -= 1
         return y
 
 
@@ -73,12 +72,12 @@ class WrongGradient(Attention):
 
 
 class DeadParameter(Attention):
-    def forward(self, x_BTD, segments=None):
-        return super().forward(x_BTD, segments) + 0 * self.out.weight.sum().detach()
-
     def __init__(self, config, layer):
         super().__init__(config, layer)
         self.unused = torch.nn.Linear(2, 2, bias=False)
+
+    def recipe(self):
+        return {**super().recipe(), "unused.weight": ParameterRecipe(init=normal(0.02))}
 
 
 class NarrowsTheDtype(Attention):
@@ -110,7 +109,7 @@ class WrongInfluence(Attention):
 
 class Explodes(Attention):
     def recipe(self):
-        return {**default_recipe(self), "out.weight": ParameterRecipe(init=normal(100.0))}
+        return {**super().recipe(), "out.weight": ParameterRecipe(init=normal(100.0))}
 
 
 class Dies(Attention):
@@ -149,7 +148,7 @@ def architecture(*mixers, **options):
 def test_notices(mixer, broken):
     report = check_mixer(architecture(mixer), dtypes=FLOAT32)
     assert broken <= {check.name for check in report.failures}
-    with pytest.raises(AssertionError, match="broken: .* broke: .* by .* where .* is allowed"):
+    with pytest.raises(AssertionError, match=r"broken: .* broke: .* by .* where .* is allowed"):
         report.raise_failures()
 
 

@@ -1,9 +1,14 @@
 """Causal softmax attention: full, sliding-window, with ALiBi, with grouped heads, over packed segments."""
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops.attention import eager, flex
+from basecap.ops.attention.reference import entropy, weights
+
+__all__ = ["attention", "attention_step", "entropy", "weights"]
 
 
 def attention(
@@ -32,15 +37,57 @@ def attention(
         FlexAttention, elsewhere as blocks of SDPA with a mask.
 
     Raises:
-        ConfigError: heads that do not divide or a window below 1.
+        ConfigError: shapes or dtypes that do not fit, or a window below 1.
     """
-    if q_BTHK.shape[2] % k_BTGK.shape[2]:
-        raise ConfigError(f"{q_BTHK.shape[2]} query heads are no multiple of {k_BTGK.shape[2]} key heads.")
+    B, T, H, K = q_BTHK.shape
+    _check_keys(q_BTHK, k_BTGK, v_BTGV)
+    if k_BTGK.shape[1] != T:
+        raise ConfigError(f"k has {k_BTGK.shape[1]} tokens where q has {T}.")
     if window is not None and window < 1:
         raise ConfigError(f"window must be at least 1, not {window}.")
-    if window is not None and window >= q_BTHK.shape[1]:
+    if slopes is not None and slopes.shape != (H,):
+        raise ConfigError(f"slopes {list(slopes.shape)} must be one per query head, [{H}].")
+    if segments is not None and segments.shape != (B, T):
+        raise ConfigError(f"segments {list(segments.shape)} must be [B, T] = [{B}, {T}].")
+    if window is not None and window >= T:
         window = None
-    scale = q_BTHK.shape[3] ** -0.5 if scale is None else scale
+    scale = K**-0.5 if scale is None else scale
     plain = window is None and slopes is None and segments is None
     implementation = flex if not plain and flex.supports(q_BTHK, v_BTGV) is None else eager
     return implementation.attention(q_BTHK, k_BTGK, v_BTGV, scale, window, slopes, segments)
+
+
+def attention_step(
+    q_B1HK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, *, scale: float | None = None, bias_HS: Tensor | None = None
+) -> Tensor:
+    """Attend from one query to every key of a cache, o = sum_s softmax_s(scale * q.k_s + bias_s) v_s.
+
+    Args:
+        q_B1HK: queries, H a multiple of G.
+        k_BSGK: keys, all visible, in any order.
+        v_BSGV: values.
+        scale: factor of the scores; 1/sqrt(K) when None.
+        bias_HS: added to the scores.
+
+    Returns:
+        [B, 1, H, V] in the dtype of q.
+
+    Raises:
+        ConfigError: shapes or dtypes that do not fit.
+    """
+    _check_keys(q_B1HK, k_BSGK, v_BSGV)
+    scale = q_B1HK.shape[3] ** -0.5 if scale is None else scale
+    q, k, v = (x.transpose(1, 2) for x in (q_B1HK, k_BSGK, v_BSGV))
+    bias = None if bias_HS is None else bias_HS.to(torch.promote_types(q.dtype, torch.float32))[None, :, None]
+    grouped = q_B1HK.shape[2] != k_BSGK.shape[2]
+    return F.scaled_dot_product_attention(q, k, v, bias, scale=scale, enable_gqa=grouped).transpose(1, 2)
+
+
+def _check_keys(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor) -> None:
+    q, k, v = list(q_BTHK.shape), list(k_BSGK.shape), list(v_BSGV.shape)
+    if len(q) != 4 or len(k) != 4 or k[:3] != v[:3] or (q[0], q[3]) != (k[0], k[3]):
+        raise ConfigError(f"q {q}, k {k} and v {v} must be [B, T, H, K], [B, S, G, K] and [B, S, G, V].")
+    if q[2] % k[2]:
+        raise ConfigError(f"{q[2]} query heads are no multiple of {k[2]} key heads.")
+    if not q_BTHK.dtype == k_BSGK.dtype == v_BSGV.dtype:
+        raise ConfigError(f"q, k and v must share a dtype, not {q_BTHK.dtype}, {k_BSGK.dtype}, {v_BSGV.dtype}.")

@@ -1,4 +1,4 @@
-"""The definition of causal attention, any dtype, T x T in memory."""
+"""The definition of causal attention and of its entropy, any dtype, T x T in memory."""
 
 import torch
 from torch import Tensor
@@ -40,3 +40,8 @@ def attention(
     """Return [B, T, H, V]."""
     v_BTHV = v_BTGV.repeat_interleave(q_BTHK.shape[2] // v_BTGV.shape[2], dim=2)
     return torch.einsum("bhts,bshv->bthv", weights(q_BTHK, k_BTGK, scale, window, slopes, segments), v_BTHV)
+
+
+def entropy(weights_BHTT: Tensor) -> Tensor:
+    """Return [B, H, T], the entropy in nats of each query's distribution, -sum_s p log p (arXiv 2505.18522, Fig. 4)."""
+    return torch.special.entr(weights_BHTT).sum(-1)
