@@ -1,78 +1,117 @@
-"""Progress of long work: a bar with rate and time left on a terminal, a plain line every ten seconds elsewhere."""
+"""Progress of long work: a bar with the time left on a terminal, else a plain line now and then."""
 
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from typing import Protocol, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
-#: Seconds between two plain lines.
-INTERVAL = 10.0
 
-Advance = Callable[..., None]
+class Advance(Protocol):
+    """Reports that `n` more units are done; `note` is shown beside them until the next one."""
+
+    def __call__(self, n: float, note: str = "") -> None: ...
 
 
 @contextmanager
-def progress(label: str, *, total: float, unit: str) -> Iterator[Advance]:
-    """Show how far work has come, on standard error.
-
-    Yields `advance(amount, note="")`, to be called with the amount of work done since the last call.
+def progress(
+    label: str,
+    total: float,
+    unit: str = "tokens",
+    *,
+    stream: TextIO | None = None,
+    every: float = 10.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Advance]:
+    """Show how far work of `total` units has come.
 
     Args:
         label: what is being done.
-        total: the whole amount.
-        unit: what the amount counts, such as "tokens".
+        total: the number of units in all.
+        unit: what is counted.
+        stream: where to write; stderr when not given.
+        every: seconds between plain lines.
+        clock: seconds that only grow.
+
+    Yields:
+        A function to call with the number of units done since the last call.
+
+    >>> with progress("reading", total=3, unit="files", stream=sys.stdout, every=0) as advance:
+    ...     advance(3, note="the last one")
+    reading: 3 of 3 files (100 %) the last one
     """
-    if sys.stderr.isatty():
-        with _bar() as bar:
-            task = bar.add_task(label, total=total, note="")
-            yield lambda amount, note="": bar.update(task, advance=amount, note=note)
-        return
-    lines = _Lines(label, total, unit)
-    yield lines.advance
-    lines.write()
-
-
-def _bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(show_speed=True),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=Console(stderr=True),
-    )
+    stream = stream or sys.stderr
+    if stream.isatty():
+        with _bar(label, total, unit, stream) as advance:
+            yield advance
+    else:
+        yield _Lines(label, total, unit, stream, every, clock).advance
 
 
 class _Lines:
-    """Plain lines for logs."""
+    """Plain lines for logs. What the first call reports (a resumed run jumps there) does not count for the rate."""
 
-    def __init__(self, label: str, total: float, unit: str):
+    def __init__(self, label: str, total: float, unit: str, stream: TextIO, every: float, clock: Callable[[], float]):
         self.label, self.total, self.unit = label, total, unit
-        self.done, self.note = 0.0, ""
+        self.stream, self.every, self.clock = stream, every, clock
+        self.done = 0.0
         self.first: tuple[float, float] | None = None
-        self.shown = time.monotonic()
+        self.written = clock()
 
-    def advance(self, amount: float, note: str = "") -> None:
-        """Count `amount` more; show a line when the last one is old enough."""
-        self.done += amount
-        self.note = note
-        now = time.monotonic()
-        if self.first is None:  # what stood before a resume says nothing about the speed
+    def advance(self, n: float, note: str = "") -> None:
+        self.done += n
+        now = self.clock()
+        if self.first is None:
             self.first = (now, self.done)
-        if now - self.shown >= INTERVAL:
-            self.shown = now
-            self.write()
+        if now - self.written < self.every:
+            return
+        self.written = now
+        seconds, units = now - self.first[0], self.done - self.first[1]
+        share = 100 * self.done / max(self.total, 1)
+        line = f"{self.label}: {self.done:,.0f} of {self.total:,.0f} {self.unit} ({share:.0f} %)"
+        if seconds > 0 and units > 0:
+            left = (self.total - self.done) * seconds / units
+            line += f", {units / seconds:,.3g} {self.unit}/s, {_duration(left)} left"
+        print(f"{line} {note}".rstrip(), file=self.stream, flush=True)
 
-    def write(self) -> None:
-        """Print the present state."""
-        began, before = self.first or (time.monotonic(), 0.0)
-        seconds = time.monotonic() - began
-        rate = (self.done - before) / seconds if seconds > 0 else 0.0
-        left = timedelta(seconds=round((self.total - self.done) / rate)) if rate > 0 else "unknown"
-        share = self.done / self.total if self.total else 1.0
-        line = f"{self.label}: {share:.0%} of {self.total:,.0f} {self.unit}, {rate:,.0f} per second, {left} left"
-        print(f"{line}, {self.note}" if self.note else line, file=sys.stderr, flush=True)
+
+def _duration(seconds: float) -> str:
+    """Return a time as people say it.
+
+    >>> _duration(4000)
+    '1 h 6 min'
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+class _Rate(ProgressColumn):
+    def __init__(self, unit: str):
+        super().__init__()
+        self.unit = unit
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:,.3g} {self.unit}/s" if task.speed else "")
+
+
+@contextmanager
+def _bar(label: str, total: float, unit: str, stream: TextIO) -> Iterator[Advance]:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Rate(unit),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+    )
+    with Progress(*columns, console=Console(file=stream)) as bar:
+        task = bar.add_task(label, total=total, note="")
+        yield lambda n, note="": bar.update(task, advance=n, note=note)

@@ -1,0 +1,45 @@
+"""Progress: plain lines where nobody watches, a bar on a terminal."""
+
+import io
+
+from basecap.progress import progress
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_plain_lines_come_at_intervals_with_rate_and_time_left():
+    stream, clock = io.StringIO(), Clock()
+    with progress("run [a]", total=1000, unit="tokens", stream=stream, every=10, clock=clock) as advance:
+        advance(400)  # a resumed run
+        for _ in range(60):
+            clock.now += 0.5
+            advance(5, note="loss 3.1")
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "run [a]: 500 of 1,000 tokens (50 %), 10 tokens/s, 50 s left loss 3.1"
+    assert len(lines) == 3
+
+
+def test_quick_work_writes_nothing():
+    stream = io.StringIO()
+    with progress("quick", total=2, stream=stream) as advance:
+        advance(1)
+        advance(1)
+    assert stream.getvalue() == ""
+
+
+def test_a_terminal_gets_a_bar():
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    with progress("run [a]", total=10, unit="tokens", stream=stream) as advance:
+        advance(10, note="loss [3.1]")
+    shown = stream.getvalue()
+    assert "run [a]" in shown and "10/10" in shown and "loss [3.1]" in shown
