@@ -1,0 +1,111 @@
+"""RWKV-4 against an independent implementation, its recipe, its counts."""
+
+import math
+
+import pytest
+import torch
+from transformers import RwkvConfig, RwkvForCausalLM
+from transformers.models.rwkv.modeling_rwkv import RwkvSelfAttention
+
+from basecap.models.config import model_config
+from basecap.models.language_model import LanguageModel
+from tests.mixers._rwkv import build, draw, fresh, outputs_and_gradients, parameters
+
+SHARES = [("share_k", "time_mix_key"), ("share_v", "time_mix_value"), ("share_r", "time_mix_receptance")]
+SAME = [
+    ("decay", "time_decay"),
+    ("bonus", "time_first"),
+    ("key.weight", "key.weight"),
+    ("value.weight", "value.weight"),
+    ("receptance.weight", "receptance.weight"),
+    ("output.weight", "output.weight"),
+]
+
+
+def test_parity_with_transformers():
+    ours = build("rwkv-4")
+    config = RwkvConfig(hidden_size=32, num_hidden_layers=1, context_length=64)
+    theirs = RwkvSelfAttention(config).to(torch.float64)
+    own, other = dict(ours.named_parameters()), dict(theirs.named_parameters())
+    with torch.no_grad():
+        for name, their_name in SHARES:
+            other[their_name].copy_(1 - own[name].expand(1, 1, -1))
+        for name, their_name in SAME:
+            other[their_name].copy_(own[name])
+    x = draw(1, 2, 21, 32)
+    names = [name for name, _ in SHARES + SAME]
+    mine = outputs_and_gradients(ours, x, [own[name] for name in names])
+    their_parameters = [other[name] for _, name in SHARES + SAME]
+    reference = outputs_and_gradients(lambda h: theirs(h)[0], x, their_parameters)
+    # Theirs is the share of the present token, ours that of the previous one.
+    for place in range(2, 2 + len(SHARES)):
+        reference[place] = -reference[place].flatten()
+    for name, actual, expected in zip(["y", "x", *names], mine, reference, strict=True):
+        # The other implementation keeps its keys and its state in float32.
+        torch.testing.assert_close(
+            actual, expected, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def test_whole_model_parity_with_transformers():
+    ours = LanguageModel(model_config("rwkv-4", hidden=32, vocab=50, layers=2, tied=False)).initialise(0).double()
+    config = RwkvConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, intermediate_size=64, context_length=64, use_cache=False
+    )
+    theirs = RwkvForCausalLM(config).to(torch.float64).train()
+    own, other = dict(ours.named_parameters()), dict(theirs.named_parameters())
+    with torch.no_grad():
+        for number, parameter in enumerate(own.values()):
+            parameter += 0.2 * draw(number, *parameter.shape)
+        other["rwkv.embeddings.weight"].copy_(own["embedding.weight"])
+        other["head.weight"].copy_(own["head.weight"])
+        norms = [("embedding_norm", "rwkv.blocks.0.pre_ln"), ("norm", "rwkv.ln_out")]
+        for i in range(2):
+            block = f"rwkv.blocks.{i}"
+            norms += [(f"blocks.{i}.mixer_norm", f"{block}.ln1"), (f"blocks.{i}.feed_forward_norm", f"{block}.ln2")]
+            feed = f"blocks.{i}.feed_forward"
+            for name, their_name in SAME:
+                other[f"{block}.attention.{their_name}"].copy_(own[f"blocks.{i}.mixer.{name}"])
+            for name in ("key.weight", "value.weight", "receptance.weight"):
+                other[f"{block}.feed_forward.{name}"].copy_(own[f"{feed}.{name}"])
+            for name, their_name in SHARES:
+                other[f"{block}.attention.{their_name}"].copy_(1 - own[f"blocks.{i}.mixer.{name}"].expand(1, 1, -1))
+            for name, their_name in (("share_k", "time_mix_key"), ("share_r", "time_mix_receptance")):
+                other[f"{block}.feed_forward.{their_name}"].copy_(1 - own[f"{feed}.{name}"].expand(1, 1, -1))
+        for name, their_name in norms:
+            for part in ("weight", "bias"):
+                other[f"{their_name}.{part}"].copy_(own[f"{name}.{part}"])
+    tokens = torch.randint(50, (2, 19), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(ours.logits(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_recipe():
+    first, last = fresh("rwkv-4", 48, 0, 4), fresh("rwkv-4", 48, 3, 4)
+    for module in (first, last):
+        for name in ("key", "receptance", "output"):
+            assert module.get_submodule(name).weight.abs().max() == 0
+        torch.testing.assert_close(module.decay[[0, -1]], torch.tensor([-5.0, 3.0], dtype=torch.float64))
+        bonus = torch.tensor([math.log(0.3), math.log(0.3) + 0.5, math.log(0.3) - 0.5], dtype=torch.float64)
+        torch.testing.assert_close(module.bonus[:3], bonus)
+    present = 1 - first.share_k
+    torch.testing.assert_close(present, torch.arange(48).double() / 48)
+    torch.testing.assert_close(1 - last.share_v, (torch.arange(48).double() / 48) ** 0.25 + 0.3)
+    recipe = first.recipe()
+    assert {name for name, entry in recipe.items() if entry.decay} == {
+        "key.weight",
+        "value.weight",
+        "receptance.weight",
+        "output.weight",
+    }
+    assert (recipe["decay"].lr, recipe["bonus"].lr, recipe["share_k"].lr) == (2.0, 3.0, 1.0)
+
+
+@pytest.mark.parametrize(("hidden", "millions"), [(768, 88.4), (1024, 146.2), (2048, 972.1)])
+def test_parameters(hidden: int, millions: float):
+    assert round(parameters("rwkv-4", hidden) / 1e6, 1) == millions
+
+
+def test_state_is_two_numbers_per_channel():
+    module = fresh("rwkv-4").float()
+    assert module.state_bytes(10) == module.state_bytes(100_000) == 3 * 32 * 4
+    assert module.bfloat16().state_bytes(10) == 2 * 32 * 4 + 32 * 2

@@ -1,0 +1,87 @@
+"""RWKV-5 against its formulas written anew, its recipe, its counts."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from basecap.errors import ConfigError
+from basecap.mixers._contract import Mixer
+from tests.mixers._rwkv import build, draw, fresh, normalised, outputs_and_gradients, parameters, previous
+
+
+def formula(m: Mixer, x_BTD: Tensor) -> Tensor:
+    """arXiv 2404.05892, section 4.1, the sum over the past written out."""
+    B, T, _ = x_BTD.shape
+    H, K = m.bonus.shape
+
+    def lerp(share: Tensor) -> Tensor:
+        return x_BTD * (1 - share) + previous(x_BTD) * share
+
+    r = (lerp(m.share_r) @ m.receptance.weight.T).view(B, T, H, K)
+    k = (lerp(m.share_k) @ m.key.weight.T).view(B, T, H, K)
+    v = (lerp(m.share_v) @ m.value.weight.T).view(B, T, H, K)
+    g = lerp(m.share_g) @ m.gate.weight.T
+    w = torch.exp(-torch.exp(m.decay))
+    rows = []
+    for t in range(T):
+        wkv = torch.einsum("hk,bhk,bhv->bhkv", m.bonus, k[:, t], v[:, t])
+        for i in range(t):
+            wkv = wkv + torch.einsum("hk,bhk,bhv->bhkv", w ** (t - 1 - i), k[:, i], v[:, i])
+        rows.append(torch.einsum("bhk,bhkv->bhv", r[:, t], wkv))
+    o = normalised(torch.stack(rows, dim=1), m.norm.weight, m.norm.bias)
+    return (g * torch.sigmoid(g) * o) @ m.output.weight.T
+
+
+def test_formula():
+    module, x = build("rwkv-5", heads=2), draw(1, 2, 9, 32)
+    wanted = list(module.parameters())
+    actual = outputs_and_gradients(module, x, wanted)
+    expected = outputs_and_gradients(lambda h: formula(module, h), x, wanted)
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_norm_is_that_of_outputs_over_eight():
+    """The official code divides the outputs by 8 and normalises with epsilon 1e-5."""
+    module = fresh("rwkv-5", heads=4)
+    o = draw(2, 3, 5, 32)
+    official = torch.nn.functional.group_norm(o.flatten(0, 1) / 8, 4, module.norm.weight, module.norm.bias, 1e-5)
+    torch.testing.assert_close(module.norm(o), official.view_as(o))
+
+
+def test_recipe():
+    module = fresh("rwkv-5", 48, 2, 3, heads=3)
+    assert module.output.weight.abs().max() == 0
+    eye = torch.eye(48, dtype=torch.float64)
+    for layer, scale in ((module.receptance, 1.0), (module.value, 1.0), (module.key, 0.01), (module.gate, 0.01)):
+        torch.testing.assert_close(layer.weight @ layer.weight.T, scale * eye, rtol=0, atol=1e-5)
+    line = torch.arange(48).double() / 47
+    torch.testing.assert_close(module.decay.flatten(), -6 + 5 * line**2.0, rtol=1e-6, atol=1e-6)
+    zigzag = torch.tensor([0.0, 0.1, -0.1], dtype=torch.float64).repeat(16)
+    torch.testing.assert_close(module.bonus.flatten(), 1 - line + zigzag, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(module.norm.weight.mean().item(), 1.0)
+    recipe = module.recipe()
+    assert recipe["decay"].lr == 2.0
+    assert {name.partition(".")[0] for name, entry in recipe.items() if entry.decay} == {
+        "receptance",
+        "key",
+        "value",
+        "gate",
+        "output",
+    }
+
+
+@pytest.mark.parametrize(("hidden", "millions"), [(768, 116.7), (2048, 1374.9)])
+def test_parameters(hidden: int, millions: float):
+    assert round(parameters("rwkv-5", hidden) / 1e6, 1) == millions
+
+
+def test_heads_of_64():
+    assert fresh("rwkv-5", 128).bonus.shape == (2, 64)
+    with pytest.raises(ConfigError, match="does not divide"):
+        fresh("rwkv-5", 32, heads=3)
+
+
+def test_state_is_constant():
+    module = fresh("rwkv-5", heads=2).float()
+    assert module.state_bytes(10) == module.state_bytes(100_000) == 4 * (2 * 16 * 16 + 32)
