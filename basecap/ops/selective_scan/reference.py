@@ -1,0 +1,42 @@
+"""The definition of the selective scan, any dtype, one step after the other."""
+
+import torch
+from torch import Tensor
+
+
+def selective_scan(
+    x_BTD: Tensor,
+    dt_BTD: Tensor,
+    A_DN: Tensor,
+    B_BTN: Tensor,
+    C_BTN: Tensor,
+    state_BDN: Tensor | None = None,
+    segments: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return outputs [B, T, D] and the final state [B, D, N]; see `basecap.ops.selective_scan.selective_scan`."""
+    B, T, D = x_BTD.shape
+    h_BDN = x_BTD.new_zeros(B, D, A_DN.shape[1]) if state_BDN is None else state_BDN
+    outputs = []
+    for t in range(T):
+        kept = torch.exp(dt_BTD[:, t, :, None] * A_DN)
+        if segments is not None and t > 0:
+            kept = kept * (segments[:, t] == segments[:, t - 1])[:, None, None]
+        h_BDN = kept * h_BDN + (dt_BTD[:, t] * x_BTD[:, t])[..., None] * B_BTN[:, t, None, :]
+        outputs.append(torch.einsum("bdn,bn->bd", h_BDN, C_BTN[:, t]))
+    return torch.stack(outputs, dim=1), h_BDN
+
+
+def influence(dt_BTD: Tensor, A_DN: Tensor, B_BTN: Tensor, C_BTN: Tensor) -> Tensor:
+    """Return [B, D, T, T], the factor sum_n C_tn exp(A_n sum_{s<r<=t} dt_r) B_sn dt_s in front of x_s in y_t.
+
+    arXiv 2410.15678, section 3.1, for each channel.
+    """
+    T = dt_BTD.shape[1]
+    total_BDT = dt_BTD.cumsum(1).transpose(1, 2)
+    elapsed = (total_BDT[..., :, None] - total_BDT[..., None, :]).tril()
+    matrix = torch.zeros_like(elapsed)
+    for n in range(A_DN.shape[1]):
+        product_BTT = C_BTN[:, :, None, n] * B_BTN[:, None, :, n]
+        matrix = matrix + torch.exp(A_DN[:, n, None, None] * elapsed) * product_BTT[:, None]
+    past = torch.ones(T, T, dtype=torch.bool, device=dt_BTD.device).tril()
+    return matrix.where(past, 0) * dt_BTD.transpose(1, 2)[:, :, None]

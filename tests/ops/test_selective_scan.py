@@ -1,0 +1,81 @@
+"""The selective scan against its definition in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from basecap.errors import ConfigError
+from basecap.ops.selective_scan import eager, reference, selective_scan
+
+
+def inputs(B: int, T: int, D: int, N: int, strength: float = 1.0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(T + D)
+    shapes = [(B, T, D), (B, T, D), (D, N), (B, T, N), (B, T, N), (B, D, N)]
+    x, dt, A, Bs, Cs, state = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
+    tensors = [x, dt.abs() * strength, -A.abs(), Bs, Cs, state]
+    return [tensor.to(dtype).requires_grad_() for tensor in tensors]
+
+
+def packed(B: int, T: int) -> Tensor:
+    generator = torch.Generator().manual_seed(T)
+    return (torch.rand(B, T, generator=generator) < 0.15).cumsum(1)
+
+
+def values_and_gradients(function, tensors: list[Tensor], segments: Tensor | None) -> list[Tensor]:
+    y, state = function(*tensors[:5], state_BDN=tensors[5], segments=segments)
+    generator = torch.Generator().manual_seed(7)
+    seeds = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in (y, state)]
+    return [y, state, *torch.autograd.grad([y, state], tensors, seeds)]
+
+
+@pytest.mark.parametrize("T", [1, 2, 7, 16, 33])
+@pytest.mark.parametrize("segmented", [False, True])
+def test_eager_equals_the_definition(T: int, segmented: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(eager, "CHUNK", 8)
+    tensors = inputs(2, T, 5, 3)
+    segments = packed(2, T) if segmented else None
+    expected = values_and_gradients(reference.selective_scan, tensors, segments)
+    found = values_and_gradients(selective_scan, tensors, segments)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.01, 1.0, 1000.0])
+def test_float32_is_as_good_as_the_recurrence_in_float32(strength: float):
+    exact = inputs(1, 150, 4, 5, strength)
+    single = [x.detach().float().requires_grad_() for x in exact]
+    expected = values_and_gradients(reference.selective_scan, exact, None)
+    recurrent = values_and_gradients(reference.selective_scan, single, None)
+    chunked = values_and_gradients(selective_scan, single, None)
+    for a, b, truth in zip(chunked, recurrent, expected, strict=True):
+        scale = truth.abs().max()
+        assert (a - truth).abs().max() <= 2 * (b - truth).abs().max() + 4e-6 * scale
+
+
+def test_influence_times_inputs_is_the_output():
+    x, dt, A, Bs, Cs, _ = inputs(2, 19, 4, 3)
+    y, _ = selective_scan(x, dt, A, Bs, Cs)
+    matrix = reference.influence(dt, A, Bs, Cs)
+    torch.testing.assert_close(torch.einsum("bdts,bsd->btd", matrix, x), y)
+
+
+def test_the_custom_operator_is_well_formed():
+    x, dt, A, Bs, Cs, state = inputs(2, 9, 4, 3, dtype=torch.float32)
+    arguments = (x, dt, A, Bs, Cs, state, packed(2, 9))
+    result = torch.library.opcheck(torch.ops.basecap.selective_scan.default, arguments)
+    assert set(result.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("wrong", ["dt", "A", "B", "empty"])
+def test_shapes_that_do_not_fit_are_refused(wrong: str):
+    x, dt, A, Bs, Cs, _ = inputs(1, 4, 3, 2)
+    if wrong == "dt":
+        dt = dt[:, :3]
+    elif wrong == "A":
+        A = A[:2]
+    elif wrong == "B":
+        Bs = Bs[..., :1]
+    else:
+        x, dt, Bs, Cs = x[:, :0], dt[:, :0], Bs[:, :0], Cs[:, :0]
+    with pytest.raises(ConfigError):
+        selective_scan(x, dt, A, Bs, Cs)
