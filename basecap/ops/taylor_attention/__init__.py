@@ -1,0 +1,60 @@
+"""Linear attention with the second-order Taylor expansion of exp as its kernel (Based, arXiv 2402.18668)."""
+
+import torch
+from torch import Tensor
+
+from basecap.errors import ConfigError
+from basecap.ops.taylor_attention import eager
+
+
+def taylor_attention(
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    *,
+    state_BHFX: Tensor | None = None,
+    segments: Tensor | None = None,
+    eps: float = 1e-12,
+) -> Tensor:
+    """Return o_t = sum_{s<=t} w_ts v_s / (sum_{s<=t} w_ts + eps), w_ts = 1 + x + x^2 / 2 at x = q_t.k_s / sqrt(K).
+
+    Equation 3 of arXiv 2402.18668 with the denominator of its equation 2; w is at least 1/2.
+
+    Args:
+        q_BTHK: queries.
+        k_BTHK: keys.
+        v_BTHV: values.
+        state_BHFX: sums before the first token as `taylor_state` returns them; zero when None.
+        segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
+        eps: added to the denominator.
+
+    Returns:
+        [B, T, H, V] in the dtype of v.
+
+    Raises:
+        ConfigError: shapes that do not fit together.
+    """
+    _validate(q_BTHK, k_BTHK, v_BTHV)
+    # Under autocast the sums would be rounded to half precision.
+    with torch.autocast(v_BTHV.device.type, enabled=False):
+        return eager.taylor_attention(q_BTHK, k_BTHK, v_BTHV, state_BHFX, segments, eps)
+
+
+def taylor_state(k_BTHK: Tensor, v_BTHV: Tensor, state_BHFX: Tensor | None = None) -> Tensor:
+    """Return the sums that later tokens need, in float32 or wider [B, H, F, V + 1]: of features times [value, 1].
+
+    F = 1 + K + K (K + 1) / 2, the features of `eager.features`; `state_BHFX` holds the sums before the first token.
+    """
+    _validate(k_BTHK, k_BTHK, v_BTHV)
+    with torch.autocast(v_BTHV.device.type, enabled=False):
+        added = eager.sums(k_BTHK, v_BTHV)
+        return added if state_BHFX is None else state_BHFX + added
+
+
+def _validate(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if q.dim() != 4 or q.shape != k.shape:
+        raise ConfigError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must both be [B, T, H, K].")
+    if v.dim() != 4 or v.shape[:3] != q.shape[:3]:
+        raise ConfigError(f"v {tuple(v.shape)} must be [B, T, H, V] with B, T, H = {tuple(q.shape[:3])}.")
+    if v.shape[1] < 1:
+        raise ConfigError("Taylor attention needs at least one token.")

@@ -1,0 +1,88 @@
+"""Taylor attention over chunks, in plain PyTorch: masked scores within a chunk, sums of features for what is before.
+
+The weight 1 + x + x^2/2 at x = q.k / sqrt(K) is an inner product of `features`, so the keys and values of all
+earlier chunks enter through one matrix per head (arXiv 2402.18668, section 3.1).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def features(x: Tensor) -> Tensor:
+    """Map [..., K] to [..., 1 + K + K (K + 1) / 2] so that features(q) . features(k) = 1 + x + x^2 / 2.
+
+    The products x_i x_j and x_j x_i are one feature; arXiv 2402.18668, section 4.1, keeps both.
+    """
+    K = x.shape[-1]
+    i, j = torch.triu_indices(K, K, device=x.device)
+    one_hot = torch.eye(K, dtype=x.dtype, device=x.device)
+    left = one_hot[:, i] * torch.full_like(one_hot[i, j], K**-0.5).masked_fill(i == j, (2 * K) ** -0.5)
+    # Two products with constant matrices: their backward needs no scattered sums, unlike that of indexing.
+    return torch.cat([torch.ones_like(x[..., :1]), x * K**-0.25, (x @ left) * (x @ one_hot[:, j])], dim=-1)
+
+
+def sums(k_BTHK: Tensor, v_BTHV: Tensor) -> Tensor:
+    """Return the sum over all tokens of features(k) times [v, 1], float32 or wider [B, H, F, V + 1]."""
+    wide = torch.promote_types(v_BTHV.dtype, torch.float32)
+    return torch.einsum("bthf,bthx->bhfx", features(k_BTHK.to(wide)), _with_one(v_BTHV.to(wide)))
+
+
+def taylor_attention(
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    state_BHFX: Tensor | None = None,
+    segments: Tensor | None = None,
+    eps: float = 1e-12,
+    chunk: int = 128,
+) -> Tensor:
+    """Return outputs [B, T, H, V], computed in float32 or wider; memory O(T * (chunk + K^2) + T / chunk * K^2 V)."""
+    B, T, _, K = q_BTHK.shape
+    V = v_BTHV.shape[3]
+    wide = torch.promote_types(v_BTHV.dtype, torch.float32)
+    C = min(chunk, T)
+    M = -(-T // C)
+    tail = M * C - T
+
+    def cut(x: Tensor) -> Tensor:
+        """[B, T, H, X] to [B, H, M, C, X]; what pads the last chunk is later than every token."""
+        return F.pad(x.to(wide), (0, 0, 0, 0, 0, tail)).unflatten(1, (M, C)).movedim(3, 1)
+
+    q, k, v = cut(q_BTHK), cut(k_BTHK), _with_one(cut(v_BTHV))
+    ids = None
+    if segments is not None:
+        ids = torch.cat([segments, segments[:, -1:].expand(B, tail)], dim=1).view(B, 1, M, C)
+    x = q @ k.transpose(-1, -2) * K**-0.5
+    visible = torch.ones(C, C, dtype=torch.bool, device=q.device).tril()
+    if ids is not None:
+        visible = visible & (ids[..., :, None] == ids[..., None, :])
+    total = (1 + x + x.square() / 2).masked_fill(~visible, 0) @ v
+    if M > 1 or state_BHFX is not None:
+        total = total + _from_before(q, k, v, ids, state_BHFX)
+    o = total[..., :V] / (total[..., V:] + eps)
+    return o.flatten(2, 3)[:, :, :T].transpose(1, 2).to(v_BTHV.dtype)
+
+
+def _from_before(q: Tensor, k: Tensor, v: Tensor, ids: Tensor | None, state_BHFX: Tensor | None) -> Tensor:
+    """Return what the sums that enter each chunk contribute [B, H, M, C, V + 1]; `ids` are [B, 1, M, C]."""
+    q, k = features(q), features(k[:, :, :-1])
+    kept = None
+    if ids is not None:
+        # Sums enter a chunk with the segment of the last token before it, and reach only that segment's tokens.
+        last = ids[..., -1:]
+        before = torch.cat([ids[:, :, :1, :1], last[:, :, :-1]], dim=2)
+        q, k = q * (ids == before)[..., None], k * (ids == last)[:, :, :-1, :, None]
+        kept = (last == before)[..., None]
+    added = k.transpose(-1, -2) @ v[:, :, :-1]
+    state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if state_BHFX is None else state_BHFX.to(q.dtype)
+    entering = [state]
+    for m in range(added.shape[2]):
+        state = added[:, :, m] + (state if kept is None else state * kept[:, :, m])
+        entering.append(state)
+    return q @ torch.stack(entering, dim=2)
+
+
+def _with_one(v: Tensor) -> Tensor:
+    """Append a column of ones, which sums the weights."""
+    return torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
