@@ -39,8 +39,8 @@ def attention(
     Raises:
         ConfigError: shapes or dtypes that do not fit, or a window below 1.
     """
-    B, T, H, K = q_BTHK.shape
     _check_keys(q_BTHK, k_BTGK, v_BTGV)
+    B, T, H, K = q_BTHK.shape
     if k_BTGK.shape[1] != T:
         raise ConfigError(f"k has {k_BTGK.shape[1]} tokens where q has {T}.")
     if window is not None and window < 1:

@@ -19,7 +19,7 @@ def weights(
     t = torch.arange(T, device=q_BTHK.device)
     distance = t[:, None] - t[None, :]
     if slopes is not None:
-        scores_BHTT = scores_BHTT - slopes[:, None, None] * distance
+        scores_BHTT = scores_BHTT - (slopes.double()[:, None, None] * distance).to(scores_BHTT.dtype)
     visible = (distance >= 0).expand(B, T, T)
     if window is not None:
         visible = visible & (distance < window)

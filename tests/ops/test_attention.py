@@ -1,0 +1,180 @@
+"""Causal attention against its definition in float64: windows, ALiBi, grouped heads, packed segments, gradients."""
+
+import math
+
+import pytest
+import torch
+
+from basecap.errors import ConfigError
+from basecap.ops.attention import attention, attention_step, eager, entropy, reference, weights
+from basecap.testing.tolerance import assert_as_accurate
+
+OPTIONS = [
+    {},
+    {"window": 1},
+    {"window": 5},
+    {"window": 16},
+    {"window": 30},
+    {"window": 400},
+    {"slopes": True},
+    {"slopes": True, "window": 7},
+    {"segments": True},
+    {"segments": True, "window": 6},
+    {"segments": True, "window": 40},
+    {"segments": True, "slopes": True},
+]
+
+
+def inputs(T=37, H=4, G=2, K=8, V=6, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((2, T, H, K), (2, T, G, K), (2, T, G, V))
+    return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
+
+
+def spelled_out(options, T=37, H=4):
+    """Return the options with the tensors that True stands for."""
+    cuts = torch.tensor([[1, 9, 20], [4, 5, 30]])
+    made = dict(options)
+    if "slopes" in options:
+        made["slopes"] = 2.0 ** -torch.arange(1, H + 1)
+    if "segments" in options:
+        made["segments"] = (torch.arange(T)[None, :, None] >= cuts[:, None]).sum(-1)
+    return made
+
+
+def loop(q, k, v, scale, window=None, slopes=None, segments=None):
+    """The definition, one query at a time."""
+    B, T, H, _ = q.shape
+    rows = []
+    for b in range(B):
+        for t in range(T):
+            seen = [
+                s
+                for s in range(t + 1)
+                if (window is None or t - s < window) and (segments is None or segments[b, s] == segments[b, t])
+            ]
+            for h in range(H):
+                g = h // (H // k.shape[2])
+                scores = torch.stack([q[b, t, h] @ k[b, s, g] * scale for s in seen])
+                if slopes is not None:
+                    scores = scores - slopes[h] * (t - torch.tensor(seen))
+                rows.append(scores.softmax(0) @ v[b, seen, g])
+    return torch.stack(rows).view(B, T, H, -1)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_reference_is_the_definition(options):
+    q, k, v = inputs(T=23)
+    made = spelled_out(options, T=23)
+    torch.testing.assert_close(reference.attention(q, k, v, 0.3, **made), loop(q, k, v, 0.3, **made))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("T", [1, 2, 15, 37])
+def test_outputs_and_gradients(options, T):
+    q, k, v = inputs(T=T)
+    made = spelled_out(options, T=T)
+    expected = reference.attention(q, k, v, 8**-0.5, **made)
+    actual = attention(q, k, v, **made)
+    do = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.testing.assert_close(actual, expected)
+    for one, other in zip(
+        torch.autograd.grad(actual, (q, k, v), do), torch.autograd.grad(expected, (q, k, v), do), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_as_accurate_as_the_definition(options, dtype):
+    low = inputs(T=130, dtype=dtype)
+    made = spelled_out(options, T=130)
+    true = reference.attention(*(x.detach().double() for x in low), 8**-0.5, **made)
+    plain = reference.attention(*low, 8**-0.5, **made)
+    assert_as_accurate("o", attention(*low, **made), plain, true)
+
+
+def test_window_that_covers_everything_is_full_attention():
+    q, k, v = inputs(T=20)
+    assert torch.equal(attention(q, k, v, window=20), attention(q, k, v))
+
+
+def test_alibi_keeps_its_precision_in_bfloat16():
+    q, k, v = (torch.zeros(1, 600, 1, 16, dtype=torch.bfloat16) for _ in range(3))
+    v[0, :, 0, 0] = torch.arange(600) % 2
+    slopes = torch.tensor([1 / 300])
+    true = reference.attention(q.double(), k.double(), v.double(), 1.0, slopes=slopes)
+    error = (attention(q, k, v, slopes=slopes).double() - true).abs().max()
+    assert error <= torch.finfo(torch.bfloat16).eps
+
+
+def test_memory_of_a_window_is_linear(monkeypatch):
+    sizes = []
+    dot = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        eager.F,
+        "scaled_dot_product_attention",
+        lambda *args, **options: sizes.append(args[3].numel()) or dot(*args, **options),
+    )
+    q, k, v = inputs(T=512)
+    attention(q, k, v, window=16)
+    assert sizes == [2 * 512 * 32]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_step_is_the_last_row(bias):
+    q, k, v = inputs()
+    slopes = 2.0 ** -torch.arange(1, 5) if bias else None
+    expected = reference.attention(q, k, v, 8**-0.5, slopes=slopes)[:, -1:]
+    order = torch.randperm(37, generator=torch.Generator().manual_seed(2))
+    bias_HS = None if slopes is None else -slopes[:, None] * (36 - order)
+    torch.testing.assert_close(attention_step(q[:, -1:], k[:, order], v[:, order], bias_HS=bias_HS), expected)
+
+
+def test_entropy_runs_from_certainty_to_uniform():
+    q, k, _ = inputs()
+    uniform = entropy(weights(torch.zeros_like(q), k, 1.0))
+    torch.testing.assert_close(uniform, torch.arange(1, 38, dtype=torch.float64).log().expand_as(uniform))
+    assert entropy(weights(q, k, 1e4)).abs().max() < 1e-3
+    mean = [entropy(weights(q, k, scale)).mean().item() for scale in (0.1, 1.0, 10.0)]
+    assert mean == sorted(mean, reverse=True)
+    assert all(0 <= x <= math.log(37) for x in mean)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda q, k, v: attention(q, k, v, window=0), "window must be at least 1, not 0"),
+        (lambda q, k, v: attention(q[:, :, :3], k, v), "3 query heads are no multiple of 2"),
+        (lambda q, k, v: attention(q, k, v[:, :, :1]), "must be"),
+        (lambda q, k, v: attention(q, k[..., :4], v), "must be"),
+        (lambda q, k, v: attention(q[0], k[0], v[0]), "must be"),
+        (lambda q, k, v: attention(q, k[:, :5], v[:, :5]), "k has 5 tokens where q has 37"),
+        (lambda q, k, v: attention(q, k.float(), v), "share a dtype"),
+        (lambda q, k, v: attention(q, k, v, slopes=torch.ones(2)), "one per query head"),
+        (lambda q, k, v: attention(q, k, v, segments=torch.zeros(2, 5)), "segments"),
+        (lambda q, k, v: attention_step(q[:, :1], k[1:], v[1:]), "must be"),
+    ],
+)
+def test_bad_inputs_are_named(change, message):
+    with pytest.raises(ConfigError, match=message):
+        change(*inputs())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("T", [64, 300])
+def test_kernels_on_a_gpu(options, dtype, T):
+    low = [x.detach().cuda().requires_grad_() for x in inputs(T=T, K=64, V=64, dtype=dtype)]
+    made = {k: x.cuda() if isinstance(x, torch.Tensor) else x for k, x in spelled_out(options, T=T).items()}
+    high = [x.detach().double().requires_grad_() for x in low]
+    true = reference.attention(*high, 0.125, **made)
+    plain = eager.attention(*low, 0.125, *(made.get(name) for name in ("window", "slopes", "segments")))
+    ours = attention(*low, scale=0.125, **made)
+    do = torch.randn(true.shape, generator=torch.Generator().manual_seed(1)).cuda()
+    truth, eagers, kernels = (
+        [o, *torch.autograd.grad(o, x, do.to(o.dtype))] for o, x in ((true, high), (plain, low), (ours, low))
+    )
+    for name, fast, slow, exact in zip(("o", "dq", "dk", "dv"), kernels, eagers, truth, strict=True):
+        assert_as_accurate(name, fast, slow, exact)
