@@ -54,21 +54,21 @@ def _prepare(x: Tensor, dt: Tensor, A_DN: Tensor, B: Tensor, C: Tensor, segments
     return _Pieces(decay=decay, added=(x * dt) * B, x=x, dt=dt, B=B, C=C, A_ND=A_ND)
 
 
-def _sweep(decay: Tensor, added: Tensor, start: Tensor) -> Tensor:
-    """Return h [C, B, M, N, D], h_c = decay_c h_{c-1} + added_c with h_{-1} = start."""
-    h, last = torch.empty_like(added), start
+def _sweep(decay: Tensor, added: Tensor, state: Tensor, keep: bool) -> Tensor:
+    """Return the last state of h_c = decay_c h_{c-1} + added_c; with `keep`, every h_c replaces added_c."""
     for c in range(added.shape[0]):
-        last = torch.addcmul(added[c], decay[c], last, out=h[c])
-    return h
+        state = torch.addcmul(added[c], decay[c], state, out=added[c] if keep else None)
+    return state
 
 
-def _sweep_back(decay: Tensor, added: Tensor, end: Tensor) -> Tensor:
-    """Return g [C, B, M, N, D], g_c = added_c + decay_{c+1} g_{c+1}, where the last one adds `end` instead."""
-    g, later = torch.empty_like(added), end
+def _sweep_back(decay: Tensor, added: Tensor, later: Tensor, keep: bool) -> Tensor:
+    """Return decay_0 g_0 of g_c = added_c + decay_{c+1} g_{c+1}, `later` being the term after the last one.
+
+    With `keep`, every g_c replaces added_c.
+    """
     for c in reversed(range(added.shape[0])):
-        torch.add(added[c], later, out=g[c])
-        later = decay[c] * g[c]
-    return g
+        later = decay[c] * torch.add(added[c], later, out=added[c] if keep else None)
+    return later
 
 
 def _chain(decay_BMND: Tensor, added_BMND: Tensor, first_BND: Tensor) -> Tensor:
@@ -79,15 +79,16 @@ def _chain(decay_BMND: Tensor, added_BMND: Tensor, first_BND: Tensor) -> Tensor:
     return torch.stack(states, dim=1)
 
 
-def _states(pieces: _Pieces, state_BDN: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the state that enters each chunk [B, M, N, D] and the state at every position [C, B, M, N, D]."""
+def _run(pieces: _Pieces, state_BDN: Tensor | None) -> Tensor:
+    """Turn what is added at every position into the state there; return the one that enters each chunk."""
     _, B, M, N, D = pieces.added.shape
     first = pieces.added.new_zeros(B, N, D) if state_BDN is None else state_BDN.to(pieces.added.dtype).mT
     entering = first[:, None]
     if M > 1:
-        alone = _sweep(pieces.decay, pieces.added, torch.zeros_like(pieces.added[0]))[-1]
+        alone = _sweep(pieces.decay, pieces.added, torch.zeros_like(pieces.added[0]), keep=False)
         entering = _chain(pieces.decay.prod(0), alone, first)[:, :-1]
-    return entering, _sweep(pieces.decay, pieces.added, entering)
+    _sweep(pieces.decay, pieces.added, entering, keep=True)
+    return entering
 
 
 def _through_decays(pieces: _Pieces, entering: Tensor, h: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,10 +114,11 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [B, T, D] in the dtype of x and the final state [B, D, N], at least float32.
 
-    Memory: three tensors of B T D N numbers, freed on return.
+    Memory: two tensors of B T D N numbers, freed on return.
     """
     pieces = _prepare(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
-    _, h = _states(pieces, state_BDN)
+    _run(pieces, state_BDN)
+    h = pieces.added
     y = (pieces.C.mT @ h)[..., 0, :]
     return _join(y, x_BTD), h[-1, :, -1].mT.contiguous()
 
@@ -133,19 +135,19 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x, dt, A, B, C and the first state, given those of the outputs and the final state.
 
-    States are computed anew; memory: five tensors of B T D N numbers, freed on return.
+    States are computed anew; memory: three tensors of B T D N numbers, freed on return.
     """
     pieces = _prepare(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
-    entering, h = _states(pieces, state_BDN)
+    entering = _run(pieces, state_BDN)
+    h = pieces.added
     dy = _cut(grads[0], h.dtype)[..., None, :]
     final = grads[1].to(h.dtype).mT
-    read = pieces.C * dy
+    dh = pieces.C * dy
     leaving = final[:, None]
     if h.shape[2] > 1:
-        alone = pieces.decay[0] * _sweep_back(pieces.decay, read, torch.zeros_like(read[0]))[0]
+        alone = _sweep_back(pieces.decay, dh, torch.zeros_like(dh[0]), keep=False)
         leaving = _chain(pieces.decay.prod(0).flip(1), alone.flip(1), final)[:, :-1].flip(1)
-    dh = _sweep_back(pieces.decay, read, leaving)
-    dstate_BDN = (pieces.decay[0] * dh[0])[:, 0].mT.contiguous()
+    dstate_BDN = _sweep_back(pieces.decay, dh, leaving, keep=True)[:, 0].mT.contiguous()
 
     dC = (h @ dy.mT)[..., 0]
     du = pieces.B.mT @ dh

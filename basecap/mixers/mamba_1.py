@@ -1,0 +1,215 @@
+"""Mamba-1 (arXiv 2312.00752): a selective state space with one decay per channel and state; its ablations.
+
+Global selection (arXiv 2410.15678, section 4.2) gates the step size by a long convolution of the mixer's input.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from basecap.mixers._contract import (
+    Cache,
+    LayerSpec,
+    Mixer,
+    ParameterRecipe,
+    Variant,
+    constant,
+    default_recipe,
+    mixer,
+    uniform,
+    values,
+)
+from basecap.mixers._parts import ShortConvolution
+from basecap.mixers._state_space import (
+    StateSpaceConfig,
+    convolve,
+    convolve_step,
+    log_of_uniform,
+    step_size,
+    step_size_bias,
+)
+from basecap.ops.selective_scan import reference as scan_reference
+from basecap.ops.selective_scan import selective_scan
+from basecap.ops.ssd import reference as ssd_reference
+from basecap.ops.ssd import ssd
+
+
+@mixer(
+    "mamba-1",
+    backbone="mamba",
+    paper="arXiv 2312.00752",
+    summary="selective state space with one data-dependent decay per channel and state, short convolution",
+    variants={
+        "mamba-1 decay one": Variant(options={"decay": "one"}, summary="one decay shared by all channels"),
+        "mamba-1 decay none": Variant(options={"decay": "none"}, summary="no decay: a plain running sum"),
+        "mamba-1 decay none w/o conv": Variant(
+            options={"decay": "none", "conv": False}, summary="neither decay nor short convolution"
+        ),
+        "mamba-1 w/o conv": Variant(options={"conv": False}, summary="without the short convolution"),
+        "mamba-1 state x2": Variant(options={"state": 32}, summary="state 32"),
+        "mamba-1 state x4": Variant(options={"state": 64}, summary="state 64"),
+        "mamba-1 global selection": Variant(
+            options={"global_every": 1}, summary="step sizes gated by a long convolution in every layer"
+        ),
+        "mamba-1 global selection lm": Variant(
+            options={"global_every": 8},
+            summary="step sizes gated by a long convolution in every eighth layer, as for language modelling",
+        ),
+    },
+)
+class Mamba1(Mixer):
+    """The Mamba-1 mixer: project, convolve, choose dt, B and C, run the state space, gate, project."""
+
+    class Config(StateSpaceConfig):
+        """Options of Mamba-1."""
+
+        state: int = Field(16, ge=1, description="state size per channel")
+        dt_rank: int | None = Field(None, ge=1, description="rank of the step size's projection; hidden / 16")
+        global_every: int = Field(0, ge=0, description="every how many layers global selection stands; 0: never")
+        global_width: int | None = Field(
+            None, ge=1, description="tokens its long convolution sees; a quarter of the training length"
+        )
+
+    sizes = {768: {"dt_rank": 48}, 2048: {"dt_rank": 128}}
+
+    def __init__(self, config: Config, layer: LayerSpec):
+        super().__init__(config, layer)
+        self.inner = config.expand * layer.hidden
+        self.rank = config.dt_rank or math.ceil(layer.hidden / 16)
+        self.in_proj = nn.Linear(layer.hidden, 2 * self.inner, bias=False)
+        self.conv = ShortConvolution(self.inner, config.conv_width) if config.conv else None
+        # A decay shared by all channels has a step size of its own; those of the channels still scale their inputs.
+        self.shared = 1 if config.decay == "one" else 0
+        self.x_proj = nn.Linear(self.inner, self.rank + 2 * config.state + self.shared, bias=False)
+        self.dt_proj = nn.Linear(self.rank, self.inner, bias=True)
+        rates = {"full": (self.inner, config.state), "one": (1,), "none": None}[config.decay]
+        self.A_log = None if rates is None else nn.Parameter(torch.empty(rates))
+        self.decay_bias = nn.Parameter(torch.empty(1)) if self.shared else None
+        self.D = nn.Parameter(torch.empty(self.inner))
+        selects = config.global_every > 0 and (layer.index + 1) % config.global_every == 0
+        width = config.global_width or max(1, layer.max_length // 4)
+        self.long_conv = ShortConvolution(self.inner, width) if selects else None
+        self.out_proj = nn.Linear(self.inner, layer.hidden, bias=False)
+
+    def _select(self, x: Tensor, global_x: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return the step sizes [B, T, D], B and C [B, T, N] and the shared log decay [B, T, 1] if there is one."""
+        state = self.config.state
+        low_rank, B, C, raw_decay = self.x_proj(x).split([self.rank, state, state, self.shared], dim=-1)
+        raw_dt = F.linear(low_rank, self.dt_proj.weight)
+        if global_x is not None:
+            raw_dt = raw_dt * F.silu(global_x)
+        dt = step_size(raw_dt, self.dt_proj.bias)
+        if self.config.decay == "full":
+            return dt, B, C, None
+        if self.decay_bias is None or self.A_log is None:
+            return dt, B, C, torch.zeros_like(dt[..., :1])
+        return dt, B, C, -self.A_log.exp() * step_size(raw_decay, self.decay_bias)
+
+    def _scan(
+        self, x: Tensor, global_x: Tensor | None, state: Tensor | None, segments: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the state space's output [B, T, D], skip connection included, and the final state."""
+        dt, B, C, log_decay = self._select(x, global_x)
+        if log_decay is None:
+            y, state = selective_scan(x, dt, -self.A_log.to(dt.dtype).exp(), B, C, state_BDN=state, segments=segments)
+        else:
+            # With one decay for all channels the scan is linear attention with a single head as wide as the layer.
+            v = (x * dt).to(x.dtype)
+            y, state = ssd(C[:, :, None], B[:, :, None], v[:, :, None], log_decay, state_BHKV=state, segments=segments)
+            y = y[:, :, 0]
+        return y + self.D.to(y.dtype) * x, state
+
+    def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Mix; see `Mixer.forward`."""
+        raw_x, gate = self.in_proj(x_BTD).chunk(2, dim=-1)
+        global_x = None if self.long_conv is None else self.long_conv(raw_x, segments)
+        y, _ = self._scan(convolve(self.conv, raw_x, segments), global_x, None, segments)
+        return self.out_proj(y * F.silu(gate))
+
+    def init_cache(self, batch: int, max_length: int) -> Cache:
+        """The state, at least float32, and both convolutions' last inputs; constant in `max_length`."""
+        weight = self.in_proj.weight
+        N = self.config.state
+        shape = (batch, self.inner, N) if self.config.decay == "full" else (batch, 1, N, self.inner)
+        tensors = {"state": weight.new_zeros(shape, dtype=torch.promote_types(weight.dtype, torch.float32))}
+        if self.conv is not None:
+            tensors["conv"] = self.conv.init_cache(batch)
+        if self.long_conv is not None:
+            tensors["long_conv"] = self.long_conv.init_cache(batch)
+        return Cache(tensors=tensors)
+
+    def _advance(self, x: Tensor, global_x: Tensor | None, gate: Tensor, cache: Cache) -> Tensor:
+        y, state = self._scan(x, global_x, cache.tensors["state"], None)
+        cache.tensors["state"].copy_(state)
+        cache.length += gate.shape[1]
+        return self.out_proj(y * F.silu(gate))
+
+    def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
+        """Mix one more token."""
+        raw_x, gate = self.in_proj(x_B1D).chunk(2, dim=-1)
+        global_x = None if self.long_conv is None else self.long_conv.step(raw_x, cache.tensors["long_conv"])
+        return self._advance(convolve_step(self.conv, raw_x, cache), global_x, gate, cache)
+
+    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        """Mix a prompt and keep its final state."""
+        raw_x, gate = self.in_proj(x_BTD).chunk(2, dim=-1)
+        global_x = None
+        if self.long_conv is not None:
+            self.long_conv.fill(raw_x, cache.tensors["long_conv"])
+            global_x = self.long_conv(raw_x)
+        if self.conv is not None:
+            self.conv.fill(raw_x, cache.tensors["conv"])
+        return self._advance(convolve(self.conv, raw_x, None), global_x, gate, cache)
+
+    def influence(self, x_BTD: Tensor) -> Tensor:
+        """Return [B, D, T, T] per inner channel, the factor in front of the convolved x_s; the skip D is not in it.
+
+        arXiv 2410.15678, section 3.1, draws its mean over the channels.
+        """
+        raw_x, _ = self.in_proj(x_BTD).chunk(2, dim=-1)
+        global_x = None if self.long_conv is None else self.long_conv(raw_x)
+        dt, B, C, log_decay = self._select(convolve(self.conv, raw_x, None), global_x)
+        B, C = B.to(dt.dtype), C.to(dt.dtype)
+        if log_decay is None:
+            return scan_reference.influence(dt, -self.A_log.to(dt.dtype).exp(), B, C)
+        shared_B1TT = ssd_reference.influence(C[:, :, None], B[:, :, None], log_decay)
+        return shared_B1TT * dt.transpose(1, 2)[:, :, None]
+
+    def recipe(self) -> dict[str, ParameterRecipe]:
+        """PyTorch's defaults for the projections, the last one shrunk with depth; A = -(1..N), dt in [1e-3, 0.1]."""
+        weights = {"in_proj": self.layer.hidden, "x_proj": self.inner, "dt_proj": self.rank}
+        weights["out_proj"] = self.inner * self.layer.depth
+        recipes = default_recipe(self) | {
+            f"{name}.weight": ParameterRecipe(init=uniform(-(fan_in**-0.5), fan_in**-0.5))
+            for name, fan_in in weights.items()
+        }
+        recipes["dt_proj.bias"] = ParameterRecipe(init=step_size_bias(), decay=False)
+        recipes["D"] = ParameterRecipe(init=constant(1.0), decay=False)
+        if self.config.decay == "full":
+            rates = torch.arange(1, self.config.state + 1, dtype=torch.float32)
+            recipes["A_log"] = ParameterRecipe(init=values(rates.log()), decay=False)
+        elif self.shared:
+            recipes["A_log"] = ParameterRecipe(init=log_of_uniform(1.0, 16.0), decay=False)
+            recipes["decay_bias"] = ParameterRecipe(init=step_size_bias(), decay=False)
+        for name, conv in (("conv", self.conv), ("long_conv", self.long_conv)):
+            if conv is not None:
+                recipes |= {f"{name}.{key}": recipe for key, recipe in conv.recipe().items()}
+        return recipes
+
+    def _convolutions(self) -> list[ShortConvolution]:
+        return [conv for conv in (self.conv, self.long_conv) if conv is not None]
+
+    def flops(self, length: int) -> float:
+        """Projections, convolutions and the recurrence (decay, exponential, add, read out: 7 per state and token)."""
+        linear = [self.in_proj, self.x_proj, self.dt_proj, self.out_proj, *self._convolutions()]
+        weights = sum(module.weight.numel() for module in linear)
+        return length * (2.0 * weights + 7.0 * self.inner * self.config.state)
+
+    def state_bytes(self, length: int) -> int:
+        """The state and the convolutions' last inputs, whatever the length."""
+        itemsize = self.in_proj.weight.element_size()
+        kept = sum(conv.width - 1 for conv in self._convolutions())
+        return self.inner * (self.config.state * max(itemsize, 4) + kept * itemsize)
