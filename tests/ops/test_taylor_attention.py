@@ -55,7 +55,7 @@ def test_features_expand_the_exponential():
     assert ((weight - x.exp()).abs() <= x.abs() ** 3).all()
 
 
-def test_equal_queries_weigh_as_linear_attention_with_the_papers_features():
+def test_it_is_linear_attention_with_the_features_of_the_paper():
     # The paper's map keeps x_i x_j and x_j x_i apart: 1 + K + K^2 features (section 4.1).
     q, k, v = inputs(2, 20, 2, 6, 3)
 
