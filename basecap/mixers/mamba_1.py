@@ -111,7 +111,7 @@ class Mamba1(Mixer):
     def _scan(
         self, x: Tensor, global_x: Tensor | None, state: Tensor | None, segments: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the state space's output [B, T, D], skip connection included, and the final state."""
+        """Return the state space's output [B, T, D] without its skip connection, and the final state."""
         dt, B, C, log_decay = self._select(x, global_x)
         if log_decay is None:
             y, state = selective_scan(x, dt, -self.A_log.to(dt.dtype).exp(), B, C, state_BDN=state, segments=segments)
@@ -120,14 +120,18 @@ class Mamba1(Mixer):
             v = (x * dt).to(x.dtype)
             y, state = ssd(C[:, :, None], B[:, :, None], v[:, :, None], log_decay, state_BHKV=state, segments=segments)
             y = y[:, :, 0]
-        return y + self.D.to(y.dtype) * x, state
+        return y, state
+
+    def _finish(self, y: Tensor, x: Tensor, gate: Tensor) -> Tensor:
+        return self.out_proj((y + self.D.to(y.dtype) * x) * F.silu(gate))
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
         """Mix; see `Mixer.forward`."""
         raw_x, gate = self.in_proj(x_BTD).chunk(2, dim=-1)
         global_x = None if self.long_conv is None else self.long_conv(raw_x, segments)
-        y, _ = self._scan(convolve(self.conv, raw_x, segments), global_x, None, segments)
-        return self.out_proj(y * F.silu(gate))
+        x = convolve(self.conv, raw_x, segments)
+        y, _ = self._scan(x, global_x, None, segments)
+        return self._finish(y, x, gate)
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
         """The state, at least float32, and both convolutions' last inputs; constant in `max_length`."""
@@ -145,7 +149,7 @@ class Mamba1(Mixer):
         y, state = self._scan(x, global_x, cache.tensors["state"], None)
         cache.tensors["state"].copy_(state)
         cache.length += gate.shape[1]
-        return self.out_proj(y * F.silu(gate))
+        return self._finish(y, x, gate)
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Mix one more token."""
@@ -177,6 +181,13 @@ class Mamba1(Mixer):
             return scan_reference.influence(dt, -self.A_log.to(dt.dtype).exp(), B, C)
         shared_B1TT = ssd_reference.influence(C[:, :, None], B[:, :, None], log_decay)
         return shared_B1TT * dt.transpose(1, 2)[:, :, None]
+
+    def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the convolved x and the state space's output without its skip connection, [B, T, D, 1]."""
+        raw_x, _ = self.in_proj(x_BTD).chunk(2, dim=-1)
+        x = convolve(self.conv, raw_x, None)
+        y, _ = self._scan(x, None if self.long_conv is None else self.long_conv(raw_x), None, None)
+        return x[..., None], y[..., None]
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """PyTorch's defaults for the projections, the last one shrunk with depth; A = -(1..N), dt in [1e-3, 0.1]."""

@@ -152,6 +152,12 @@ class Mamba2(Mixer):
         wide = dt.dtype
         return reference.influence(q.to(wide), k.to(wide), log_decay) * dt.transpose(1, 2)[:, :, None]
 
+    def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the convolved x and the state space's output without its skip connection, [B, T, H, V]."""
+        _, mixed, raw_dt = self._project(x_BTD)
+        x, q, k, dt, log_decay = self._state_space(convolve(self.conv, mixed, None), raw_dt)
+        return x, ssd(q, k, (x * dt[..., None]).to(x.dtype), log_decay)[0]
+
     def recipe(self) -> dict[str, ParameterRecipe]:
         """PyTorch's defaults for the projections, the last one shrunk with depth; A in [1, 16), dt in [1e-3, 0.1]."""
         bound = self.layer.hidden**-0.5

@@ -31,9 +31,9 @@ def influence(dt_BTD: Tensor, A_DN: Tensor, B_BTN: Tensor, C_BTN: Tensor) -> Ten
 
     arXiv 2410.15678, section 3.1, for each channel.
     """
-    T = dt_BTD.shape[1]
-    total_BDT = dt_BTD.cumsum(1).transpose(1, 2)
-    elapsed = (total_BDT[..., :, None] - total_BDT[..., None, :]).tril()
+    B, T, D = dt_BTD.shape
+    # Sums over s < r <= t, without the cancellation in a difference of two longer sums.
+    elapsed = dt_BTD.transpose(1, 2)[..., None].expand(B, D, T, T).tril(-1).cumsum(-2)
     matrix = torch.zeros_like(elapsed)
     for n in range(A_DN.shape[1]):
         product_BTT = C_BTN[:, :, None, n] * B_BTN[:, None, :, n]

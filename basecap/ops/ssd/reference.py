@@ -32,7 +32,8 @@ def influence(q_BTGK: Tensor, k_BTGK: Tensor, log_decay_BTH: Tensor, segments: T
     B, T, H = log_decay_BTH.shape
     repeat = H // q_BTGK.shape[2]
     scores_BGTT = torch.einsum("btgk,bsgk->bgts", q_BTGK, k_BTGK)
-    total_BHT = log_decay_BTH.cumsum(1).transpose(1, 2)
+    # Sums over s < r <= t, without the cancellation in a difference of two longer sums.
+    exponent = log_decay_BTH.transpose(1, 2)[..., None].expand(B, H, T, T).tril(-1).cumsum(-2)
     t = torch.arange(T, device=q_BTGK.device)
     visible = (t[:, None] >= t[None, :]).expand(B, T, T)
     if segments is not None:
