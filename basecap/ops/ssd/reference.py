@@ -38,5 +38,4 @@ def influence(q_BTGK: Tensor, k_BTGK: Tensor, log_decay_BTH: Tensor, segments: T
     visible = (t[:, None] >= t[None, :]).expand(B, T, T)
     if segments is not None:
         visible = visible & (segments[:, :, None] == segments[:, None, :])
-    exponent = (total_BHT[..., :, None] - total_BHT[..., None, :]).masked_fill(~visible[:, None], float("-inf"))
-    return scores_BGTT.repeat_interleave(repeat, dim=1) * exponent.exp()
+    return scores_BGTT.repeat_interleave(repeat, dim=1) * exponent.exp() * visible[:, None]
