@@ -4,6 +4,7 @@ Global selection (arXiv 2410.15678, section 4.2) gates the step size by a long c
 """
 
 import math
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +74,7 @@ class Mamba1(Mixer):
             None, ge=1, description="tokens its long convolution sees; a quarter of the training length"
         )
 
-    sizes = {768: {"dt_rank": 48}, 2048: {"dt_rank": 128}}
+    sizes: ClassVar = {768: {"dt_rank": 48}, 2048: {"dt_rank": 128}}
 
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)

@@ -1,5 +1,7 @@
 """Mamba-2 (arXiv 2405.21060): a state space with one data-dependent decay per head, and its ablations."""
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -58,7 +60,7 @@ class Mamba2(Mixer):
         groups: int = Field(1, ge=1, description="sets of B and C; each serves heads / groups heads")
         norm: bool = Field(True, description="whether the gated output is normalised per group")
 
-    sizes = {768: {"heads": 24}, 2048: {"heads": 64}}
+    sizes: ClassVar = {768: {"heads": 24}, 2048: {"heads": 64}}
 
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)
