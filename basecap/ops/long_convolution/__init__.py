@@ -1,0 +1,32 @@
+"""Causal convolution with filters as long as the sequence, through the FFT (Hyena, arXiv 2302.10866)."""
+
+import torch
+from torch import Tensor
+
+from basecap.errors import ConfigError
+from basecap.ops.long_convolution import eager
+
+
+def long_convolution(u_BTD: Tensor, filter_LD: Tensor, *, segments: Tensor | None = None) -> Tensor:
+    """Return y_t = sum_{j<L} filter_j * u_{t-j}, channel by channel, from no earlier than the own segment's start.
+
+    Args:
+        u_BTD: inputs.
+        filter_LD: taps, that of the present token first; as many as there are, more or fewer than T.
+        segments: int64 [B, T], see `Mixer.forward`. O(T log^2 T) with segments, O(T log T) without.
+
+    Returns:
+        [B, T, D] in the dtype of u, computed in float32 or wider. Through the FFT an output carries rounding errors
+        of the size of its neighbours', also of later ones.
+
+    Raises:
+        ConfigError: shapes that do not fit together.
+    """
+    if u_BTD.dim() != 3 or u_BTD.shape[1] < 1:
+        raise ConfigError(f"u {tuple(u_BTD.shape)} must be [B, T, D] with at least one token.")
+    if filter_LD.dim() != 2 or filter_LD.shape[1] != u_BTD.shape[2] or filter_LD.shape[0] < 1:
+        raise ConfigError(f"filter {tuple(filter_LD.shape)} must be [L, {u_BTD.shape[2]}] with at least one tap.")
+    with torch.autocast(u_BTD.device.type, enabled=False):
+        if segments is None:
+            return eager.long_convolution(u_BTD, filter_LD)
+        return eager.packed_convolution(u_BTD, filter_LD, segments)
