@@ -67,12 +67,13 @@ def _row(model: LanguageModel, device: torch.device, batch: int, steps: int) -> 
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, model.config.vocab, (batch, length + 1), generator=generator).to(device)
     optimiser = build_optimiser(model, model.recipe(), TrainConfig(tokens=1))
-    module = torch.compile(model, dynamic=False) if on_gpu else model
+    if on_gpu:
+        model.compile_training()
 
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
         with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
-            loss = module(tokens[:, :-1], tokens[:, 1:])
+            loss = model(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
         optimiser.step()
 
@@ -109,7 +110,6 @@ def _wait(device: torch.device) -> None:
 
 
 def _release(device: torch.device) -> None:
-    torch._dynamo.reset()
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,7 +1,5 @@
 """The one language model: embedding, blocks, norm, head; training loss, logits and decoding."""
 
-import functools
-
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -35,6 +33,17 @@ class LanguageModel(nn.Module):
         self.blocks = nn.ModuleList(Block(self.backbone, mixer) for mixer in config.build_mixers())
         self.norm = self.backbone.make_norm(config.hidden)
         self.head = None if config.tied else nn.Linear(config.hidden, config.vocab, bias=False)
+        self._training_blocks: list[nn.Module] = list(self.blocks)
+        self._training_loss = linear_cross_entropy
+
+    def compile_training(self) -> None:
+        """Compile each block and the loss for passes with gradients; equal blocks share their code.
+
+        Passes without gradients (evaluation, decoding) meet many lengths and run uncompiled.
+        """
+        torch.compiler.reset()
+        self._training_blocks = [torch.compile(block, dynamic=False) for block in self.blocks]
+        self._training_loss = torch.compile(linear_cross_entropy, dynamic=False)
 
     def initialise(self, seed: int) -> "LanguageModel":
         """Set every parameter by its recipe, each a pure function of (seed, name); return self."""
@@ -58,14 +67,17 @@ class LanguageModel(nn.Module):
         """Return the normalised final activations [B, T, D]."""
         x = self._embed(tokens_BT, 0)
         shared: dict[str, Tensor] = {}
-        for block in self.blocks:
-            run = functools.partial(checkpoint, block, use_reentrant=False) if self._recompute() else block
-            x = run(x, segments_BT, shared)
+        training = torch.is_grad_enabled()
+        for block in self._training_blocks if training else self.blocks:
+            if training and self.checkpointing:
+                x = checkpoint(block, x, segments_BT, shared, use_reentrant=False)
+            else:
+                x = block(x, segments_BT, shared)
         return self.norm(x)
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor, segments_BT: Tensor | None = None) -> Tensor:
         """Return the mean loss in nats per token over targets >= 0 (a scalar, float32)."""
-        return linear_cross_entropy(self.hidden(tokens_BT, segments_BT), self.head_weight, targets_BT)
+        return self._training_loss(self.hidden(tokens_BT, segments_BT), self.head_weight, targets_BT)
 
     def token_losses(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the loss of every token in nats [B, T], float32, zero where the target is negative; no gradient."""
@@ -119,9 +131,6 @@ class LanguageModel(nn.Module):
     def state_bytes(self, length: int) -> int:
         """Bytes of decoding state per sequence of `length` tokens, in the parameters' dtype."""
         return sum(block.state_bytes(length) for block in self.blocks)
-
-    def _recompute(self) -> bool:
-        return self.checkpointing and torch.is_grad_enabled()
 
     def _embed(self, tokens: Tensor, start: int) -> Tensor:
         x = self.embedding(tokens)

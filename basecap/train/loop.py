@@ -83,8 +83,9 @@ class Trainer:
         self.timetable = Timetable(config, self.seq_len)
         self.micro_batch = _micro_batch(config, place.processes.world)
         self.optimiser = build_optimiser(model, model.recipe(), config)
-        wanted = place.device.type == "cuda" if config.compile is None else config.compile
-        self.module = place.processes.wrap(torch.compile(model, dynamic=False) if wanted else model)
+        if place.device.type == "cuda" if config.compile is None else config.compile:
+            model.compile_training()
+        self.module = place.processes.wrap(model)
 
     def run(self, label: str, evaluate: Evaluate) -> None:
         """Train to the end, from the newest checkpoint if there is one; raises TrainingError, CheckpointError."""
