@@ -30,6 +30,8 @@ def unsupported(x: Tensor) -> str | None:
         return "triton is not installed"
     if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"there are no kernels for {x.dtype}"
+    if x.shape[-1] > 256:
+        return f"the kernels take heads of at most 256 channels, not {x.shape[-1]}"
     if interpreted():
         # The interpreter computes bfloat16 products wrongly without saying so.
         return None if x.dtype == torch.float32 else "Triton's interpreter is only right in float32"
@@ -45,7 +47,7 @@ def use_triton(op: str, backend: Backend, x: Tensor) -> bool:
 
     Args:
         op: name of the op, for the log.
-        backend: "auto" takes the kernels on a GPU wherever they run, and PyTorch elsewhere; "eager" and "triton" insist.
+        backend: "auto" takes the kernels on a GPU wherever they run; "eager" and "triton" insist.
         x: one of the op's tensors.
 
     Raises:

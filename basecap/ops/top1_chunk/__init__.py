@@ -45,12 +45,12 @@ def top1_chunk(
 
     Args:
         q: queries [B, T, H, K], H a multiple of G; float16, bfloat16, float32, and float64 in plain PyTorch.
-        k: keys [B, T, G, K], K from 32 to 256 in the kernels.
+        k: keys [B, T, G, K]; the kernels take K up to 256.
         v: values [B, T, G, K].
         chunk: C, a power of two from 16 to 256.
         mode: how a chunk is scored: "exact" by logsumexp_s(scale * q.k_s) over its keys, "approx" by the first order
             of that, q.mean_s(k_s).
-        scale: factor of the scores; 1/sqrt(K) when None.
+        scale: positive factor of the scores; 1/sqrt(K) when None.
         remote: number of chosen chunks; fewer are taken where there are fewer.
         segments: int64 [B, T], non-decreasing along T; positions with one id form one independent sequence.
         cu_seqlens: int32 [S + 1], instead of `segments` for B = 1: sequence i is the tokens from cu_seqlens[i] to
@@ -67,7 +67,7 @@ def top1_chunk(
     >>> top1_chunk(q, k, v, chunk=16).shape
     torch.Size([1, 40, 2, 32])
     """
-    _validate(q, k, v, chunk, mode, remote)
+    _validate(q, k, v, chunk, mode, remote, scale)
     check_packing(*q.shape[:2], segments, cu_seqlens)
     triton = use_triton("top1_chunk", backend, q)
     scale = q.shape[3] ** -0.5 if scale is None else scale
@@ -93,7 +93,7 @@ def top1_chunk_choice(
 
     The arguments are those of `top1_chunk`.
     """
-    _validate(q, k, k, chunk, mode, remote)
+    _validate(q, k, k, chunk, mode, remote, scale)
     check_packing(*q.shape[:2], segments, None)
     triton = use_triton("top1_chunk", backend, q)
     scale = q.shape[3] ** -0.5 if scale is None else scale
@@ -118,13 +118,13 @@ def top1_chunk_weights(
 
     The arguments are those of `top1_chunk`.
     """
-    _validate(q, k, k, chunk, mode, remote)
+    _validate(q, k, k, chunk, mode, remote, scale)
     check_packing(*q.shape[:2], segments, None)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     return reference.weights(q, k, chunk, mode, scale, remote, segments)
 
 
-def _validate(q: Tensor, k: Tensor, v: Tensor, chunk: int, mode: str, remote: int) -> None:
+def _validate(q: Tensor, k: Tensor, v: Tensor, chunk: int, mode: str, remote: int, scale: float | None) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4 or x.shape[1] < 1:
             raise ConfigError(f"{name} {tuple(x.shape)} must be [B, T, heads, K] with T of at least 1.")
@@ -142,5 +142,7 @@ def _validate(q: Tensor, k: Tensor, v: Tensor, chunk: int, mode: str, remote: in
         raise ConfigError(f"chunk must be a power of two from 16 to 256, not {chunk}.")
     if mode not in ("exact", "approx"):
         raise ConfigError(f"unknown mode {mode!r}: {nearest(str(mode), ('exact', 'approx'))}")
+    if scale is not None and not scale > 0:
+        raise ConfigError(f"scale must be positive, not {scale}.")
     if remote < 1:
         raise ConfigError(f"remote must be at least 1, not {remote}.")

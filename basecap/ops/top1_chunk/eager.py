@@ -27,7 +27,7 @@ def choose(
     remote: int,
 ) -> Tensor:
     """Return int32 [N, H, remote], the chunks with the highest scores in descending order; -1 where there is none."""
-    N, H, K = q_NHK.shape
+    N, H, _ = q_NHK.shape
     G = k_NGK.shape[1]
     wide = torch.promote_types(q_NHK.dtype, torch.float32)
     k_MCGK = k_NGK[_positions(grid, chunk, N)].to(wide)

@@ -29,7 +29,7 @@ def top1_element(
         q: queries [B, T, H, K], H a multiple of G.
         k: keys [B, T, G, K].
         v: values [B, T, G, K].
-        scale: factor of the scores in the softmax; 1/sqrt(K) when None.
+        scale: positive factor of the scores in the softmax; 1/sqrt(K) when None.
         segments: int64 [B, T], non-decreasing along T; positions with one id form one independent sequence.
         backend: "auto", or insist on "eager" (plain PyTorch) or "triton".
 
@@ -40,11 +40,11 @@ def top1_element(
         ConfigError: shapes, dtypes or devices that do not fit together, or an impossible backend.
     """
     _validate(q, k, v, segments)
+    if scale is not None and not scale > 0:
+        raise ConfigError(f"scale must be positive, not {scale}.")
     triton = use_triton("top1_element", backend, q)
     first = _first(q, segments)
-    # A positive scale does not change the choice; a negative one turns it around.
-    signed = q if scale is None or scale > 0 else -q
-    choice = operators.choose(signed.detach().flatten(0, 1), k.detach().flatten(0, 1), first, triton)
+    choice = operators.choose(q.detach().flatten(0, 1), k.detach().flatten(0, 1), first, triton)
     o = operators.gather(v.flatten(0, 1), choice, triton).unflatten(0, q.shape[:2])
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
         soft = attention(q, k, v.detach(), scale=scale, segments=segments)

@@ -1,0 +1,345 @@
+"""Triton kernels of the attention passes: one program for a chunk's keys, its own queries and those that chose it.
+
+Every query has 1 + REMOTE partial results, one for each chunk it attends ("slots": 0 is the own chunk), times C / BN
+where a chunk is cut into blocks of keys. They are merged by their logsumexp, in base 2 throughout.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def find_work(p_grid, p_share, p_chunk, g, item, M, EXTRA):
+    """Return chunk, share, start and end of a work item; start == end where there is nothing to do.
+
+    Items 0..M-1 are the chunks with the first share of their list, the next ones the extra shares of long lists.
+    """
+    chunk = item
+    share = 0
+    if item >= M:
+        extra = item - M
+        if extra < tl.load(p_share + g * (M + 1) + M):
+            chunk = tl.load(p_chunk + g * EXTRA + extra)
+            share = 1 + extra - tl.load(p_share + g * (M + 1) + chunk)
+        else:
+            chunk = -1
+    start = tl.load(p_grid + 3 * chunk, chunk >= 0, other=0)
+    end = tl.load(p_grid + 3 * chunk + 1, chunk >= 0, other=0)
+    return chunk, share, start, end
+
+
+@triton.jit
+def forward_tile(b_q, b_k, b_v, visible, scale2, MASK: tl.constexpr):
+    """Return the normalised output [BM, BK] and the base-2 logsumexp [BM] of queries against a block of keys."""
+    s = tl.dot(b_q, b_k, input_precision="ieee") * scale2
+    if MASK:
+        s = tl.where(visible, s, float("-inf"))
+        top = tl.max(s, 1)
+        top = tl.where(top == float("-inf"), 0.0, top)
+    else:
+        top = tl.max(s, 1)
+    p = tl.exp2(s - top[:, None])
+    mass = tl.sum(p, 1)
+    o = tl.dot(p.to(b_v.dtype), b_v, input_precision="ieee")
+    if MASK:
+        o = o / tl.where(mass > 0, mass, 1.0)[:, None]
+    else:
+        o = o / mass[:, None]
+    return o, top + tl.log2(mass)
+
+
+@triton.jit
+def attend_fwd_kernel(
+    p_q,
+    p_k,
+    p_v,
+    p_part,
+    p_lse,
+    p_grid,
+    p_offset,
+    p_list,
+    p_share,
+    p_chunk,
+    stride_qt,
+    stride_qh,
+    stride_kt,
+    stride_kg,
+    stride_vt,
+    stride_vg,
+    N,
+    M,
+    EXTRA,
+    scale2,
+    H: tl.constexpr,
+    GROUP: tl.constexpr,
+    REMOTE: tl.constexpr,
+    SHARE: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    C: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    BL: tl.constexpr,
+):
+    """Write the partial outputs and logsumexps of all queries that attend a block of keys."""
+    P: tl.constexpr = C // BN
+    item = tl.program_id(0) // P
+    sub = tl.program_id(0) % P
+    g = tl.program_id(1).to(tl.int64)
+    chunk, share, start, end = find_work(p_grid, p_share, p_chunk, g, item, M, EXTRA)
+    if start == end:
+        return
+    rows = N.to(tl.int64) * H
+    o_k = tl.arange(0, BK)
+    m_k = o_k < K
+    o_s = start + sub * BN + tl.arange(0, BN)
+    m_s = o_s < end
+    # [BK, BN], [BN, BK]
+    b_k = tl.load(
+        p_k + o_s.to(tl.int64)[None, :] * stride_kt + g * stride_kg + o_k[:, None],
+        m_s[None, :] & m_k[:, None],
+        other=0.0,
+    )
+    b_v = tl.load(
+        p_v + o_s.to(tl.int64)[:, None] * stride_vt + g * stride_vg + o_k, m_s[:, None] & m_k[None, :], other=0.0
+    )
+    if share == 0:
+        for n in range(0, GROUP * (C // BL)):
+            h = g * GROUP + n // (C // BL)
+            o_t = start + n % (C // BL) * BL + tl.arange(0, BL)
+            m_t = o_t < end
+            b_q = tl.load(
+                p_q + o_t.to(tl.int64)[:, None] * stride_qt + h * stride_qh + o_k,
+                m_t[:, None] & m_k[None, :],
+                other=0.0,
+            )
+            visible = (o_s[None, :] <= o_t[:, None]) & m_s[None, :]
+            o, lse = forward_tile(b_q, b_k, b_v, visible, scale2, True)
+            row = sub * rows + o_t.to(tl.int64) * H + h
+            tl.store(p_part + row[:, None] * K + o_k, o.to(p_part.dtype.element_ty), m_t[:, None] & m_k[None, :])
+            tl.store(p_lse + row, lse, m_t)
+    begin = tl.load(p_offset + g * (M + 1) + chunk) + share * SHARE
+    stop = tl.minimum(tl.load(p_offset + g * (M + 1) + chunk + 1), begin + SHARE)
+    pairs = N.to(tl.int64) * (GROUP * REMOTE)
+    for at in range(begin, stop, BM):
+        o_i = at + tl.arange(0, BM)
+        m_i = o_i < stop
+        pair = tl.load(p_list + g * pairs + o_i, m_i, other=0)
+        query = (pair // REMOTE).to(tl.int64)
+        b_q = tl.load(
+            p_q + (query // H * stride_qt + query % H * stride_qh)[:, None] + o_k,
+            m_i[:, None] & m_k[None, :],
+            other=0.0,
+        )
+        o, lse = forward_tile(b_q, b_k, b_v, None, scale2, False)
+        row = ((1 + pair % REMOTE) * P + sub) * rows + query
+        tl.store(p_part + row[:, None] * K + o_k, o.to(p_part.dtype.element_ty), m_i[:, None] & m_k[None, :])
+        tl.store(p_lse + row, lse, m_i)
+
+
+@triton.jit
+def slot_exists(p_choice, row, mask, slot: tl.constexpr, P: tl.constexpr, REMOTE: tl.constexpr):
+    """Whether the queries `row` have a partial result in this slot."""
+    if slot >= P:
+        mask = mask & (tl.load(p_choice + row * REMOTE + (slot // P - 1), mask, other=-1) >= 0)
+    return mask
+
+
+@triton.jit
+def merge_kernel(
+    p_part,
+    p_lse,
+    p_choice,
+    p_o,
+    p_total,
+    rows,
+    P: tl.constexpr,
+    REMOTE: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    BR: tl.constexpr,
+):
+    """Merge the partial results: o and the natural logsumexp of each query."""
+    row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    mask = row < rows
+    o_k = tl.arange(0, BK)
+    top = tl.full([BR], float("-inf"), tl.float32)
+    for slot in tl.static_range((1 + REMOTE) * P):
+        exists = slot_exists(p_choice, row, mask, slot, P, REMOTE)
+        top = tl.maximum(top, tl.load(p_lse + slot * rows + row, exists, other=float("-inf")))
+    total = tl.zeros([BR], tl.float32)
+    o = tl.zeros([BR, BK], tl.float32)
+    for slot in tl.static_range((1 + REMOTE) * P):
+        exists = slot_exists(p_choice, row, mask, slot, P, REMOTE)
+        share = tl.exp2(tl.load(p_lse + slot * rows + row, exists, other=float("-inf")) - top)
+        share = tl.where(exists, share, 0.0)
+        b_o = tl.load(p_part + (slot * rows + row)[:, None] * K + o_k, exists[:, None] & (o_k[None, :] < K), other=0.0)
+        o += b_o.to(tl.float32) * share[:, None]
+        total += share
+    o = o / tl.where(mask, total, 1.0)[:, None]
+    tl.store(p_o + row[:, None] * K + o_k, o.to(p_o.dtype.element_ty), mask[:, None] & (o_k[None, :] < K))
+    tl.store(p_total + row, (top + tl.log2(total)) * 0.6931471805599453, mask)
+
+
+@triton.jit
+def delta_kernel(p_o, p_do, p_delta, rows, K: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr):
+    """Write sum(do * o) of each query."""
+    row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    o_k = tl.arange(0, BK)
+    mask = (row < rows)[:, None] & (o_k[None, :] < K)
+    b_o = tl.load(p_o + row[:, None] * K + o_k, mask, other=0.0).to(tl.float32)
+    b_do = tl.load(p_do + row[:, None] * K + o_k, mask, other=0.0).to(tl.float32)
+    tl.store(p_delta + row, tl.sum(b_o * b_do, 1), row < rows)
+
+
+@triton.jit
+def backward_tile(b_k, b_v, b_q, b_do, lse, delta, visible, scale2, dk, dv, MASK: tl.constexpr):
+    """Return dk, dv [BN, BK] with these queries' parts added, and dq [BM, BK], dk and dq yet to be scaled.
+
+    Scores are held transposed, [BN, BM], so that both sums over queries take them as the left factor as they are.
+    """
+    s = tl.dot(b_k, tl.trans(b_q), input_precision="ieee") * scale2 - lse[None, :]
+    if MASK:
+        s = tl.where(visible, s, float("-inf"))
+    p = tl.exp2(s)
+    dv = tl.dot(p.to(b_do.dtype), b_do, dv, input_precision="ieee")
+    dp = tl.dot(b_v, tl.trans(b_do), input_precision="ieee")
+    ds = (p * (dp - delta[None, :])).to(b_q.dtype)
+    dk = tl.dot(ds, b_q, dk, input_precision="ieee")
+    return dk, dv, tl.dot(tl.trans(ds), b_k, input_precision="ieee")
+
+
+@triton.jit
+def attend_bwd_kernel(
+    p_q,
+    p_k,
+    p_v,
+    p_do,
+    p_lse,
+    p_delta,
+    p_part,
+    p_dk,
+    p_dv,
+    p_scratch,
+    p_grid,
+    p_offset,
+    p_list,
+    p_share,
+    p_chunk,
+    stride_qt,
+    stride_qh,
+    stride_kt,
+    stride_kg,
+    stride_vt,
+    stride_vg,
+    N,
+    M,
+    EXTRA,
+    scale,
+    FIRST,
+    G: tl.constexpr,
+    GROUP: tl.constexpr,
+    REMOTE: tl.constexpr,
+    SHARE: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    C: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    BL: tl.constexpr,
+):
+    """Write a block's dk and dv and the partial dq of all queries that attend it.
+
+    Launched first for the extra shares (FIRST = M), which leave their dk and dv in p_scratch [G, EXTRA, P, 2, BN, BK],
+    then for the chunks (FIRST = 0), which add them up in order.
+    """
+    P: tl.constexpr = C // BN
+    H: tl.constexpr = G * GROUP
+    item = FIRST + tl.program_id(0) // P
+    sub = tl.program_id(0) % P
+    g = tl.program_id(1).to(tl.int64)
+    chunk, share, start, end = find_work(p_grid, p_share, p_chunk, g, item, M, EXTRA)
+    if start == end:
+        return
+    scale2 = scale * 1.4426950408889634
+    rows = N.to(tl.int64) * H
+    o_k = tl.arange(0, BK)
+    m_k = o_k < K
+    o_n = tl.arange(0, BN)
+    o_s = start + sub * BN + o_n
+    m_s = o_s < end
+    m_sk = m_s[:, None] & m_k[None, :]
+    b_k = tl.load(p_k + o_s.to(tl.int64)[:, None] * stride_kt + g * stride_kg + o_k, m_sk, other=0.0)
+    b_v = tl.load(p_v + o_s.to(tl.int64)[:, None] * stride_vt + g * stride_vg + o_k, m_sk, other=0.0)
+    dk = tl.zeros([BN, BK], tl.float32)
+    dv = tl.zeros([BN, BK], tl.float32)
+    o_scratch = o_n[:, None] * BK + o_k[None, :]
+    if share == 0:
+        lower = tl.load(p_share + g * (M + 1) + chunk)
+        upper = tl.load(p_share + g * (M + 1) + chunk + 1)
+        for e in range(lower, upper):
+            p = p_scratch + ((g * EXTRA + e) * P + sub) * (2 * BN * BK)
+            dk += tl.load(p + o_scratch)
+            dv += tl.load(p + BN * BK + o_scratch)
+        for n in range(0, GROUP * (C // BL)):
+            h = g * GROUP + n // (C // BL)
+            o_t = start + n % (C // BL) * BL + tl.arange(0, BL)
+            m_t = o_t < end
+            row = o_t.to(tl.int64) * H + h
+            m_tk = m_t[:, None] & m_k[None, :]
+            b_q = tl.load(p_q + o_t.to(tl.int64)[:, None] * stride_qt + h * stride_qh + o_k, m_tk, other=0.0)
+            b_do = tl.load(p_do + row[:, None] * K + o_k, m_tk, other=0.0)
+            lse = tl.load(p_lse + row, m_t, other=float("inf")) * 1.4426950408889634
+            delta = tl.load(p_delta + row, m_t, other=0.0)
+            visible = (o_s[:, None] <= o_t[None, :]) & m_s[:, None]
+            dk, dv, dq = backward_tile(b_k, b_v, b_q, b_do, lse, delta, visible, scale2, dk, dv, True)
+            row += sub * rows
+            tl.store(p_part + row[:, None] * K + o_k, (dq * scale).to(p_part.dtype.element_ty), m_tk)
+    begin = tl.load(p_offset + g * (M + 1) + chunk) + share * SHARE
+    stop = tl.minimum(tl.load(p_offset + g * (M + 1) + chunk + 1), begin + SHARE)
+    pairs = N.to(tl.int64) * (GROUP * REMOTE)
+    for at in range(begin, stop, BM):
+        o_i = at + tl.arange(0, BM)
+        m_i = o_i < stop
+        pair = tl.load(p_list + g * pairs + o_i, m_i, other=0)
+        query = (pair // REMOTE).to(tl.int64)
+        m_ik = m_i[:, None] & m_k[None, :]
+        b_q = tl.load(p_q + (query // H * stride_qt + query % H * stride_qh)[:, None] + o_k, m_ik, other=0.0)
+        b_do = tl.load(p_do + query[:, None] * K + o_k, m_ik, other=0.0)
+        lse = tl.load(p_lse + query, m_i, other=float("inf")) * 1.4426950408889634
+        delta = tl.load(p_delta + query, m_i, other=0.0)
+        dk, dv, dq = backward_tile(b_k, b_v, b_q, b_do, lse, delta, None, scale2, dk, dv, False)
+        row = ((1 + pair % REMOTE) * P + sub) * rows + query
+        tl.store(p_part + row[:, None] * K + o_k, (dq * scale).to(p_part.dtype.element_ty), m_ik)
+    if share == 0:
+        o = (o_s.to(tl.int64)[:, None] * G + g) * K + o_k
+        tl.store(p_dk + o, (dk * scale).to(p_dk.dtype.element_ty), m_sk)
+        tl.store(p_dv + o, dv.to(p_dv.dtype.element_ty), m_sk)
+    else:
+        p = p_scratch + ((g * EXTRA + item - M) * P + sub) * (2 * BN * BK)
+        tl.store(p + o_scratch, dk)
+        tl.store(p + BN * BK + o_scratch, dv)
+
+
+@triton.jit
+def sum_kernel(
+    p_part,
+    p_choice,
+    p_dq,
+    rows,
+    P: tl.constexpr,
+    REMOTE: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    BR: tl.constexpr,
+):
+    """Add up the partial dq of each query."""
+    row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    o_k = tl.arange(0, BK)
+    dq = tl.zeros([BR, BK], tl.float32)
+    for slot in tl.static_range((1 + REMOTE) * P):
+        exists = slot_exists(p_choice, row, row < rows, slot, P, REMOTE)
+        b_dq = tl.load(p_part + (slot * rows + row)[:, None] * K + o_k, exists[:, None] & (o_k[None, :] < K), other=0.0)
+        dq += b_dq.to(tl.float32)
+    mask = (row < rows)[:, None] & (o_k[None, :] < K)
+    tl.store(p_dq + row[:, None] * K + o_k, dq.to(p_dq.dtype.element_ty), mask)

@@ -1,0 +1,148 @@
+"""Triton kernels of one decoding step: the best chunks of each part of the cache, then attention to the best of all."""
+
+import triton
+import triton.language as tl
+
+from basecap.ops.top1_chunk.kernels_choose import empty_list, insert, insert_tile
+
+
+@triton.jit
+def score_kernel(
+    p_q,
+    p_k,
+    p_score,
+    p_index,
+    stride_qb,
+    stride_qh,
+    stride_kb,
+    stride_kt,
+    stride_kg,
+    full,
+    part,
+    scale2,
+    GROUP: tl.constexpr,
+    GP: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    C: tl.constexpr,
+    BN: tl.constexpr,
+    EXACT: tl.constexpr,
+    REMOTE: tl.constexpr,
+    R: tl.constexpr,
+):
+    """Write the REMOTE best of `part` chunks for each query of a key head.
+
+    EXACT reads the keys of the cache and compares masses, else p_k holds the sums of each chunk's keys.
+    """
+    split = tl.program_id(0)
+    g = tl.program_id(1)
+    b = tl.program_id(2).to(tl.int64)
+    o_g = tl.arange(0, GP)
+    o_k = tl.arange(0, BK)
+    low = split * part
+    high = tl.minimum(low + part, full)
+    # [GP, BK]
+    b_q = tl.load(
+        p_q + b * stride_qb + (g * GROUP + o_g)[:, None] * stride_qh + o_k,
+        (o_g[:, None] < GROUP) & (o_k[None, :] < K),
+        other=0.0,
+    )
+    p_k += b * stride_kb + g * stride_kg
+    best, index = empty_list(GP, REMOTE, R)
+    if EXACT:
+        for c in range(low, high):
+            top = tl.full([GP], float("-inf"), tl.float32)
+            total = tl.zeros([GP], tl.float32)
+            for n in tl.static_range(C // BN):
+                o_s = c * C + n * BN + tl.arange(0, BN)
+                b_k = tl.load(p_k + o_s.to(tl.int64)[None, :] * stride_kt + o_k[:, None], o_k[:, None] < K, other=0.0)
+                s = tl.dot(b_q, b_k, input_precision="ieee") * scale2
+                higher = tl.maximum(top, tl.max(s, 1))
+                total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(s - higher[:, None]), 1)
+                top = higher
+            best, index = insert(best, index, top + tl.log2(total), c + tl.zeros([GP], tl.int32))
+    else:
+        for c in range(low, high, BN):
+            o_c = c + tl.arange(0, BN)
+            b_k = tl.load(
+                p_k + o_c.to(tl.int64)[None, :] * stride_kt + o_k[:, None],
+                (o_k[:, None] < K) & (o_c[None, :] < high),
+                other=0.0,
+            )
+            s = tl.dot(b_q.to(tl.float32), b_k, input_precision="ieee")
+            s = tl.where(o_c[None, :] < high, s, float("-inf"))
+            best, index = insert_tile(best, index, s, c, REMOTE)
+    place = tl.arange(0, R)
+    heads = tl.num_programs(1) * GROUP
+    o = ((b * heads + g * GROUP + o_g)[:, None] * tl.num_programs(0) + split) * REMOTE + place[None, :]
+    mask = (o_g[:, None] < GROUP) & (place[None, :] < REMOTE)
+    tl.store(p_score + o, best, mask)
+    tl.store(p_index + o, index, mask)
+
+
+@triton.jit
+def add_keys(q, p_k, p_v, start, length, stride_t, o_k, scale2, top, total, o, K: tl.constexpr, BN: tl.constexpr):
+    """Add a block of keys to the running softmax of one query."""
+    o_s = start + tl.arange(0, BN)
+    mask = (o_s[:, None] < length) & (o_k[None, :] < K)
+    offset = o_s.to(tl.int64)[:, None] * stride_t + o_k
+    s = tl.sum(q[None, :] * tl.load(p_k + offset, mask, other=0.0).to(tl.float32), 1) * scale2
+    s = tl.where(o_s < length, s, float("-inf"))
+    higher = tl.maximum(top, tl.max(s, 0))
+    p = tl.exp2(s - higher)
+    shrink = tl.exp2(top - higher)
+    b_v = tl.load(p_v + offset, mask, other=0.0).to(tl.float32)
+    return higher, total * shrink + tl.sum(p, 0), o * shrink + tl.sum(p[:, None] * b_v, 0)
+
+
+@triton.jit
+def step_kernel(
+    p_q,
+    p_k,
+    p_v,
+    p_score,
+    p_index,
+    p_o,
+    stride_qb,
+    stride_qh,
+    stride_kb,
+    stride_kt,
+    stride_kg,
+    candidates,
+    length,
+    scale2,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    C: tl.constexpr,
+    BN: tl.constexpr,
+    BC: tl.constexpr,
+    REMOTE: tl.constexpr,
+):
+    """Attend from one query to the best REMOTE of its `candidates` and to its own chunk."""
+    h = tl.program_id(0)
+    b = tl.program_id(1).to(tl.int64)
+    row = b * tl.num_programs(0) + h
+    o_k = tl.arange(0, BK)
+    q = tl.load(p_q + b * stride_qb + h * stride_qh + o_k, o_k < K, other=0.0).to(tl.float32)
+    p_k += b * stride_kb + (h // GROUP).to(tl.int64) * stride_kg
+    p_v += b * stride_kb + (h // GROUP).to(tl.int64) * stride_kg
+    own = (length - 1) // C * C
+    top = -float("inf")
+    total = 0.0
+    o = tl.zeros([BK], tl.float32)
+    for n in range(0, length - own, BN):
+        top, total, o = add_keys(q, p_k, p_v, own + n, length, stride_kt, o_k, scale2, top, total, o, K, BN)
+    o_c = tl.arange(0, BC)
+    score = tl.load(p_score + row * candidates + o_c, o_c < candidates, other=float("-inf"))
+    index = tl.load(p_index + row * candidates + o_c, o_c < candidates, other=-1)
+    for _ in tl.static_range(REMOTE):
+        best = tl.max(score, 0)
+        chunk = tl.min(tl.where(score == best, index, 1 << 30), 0)
+        if best > float("-inf"):
+            for n in range(0, C, BN):
+                top, total, o = add_keys(
+                    q, p_k, p_v, chunk * C + n, length, stride_kt, o_k, scale2, top, total, o, K, BN
+                )
+        score = tl.where(index == chunk, float("-inf"), score)
+    tl.store(p_o + row * K + o_k, (o / total).to(p_o.dtype.element_ty), o_k < K)

@@ -1,0 +1,261 @@
+"""The kernels' launches: tile sizes, scratch memory, order. Signatures as in `eager`."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from basecap.errors import ConfigError
+from basecap.ops._dispatch import interpreted
+from basecap.ops.top1_chunk import kernels_attend, kernels_choose, kernels_decode, kernels_index
+
+LOG2E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows (queries) and columns (keys) of a tile, warps and pipeline stages of a kernel."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+def _tile(table: dict[int, Tile], x: Tensor) -> Tile:
+    """Return the tile for this head size; in float32 half as large, which the pipeline's shared memory demands."""
+    tile = next(tile for width, tile in table.items() if x.shape[-1] <= width)
+    if x.element_size() == 4:
+        return Tile(max(16, tile.rows // 2), max(16, tile.columns // 2), tile.warps, 1)
+    return tile
+
+
+#: Largest head size -> tile, chosen on an H200.
+EXACT = {64: Tile(128, 128, 4, 3), 128: Tile(128, 128, 8, 3), 256: Tile(128, 64, 8, 2)}
+APPROX = {64: Tile(128, 64, 4, 3), 128: Tile(128, 64, 4, 2), 256: Tile(64, 64, 4, 2)}
+FORWARD = {64: Tile(64, 128, 4, 2), 128: Tile(64, 128, 8, 2), 256: Tile(64, 64, 8, 1)}
+BACKWARD = {64: Tile(64, 128, 8, 2), 128: Tile(64, 128, 8, 1), 256: Tile(32, 64, 8, 1)}
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _width(K: int) -> int:
+    return max(16, triton.next_power_of_2(K))
+
+
+def choose(
+    q: Tensor,
+    k: Tensor,
+    grid: Tensor,
+    own: Tensor,
+    chunk: int,
+    exact: bool,
+    scale: float,
+    remote: int,
+) -> Tensor:
+    """Return int32 [N, H, remote], the chosen chunks in descending order; -1 where there is none."""
+    q, k = _dense(q), _dense(k)
+    N, H, K = q.shape
+    G, M = k.shape[1], grid.shape[0]
+    choice = torch.empty(N, H, remote, dtype=torch.int32, device=q.device)
+    means, low, norm = _summarise(k, grid, chunk, exact)
+    shape = {"H": H, "GROUP": H // G, "K": K, "BK": _width(K), "REMOTE": remote, "R": triton.next_power_of_2(remote)}
+    tile = _tile(EXACT if exact else APPROX, q)
+    launch = {"num_warps": tile.warps, "num_stages": tile.stages}
+    programs = (triton.cdiv(N, tile.rows), H)
+    if not exact:
+        kernels_choose.choose_approx_kernel[programs](
+            q, means, low, grid, own, choice, *q.stride()[:2], N, M,
+            **shape, BQ=tile.rows, BM=tile.columns, SPLIT=low is not None, **launch,
+        )  # fmt: skip
+        return choice
+    columns = min(tile.columns, chunk) if chunk >= 64 else tile.columns
+    for bounded in (True, False):
+        kernels_choose.choose_exact_kernel[programs](
+            q, k, grid, own, norm, choice, *q.stride()[:2], *k.stride()[:2], N, scale * LOG2E,
+            **shape, C=chunk, BQ=tile.rows, BN=columns, BOUNDED=bounded, MIXED=not interpreted(), **launch,
+        )  # fmt: skip
+    return choice
+
+
+def _summarise(k: Tensor, grid: Tensor, chunk: int, exact: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return each chunk's mean key [G, M, K] in two parts, or (exact) the largest squared norm [G]."""
+    _, G, K = k.shape
+    M = grid.shape[0]
+    split = not exact and k.element_size() == 2
+    means = k.new_empty(G, M, K) if not exact else k
+    low = k.new_empty(G, M, K) if split else None
+    norm = torch.zeros(G, dtype=torch.float32, device=k.device)
+    kernels_choose.summarise_kernel[M, G](
+        k, grid, means, low, norm, *k.stride()[:2], M,
+        K=K, BK=_width(K), C=chunk, BN=min(chunk, 8192 // _width(K)), MEAN=not exact, SPLIT=split,
+    )  # fmt: skip
+    return means, low, norm
+
+
+@dataclass(frozen=True)
+class Index:
+    """For each chunk the pairs (query, choice) that chose it.
+
+    `pairs` [G, N * H / G * remote] holds the lists, `offset` [G, M + 1] where they start. Lists longer than `size` have
+    extra shares, so that one program never has all the work: `share` [G, M + 1] numbers them, `chunk` is theirs.
+    """
+
+    pairs: Tensor
+    offset: Tensor
+    share: Tensor
+    chunk: Tensor
+    size: int
+    extra: int
+
+
+def invert(choice: Tensor, M: int, groups: int, size: int) -> Index:
+    """Return the index of `choice` [N, H, remote], chunks 0..M-1 or -1, in shares of `size`."""
+    N, H, remote = choice.shape
+    if choice.numel() >= 2**31:
+        raise ConfigError(f"{choice.numel()} choices are too many for 32-bit lists; use fewer tokens at a time.")
+    pairs = N * (H // groups) * remote
+    block = max(1024, triton.next_power_of_2(M))
+    blocks = triton.cdiv(pairs, block)
+    extra = pairs // size
+    integers = {"dtype": torch.int32, "device": choice.device}
+    count = torch.zeros(groups, blocks, M, **integers)
+    rank = torch.empty_like(choice)
+    total = torch.empty(groups, M, **integers)
+    index = Index(
+        torch.empty(groups, pairs, **integers),
+        torch.empty(groups, M + 1, **integers),
+        torch.empty(groups, M + 1, **integers),
+        torch.empty(groups, max(1, extra), **integers),
+        size,
+        extra,
+    )
+    shape = {"H": H, "GROUP": H // groups, "REMOTE": remote, "BLOCK": block}
+    kernels_index.count_kernel[blocks, groups](choice, count, rank, pairs, M, **shape, BT=128, num_stages=1)
+    kernels_index.scan_kernel[triton.cdiv(M, 128), groups](count, total, blocks, M, BC=128)
+    kernels_index.offset_kernel[(groups,)](
+        total, index.offset, index.share, index.chunk, M, SHARE=size, EXTRA=max(1, extra), BC=1024
+    )
+    kernels_index.scatter_kernel[triton.cdiv(pairs, 1024), groups](
+        choice, rank, count, index.offset, index.pairs, pairs, blocks, M, **shape, BT=1024
+    )
+    return index
+
+
+def _shape(q: Tensor, k: Tensor, remote: int, chunk: int, tile: Tile) -> dict[str, int]:
+    H, K = q.shape[1:]
+    return {
+        "GROUP": H // k.shape[1],
+        "REMOTE": remote,
+        "SHARE": _share(chunk),
+        "K": K,
+        "BK": _width(K),
+        "C": chunk,
+        "BN": min(chunk, tile.columns),
+        "BM": tile.rows,
+        "BL": min(chunk, tile.rows),
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+
+
+def _share(chunk: int) -> int:
+    return max(512, 4 * chunk)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, choice: Tensor, grid: Tensor, own: Tensor, chunk: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return o [N, H, K] and the logsumexp of the attended scores [N, H]."""
+    q, k, v = _dense(q), _dense(k), _dense(v)
+    N, H, K = q.shape
+    G, M, remote = k.shape[1], grid.shape[0], choice.shape[2]
+    tile = _tile(FORWARD, q)
+    shape = _shape(q, k, remote, chunk, tile)
+    blocks = chunk // shape["BN"]
+    index = invert(choice, M, G, shape["SHARE"])
+    part = q.new_empty((1 + remote) * blocks, N, H, K)
+    part_lse = torch.empty((1 + remote) * blocks, N, H, dtype=torch.float32, device=q.device)
+    kernels_attend.attend_fwd_kernel[(M + index.extra) * blocks, G](
+        q, k, v, part, part_lse, grid, index.offset, index.pairs, index.share, index.chunk,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], N, M, max(1, index.extra), scale * LOG2E, H=H, **shape,
+    )  # fmt: skip
+    o = q.new_empty(N, H, K)
+    lse = torch.empty(N, H, dtype=torch.float32, device=q.device)
+    kernels_attend.merge_kernel[(triton.cdiv(N * H, 64),)](
+        part, part_lse, choice, o, lse, N * H, P=blocks, REMOTE=remote, K=K, BK=_width(K), BR=64
+    )
+    return o, lse
+
+
+def attend_backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    choice: Tensor,
+    grid: Tensor,
+    own: Tensor,
+    chunk: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dq, dk, dv (arXiv 2505.18522, algorithm 2)."""
+    q, k, v, do = _dense(q), _dense(k), _dense(v), do.contiguous()
+    N, H, K = q.shape
+    G, M, remote = k.shape[1], grid.shape[0], choice.shape[2]
+    tile = _tile(BACKWARD, q)
+    shape = _shape(q, k, remote, chunk, tile)
+    blocks = chunk // shape["BN"]
+    rows = {"K": K, "BK": _width(K), "BR": 64}
+    index = invert(choice, M, G, shape["SHARE"])
+    delta = torch.empty(N, H, dtype=torch.float32, device=q.device)
+    kernels_attend.delta_kernel[(triton.cdiv(N * H, 64),)](o, do, delta, N * H, **rows)
+    part = q.new_empty((1 + remote) * blocks, N, H, K)
+    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    size = 2 * shape["BN"] * shape["BK"]
+    scratch = torch.empty(G, max(1, index.extra), blocks, size, dtype=torch.float32, device=q.device)
+    for first, items in ((M, index.extra), (0, M)):
+        if items:
+            kernels_attend.attend_bwd_kernel[items * blocks, G](
+                q, k, v, do, lse, delta, part, dk, dv, scratch,
+                grid, index.offset, index.pairs, index.share, index.chunk,
+                *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], N, M, max(1, index.extra), scale, first,
+                G=G, **shape,
+            )  # fmt: skip
+    kernels_attend.sum_kernel[(triton.cdiv(N * H, 64),)](part, choice, dq, N * H, P=blocks, REMOTE=remote, **rows)
+    return dq, dk, dv
+
+
+def decode(
+    q: Tensor, cache: dict[str, Tensor], length: int, chunk: int, exact: bool, scale: float, remote: int
+) -> Tensor:
+    """Return the output [B, 1, H, K] of the last of `length` tokens in the cache."""
+    q, k, v = _dense(q[:, 0]), cache["k"], cache["v"]
+    B, H, K = q.shape
+    G = k.shape[2]
+    full = (length - 1) // chunk
+    keys = k if exact else cache["sums"]
+    # Enough programs to fill the card, but no more parts than chunks.
+    part = max(1, triton.cdiv(full * B * G, 4096), 1 if exact else 64)
+    splits = triton.cdiv(full, part)
+    score = torch.empty(B, H, splits, remote, dtype=torch.float32, device=q.device)
+    index = torch.empty(B, H, splits, remote, dtype=torch.int32, device=q.device)
+    shape = {"GROUP": H // G, "K": K, "BK": _width(K), "C": chunk, "REMOTE": remote}
+    columns = min(chunk, 8192 // _width(K)) if exact else 64
+    if splits:
+        kernels_decode.score_kernel[splits, G, B](
+            q, keys, score, index, *q.stride()[:2], *keys.stride()[:3], full, part, scale * LOG2E,
+            **shape, GP=max(16, triton.next_power_of_2(H // G)), BN=columns, EXACT=exact,
+            R=triton.next_power_of_2(remote),
+        )  # fmt: skip
+    o = q.new_empty(B, 1, H, K)
+    kernels_decode.step_kernel[H, B](
+        q, k, v, score, index, o, *q.stride()[:2], *k.stride()[:3], splits * remote, length, scale * LOG2E,
+        **shape, BN=min(chunk, 4096 // _width(K)), BC=triton.next_power_of_2(max(1, splits * remote)),
+    )  # fmt: skip
+    return o
