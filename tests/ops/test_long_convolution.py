@@ -57,6 +57,10 @@ def test_one_tap_scales_and_a_late_tap_delays():
     assert y[:, :4].abs().max() < 1e-14
 
 
+def test_an_empty_batch_stays_empty():
+    assert long_convolution(torch.zeros(0, 5, 3), torch.zeros(5, 3)).shape == (0, 5, 3)
+
+
 def test_bfloat16_goes_through_float32_also_under_autocast():
     u, taps = (x.detach().bfloat16() for x in inputs(2, 50, 3, 50))
     y = long_convolution(u, taps)

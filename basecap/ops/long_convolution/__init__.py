@@ -26,6 +26,8 @@ def long_convolution(u_BTD: Tensor, filter_LD: Tensor, *, segments: Tensor | Non
         raise ConfigError(f"u {tuple(u_BTD.shape)} must be [B, T, D] with at least one token.")
     if filter_LD.dim() != 2 or filter_LD.shape[1] != u_BTD.shape[2] or filter_LD.shape[0] < 1:
         raise ConfigError(f"filter {tuple(filter_LD.shape)} must be [L, {u_BTD.shape[2]}] with at least one tap.")
+    if not u_BTD.numel():
+        return torch.zeros_like(u_BTD)  # the FFT of nothing is an error
     with torch.autocast(u_BTD.device.type, enabled=False):
         if segments is None:
             return eager.long_convolution(u_BTD, filter_LD)

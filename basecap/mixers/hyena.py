@@ -1,0 +1,194 @@
+"""Hyena (arXiv 2302.10866): gates around a convolution as long as the sequence, its filter given by a small network."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+
+from basecap.mixers._contract import (
+    Cache,
+    LayerSpec,
+    Mixer,
+    MixerConfig,
+    ParameterRecipe,
+    constant,
+    default_recipe,
+    mixer,
+    normal,
+    residual_std,
+    uniform,
+    values,
+)
+from basecap.mixers._parts import ShortConvolution
+from basecap.ops.long_convolution import long_convolution, reference
+
+
+class ImplicitFilter(nn.Module):
+    """The taps of a long filter as a network of their position, times an exponential decay (section 3.3).
+
+    Features of the position (trained too, as published) go through sines of trained frequency; channels decay to 1 %
+    within 0.3 to 1.5 times the longest training sequence. A trained skip connection is added to the first tap.
+    """
+
+    def __init__(self, channels: int, max_length: int, features: int, width: int):
+        super().__init__()
+        self.max_length = max_length
+        self.positions = nn.Parameter(torch.empty(max_length, features))
+        self.first = nn.Linear(features, width)
+        self.inner = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.last = nn.Linear(width, channels, bias=False)
+        self.frequency = nn.Parameter(torch.empty(width))
+        self.skip = nn.Parameter(torch.empty(channels))
+
+    def forward(self, length: int) -> Tensor:
+        """Return the first min(length, max_length) taps [L, D] in float32 or wider; later ones are zero."""
+        L = min(length, self.max_length)
+        wide = torch.promote_types(self.positions.dtype, torch.float32)
+        device = self.positions.device
+        # Positions in half precision could not tell neighbours apart.
+        with torch.autocast(device.type, enabled=False):
+            h = self.positions[:L].to(wide)
+            for layer in (self.first, *self.inner):
+                h = torch.sin(self.frequency.to(wide) * F.linear(h, layer.weight.to(wide), layer.bias.to(wide)))
+            h = F.linear(h, self.last.weight.to(wide))
+            slow, fast = math.log(100) / 1.5, math.log(100) / 0.3
+            rates = torch.linspace(slow, fast, h.shape[1], dtype=wide, device=device)
+            time = torch.arange(L, dtype=wide, device=device) / max(1, self.max_length - 1)
+            taps = h * torch.exp(-time[:, None] * rates)
+            return torch.cat([taps[:1] + self.skip.to(wide), taps[1:]])
+
+    def recipe(self, frequency: float) -> dict[str, ParameterRecipe]:
+        """Normal(0.02) weights under sines of high frequency; nothing of the filter decays."""
+        recipes = {
+            name: ParameterRecipe(init=recipe.init, decay=False) for name, recipe in default_recipe(self).items()
+        }
+        L, features = self.positions.shape
+        return recipes | {
+            "positions": ParameterRecipe(init=values(position_features(L, features)), decay=False),
+            "frequency": ParameterRecipe(init=constant(frequency), decay=False),
+            "skip": ParameterRecipe(init=normal(1.0), decay=False),
+        }
+
+
+def position_features(length: int, features: int) -> Tensor:
+    """Return [L, 1 + 2 b], b bands: time from 0 to 1, then cosines and minus sines of b frequencies (appendix D.3)."""
+    bands = (features - 1) // 2
+    t = torch.arange(length, dtype=torch.float64)
+    angles = 2 * math.pi / length * t[:, None] * torch.linspace(1e-4, bands - 1, bands, dtype=torch.float64)
+    return torch.cat([t[:, None] / max(1, length - 1), angles.cos(), -angles.sin()], dim=1)
+
+
+@mixer(
+    "hyena",
+    backbone="hyena",
+    paper="arXiv 2302.10866",
+    summary="gates around an implicitly given convolution as long as the sequence",
+)
+class Hyena(Mixer):
+    """The Hyena operator of order 2: y = out(q * conv(k * v)), q, k and v from a projection and a short convolution.
+
+    The long filter ends with the longest training sequence: beyond it, inputs that old are forgotten.
+    """
+
+    class Config(MixerConfig):
+        """Options of Hyena."""
+
+        conv_width: int = Field(3, ge=1, description="tokens the short convolution sees")
+        filter_features: int = Field(33, ge=5, description="features of a tap's position: odd, time and pairs of waves")
+        filter_width: int = Field(64, ge=1, description="width of the network that gives the filter")
+        filter_frequency: float = Field(14.0, gt=0, description="initial frequency of its sines")
+
+        @field_validator("filter_features")
+        @classmethod
+        def _odd(cls, value: int) -> int:
+            if value % 2 == 0:
+                raise ValueError(f"must be odd, not {value}")
+            return value
+
+    def __init__(self, config: Config, layer: LayerSpec):
+        super().__init__(config, layer)
+        self.in_proj = nn.Linear(layer.hidden, 3 * layer.hidden)
+        self.conv = ShortConvolution(3 * layer.hidden, config.conv_width)
+        self.filter = ImplicitFilter(layer.hidden, layer.max_length, config.filter_features, config.filter_width)
+        self.out = nn.Linear(layer.hidden, layer.hidden)
+
+    def _gates(self, x_BTD: Tensor, segments: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        return self.conv(self.in_proj(x_BTD), segments).chunk(3, dim=-1)
+
+    def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Mix; see `Mixer.forward`."""
+        q, k, v = self._gates(x_BTD, segments)
+        return self.out(q * long_convolution(k * v, self.filter(x_BTD.shape[1]), segments=segments))
+
+    def init_cache(self, batch: int, max_length: int) -> Cache:
+        """The last inputs of both convolutions, and the long filter, computed once and shared by the batch.
+
+        Those of the long one are a ring [B, min(max_length, longest training sequence), D].
+        """
+        taps = self.filter(max_length)
+        tensors = {
+            "conv": self.conv.init_cache(batch),
+            "past": self.out.weight.new_zeros(batch, *taps.shape),
+            "filter": taps.expand(batch, -1, -1),
+        }
+        return Cache(tensors=tensors)
+
+    def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
+        """Mix one more token: one product with the whole filter, O(T)."""
+        q, k, v = self.conv.step(self.in_proj(x_B1D), cache.tensors["conv"]).chunk(3, dim=-1)
+        past, taps = cache.tensors["past"], cache.tensors["filter"]
+        capacity = past.shape[1]
+        slot = cache.length % capacity
+        past[:, slot] = (k * v)[:, 0]
+        age = (slot - torch.arange(capacity, device=past.device)) % capacity
+        cache.length += 1
+        y = (past.to(taps.dtype) * taps[:, age]).sum(1, keepdim=True)
+        return self.out(q * y.to(q.dtype))
+
+    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        """Mix a prompt at once and keep what later tokens can reach."""
+        projected = self.in_proj(x_BTD)
+        self.conv.fill(projected, cache.tensors["conv"])
+        q, k, v = self.conv(projected).chunk(3, dim=-1)
+        past, length = cache.tensors["past"], x_BTD.shape[1]
+        kept = torch.arange(max(0, length - past.shape[1]), length, device=past.device)
+        past[:, kept % past.shape[1]] = (k * v)[:, kept].to(past.dtype)
+        cache.length = length
+        return self.out(q * long_convolution(k * v, self.filter(length)))
+
+    def influence(self, x_BTD: Tensor) -> Tensor:
+        """Return [B, D, T, T], the factor q_t filter_{t-s} k_s in front of v_s, channel by channel."""
+        q, k, _ = self._gates(x_BTD)
+        taps_DTT = reference.toeplitz(self.filter(x_BTD.shape[1]), x_BTD.shape[1])
+        return q.mT[..., :, None] * taps_DTT * k.mT[..., None, :]
+
+    def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return v and the gated convolution, each channel a head."""
+        q, k, v = self._gates(x_BTD)
+        return v[..., None], (q * long_convolution(k * v, self.filter(x_BTD.shape[1])))[..., None]
+
+    def recipe(self) -> dict[str, ParameterRecipe]:
+        """Normal(0.02), biases zero, the output projection shrunk with depth; the convolutions' own."""
+        bound = self.config.conv_width**-0.5
+        return {
+            **{f"in_proj.{name}": recipe for name, recipe in default_recipe(self.in_proj).items()},
+            **{f"conv.{name}": recipe for name, recipe in self.conv.recipe().items()},
+            "conv.bias": ParameterRecipe(init=uniform(-bound, bound), decay=False),
+            **{f"filter.{name}": recipe for name, recipe in self.filter.recipe(self.config.filter_frequency).items()},
+            "out.weight": ParameterRecipe(init=normal(residual_std(self.layer))),
+            "out.bias": ParameterRecipe(init=constant(0.0), decay=False),
+        }
+
+    def flops(self, length: int) -> float:
+        """Projections, taps, the filter's network, three real FFTs of n = 2 T points per channel (2.5 n log2 n)."""
+        weights = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear | ShortConvolution))
+        points = 2 * length
+        return 2.0 * length * weights + 7.5 * points * math.log2(points) * self.layer.hidden
+
+    def state_bytes(self, length: int) -> int:
+        """The last inputs of both convolutions and the filter: grows until the longest training sequence."""
+        itemsize, D = self.out.weight.element_size(), self.layer.hidden
+        capacity = min(length, self.layer.max_length)
+        return (self.conv.width - 1) * 3 * D * itemsize + capacity * D * (itemsize + max(itemsize, 4))

@@ -1,0 +1,117 @@
+"""Hyena: parity with the paper's formulas written out, sequences beyond the filter, the published size."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from basecap.errors import ConfigError
+from basecap.mixers._contract import ARCHITECTURES, LayerSpec, initialise
+from basecap.mixers.hyena import Hyena
+from basecap.models.config import model_config
+from basecap.models.language_model import LanguageModel
+from basecap.testing.check_mixer import check_mixer
+
+
+def build(hidden: int = 12, max_length: int = 40) -> Hyena:
+    mixer = Hyena(Hyena.Config(filter_features=7, filter_width=8), LayerSpec(hidden=hidden, max_length=max_length))
+    mixer.double()
+    initialise(mixer, mixer.recipe(), 0)
+    return mixer
+
+
+def test_compiles():
+    check_mixer("hyena", length=80, dtypes=(), compiled=True).raise_failures()
+
+
+def filter_by_the_paper(mixer: Hyena, trained: bool) -> Tensor:
+    """Return [L, D] by arXiv 2302.10866, section 3.3: sine network of position features times a window."""
+    net, L = mixer.filter, mixer.layer.max_length
+    rows = []
+    for i in range(L):
+        t = i / (L - 1)
+        waves = [2 * math.pi * f * i / L for f in torch.linspace(1e-4, 2, 3, dtype=torch.float64).tolist()]
+        features = [t, *(math.cos(w) for w in waves), *(-math.sin(w) for w in waves)]
+        h = net.positions[i] if trained else torch.tensor(features, dtype=torch.float64)
+        for layer in (net.first, *net.inner):
+            h = torch.sin(net.frequency * (layer.weight @ h + layer.bias))
+        D = mixer.layer.hidden
+        spread = [math.log(100) * (1 / 1.5 + (1 / 0.3 - 1 / 1.5) * d / (D - 1)) for d in range(D)]
+        rows.append((net.last.weight @ h) * torch.tensor([math.exp(-t * rate) for rate in spread], dtype=torch.float64))
+    return torch.stack(rows)
+
+
+def by_the_paper(mixer: Hyena, x_TD: Tensor) -> Tensor:
+    """Return [T, D] of the order-2 recurrence of section 3.1, one output at a time."""
+    taps = filter_by_the_paper(mixer, trained=True)
+    projected = x_TD @ mixer.in_proj.weight.T + mixer.in_proj.bias
+    short = []
+    for t in range(len(x_TD)):
+        near = [mixer.conv.weight[:, 2 - j] * projected[t - j] for j in range(3) if t - j >= 0]
+        short.append(sum(near) + mixer.conv.bias)
+    outer, inner, value = torch.stack(short).chunk(3, dim=-1)
+    u = inner * value
+    rows = []
+    for t in range(len(x_TD)):
+        reached = sum(taps[t - s] * u[s] for s in range(max(0, t - len(taps) + 1), t + 1))
+        rows.append(outer[t] * (reached + mixer.filter.skip * u[t]))
+    return torch.stack(rows) @ mixer.out.weight.T + mixer.out.bias
+
+
+@pytest.mark.parametrize("length", [30, 40, 55])
+def test_equals_the_paper_in_outputs_and_gradients(length: int):
+    mixer = build()
+    generator = torch.Generator().manual_seed(1)
+    x, weight = torch.randn(2, length, 12, generator=generator, dtype=torch.float64)
+    x.requires_grad_()
+    wanted = [x, *mixer.parameters()]
+    ours, theirs = mixer(x[None])[0], by_the_paper(mixer, x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    for a, b in zip(
+        torch.autograd.grad((ours * weight).sum(), wanted),
+        torch.autograd.grad((theirs * weight).sum(), wanted),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-11)
+
+
+def test_the_initial_filter_is_that_of_the_paper():
+    mixer = build()
+    taps = filter_by_the_paper(mixer, trained=False)
+    taps[0] += mixer.filter.skip
+    torch.testing.assert_close(mixer.filter(40), taps)
+    # The slowest channel has decayed to 1 % after 1.5 times the longest sequence, the fastest after 0.3 of it.
+    assert mixer.filter(1000).shape == (40, 12)
+
+
+def test_decoding_beyond_the_filter_forgets_the_oldest_inputs():
+    mixer = build(max_length=20)
+    x = torch.randn(2, 50, 12, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    expected = mixer(x)
+    for prompt in (1, 15, 30):
+        cache = mixer.init_cache(2, 50)
+        assert cache.tensors["past"].shape == (2, 20, 12)
+        with torch.no_grad():
+            parts = [mixer.prefill(x[:, :prompt], cache)]
+            parts += [mixer.step(x[:, t : t + 1], cache) for t in range(prompt, 50)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), expected)
+
+
+def test_published_size():
+    with torch.device("meta"):
+        model = LanguageModel(model_config("hyena", hidden=864, vocab=50_257))
+    assert model.config.depth == 18
+    assert model.parameters_count() // 1_000_000 == 153
+
+
+def test_nothing_of_the_filter_decays():
+    recipe = build().recipe()
+    assert not any(entry.decay for name, entry in recipe.items() if name.startswith("filter."))
+    assert recipe["in_proj.weight"].decay
+    assert recipe["conv.weight"].decay
+
+
+def test_an_even_number_of_features_is_refused():
+    with pytest.raises(ConfigError, match="filter_features"):
+        ARCHITECTURES.get("hyena").layers[0].configure(64, {"filter_features": 6})
