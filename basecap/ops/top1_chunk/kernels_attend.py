@@ -94,7 +94,6 @@ def attend_fwd_kernel(
     m_k = o_k < K
     o_s = start + sub * BN + tl.arange(0, BN)
     m_s = o_s < end
-    # [BK, BN], [BN, BK]
     b_k = tl.load(
         p_k + o_s.to(tl.int64)[None, :] * stride_kt + g * stride_kg + o_k[:, None],
         m_s[None, :] & m_k[:, None],
@@ -104,7 +103,7 @@ def attend_fwd_kernel(
         p_v + o_s.to(tl.int64)[:, None] * stride_vt + g * stride_vg + o_k, m_s[:, None] & m_k[None, :], other=0.0
     )
     if share == 0:
-        for n in range(0, GROUP * (C // BL)):
+        for n in range(GROUP * (C // BL)):
             h = g * GROUP + n // (C // BL)
             o_t = start + n % (C // BL) * BL + tl.arange(0, BL)
             m_t = o_t < end
@@ -281,7 +280,7 @@ def attend_bwd_kernel(
             p = p_scratch + ((g * EXTRA + e) * P + sub) * (2 * BN * BK)
             dk += tl.load(p + o_scratch)
             dv += tl.load(p + BN * BK + o_scratch)
-        for n in range(0, GROUP * (C // BL)):
+        for n in range(GROUP * (C // BL)):
             h = g * GROUP + n // (C // BL)
             o_t = start + n % (C // BL) * BL + tl.arange(0, BL)
             m_t = o_t < end

@@ -79,7 +79,6 @@ def summarise_kernel(
     for n in range(0, C, BN):
         o_s = start + n + tl.arange(0, BN)
         mask = (o_s[:, None] < end) & (o_k[None, :] < K)
-        # [BN, BK]
         b_k = tl.load(p_k + o_s.to(tl.int64)[:, None] * stride_t + g * stride_g + o_k, mask, other=0.0).to(tl.float32)
         if MEAN:
             total += tl.sum(b_k, 0)
@@ -168,8 +167,8 @@ def choose_exact_kernel(
 ):
     """Choose by attention mass: sum_s 2^(scale2 * q.k_s), compared through its logarithm unless BOUNDED.
 
-    Every score lies within the norms' product. Where that is small (normalised queries and keys) the masses are compared
-    as they are, without maximum and logarithm: BOUNDED. Both variants are launched; each takes the tiles that are its own.
+    Every score lies within the norms' product. Where that is small (normalised queries and keys) the masses are
+    compared as they are, without maximum and logarithm: BOUNDED. Both variants are launched; each takes its own tiles.
     """
     o_t = (tl.num_programs(0) - 1 - tl.program_id(0)) * BQ + tl.arange(0, BQ)
     h = tl.program_id(1).to(tl.int64)
@@ -178,7 +177,6 @@ def choose_exact_kernel(
     m_t = o_t < N
     own = tl.load(p_own + o_t, m_t, other=0)
     first = tl.load(p_grid + 3 * own + 2, m_t, other=1 << 30)
-    # [BQ, BK]
     b_q = tl.load(
         p_q + o_t.to(tl.int64)[:, None] * stride_qt + h * stride_qh + o_k,
         m_t[:, None] & (o_k[None, :] < K),
@@ -201,7 +199,6 @@ def choose_exact_kernel(
                 top = tl.full([BQ], float("-inf"), tl.float32)
                 for n in tl.static_range(C // BN):
                     o_s = (start + (c - low) * C + n * BN).to(tl.int64) + tl.arange(0, BN)
-                    # [BK, BN]
                     b_k = tl.load(
                         p_k + o_s[None, :] * stride_kt + g * stride_kg + o_k[:, None], o_k[:, None] < K, other=0.0
                     )
@@ -223,7 +220,6 @@ def choose_exact_kernel(
                     (o_k[:, None] < K) & (o_s[None, :] < N),
                     other=0.0,
                 )
-                # [BQ, BN / C, C]
                 s = tl.reshape(tl.dot(b_q, b_k, input_precision="ieee") * scale2, [BQ, BN // C, C])
                 if BOUNDED:
                     scores = tl.sum(tl.exp2(s), 2)

@@ -41,7 +41,6 @@ def score_kernel(
     o_k = tl.arange(0, BK)
     low = split * part
     high = tl.minimum(low + part, full)
-    # [GP, BK]
     b_q = tl.load(
         p_q + b * stride_qb + (g * GROUP + o_g)[:, None] * stride_qh + o_k,
         (o_g[:, None] < GROUP) & (o_k[None, :] < K),

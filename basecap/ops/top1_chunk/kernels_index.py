@@ -1,7 +1,7 @@
 """Triton kernels that invert the choice by counting: for each chunk, the queries that chose it, in their order.
 
-A pair is a query and one of its choices, numbered (t * H + h) * remote + j. The pairs of a key head are cut into blocks;
-each block counts, in order, so that two runs give the same lists bit for bit.
+A pair is a query and one of its choices, numbered (t * H + h) * remote + j. The pairs of a key head are cut into
+blocks; each block counts, in order, so that two runs give the same lists bit for bit.
 """
 
 import triton

@@ -1,0 +1,229 @@
+"""Speed and memory of Top-1 selection beside the attention of PyTorch, every ratio within one run on one device."""
+
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from basecap.environment import describe
+from basecap.errors import ConfigError
+from basecap.ops.top1_chunk import top1_chunk, top1_chunk_cache, top1_chunk_fill, top1_chunk_step
+from basecap.ops.top1_chunk.grid import chunk_grid
+from basecap.ops.top1_chunk.operators import attend
+from basecap.progress import progress
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+#: Heads and head size of the two published model sizes.
+SHAPES = ((12, 64), (16, 128))
+CHUNK = 128
+WINDOW = 256
+
+
+def run(*, device: torch.device, length: int = 102_400, repeats: int = 10) -> dict[str, Any]:
+    """Time training and decoding of Top-1 chunk selection and its rivals, in bfloat16, batch 1 (decoding: 64).
+
+    Times are medians in milliseconds over `repeats` runs after warm-up and compilation; ratios are of medians. Queries
+    and keys are normalised to root mean square 1 per head, as in the architecture; each has its own random values.
+
+    Args:
+        device: a CUDA device.
+        length: tokens of the training figures; decoding has half as many in its cache.
+        repeats: runs timed.
+
+    Returns:
+        environment, setting, and the tables training, skew, decode and crossover as lists of rows.
+
+    Raises:
+        ConfigError: a device without CUDA.
+    """
+    if device.type != "cuda":
+        raise ConfigError(f"the kernels are timed on a CUDA device, not on {device.type}; give --device cuda.")
+    lengths = [2**n for n in range(10, 18) if 2**n < length]
+    tables: dict[str, list[dict[str, Any]]] = {"training": [], "skew": [], "decode": [], "crossover": []}
+    with progress("bench ops", total=4 * len(SHAPES), unit="tables") as advance:
+        for heads, width in SHAPES:
+            for name, rows in (
+                ("training", lambda: _training(heads, width, length, repeats, device)),
+                ("skew", lambda: _skew(heads, width, length, repeats, device)),
+                ("decode", lambda: _decode(heads, width, length // 2, repeats, device)),
+                ("crossover", lambda: _crossover(heads, width, lengths, repeats, device)),
+            ):
+                tables[name] += [{"heads": heads, "head_dim": width, **row} for row in rows()]
+                torch.cuda.empty_cache()
+                advance(1, note=f"{name} {heads} x {width}")
+    setting = {"length": length, "repeats": repeats, "chunk": CHUNK, "window": WINDOW, "dtype": "bfloat16", "batch": 1}
+    rows = tables["training"]
+    return {"environment": describe(device), "setting": setting, "rows": rows, **tables}
+
+
+def _inputs(batch: int, length: int, heads: int, width: int, device: torch.device) -> list[Tensor]:
+    """Return q, k, v and do [B, T, H, K]."""
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (batch, length, heads, width)
+    q, k, v, do = (torch.randn(shape, device=device, dtype=torch.bfloat16, generator=generator) for _ in range(4))
+    return [F.rms_norm(q, (width,)), F.rms_norm(k, (width,)), v, do]
+
+
+def _sdpa(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    with sdpa_kernel(backend):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+
+def _window(length: int, device: torch.device) -> Attention:
+    mask = create_block_mask(
+        lambda b, h, t, s: (t >= s) & (t - s < WINDOW), None, None, length, length, device=str(device)
+    )
+    kernel = torch.compile(flex_attention, dynamic=False)
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return kernel(*(x.transpose(1, 2) for x in (q, k, v)), block_mask=mask).transpose(1, 2)
+
+    return attention
+
+
+def _contenders(length: int, device: torch.device) -> dict[str, Attention]:
+    return {
+        "flash-attention-2": partial(_sdpa, SDPBackend.FLASH_ATTENTION),
+        "cudnn": partial(_sdpa, SDPBackend.CUDNN_ATTENTION),
+        f"flex window {WINDOW}": _window(length, device),
+        "top1-chunk exact": partial(top1_chunk, chunk=CHUNK, mode="exact", backend="triton"),
+        "top1-chunk approx": partial(top1_chunk, chunk=CHUNK, mode="approx", backend="triton"),
+    }
+
+
+def _median(run: Callable[[], object], repeats: int) -> float:
+    """Return the median milliseconds of `run` after two warm-up runs."""
+    times = []
+    for at in range(repeats + 2):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        if at >= 2:
+            times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def _graph(run: Callable[[], object], times: int = 10) -> Callable[[], None]:
+    """Return the replay of `times` runs as a CUDA graph: the time of the device without that of the host."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            run()
+    return graph.replay
+
+
+def _step(attention: Attention, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> None:
+    torch.autograd.grad(attention(q, k, v), (q, k, v), do)
+
+
+def _compare(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    """Add to each row how many times faster it is than the rivals."""
+    for rival in ("flash-attention-2", "cudnn"):
+        base = next((row[key] for row in rows if row["op"] == rival), None)
+        for row in rows:
+            row[f"x {rival}"] = base / row[key] if base else None
+    return rows
+
+
+def _training(heads: int, width: int, length: int, repeats: int, device: torch.device) -> list[dict[str, Any]]:
+    q, k, v, do = _inputs(1, length, heads, width, device)
+    for x in (q, k, v):
+        x.requires_grad_()
+    rows = []
+    for name, attention in _contenders(length, device).items():
+        step = partial(_step, attention, q, k, v, do)
+        step()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        # The output and three gradients are anyone's.
+        extra = torch.cuda.max_memory_allocated() - before - 4 * q.numel() * q.element_size()
+        with torch.no_grad():
+            forward = _median(partial(attention, q, k, v), repeats)
+        both = _median(step, repeats)
+        rows.append(
+            {"op": name, "forward ms": forward, "forward+backward ms": both, "extra bytes per token": extra / length}
+        )
+    return _compare(rows, "forward+backward ms")
+
+
+def _skew(heads: int, width: int, length: int, repeats: int, device: torch.device) -> list[dict[str, Any]]:
+    """Time the attention passes, without the choice, under an even and under the worst choice."""
+    q, k, v, do = _inputs(1, length, heads, width, device)
+    grid, own = chunk_grid(q, CHUNK, None, None)
+    q, k, v, do = (x[0].requires_grad_() for x in (q, k, v, do))
+    generator = torch.Generator(device).manual_seed(1)
+    even = torch.rand(length, heads, 1, device=device, generator=generator) * own[:, None, None]
+    even = torch.where(own[:, None, None] > 0, even.to(torch.int32), -1)
+    times = {}
+    for name, choice in (("even", even), ("one chunk", even.clamp(max=0))):
+        run = partial(attend, q, k, v, choice, grid, own, CHUNK, width**-0.5, True)
+        with torch.no_grad():
+            forward = _median(run, repeats)
+        both = _median(lambda run=run: torch.autograd.grad(run()[0], (q, k, v), do), repeats)
+        times[name] = {"forward ms": forward, "backward ms": both - forward}
+    return [
+        {"choice": name, **row, **{f"{key} / even": row[key] / times["even"][key] for key in row}}
+        for name, row in times.items()
+    ]
+
+
+def _decode(heads: int, width: int, length: int, repeats: int, device: torch.device) -> list[dict[str, Any]]:
+    """Time one step of 64 sequences with `length` tokens in the cache, as a CUDA graph."""
+    batch = 64
+    length = length // CHUNK * CHUNK - 1
+    q, k, v, _ = _inputs(batch, 1, heads, width, device)
+    cache = top1_chunk_cache(batch, length + 1, heads, width, chunk=CHUNK, dtype=q.dtype, device=device)
+    for row in range(batch):
+        part = {name: tensor[row : row + 1] for name, tensor in cache.items()}
+        _, keys, values, _ = _inputs(1, length, heads, width, device)
+        top1_chunk_fill(keys, values, part, chunk=CHUNK)
+    heads_first = [x.transpose(1, 2) for x in (q, cache["k"], cache["v"])]
+
+    def full(backend: SDPBackend) -> None:
+        with sdpa_kernel(backend):
+            F.scaled_dot_product_attention(*heads_first)
+
+    runs: dict[str, Callable[[], object]] = {
+        "flash-attention-2": partial(full, SDPBackend.FLASH_ATTENTION),
+        "cudnn": partial(full, SDPBackend.CUDNN_ATTENTION),
+    }
+    for mode in ("exact", "approx"):
+        runs[f"top1-chunk {mode}"] = partial(
+            top1_chunk_step, q, k, v, cache, length, chunk=CHUNK, mode=mode, backend="triton"
+        )
+    with torch.no_grad():
+        rows = [{"op": name, "step ms": _median(_graph(run), repeats) / 10} for name, run in runs.items()]
+    return _compare(rows, "step ms")
+
+
+def _crossover(heads: int, width: int, lengths: list[int], repeats: int, device: torch.device) -> list[dict[str, Any]]:
+    """Time training against the length, as CUDA graphs."""
+    rows = []
+    for length in lengths:
+        q, k, v, do = _inputs(1, length, heads, width, device)
+        for x in (q, k, v):
+            x.requires_grad_()
+        row: dict[str, Any] = {"length": length}
+        for name, attention in _contenders(length, device).items():
+            if "flex" not in name:
+                times = max(1, min(10, 65_536 // length))
+                row[f"{name} ms"] = _median(_graph(partial(_step, attention, q, k, v, do), times), repeats) / times
+        rows.append(row)
+    return rows
