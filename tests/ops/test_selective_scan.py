@@ -61,7 +61,7 @@ def test_influence_times_inputs_is_the_output():
 
 def test_the_custom_operator_is_well_formed():
     x, dt, A, Bs, Cs, state = inputs(2, 9, 4, 3, dtype=torch.float32)
-    arguments = (x, dt, A, Bs, Cs, state, packed(2, 9))
+    arguments = (x, dt, A, Bs, Cs, state, packed(2, 9), False)
     result = torch.library.opcheck(torch.ops.basecap.selective_scan.default, arguments)
     assert set(result.values()) == {"SUCCESS"}
 

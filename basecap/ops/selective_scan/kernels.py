@@ -1,0 +1,185 @@
+"""The selective scan in Triton: chunks of BT tokens in parallel, a block of BD channels each; see README.md.
+
+Tensors: x, dt, y [B, T, D]; B, C [B, T, N]; A [N, D]; states between chunks [B, M, N, D]; all contiguous.
+`ids` are the segments [B, T], read only where PACKED. Past the end of a sequence dt, x and dy are zero, which leaves
+every state as it is.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _join(decay_1, value_1, decay_2, value_2):
+    """Join two neighbouring spans of h -> decay h + value."""
+    return decay_1 * decay_2, decay_2 * value_1 + value_2
+
+
+@triton.jit
+def _join_before(decay_1, value_1, before_1, rest_1, decay_2, value_2, before_2, rest_2):
+    """The same, keeping (before, rest) of the map that stops short of the span's last token."""
+    return decay_1 * decay_2, decay_2 * value_1 + value_2, decay_1 * before_2, before_2 * value_1 + rest_2
+
+
+@triton.jit
+def _add(left, right):
+    return left + right
+
+
+@triton.jit
+def chunk_fwd_kernel(
+    x, dt, A, W, ids, out, total,
+    T, D, N, M,
+    BACK: tl.constexpr, PACKED: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """What a chunk adds to the state at its end (W = B, x the inputs), as if it began with none.
+
+    With BACK: what it adds to the gradient of the state at its start (W = C, x the gradients of the outputs).
+    """
+    i_m, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    o_t = i_m * BT + tl.arange(0, BT)
+    o_d = tl.program_id(0) * BD + tl.arange(0, BD)
+    m_t, m_d = o_t < T, o_d < D
+    m = m_t[:, None] & m_d[None, :]
+    p = (i_b * T + o_t)[:, None] * D + o_d[None, :]
+    b_dt = tl.load(dt + p, mask=m, other=0.0).to(tl.float32)
+    b_x = tl.load(x + p, mask=m, other=0.0).to(tl.float32)
+    if BACK:
+        b_elapsed = tl.associative_scan(b_dt, 0, _add)
+        o_edge = tl.maximum(i_m * BT - 1, 0)
+    else:
+        # Sums over later tokens, without the cancellation in total minus earlier ones.
+        m_next = (o_t + 1 < tl.minimum((i_m + 1) * BT, T))[:, None] & m_d[None, :]
+        b_next = tl.load(dt + p + D, mask=m_next, other=0.0).to(tl.float32)
+        b_elapsed = tl.associative_scan(b_next, 0, _add, reverse=True)
+        o_edge = tl.minimum((i_m + 1) * BT, T) - 1
+        b_x = b_x * b_dt
+        tl.store(total + (i_b * M + i_m) * D + o_d, tl.sum(b_dt, 0), mask=m_d)
+    if PACKED:
+        b_ids = tl.load(ids + i_b * T + o_t, mask=m_t, other=0)
+        b_edge = tl.load(ids + i_b * T + o_edge)
+        b_x = tl.where((b_ids == b_edge)[:, None], b_x, 0.0)
+    p_state = (i_b * M + i_m) * N * D + o_d
+    for n in range(N):
+        b_A = tl.load(A + n * D + o_d, mask=m_d, other=0.0)
+        b_W = tl.load(W + (i_b * T + o_t) * N + n, mask=m_t, other=0.0).to(tl.float32)
+        b_added = tl.sum(tl.exp(b_A[None, :] * b_elapsed) * b_x * b_W[:, None], 0)
+        tl.store(out + p_state + n * D, b_added, mask=m_d)
+
+
+@triton.jit
+def carry_fwd_kernel(
+    states, total, A, ids, first, last,
+    T, D, N, M,
+    BACK: tl.constexpr, PACKED: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Chain the chunks: replace what each adds by the state before it; with BACK from the end, by that after it."""
+    n, i_b = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    o_d = tl.program_id(0) * BD + tl.arange(0, BD)
+    m_d = o_d < D
+    b_A = tl.load(A + n * D + o_d, mask=m_d, other=0.0)
+    b_state = tl.load(first + (i_b * N + n) * D + o_d, mask=m_d, other=0.0)
+    for i in range(M):
+        i_m = i
+        if BACK:
+            i_m = M - 1 - i
+        p_state = states + ((i_b * M + i_m) * N + n) * D + o_d
+        b_total = tl.load(total + (i_b * M + i_m) * D + o_d, mask=m_d, other=0.0)
+        b_decay = tl.exp(b_A * b_total)
+        if PACKED:
+            b_before = tl.load(ids + i_b * T + tl.maximum(i_m * BT - 1, 0))
+            b_after = tl.load(ids + i_b * T + tl.minimum((i_m + 1) * BT, T) - 1)
+            b_decay = tl.where(b_before == b_after, b_decay, 0.0)
+        b_added = tl.load(p_state, mask=m_d, other=0.0)
+        tl.store(p_state, b_state, mask=m_d)
+        b_state = b_decay * b_state + b_added
+    tl.store(last + (i_b * N + n) * D + o_d, b_state, mask=m_d)
+
+
+@triton.jit
+def output_fwd_kernel(
+    x, dt, A, B, C, ids, states, y,
+    T, D, N, M,
+    PACKED: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Outputs of a chunk, from the state before it."""
+    i_m, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    o_t = i_m * BT + tl.arange(0, BT)
+    o_d = tl.program_id(0) * BD + tl.arange(0, BD)
+    m_t, m_d = o_t < T, o_d < D
+    m = m_t[:, None] & m_d[None, :]
+    p = (i_b * T + o_t)[:, None] * D + o_d[None, :]
+    b_dt = tl.load(dt + p, mask=m, other=0.0).to(tl.float32)
+    b_u = tl.load(x + p, mask=m, other=0.0).to(tl.float32) * b_dt
+    b_y = tl.zeros([BT, BD], tl.float32)
+    p_row = (i_b * T + o_t) * N
+    p_state = (i_b * M + i_m) * N * D + o_d
+    if PACKED:
+        b_ids = tl.load(ids + i_b * T + o_t, mask=m_t, other=0)
+        b_new = b_ids != tl.load(ids + i_b * T + tl.maximum(o_t - 1, 0), mask=m_t, other=0)
+    for n in range(N):
+        b_A = tl.load(A + n * D + o_d, mask=m_d, other=0.0)
+        b_B = tl.load(B + p_row + n, mask=m_t, other=0.0).to(tl.float32)
+        b_C = tl.load(C + p_row + n, mask=m_t, other=0.0).to(tl.float32)
+        b_state = tl.load(states + p_state + n * D, mask=m_d, other=0.0)
+        b_a = tl.exp(b_A[None, :] * b_dt)
+        if PACKED:
+            b_a = tl.where(b_new[:, None], 0.0, b_a)
+        b_decay, b_own = tl.associative_scan((b_a, b_u * b_B[:, None]), 0, _join)
+        b_y += b_C[:, None] * (b_decay * b_state[None, :] + b_own)
+    tl.store(y + p, b_y.to(y.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def scan_bwd_kernel(
+    dy, x, dt, A, B, C, ids, states, later, dx, ddt, dB, dC,
+    T, D, N, M, rows,
+    PACKED: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a chunk, from the state before it and the gradient of the state after it (`later`).
+
+    dB and dC receive one part per block of channels, [blocks, B, T, N] with `rows` = B T; what a chunk contributes to
+    dA takes the place of the state in `states`, which nobody else reads.
+    """
+    i_d, i_m, i_b = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    o_t = i_m * BT + tl.arange(0, BT)
+    o_d = i_d * BD + tl.arange(0, BD)
+    m_t, m_d = o_t < T, o_d < D
+    m = m_t[:, None] & m_d[None, :]
+    p = (i_b * T + o_t)[:, None] * D + o_d[None, :]
+    b_dt = tl.load(dt + p, mask=m, other=0.0).to(tl.float32)
+    b_x = tl.load(x + p, mask=m, other=0.0).to(tl.float32)
+    b_dy = tl.load(dy + p, mask=m, other=0.0).to(tl.float32)
+    b_u = b_x * b_dt
+    b_du = tl.zeros([BT, BD], tl.float32)
+    b_ddt = tl.zeros([BT, BD], tl.float32)
+    b_one, b_none = tl.full([BT, BD], 1.0, tl.float32), tl.zeros([BT, BD], tl.float32)
+    p_row = (i_b * T + o_t) * N
+    p_state = (i_b * M + i_m) * N * D + o_d
+    if PACKED:
+        b_ids = tl.load(ids + i_b * T + o_t, mask=m_t, other=0)
+        b_new = b_ids != tl.load(ids + i_b * T + tl.maximum(o_t - 1, 0), mask=m_t, other=0)
+    for n in range(N):
+        b_A = tl.load(A + n * D + o_d, mask=m_d, other=0.0)
+        b_B = tl.load(B + p_row + n, mask=m_t, other=0.0).to(tl.float32)
+        b_C = tl.load(C + p_row + n, mask=m_t, other=0.0).to(tl.float32)
+        b_state = tl.load(states + p_state + n * D, mask=m_d, other=0.0)
+        b_later = tl.load(later + p_state + n * D, mask=m_d, other=0.0)
+        b_a = tl.exp(b_A[None, :] * b_dt)
+        if PACKED:
+            b_a = tl.where(b_new[:, None], 0.0, b_a)
+        b_b, b_g = b_u * b_B[:, None], b_dy * b_C[:, None]
+        _, _, b_decay, b_own = tl.associative_scan((b_a, b_b, b_one, b_none), 0, _join_before)
+        # The decayed previous state: h minus what the token adds would cancel where decays are strong.
+        b_kept = b_a * (b_decay * b_state[None, :] + b_own)
+        _, _, b_decay, b_own = tl.associative_scan((b_a, b_a * b_g, b_one, b_none), 0, _join_before, reverse=True)
+        b_dh = b_g + b_decay * b_later[None, :] + b_own
+        b_rate = b_dh * b_kept
+        b_du += b_dh * b_B[:, None]
+        b_ddt += b_rate * b_A[None, :]
+        tl.store(states + p_state + n * D, tl.sum(b_rate * b_dt, 0), mask=m_d)
+        p_part = i_d * rows * N + p_row + n
+        tl.store(dB + p_part, tl.sum(b_dh * b_u, 1), mask=m_t)
+        tl.store(dC + p_part, tl.sum((b_kept + b_b) * b_dy, 1), mask=m_t)
+    tl.store(dx + p, (b_du * b_dt).to(dx.dtype.element_ty), mask=m)
+    tl.store(ddt + p, (b_ddt + b_du * b_x).to(ddt.dtype.element_ty), mask=m)
