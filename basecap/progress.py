@@ -14,7 +14,8 @@ from rich.text import Text
 class Advance(Protocol):
     """Reports that `n` more units are done; `note` is shown beside them until the next one."""
 
-    def __call__(self, n: float, note: str = "") -> None: ...
+    def __call__(self, n: float, note: str = "") -> None:
+        """Count `n` more units."""
 
 
 @contextmanager
@@ -49,7 +50,9 @@ def progress(
         with _bar(label, total, unit, stream) as advance:
             yield advance
     else:
-        yield _Lines(label, total, unit, stream, every, clock).advance
+        lines = _Lines(label, total, unit, stream, every, clock)
+        yield lines.advance
+        lines.close()
 
 
 class _Lines:
@@ -60,23 +63,33 @@ class _Lines:
         self.stream, self.every, self.clock = stream, every, clock
         self.done = 0.0
         self.first: tuple[float, float] | None = None
-        self.written = clock()
+        self.note = ""
+        self.now = self.written = clock()
+        self.told = False
 
     def advance(self, n: float, note: str = "") -> None:
         self.done += n
-        now = self.clock()
-        if self.first is None:
-            self.first = (now, self.done)
-        if now - self.written < self.every:
-            return
-        self.written = now
-        seconds, units = now - self.first[0], self.done - self.first[1]
-        share = 100 * self.done / max(self.total, 1)
-        line = f"{self.label}: {self.done:,.0f} of {self.total:,.0f} {self.unit} ({share:.0f} %)"
+        self.note = note
+        self.now = self.clock()
+        self.first = self.first or (self.now, self.done)
+        if self.now - self.written >= self.every:
+            self.write()
+
+    def close(self) -> None:
+        """Say how it ended, where the way there was told."""
+        if self.told and self.now > self.written:
+            self.write()
+
+    def write(self) -> None:
+        began, before = self.first or (self.now, self.done)
+        seconds, units = self.now - began, self.done - before
+        line = f"{self.label}: {self.done:,.0f} of {self.total:,.0f} {self.unit}"
+        line += f" ({100 * self.done / max(self.total, 1):.0f} %)"
         if seconds > 0 and units > 0:
             left = (self.total - self.done) * seconds / units
             line += f", {units / seconds:,.3g} {self.unit}/s, {_duration(left)} left"
-        print(f"{line} {note}".rstrip(), file=self.stream, flush=True)
+        print(f"{line} {self.note}".rstrip(), file=self.stream, flush=True)
+        self.written, self.told = self.now, True
 
 
 def _duration(seconds: float) -> str:

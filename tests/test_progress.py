@@ -22,7 +22,17 @@ def test_plain_lines_come_at_intervals_with_rate_and_time_left():
             advance(5, note="loss 3.1")
     lines = stream.getvalue().splitlines()
     assert lines[0] == "run [a]: 500 of 1,000 tokens (50 %), 10 tokens/s, 50 s left loss 3.1"
-    assert len(lines) == 3
+    assert [line.partition(" of")[0] for line in lines] == ["run [a]: 500", "run [a]: 600", "run [a]: 700"]
+
+
+def test_the_end_is_told_where_the_way_was():
+    stream, clock = io.StringIO(), Clock()
+    with progress("run", total=30, unit="files", stream=stream, clock=clock) as advance:
+        for _ in range(3):
+            clock.now += 7
+            advance(10)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2 and lines[1] == "run: 30 of 30 files (100 %), 1.43 files/s, 0 s left"
 
 
 def test_quick_work_writes_nothing():

@@ -1,0 +1,77 @@
+"""The options of the data: where text comes from, how it becomes tokens, which domains train and which test."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from basecap.data.hashes import digest
+from basecap.data.sources._contract import SOURCES
+from basecap.errors import ConfigError, nearest
+
+#: Part of every hash: raise it when the meaning of an option or of a stored file changes.
+FORMAT = 1
+
+
+def _number(value: Any) -> Any:
+    """Read "1e9", which YAML takes for text, as the number it is."""
+    return float(value) if isinstance(value, str) else value
+
+
+Count = Annotated[int, BeforeValidator(_number)]
+
+
+class DataConfig(BaseModel):
+    """What a study trains and tests on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str = Field(description="kind of text, see `basecap list domains`: installed, slimpajama, jsonl, text, ...")
+    path: str | None = Field(None, description="directory of the text, for sources that read one")
+    hub: str | None = Field(None, description="name of a Hugging Face dataset to stream instead of reading `path`")
+    tokenizer: str = Field(
+        "bpe",
+        min_length=1,
+        description="bpe (trained on the training documents), bytes, a local tokenizer.json or its directory, "
+        "or the name of a Hugging Face model",
+    )
+    vocab: Count = Field(4096, ge=257, description="vocabulary of a tokenizer that is trained here")
+    seq_len: Count = Field(2048, ge=1, description="tokens a model sees at once")
+    train: tuple[str, ...] = Field(min_length=1, description="domains to train on; their held-out part is tested too")
+    ood: tuple[str, ...] = Field((), description="domains to test on only")
+    weights: dict[str, float] | None = Field(
+        None, description="share of each training domain in a batch; proportional to its tokens when not given"
+    )
+    max_train_tokens: Count | None = Field(
+        None, ge=1, description="training tokens kept per domain, whole documents by content hash; all when not given"
+    )
+    max_test_tokens: Count | None = Field(
+        None, ge=1, description="validation and test tokens kept per domain, likewise"
+    )
+    cache: str | None = Field(
+        None,
+        description="directory for the token shards, shared between studies; inside the study's own when not given. "
+        "A prepared text is not read again: remove the directory when the text has changed",
+    )
+    workers: Count | None = Field(None, ge=1, description="processes that prepare; one per core when not given")
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> "DataConfig":
+        known = SOURCES.get(self.source).known_domains
+        named = (*self.train, *self.ood)
+        for domain in named:
+            if known and domain not in known:
+                raise ConfigError(f"source {self.source!r} has no domain {domain!r}: {nearest(domain, known)}")
+            if named.count(domain) > 1:
+                raise ConfigError(f"domain {domain!r} is named twice in data.train and data.ood; remove one.")
+        if self.weights is not None:
+            for domain in self.weights:
+                if domain not in self.train:
+                    raise ConfigError(f"data.weights: {domain!r} does not train: {nearest(domain, self.train)}")
+            if sorted(self.weights) != sorted(self.train) or min(self.weights.values()) <= 0:
+                raise ConfigError("data.weights needs a number above 0 for every domain in data.train.")
+        return self
+
+    @property
+    def hash(self) -> str:
+        """Sixteen hex digits that change with anything the tokens depend on."""
+        return digest([FORMAT, self.model_dump(mode="json", exclude={"cache", "workers", "seq_len", "weights"})])

@@ -1,0 +1,223 @@
+"""From text to prepared data: choose parts, make a tokenizer, write one shard per part, open the lot.
+
+Nothing is done twice: a shard is named by what it depends on, so a killed preparation continues where it was, studies
+share a cache, and a cache that holds `prepared-<hash of the options>.json` opens without the text it was made from.
+"""
+
+import errno
+import fcntl
+import json
+import multiprocessing
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from basecap.data.config import FORMAT, DataConfig
+from basecap.data.hashes import digest
+from basecap.data.prepared import PreparedData
+from basecap.data.shards import Limits, Shard, token_counts, write_shard
+from basecap.data.sources._contract import SOURCES, SPLITS, Part, Source, Split
+from basecap.data.tokenizer import Tokenizer, byte_tokenizer, train_bpe
+from basecap.errors import DataError
+from basecap.progress import progress
+from basecap.registry import load_plugin
+
+#: Characters that a tokenizer is trained on, shared equally by the training domains.
+SAMPLE = 16_000_000
+
+
+def prepare(config: DataConfig, cache: Path) -> PreparedData:
+    """Return the data of `config`, from `cache` when it is complete there, else prepared into it.
+
+    Args:
+        config: the data section of a study; `config.cache` is the caller's to heed.
+        cache: directory of shards and tokenizers; several studies and processes may share it.
+
+    Raises:
+        ConfigError: a tokenizer that cannot be had, a source without its directory.
+        DataError: text that is missing, empty, damaged or too short; a damaged shard; a full disk.
+    """
+    record = cache / f"prepared-{config.hash}.json"
+    try:
+        prepared = _reopen(config, cache, record)
+        if prepared is None:
+            with _locked(cache):
+                prepared = _reopen(config, cache, record) or _prepare(config, cache, record)
+        return prepared
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        reason = "no space is left there" if full else f"{error.strerror or error} ({error.filename})"
+        raise DataError(
+            f"the data could not be prepared in {cache}: {reason}; mend that or set data.cache to another directory, "
+            "and run again: finished shards are kept."
+        ) from error
+
+
+def _limits(config: DataConfig) -> Limits:
+    """Return what is kept: every split of training domains, the held-out splits of the others."""
+    limits: dict[tuple[str, Split], int | None] = {
+        (domain, "train"): config.max_train_tokens for domain in config.train
+    }
+    for domain in (*config.train, *config.ood):
+        limits |= {(domain, split): config.max_test_tokens for split in SPLITS[1:]}
+    return limits
+
+
+def _reopen(config: DataConfig, cache: Path, record: Path) -> PreparedData | None:
+    """Open what `record` names; None when it is not there or not complete."""
+    if not record.is_file():
+        return None
+    try:
+        content = json.loads(record.read_text(encoding="utf-8"))
+        paths = [cache / content["tokenizer"], *(cache / "shards" / key for key in content["shards"])]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{record} is damaged; delete it and run again.") from error
+    return _open(config, paths[0], paths[1:]) if all(path.exists() for path in paths) else None
+
+
+def _open(config: DataConfig, tokenizer: Path, shards: Sequence[Path]) -> PreparedData:
+    return PreparedData(config, Tokenizer.load(tokenizer), [Shard(path) for path in shards], _limits(config))
+
+
+def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
+    source = SOURCES.get(config.source)(config)
+    # Training parts come last and in an order that says nothing, so that reading can stop when there is enough.
+    parts = sorted(source.parts(), key=lambda part: (part.split == "train", digest(part.name)))
+    tokenizer = _make_tokenizer(config, source, parts)
+    path = cache / f"tokenizer-{tokenizer.fingerprint}.json"
+    _write_atomically(path, tokenizer.description)
+    shards: list[Path] = []
+    held: Counter[str] = Counter()
+    with (
+        progress("preparing text", total=len(parts), unit="parts") as advance,
+        closing(_written(Writer(config, tokenizer, cache / "shards"), parts)) as written,
+    ):
+        for part, shard in zip(parts, written, strict=False):
+            shards.append(shard)
+            advance(1, note=part.name)
+            held.update(token_counts(shard))
+            limit = config.max_train_tokens
+            if part.split == "train" and limit and all(held[f"{domain}/train"] >= limit for domain in config.train):
+                break
+    prepared = _open(config, path, shards)
+    content = {"config": config.model_dump(mode="json"), "tokenizer": path.name, "shards": [s.name for s in shards]}
+    _write_atomically(record, json.dumps(content, indent=1))
+    return prepared
+
+
+def _make_tokenizer(config: DataConfig, source: Source, parts: Sequence[Part]) -> Tokenizer:
+    if config.tokenizer == "bytes":
+        return byte_tokenizer()
+    if config.tokenizer == "bpe":
+        return train_bpe(_sample(config, source, parts), config.vocab)
+    path = Path(config.tokenizer)
+    return Tokenizer.load(path) if path.exists() else Tokenizer.from_hub(config.tokenizer)
+
+
+def _sample(config: DataConfig, source: Source, parts: Sequence[Part]) -> Iterator[str]:
+    """Yield training texts from the first parts, the same amount of every domain as far as there is so much."""
+    left = dict.fromkeys(config.train, SAMPLE // len(config.train))
+    for part in parts:
+        if part.split not in (None, "train"):
+            continue
+        for document in source.read(part):
+            if document.split == "train" and left.get(document.domain):
+                text = document.text[: left[document.domain]]
+                left[document.domain] -= len(text)
+                yield text.encode("utf-8", errors="replace").decode("utf-8")
+            if not any(left.values()):
+                return
+
+
+class Writer:
+    """Writes the shard of a part, unless it is there."""
+
+    def __init__(self, config: DataConfig, tokenizer: Tokenizer, directory: Path):
+        self.config = config
+        self.tokenizer = tokenizer
+        self.directory = directory
+
+    def __call__(self, part: Part) -> Path:
+        """Return the directory of the part's shard."""
+        source = SOURCES.get(self.config.source)(self.config)
+        files, limits = source.fingerprints(part), _limits(self.config)
+        keys = [
+            FORMAT,
+            self.config.source,
+            files,
+            self.tokenizer.fingerprint,
+            sorted([*key, limits[key]] for key in limits),
+        ]
+        path = self.directory / digest(keys)
+        if not path.is_dir():
+            write_shard(path, source.read(part), self.tokenizer, limits, files)
+        return path
+
+
+def _written(writer: Writer, parts: Sequence[Part]) -> Iterator[Path]:
+    """Yield the shards of `parts` in order, written by several processes where there is work for them."""
+    workers = min(writer.config.workers or os.cpu_count() or 1, len(parts))
+    if workers == 1:
+        yield from map(writer, parts)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _begin_worker, (writer, _plugin_of(writer.config))) as pool:
+        try:
+            for future in [pool.submit(_work, part) for part in parts]:
+                yield future.result()
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a process that prepared text was killed, perhaps for want of memory; set data.workers to fewer and "
+                "run again: finished shards are kept."
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _plugin_of(config: DataConfig) -> Path | None:
+    """Return the plugin file that defines the source, which other processes must load first."""
+    module = sys.modules[SOURCES.get(config.source).__module__]
+    return Path(module.__file__ or "") if module.__name__.startswith("basecap_plugin_") else None
+
+
+_worker: dict[str, Writer] = {}
+
+
+def _begin_worker(writer: Writer, plugin: Path | None) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if plugin is not None:
+        load_plugin(plugin)
+    _worker["writer"] = writer
+
+
+def _end_with_parent() -> None:
+    """Do not outlive a killed parent: the pool alone would wait for it for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _work(part: Part) -> Path:
+    return _worker["writer"](part)
+
+
+@contextmanager
+def _locked(cache: Path) -> Iterator[None]:
+    """Let one process at a time prepare into a cache; the others wait and then find the work done."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)

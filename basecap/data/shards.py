@@ -1,0 +1,167 @@
+"""Token shards: what preparation leaves on disk.
+
+A shard is a directory of three files, named by the hash of everything it depends on:
+
+    tokens.npy      the tokens of all documents, each followed by end-of-text, uint16 where the vocabulary allows
+    documents.npy   per document: content hash, where its tokens end, its bytes of UTF-8
+    shard.json      the groups (domain and split) with their documents, the source's fingerprints, checksums
+
+Within a group documents stand in the order of their content hashes. So a group is a shuffled stream of tokens that can
+be trained on as it lies there, and "the documents with the smallest hashes, up to so many tokens" is its beginning.
+A shard appears by one rename, complete or not at all.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from basecap.data.hashes import file_digest, text_number
+from basecap.data.sources._contract import Document, Split
+from basecap.data.tokenizer import Tokenizer
+from basecap.errors import DataError
+
+DOCUMENT = np.dtype([("hash", "<u8"), ("end", "<i8"), ("bytes", "<i8")])
+FILES = ("tokens.npy", "documents.npy")
+
+#: Tokens kept per domain and split; None: all. What is not named is not kept at all.
+Limits = Mapping[tuple[str, Split], int | None]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The documents of one domain and split in one shard, memory-mapped.
+
+    Attributes:
+        shard: the tokens of the whole shard.
+        documents: DOCUMENT [documents], ascending hashes; ends count from the beginning of the shard.
+        start: where the first document begins in the shard.
+    """
+
+    shard: np.ndarray
+    documents: np.ndarray
+    start: int
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """All documents, each followed by end-of-text."""
+        return self.shard[self.start : int(self.documents["end"][-1])]
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Tokens per document, end-of-text included: int64 [documents]."""
+        return np.diff(self.documents["end"], prepend=self.start)
+
+    def document(self, index: int) -> np.ndarray:
+        """Return the tokens of one document, without end-of-text."""
+        begin = int(self.documents["end"][index - 1]) if index else self.start
+        return self.shard[begin : int(self.documents["end"][index]) - 1]
+
+
+class Shard:
+    """A shard on disk, memory-mapped."""
+
+    def __init__(self, path: Path):
+        """Open a shard and compare its checksums; raises DataError when it is damaged."""
+        try:
+            self.about: dict[str, Any] = json.loads((path / "shard.json").read_text(encoding="utf-8"))
+            sound = all(file_digest(path / name) == self.about["checksums"][name] for name in FILES)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _damaged(path) from error
+        if not sound:
+            raise _damaged(path)
+        self._tokens = np.load(path / "tokens.npy", mmap_mode="r")
+        self._documents = np.load(path / "documents.npy", mmap_mode="r")
+
+    def group(self, domain: str, split: Split) -> Group | None:
+        """Return the documents of a domain and split, None when the shard has none."""
+        if f"{domain}/{split}" not in self.about["groups"]:
+            return None
+        first, last = self.about["groups"][f"{domain}/{split}"]["documents"]
+        start = int(self._documents["end"][first - 1]) if first else 0
+        return Group(self._tokens, self._documents[first:last], start)
+
+
+def write_shard(
+    path: Path, documents: Iterable[Document], tokenizer: Tokenizer, limits: Limits, files: dict[str, str]
+) -> None:
+    """Tokenise documents into the shard `path`, replacing what a killed process left; raises what reading raises.
+
+    Args:
+        path: directory of the shard; appears complete.
+        documents: what to write; domains and splits that are not in `limits` are passed over, as are empty texts.
+        tokenizer: what encodes them.
+        limits: tokens to keep per group.
+        files: what the manifest says of the text.
+    """
+    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+    found: dict[tuple[str, Split], list[tuple[int, int, np.ndarray]]] = {}
+    for document in documents:
+        group = (document.domain, document.split)
+        if group not in limits or not document.text.strip():
+            continue
+        raw = document.text.encode("utf-8", errors="replace")  # JSON may hold half of a surrogate pair
+        tokens = np.array([*tokenizer.encode(raw.decode("utf-8")), tokenizer.end_of_text], dtype=dtype)
+        found.setdefault(group, []).append((text_number(document.text), len(raw), tokens))
+
+    groups, rows, pieces, end = {}, [], [np.zeros(0, dtype)], 0
+    for group in sorted(found):
+        members = sorted(found[group], key=lambda member: member[0])
+        sizes = np.array([len(tokens) for _, _, tokens in members])
+        members = members[: kept(np.array([hash_ for hash_, _, _ in members], np.uint64), sizes, limits[group])]
+        first, before = len(rows), end
+        for hash_, size, tokens in members:
+            end += len(tokens)
+            rows.append((hash_, end, size))
+            pieces.append(tokens)
+        groups["/".join(group)] = {"documents": (first, len(rows)), "tokens": end - before}
+
+    partial = path.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for name, array in zip(FILES, (np.concatenate(pieces), np.array(rows, DOCUMENT)), strict=True):
+        np.save(partial / name, array)
+    about = {"groups": groups, "files": files, "checksums": {name: file_digest(partial / name) for name in FILES}}
+    (partial / "shard.json").write_text(json.dumps(about), encoding="utf-8")
+    os.replace(partial, path)
+
+
+def token_counts(path: Path) -> dict[str, int]:
+    """Return the tokens per "domain/split" of a shard, end-of-text tokens included."""
+    groups = json.loads((path / "shard.json").read_text(encoding="utf-8"))["groups"]
+    return {name: group["tokens"] for name, group in groups.items()}
+
+
+def kept(hashes: np.ndarray, sizes: np.ndarray, limit: int | None) -> int:
+    """Return how many documents with the smallest hashes fit into `limit` tokens, at least one if there is any.
+
+    Args:
+        hashes: uint64 per document, in any order.
+        sizes: tokens per document.
+        limit: tokens; None: all fit.
+    """
+    if limit is None or not len(hashes):
+        return len(hashes)
+    totals = np.cumsum(sizes[np.argsort(hashes, kind="stable")])
+    return max(1, int(np.searchsorted(totals, limit, side="right")))
+
+
+def select(groups: list[Group], limit: int | None) -> list[Group]:
+    """Return of several shards' groups the documents with the smallest hashes that fit into `limit` tokens."""
+    if limit is None or not groups:
+        return groups
+    hashes = np.concatenate([group.documents["hash"] for group in groups])
+    last = np.sort(hashes)[kept(hashes, np.concatenate([group.sizes for group in groups]), limit) - 1]
+    counts = [int(np.searchsorted(group.documents["hash"], last, side="right")) for group in groups]
+    return [
+        replace(group, documents=group.documents[:count]) for group, count in zip(groups, counts, strict=True) if count
+    ]
+
+
+def _damaged(path: Path) -> DataError:
+    return DataError(f"token shard {path} is damaged; delete that directory and run again to prepare it anew.")

@@ -1,0 +1,105 @@
+"""What a source of text is: it names its parts, and reads the documents of one part."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from basecap.data.hashes import file_digest, text_number
+from basecap.errors import ConfigError, DataError, nearest
+from basecap.registry import Registry
+
+if TYPE_CHECKING:
+    from basecap.data.config import DataConfig
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text of one domain. Its tokens never share a split with another part of it."""
+
+    domain: str
+    split: Split
+    text: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one process reads in one go, and what becomes one token shard.
+
+    Attributes:
+        name: unique in the source; the order of parts is that of the hashes of their names.
+        paths: files that are read.
+        split: the split of all its documents, where that is known.
+    """
+
+    name: str
+    paths: tuple[Path, ...] = ()
+    split: Split | None = None
+
+
+class Source(ABC):
+    """Text of one kind. Registered subclasses define `parts` and `read`; both must be deterministic."""
+
+    #: Domains that a study may name; empty where they depend on what the directory holds.
+    known_domains: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, config: "DataConfig"):
+        self.config = config
+
+    @abstractmethod
+    def parts(self) -> list[Part]:
+        """Return the parts that hold the study's domains; raises ConfigError, DataError when there are none."""
+
+    @abstractmethod
+    def read(self, part: Part) -> Iterator[Document]:
+        """Yield the documents of a part, also of domains nobody asked for; raises DataError naming file and line."""
+
+    def fingerprints(self, part: Part) -> dict[str, str]:
+        """Return what the manifest says of a part: per file its name and the SHA-256 of its content."""
+        return {self.name_of(path): file_digest(path) for path in part.paths}
+
+    def name_of(self, path: Path) -> str:
+        """Return what the manifest calls a file: the same on every machine."""
+        return path.relative_to(self.directory()).as_posix()
+
+    def directory(self) -> Path:
+        """Return the directory of the text; raises ConfigError, DataError without one."""
+        if self.config.path is None:
+            raise ConfigError(f"source {self.config.source!r} reads a directory; give it with --set data.path=DIR.")
+        path = Path(self.config.path)
+        if not path.is_dir():
+            raise DataError(f"data.path {path} is not a directory; give the one that holds the text.")
+        return path
+
+    def missing(self, domain: str, known: Iterable[str]) -> DataError:
+        """Return the error for a domain that the directory does not hold."""
+        return DataError(f"{self.config.path} has no domain {domain!r}: {nearest(domain, known)}")
+
+
+SOURCES: Registry[type[Source]] = Registry("source", "basecap.data.sources")
+
+
+def source(name: str) -> Callable[[type[Source]], type[Source]]:
+    """Class decorator: register a source under `name`."""
+
+    def register(cls: type[Source]) -> type[Source]:
+        SOURCES.add(name, cls, cls)
+        return cls
+
+    return register
+
+
+def split_of(text: str) -> Split:
+    """Return the split that a text's hash draws: train 80 %, validation 10 %, test 10 %.
+
+    The top bits decide, the document's place in its shard comes from all of them: within a split it is still random.
+
+    >>> split_of("one"), split_of("two")
+    ('train', 'train')
+    """
+    tenth = text_number(text) * 10 >> 64
+    return ("test", "validation")[tenth] if tenth < 2 else "train"

@@ -1,0 +1,71 @@
+"""JSON records, one per line, from plain and from Zstandard files."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from basecap.errors import DataError
+
+CHUNK = 1 << 20
+SUFFIXES = (".jsonl", ".jsonl.zst")
+
+
+def record_files(directory: Path) -> list[Path]:
+    """Return the files of records below a directory, sorted."""
+    return sorted(path for path in directory.rglob("*.jsonl*") if path.name.endswith(SUFFIXES))
+
+
+def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (file:line, record) for every line that is not blank.
+
+    Raises:
+        DataError: a file that breaks off or is not Zstandard, a line that is not a JSON object or has no text.
+    """
+    chunks = _decompressed(path) if path.suffix == ".zst" else _plain(path)
+    for number, line in enumerate(_lines(chunks), 1):
+        if not line.strip():
+            continue
+        place = f"{path}:{number}"
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{place} is not JSON ({error}); mend or remove the line.") from error
+        if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+            raise DataError(f'{place} has no text; every line must be an object with a string "text".')
+        yield place, record
+
+
+def _plain(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            yield chunk
+
+
+def _decompressed(path: Path) -> Iterator[bytes]:
+    """Yield the content of a .zst file of one or more frames; a frame without its end is an error."""
+    import zstandard
+
+    decompressor = zstandard.ZstdDecompressor()
+    frame = None
+    try:
+        for chunk in _plain(path):
+            while chunk:
+                frame = frame or decompressor.decompressobj()
+                yield frame.decompress(chunk)
+                chunk = frame.unused_data
+                if frame.eof:
+                    frame = None
+    except zstandard.ZstdError as error:
+        raise DataError(f"{path} is damaged ({error}); fetch the file again.") from error
+    if frame is not None:
+        raise DataError(f"{path} breaks off in the middle; fetch the file again.")
+
+
+def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest

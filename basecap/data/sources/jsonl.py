@@ -1,0 +1,31 @@
+"""Source `jsonl`: one file or folder of JSON records per domain, split by the hash of each text."""
+
+from collections.abc import Iterator
+
+from basecap.data.sources._contract import Document, Part, Source, source, split_of
+from basecap.data.sources._lines import SUFFIXES, read_records, record_files
+
+
+@source("jsonl")
+class JsonLines(Source):
+    """`path/<domain>.jsonl`, `path/<domain>.jsonl.zst` or any such files below `path/<domain>/`."""
+
+    def parts(self) -> list[Part]:
+        """Return one part per file."""
+        directory = self.directory()
+        found = []
+        for domain in (*self.config.train, *self.config.ood):
+            single = [directory / f"{domain}{suffix}" for suffix in SUFFIXES]
+            files = [path for path in single if path.is_file()] + record_files(directory / domain)
+            if not files:
+                names = {path.relative_to(directory).parts[0].partition(".")[0] for path in record_files(directory)}
+                raise self.missing(domain, names)
+            found += [Part(f"{domain}/{self.name_of(path)}", (path,)) for path in files]
+        return found
+
+    def read(self, part: Part) -> Iterator[Document]:
+        """Yield one document per record."""
+        domain = part.name.partition("/")[0]
+        for path in part.paths:
+            for _, record in read_records(path):
+                yield Document(domain, split_of(record["text"]), record["text"])

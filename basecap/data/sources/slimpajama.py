@@ -1,0 +1,59 @@
+"""Source `slimpajama`: a directory in SlimPajama's layout, or the hub's dataset, streamed.
+
+A directory holds `train/`, `validation/` and `test/`, each with any number of `*.jsonl.zst` below; a record is
+`{"text": ..., "meta": {"redpajama_set_name": "RedPajamaC4"}}` and the domains are shuffled together.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from basecap.data.sources import _hub
+from basecap.data.sources._contract import SPLITS, Document, Part, Source, source
+from basecap.data.sources._lines import read_records, record_files
+from basecap.errors import DataError
+
+SETS = {
+    f"RedPajama{name}": name.lower()
+    for name in ("CommonCrawl", "C4", "Github", "Book", "ArXiv", "Wikipedia", "StackExchange")
+}
+
+
+@source("slimpajama")
+class SlimPajama(Source):
+    """SlimPajama-627B and everything in its layout."""
+
+    known_domains = tuple(SETS.values())
+
+    def parts(self) -> list[Part]:
+        """Return one part per file, of the directory or of the hub's dataset."""
+        if self.config.hub is not None:
+            return _hub.parts(self.config.hub)
+        directory = self.directory()
+        found = []
+        for split in SPLITS:
+            files = record_files(directory / split)
+            if not files:
+                raise DataError(f"{directory / split} holds no .jsonl.zst file; give the directory above train/.")
+            found += [Part(self.name_of(path), (path,), split) for path in files]
+        return found
+
+    def read(self, part: Part) -> Iterator[Document]:
+        """Yield one document per record."""
+        if self.config.hub is not None:
+            records = _hub.records(self.config.hub, part)
+        else:
+            records = (item for path in part.paths for item in read_records(path))
+        for place, record in records:
+            yield Document(_domain(place, record), part.split or "train", record["text"])
+
+    def fingerprints(self, part: Part) -> dict[str, str]:
+        """Return the hash of the file, or the revision of the hub's dataset."""
+        return super().fingerprints(part) if self.config.hub is None else {part.name: _hub.revision(self.config.hub)}
+
+
+def _domain(place: str, record: dict[str, Any]) -> str:
+    meta = record.get("meta")
+    name = meta.get("redpajama_set_name") if isinstance(meta, dict) else None
+    if name not in SETS:
+        raise DataError(f"{place}: meta.redpajama_set_name is {name!r}; it must be one of {', '.join(SETS)}.")
+    return SETS[name]

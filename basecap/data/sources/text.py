@@ -1,0 +1,44 @@
+"""Source `text`: one folder of text files per domain, split by the hash of each text."""
+
+from collections.abc import Iterator
+
+from basecap.data.sources._contract import Document, Part, Source, source, split_of
+from basecap.errors import DataError
+
+#: Files are read together up to this many bytes, so that a million small ones do not become a million shards.
+PART_BYTES = 32 << 20
+
+
+@source("text")
+class TextFiles(Source):
+    """Every file below `path/<domain>/` is one document in UTF-8; names that begin with a dot are left out."""
+
+    def parts(self) -> list[Part]:
+        """Return the files of each domain, grouped by size."""
+        directory = self.directory()
+        found = []
+        for domain in (*self.config.train, *self.config.ood):
+            folder = directory / domain
+            if not folder.is_dir():
+                raise self.missing(domain, (path.name for path in directory.iterdir() if path.is_dir()))
+            group, size = [], 0
+            for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != "."):
+                if group and size + path.stat().st_size > PART_BYTES:
+                    found.append(Part(self.name_of(group[0]), tuple(group)))
+                    group, size = [], 0
+                group.append(path)
+                size += path.stat().st_size
+            if not group:
+                raise DataError(f"domain {domain!r} is empty: {folder} holds no file; put text files there.")
+            found.append(Part(self.name_of(group[0]), tuple(group)))
+        return found
+
+    def read(self, part: Part) -> Iterator[Document]:
+        """Yield one document per file."""
+        domain = part.name.partition("/")[0]
+        for path in part.paths:
+            try:
+                text = path.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path} is not text in UTF-8 ({error.reason}); convert or remove it.") from error
+            yield Document(domain, split_of(text), text)

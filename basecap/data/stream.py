@@ -1,0 +1,122 @@
+"""Training batches as a pure function of (seed, step).
+
+All documents of a pool of domains, each followed by end-of-text, form a ring of N tokens. An epoch cuts the ring, from
+a point of its own, into N // T windows of T inputs and their targets, and visits them in an order of its own. Point and
+order are keyed by hashes, computed where needed: there is no state to save, and no size at which it becomes slow.
+"""
+
+import hashlib
+import struct
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from basecap.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Rows after which the mixture of weighted domains repeats its counts.
+ROUND = 1000
+
+
+class TrainStream:
+    """The training tokens of a study."""
+
+    def __init__(self, domains: Mapping[str, Sequence[np.ndarray]], weights: Mapping[str, float] | None = None):
+        """Take token arrays per domain and the domains' shares of a batch, proportional to their tokens when None."""
+        if weights is None:
+            pools, shares = [[array for arrays in domains.values() for array in arrays]], [1.0]
+        else:
+            pools, shares = [list(arrays) for arrays in domains.values()], [weights[name] for name in domains]
+        self._rings = [_Ring(arrays) for arrays in pools]
+        self._bounds = _bounds(shares)
+
+    @property
+    def tokens(self) -> int:
+        """Number of training tokens, end-of-text tokens included."""
+        return sum(ring.size for ring in self._rings)
+
+    def batch(self, seed: int, step: int, batch: int, seq_len: int, rank: int = 0, world: int = 1) -> "Tensor":
+        """Return int64 [batch / world, seq_len + 1], a pure function of its arguments.
+
+        The shares of all ranks, concatenated, are the batch of a single process. Raises ConfigError when `batch` does
+        not divide by `world`, DataError when `seq_len` is longer than the text.
+        """
+        import torch  # here, because the processes that prepare text import this module and have no use for it
+
+        share, left = divmod(batch, world)
+        if left:
+            raise ConfigError(f"a batch of {batch} does not divide among {world} processes; change train.batch.")
+        first = step * batch + rank * share
+        return torch.from_numpy(np.stack([self._row(seed, row, seq_len) for row in range(first, first + share)]))
+
+    def _row(self, seed: int, row: int, seq_len: int) -> np.ndarray:
+        turn, place = divmod(row, ROUND)
+        place = permuted(place, ROUND, seed, turn) if len(self._rings) > 1 else place
+        pool = int(np.searchsorted(self._bounds, place, side="right")) - 1
+        start, stop = self._bounds[pool], self._bounds[pool + 1]
+        ordinal = turn * int(stop - start) + place - int(start)
+        return self._rings[pool].window(ordinal, seq_len, seed, pool)
+
+
+class _Ring:
+    """Token arrays one after the other, the end joined to the beginning."""
+
+    def __init__(self, arrays: Sequence[np.ndarray]):
+        self._arrays = [array for array in arrays if len(array)]
+        self._starts = np.cumsum([0, *(len(array) for array in self._arrays)])
+        self.size = int(self._starts[-1])
+
+    def window(self, ordinal: int, seq_len: int, seed: int, pool: int) -> np.ndarray:
+        """Return the `ordinal`-th window of the endless sequence of epochs: int64 [seq_len + 1]."""
+        windows = self.size // seq_len
+        if not windows:
+            raise DataError(
+                f"seq_len {seq_len} is longer than the training text of {self.size} tokens; lower data.seq_len."
+            )
+        epoch, index = divmod(ordinal, windows)
+        offset = _keyed(seed, epoch, pool, 0) % self.size
+        start = offset + seq_len * permuted(index, windows, seed, epoch, pool)
+        return self._read(start % self.size, seq_len + 1)
+
+    def _read(self, start: int, count: int) -> np.ndarray:
+        pieces = []
+        index = int(np.searchsorted(self._starts, start, side="right")) - 1
+        start -= int(self._starts[index])
+        while count:
+            piece = self._arrays[index][start : start + count]
+            pieces.append(piece)
+            count -= len(piece)
+            index, start = (index + 1) % len(self._arrays), 0
+        return np.concatenate(pieces).astype(np.int64)
+
+
+def _bounds(shares: Sequence[float]) -> np.ndarray:
+    """Return where each pool's rows begin and end in a round: int64 [pools + 1], at least one row each."""
+    spread = ROUND - len(shares)
+    ends = np.round(np.cumsum(shares) / np.sum(shares) * spread).astype(np.int64)
+    return np.concatenate([[0], ends + np.arange(1, len(shares) + 1)])
+
+
+def permuted(index: int, size: int, *key: int) -> int:
+    """Return the place of `index` under a keyed permutation of range(size).
+
+    A Feistel network of six rounds (Luby and Rackoff, 1988) permutes the smallest square of a power of two that holds
+    the range; walking its cycle until the range is met again restricts it to the range (Black and Rogaway, 2002).
+    """
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    while True:
+        left, right = index >> half, index & mask
+        for number in range(6):
+            left, right = right, left ^ (_keyed(*key, number, right) & mask)
+        index = left << half | right
+        if index < size:
+            return index
+
+
+def _keyed(*values: int) -> int:
+    """Return 64 bits that depend on whole numbers as if at random."""
+    return int.from_bytes(hashlib.blake2b(struct.pack(f"<{len(values)}q", *values), digest_size=8).digest(), "little")

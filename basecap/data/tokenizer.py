@@ -1,0 +1,145 @@
+"""Text to tokens and back: byte-level BPE trained here, bytes, or a Hugging Face tokenizer, all of one kind.
+
+Every tokenizer is the `tokenizers` library's JSON description; bytes are a byte-level BPE without a merge. The library
+is loaded when text is first encoded, so that prepared tokens can be used without it.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from basecap.errors import ConfigError
+
+#: What ends a document, in the order of preference.
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
+
+
+class Tokenizer:
+    """A tokenizer made from its JSON description.
+
+    Attributes:
+        vocab_size: number of token ids.
+        end_of_text: id of the token that ends every document; text never encodes to it.
+        fingerprint: SHA-256 of the description, sixteen hex digits.
+        description: text of a tokenizer.json.
+    """
+
+    vocab_size: int
+    end_of_text: int
+    fingerprint: str
+
+    def __init__(self, description: str):
+        """Read a tokenizer.json's text; raises ValueError, TypeError or KeyError when it is not one."""
+        content = json.loads(description)
+        model = content["model"]["vocab"]
+        added = {token["content"]: token["id"] for token in content["added_tokens"]}
+        ids = list(model.values()) if isinstance(model, dict) else range(len(model))
+        self.vocab_size = max(*ids, *added.values(), 0) + 1
+        ends = [added[name] for name in ENDS if name in added]
+        if not ends:
+            raise ConfigError(f"the tokenizer has no end-of-text token; it needs one of {', '.join(ENDS)}.")
+        self.end_of_text = ends[0]
+        self.fingerprint = hashlib.sha256(description.encode()).hexdigest()[:16]
+        self.description = description
+
+    @cached_property
+    def _library(self) -> Any:
+        import tokenizers
+
+        tokenizer = tokenizers.Tokenizer.from_str(self.description)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = True
+        return tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of `text`, without an end-of-text token."""
+        return self._library.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
+        return self._library.decode(list(ids), skip_special_tokens=False)
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        """Read a tokenizer.json, or the one in a directory; raises ConfigError when there is none."""
+        file = path / "tokenizer.json" if path.is_dir() else path
+        try:
+            return cls(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"tokenizer {file} cannot be read ({error.strerror}); give a tokenizer.json.") from error
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(
+                f"tokenizer {file} is not a description of a tokenizer; give a tokenizer.json."
+            ) from error
+
+    @classmethod
+    def from_hub(cls, name: str) -> "Tokenizer":
+        """Fetch the tokenizer of a Hugging Face model; raises ConfigError when that fails."""
+        from huggingface_hub import hf_hub_download
+
+        try:
+            path = hf_hub_download(name, "tokenizer.json")
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ConfigError(
+                f"tokenizer {name!r} is neither bpe, bytes nor a local file, and the hub does not give it ({reason}); "
+                "check the name, the network and whether its licence must be accepted."
+            ) from error
+        return cls.load(Path(path))
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Return the tokenizer whose ids are the bytes of UTF-8, and 256 for the end of a text."""
+    import tokenizers
+
+    vocabulary = {_byte_characters()[byte]: byte for byte in range(256)}
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    library.add_special_tokens([ENDS[0]])
+    return Tokenizer(library.to_str())
+
+
+def train_bpe(texts: Iterable[str], vocab: int) -> Tokenizer:
+    """Train a byte-level BPE (Sennrich et al., arXiv 1508.07909) on texts.
+
+    Args:
+        texts: what to learn from.
+        vocab: ids wanted, end-of-text and the 256 bytes included; fewer come out of little text.
+    """
+    import tokenizers
+
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=[ENDS[0]],
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    library.train_from_iterator(texts, trainer)
+    return Tokenizer(library.to_str())
+
+
+def _byte_characters() -> list[str]:
+    """Return the printable character that stands for each byte in a byte-level vocabulary.
+
+    Printable Latin-1 characters stand for themselves; the other bytes take the code points from 256 on, in order.
+    """
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
+
+
+def check_vocabulary(model_vocab: int, tokenizer: Tokenizer) -> None:
+    """Raise ConfigError when a model has fewer ids than the tokenizer; more are fine, as padding."""
+    if model_vocab < tokenizer.vocab_size:
+        raise ConfigError(
+            f"the model knows {model_vocab} tokens but the data has {tokenizer.vocab_size}; set model.vocab to at "
+            "least that, or use the data the model was trained on."
+        )
