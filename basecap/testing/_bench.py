@@ -3,7 +3,8 @@
 One tolerance for everything. The truth is the mixer itself in float64. Rounding enters a computation at its inputs at
 least, so the size of one rounding's effect in a dtype is the change of the float64 result when inputs and parameters
 move by that dtype's unit roundoff. A mixer accumulates along time, and gradients of parameters along the batch too:
-chains of B * T roundings, which add up as a random walk, so sqrt(B * T) times that change is excusable.
+chains of B * T roundings, which add up as a random walk, so sqrt(B * T) times that change is excusable. In 16 bits
+sums must be taken in float32, so what adds up are the tensors between operations, some 16 of them: 4 times.
 In float64 errors are maxima, so that a leak at one position cannot average away; in lower precision they are root
 mean squares, so that one choice that flips on a tie (Top-1) cannot excuse anything else.
 """
@@ -102,7 +103,7 @@ class Bench:
         seed: int,
     ):
         self.choice, self.subject, self.hidden, self.length, self.device = choice, subject, hidden, length, device
-        self.seed, self.slack = seed, math.sqrt(BATCH * length)
+        self.seed = seed
         self.config = choice.configure(hidden, {**tiny_options(choice, hidden), **options})
         layers = Layers(choice, self.config, hidden, length)
         recipes = {f"mixers.{i}.{k}": r for i, mixer in enumerate(layers.mixers) for k, r in mixer.recipe().items()}
@@ -114,7 +115,11 @@ class Bench:
         with torch.no_grad():
             self.y = self.layers(self.x)
             moved = self.moved(self.layers, self.x, torch.float64)
-        self.allowed = self.slack * max(roundoff(torch.float64), largest(moved, self.y))
+        self.allowed = self.slack(torch.float64) * max(roundoff(torch.float64), largest(moved, self.y))
+
+    def slack(self, dtype: torch.dtype) -> float:
+        """Return how many times the effect of one rounding is excusable."""
+        return 4.0 if dtype.itemsize == 2 else math.sqrt(BATCH * self.length)
 
     def random(self, name: str, *shape: int) -> Tensor:
         """Return standard normal float64 values that depend on the seed and `name`."""

@@ -202,7 +202,9 @@ def _along(bench: Bench, point: Mapping[str, Tensor], name: str, grad: Tensor) -
     # Richardson: (near - far) / 3 is the truncation error of `near`; the loss itself is known to rounding.
     truncation, rounding = abs(near - far) / 3, bench.allowed * size / h
     scale = max(torch.linalg.vector_norm(grad).item(), torch.finfo(torch.float64).tiny)
-    return abs(near - (grad * direction).sum().item()) / scale, (bench.slack * truncation + rounding) / scale
+    return abs(near - (grad * direction).sum().item()) / scale, (
+        bench.slack(torch.float64) * truncation + rounding
+    ) / scale
 
 
 def gradients(layers: nn.Module, x: Tensor, weight: Tensor) -> dict[str, Tensor | None]:
@@ -331,7 +333,7 @@ def precision(bench: Bench, dtype: torch.dtype) -> Iterator[Check]:
         y = true(x.double())
         moved = bench.moved(true, x.double(), dtype)
         size = root_mean_square(y)
-        allowed = bench.slack * max(roundoff(dtype), root_mean_square(moved - y) / size)
+        allowed = bench.slack(dtype) * max(roundoff(dtype), root_mean_square(moved - y) / size)
         half = _decode(low, x, low.init_cache(BATCH, bench.length), bench.length // 2)
         ids = bench.segments()
         pairs = (("forward", low(x), y), ("decode", half, y), ("packed", low(x, ids), true(x.double(), ids)))
@@ -363,7 +365,7 @@ def _gradient_precision(bench: Bench, dtype: torch.dtype, word: str) -> Check:
         # A gradient that vanishes (a shift the softmax does not feel) is known only to the precision of the others.
         size = size if size > 1e-9 * max(sizes.values()) else max(sizes.values())
         error = root_mean_square(low[name].double() - true[name]) / size
-        allowed = bench.slack * max(roundoff(dtype), root_mean_square(shifted[name] - true[name]) / size)
+        allowed = bench.slack(dtype) * max(roundoff(dtype), root_mean_square(shifted[name] - true[name]) / size)
         if not error / allowed <= worst:
             worst, where, bound, figure = error / allowed, name, allowed, error
     return bench.check(f"gradients in {word}", figure, bound, f"the gradient of {where} in {word} is far from float64")

@@ -1,0 +1,127 @@
+"""Top-1 chunk selection: attention to the own chunk of tokens and to the one earlier chunk that matters most."""
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, ParameterRecipe, Variant, mixer
+from basecap.mixers._parts import AttentionHeads, attention_recipe
+from basecap.ops.top1_chunk import (
+    top1_chunk,
+    top1_chunk_cache,
+    top1_chunk_fill,
+    top1_chunk_step,
+    top1_chunk_weights,
+)
+
+
+@mixer(
+    "top1-chunk-exact",
+    backbone="transformer++",
+    paper="arXiv 2505.18522, section 5",
+    summary="attention to the own chunk and the earlier one with the largest attention mass",
+    options={"mode": "exact"},
+    variants={
+        "top1-chunk-approx": Variant(
+            options={"mode": "approx"},
+            summary="attention to the own chunk and the earlier one with the best mean key",
+        ),
+    },
+)
+class Top1Chunk(Mixer):
+    """Multi-head causal attention to two chunks per query, its own up to itself and one full one before.
+
+    Queries and keys are normalised per head, then rotated. The choice has no gradient.
+    """
+
+    class Config(MixerConfig):
+        """Options of Top-1 chunk selection."""
+
+        heads: int | None = Field(None, ge=1, description="query heads; hidden / 64 when not given")
+        kv_heads: int | None = Field(None, ge=1, description="key and value heads; as many as heads when not given")
+        position: Literal["rope", "none"] = "rope"
+        rope_base: float = Field(10_000.0, gt=0)
+        qk_gain: bool = Field(False, description="learned gain of the normalised queries and keys")
+        mode: Literal["exact", "approx"] = Field("exact", description="how a chunk is scored: by mass or by mean key")
+        chunk: int = Field(128, description="tokens per chunk, a power of two from 16 to 256")
+        remote: int = Field(1, ge=1, description="earlier chunks that a query attends")
+
+    sizes: ClassVar = {768: {"heads": 12}, 2048: {"heads": 16}}
+
+    def __init__(self, config: Config, layer: LayerSpec):
+        super().__init__(config, layer)
+        self.project = AttentionHeads(
+            layer.hidden,
+            config.heads,
+            config.kv_heads,
+            rope_base=config.rope_base if config.position == "rope" else None,
+            norm="gain" if config.qk_gain else "plain",
+        )
+        self.out = nn.Linear(layer.hidden, layer.hidden, bias=False)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None) -> Tensor:
+        if q.shape[0] == 0:
+            return torch.zeros_like(q)
+        c = self.config
+        return top1_chunk(q, k, v, chunk=c.chunk, mode=c.mode, remote=c.remote, segments=segments)
+
+    def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Attend; see `Mixer.forward`."""
+        return self.out(self._attend(*self.project(x_BTD, segments), segments).flatten(2))
+
+    def init_cache(self, batch: int, max_length: int) -> Cache:
+        """Keys and values of every token, [B, max_length, G, K] each, and the sum of each chunk's keys."""
+        p, weight = self.project, self.out.weight
+        tensors = top1_chunk_cache(
+            batch, max_length, p.groups, p.dim, chunk=self.config.chunk, dtype=weight.dtype, device=weight.device
+        )
+        return Cache(tensors=tensors)
+
+    def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
+        """Attend from one more token."""
+        q, k, v = self.project(x_B1D, start=cache.length)
+        c = self.config
+        o_B1HK = top1_chunk_step(q, k, v, cache.tensors, cache.length, chunk=c.chunk, mode=c.mode, remote=c.remote)
+        cache.length += 1
+        return self.out(o_B1HK.flatten(2))
+
+    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        """Attend over a whole prompt and keep its keys and values."""
+        q, k, v = self.project(x_BTD)
+        top1_chunk_fill(k, v, cache.tensors, chunk=self.config.chunk)
+        cache.length = x_BTD.shape[1]
+        return self.out(self._attend(q, k, v).flatten(2))
+
+    def influence(self, x_BTD: Tensor) -> Tensor:
+        """Return the attention distribution [B, H, T, T], zero outside the two chunks."""
+        q, k, _ = self.project(x_BTD)
+        c = self.config
+        return top1_chunk_weights(q, k, chunk=c.chunk, mode=c.mode, remote=c.remote)
+
+    def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values of every query head, and what attention makes of them."""
+        q, k, v = self.project(x_BTD)
+        return v.repeat_interleave(self.project.heads // self.project.groups, dim=2), self._attend(q, k, v)
+
+    def recipe(self) -> dict[str, ParameterRecipe]:
+        """Normal(0.02), the output projection shrunk with depth."""
+        return attention_recipe(self.project, self.out, self.layer)
+
+    def flops(self, length: int) -> float:
+        """Projections, the scores of all keys (exact) or all mean keys (approx), and attention to the chunks seen."""
+        C = self.config.chunk
+        full, rest = divmod(length, C)
+        earlier = C * full * (full - 1) / 2 + rest * full  # summed over queries, the chunks before their own
+        remote = sum((C if c < full else rest) * min(c, self.config.remote) for c in range(full + 1)) * C
+        local = full * C * (C + 1) / 2 + rest * (rest + 1) / 2
+        choosing = earlier * (C if self.config.mode == "exact" else 1)
+        linear = self.project.qkv.weight.numel() + self.out.weight.numel()
+        return 2.0 * length * linear + (2.0 * choosing + 4.0 * (remote + local)) * self.layer.hidden
+
+    def state_bytes(self, length: int) -> int:
+        """Keys and values of every token, and the sums, which are float32 or wider."""
+        wide = torch.promote_types(self.out.weight.dtype, torch.float32).itemsize
+        chunks = -(-length // self.config.chunk)
+        return self.project.state_bytes(length) + chunks * self.project.groups * self.project.dim * wide
