@@ -10,6 +10,7 @@ import os
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 from basecap.data.hashes import digest
@@ -27,6 +28,7 @@ SHORTEST_DOCSTRING, SHORTEST_FILE, LONGEST_FILE, LONGEST_MODULE = 100, 2_000, 20
 #: Folders of tests and of copies, which repeat what stands elsewhere.
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "lib2to3"}
 
+SUFFIXES = (".py", ".h", ".hpp", "METADATA")
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -38,7 +40,7 @@ class Installed(Source):
 
     def parts(self) -> list[Part]:
         """Return one part per domain: files in the order of the hashes of their names."""
-        files = sorted(_files(), key=lambda path: digest(self.name_of(path)))
+        files = _files()
         modules = [path for path in files if path.suffix == ".py"]
         described = [path for path in files if path.name == "METADATA" or path.match("pydoc_data/topics.py")]
         found = {
@@ -63,24 +65,27 @@ class Installed(Source):
                 return
 
     def name_of(self, path: Path) -> str:
-        """Return the path below the standard library, the packages or Python's headers."""
+        """Return the path below the packages, Python's headers or the standard library."""
         name, root = next((name, root) for name, root in _roots().items() if path.is_relative_to(root))
         return f"{name}/{path.relative_to(root).as_posix()}"
 
 
+@cache
 def _roots() -> dict[str, Path]:
     """Return where an installation keeps its files; packages first, they may lie below the standard library."""
     names = {"packages": "purelib", "platform": "platlib", "headers": "include", "standard": "stdlib"}
     return {name: Path(sysconfig.get_path(key)) for name, key in names.items()}
 
 
-def _files() -> Iterator[Path]:
-    for root in {root.resolve(): root for root in _roots().values()}.values():
-        for folder, folders, names in os.walk(root):
-            folders[:] = [name for name in folders if name not in SKIPPED]
-            for name in names:
-                if name.endswith((".py", ".h", ".hpp")) or name == "METADATA":
-                    yield Path(folder, name)
+def _files() -> list[Path]:
+    """Return all files of text in the order of the hashes of their names."""
+    found = {}
+    for name, root in reversed(_roots().items()):
+        for folder, folders, files in os.walk(root):
+            folders[:] = [folder for folder in folders if folder not in SKIPPED]
+            place = f"{name}{folder.removeprefix(str(root))}/"
+            found |= {f"{folder}/{file}": place + file for file in files if file.endswith(SUFFIXES)}
+    return [Path(path) for path, name in sorted(found.items(), key=lambda item: digest(item[1]))]
 
 
 def _up_to(size: int, paths: Iterable[Path], longest: int) -> list[Path]:
