@@ -1,0 +1,209 @@
+"""The architectures of a study against its reference: gaps with intervals, verdicts, or why there is none."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from basecap.analysis.gap import compare, interval, resample, tokens_to_reach, verdict
+from basecap.analysis.losses import RunLosses
+
+#: With fewer documents an interval from drawing them is too narrow to be believed.
+FEWEST_DOCUMENTS = 30
+
+#: The losses of every run that has some, by architecture and seed.
+Runs = dict[tuple[str, int], RunLosses]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a comparison is about: the reference, domains, tolerance in nats per token, number of draws."""
+
+    reference: str
+    train: Sequence[str]
+    ood: Sequence[str]
+    tolerance: float
+    resamples: int
+
+
+@dataclass(frozen=True)
+class Curves:
+    """One run in R draws of documents: pre-training loss [R + 1, K], and loss [R + 1, K] per unseen domain."""
+
+    x: ndarray
+    y: dict[str, ndarray]
+
+
+def compare_runs(
+    names: Sequence[str], runs: Runs, setting: Setting, generator: np.random.Generator
+) -> list[dict[str, Any]]:
+    """Compare each of the architectures `names` with the reference.
+
+    Returns:
+        A row per architecture: name, verdict, words, seeds, range of pre-training loss, gap (the mean over the unseen
+        domains), the same per domain, and along the range. What could not be computed is None or empty; words say why.
+    """
+    documents = next((run for (name, _), run in runs.items() if name == setting.reference), None)
+    comparable = {key: run for key, run in runs.items() if documents is not None and run.same_documents(documents)}
+    curves = _draw(comparable, setting, generator)
+    rows = []
+    for name in names:
+        row = {"name": name, "seeds": [], "range": None, "gap": None, "domains": [], "along": None}
+        reason = _hindrance(name, runs, comparable, setting)
+        if reason is None:
+            seeds = _shared_seeds(name, comparable, setting)
+            pairs = [(curves[name, seed], curves[setting.reference, seed]) for seed in seeds]
+            row |= {"seeds": seeds} | _measure(pairs, comparable[name, seeds[0]], setting, generator)
+        rows.append(row | _judge(row, reason, setting))
+    return rows
+
+
+def held_out_loss(run: RunLosses, train: Sequence[str]) -> ndarray:
+    """Return the loss per token over all held-out documents of the training domains, [K]."""
+    nats = sum(run.domains[domain].nats.sum(0) for domain in train)
+    return nats / sum(run.domains[domain].tokens.sum() for domain in train)
+
+
+def _draw(runs: Runs, setting: Setting, generator: np.random.Generator) -> dict[tuple[str, int], Curves]:
+    """Draw the documents of each domain once and read off the curves of all runs."""
+    if not runs:
+        return {}
+    ends = np.cumsum([len(run.trained) for run in runs.values()])[:-1]
+    drawn = {}
+    for domain in (*setting.train, *setting.ood):
+        nats = np.concatenate([run.domains[domain].nats for run in runs.values()], axis=1)
+        tokens = next(iter(runs.values())).domains[domain].tokens
+        drawn[domain] = resample(nats, tokens, setting.resamples, generator)
+    x = sum(drawn[domain][0] for domain in setting.train) / sum(drawn[domain][1] for domain in setting.train)[:, None]
+    y = {domain: drawn[domain][0] / drawn[domain][1][:, None] for domain in setting.ood}
+    columns = {domain: np.split(values, ends, axis=1) for domain, values in y.items()}
+    return {
+        key: Curves(x=part, y={domain: columns[domain][index] for domain in setting.ood})
+        for index, (key, part) in enumerate(zip(runs, np.split(x, ends, axis=1), strict=True))
+    }
+
+
+def _shared_seeds(name: str, runs: Runs, setting: Setting) -> list[int]:
+    """Return the seeds in which architecture and reference have both seen some range of pre-training loss."""
+    seeds = []
+    for candidate, seed in runs:
+        if candidate == name and (setting.reference, seed) in runs:
+            ours, theirs = (held_out_loss(runs[one, seed], setting.train) for one in (name, setting.reference))
+            if max(ours.min(), theirs.min()) < min(ours.max(), theirs.max()):
+                seeds.append(seed)
+    return seeds
+
+
+def _hindrance(name: str, runs: Runs, comparable: Runs, setting: Setting) -> str | None:
+    """Say why there can be no gap, None when there can."""
+    if not setting.ood:
+        return "the study names no unseen domain"
+    for who in (setting.reference, name):
+        if not any(candidate == who for candidate, _ in runs):
+            return f"{who} has no evaluated checkpoint with finite losses"
+    seeds = [seed for candidate, seed in runs if candidate == name and (setting.reference, seed) in runs]
+    if not seeds:
+        return "no seed with which both it and the reference were trained"
+    if not any((name, seed) in comparable for seed in seeds):
+        return "it was evaluated on other documents than the reference"
+    if _shared_seeds(name, comparable, setting):
+        return None
+    return _apart(name, setting, runs[name, seeds[0]], runs[setting.reference, seeds[0]])
+
+
+def _apart(name: str, setting: Setting, run: RunLosses, reference: RunLosses) -> str:
+    """Say how far two runs are from sharing a range of pre-training loss."""
+    if min(len(run.trained), len(reference.trained)) < 2:
+        return "a single checkpoint is not a curve: evaluate more often (train.eval_every)"
+    ours, theirs = held_out_loss(run, setting.train), held_out_loss(reference, setting.train)
+    behind, ahead = (name, run, ours), (setting.reference, reference, theirs)
+    if theirs.min() > ours.min():
+        behind, ahead = ahead, behind
+    target = ahead[2].max()
+    needed = tokens_to_reach(target, behind[1].trained, behind[2])
+    words = (
+        f"no shared range of pre-training loss: {behind[0]} came down to {behind[2].min():.3f}, "
+        f"{ahead[0]} starts at {target:.3f}"
+    )
+    if needed is None:
+        return f"{words} and the former no longer falls"
+    more = needed - behind[1].trained[-1]
+    return f"{words}; about {more:,.0f} more tokens of {behind[0]} or earlier evaluations of {ahead[0]} would give one"
+
+
+def _measure(
+    pairs: Sequence[tuple[Curves, Curves]], documents: RunLosses, setting: Setting, generator: np.random.Generator
+) -> dict[str, Any]:
+    """Return range, gap, gaps per domain and the gap along the range from (run, reference) per seed."""
+    places, gaps = [], {domain: [] for domain in setting.ood}
+    for ours, theirs in pairs:
+        for domain in setting.ood:
+            where, difference = compare(ours.x, ours.y[domain], theirs.x, theirs.y[domain])
+            gaps[domain].append(difference)
+        places.append(where)
+    counts = {domain: len(documents.domains[domain].tokens) for domain in (*setting.train, *setting.ood)}
+    held_out = sum(counts[domain] for domain in setting.train)
+    per_nat = {domain: _bits_per_byte(documents, domain) for domain in setting.ood}
+
+    def enough(domains: Sequence[str]) -> bool:
+        return min(held_out, *(counts[domain] for domain in domains)) >= FEWEST_DOCUMENTS
+
+    def summary(domains: Sequence[str]) -> dict[str, Any]:
+        nats = np.mean([gaps[domain] for domain in domains], axis=0).mean(-1)
+        bits = np.mean([np.mean(gaps[domain], axis=-1) * per_nat[domain] for domain in domains], axis=0)
+        return _numbers(nats, enough(domains), generator) | {
+            "bits_per_byte": _numbers(bits, enough(domains), generator)
+        }
+
+    along = _numbers(np.mean([gaps[domain] for domain in setting.ood], axis=0), enough(setting.ood), generator)
+    middles = np.mean(places, axis=0)[0]
+    half = (middles[1] - middles[0]) / 2
+    return {
+        "range": [float(middles[0] - half), float(middles[-1] + half)],
+        "gap": summary(setting.ood),
+        "domains": [{"domain": domain} | summary([domain]) for domain in setting.ood],
+        "along": {"loss": middles.tolist()} | along,
+    }
+
+
+def _numbers(values: ndarray, enough: bool, generator: np.random.Generator) -> dict[str, Any]:
+    found = interval(values, generator)
+    low, high = (found.low.tolist(), found.high.tolist()) if enough else (None, None)
+    return {"value": found.value.tolist(), "low": low, "high": high}
+
+
+def _bits_per_byte(documents: RunLosses, domain: str) -> float:
+    """Return how many bits per byte one nat per token is in a domain: all runs share one tokeniser."""
+    found = documents.domains[domain]
+    return float(found.tokens.sum() / found.bytes.sum() / math.log(2))
+
+
+def _judge(row: dict[str, Any], reason: str | None, setting: Setting) -> dict[str, str]:
+    """Return the verdict on a row and the words that explain it."""
+    gap = row["gap"]
+    if gap is not None and gap["low"] is None:
+        reason = f"fewer than {FEWEST_DOCUMENTS} held-out documents: no interval could be trusted"
+    elif gap is not None and math.isnan(gap["low"]):
+        reason = "the shared range of pre-training loss is too narrow: train longer or evaluate more often"
+    if reason is not None:
+        return {"verdict": "undecided", "words": reason}
+    found = verdict(gap["low"], gap["high"], setting.tolerance)
+    if found == "undecided":
+        words = (
+            "the interval reaches from below zero to above the tolerance: more documents, tokens or seeds are needed"
+        )
+    elif found == "degrades":
+        words = "worse out of domain than the reference at equal pre-training loss"
+    elif gap["high"] < 0:
+        words = "better out of domain than the reference at equal pre-training loss"
+    elif gap["low"] > 0:
+        words = f"a little worse than the reference, by less than the tolerance of {setting.tolerance:g}"
+    else:
+        words = f"any gap to the reference is below the tolerance of {setting.tolerance:g}"
+    worse = [part["domain"] for part in row["domains"] if part["low"] is not None and part["low"] > 0]
+    if found == "keeps" and worse:
+        words += f"; measurably worse on {', '.join(worse)}"
+    return {"verdict": found, "words": words}

@@ -1,0 +1,142 @@
+"""The gap: how much worse out of domain than the reference, at equal pre-training loss.
+
+Every evaluated checkpoint is a point: x its loss on held-out text of the training domains, y its loss on a domain it
+never saw. The gap of an architecture is the mean over the range of x that both have seen of y - y_reference, both read
+off interpolated curves. Documents are drawn with replacement, the same draw for every checkpoint of every model and for
+x and y alike, and the whole estimate is computed again for each draw: so both curves carry their error, and the
+difficulty of single documents, far larger than any gap, cancels.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy import ndarray
+
+from basecap.analysis.curve import interpolate
+
+Verdict = Literal["keeps", "degrades", "undecided"]
+
+#: Places over the shared range at which two curves are compared: the midpoints of as many cells.
+PLACES = 64
+#: Share of the interval's probability.
+CONFIDENCE = 0.95
+#: Largest share of draws that may lose the shared range before the interval would mislead.
+LOST_DRAWS = 0.05
+#: No run will see e^40 tokens (2e17).
+LARGEST_EXPONENT = 40.0
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and its interval; NaN where there is no interval. Numbers, or arrays of one shape."""
+
+    value: ndarray
+    low: ndarray
+    high: ndarray
+
+
+def resample(nats: ndarray, tokens: ndarray, resamples: int, generator: np.random.Generator) -> tuple[ndarray, ndarray]:
+    """Sum losses over documents and over draws of documents with replacement.
+
+    Args:
+        nats: [N, P] float64, the summed loss of each of N documents in each of P checkpoints.
+        tokens: [N] predicted tokens of each document.
+        resamples: number of draws R.
+        generator: source of the draws.
+
+    Returns:
+        Summed nats [R + 1, P] and tokens [R + 1]; row 0 is the sample itself.
+    """
+    count = len(tokens)
+    columns = np.concatenate([nats, tokens[:, None]], axis=1)
+    sums = [columns.sum(0, keepdims=True)]
+    rows = max(1, 4_000_000 // count)
+    for first in range(0, resamples, rows):
+        some = min(rows, resamples - first)
+        drawn = generator.integers(count, size=(some, count)) + np.arange(some)[:, None] * count
+        weights = np.bincount(drawn.ravel(), minlength=some * count).reshape(some, count)
+        sums.append(weights.astype(np.float64) @ columns)
+    total = np.concatenate(sums)
+    return total[:, :-1], total[:, -1]
+
+
+def compare(x: ndarray, y: ndarray, x_reference: ndarray, y_reference: ndarray) -> tuple[ndarray, ndarray]:
+    """Compare two curves over the range of x that both have seen, many draws at once.
+
+    Args:
+        x, y: [R, K] losses of an architecture's K checkpoints in any order, in each of R draws.
+        x_reference, y_reference: [R, K'] of the reference.
+
+    Returns:
+        The places [R, PLACES], from the lowest shared x to the highest, and y - y_reference there. NaN in draws
+        without a shared range, and everywhere when a curve has fewer than two points.
+    """
+    low = np.maximum(x.min(1), x_reference.min(1))
+    high = np.minimum(x.max(1), x_reference.max(1))
+    shared = low < high
+    places = np.full((len(x), PLACES), np.nan)
+    places[shared] = low[shared, None] + (high - low)[shared, None] * ((np.arange(PLACES) + 0.5) / PLACES)
+    difference = np.full_like(places, np.nan)
+    if shared.any():
+        ours, theirs = (
+            interpolate(*_sorted(abscissa[shared], ordinate[shared]), places[shared])
+            for abscissa, ordinate in ((x, y), (x_reference, y_reference))
+        )
+        difference[shared] = ours - theirs
+    return places, difference
+
+
+def interval(values: ndarray, generator: np.random.Generator) -> Interval:
+    """Return the mean over seeds and its interval.
+
+    Draws of documents give the spread for these trained models. With several seeds, a pair of models per seed, the
+    spread between the pairs is added as Student's t with one degree of freedom less than there are pairs: drawing two
+    to five seeds with replacement would give intervals far too narrow. The spread between pairs already holds the
+    part of the documents' spread that differs from pair to pair, so only the rest of that is kept beside it.
+
+    Args:
+        values: [S, R + 1, ...] an estimate per seed and draw, row 0 from the sample itself, which must not be NaN.
+        generator: source of the deviates of t.
+    """
+    value = values[:, 0].mean(0)
+    kept = ~np.isnan(values).any(axis=(0, *range(2, values.ndim)))
+    if 1 - kept.mean() > LOST_DRAWS:
+        missing = np.full_like(value, np.nan)
+        return Interval(value=value, low=missing, high=missing)
+    seeds, sample, draws = len(values), values[:, 0], values[:, kept][:, 1:]
+    deviations = draws.mean(0) - value
+    if seeds > 1:
+        own = (draws - sample[:, None]).var(axis=0, ddof=1).mean(0) / seeds
+        whole = deviations.var(axis=0)
+        common = np.sqrt(np.clip(1 - own / np.where(whole > 0, whole, 1.0), 0, 1))
+        student = generator.standard_t(seeds - 1, size=len(deviations)).reshape(-1, *[1] * value.ndim)
+        deviations = common * deviations + sample.std(axis=0, ddof=1) / np.sqrt(seeds) * student
+    tail = (1 - CONFIDENCE) / 2
+    low, high = value + np.quantile(deviations, [tail, 1 - tail], axis=0, method="weibull")
+    return Interval(value=value, low=low, high=high)
+
+
+def verdict(low: float, high: float, tolerance: float) -> Verdict:
+    """Return what an interval of a gap says: keeps below `tolerance`, degrades above zero, else undecided."""
+    if high < tolerance:
+        return "keeps"
+    return "degrades" if low > 0 else "undecided"
+
+
+def tokens_to_reach(loss: float, tokens: ndarray, losses: ndarray) -> float | None:
+    """Extrapolate the tokens after which a run reaches `loss`.
+
+    A line through the last three checkpoints, loss over the logarithm of tokens [K]; None when it does not fall
+    or would take for ever.
+    """
+    if len(tokens) < 2:
+        return None
+    slope, start = np.polyfit(np.log(tokens[-3:]), losses[-3:], 1)
+    exponent = (loss - start) / slope if slope < 0 else np.inf
+    return float(np.exp(exponent)) if exponent < LARGEST_EXPONENT else None
+
+
+def _sorted(x: ndarray, y: ndarray) -> tuple[ndarray, ndarray]:
+    order = np.argsort(x, axis=1, kind="stable")
+    return np.take_along_axis(x, order, axis=1), np.take_along_axis(y, order, axis=1)
