@@ -37,7 +37,11 @@ def chunk_fwd_kernel(
     With BACK: what it adds to the gradient of the state at its start (W = C, x the gradients of the outputs).
     """
     i_m, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    end = tl.minimum((i_m + 1) * BT, T)
     o_t = i_m * BT + tl.arange(0, BT)
+    if not BACK:
+        # Last token first: Triton's own reversed scan would exchange everything between lanes.
+        o_t = (i_m + 1) * BT - 1 - tl.arange(0, BT)
     o_d = tl.program_id(0) * BD + tl.arange(0, BD)
     m_t, m_d = o_t < T, o_d < D
     m = m_t[:, None] & m_d[None, :]
@@ -49,10 +53,9 @@ def chunk_fwd_kernel(
         o_edge = tl.maximum(i_m * BT - 1, 0)
     else:
         # Sums over later tokens, without the cancellation in total minus earlier ones.
-        m_next = (o_t + 1 < tl.minimum((i_m + 1) * BT, T))[:, None] & m_d[None, :]
-        b_next = tl.load(dt + p + D, mask=m_next, other=0.0).to(tl.float32)
-        b_elapsed = tl.associative_scan(b_next, 0, _add, reverse=True)
-        o_edge = tl.minimum((i_m + 1) * BT, T) - 1
+        b_next = tl.load(dt + p + D, mask=(o_t + 1 < end)[:, None] & m_d[None, :], other=0.0).to(tl.float32)
+        b_elapsed = tl.associative_scan(b_next, 0, _add)
+        o_edge = end - 1
         b_x = b_x * b_dt
         tl.store(total + (i_b * M + i_m) * D + o_d, tl.sum(b_dt, 0), mask=m_d)
     if PACKED:
@@ -150,36 +153,47 @@ def scan_bwd_kernel(
     b_dt = tl.load(dt + p, mask=m, other=0.0).to(tl.float32)
     b_x = tl.load(x + p, mask=m, other=0.0).to(tl.float32)
     b_dy = tl.load(dy + p, mask=m, other=0.0).to(tl.float32)
-    b_u = b_x * b_dt
+    # Tokens from the last to the first, each with the step size of the token after it.
+    o_back = (i_m + 1) * BT - 1 - tl.arange(0, BT)
+    m_next = o_back + 1 < tl.minimum((i_m + 1) * BT, T)
+    p_back = (i_b * T + o_back)[:, None] * D + o_d[None, :]
+    b_next = tl.load(dt + p_back + D, mask=m_next[:, None] & m_d[None, :], other=0.0).to(tl.float32)
+    b_dy_back = tl.load(dy + p_back, mask=(o_back < T)[:, None] & m_d[None, :], other=0.0).to(tl.float32)
     b_du = tl.zeros([BT, BD], tl.float32)
     b_ddt = tl.zeros([BT, BD], tl.float32)
     b_one, b_none = tl.full([BT, BD], 1.0, tl.float32), tl.zeros([BT, BD], tl.float32)
     p_row = (i_b * T + o_t) * N
     p_state = (i_b * M + i_m) * N * D + o_d
+    p_row_back = (i_b * T + o_back) * N
     if PACKED:
         b_ids = tl.load(ids + i_b * T + o_t, mask=m_t, other=0)
         b_new = b_ids != tl.load(ids + i_b * T + tl.maximum(o_t - 1, 0), mask=m_t, other=0)
+        b_ids = tl.load(ids + i_b * T + o_back, mask=m_next, other=0)
+        b_new_next = b_ids != tl.load(ids + i_b * T + o_back + 1, mask=m_next, other=0)
     for n in range(N):
         b_A = tl.load(A + n * D + o_d, mask=m_d, other=0.0)
         b_B = tl.load(B + p_row + n, mask=m_t, other=0.0).to(tl.float32)
-        b_C = tl.load(C + p_row + n, mask=m_t, other=0.0).to(tl.float32)
+        b_C = tl.load(C + p_row_back + n, mask=o_back < T, other=0.0).to(tl.float32)
         b_state = tl.load(states + p_state + n * D, mask=m_d, other=0.0)
         b_later = tl.load(later + p_state + n * D, mask=m_d, other=0.0)
         b_a = tl.exp(b_A[None, :] * b_dt)
         if PACKED:
             b_a = tl.where(b_new[:, None], 0.0, b_a)
-        b_b, b_g = b_u * b_B[:, None], b_dy * b_C[:, None]
+        b_b = b_x * b_dt * b_B[:, None]
         _, _, b_decay, b_own = tl.associative_scan((b_a, b_b, b_one, b_none), 0, _join_before)
         # The decayed previous state: h minus what the token adds would cancel where decays are strong.
         b_kept = b_a * (b_decay * b_state[None, :] + b_own)
-        _, _, b_decay, b_own = tl.associative_scan((b_a, b_a * b_g, b_one, b_none), 0, _join_before, reverse=True)
-        b_dh = b_g + b_decay * b_later[None, :] + b_own
+        b_a = tl.exp(b_A[None, :] * b_next)
+        if PACKED:
+            b_a = tl.where(b_new_next[:, None], 0.0, b_a)
+        b_decay, b_own = tl.associative_scan((b_a, b_dy_back * b_C[:, None]), 0, _join)
+        b_dh = tl.flip(b_own + b_decay * b_later[None, :], 0)
         b_rate = b_dh * b_kept
         b_du += b_dh * b_B[:, None]
         b_ddt += b_rate * b_A[None, :]
         tl.store(states + p_state + n * D, tl.sum(b_rate * b_dt, 0), mask=m_d)
         p_part = i_d * rows * N + p_row + n
-        tl.store(dB + p_part, tl.sum(b_dh * b_u, 1), mask=m_t)
+        tl.store(dB + p_part, tl.sum(b_dh * b_x * b_dt, 1), mask=m_t)
         tl.store(dC + p_part, tl.sum((b_kept + b_b) * b_dy, 1), mask=m_t)
     tl.store(dx + p, (b_du * b_dt).to(dx.dtype.element_ty), mask=m)
     tl.store(ddt + p, (b_ddt + b_du * b_x).to(ddt.dtype.element_ty), mask=m)
