@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops.wkv4 import eager, reference, wkv4
+from basecap.ops.wkv4 import eager, operators, reference, wkv4
 from tests.ops._recurrences import assert_as_exact, assert_same, draw, packed, results
 
 B, D = 2, 7
@@ -20,8 +20,8 @@ def inputs(length: int, spread: float = 1.0) -> list[Tensor]:
 @pytest.mark.parametrize("length", [1, 2, 3, 64, 75])
 def test_definition(length: int, spread: float):
     x, state = inputs(length, spread), draw(5, B, 2, D)
-    assert_same(results(eager.wkv4, x, state, None), results(reference.wkv4, x, state, None))
-    assert_same(results(eager.wkv4, x, None, None), results(reference.wkv4, x, None, None))
+    assert_same(results(operators.wkv4, x, state, None), results(reference.wkv4, x, state, None))
+    assert_same(results(operators.wkv4, x, None, None), results(reference.wkv4, x, None, None))
 
 
 def test_average_of_two():
@@ -35,12 +35,12 @@ def test_average_of_two():
 def test_segments():
     x, state = inputs(75), draw(5, B, 2, D)
     segments = packed(B, [1, 6, 7, 32, 50], 75)
-    assert_same(results(eager.wkv4, x, state, segments), results(reference.wkv4, x, state, segments))
+    assert_same(results(operators.wkv4, x, state, segments), results(reference.wkv4, x, state, segments))
 
 
 def test_no_gradient_crosses_segments():
     x = [part.requires_grad_() for part in inputs(40)]
-    o, _ = eager.wkv4(*x, segments=packed(B, [13], 40))
+    o, _ = operators.wkv4(*x, segments=packed(B, [13], 40))
     grads = torch.autograd.grad(o[:, 13:].sum(), x[:2])
     assert all((grad[:, :13] == 0).all() for grad in grads)
 
@@ -64,18 +64,14 @@ def test_influence():
 
 @pytest.mark.parametrize("spread", [1.0, 30.0])
 def test_float32(spread: float):
-    x, state = inputs(100, spread), draw(5, B, 2, D)
-    single = [part.float() for part in x]
-    # The same rounded numbers on both sides: only the computation is judged.
-    rounded = [part.double() for part in single]
-    truth = results(reference.wkv4, rounded, state.float().double(), None)
-    plain = results(reference.wkv4, single, state.float(), None)
-    assert_as_exact(results(eager.wkv4, single, state.float(), None), plain, truth, torch.finfo(torch.float32).eps)
+    x, state = [part.float() for part in inputs(100, spread)], draw(5, B, 2, D).float()
+    assert_as_exact(operators.wkv4, reference.wkv4, x, first=state)
+    assert_as_exact(operators.wkv4, reference.wkv4, x, segments=packed(B, [1, 40], 100))
 
 
 def test_keys_out_of_range_stay_finite():
     x = [part.float() for part in inputs(70, 1e6)]
-    o, final, *grads = results(eager.wkv4, x, None, None)
+    o, final, *grads = results(operators.wkv4, x, None, None)
     assert all(found.isfinite().all() for found in (o, final, *grads))
 
 

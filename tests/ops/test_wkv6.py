@@ -25,13 +25,10 @@ def test_definition(length: int):
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 64])
-def test_chunk_size_does_not_matter(chunk: int):
+def test_chunk_size_does_not_matter(chunk: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(eager, "CHUNK", chunk)
     x, state = inputs(37), draw(5, B, H, K, V)
-
-    def op(*args):
-        return eager.wkv6(*args, chunk=chunk)
-
-    assert_same(results(op, x, state, None), results(reference.wkv6, x, state, None))
+    assert_same(results(eager.wkv6, x, state, None), results(reference.wkv6, x, state, None))
 
 
 def test_segments():
@@ -75,13 +72,9 @@ def test_influence():
 
 @pytest.mark.parametrize("spread", [1.0, 3.0])
 def test_float32(spread: float):
-    x, state = inputs(100, spread), draw(5, B, H, K, V)
-    single = [part.float() for part in x]
-    # The same rounded numbers on both sides: only the computation is judged.
-    rounded = [part.double() for part in single]
-    truth = results(reference.wkv6, rounded, state.float().double(), None)
-    plain = results(reference.wkv6, single, state.float(), None)
-    assert_as_exact(results(eager.wkv6, single, state.float(), None), plain, truth, torch.finfo(torch.float32).eps)
+    x, state = [part.float() for part in inputs(100, spread)], draw(5, B, H, K, V).float()
+    assert_as_exact(eager.wkv6, reference.wkv6, x, first=state)
+    assert_as_exact(eager.wkv6, reference.wkv6, x, segments=packed(B, [1, 40], 100))
 
 
 def test_extreme_decays_stay_finite():

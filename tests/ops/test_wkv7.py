@@ -28,13 +28,10 @@ def test_definition(length: int):
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 64])
-def test_chunk_size_does_not_matter(chunk: int):
+def test_chunk_size_does_not_matter(chunk: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(eager, "CHUNK", chunk)
     x, state = inputs(37), draw(6, B, H, K, V)
-
-    def op(*args):
-        return eager.wkv7(*args, chunk=chunk)
-
-    assert_same(results(op, x, state, None), results(reference.wkv7, x, state, None))
+    assert_same(results(eager.wkv7, x, state, None), results(reference.wkv7, x, state, None))
 
 
 def test_segments():
@@ -83,13 +80,9 @@ def test_delta_rule():
 
 @pytest.mark.parametrize("spread", [1.0, 3.0])
 def test_float32(spread: float):
-    x, state = inputs(100, spread), draw(6, B, H, K, V)
-    single = [part.float() for part in x]
-    # The same rounded numbers on both sides: only the computation is judged.
-    rounded = [part.double() for part in single]
-    truth = results(reference.wkv7, rounded, state.float().double(), None)
-    plain = results(reference.wkv7, single, state.float(), None)
-    assert_as_exact(results(eager.wkv7, single, state.float(), None), plain, truth, torch.finfo(torch.float32).eps)
+    x, state = [part.float() for part in inputs(100, spread)], draw(6, B, H, K, V).float()
+    assert_as_exact(eager.wkv7, reference.wkv7, x, first=state)
+    assert_as_exact(eager.wkv7, reference.wkv7, x, segments=packed(B, [1, 40], 100))
 
 
 def test_extreme_decays_stay_finite():

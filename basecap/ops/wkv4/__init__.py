@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops.wkv4 import eager
+from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops.wkv4 import operators
 
 
 def wkv4(
@@ -15,6 +16,7 @@ def wkv4(
     *,
     state_B2D: Tensor | None = None,
     segments: Tensor | None = None,
+    backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Average values: o_t = sum_{s<=t} w_ts v_s / sum_{s<=t} w_ts for every channel by itself.
 
@@ -27,12 +29,13 @@ def wkv4(
         bonus_D: what the present token's gains.
         state_B2D: (mean, logarithm of its weight) before the first token; weight -inf for none, as when None.
         segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
+        backend: "auto", or insist on "eager" (plain PyTorch) or "triton".
 
     Returns:
         o [B, T, D] in the dtype of v and the final state [B, 2, D] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes that do not fit together.
+        ConfigError: shapes that do not fit together, or an impossible backend.
     """
     if k_BTD.dim() != 3 or k_BTD.shape != v_BTD.shape:
         raise ConfigError(f"k {tuple(k_BTD.shape)} and v {tuple(v_BTD.shape)} must both be [B, T, D].")
@@ -41,5 +44,6 @@ def wkv4(
             raise ConfigError(f"{name} {tuple(x.shape)} must be [D] = {tuple(v_BTD.shape[2:])}.")
     if v_BTD.shape[1] < 1:
         raise ConfigError("wkv4 needs at least one token.")
+    triton = use_triton("wkv4", backend, v_BTD)
     with torch.autocast(v_BTD.device.type, enabled=False):
-        return eager.wkv4(k_BTD, v_BTD, decay_D, bonus_D, state_B2D, segments)
+        return operators.wkv4(k_BTD, v_BTD, decay_D, bonus_D, state_B2D, segments, triton)

@@ -1,4 +1,4 @@
-"""RWKV-4's weighted average as a parallel scan over spans that double in length, in plain PyTorch.
+"""RWKV-4's weighted averages as parallel scans over spans that double in length, in plain PyTorch.
 
 A span of tokens is a mean and the logarithm of its weight. Two neighbours make one: the older weight decays by the
 younger span's length, the weights add up (logaddexp) and the means are averaged by them (a sigmoid of the
@@ -10,39 +10,38 @@ import math
 import torch
 from torch import Tensor
 
-NONE = -math.inf
 
-
-def wkv4(
-    k_BTD: Tensor,
-    v_BTD: Tensor,
-    decay_D: Tensor,
-    bonus_D: Tensor,
-    state_B2D: Tensor | None = None,
-    segments: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return outputs [B, T, D] and the final state [B, 2, D]; computed in float32 or wider, O(T log T)."""
-    wide = torch.promote_types(v_BTD.dtype, torch.float32)
-    k, v, decay = k_BTD.to(wide), v_BTD.to(wide), decay_D.to(wide)
-    B, T, D = v.shape
-    # The state stands before the first token like a token of its own: after t steps the scan holds S_{t-1}.
-    state = v.new_tensor([0.0, NONE])[:, None].expand(B, 2, D) if state_B2D is None else state_B2D.to(wide)
-    mean, weight = torch.cat([state[:, :1], v], dim=1), torch.cat([state[:, 1:], k], dim=1)
-    ids = None if segments is None else torch.cat([segments[:, :1], segments], dim=1)
+def scan(weight_BTD: Tensor, value_BTD: Tensor, decay_D: Tensor, starts_BT: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return running weights and means [B, T, D]; see `operators.scan`."""
+    weight, mean = weight_BTD, value_BTD
+    ids = None if starts_BT is None else starts_BT.cumsum(1)[..., None]
     span = 1
-    while span <= T:
-        reach = weight[:, :-span] - span * decay
+    while span < weight.shape[1]:
+        reach = weight[:, :-span] - span * decay_D
         if ids is not None:
-            reach = reach.masked_fill((ids[:, span:] != ids[:, :-span])[..., None], NONE)
-        older = torch.sigmoid(reach - weight[:, span:])
-        mean = torch.cat([mean[:, :span], torch.lerp(mean[:, span:], mean[:, :-span], older)], dim=1)
-        weight = torch.cat([weight[:, :span], torch.logaddexp(weight[:, span:], reach)], dim=1)
+            reach = reach.masked_fill(ids[:, span:] != ids[:, :-span], -math.inf)
+        young = weight[:, span:]
+        mean = torch.cat([mean[:, :span], torch.lerp(mean[:, span:], mean[:, :-span], share(reach, young))], dim=1)
+        weight = torch.cat([weight[:, :span], torch.logaddexp(young, reach)], dim=1)
         span *= 2
-    past = weight[:, :T]
-    if ids is not None:
-        past = past.masked_fill((ids[:, 1:] != ids[:, :-1])[..., None], NONE)
-    o_BTD = torch.lerp(v, mean[:, :T], torch.sigmoid(past - k - bonus_D.to(wide)))
-    return o_BTD.to(v_BTD.dtype), torch.stack([mean[:, T], weight[:, T]], dim=1)
+    return weight, mean
+
+
+def share(older: Tensor, younger: Tensor) -> Tensor:
+    """Return exp(older) / (exp(older) + exp(younger)); 1/2 where neither weighs anything."""
+    return torch.sigmoid((older - younger).masked_fill(older == younger, 0.0))
+
+
+def accumulate(share_BTD: Tensor, values_NBTD: Tensor) -> Tensor:
+    """Return x_t = values_t + share_{t+1} x_{t+1}, [N, B, T, D]."""
+    share, x = share_BTD[:, 1:], values_NBTD
+    span = 1
+    while span < x.shape[2]:
+        # share[t] now carries what reaches t from t + span.
+        x = torch.cat([torch.addcmul(x[:, :, :-span], share, x[:, :, span:]), x[:, :, -span:]], dim=2)
+        share = share[:, :-span] * share[:, span:]
+        span *= 2
+    return x
 
 
 def influence(k_BTD: Tensor, decay_D: Tensor, bonus_D: Tensor, segments: Tensor | None = None) -> Tensor:
@@ -55,4 +54,4 @@ def influence(k_BTD: Tensor, decay_D: Tensor, bonus_D: Tensor, segments: Tensor 
     if segments is not None:
         visible = visible & (segments[:, :, None] == segments[:, None, :])[:, None]
     scores = k_BTD.transpose(1, 2)[:, :, None, :] + weight_DTT
-    return scores.masked_fill(~visible, NONE).softmax(-1)
+    return scores.masked_fill(~visible, -math.inf).softmax(-1)

@@ -20,6 +20,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from basecap.ops._dispatch import use_triton
+from basecap.ops.wkv6 import operators
+
+#: Logarithm of a decay that leaves nothing, even in float64.
+GONE = -1e4
+
+#: Tensor cores multiply tiles of at least this many rows.
+SMALLEST = 16
+
 
 class Block(NamedTuple):
     """A block of C tokens with R reads and W writes each: rows are (token, read), columns (token, write)."""
@@ -30,15 +39,23 @@ class Block(NamedTuple):
     decay: Tensor  # [..., K]
 
 
-def assemble(reads: Tensor, writes: Tensor, decay: Tensor) -> Block:
+def assemble(reads: Tensor, writes: Tensor, log_decay: Tensor) -> Block:
     """Join C single tokens, C a power of two, into one block.
 
     Args:
         reads: [..., C, R, K], each decayed from just before its token to its own reading.
         writes: [..., C, W, K].
-        decay: [..., C, K], of each token; leading dimensions may broadcast.
+        log_decay: [..., C, K], of each token; leading dimensions may broadcast.
     """
+    if reads.shape[-3] >= SMALLEST and use_triton("wkv6", "auto", reads):
+        return Block(*operators.assemble(reads, writes, log_decay.expand(*reads.shape[:-2], -1)))
+    return double_up(reads, writes, log_decay)
+
+
+def double_up(reads: Tensor, writes: Tensor, log_decay: Tensor) -> Block:
+    """`assemble` in plain PyTorch."""
     scores = reads.new_zeros(*reads.shape[:-1], writes.shape[-2])
+    decay = log_decay.exp()
     while reads.shape[-3] > 1:
         columns = writes.shape[-2]
         old_reads, new_reads = reads[..., 0::2, :, :], reads[..., 1::2, :, :]
@@ -54,10 +71,33 @@ def assemble(reads: Tensor, writes: Tensor, decay: Tensor) -> Block:
     return Block(*(x[..., 0, :, :] for x in (scores, reads, writes)), decay[..., 0, :])
 
 
-def chunks(x_BTHK: Tensor, size: int, fill: float = 0.0) -> Tensor:
-    """Return [B, H, M, C, K]: chunks of `size` tokens, the last one filled up with `fill`."""
+def carry(step: Tensor, added_BHMKV: Tensor, state_BHKV: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the states [B, H, M, K, V] that enter M blocks and the one that leaves the last [B, H, K, V].
+
+    Args:
+        step: what a block does to the state: a decay per channel [B, H, M, K], or a matrix [B, H, M, K, K].
+        added_BHMKV: what it adds.
+        state_BHKV: the state before the first block.
+    """
+    if use_triton("wkv6", "auto", added_BHMKV):
+        states = operators.carry(step.expand(*added_BHMKV.shape[:4], *step.shape[4:]), added_BHMKV, state_BHKV)
+        return states[:, :, :-1], states[:, :, -1]
+    return walk(step, added_BHMKV, state_BHKV)
+
+
+def walk(step: Tensor, added_BHMKV: Tensor, state_BHKV: Tensor) -> tuple[Tensor, Tensor]:
+    """`carry` in plain PyTorch."""
+    entering, state = [], state_BHKV
+    for now, added in zip(step.unbind(2), added_BHMKV.unbind(2), strict=True):
+        entering.append(state)
+        state = (now[..., None] * state if now.dim() == 3 else now @ state) + added
+    return torch.stack(entering, dim=2), state
+
+
+def chunks(x_BTHK: Tensor, size: int) -> Tensor:
+    """Return [B, H, M, C, K]: chunks of `size` tokens, the last one filled up with zeros."""
     tail = -x_BTHK.shape[1] % size
-    return F.pad(x_BTHK, (0, 0, 0, 0, 0, tail), value=fill).unflatten(1, (-1, size)).permute(0, 3, 1, 2, 4)
+    return F.pad(x_BTHK, (0, 0, 0, 0, 0, tail)).unflatten(1, (-1, size)).permute(0, 3, 1, 2, 4)
 
 
 def unchunk(x_BHMCV: Tensor, length: int) -> Tensor:
@@ -70,9 +110,9 @@ def power_of_two(length: int) -> int:
     return 1 << (length - 1).bit_length()
 
 
-def kept(segments_BT: Tensor | None, like: Tensor) -> Tensor | None:
-    """Return [B, T, 1, 1]: 0 at the first token of each segment but the first, else 1; None without segments."""
+def starts(segments_BT: Tensor | None) -> Tensor | None:
+    """Return [B, T, 1, 1] bool: the first token of each segment but the first; None without segments."""
     if segments_BT is None:
         return None
-    same = F.pad(segments_BT[:, 1:] == segments_BT[:, :-1], (1, 0), value=True)
-    return same[:, :, None, None].to(like.dtype)
+    changes = segments_BT[:, 1:] != segments_BT[:, :-1]
+    return F.pad(changes, (1, 0))[:, :, None, None]

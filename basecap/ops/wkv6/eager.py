@@ -3,7 +3,10 @@
 import torch
 from torch import Tensor
 
-from basecap.ops.wkv6.blocks import Block, assemble, chunks, kept, power_of_two, unchunk
+from basecap.ops.wkv6.blocks import GONE, Block, assemble, carry, chunks, power_of_two, starts, unchunk
+
+#: Tokens per block.
+CHUNK = 32
 
 
 def wkv6(
@@ -14,22 +17,18 @@ def wkv6(
     bonus_HK: Tensor,
     state_BHKV: Tensor | None = None,
     segments: Tensor | None = None,
-    chunk: int = 32,
 ) -> tuple[Tensor, Tensor]:
-    """Return outputs [B, T, H, V] and the final state; computed in float32 or wider, O(T * (chunk + K V / chunk))."""
+    """Return outputs [B, T, H, V] and the final state; computed in float32 or wider, O(T * (CHUNK + K V / CHUNK))."""
     wide = torch.promote_types(v_BTHV.dtype, torch.float32)
     B, T, H, V = v_BTHV.shape
     r, k, v = (x.to(wide) for x in (r_BTHK, k_BTHK, v_BTHV))
-    size = min(chunk, power_of_two(T))
+    size = min(CHUNK, power_of_two(T))
     block = _blocks(r, k, log_decay_BTHK.to(wide), segments, size)
     v_BHMCV = chunks(v, size)
     added_BHMKV = block.writes.transpose(-1, -2) @ v_BHMCV
     state = v.new_zeros(B, H, k.shape[3], V) if state_BHKV is None else state_BHKV.to(wide)
-    entering = []
-    for added, decay in zip(added_BHMKV.unbind(2), block.decay.unbind(2), strict=True):
-        entering.append(state)
-        state = decay[..., None] * state + added
-    past_BHMCV = block.reads @ torch.stack(entering, dim=2)
+    entering, state = carry(block.decay, added_BHMKV, state)
+    past_BHMCV = block.reads @ entering
     own = (r * k * bonus_HK.to(wide)).sum(-1, keepdim=True) * v
     o_BTHV = unchunk(block.scores @ v_BHMCV + past_BHMCV, T) + own
     return o_BTHV.to(v_BTHV.dtype), state
@@ -47,10 +46,10 @@ def influence(
 
 def _blocks(r: Tensor, k: Tensor, log_decay: Tensor, segments: Tensor | None, size: int) -> Block:
     """Assemble blocks [B, H, M, ...] of `size` tokens: a token reads before its own decay and write."""
-    decay = log_decay.expand(-1, r.shape[1], -1, -1).exp()
-    keep = kept(segments, r)
-    if keep is not None:
-        r, decay = r * keep, decay * keep
-    # Padding decays nothing, so that the final state is that of the last token.
-    decay = chunks(decay, size, fill=1.0)
-    return assemble(chunks(r, size)[..., None, :], chunks(k, size)[..., None, :], decay)
+    log_decay = log_decay.expand(-1, r.shape[1], -1, -1)
+    new = starts(segments)
+    if new is not None:
+        r, log_decay = r.masked_fill(new, 0.0), log_decay.masked_fill(new, GONE)
+    # The padding, whose log decay is zero, leaves the state as it is.
+    parts = chunks(r, size)[..., None, :], chunks(k, size)[..., None, :], chunks(log_decay, size)
+    return assemble(*parts)

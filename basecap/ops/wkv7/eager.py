@@ -13,7 +13,10 @@ and what is left between chunks is one product with a K x K matrix:
 import torch
 from torch import Tensor
 
-from basecap.ops.wkv6.blocks import Block, assemble, chunks, kept, power_of_two, unchunk
+from basecap.ops.wkv6.blocks import GONE, Block, assemble, carry, chunks, power_of_two, starts, unchunk
+
+#: Tokens per block.
+CHUNK = 32
 
 
 def wkv7(
@@ -25,12 +28,11 @@ def wkv7(
     b_BTHK: Tensor,
     state_BHKV: Tensor | None = None,
     segments: Tensor | None = None,
-    chunk: int = 32,
 ) -> tuple[Tensor, Tensor]:
-    """Return outputs [B, T, H, V] and the final state; computed in float32 or wider, O(T * (chunk + K V / chunk))."""
+    """Return outputs [B, T, H, V] and the final state; computed in float32 or wider, O(T * (CHUNK + K V / CHUNK))."""
     wide = torch.promote_types(v_BTHV.dtype, torch.float32)
     B, T, H, V = v_BTHV.shape
-    size = min(chunk, power_of_two(T))
+    size = min(CHUNK, power_of_two(T))
     r, log_decay, k, a, b = (x.to(wide) for x in (r_BTHK, log_decay_BTHK, k_BTHK, a_BTHK, b_BTHK))
     block = _blocks(r, log_decay, k, a, b, segments, size)
     A_ak, A_ab, A_rk, A_rb = _parts(block.scores, size)
@@ -41,11 +43,8 @@ def wkv7(
     added_BHMKV = k_out @ v_BHMCV + b_out @ U
     step_BHMKK = torch.diag_embed(block.decay) + b_out @ W
     state = v_BHMCV.new_zeros(B, H, k.shape[3], V) if state_BHKV is None else state_BHKV.to(wide)
-    entering = []
-    for added, step in zip(added_BHMKV.unbind(2), step_BHMKK.unbind(2), strict=True):
-        entering.append(state)
-        state = step @ state + added
-    o_BHMCV = A_rk @ v_BHMCV + A_rb @ U + (r_in + A_rb @ W) @ torch.stack(entering, dim=2)
+    entering, state = carry(step_BHMKK, added_BHMKV, state)
+    o_BHMCV = A_rk @ v_BHMCV + A_rb @ U + (r_in + A_rb @ W) @ entering
     return unchunk(o_BHMCV, T).to(v_BTHV.dtype), state
 
 
@@ -78,15 +77,15 @@ def _parts(scores: Tensor, size: int) -> tuple[Tensor, ...]:
 
 def _blocks(r: Tensor, log_decay: Tensor, k: Tensor, a: Tensor, b: Tensor, segments: Tensor | None, size: int) -> Block:
     """Assemble blocks of `size` tokens; a reads before the token's decay and write, r after both."""
-    decay = log_decay.exp()
-    keep = kept(segments, r)
-    read_a, read_r = a, r * decay
-    if keep is not None:
-        read_a, read_r, decay = a * keep, read_r * keep, decay * keep
+    read_a, read_r = a, r * log_decay.exp()
+    new = starts(segments)
+    if new is not None:
+        read_a, read_r = read_a.masked_fill(new, 0.0), read_r.masked_fill(new, 0.0)
+        log_decay = log_decay.masked_fill(new, GONE)
     reads = torch.stack([chunks(read_a, size), chunks(read_r, size)], dim=-2)
     writes = torch.stack([chunks(k, size), chunks(b, size)], dim=-2)
-    # Padding decays nothing, so that the final state is that of the last token.
-    block = assemble(reads, writes, chunks(decay, size, fill=1.0))
+    # The padding, whose log decay is zero, leaves the state as it is.
+    block = assemble(reads, writes, chunks(log_decay, size))
     own = torch.stack([chunks((r * x).sum(-1, keepdim=True), size)[..., 0] for x in (k, b)], dim=-1)
     own = torch.stack([torch.zeros_like(own), own], dim=-2)
     return block._replace(scores=block.scores + _block_diagonal(own))
