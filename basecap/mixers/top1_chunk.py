@@ -45,7 +45,7 @@ class Top1Chunk(Mixer):
         rope_base: float = Field(10_000.0, gt=0)
         qk_gain: bool = Field(False, description="learned gain of the normalised queries and keys")
         mode: Literal["exact", "approx"] = Field("exact", description="how a chunk is scored: by mass or by mean key")
-        chunk: int = Field(128, description="tokens per chunk, a power of two from 16 to 256")
+        chunk: Literal[16, 32, 64, 128, 256] = Field(128, description="tokens per chunk")
         remote: int = Field(1, ge=1, description="earlier chunks that a query attends")
 
     sizes: ClassVar = {768: {"heads": 12}, 2048: {"heads": 16}}
