@@ -76,7 +76,7 @@ class BasedLinear(Mixer):
         """Mix a prompt, or more of it, chunk by chunk and add it to the sums."""
         q, k, v = self._project(x_BTD)
         state = cache.tensors["state"]
-        o = taylor_attention(q, k, v, state_BHFX=state)
+        o = taylor_attention(q, k, v, state_BHFX=state if cache.length else None)
         state.copy_(taylor_state(k, v, state))
         cache.length += x_BTD.shape[1]
         return self.out(o.flatten(2))

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops.taylor_attention import eager
+from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops.taylor_attention import eager, operators
 
 
 def taylor_attention(
@@ -15,6 +16,7 @@ def taylor_attention(
     state_BHFX: Tensor | None = None,
     segments: Tensor | None = None,
     eps: float = 1e-12,
+    backend: Backend = "auto",
 ) -> Tensor:
     """Return o_t = sum_{s<=t} w_ts v_s / (sum_{s<=t} w_ts + eps), w_ts = 1 + x + x^2 / 2 at x = q_t.k_s / sqrt(K).
 
@@ -27,14 +29,26 @@ def taylor_attention(
         state_BHFX: sums before the first token as `taylor_state` returns them; zero when None.
         segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
         eps: added to the denominator.
+        backend: "auto", or insist on "eager" (plain PyTorch) or "triton". The kernels take neither state nor segments
+            and at most 31 features of 128 values; "auto" then means plain PyTorch.
 
     Returns:
         [B, T, H, V] in the dtype of v.
 
     Raises:
-        ConfigError: shapes that do not fit together.
+        ConfigError: shapes that do not fit together, or an impossible backend.
     """
     _validate(q_BTHK, k_BTHK, v_BTHV)
+    small = q_BTHK.shape[3] < 32 and v_BTHV.shape[3] <= 128
+    if state_BHFX is None and segments is None and small:
+        if use_triton("taylor_attention", backend, v_BTHV):
+            q, k = q_BTHK.to(v_BTHV.dtype), k_BTHK.to(v_BTHV.dtype)
+            return operators.attend(q, k, v_BTHV, eps, operators.CHUNK)[0]
+    elif backend == "triton":
+        raise ConfigError(
+            "the kernels of Taylor attention take no state, no segments and at most 31 features of 128 values; "
+            "use backend='auto' or 'eager'."
+        )
     # Under autocast the sums would be rounded to half precision.
     with torch.autocast(v_BTHV.device.type, enabled=False):
         return eager.taylor_attention(q_BTHK, k_BTHK, v_BTHV, state_BHFX, segments, eps)

@@ -1,0 +1,53 @@
+"""The kernels as one PyTorch operator with its backward: one node in a compiled graph, O(T) memory."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Tokens per chunk: where masked tiles and sums of features cost about the same, with 16 features of 64 values.
+CHUNK = 1024
+
+
+def _launch():
+    # Triton is only needed, and only installed, where its kernels can run.
+    from basecap.ops.taylor_attention import launch
+
+    return launch
+
+
+@torch.library.custom_op("basecap::taylor_attention", mutates_args=())
+def attend(q: Tensor, k: Tensor, v: Tensor, eps: float, chunk: int) -> tuple[Tensor, Tensor]:
+    """Return outputs [B, T, H, V] and denominators [B, T, H], float32."""
+    return _launch().forward(q, k, v, eps, chunk)
+
+
+@attend.register_fake
+def _(q, k, v, eps, chunk):
+    return v.new_empty(v.shape), v.new_empty(v.shape[:3], dtype=torch.float32)
+
+
+@torch.library.custom_op("basecap::taylor_attention_backward", mutates_args=())
+def attend_backward(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, norm: Tensor, do: Tensor, chunk: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v."""
+    return _launch().backward(q, k, v, o, norm, do, chunk)
+
+
+@attend_backward.register_fake
+def _(q, k, v, o, norm, do, chunk):
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, _, ctx.chunk = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, do: Tensor, _norm: Tensor | None) -> tuple[Tensor | None, ...]:
+    return *attend_backward(*ctx.saved_tensors, do, ctx.chunk), None, None
+
+
+attend.register_autograd(_backward, setup_context=_setup)
