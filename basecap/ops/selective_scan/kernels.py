@@ -1,12 +1,15 @@
 """The selective scan in Triton: chunks of BT tokens in parallel, a block of BD channels each; see README.md.
 
-Tensors: x, dt, y [B, T, D]; B, C [B, T, N]; A [N, D]; states between chunks [B, M, N, D]; all contiguous.
+Tensors: x, dt, y [B, T, D]; B, C [B, N, T] in float32, so that a chunk's tokens lie together; states between chunks
+[B, M, N, D]; all contiguous. A [N, D] is in units of log2: decays are exp2(A dt).
 `ids` are the segments [B, T], read only where PACKED. Past the end of a sequence dt, x and dy are zero, which leaves
 every state as it is.
 """
 
 import triton
 import triton.language as tl
+
+LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -65,8 +68,8 @@ def chunk_fwd_kernel(
     p_state = (i_b * M + i_m) * N * D + o_d
     for n in range(N):
         b_A = tl.load(A + n * D + o_d, mask=m_d, other=0.0)
-        b_W = tl.load(W + (i_b * T + o_t) * N + n, mask=m_t, other=0.0).to(tl.float32)
-        b_added = tl.sum(tl.exp(b_A[None, :] * b_elapsed) * b_x * b_W[:, None], 0)
+        b_W = tl.load(W + (i_b * N + n) * T + o_t, mask=m_t, other=0.0)
+        b_added = tl.sum(tl.exp2(b_A[None, :] * b_elapsed) * b_x * b_W[:, None], 0)
         tl.store(out + p_state + n * D, b_added, mask=m_d)
 
 
@@ -88,7 +91,7 @@ def carry_fwd_kernel(
             i_m = M - 1 - i
         p_state = states + ((i_b * M + i_m) * N + n) * D + o_d
         b_total = tl.load(total + (i_b * M + i_m) * D + o_d, mask=m_d, other=0.0)
-        b_decay = tl.exp(b_A * b_total)
+        b_decay = tl.exp2(b_A * b_total)
         if PACKED:
             b_before = tl.load(ids + i_b * T + tl.maximum(i_m * BT - 1, 0))
             b_after = tl.load(ids + i_b * T + tl.minimum((i_m + 1) * BT, T) - 1)
@@ -115,17 +118,17 @@ def output_fwd_kernel(
     b_dt = tl.load(dt + p, mask=m, other=0.0).to(tl.float32)
     b_u = tl.load(x + p, mask=m, other=0.0).to(tl.float32) * b_dt
     b_y = tl.zeros([BT, BD], tl.float32)
-    p_row = (i_b * T + o_t) * N
+    p_row = i_b * N * T + o_t
     p_state = (i_b * M + i_m) * N * D + o_d
     if PACKED:
         b_ids = tl.load(ids + i_b * T + o_t, mask=m_t, other=0)
         b_new = b_ids != tl.load(ids + i_b * T + tl.maximum(o_t - 1, 0), mask=m_t, other=0)
     for n in range(N):
         b_A = tl.load(A + n * D + o_d, mask=m_d, other=0.0)
-        b_B = tl.load(B + p_row + n, mask=m_t, other=0.0).to(tl.float32)
-        b_C = tl.load(C + p_row + n, mask=m_t, other=0.0).to(tl.float32)
+        b_B = tl.load(B + p_row + n * T, mask=m_t, other=0.0)
+        b_C = tl.load(C + p_row + n * T, mask=m_t, other=0.0)
         b_state = tl.load(states + p_state + n * D, mask=m_d, other=0.0)
-        b_a = tl.exp(b_A[None, :] * b_dt)
+        b_a = tl.exp2(b_A[None, :] * b_dt)
         if PACKED:
             b_a = tl.where(b_new[:, None], 0.0, b_a)
         b_decay, b_own = tl.associative_scan((b_a, b_u * b_B[:, None]), 0, _join)
@@ -141,7 +144,7 @@ def scan_bwd_kernel(
 ):  # fmt: skip
     """Gradients of a chunk, from the state before it and the gradient of the state after it (`later`).
 
-    dB and dC receive one part per block of channels, [blocks, B, T, N] with `rows` = B T; what a chunk contributes to
+    dB and dC receive one part per block of channels, [blocks, B, N, T] with `rows` = B T; what a chunk contributes to
     dA takes the place of the state in `states`, which nobody else reads.
     """
     i_d, i_m, i_b = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -162,9 +165,9 @@ def scan_bwd_kernel(
     b_du = tl.zeros([BT, BD], tl.float32)
     b_ddt = tl.zeros([BT, BD], tl.float32)
     b_one, b_none = tl.full([BT, BD], 1.0, tl.float32), tl.zeros([BT, BD], tl.float32)
-    p_row = (i_b * T + o_t) * N
+    p_row = i_b * N * T + o_t
     p_state = (i_b * M + i_m) * N * D + o_d
-    p_row_back = (i_b * T + o_back) * N
+    p_row_back = i_b * N * T + o_back
     if PACKED:
         b_ids = tl.load(ids + i_b * T + o_t, mask=m_t, other=0)
         b_new = b_ids != tl.load(ids + i_b * T + tl.maximum(o_t - 1, 0), mask=m_t, other=0)
@@ -172,18 +175,18 @@ def scan_bwd_kernel(
         b_new_next = b_ids != tl.load(ids + i_b * T + o_back + 1, mask=m_next, other=0)
     for n in range(N):
         b_A = tl.load(A + n * D + o_d, mask=m_d, other=0.0)
-        b_B = tl.load(B + p_row + n, mask=m_t, other=0.0).to(tl.float32)
-        b_C = tl.load(C + p_row_back + n, mask=o_back < T, other=0.0).to(tl.float32)
+        b_B = tl.load(B + p_row + n * T, mask=m_t, other=0.0)
+        b_C = tl.load(C + p_row_back + n * T, mask=o_back < T, other=0.0)
         b_state = tl.load(states + p_state + n * D, mask=m_d, other=0.0)
         b_later = tl.load(later + p_state + n * D, mask=m_d, other=0.0)
-        b_a = tl.exp(b_A[None, :] * b_dt)
+        b_a = tl.exp2(b_A[None, :] * b_dt)
         if PACKED:
             b_a = tl.where(b_new[:, None], 0.0, b_a)
         b_b = b_x * b_dt * b_B[:, None]
         _, _, b_decay, b_own = tl.associative_scan((b_a, b_b, b_one, b_none), 0, _join_before)
         # The decayed previous state: h minus what the token adds would cancel where decays are strong.
         b_kept = b_a * (b_decay * b_state[None, :] + b_own)
-        b_a = tl.exp(b_A[None, :] * b_next)
+        b_a = tl.exp2(b_A[None, :] * b_next)
         if PACKED:
             b_a = tl.where(b_new_next[:, None], 0.0, b_a)
         b_decay, b_own = tl.associative_scan((b_a, b_dy_back * b_C[:, None]), 0, _join)
@@ -192,8 +195,8 @@ def scan_bwd_kernel(
         b_du += b_dh * b_B[:, None]
         b_ddt += b_rate * b_A[None, :]
         tl.store(states + p_state + n * D, tl.sum(b_rate * b_dt, 0), mask=m_d)
-        p_part = i_d * rows * N + p_row + n
+        p_part = i_d * rows * N + p_row + n * T
         tl.store(dB + p_part, tl.sum(b_dh * b_x * b_dt, 1), mask=m_t)
         tl.store(dC + p_part, tl.sum((b_kept + b_b) * b_dy, 1), mask=m_t)
     tl.store(dx + p, (b_du * b_dt).to(dx.dtype.element_ty), mask=m)
-    tl.store(ddt + p, (b_ddt + b_du * b_x).to(ddt.dtype.element_ty), mask=m)
+    tl.store(ddt + p, (b_ddt * LN2 + b_du * b_x).to(ddt.dtype.element_ty), mask=m)

@@ -1,5 +1,6 @@
 """Launches the Triton kernels of the selective scan."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -16,13 +17,13 @@ BD = 32
 
 @dataclass(frozen=True)
 class _Inputs:
-    """Contiguous inputs and the sizes that every kernel takes."""
+    """Inputs in the kernels' layouts, and the sizes that every kernel takes."""
 
     x: Tensor
     dt: Tensor
     A_ND: Tensor
-    B: Tensor
-    C: Tensor
+    B_BNT: Tensor
+    C_BNT: Tensor
     ids: Tensor | None
 
     @property
@@ -43,9 +44,10 @@ class _Inputs:
 
 
 def _inputs(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, segments: Tensor | None) -> _Inputs:
-    x, dt, B, C = (part.contiguous() for part in (x, dt, B, C))
+    B_BNT, C_BNT = (part.float().mT.contiguous() for part in (B, C))
     ids = None if segments is None else segments.contiguous()
-    return _Inputs(x, dt, A.float().T.contiguous(), B, C, ids)
+    A_ND = (A.float() / math.log(2)).T.contiguous()
+    return _Inputs(x.contiguous(), dt.contiguous(), A_ND, B_BNT, C_BNT, ids)
 
 
 def _chain(
@@ -85,10 +87,19 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [B, T, D] in the dtype of x and the final state [B, D, N] in float32."""
     inputs = _inputs(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
-    states, last = _chain(inputs, inputs.x, inputs.B, _first(inputs, state_BDN), _total(inputs), back=False)
+    states, last = _chain(inputs, inputs.x, inputs.B_BNT, _first(inputs, state_BDN), _total(inputs), back=False)
     y = torch.empty_like(inputs.x)
     kernels.output_fwd_kernel[inputs.grid](
-        inputs.x, inputs.dt, inputs.A_ND, inputs.B, inputs.C, inputs.ids, states, y, *inputs.sizes, **inputs.options
+        inputs.x,
+        inputs.dt,
+        inputs.A_ND,
+        inputs.B_BNT,
+        inputs.C_BNT,
+        inputs.ids,
+        states,
+        y,
+        *inputs.sizes,
+        **inputs.options,
     )
     return y, last.mT.contiguous()
 
@@ -106,19 +117,19 @@ def backward(
     """Return the gradients of x, dt, A, B, C and the first state; the states between chunks are computed anew."""
     inputs = _inputs(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
     dy, total = grads[0].contiguous(), _total(inputs)
-    states, _ = _chain(inputs, inputs.x, inputs.B, _first(inputs, state_BDN), total, back=False)
-    later, dstate = _chain(inputs, dy, inputs.C, grads[1].float().mT.contiguous(), total, back=True)
+    states, _ = _chain(inputs, inputs.x, inputs.B_BNT, _first(inputs, state_BDN), total, back=False)
+    later, dstate = _chain(inputs, dy, inputs.C_BNT, grads[1].float().mT.contiguous(), total, back=True)
     dx, ddt = torch.empty_like(inputs.x), torch.empty_like(inputs.dt)
-    parts = inputs.A_ND.new_empty(2, inputs.grid[0], *inputs.B.shape)
+    parts = inputs.A_ND.new_empty(2, inputs.grid[0], *inputs.B_BNT.shape)
     kernels.scan_bwd_kernel[inputs.grid](
-        dy, inputs.x, inputs.dt, inputs.A_ND, inputs.B, inputs.C, inputs.ids, states, later,
+        dy, inputs.x, inputs.dt, inputs.A_ND, inputs.B_BNT, inputs.C_BNT, inputs.ids, states, later,
         dx, ddt, parts[0], parts[1], *inputs.sizes, B_BTN.shape[0] * B_BTN.shape[1], **inputs.options,
     )  # fmt: skip
     return (
         dx,
         ddt,
         states.sum((0, 1)).T.to(A_DN.dtype).contiguous(),
-        parts[0].sum(0).to(B_BTN.dtype),
-        parts[1].sum(0).to(C_BTN.dtype),
+        parts[0].sum(0).mT.to(B_BTN.dtype).contiguous(),
+        parts[1].sum(0).mT.to(C_BTN.dtype).contiguous(),
         dstate.mT.contiguous(),
     )
