@@ -42,10 +42,13 @@ class DataConfig(BaseModel):
         None, description="share of each training domain in a batch; proportional to its tokens when not given"
     )
     max_train_tokens: Count | None = Field(
-        None, ge=1, description="training tokens kept per domain, whole documents by content hash; all when not given"
+        None,
+        ge=1,
+        description="training tokens kept per domain: whole documents by content hash, none longer than a tenth of "
+        "this number; all when not given",
     )
     max_test_tokens: Count | None = Field(
-        None, ge=1, description="validation and test tokens kept per domain, likewise"
+        None, ge=1, description="validation and test tokens kept per domain and split, likewise"
     )
     cache: str | None = Field(
         None,

@@ -9,10 +9,11 @@ import fcntl
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
@@ -81,8 +82,11 @@ def _reopen(config: DataConfig, cache: Path, record: Path) -> PreparedData | Non
     return _open(config, paths[0], paths[1:]) if all(path.exists() for path in paths) else None
 
 
-def _open(config: DataConfig, tokenizer: Path, shards: Sequence[Path]) -> PreparedData:
-    return PreparedData(config, Tokenizer.load(tokenizer), [Shard(path) for path in shards], _limits(config))
+def _open(config: DataConfig, path: Path, shards: Sequence[Path]) -> PreparedData:
+    tokenizer = Tokenizer.load(path)
+    if tokenizer.fingerprint not in path.name:
+        raise DataError(f"tokenizer {path} is damaged; delete it and run again.")
+    return PreparedData(config, tokenizer, [Shard(shard) for shard in shards], _limits(config))
 
 
 def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
@@ -160,7 +164,7 @@ class Writer:
         return path
 
 
-def _written(writer: Writer, parts: Sequence[Part]) -> Iterator[Path]:
+def _written(writer: Writer, parts: Sequence[Part]) -> Generator[Path, None, None]:
     """Yield the shards of `parts` in order, written by several processes where there is work for them."""
     workers = min(writer.config.workers or os.cpu_count() or 1, len(parts))
     if workers == 1:
@@ -190,6 +194,7 @@ _worker: dict[str, Writer] = {}
 
 
 def _begin_worker(writer: Writer, plugin: Path | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says what is to be said
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if plugin is not None:
         load_plugin(plugin)

@@ -8,7 +8,7 @@ import numpy as np
 
 from basecap.data.config import DataConfig
 from basecap.data.hashes import digest
-from basecap.data.shards import Group, Shard, select
+from basecap.data.shards import LEAST_DOCUMENTS, Group, Shard, select
 from basecap.data.sources._contract import SPLITS, Split
 from basecap.data.stream import TrainStream
 from basecap.data.tokenizer import Tokenizer
@@ -51,7 +51,7 @@ class DocumentSet:
         """Sixteen hex digits that change with any document."""
         digest = hashlib.sha256()
         for group in self._groups:
-            digest.update(np.ascontiguousarray(group.documents["hash"]))
+            digest.update(group.documents["hash"].tobytes())
         return digest.hexdigest()[:16]
 
     def _place(self, index: int) -> tuple[Group, int]:
@@ -113,7 +113,9 @@ class PreparedData:
     def _check(self, config: DataConfig) -> None:
         for (domain, split), found in self.sets.items():
             if split != "validation" and not found:
-                raise DataError(f"domain {domain!r} has no {split} documents; add text or leave the domain out.")
+                limit = config.max_train_tokens if split == "train" else config.max_test_tokens
+                few = f" of at most {limit // LEAST_DOCUMENTS} tokens; raise data.max_{split}_tokens," if limit else ";"
+                raise DataError(f"domain {domain!r} has no {split} documents{few} add text or leave the domain out.")
         for domain in (*config.train, *config.ood):
             splits = ("train",) if domain in config.train else SPLITS[1:]
             held = sum(self.sets[domain, split].total_tokens for split in splits)

@@ -29,6 +29,12 @@ from basecap.errors import DataError
 DOCUMENT = np.dtype([("hash", "<u8"), ("end", "<i8"), ("bytes", "<i8")])
 FILES = ("tokens.npy", "documents.npy")
 
+#: A document's content hash, bytes of UTF-8, tokens.
+Member = tuple[int, int, np.ndarray]
+
+#: Where tokens are limited, documents longer than this share of the limit are left out, so that no single one fills it.
+LEAST_DOCUMENTS = 10
+
 #: Tokens kept per domain and split; None: all. What is not named is not kept at all.
 Limits = Mapping[tuple[str, Split], int | None]
 
@@ -100,7 +106,7 @@ def write_shard(
         files: what the manifest says of the text.
     """
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-    found: dict[tuple[str, Split], list[tuple[int, int, np.ndarray]]] = {}
+    found: dict[tuple[str, Split], list[Member]] = {}
     for document in documents:
         group = (document.domain, document.split)
         if group not in limits or not document.text.strip():
@@ -109,17 +115,17 @@ def write_shard(
         tokens = np.array([*tokenizer.encode(raw.decode("utf-8")), tokenizer.end_of_text], dtype=dtype)
         found.setdefault(group, []).append((text_number(document.text), len(raw), tokens))
 
-    groups, rows, pieces, end = {}, [], [np.zeros(0, dtype)], 0
+    groups: dict[str, dict[str, Any]] = {}
+    rows: list[tuple[int, int, int]] = []
+    pieces, end = [np.zeros(0, dtype)], 0
     for group in sorted(found):
-        members = sorted(found[group], key=lambda member: member[0])
-        sizes = np.array([len(tokens) for _, _, tokens in members])
-        members = members[: kept(np.array([hash_ for hash_, _, _ in members], np.uint64), sizes, limits[group])]
         first, before = len(rows), end
-        for hash_, size, tokens in members:
+        for number, size, tokens in _kept(found[group], limits[group]):
             end += len(tokens)
-            rows.append((hash_, end, size))
+            rows.append((number, end, size))
             pieces.append(tokens)
-        groups["/".join(group)] = {"documents": (first, len(rows)), "tokens": end - before}
+        if len(rows) > first:
+            groups["/".join(group)] = {"documents": (first, len(rows)), "tokens": end - before}
 
     partial = path.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -137,18 +143,13 @@ def token_counts(path: Path) -> dict[str, int]:
     return {name: group["tokens"] for name, group in groups.items()}
 
 
-def kept(hashes: np.ndarray, sizes: np.ndarray, limit: int | None) -> int:
-    """Return how many documents with the smallest hashes fit into `limit` tokens, at least one if there is any.
-
-    Args:
-        hashes: uint64 per document, in any order.
-        sizes: tokens per document.
-        limit: tokens; None: all fit.
-    """
-    if limit is None or not len(hashes):
-        return len(hashes)
-    totals = np.cumsum(sizes[np.argsort(hashes, kind="stable")])
-    return max(1, int(np.searchsorted(totals, limit, side="right")))
+def _kept(members: list[Member], limit: int | None) -> list[Member]:
+    """Return the documents that `select` must see, in the order of their hashes: all that can fit, and one more."""
+    members = sorted(members, key=lambda member: member[0])
+    if limit is None:
+        return members
+    members = [member for member in members if len(member[2]) * LEAST_DOCUMENTS <= limit]
+    return members[: 1 + int(np.searchsorted(np.cumsum([len(tokens) for _, _, tokens in members]), limit, "right"))]
 
 
 def select(groups: list[Group], limit: int | None) -> list[Group]:
@@ -156,11 +157,13 @@ def select(groups: list[Group], limit: int | None) -> list[Group]:
     if limit is None or not groups:
         return groups
     hashes = np.concatenate([group.documents["hash"] for group in groups])
-    last = np.sort(hashes)[kept(hashes, np.concatenate([group.sizes for group in groups]), limit) - 1]
-    counts = [int(np.searchsorted(group.documents["hash"], last, side="right")) for group in groups]
-    return [
-        replace(group, documents=group.documents[:count]) for group, count in zip(groups, counts, strict=True) if count
-    ]
+    order = np.argsort(hashes)
+    totals = np.cumsum(np.concatenate([group.sizes for group in groups])[order])
+    fitting = int(np.searchsorted(totals, limit, side="right"))
+    if fitting == len(order):
+        return groups
+    counts = [int(np.searchsorted(group.documents["hash"], hashes[order[fitting]])) for group in groups]
+    return [replace(group, documents=group.documents[:n]) for group, n in zip(groups, counts, strict=True) if n]
 
 
 def _damaged(path: Path) -> DataError:

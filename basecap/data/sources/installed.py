@@ -79,7 +79,7 @@ def _roots() -> dict[str, Path]:
 
 def _files() -> list[Path]:
     """Return all files of text in the order of the hashes of their names."""
-    found = {}
+    found: dict[str, str] = {}
     for name, root in reversed(_roots().items()):
         for folder, folders, files in os.walk(root):
             folders[:] = [folder for folder in folders if folder not in SKIPPED]
@@ -137,8 +137,8 @@ def _without_docstrings(paths: Iterable[Path]) -> Iterator[str]:
         lines = content.splitlines(keepends=True)
         for node in ast.walk(tree):
             if isinstance(node, DEFINITIONS) and ast.get_docstring(node, clean=False) is not None:
-                text = node.body[0]
-                lines[text.lineno - 1 : text.end_lineno] = [""] * (text.end_lineno - text.lineno + 1)
+                first, last = node.body[0].lineno - 1, node.body[0].end_lineno or 0
+                lines[first:last] = [""] * (last - first)
         yield "".join(lines)
 
 

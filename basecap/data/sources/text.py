@@ -1,6 +1,7 @@
 """Source `text`: one folder of text files per domain, split by the hash of each text."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from basecap.data.sources._contract import Document, Part, Source, source, split_of
 from basecap.errors import DataError
@@ -21,7 +22,8 @@ class TextFiles(Source):
             folder = directory / domain
             if not folder.is_dir():
                 raise self.missing(domain, (path.name for path in directory.iterdir() if path.is_dir()))
-            group, size = [], 0
+            group: list[Path] = []
+            size = 0
             for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != "."):
                 if group and size + path.stat().st_size > PART_BYTES:
                     found.append(Part(self.name_of(group[0]), tuple(group)))
