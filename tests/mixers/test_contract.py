@@ -1,0 +1,252 @@
+"""The mixer contract: registration, options, recipes and initialisation."""
+
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from basecap.errors import ConfigError
+from basecap.mixers._contract import (
+    ARCHITECTURES,
+    Cache,
+    LayerChoice,
+    LayerSpec,
+    Mixer,
+    MixerConfig,
+    ParameterRecipe,
+    Variant,
+    choose_heads,
+    constant,
+    default_recipe,
+    divide,
+    generator_for,
+    hybrid,
+    initialise,
+    mixer,
+    normal,
+    orthogonal,
+    residual_std,
+    uniform,
+    values,
+)
+from basecap.registry import Registry
+
+
+class Decay(Mixer):
+    """y_t = x_t + rate * y_{t-1}."""
+
+    class Config(MixerConfig):
+        rate: float = 0.5
+        heads: int = 1
+
+    sizes: ClassVar = {16: {"heads": 4}}
+
+    def forward(self, x_BTD, segments=None):
+        return self.prefill(x_BTD, self.init_cache(x_BTD.shape[0], x_BTD.shape[1]))
+
+    def init_cache(self, batch, max_length):
+        return Cache(tensors={"y": torch.zeros(batch, 1, self.layer.hidden)})
+
+    def step(self, x_B1D, cache):
+        cache.tensors["y"] = x_B1D + self.config.rate * cache.tensors["y"]
+        cache.length += 1
+        return cache.tensors["y"]
+
+    def flops(self, length):
+        return 2.0 * length * self.layer.hidden
+
+    def state_bytes(self, length):
+        return 4 * self.layer.hidden
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """An empty registry in the place of the real one."""
+    fresh = Registry("mixer", "basecap.mixers")
+    fresh._discovered = True
+    monkeypatch.setattr("basecap.mixers._contract.ARCHITECTURES", fresh)
+    return fresh
+
+
+def layer(hidden=8):
+    return LayerSpec(hidden=hidden)
+
+
+def test_default_prefill_steps_through_the_prompt():
+    module = Decay(Decay.Config(), layer())
+    x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+    expected = [x[:, 0]]
+    for t in range(1, 5):
+        expected.append(x[:, t] + 0.5 * expected[-1])
+    torch.testing.assert_close(module(x), torch.stack(expected, dim=1))
+
+
+def test_defaults_of_the_contract():
+    module = Decay(Decay.Config(), layer())
+    x = torch.zeros(1, 2, 8)
+    assert module.influence(x) is None
+    assert module.mixed(x) is None
+    assert module.exact_gradient
+    assert module.recipe() == {}
+
+
+def test_cache_counts_its_bytes():
+    cache = Cache(tensors={"k": torch.zeros(2, 3, dtype=torch.bfloat16), "n": torch.zeros(5)})
+    assert cache.nbytes == 2 * 3 * 2 + 5 * 4
+
+
+def test_options_stack_up():
+    choice = LayerChoice(mixer=Decay, options={"rate": 0.25})
+    assert choice.configure(8, {}) == Decay.Config(rate=0.25, heads=1)
+    assert choice.configure(16, {}) == Decay.Config(rate=0.25, heads=4)
+    assert choice.configure(16, {"heads": 2, "rate": 1.0}) == Decay.Config(rate=1.0, heads=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"rat": 1.0}, "unknown option 'rat' of mixer Decay: did you mean 'rate'"), ({"rate": "high"}, "option 'rate'")],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        LayerChoice(mixer=Decay).configure(8, options)
+
+
+def test_options_are_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        Decay.Config().rate = 1.0
+
+
+def test_registering_names_the_mixer_and_its_variants(registry):
+    variants = {"slow": Variant(options={"rate": 0.9}), "other": Variant(backbone="gpt", summary="in a GPT block")}
+    assert mixer("decay", backbone="mamba", paper="none", summary="decays", variants=variants)(Decay) is Decay
+    assert registry.names() == ["decay", "other", "slow"]
+    assert registry.get("decay").backbone == registry.get("slow").backbone == "mamba"
+    assert registry.get("other").backbone == "gpt"
+    assert registry.get("slow").summary == "decay with rate = 0.9"
+    assert registry.get("slow").layers[0].configure(8, {}).rate == 0.9
+    assert "test_contract.py" in registry.origin("slow")
+
+
+def test_a_name_is_given_once(registry):
+    register = mixer("decay", backbone="mamba", paper="none", summary="decays")
+    register(Decay)
+    with pytest.raises(ConfigError, match="registered twice"):
+        register(Decay)
+
+
+def test_only_mixers_are_registered(registry):
+    with pytest.raises(ConfigError, match="must subclass"):
+        mixer("linear", backbone="gpt", paper="none", summary="no")(nn.Linear)
+
+
+def test_hybrid_keeps_its_pattern(registry):
+    layers = (LayerChoice(mixer=Decay), LayerChoice(mixer=Decay, options={"rate": 0.1}))
+    made = hybrid("two", layers=layers, backbone="gpt", paper="none", summary="two rates")
+    assert registry.get("two") is made
+    assert made.layers == layers
+
+
+def test_every_published_name_is_complete():
+    for name, architecture in ARCHITECTURES.items():
+        assert architecture.name == name
+        assert architecture.summary and architecture.paper and architecture.backbone
+
+
+class Pair(nn.Module):
+    def __init__(self, hidden=6, names=("first", "second")):
+        super().__init__()
+        for name in names:
+            self.add_module(name, nn.Linear(hidden, hidden))
+
+
+def start(module, seed=0):
+    initialise(module, default_recipe(module), seed)
+    return dict(module.named_parameters())
+
+
+def test_initialisation_depends_on_seed_and_name_alone():
+    one, other = start(Pair()), start(Pair(names=("new", "second", "first")))
+    for name, parameter in one.items():
+        assert torch.equal(parameter, other[name])
+    assert not torch.equal(one["first.weight"], one["second.weight"])
+    assert not torch.equal(one["first.weight"], start(Pair(), seed=1)["first.weight"])
+
+
+def test_initialisation_ignores_the_dtype_and_the_global_generator():
+    single, double, half = Pair(), Pair().double(), Pair().bfloat16()
+    before = torch.get_rng_state()
+    one = start(single)
+    for name, parameter in start(double).items():
+        assert torch.equal(parameter, one[name].double())
+    for name, parameter in start(half).items():
+        assert torch.equal(parameter, one[name].bfloat16())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_initialisation_is_frozen():
+    """The first numbers of seed 0: changing how they are drawn changes every published run."""
+    drawn = torch.randn(3, generator=generator_for(0, "blocks.0.mixer.out.weight"))
+    torch.testing.assert_close(drawn, torch.tensor([-0.235268, -0.151313, -0.719694]), rtol=0, atol=1e-6)
+
+
+def test_missing_and_spare_recipes_are_named():
+    recipes = default_recipe(Pair())
+    with pytest.raises(ConfigError, match=r"Pair: 'third\.bias' has no recipe"):
+        initialise(Pair(names=("first", "second", "third")), recipes, 0)
+    with pytest.raises(ConfigError, match=r"Pair: 'second\.bias' has no parameter"):
+        initialise(Pair(names=("first",)), recipes, 0)
+
+
+def test_default_recipe_covers_standard_layers_only():
+    module = nn.ModuleDict(
+        {
+            "linear": nn.Linear(3, 3),
+            "table": nn.Embedding(3, 3),
+            "rms": nn.RMSNorm(3),
+            "layer": nn.LayerNorm(3),
+            "group": nn.GroupNorm(1, 3),
+            "convolution": nn.Conv1d(3, 3, 2),
+        }
+    )
+    recipes = default_recipe(module)
+    assert {name for name, _ in module.named_parameters()} - set(recipes) == {
+        "convolution.weight",
+        "convolution.bias",
+    }
+    assert {name for name, recipe in recipes.items() if recipe.decay} == {"linear.weight", "table.weight"}
+    assert all(recipe.lr == 1.0 for recipe in recipes.values())
+
+
+@pytest.mark.parametrize(
+    ("init", "check"),
+    [
+        (normal(0.3), lambda p: abs(p.std() - 0.3) < 0.01 and abs(p.mean()) < 0.01),
+        (uniform(-2.0, 1.0), lambda p: -2 <= p.min() < -1.9 and 0.9 < p.max() < 1),
+        (constant(0.7), lambda p: (p == 0.7).all()),
+        (values(torch.arange(64.0)), lambda p: torch.equal(p[3], torch.arange(64.0))),
+        (orthogonal(2.0), lambda p: torch.allclose(p.T @ p, 4 * torch.eye(64), atol=1e-5)),
+    ],
+)
+def test_initialisers(init, check):
+    module = nn.Linear(64, 128, bias=False)
+    initialise(module, {"weight": ParameterRecipe(init=init)}, 0)
+    assert check(module.weight.detach())
+
+
+def test_residual_projections_shrink_with_depth():
+    assert residual_std(LayerSpec(hidden=8, depth=12)) == pytest.approx(0.02 / 24**0.5)
+    assert residual_std(LayerSpec(hidden=8, depth=12), branches=1, std=1.0) == pytest.approx(12**-0.5)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "heads", "expected"), [(768, None, 12), (2048, None, 32), (64, 4, 4), (48, None, 1), (200, None, 2)]
+)
+def test_choose_heads(hidden, heads, expected):
+    assert choose_heads(hidden, heads) == expected
+
+
+@pytest.mark.parametrize(("whole", "parts"), [(64, 7), (64, 0), (64, -2)])
+def test_what_does_not_divide_is_refused(whole, parts):
+    with pytest.raises(ConfigError, match=f"width by heads does not divide: 64 into {parts}"):
+        divide(whole, parts, "width by heads")
