@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from basecap.environment import describe
 from basecap.errors import ConfigError
@@ -29,8 +29,9 @@ WINDOW = 256
 def run(*, device: torch.device, length: int = 102_400, repeats: int = 10) -> dict[str, Any]:
     """Time training and decoding of Top-1 chunk selection and its rivals, in bfloat16, batch 1 (decoding: 64).
 
-    Times are medians in milliseconds over `repeats` runs after warm-up and compilation; ratios are of medians. Queries
-    and keys are normalised to root mean square 1 per head, as in the architecture; each has its own random values.
+    Times are medians in milliseconds over `repeats` replays of a CUDA graph, so they are the device's alone;
+    compilation and warm-up are left out, ratios are of medians. Queries and keys are random, normalised to root mean
+    square 1 per head as in the architecture.
 
     Args:
         device: a CUDA device.
@@ -49,18 +50,18 @@ def run(*, device: torch.device, length: int = 102_400, repeats: int = 10) -> di
     tables: dict[str, list[dict[str, Any]]] = {"training": [], "skew": [], "decode": [], "crossover": []}
     with progress("bench ops", total=4 * len(SHAPES), unit="tables") as advance:
         for heads, width in SHAPES:
-            for name, rows in (
-                ("training", lambda: _training(heads, width, length, repeats, device)),
-                ("skew", lambda: _skew(heads, width, length, repeats, device)),
-                ("decode", lambda: _decode(heads, width, length // 2, repeats, device)),
-                ("crossover", lambda: _crossover(heads, width, lengths, repeats, device)),
+            for name, make, size in (
+                ("training", _training, length),
+                ("skew", _skew, length),
+                ("decode", _decode, length // 2),
+                ("crossover", _crossover, lengths),
             ):
-                tables[name] += [{"heads": heads, "head_dim": width, **row} for row in rows()]
+                rows = make(heads, width, size, repeats, device)
+                tables[name] += [{"heads": heads, "head_dim": width, **row} for row in rows]
                 torch.cuda.empty_cache()
                 advance(1, note=f"{name} {heads} x {width}")
     setting = {"length": length, "repeats": repeats, "chunk": CHUNK, "window": WINDOW, "dtype": "bfloat16", "batch": 1}
-    rows = tables["training"]
-    return {"environment": describe(device), "setting": setting, "rows": rows, **tables}
+    return {"environment": describe(device), "setting": setting, **tables}
 
 
 def _inputs(batch: int, length: int, heads: int, width: int, device: torch.device) -> list[Tensor]:
@@ -77,10 +78,31 @@ def _sdpa(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
 
+def window_mask(length: int, window: int, device: torch.device, block: int = 128) -> BlockMask:
+    """Return FlexAttention's mask of a causal window, without the [T, T] matrix its own constructor makes.
+
+    `window` is a multiple of `block`, at least twice as long. Blocks of keys wholly inside the window are named so.
+    """
+    blocks = -(-length // block)
+    row = torch.arange(blocks, device=device, dtype=torch.int32)[:, None]
+    reach = window // block
+    # Distances in blocks: 0 and `reach` are cut by the window's edges, those between lie inside.
+    cut = row - torch.tensor([0, reach], device=device, dtype=torch.int32)
+    inside = row - torch.arange(1, reach, device=device, dtype=torch.int32)
+
+    def table(columns: Tensor) -> tuple[Tensor, Tensor]:
+        padded = torch.zeros(1, 1, blocks, max(blocks, columns.shape[1]), dtype=torch.int32, device=device)
+        padded[0, 0, :, : columns.shape[1]] = columns.clamp(min=0)
+        return (columns >= 0).sum(1, dtype=torch.int32)[None, None], padded[..., :blocks].contiguous()
+
+    return BlockMask.from_kv_blocks(
+        *table(cut), *table(inside), BLOCK_SIZE=block, mask_mod=lambda b, h, t, s: (t >= s) & (t - s < window),
+        seq_lengths=(length, length),
+    )  # fmt: skip
+
+
 def _window(length: int, device: torch.device) -> Attention:
-    mask = create_block_mask(
-        lambda b, h, t, s: (t >= s) & (t - s < WINDOW), None, None, length, length, device=str(device)
-    )
+    mask = window_mask(length, WINDOW, device)
     kernel = torch.compile(flex_attention, dynamic=False)
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -116,6 +138,7 @@ def _median(run: Callable[[], object], repeats: int) -> float:
 def _graph(run: Callable[[], object], times: int = 10) -> Callable[[], None]:
     """Return the replay of `times` runs as a CUDA graph: the time of the device without that of the host."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             run()
@@ -155,11 +178,9 @@ def _training(heads: int, width: int, length: int, repeats: int, device: torch.d
         # The output and three gradients are anyone's.
         extra = torch.cuda.max_memory_allocated() - before - 4 * q.numel() * q.element_size()
         with torch.no_grad():
-            forward = _median(partial(attention, q, k, v), repeats)
-        both = _median(step, repeats)
-        rows.append(
-            {"op": name, "forward ms": forward, "forward+backward ms": both, "extra bytes per token": extra / length}
-        )
+            forward = _median(_graph(partial(attention, q, k, v), 1), repeats)
+        row = {"op": name, "forward ms": forward, "forward+backward ms": _median(_graph(step, 1), repeats)}
+        rows.append({**row, "launched from Python ms": _median(step, repeats), "extra bytes per token": extra / length})
     return _compare(rows, "forward+backward ms")
 
 
@@ -175,8 +196,8 @@ def _skew(heads: int, width: int, length: int, repeats: int, device: torch.devic
     for name, choice in (("even", even), ("one chunk", even.clamp(max=0))):
         run = partial(attend, q, k, v, choice, grid, own, CHUNK, width**-0.5, True)
         with torch.no_grad():
-            forward = _median(run, repeats)
-        both = _median(lambda run=run: torch.autograd.grad(run()[0], (q, k, v), do), repeats)
+            forward = _median(_graph(run, 1), repeats)
+        both = _median(_graph(lambda run=run: torch.autograd.grad(run()[0], (q, k, v), do), 1), repeats)
         times[name] = {"forward ms": forward, "backward ms": both - forward}
     return [
         {"choice": name, **row, **{f"{key} / even": row[key] / times["even"][key] for key in row}}

@@ -89,7 +89,7 @@ def attend_fwd_kernel(
     chunk, share, start, end = find_work(p_grid, p_share, p_chunk, g, item, M, EXTRA)
     if start == end:
         return
-    rows = N.to(tl.int64) * H
+    rows = tl.cast(N, tl.int64) * H
     o_k = tl.arange(0, BK)
     m_k = o_k < K
     o_s = start + sub * BN + tl.arange(0, BN)
@@ -119,7 +119,7 @@ def attend_fwd_kernel(
             tl.store(p_lse + row, lse, m_t)
     begin = tl.load(p_offset + g * (M + 1) + chunk) + share * SHARE
     stop = tl.minimum(tl.load(p_offset + g * (M + 1) + chunk + 1), begin + SHARE)
-    pairs = N.to(tl.int64) * (GROUP * REMOTE)
+    pairs = tl.cast(N, tl.int64) * (GROUP * REMOTE)
     for at in range(begin, stop, BM):
         o_i = at + tl.arange(0, BM)
         m_i = o_i < stop
@@ -261,7 +261,7 @@ def attend_bwd_kernel(
     if start == end:
         return
     scale2 = scale * 1.4426950408889634
-    rows = N.to(tl.int64) * H
+    rows = tl.cast(N, tl.int64) * H
     o_k = tl.arange(0, BK)
     m_k = o_k < K
     o_n = tl.arange(0, BN)
@@ -296,7 +296,7 @@ def attend_bwd_kernel(
             tl.store(p_part + row[:, None] * K + o_k, (dq * scale).to(p_part.dtype.element_ty), m_tk)
     begin = tl.load(p_offset + g * (M + 1) + chunk) + share * SHARE
     stop = tl.minimum(tl.load(p_offset + g * (M + 1) + chunk + 1), begin + SHARE)
-    pairs = N.to(tl.int64) * (GROUP * REMOTE)
+    pairs = tl.cast(N, tl.int64) * (GROUP * REMOTE)
     for at in range(begin, stop, BM):
         o_i = at + tl.arange(0, BM)
         m_i = o_i < stop

@@ -3,48 +3,37 @@
 import triton
 import triton.language as tl
 
-#: 2^f on [-1/2, 1/2] to 1e-7, and the float whose last bit counts ones: adding it rounds to an integer.
-_EXP2 = """
-{
-.reg .f32 t, r, f, p;
-.reg .b32 i, j;
-mul.f32 $0, $4, $8;
-ex2.approx.ftz.f32 $0, $0;
-mul.f32 $1, $5, $9;
-ex2.approx.ftz.f32 $1, $1;
-mul.f32 $2, $6, $10;
-ex2.approx.ftz.f32 $2, $2;
-fma.rn.f32 t, $7, $11, 0f4B400000;
-sub.f32 r, 0f4B400000, t;
-fma.rn.f32 f, $7, $11, r;
-fma.rn.f32 p, f, 0f3AADDCF9, 0f3C1E7545;
-fma.rn.f32 p, p, f, 0f3D635BAA;
-fma.rn.f32 p, p, f, 0f3E75FCDE;
-fma.rn.f32 p, p, f, 0f3F317215;
-fma.rn.f32 p, p, f, 0f3F800000;
-mov.b32 i, t;
-shl.b32 i, i, 23;
-mov.b32 j, p;
-add.s32 j, j, i;
-mov.b32 $3, j;
-}
-"""
-EXP2 = tl.constexpr(_EXP2)
+#: Coefficients of 2^f on [-1/2, 1/2], from f^5 down; relative error 1e-7.
+POWERS = ("0f3AADDCF9", "0f3C1E7545", "0f3D635BAA", "0f3E75FCDE", "0f3F317215", "0f3F800000")
+
+
+def exp2_assembly(polynomials: int) -> str:
+    """Return assembly that makes $0..$3 = 2^($4..$7 times $8..$11), the last `polynomials` of the four by polynomial.
+
+    The special-function unit makes 16 exponentials a cycle and is what the exact choice waits for, while the
+    multiply-add units, with 128 operations a cycle, have room. Arguments must be below 100 in size.
+    """
+    lines = ["{", ".reg .f32 t, r, f, p;", ".reg .b32 i, j;"]
+    for n in range(4 - polynomials):
+        lines += [f"mul.f32 ${n}, ${n + 4}, ${n + 8};", f"ex2.approx.ftz.f32 ${n}, ${n};"]
+    for n in range(4 - polynomials, 4):
+        # Adding 1.5 * 2^23 rounds to an integer, which then stands in the lowest bits.
+        lines += [f"fma.rn.f32 t, ${n + 4}, ${n + 8}, 0f4B400000;", "sub.f32 r, 0f4B400000, t;"]
+        lines += [f"fma.rn.f32 f, ${n + 4}, ${n + 8}, r;", f"fma.rn.f32 p, f, {POWERS[0]}, {POWERS[1]};"]
+        lines += [f"fma.rn.f32 p, p, f, {power};" for power in POWERS[2:]]
+        lines += ["mov.b32 i, t;", "shl.b32 i, i, 23;", "mov.b32 j, p;", "add.s32 j, j, i;", f"mov.b32 ${n}, j;"]
+    return "\n".join([*lines, "}"])
 
 
 @triton.jit
-def exp2_scaled(s, scale, MIXED: tl.constexpr):
-    """Return 2^(s * scale) for |s * scale| < 100.
-
-    MIXED computes one exponential of four by a polynomial: the special-function unit makes 16 exponentials a cycle and
-    is what the exact choice waits for, while the multiply-add units have room.
-    """
-    if MIXED:
-        out = tl.inline_asm_elementwise(
-            EXP2, "=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f", [s, scale], dtype=tl.float32, is_pure=True, pack=4
-        )
-    else:
+def exp2_scaled(s, scale, ASSEMBLY: tl.constexpr):
+    """Return 2^(s * scale) for |s * scale| < 100; an empty ASSEMBLY leaves it to the special-function unit."""
+    if ASSEMBLY == "":
         out = tl.exp2(s * scale)
+    else:
+        out = tl.inline_asm_elementwise(
+            ASSEMBLY, "=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f", [s, scale], dtype=tl.float32, is_pure=True, pack=4
+        )
     return out
 
 
@@ -163,7 +152,7 @@ def choose_exact_kernel(
     REMOTE: tl.constexpr,
     R: tl.constexpr,
     BOUNDED: tl.constexpr,
-    MIXED: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
 ):
     """Choose by attention mass: sum_s 2^(scale2 * q.k_s), compared through its logarithm unless BOUNDED.
 
@@ -204,7 +193,7 @@ def choose_exact_kernel(
                     )
                     s = tl.dot(b_q, b_k, input_precision="ieee")
                     if BOUNDED:
-                        total += tl.sum(exp2_scaled(s, scale2, MIXED), 1)
+                        total += tl.sum(exp2_scaled(s, scale2, ASSEMBLY), 1)
                     else:
                         higher = tl.maximum(top, tl.max(s, 1) * scale2)
                         total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(s * scale2 - higher[:, None]), 1)

@@ -31,6 +31,9 @@ def _tile(table: dict[int, Tile], x: Tensor) -> Tile:
     return tile
 
 
+#: How many of four exponentials of the exact choice are made by polynomial.
+POLYNOMIALS = 1
+
 #: Largest head size -> tile, chosen on an H200.
 EXACT = {64: Tile(128, 128, 4, 3), 128: Tile(128, 128, 8, 3), 256: Tile(128, 64, 8, 2)}
 APPROX = {64: Tile(128, 64, 4, 3), 128: Tile(128, 64, 4, 2), 256: Tile(64, 64, 4, 2)}
@@ -73,10 +76,12 @@ def choose(
         )  # fmt: skip
         return choice
     columns = min(tile.columns, chunk) if chunk >= 64 else tile.columns
+    # The interpreter knows no assembly.
+    assembly = "" if interpreted() else kernels_choose.exp2_assembly(POLYNOMIALS)
     for bounded in (True, False):
         kernels_choose.choose_exact_kernel[programs](
             q, k, grid, own, norm, choice, *q.stride()[:2], *k.stride()[:2], N, scale * LOG2E,
-            **shape, C=chunk, BQ=tile.rows, BN=columns, BOUNDED=bounded, MIXED=not interpreted(), **launch,
+            **shape, C=chunk, BQ=tile.rows, BN=columns, BOUNDED=bounded, ASSEMBLY=assembly, **launch,
         )  # fmt: skip
     return choice
 

@@ -77,7 +77,7 @@ def scatter_kernel(
     """Write dv of BN keys: the sum of do over the queries in their list, each row to its own key."""
     m = tl.program_id(0)
     g = tl.program_id(1).to(tl.int64)
-    pairs = N.to(tl.int64) * GROUP
+    pairs = tl.cast(N, tl.int64) * GROUP
     o_s = m * BN + tl.arange(0, BN)
     o_k = tl.arange(0, BK)
     dv = tl.zeros([BN, BK], tl.float32)
