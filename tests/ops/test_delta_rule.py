@@ -5,7 +5,9 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops.delta_rule import delta_rule, eager, influence, reference
+from basecap.ops.delta_rule import delta_rule, eager, influence, library, reference
+from basecap.testing.marks import requires_gpu
+from basecap.testing.tolerance import assert_as_accurate
 
 
 def inputs(B: int, T: int, H: int, K: int, V: int, strength: float = 1.0) -> list[Tensor]:
@@ -50,8 +52,8 @@ def test_float32_is_as_good_as_the_recurrence_in_float32(strength: float):
     expected = values_and_gradients(reference.delta_rule, exact)
     recurrent = values_and_gradients(reference.delta_rule, single)
     chunked = values_and_gradients(eager.delta_rule, single)
-    for a, b, truth in zip(chunked, recurrent, expected, strict=True):
-        assert (a - truth).abs().max() <= 2 * (b - truth).abs().max() + 2e-6 * truth.abs().max()
+    for number, (a, b, truth) in enumerate(zip(chunked, recurrent, expected, strict=True)):
+        assert_as_accurate(f"result {number}", a, b, truth)
 
 
 def test_no_decay_is_a_decay_of_one():
@@ -110,6 +112,51 @@ def test_bfloat16_keeps_a_float32_state_also_under_autocast():
     assert state.dtype == torch.float32
     assert torch.equal(o, o_cast)
     assert torch.equal(state, state_cast)
+
+
+@pytest.mark.parametrize(
+    ("fla", "triton", "capability", "reason"),
+    [
+        ("0.6.0", "3.7.1", (9, 0), None),
+        ("0.6.1", "3.8.0+git1", (9, 0), None),
+        ("0.6.0", "3.6.0", (8, 0), None),
+        ("0.6.0", "3.6.0", (9, 0), "Triton 3.6.0 computes wrong gradients"),
+        ("0.6.0", "3.4.0", (9, 0), "Triton 3.4.0 computes wrong gradients"),
+        ("0.6.0", "3.7.0", (9, 0), "install triton 3.7.1 or newer"),
+        ("0.5.2", "3.7.1", (8, 0), "fla-core 0.5.2 is older"),
+    ],
+)
+def test_known_bad_versions_are_refused_by_name(fla: str, triton: str, capability: tuple[int, int], reason: str | None):
+    found = library.known_bad(fla, triton, capability)
+    assert found == reason or reason in found
+
+
+def test_library_that_cannot_run_is_refused_or_replaced():
+    tensors = inputs(1, 5, 1, 4, 3)[:5]
+    with pytest.raises(ConfigError, match="the tensors are on cpu"):
+        delta_rule(*tensors, backend="triton")
+    with pytest.raises(ConfigError, match="did you mean 'eager'"):
+        delta_rule(*tensors, backend="eagre")
+    for a, b in zip(delta_rule(*tensors), delta_rule(*tensors, backend="eager"), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("decayed", [False, True])
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=requires_gpu)])
+def test_library_is_as_accurate_as_the_recurrence(device: str, decayed: bool):
+    low = [x.detach().to(device, torch.bfloat16) for x in inputs(2, 500, 2, 96, 192, 0.1)[: 5 if decayed else 4]]
+
+    def run(function, dtype: torch.dtype) -> list[Tensor]:
+        leaves = [x.to(dtype).requires_grad_() for x in low]
+        o, _ = function(*leaves)
+        weight = torch.randn(o.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64).to(o)
+        return [o.detach(), *torch.autograd.grad(o, leaves, weight)]
+
+    exact = run(reference.delta_rule, torch.float64)
+    plain = run(reference.delta_rule, torch.bfloat16)
+    found = run(lambda *x: delta_rule(*x, backend="triton"), torch.bfloat16)
+    for number, (a, b, truth) in enumerate(zip(found, plain, exact, strict=True)):
+        assert_as_accurate(f"result {number}", a, b, truth)
 
 
 @pytest.mark.parametrize("wrong", ["k", "v", "beta", "log_decay", "empty"])

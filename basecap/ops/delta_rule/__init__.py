@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops.delta_rule import eager
+from basecap.ops._dispatch import Backend
+from basecap.ops.delta_rule import eager, library
 
 
 def delta_rule(
@@ -16,6 +17,7 @@ def delta_rule(
     *,
     state_BHKV: Tensor | None = None,
     segments: Tensor | None = None,
+    backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Run S_t = a_t S_{t-1} + beta_t k_t (v_t - a_t S_{t-1}^T k_t)^T, o_t = S_t^T q_t (arXiv 2412.06464, eq. 10).
 
@@ -27,17 +29,22 @@ def delta_rule(
         log_decay_BTH: log a_t, at most 0; None: no decay, the plain delta rule (arXiv 2406.06484, eq. 2).
         state_BHKV: state before the first token; zero when None.
         segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
+        backend: "auto" takes flash-linear-attention's kernels where they run, else plain PyTorch; "triton" and "eager"
+            insist on one of them.
 
     Returns:
         o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes that do not fit together.
+        ConfigError: shapes that do not fit together, or an impossible backend.
     """
     _validate(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH)
+    one_token = v_BTHV.shape[1] == 1 and state_BHKV is not None
+    if not one_token and library.use_library(backend, q_BTHK, v_BTHV, segments):
+        return library.delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
     # Under autocast the states would be rounded to half precision between chunks.
     with torch.autocast(v_BTHV.device.type, enabled=False):
-        if v_BTHV.shape[1] == 1 and state_BHKV is not None:
+        if one_token:
             return eager.step(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
         return eager.delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV, segments)
 

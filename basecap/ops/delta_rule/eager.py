@@ -18,16 +18,17 @@ def delta_rule(
     log_decay_BTH: Tensor | None = None,
     state_BHKV: Tensor | None = None,
     segments: Tensor | None = None,
-    chunk: int = 64,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [B, T, H, V] and the final state [B, H, K, V], computed in float32 or wider.
 
-    Memory is O(T * (chunk + K + V) + T / chunk * K * (K + V)) per head.
+    Memory is O(T * (chunk + K + V) + T / chunk * K * (K + V)) per head. Chunks hold at most `chunk` tokens; by default
+    no more than K (within 16 to 64): more keys than dimensions depend on each other so strongly that errors triple.
     """
     B, T, H, V = v_BTHV.shape
     K = q_BTHK.shape[3]
     wide = torch.promote_types(v_BTHV.dtype, torch.float32)
-    C = min(chunk, T)
+    C = min(chunk or max(16, min(64, K)), T)
     M = -(-T // C)
     tail = M * C - T
 
