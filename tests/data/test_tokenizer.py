@@ -1,0 +1,85 @@
+"""Tokenizers: text there and back, one end of text, the same description for the same text."""
+
+import json
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from basecap.data import Tokenizer, check_vocabulary
+from basecap.data.tokenizer import byte_tokenizer, train_bpe
+from basecap.errors import ConfigError
+
+TEXTS = ["the river runs under the bridge of stone", "über den Fluss 12345", "a\n\n  b\tc <|endoftext|> d"] * 5
+BYTES, BPE = byte_tokenizer(), train_bpe(TEXTS, 300)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_text_comes_back(text: str):
+    for tokenizer in (BYTES, BPE):
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text
+        assert all(0 <= token < tokenizer.vocab_size and token != tokenizer.end_of_text for token in ids)
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_byte_ids_are_the_bytes(text: str):
+    assert BYTES.encode(text) == list(text.encode())
+
+
+def test_sizes_and_ends():
+    assert (BYTES.vocab_size, BYTES.end_of_text) == (257, 256)
+    assert BPE.vocab_size == 300 and BPE.decode([BPE.end_of_text]) == "<|endoftext|>"
+    assert len(BPE.encode(TEXTS[0])) < len(TEXTS[0])
+    assert BPE.end_of_text not in BPE.encode("a <|endoftext|> written in a text")
+
+
+def test_training_is_deterministic():
+    assert train_bpe(iter(TEXTS), 300).fingerprint == BPE.fingerprint
+    assert train_bpe(TEXTS, 290).fingerprint != BPE.fingerprint
+
+
+def test_a_description_reads_back(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(BPE.description, encoding="utf-8")
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        loaded = Tokenizer.load(path)
+        assert loaded.fingerprint == BPE.fingerprint and loaded.encode(TEXTS[1]) == BPE.encode(TEXTS[1])
+
+
+def test_a_hugging_face_tokenizer_keeps_its_ids(tmp_path):
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "the": 1, "river": 2}, unk_token="<unk>"))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    library.add_special_tokens(["<pad>", "</s>"])
+    library.post_processor = tokenizers.processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", library.token_to_id("</s>"))]
+    )
+    library.enable_truncation(1)
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (5, 4)
+    assert tokenizer.encode("the river the") == [1, 2, 1]
+
+
+def test_what_is_no_tokenizer_is_refused(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Tokenizer.load(path)
+    for content in ("{", "[]", "{}", '{"model": {"vocab": {}}, "added_tokens": 3}'):
+        path.write_text(content)
+        with pytest.raises(ConfigError, match="is not a description"):
+            Tokenizer.load(path)
+    content = json.loads(BYTES.description)
+    content["added_tokens"] = []
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="end-of-text"):
+        Tokenizer.load(path)
+
+
+def test_a_model_with_too_few_ids_is_refused():
+    check_vocabulary(257, BYTES)
+    check_vocabulary(512, BYTES)
+    with pytest.raises(ConfigError, match=r"256 tokens but the data has 257; set model\.vocab"):
+        check_vocabulary(256, BYTES)
