@@ -2,6 +2,7 @@
 
     DIR/study.yaml            the resolved study          DIR/environment.json   versions, device, data
     DIR/declarations.json     what each evaluation means  DIR/results.json       the analysis
+    DIR/report.html           what a person reads         DIR/figures/*.svg      its figures
     DIR/runs/<name>-s<seed>/  run.json                    name, seed, parameters, status, message
                               metrics.jsonl               one row per logged training step
                               evals.jsonl                 one `Record` per row
@@ -119,9 +120,7 @@ class RunRecords:
         records: dict[tuple, Record] = {}
         for row in _read_lines(path):
             if set(row) != names:
-                raise DataError(
-                    f"{path} has a row with other keys than {', '.join(sorted(names))}; mend or remove it."
-                )
+                raise DataError(f"{path} has a row with other keys than {', '.join(sorted(names))}; mend or remove it.")
             row["value"] = math.nan if row["value"] is None else row["value"]
             record = Record(**row)
             records[record.key] = record
@@ -138,12 +137,8 @@ class RunRecords:
             "subsets": np.array(list(losses), dtype=np.str_),
             "counts": np.array([len(part.nats) for part in parts], dtype=np.int64),
             "nats": np.concatenate([np.asarray(part.nats, np.float64) for part in parts] or [np.empty(0)]),
-            "tokens": np.concatenate(
-                [np.asarray(part.tokens, np.int64) for part in parts] or [np.empty(0, np.int64)]
-            ),
-            "bytes": np.concatenate(
-                [np.asarray(part.bytes, np.int64) for part in parts] or [np.empty(0, np.int64)]
-            ),
+            "tokens": np.concatenate([np.asarray(part.tokens, np.int64) for part in parts] or [np.empty(0, np.int64)]),
+            "bytes": np.concatenate([np.asarray(part.bytes, np.int64) for part in parts] or [np.empty(0, np.int64)]),
         }
         with _replacing(self._documents_path(eval, step)) as file:
             np.savez_compressed(file, **arrays)
@@ -159,9 +154,7 @@ class RunRecords:
         except FileNotFoundError as error:
             raise DataError(f"{path} is missing: {eval!r} stored no documents at step {step}.") from error
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise DataError(
-                f"{path} is damaged ({error}); remove it and evaluate that checkpoint again."
-            ) from error
+            raise DataError(f"{path} is damaged ({error}); remove it and evaluate that checkpoint again.") from error
         return {name: DocumentLosses(*parts) for name, *parts in zip(subsets, *columns, strict=True)}
 
     def rewind(self, step: int) -> None:
@@ -191,9 +184,7 @@ class StudyRecords:
         if (self.path / "study.yaml").exists():
             difference = _first_difference(self.study(), study)
             if difference is not None:
-                raise ConfigError(
-                    f"{self.path} holds another study ({difference}); give another --out or remove it."
-                )
+                raise ConfigError(f"{self.path} holds another study ({difference}); give another --out or remove it.")
             return
         with _replacing(self.path / "study.yaml") as file:
             text = yaml.safe_dump({"schema": SCHEMA, **_plain(study)}, sort_keys=False, allow_unicode=True)
@@ -205,9 +196,7 @@ class StudyRecords:
         try:
             study = yaml.safe_load(path.read_bytes())
         except FileNotFoundError as error:
-            raise ConfigError(
-                f"{self.path} holds no study: it has no study.yaml; give the --out of a run."
-            ) from error
+            raise ConfigError(f"{self.path} holds no study: it has no study.yaml; give the --out of a run.") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise DataError(f"{path} is not valid YAML; restore or remove it.") from error
         return _without_schema(study, path)
@@ -250,6 +239,14 @@ class StudyRecords:
         if not path.exists():
             raise DataError(f"{path} is missing; write it with: basecap report {self.path}")
         return _read_json(path)
+
+    def write_report(self, page: str, figures: dict[str, str]) -> Path:
+        """Store report.html and its figures by file name; return the path of the page."""
+        files = {f"figures/{name}": figure for name, figure in figures.items()} | {"report.html": page}
+        for name, content in files.items():
+            with _replacing(self.path / name) as file:
+                file.write(content.encode())
+        return self.path / "report.html"
 
 
 def safe_name(name: str) -> str:

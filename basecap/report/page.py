@@ -1,0 +1,97 @@
+"""One page per report: self-contained HTML that works without a network, and every figure beside it as SVG."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import vl_convert
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from basecap.analysis import analyse
+from basecap.records import StudyRecords, safe_name
+from basecap.report import figures
+from basecap.report.words import duration, gap_text, headline
+
+VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+
+#: Charts by file name (without suffix), by the section of the page they stand in.
+Groups = dict[str, dict[str, alt.LayerChart]]
+
+
+def write_report(study_paths: Sequence[Path], out: Path) -> Path:
+    """Analyse studies; write results.json, report.html and figures/*.svg into `out`; return the path of the page.
+
+    Raises:
+        ConfigError: a directory holds no study.
+        DataError: records that cannot be read, or no room to write.
+    """
+    records = StudyRecords(out)
+    records.write_results(analyse(study_paths))
+    studies = records.results()["studies"]
+    drawn = [draw(study, f"{index}-" if len(studies) > 1 else "") for index, study in enumerate(studies, start=1)]
+    images = {
+        f"{name}.svg": vl_convert.vegalite_to_svg(chart.to_dict(), vl_version=VEGA_LITE)
+        for groups in drawn
+        for charts in groups.values()
+        for name, chart in charts.items()
+    }
+    return records.write_report(_page(studies, drawn), images)
+
+
+def draw(study: dict[str, Any], prefix: str = "") -> Groups:
+    """Draw every figure of a study that has data; names of files begin with `prefix`."""
+    domains = study["ood_domains"] or study["train_domains"]
+    charts = {
+        "gaps": {"gaps": figures.forest(study), "gap-along-training": figures.along(study)},
+        "scatter": {f"scatter-{domain}": figures.scatter(study, domain, "held_out") for domain in domains},
+        "scatter_training": {
+            f"scatter-{domain}-training-loss": figures.scatter(study, domain, "training") for domain in domains
+        },
+        "curves": {"training": figures.training(study)},
+        "evaluations": dict(_evaluations(study)),
+    }
+    return {
+        group: {
+            prefix + safe_name(name): chart.configure(**figures.CONFIG)
+            for name, chart in members.items()
+            if chart is not None
+        }
+        for group, members in charts.items()
+    }
+
+
+def _evaluations(study: dict[str, Any]) -> Iterator[tuple[str, alt.LayerChart]]:
+    for found in study["evaluations"]:
+        panels = {(row["metric"], row["subset"] if found["axes"] else None) for row in found["rows"]}
+        for metric, subset in sorted(panels, key=str):
+            name = "-".join(part for part in (found["name"], metric, subset) if part)
+            yield name, figures.evaluation(study, found, metric, subset)
+
+
+def _page(studies: Sequence[dict[str, Any]], drawn: Sequence[Groups]) -> str:
+    environment = Environment(
+        loader=PackageLoader("basecap.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "gap": gap_text,
+        "headline": headline,
+        "duration": duration,
+        "yaml": lambda content: yaml.safe_dump(content, sort_keys=False, allow_unicode=True),
+        "spec": _responsive,
+    }
+    bundle = vl_convert.javascript_bundle(vl_version=VEGA_LITE).replace("</script", "<\\/script")
+    return environment.get_template("report.html").render(
+        sections=list(zip(studies, drawn, strict=True)), bundle=Markup(bundle)
+    )
+
+
+def _responsive(chart: alt.LayerChart) -> dict[str, Any]:
+    """Return the chart's description, as wide as its place in the page."""
+    return chart.to_dict() | {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}

@@ -1,0 +1,41 @@
+"""Numbers and verdicts as people read them."""
+
+from typing import Any
+
+#: Verdict -> how it is said of one architecture and of several.
+VERBS = {
+    "keeps": ("keeps it", "keep it"),
+    "degrades": ("degrades", "degrade"),
+    "undecided": ("is undecided", "are undecided"),
+}
+
+
+def headline(study: dict[str, Any]) -> str:
+    """Return one sentence that sums a study up."""
+    parts = []
+    for verdict, verbs in VERBS.items():
+        names = [row["name"] for row in study["comparisons"] if row["verdict"] == verdict]
+        if names:
+            parts.append(f"{', '.join(names)} {verbs[len(names) > 1]}")
+    if not parts:
+        return f"There is nothing to compare with {study['reference']}."
+    return f"Base capability at equal pre-training loss, against {study['reference']}: {'; '.join(parts)}."
+
+
+def gap_text(gap: dict[str, Any] | None, interval: bool = True) -> str:
+    """Return a gap as "+0.0040 [-0.0010, +0.0090]", a dash when there is none."""
+    if gap is None:
+        return "–"
+    if not interval or gap["low"] is None:
+        return f"{gap['value']:+.4f}"
+    return f"{gap['value']:+.4f} [{gap['low']:+.4f}, {gap['high']:+.4f}]"
+
+
+def duration(seconds: float | None) -> str:
+    """Return seconds as "2 h 05 min" or "48 s", a dash when unknown."""
+    if seconds is None:
+        return "–"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min" if seconds >= 120 else f"{seconds:.0f} s"
