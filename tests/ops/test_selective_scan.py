@@ -1,11 +1,24 @@
 """The selective scan against its definition in float64."""
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
+from basecap.ops._dispatch import interpreted
 from basecap.ops.selective_scan import eager, reference, selective_scan
+from basecap.testing.marks import requires_gpu
+from basecap.testing.tolerance import assert_as_accurate
+
+NAMES = ("y", "state", "dx", "ddt", "dA", "dB", "dC", "dstate")
+
+in_interpreter = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
+
+
+def on_gpu(test):
+    return functools.reduce(lambda decorated, mark: mark(decorated), requires_gpu, test)
 
 
 def inputs(B: int, T: int, D: int, N: int, strength: float = 1.0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -79,3 +92,43 @@ def test_shapes_that_do_not_fit_are_refused(wrong: str):
         x, dt, Bs, Cs = x[:, :0], dt[:, :0], Bs[:, :0], Cs[:, :0]
     with pytest.raises(ConfigError):
         selective_scan(x, dt, A, Bs, Cs)
+
+
+def as_accurate(device: str, dtype: torch.dtype, sizes: tuple[int, int, int, int], segments: Tensor | None) -> None:
+    """Compare the kernels with float64, their errors with those of the eager path."""
+    tensors = inputs(*sizes, strength=0.2)
+    low = [x.detach().to(device, dtype if i in (0, 3, 4) else torch.float32) for i, x in enumerate(tensors)]
+    ids = None if segments is None else segments.to(device)
+
+    def run(backend: str, given: list[Tensor]) -> list[Tensor]:
+        leaves = [x.detach().requires_grad_() for x in given]
+        return values_and_gradients(functools.partial(selective_scan, backend=backend), leaves, ids)
+
+    # The same rounded numbers on all sides: only the computation is judged.
+    truth, plain, fused = run("eager", [x.double() for x in low]), run("eager", low), run("triton", low)
+    for name, a, b, exact in zip(NAMES, fused, plain, truth, strict=True):
+        assert_as_accurate(name, a, b, exact)
+
+
+@in_interpreter
+@pytest.mark.parametrize("segmented", [False, True])
+@pytest.mark.parametrize("sizes", [(2, 1, 3, 1), (1, 35, 36, 2), (2, 32, 5, 3)])
+def test_kernels_in_the_interpreter(sizes: tuple[int, int, int, int], segmented: bool):
+    as_accurate("cpu", torch.float32, sizes, packed(*sizes[:2]) if segmented else None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("segmented", [False, True])
+@pytest.mark.parametrize(
+    "sizes", [(2, 1, 3, 1), (2, 147, 96, 16), (1, 1000, 40, 5), (2, 2048, 256, 16), (1, 64, 64, 64)]
+)
+@on_gpu
+def test_kernels_on_a_gpu(sizes: tuple[int, int, int, int], segmented: bool, dtype: torch.dtype):
+    as_accurate("cuda", dtype, sizes, packed(*sizes[:2]) if segmented else None)
+
+
+@on_gpu
+def test_kernels_are_deterministic_on_a_gpu():
+    tensors = [x.detach().to("cuda", torch.float32).requires_grad_() for x in inputs(2, 300, 96, 16)]
+    first, second = (values_and_gradients(selective_scan, tensors, None) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

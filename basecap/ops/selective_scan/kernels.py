@@ -29,7 +29,11 @@ def _add(left, right):
     return left + right
 
 
-@triton.jit
+# The width D stays unspecialised: known to be a multiple of 16 it would make the loads wider, and with them spread
+# a chunk's tokens over lanes, so that every scan would shuffle.
+
+
+@triton.jit(do_not_specialize=["D"])
 def chunk_fwd_kernel(
     x, dt, A, W, ids, out, total,
     T, D, N, M,
@@ -41,7 +45,8 @@ def chunk_fwd_kernel(
     """
     i_m, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     end = tl.minimum((i_m + 1) * BT, T)
-    o_t = i_m * BT + tl.arange(0, BT)
+    o_first = i_m * BT + tl.arange(0, BT)
+    o_t = o_first
     if not BACK:
         # Last token first: Triton's own reversed scan would exchange everything between lanes.
         o_t = (i_m + 1) * BT - 1 - tl.arange(0, BT)
@@ -68,7 +73,9 @@ def chunk_fwd_kernel(
     p_state = (i_b * M + i_m) * N * D + o_d
     for n in range(N):
         b_A = tl.load(A + n * D + o_d, mask=m_d, other=0.0)
-        b_W = tl.load(W + (i_b * N + n) * T + o_t, mask=m_t, other=0.0)
+        b_W = tl.load(W + (i_b * N + n) * T + o_first, mask=o_first < T, other=0.0)
+        if not BACK:
+            b_W = tl.flip(b_W, 0)
         b_added = tl.sum(tl.exp2(b_A[None, :] * b_elapsed) * b_x * b_W[:, None], 0)
         tl.store(out + p_state + n * D, b_added, mask=m_d)
 
@@ -102,7 +109,7 @@ def carry_fwd_kernel(
     tl.store(last + (i_b * N + n) * D + o_d, b_state, mask=m_d)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["D"])
 def output_fwd_kernel(
     x, dt, A, B, C, ids, states, y,
     T, D, N, M,
@@ -136,7 +143,7 @@ def output_fwd_kernel(
     tl.store(y + p, b_y.to(y.dtype.element_ty), mask=m)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["D"])
 def scan_bwd_kernel(
     dy, x, dt, A, B, C, ids, states, later, dx, ddt, dB, dC,
     T, D, N, M, rows,
@@ -167,7 +174,6 @@ def scan_bwd_kernel(
     b_one, b_none = tl.full([BT, BD], 1.0, tl.float32), tl.zeros([BT, BD], tl.float32)
     p_row = i_b * N * T + o_t
     p_state = (i_b * M + i_m) * N * D + o_d
-    p_row_back = i_b * N * T + o_back
     if PACKED:
         b_ids = tl.load(ids + i_b * T + o_t, mask=m_t, other=0)
         b_new = b_ids != tl.load(ids + i_b * T + tl.maximum(o_t - 1, 0), mask=m_t, other=0)
@@ -176,7 +182,7 @@ def scan_bwd_kernel(
     for n in range(N):
         b_A = tl.load(A + n * D + o_d, mask=m_d, other=0.0)
         b_B = tl.load(B + p_row + n * T, mask=m_t, other=0.0)
-        b_C = tl.load(C + p_row_back + n * T, mask=o_back < T, other=0.0)
+        b_C = tl.flip(tl.load(C + p_row + n * T, mask=m_t, other=0.0), 0)
         b_state = tl.load(states + p_state + n * D, mask=m_d, other=0.0)
         b_later = tl.load(later + p_state + n * D, mask=m_d, other=0.0)
         b_a = tl.exp2(b_A[None, :] * b_dt)
