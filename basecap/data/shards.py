@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from basecap.data.hashes import file_digest, text_number
+from basecap.data.hashes import digest, file_digest, text_number
 from basecap.data.sources._contract import Document, Split
 from basecap.data.tokenizer import Tokenizer
 from basecap.errors import DataError
@@ -76,7 +76,8 @@ class Shard:
         """Open a shard and compare its checksums; raises DataError when it is damaged."""
         try:
             self.about: dict[str, Any] = json.loads((path / "shard.json").read_text(encoding="utf-8"))
-            sound = all(file_digest(path / name) == self.about["checksums"][name] for name in FILES)
+            sound = self.about.pop("digest") == digest(self.about)
+            sound = sound and all(file_digest(path / name) == self.about["checksums"][name] for name in FILES)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _damaged(path) from error
         if not sound:
@@ -133,7 +134,7 @@ def write_shard(
     for name, array in zip(FILES, (np.concatenate(pieces), np.array(rows, DOCUMENT)), strict=True):
         np.save(partial / name, array)
     about = {"groups": groups, "files": files, "checksums": {name: file_digest(partial / name) for name in FILES}}
-    (partial / "shard.json").write_text(json.dumps(about), encoding="utf-8")
+    (partial / "shard.json").write_text(json.dumps({**about, "digest": digest(about)}), encoding="utf-8")
     os.replace(partial, path)
 
 

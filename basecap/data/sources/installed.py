@@ -28,6 +28,7 @@ SHORTEST_DOCSTRING, SHORTEST_FILE, LONGEST_FILE, LONGEST_MODULE = 100, 2_000, 20
 #: Folders of tests and of copies, which repeat what stands elsewhere.
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "lib2to3"}
 
+TOPICS = "pydoc_data/topics.py"
 SUFFIXES = (".py", ".h", ".hpp", "METADATA")
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -41,8 +42,8 @@ class Installed(Source):
     def parts(self) -> list[Part]:
         """Return one part per domain: files in the order of the hashes of their names."""
         files = _files()
-        modules = [path for path in files if path.suffix == ".py"]
-        described = [path for path in files if path.name == "METADATA" or path.match("pydoc_data/topics.py")]
+        modules = [path for path in files if path.suffix == ".py" and not path.match(TOPICS)]
+        described = [path for path in files if path.name == "METADATA" or path.match(TOPICS)]
         found = {
             "prose": described + _up_to(BYTES["prose"], modules, LONGEST_MODULE),
             "python": _up_to(BYTES["python"], reversed(modules), LONGEST_FILE),
@@ -107,7 +108,7 @@ def _prose(paths: Iterable[Path]) -> Iterator[str]:
         content = _read(path)
         if path.name == "METADATA":
             texts = [content.partition("\n\n")[2]]
-        elif path.match("pydoc_data/topics.py"):
+        elif path.match(TOPICS):
             yield from _topics(content)
             continue
         else:

@@ -1,0 +1,317 @@
+"""Preparation: the same result however it came about, nothing done twice, one sentence when it cannot be."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from basecap.data import DataConfig, PreparedData, inspect, prepare
+from basecap.errors import ConfigError, DataError
+from basecap.registry import load_plugin
+from tests.data.conftest import slimpajama_records, words, write_lines
+
+
+def content(prepared: PreparedData) -> dict:
+    """Return all tokens by domain and split, and some batches."""
+    held = {
+        key: [documents.tokens(index).tolist() for index in range(len(documents))]
+        for key, documents in prepared.sets.items()
+    }
+    return {**held, "batch": prepared.train.batch(3, 5, 4, 16).tolist(), "hash": prepared.manifest_hash}
+
+
+def shards(cache: Path) -> dict[str, int]:
+    """Return the shards of a cache with the time each was written."""
+    return {path.name: path.stat().st_mtime_ns for path in sorted((cache / "shards").iterdir())}
+
+
+def test_what_is_prepared_is_what_was_written(options, tmp_path):
+    prepared = prepare(DataConfig(**options), tmp_path)
+    assert (prepared.train_domains, prepared.ood_domains) == (("commoncrawl", "c4"), ("arxiv",))
+    for domain, split, first in (("c4", "train", 0), ("c4", "test", 1100), ("arxiv", "validation", 1000)):
+        numbers = [first + 100 * file + number for file in range(4) for number in range(20)]
+        wanted = {words(domain, number) for number in (numbers if split == "train" else numbers[:8])}
+        documents = prepared.documents(split, domain)
+        found = [prepared.tokenizer.decode(documents.tokens(index)) for index in range(len(documents))]
+        assert set(found) == wanted and len(found) == len(wanted) and documents.domain == domain
+        sizes = [len(text.encode()) for text in found]
+        assert [documents.bytes(index) for index in range(len(documents))] == sizes
+        assert documents.total_tokens == documents.total_bytes == sum(sizes)
+    with pytest.raises(IndexError):
+        documents.tokens(len(documents))
+
+
+def test_the_stream_holds_the_training_documents_between_ends(options, tmp_path):
+    prepared = prepare(DataConfig(**options), tmp_path)
+    sets = [prepared.documents("train", domain) for domain in ("commoncrawl", "c4")]
+    assert prepared.train.tokens == sum(documents.total_tokens + len(documents) for documents in sets)
+    row = prepared.train.batch(0, 0, 1, prepared.train.tokens)[0, 1:].numpy()
+    first, *pieces, last = np.split(row, np.flatnonzero(row == prepared.tokenizer.end_of_text))
+    found = {prepared.tokenizer.decode(piece[1:]) for piece in pieces}
+    wanted = {prepared.tokenizer.decode(held.tokens(index)) for held in sets for index in range(len(held))}
+    assert found < wanted and len(pieces) == 159
+    assert prepared.tokenizer.decode([*last[1:], *first]) in wanted
+
+
+def test_parallel_is_serial(options, tmp_path):
+    one = prepare(DataConfig(**options, max_train_tokens=20_000), tmp_path / "one")
+    two = prepare(DataConfig(**{**options, "workers": 2}, max_train_tokens=20_000), tmp_path / "two")
+    assert content(one) == content(two)
+    assert set(shards(tmp_path / "one")) <= set(shards(tmp_path / "two"))
+
+
+def test_the_manifest_names_files_not_places(options, tmp_path):
+    shutil.copytree(options["path"], tmp_path / "copy")
+    here = prepare(DataConfig(**options), tmp_path / "one")
+    there = prepare(DataConfig(**{**options, "path": str(tmp_path / "copy")}), tmp_path / "two")
+    assert here.manifest == there.manifest and here.manifest_hash == there.manifest_hash
+    assert len(here.manifest["files"]) == 6 and here.manifest["documents"]["c4/train"]["documents"] == 80
+    write_lines(tmp_path / "copy" / "test" / "chunk1" / "more.jsonl", slimpajama_records(5000, 1))
+    changed = prepare(DataConfig(**{**options, "path": str(tmp_path / "copy")}), tmp_path / "three")
+    assert changed.manifest_hash != here.manifest_hash
+
+
+def test_bpe_is_trained_on_training_documents_alone(options, tmp_path):
+    config = DataConfig(**{**options, "tokenizer": "bpe", "vocab": 400})
+    prepared = prepare(config, tmp_path / "one")
+    learnt = prepared.tokenizer
+    assert learnt.vocab_size <= 400 and len(learnt.encode(" meeting")) == 1 and len(learnt.encode(" theorem")) > 1
+    assert content(prepare(config, tmp_path / "two")) == content(prepared)
+    (path,) = (tmp_path / "one").glob("tokenizer-*.json")
+    again = prepare(config.model_copy(update={"tokenizer": str(path)}), tmp_path / "three")
+    assert again.tokenizer.fingerprint == learnt.fingerprint
+
+
+def test_a_complete_cache_needs_neither_text_nor_libraries(options, tmp_path):
+    shutil.copytree(options["path"], tmp_path / "copy")
+    options |= {"path": str(tmp_path / "copy"), "tokenizer": "bpe", "vocab": 300}
+    first = content(prepare(DataConfig(**options), tmp_path / "cache"))
+    shutil.rmtree(tmp_path / "copy")
+    (tmp_path / "cache").rename(tmp_path / "carried")
+    for path in (tmp_path / "carried").rglob("*"):
+        path.chmod(0o500 if path.is_dir() else 0o400)
+    program = f"""
+import json, sys
+from pathlib import Path
+sys.modules |= dict.fromkeys(("zstandard", "tokenizers", "datasets", "torch"))
+from basecap.data import DataConfig, prepare
+prepared = prepare(DataConfig(**json.loads({json.dumps(options)!r})), Path({str(tmp_path / "carried")!r}))
+print(prepared.manifest_hash, prepared.tokenizer.vocab_size, prepared.documents("test", "c4").total_tokens)
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert found == [first["hash"], "300", str(sum(len(tokens) for tokens in first["c4", "test"]))]
+
+
+def test_shards_are_shared_and_not_written_twice(options, tmp_path):
+    prepare(DataConfig(**options), tmp_path)
+    written = shards(tmp_path)
+    assert len(written) == 6
+    prepare(DataConfig(**{**options, "seq_len": 64, "weights": {"c4": 1, "commoncrawl": 2}}), tmp_path)
+    assert len(list(tmp_path.glob("prepared-*"))) == 1
+    (prepared,) = tmp_path.glob("prepared-*")
+    prepared.unlink()
+    prepare(DataConfig(**options), tmp_path)
+    assert shards(tmp_path) == written
+    prepare(DataConfig(**{**options, "tokenizer": "bpe", "vocab": 300}), tmp_path)
+    assert len(shards(tmp_path)) == 12
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("path", "elsewhere"),
+        ("tokenizer", "bpe"),
+        ("vocab", 500),
+        ("train", ["c4"]),
+        ("ood", []),
+        ("max_train_tokens", 5000),
+        ("max_test_tokens", 5000),
+        ("hub", "somebody/something"),
+    ],
+)
+def test_any_option_that_changes_tokens_changes_the_key(options, key: str, value: object):
+    assert DataConfig(**options).hash != DataConfig(**{**options, key: value}).hash
+    assert DataConfig(**options).hash == DataConfig(**{**options, "workers": 7, "cache": "there"}).hash
+
+
+def test_limits_hold_and_stop_the_reading(options, tmp_path):
+    config = DataConfig(**options, max_train_tokens=6000, max_test_tokens=4000)
+    prepared = prepare(config, tmp_path)
+    for (_, split), documents in prepared.sets.items():
+        limit = 6000 if split == "train" else 4000
+        assert 0.75 * min(limit, 8 * 380) <= documents.total_tokens + len(documents) <= limit
+    assert len(shards(tmp_path)) == 3  # both held-out files and one of four training files
+    everything = prepare(DataConfig(**options), tmp_path / "all").documents("test", "c4")
+    texts = {tuple(everything.tokens(index)) for index in range(len(everything))}
+    kept = prepared.documents("test", "c4")
+    assert {tuple(kept.tokens(index)) for index in range(len(kept))} <= texts
+
+
+def test_killed_in_the_middle_it_goes_on(options, tmp_path):
+    config = DataConfig(**{**options, "workers": 2})
+    program = f"""
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from basecap.data import DataConfig, prepare
+from basecap.data.tokenizer import Tokenizer
+
+class Slow(Tokenizer):
+    def encode(self, text):
+        time.sleep(0.005)
+        return super().encode(text)
+
+if __name__ == "__main__":
+    import basecap.data.prepare as module
+    made = module._make_tokenizer
+    module._make_tokenizer = lambda *given: Slow(made(*given).description)
+    prepare(DataConfig.model_validate_json({config.model_dump_json()!r}), Path({str(tmp_path / "cache")!r}))
+"""
+    (tmp_path / "slow.py").write_text(program)
+    killed = subprocess.Popen([sys.executable, str(tmp_path / "slow.py")], stderr=subprocess.PIPE)
+    directory, deadline = tmp_path / "cache" / "shards", time.monotonic() + 60
+    while len([path for path in directory.glob("*") if path.suffix != ".partial"]) < 3:
+        assert killed.poll() is None and time.monotonic() < deadline, killed.stderr.read()
+        time.sleep(0.005)
+    children = [int(child) for child in Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()]
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < deadline, "a process outlives its parent"
+        time.sleep(0.01)
+    before = {name: when for name, when in shards(tmp_path / "cache").items() if not name.endswith(".partial")}
+    assert 3 <= len(before) < 6 and not list((tmp_path / "cache").glob("prepared-*"))
+    resumed = prepare(config, tmp_path / "cache")
+    assert len(shards(tmp_path / "cache")) == 6 and before.items() <= shards(tmp_path / "cache").items()
+    assert content(resumed) == content(prepare(DataConfig(**options), tmp_path / "straight"))
+
+
+def test_a_full_disk_is_one_sentence_and_loses_nothing(options, tmp_path, monkeypatch):
+    saved = np.save
+
+    def full(path, array):
+        if len(list((tmp_path / "shards").glob("*"))) > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        saved(path, array)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", full)
+        with pytest.raises(DataError, match=r"no space is left there.*finished shards are kept"):
+            prepare(DataConfig(**options), tmp_path)
+    before = {name: when for name, when in shards(tmp_path).items() if not name.endswith(".partial")}
+    assert len(before) == 2
+    prepare(DataConfig(**options), tmp_path)
+    assert before.items() <= shards(tmp_path).items() and len(shards(tmp_path)) == 6
+
+
+def test_a_cache_that_cannot_be_made_is_refused(options, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="could not be prepared in .*file.*: .*; mend that or set data.cache"):
+        prepare(DataConfig(**options), tmp_path / "file" / "cache")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
+def test_damaged_text_is_named_wherever_it_is_read(options, tmp_path, workers: int, tokenizer: str):
+    shutil.copytree(options["path"], tmp_path / "copy")
+    for path in (tmp_path / "copy").rglob("*.zst"):
+        path.write_bytes(path.read_bytes()[:-10])
+    config = DataConfig(**{**options, "path": str(tmp_path / "copy"), "workers": workers, "tokenizer": tokenizer})
+    with pytest.raises(DataError, match=r"example_\w+\.jsonl\.zst breaks off in the middle"):
+        prepare(config, tmp_path / "cache")
+
+
+def test_a_plugin_source_is_read_by_other_processes_and_a_killed_one_is_told(tmp_path):
+    plugin = tmp_path / "lines.py"
+    plugin.write_text(
+        """
+import os
+from basecap.data.sources import Document, Part, Source, source
+
+@source("test-numbers")
+class Numbers(Source):
+    def parts(self):
+        return [Part(str(number)) for number in range(4)]
+
+    def read(self, part):
+        if self.config.path == "kill":
+            os._exit(1)
+        for split in ("train", "validation", "test"):
+            yield Document("numbers", split, f"{split} {part.name} " * 10)
+"""
+    )
+    load_plugin(plugin)
+    config = DataConfig(source="test-numbers", tokenizer="bytes", seq_len=8, train=["numbers"], workers=2)
+    assert len(prepare(config, tmp_path / "cache").documents("test", "numbers")) == 4
+    with pytest.raises(DataError, match=r"was killed.*set data\.workers"):
+        prepare(config.model_copy(update={"path": "kill"}), tmp_path / "cache")
+
+
+def test_a_damaged_shard_is_refused_and_made_anew_when_deleted(options, tmp_path):
+    config = DataConfig(**options)
+    whole = content(prepare(config, tmp_path))
+    path = next((tmp_path / "shards").glob("*/tokens.npy"))
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(DataError, match="is damaged; delete that directory and run again"):
+        prepare(config, tmp_path)
+    shutil.rmtree(path.parent)
+    assert content(prepare(config, tmp_path)) == whole
+
+
+@pytest.mark.parametrize("name", ["prepared-*.json", "tokenizer-*.json"])
+def test_damaged_descriptions_are_refused_and_made_anew_when_deleted(options, tmp_path, name: str):
+    config = DataConfig(**options)
+    whole = content(prepare(config, tmp_path))
+    (path,) = tmp_path.glob(name)
+    for damaged in (path.read_text()[:-30], path.read_text().replace('"tokenizer"', '"x"').replace("endof", "end_of_")):
+        path.write_text(damaged)
+        with pytest.raises((DataError, ConfigError), match="damaged|not a description"):
+            prepare(config, tmp_path)
+    path.unlink()
+    assert content(prepare(config, tmp_path)) == whole
+
+
+def test_domains_without_enough_text_are_refused(options, tmp_path):
+    with pytest.raises(DataError, match="domain 'github' has no validation|domain 'github' has no test documents; add"):
+        prepare(DataConfig(**{**options, "ood": ["github"]}), tmp_path)
+    with pytest.raises(DataError, match="domain 'book' has no train documents; add text or leave the domain out"):
+        prepare(DataConfig(**{**options, "train": ["c4", "book"]}), tmp_path)
+    with pytest.raises(DataError, match=r"seq_len = 9000 is longer than the whole text of domain 'arxiv' \(\d+ tokens"):
+        prepare(DataConfig(**{**options, "seq_len": 9000}), tmp_path)
+    with pytest.raises(DataError, match=r"no test documents of at most 50 tokens; raise data\.max_test_tokens"):
+        prepare(DataConfig(**options, max_test_tokens=500), tmp_path)
+
+
+def test_unknown_domains_and_splits_are_refused(options, tmp_path):
+    prepared = prepare(DataConfig(**options), tmp_path)
+    with pytest.raises(ConfigError, match="no domain 'arxv': did you mean 'arxiv'"):
+        prepared.documents("test", "arxv")
+    with pytest.raises(ConfigError, match="unknown split 'tests': did you mean 'test'"):
+        prepared.documents("tests", "arxiv")
+    with pytest.raises(DataError, match="'arxiv' has no train documents"):
+        prepared.documents("train", "arxiv")
+
+
+def test_inspect_counts(options, tmp_path):
+    rows = inspect(prepare(DataConfig(**options), tmp_path))
+    assert len(rows) == 8 and [row["role"] for row in rows].count("ood") == 2
+    (row,) = [row for row in rows if (row["domain"], row["split"]) == ("c4", "test")]
+    assert row["documents"] == 8 and row["bytes"] == row["tokens"] and row["bytes per token"] == 1.0
+
+
+def test_two_preparations_at_once_share_the_work(options, tmp_path):
+    config = DataConfig(**options)
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(lambda _: content(prepare(config, tmp_path)), range(2))
+    assert one == two and len(shards(tmp_path)) == 6
