@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from basecap.errors import ConfigError
-from basecap.ops.attention import attention, attention_step, eager, entropy, reference, weights
+from basecap.ops.attention import attention, attention_step, eager, entropy, flex, reference, weights
 from basecap.testing.tolerance import assert_as_accurate
 
 OPTIONS = [
@@ -161,11 +161,33 @@ def test_bad_inputs_are_named(change, message):
         change(*inputs())
 
 
+@pytest.mark.parametrize("window", [None, 1, 128, 129, 200, 256, 257])
+@pytest.mark.parametrize("packed", [False, True])
+def test_tiles_of_the_kernel_are_those_with_visible_pairs(window, packed):
+    T, cuts = 768, torch.tensor([[100, 128, 300], [256, 512, 767]])
+    segments = (torch.arange(T)[None, :, None] >= cuts[:, None]).sum(-1) if packed else None
+    mask = flex.block_mask(2, T, window, segments, torch.device("cpu"))
+    t = torch.arange(T)
+    pairs = (t[:, None] >= t) & (t[:, None] - t < (window or T))
+    pairs = pairs.expand(2, T, T) if segments is None else pairs & (segments[:, :, None] == segments[:, None])
+    tiles = pairs.unflatten(2, (-1, 128)).unflatten(1, (-1, 128)).transpose(2, 3)
+    for number, columns, expected in (
+        (mask.kv_num_blocks, mask.kv_indices, tiles.any(-1).any(-1) & ~tiles.all(-1).all(-1)),
+        (mask.full_kv_num_blocks, mask.full_kv_indices, tiles.all(-1).all(-1)),
+    ):
+        listed = torch.zeros_like(expected)
+        for b in range(2):
+            for i in range(T // 128):
+                listed[b, i, columns[b, 0, i, : number[b, 0, i]]] = True
+        assert torch.equal(listed, expected)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("T", [64, 300])
-def test_kernels_on_a_gpu(options, dtype, T):
+def test_kernels_on_a_gpu(options, dtype):
+    torch.compiler.reset()
+    T = 256
     low = [x.detach().cuda().requires_grad_() for x in inputs(T=T, K=64, V=64, dtype=dtype)]
     made = {k: x.cuda() if isinstance(x, torch.Tensor) else x for k, x in spelled_out(options, T=T).items()}
     high = [x.detach().double().requires_grad_() for x in low]

@@ -1,10 +1,13 @@
 """Windows, ALiBi and segments on PyTorch's FlexAttention, which has fused kernels on a GPU."""
 
-from functools import cache, lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+#: Queries and keys of one tile; tiles without a visible pair are never touched.
+BLOCK = 128
 
 
 def supports(q_BTHK: Tensor, v_BTGV: Tensor) -> str | None:
@@ -15,30 +18,51 @@ def supports(q_BTHK: Tensor, v_BTGV: Tensor) -> str | None:
         return "FlexAttention has no float64"
     if q_BTHK.shape[3] < 16 or v_BTGV.shape[3] < 16:
         return "FlexAttention needs head sizes of at least 16"
+    if q_BTHK.shape[1] % BLOCK or not q_BTHK.numel():
+        return f"tiles are whole for multiples of {BLOCK} tokens only"
+    if not (torch.is_grad_enabled() and q_BTHK.requires_grad):
+        return "FlexAttention is compiled for every length, and lengths vary outside training"
     return None
 
 
 @cache
 def _compiled():
-    return torch.compile(flex_attention, dynamic=False)
+    # As one graph, so that too many variants are an error and not a silent T x T matrix.
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
-@lru_cache(maxsize=16)
-def _band(length: int, window: int | None, device: torch.device) -> BlockMask:
-    def visible(batch, head, t, s):
-        band = t >= s
-        return band if window is None else band & (t - s < window)
+def block_mask(batch: int, length: int, window: int | None, segments: Tensor | None, device: torch.device) -> BlockMask:
+    """Return the visible tiles, from the ends of each tile alone: nothing of size T x T is made.
 
-    return create_block_mask(visible, None, None, length, length, device=str(device))
+    Args:
+        batch: B.
+        length: T, a multiple of BLOCK.
+        window: see `attention`.
+        segments: see `attention`; ids do not decrease along T, so their first and last decide for a whole tile.
+        device: where the mask is used.
+    """
+    window = length if window is None else window
+
+    def visible(b, head, t, s):
+        band = (t >= s) & (t - s < window)
+        return band if segments is None else band & (segments[b, t] == segments[b, s])
+
+    tile = torch.arange(length // BLOCK, device=device)
+    apart = BLOCK * (tile[:, None] - tile)  # from the first query to the first key
+    some = (apart >= 0) & (apart - (BLOCK - 1) < window)
+    every = (apart > 0) & (apart + (BLOCK - 1) < window)
+    if segments is not None:
+        first, last = segments[:, ::BLOCK], segments[:, BLOCK - 1 :: BLOCK]
+        some = some & (last[:, None, :] >= first[:, :, None])
+        every = every & (first[:, None, :] == last[:, :, None])
+    some, every = (x.expand(batch, 1, *x.shape[-2:]) if x.dim() == 2 else x[:, None] for x in (some, every))
+    return BlockMask.from_kv_blocks(*_listed(some & ~every), *_listed(every), BLOCK, visible)
 
 
-def _packed(segments: Tensor, window: int | None) -> BlockMask:
-    def visible(batch, head, t, s):
-        band = (t >= s) & (segments[batch, t] == segments[batch, s])
-        return band if window is None else band & (t - s < window)
-
-    B, T = segments.shape
-    return create_block_mask(visible, B, None, T, T, device=str(segments.device))
+def _listed(tiles: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the number of tiles set in each row, and their columns in front."""
+    ones = tiles.to(torch.int32)
+    return ones.sum(-1, dtype=torch.int32), ones.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
 
 
 def attention(
@@ -51,7 +75,7 @@ def attention(
     segments: Tensor | None,
 ) -> Tensor:
     """Return [B, T, H, V]; memory O(T)."""
-    mask = _band(q_BTHK.shape[1], window, q_BTHK.device) if segments is None else _packed(segments, window)
+    mask = block_mask(*q_BTHK.shape[:2], window, segments, q_BTHK.device)
 
     def with_slope(score, batch, head, t, s):
         return score - slopes[head] * (t - s)
