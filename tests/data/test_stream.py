@@ -78,5 +78,5 @@ def test_a_batch_that_does_not_divide_is_refused():
 
 
 def test_a_sequence_longer_than_the_text_is_refused():
-    with pytest.raises(DataError, match="lower data.seq_len"):
+    with pytest.raises(DataError, match=r"lower data\.seq_len"):
         TrainStream({"a": arrays(10)}).batch(0, 0, 1, 11)

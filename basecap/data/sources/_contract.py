@@ -59,8 +59,11 @@ class Source(ABC):
         """Yield the documents of a part, also of domains nobody asked for; raises DataError naming file and line."""
 
     def fingerprints(self, part: Part) -> dict[str, str]:
-        """Return what the manifest says of a part: per file its name and the SHA-256 of its content."""
-        return {self.name_of(path): file_digest(path) for path in part.paths}
+        """Return what the manifest says of a part: per file its name and the SHA-256 of its content.
+
+        A part without files is taken to depend on the options alone.
+        """
+        return {self.name_of(path): file_digest(path) for path in part.paths} or {part.name: self.config.hash}
 
     def name_of(self, path: Path) -> str:
         """Return what the manifest calls a file: the same on every machine."""

@@ -33,8 +33,13 @@ def records(name: str, part: Part) -> Iterator[tuple[str, dict[str, Any]]]:
             yield where, record
 
 
+def fingerprints(name: str, part: Part) -> dict[str, str]:
+    """Return the name of a part and the commit it is read from."""
+    return {f"{name}/{part.name}": _revision(name)}
+
+
 @cache
-def revision(name: str) -> str:
+def _revision(name: str) -> str:
     """Return the commit of a dataset on the hub; "local" for a directory."""
     if Path(name).is_dir():
         return "local"
@@ -49,7 +54,7 @@ def _dataset(name: str, split: str) -> Any:
         import datasets
     except ImportError as error:
         raise ConfigError("data.hub needs the datasets library; install basecap[hf].") from error
-    commit = revision(name)
+    commit = _revision(name)
     return datasets.load_dataset(name, split=split, streaming=True, revision=None if commit == "local" else commit)
 
 

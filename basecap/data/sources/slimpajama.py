@@ -48,7 +48,7 @@ class SlimPajama(Source):
 
     def fingerprints(self, part: Part) -> dict[str, str]:
         """Return the hash of the file, or the revision of the hub's dataset."""
-        return super().fingerprints(part) if self.config.hub is None else {part.name: _hub.revision(self.config.hub)}
+        return super().fingerprints(part) if self.config.hub is None else _hub.fingerprints(self.config.hub, part)
 
 
 def _domain(place: str, record: dict[str, Any]) -> str:

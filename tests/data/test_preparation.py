@@ -171,7 +171,7 @@ class Slow(Tokenizer):
         return super().encode(text)
 
 if __name__ == "__main__":
-    import basecap.data.prepare as module
+    import basecap.data.preparation as module
     made = module._make_tokenizer
     module._make_tokenizer = lambda *given: Slow(made(*given).description)
     prepare(DataConfig.model_validate_json({config.model_dump_json()!r}), Path({str(tmp_path / "cache")!r}))
@@ -215,7 +215,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(options, tmp_path, monkey
 
 def test_a_cache_that_cannot_be_made_is_refused(options, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="could not be prepared in .*file.*: .*; mend that or set data.cache"):
+    with pytest.raises(DataError, match=r"could not be prepared in .*: .*; mend that or set data\.cache"):
         prepare(DataConfig(**options), tmp_path / "file" / "cache")
 
 
@@ -251,7 +251,8 @@ class Numbers(Source):
     )
     load_plugin(plugin)
     config = DataConfig(source="test-numbers", tokenizer="bytes", seq_len=8, train=["numbers"], workers=2)
-    assert len(prepare(config, tmp_path / "cache").documents("test", "numbers")) == 4
+    documents = prepare(config, tmp_path / "cache").documents("test", "numbers")
+    assert len({tuple(documents.tokens(index)) for index in range(len(documents))}) == 4
     with pytest.raises(DataError, match=r"was killed.*set data\.workers"):
         prepare(config.model_copy(update={"path": "kill"}), tmp_path / "cache")
 
@@ -276,14 +277,14 @@ def test_damaged_descriptions_are_refused_and_made_anew_when_deleted(options, tm
     (path,) = tmp_path.glob(name)
     for damaged in (path.read_text()[:-30], path.read_text().replace('"tokenizer"', '"x"').replace("endof", "end_of_")):
         path.write_text(damaged)
-        with pytest.raises((DataError, ConfigError), match="damaged|not a description"):
+        with pytest.raises((DataError, ConfigError), match=r"damaged|not a description"):
             prepare(config, tmp_path)
     path.unlink()
     assert content(prepare(config, tmp_path)) == whole
 
 
 def test_domains_without_enough_text_are_refused(options, tmp_path):
-    with pytest.raises(DataError, match="domain 'github' has no validation|domain 'github' has no test documents; add"):
+    with pytest.raises(DataError, match="domain 'github' has no test documents; add"):
         prepare(DataConfig(**{**options, "ood": ["github"]}), tmp_path)
     with pytest.raises(DataError, match="domain 'book' has no train documents; add text or leave the domain out"):
         prepare(DataConfig(**{**options, "train": ["c4", "book"]}), tmp_path)
