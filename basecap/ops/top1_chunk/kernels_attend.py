@@ -158,7 +158,7 @@ def merge_kernel(
     BK: tl.constexpr,
     BR: tl.constexpr,
 ):
-    """Merge the partial results: o and the natural logsumexp of each query."""
+    """Merge the partial results: o and the logsumexp of each query."""
     row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     mask = row < rows
     o_k = tl.arange(0, BK)
@@ -177,7 +177,7 @@ def merge_kernel(
         total += share
     o = o / tl.where(mask, total, 1.0)[:, None]
     tl.store(p_o + row[:, None] * K + o_k, o.to(p_o.dtype.element_ty), mask[:, None] & (o_k[None, :] < K))
-    tl.store(p_total + row, (top + tl.log2(total)) * 0.6931471805599453, mask)
+    tl.store(p_total + row, top + tl.log2(total), mask)
 
 
 @triton.jit
@@ -288,7 +288,7 @@ def attend_bwd_kernel(
             m_tk = m_t[:, None] & m_k[None, :]
             b_q = tl.load(p_q + o_t.to(tl.int64)[:, None] * stride_qt + h * stride_qh + o_k, m_tk, other=0.0)
             b_do = tl.load(p_do + row[:, None] * K + o_k, m_tk, other=0.0)
-            lse = tl.load(p_lse + row, m_t, other=float("inf")) * 1.4426950408889634
+            lse = tl.load(p_lse + row, m_t, other=float("inf"))
             delta = tl.load(p_delta + row, m_t, other=0.0)
             visible = (o_s[:, None] <= o_t[None, :]) & m_s[:, None]
             dk, dv, dq = backward_tile(b_k, b_v, b_q, b_do, lse, delta, visible, scale2, dk, dv, True)
@@ -305,7 +305,7 @@ def attend_bwd_kernel(
         m_ik = m_i[:, None] & m_k[None, :]
         b_q = tl.load(p_q + (query // H * stride_qt + query % H * stride_qh)[:, None] + o_k, m_ik, other=0.0)
         b_do = tl.load(p_do + query[:, None] * K + o_k, m_ik, other=0.0)
-        lse = tl.load(p_lse + query, m_i, other=float("inf")) * 1.4426950408889634
+        lse = tl.load(p_lse + query, m_i, other=float("inf"))
         delta = tl.load(p_delta + query, m_i, other=0.0)
         dk, dv, dq = backward_tile(b_k, b_v, b_q, b_do, lse, delta, None, scale2, dk, dv, False)
         row = ((1 + pair % REMOTE) * P + sub) * rows + query

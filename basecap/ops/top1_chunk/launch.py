@@ -174,7 +174,7 @@ def _share(chunk: int) -> int:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, choice: Tensor, grid: Tensor, own: Tensor, chunk: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return o [N, H, K] and the logsumexp of the attended scores [N, H]."""
+    """Return o [N, H, K] and the base-2 logsumexp of the attended scores [N, H]."""
     q, k, v = _dense(q), _dense(k), _dense(v)
     N, H, K = q.shape
     G, M, remote = k.shape[1], grid.shape[0], choice.shape[2]

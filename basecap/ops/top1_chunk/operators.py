@@ -50,7 +50,7 @@ def attend(
     scale: float,
     triton: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return o [N, H, K] and the logsumexp of the attended scores [N, H]."""
+    """Return o [N, H, K] and the logsumexp of the attended scores [N, H], in the base the backward pass wants."""
     run = _kernels().attend if triton else eager.attend
     return run(q, k, v, choice, grid, own, chunk, scale)
 

@@ -1,0 +1,23 @@
+"""Kernels run in Triton's interpreter where there is no GPU; memory nobody has written is poison."""
+
+import os
+import sys
+
+import pytest
+import torch
+
+if not torch.cuda.is_available() and "triton" not in sys.modules:
+    # Triton reads this once, when it is imported first.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def _poison(x: torch.Tensor) -> torch.Tensor:
+    return x.fill_(float("nan") if x.is_floating_point() else -(1 << 30))
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill uninitialised tensors with NaN, or with an index far outside."""
+    empty, new_empty = torch.empty, torch.Tensor.new_empty
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: _poison(empty(*a, **k)))
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: _poison(new_empty(*a, **k)))

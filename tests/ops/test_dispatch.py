@@ -1,0 +1,50 @@
+"""Which implementation runs, and that it is said once."""
+
+import logging
+
+import pytest
+import torch
+
+from basecap.errors import ConfigError
+from basecap.ops import _dispatch
+from basecap.ops._dispatch import use_triton
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    _dispatch._say.cache_clear()
+
+
+def test_auto_runs_plain_pytorch_on_a_cpu_and_says_so_once(caplog):
+    x = torch.ones(2, 2)
+    with caplog.at_level(logging.INFO, logger="basecap.ops"):
+        assert not any(use_triton("some op", "auto", x) for _ in range(3))
+    assert [record.message.split(":")[0] for record in caplog.records] == ["some op runs in plain PyTorch"]
+
+
+def test_eager_never_runs_kernels():
+    assert not use_triton("some op", "eager", torch.ones(1))
+
+
+def test_a_forced_choice_that_cannot_run_raises():
+    with pytest.raises(ConfigError, match=r"some op cannot run its Triton kernels.*float64.*use backend='auto'"):
+        use_triton("some op", "triton", torch.ones(1, dtype=torch.float64))
+    with pytest.raises(ConfigError, match="at most 256 channels"):
+        use_triton("some op", "triton", torch.ones(1, 512))
+
+
+def test_without_the_interpreter_kernels_need_a_gpu(monkeypatch):
+    monkeypatch.setattr(_dispatch, "interpreted", lambda: False)
+    assert _dispatch.unsupported(torch.ones(1)) in ("the tensors are on cpu", "triton is not installed")
+
+
+def test_the_interpreter_runs_float32_alone(monkeypatch):
+    monkeypatch.setattr(_dispatch, "interpreted", lambda: True)
+    monkeypatch.setattr(_dispatch.importlib.util, "find_spec", lambda name: name)
+    assert _dispatch.unsupported(torch.ones(1)) is None
+    assert "float32" in _dispatch.unsupported(torch.ones(1, dtype=torch.bfloat16))
+
+
+def test_an_unknown_backend_is_refused():
+    with pytest.raises(ConfigError, match="did you mean 'triton'"):
+        use_triton("some op", "tritn", torch.ones(1))

@@ -1,0 +1,123 @@
+"""Top-1 element selection against its definition in float64: plain PyTorch anywhere, kernels by interpreter or GPU."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from basecap.errors import ConfigError
+from basecap.ops import top1_element, top1_element_choice, top1_element_step, top1_element_weights
+from basecap.ops._dispatch import interpreted
+from basecap.ops.top1_element import operators, reference
+from basecap.testing.marks import requires_gpu
+from basecap.testing.tolerance import assert_as_accurate
+
+in_interpreter = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
+KERNELS = [
+    pytest.param("cpu", torch.float32, marks=in_interpreter, id="interpreter"),
+    *(pytest.param("cuda", dtype, marks=requires_gpu) for dtype in (torch.float32, torch.float16, torch.bfloat16)),
+]
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+
+#: B, T, H, G, K, segments
+CASES = [(2, 90, 4, 2, 32, True), (1, 150, 2, 2, 40, False), (1, 1, 1, 1, 32, False), (2, 70, 4, 1, 64, False)]
+
+
+def draw(B: int, T: int, H: int, G: int, K: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(T + K)
+    return [torch.randn(B, T, n, K, generator=generator, dtype=torch.float64) for n in (H, G, G, H)]
+
+
+def cut(case: tuple) -> Tensor | None:
+    if not case[5]:
+        return None
+    return (torch.rand(case[0], case[1], generator=torch.Generator().manual_seed(1)) < 0.05).long().cumsum(1)
+
+
+def gradients(function, inputs: list[Tensor]) -> list[Tensor]:
+    leaves = [x.clone().requires_grad_() for x in inputs[:3]]
+    o = function(*leaves)
+    return [o, *torch.autograd.grad(o, leaves, inputs[3])]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_plain_pytorch_is_the_definition(case):
+    inputs, segments = draw(*case[:5]), cut(case)
+    found = gradients(lambda q, k, v: top1_element(q, k, v, segments=segments), inputs)
+    truth = gradients(lambda q, k, v: reference.top1_element(q, k, v, case[4] ** -0.5, segments), inputs)
+    for x, y in zip(found, truth, strict=True):
+        torch.testing.assert_close(x, y, atol=1e-12, rtol=1e-10)
+
+
+@pytest.mark.parametrize(("device", "dtype"), KERNELS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernels_are_as_accurate_as_plain_pytorch(case, device, dtype, poisoned):
+    inputs = [x.to(device, dtype) for x in draw(*case[:5])]
+    segments = cut(case)
+    there = None if segments is None else segments.to(device)
+    choice = top1_element_choice(*inputs[:2], segments=there, backend="triton")
+    assert torch.equal(choice, top1_element_choice(*inputs[:2], segments=there, backend="eager"))
+    hard = F.one_hot(choice.long().cpu(), case[1]).double().transpose(1, 2)
+    wide = [x.double().cpu() for x in inputs]
+    truth = gradients(lambda q, k, v: reference.top1_element(q, k, v, case[4] ** -0.5, segments, hard), wide)
+    plain, found = (
+        gradients(lambda q, k, v, b=backend: top1_element(q, k, v, segments=there, backend=b), inputs)
+        for backend in ("eager", "triton")
+    )
+    for name, x, y, z in zip(("o", "dq", "dk", "dv"), found, plain, truth, strict=True):
+        assert_as_accurate(name, x, y, z)
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=in_interpreter)])
+def test_ties_go_to_the_earliest(backend):
+    # Whole numbers, so that equal scores are equal in any order of summation.
+    q, k, v, _ = (x.float().round() for x in draw(1, 80, 1, 1, 32))
+    assert not top1_element_choice(q, k[:, :1].expand_as(k), backend=backend).any()
+    o = top1_element(q, k[:, :1].expand_as(k), v, backend=backend)
+    assert torch.equal(o, v[:, :1].expand_as(v))
+
+
+def test_weights_are_the_choice():
+    q, k, v, _ = draw(1, 40, 2, 1, 32)
+    weights = top1_element_weights(q, k)
+    torch.testing.assert_close(torch.einsum("bhts,bsk->bthk", weights, v[:, :, 0]), top1_element(q, k, v))
+    assert torch.equal(weights.sum(-1), torch.ones_like(weights[..., 0]))
+
+
+def test_decoding_equals_the_whole_sequence():
+    q, k, v, _ = draw(2, 30, 4, 2, 32)
+    cache = {"k": torch.zeros_like(k), "v": torch.zeros_like(v)}
+    steps = [top1_element_step(*(x[:, t : t + 1] for x in (q, k, v)), cache, t) for t in range(30)]
+    torch.testing.assert_close(torch.cat(steps, 1), top1_element(q, k, v))
+    with pytest.raises(ConfigError, match="full"):
+        top1_element_step(*(x[:, :1] for x in (q, k, v)), cache, 30)
+
+
+def test_operators_keep_their_contracts():
+    q, k, v, _ = (x[0].float() for x in draw(1, 30, 2, 1, 32))
+    first = torch.zeros(30, dtype=torch.int32)
+    choice = operators.choose(q, k, first, False)
+    torch.library.opcheck(operators.choose, (q, k, first, False))
+    torch.library.opcheck(operators.gather, (v.requires_grad_(), choice, False))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scale": -1.0}, "scale must be positive"),
+        ({"segments": torch.zeros(2, 20, dtype=torch.int64)}, r"segments \(2, 20\)"),
+        ({"v": torch.zeros(1, 19, 1, 32)}, r"v \(1, 19, 1, 32\)"),
+        ({"v": torch.zeros(1, 20, 1, 32).double()}, "v is torch.float64"),
+    ],
+    ids=lambda x: str(x)[:24],
+)
+def test_bad_input_is_named(change, message):
+    arguments = {
+        "q": torch.zeros(1, 20, 2, 32),
+        "k": torch.zeros(1, 20, 1, 32),
+        "v": torch.zeros(1, 20, 1, 32),
+        **change,
+    }
+    q, k, v = (arguments.pop(name) for name in "qkv")
+    with pytest.raises(ConfigError, match=message):
+        top1_element(q, k, v, **arguments)
