@@ -1,11 +1,24 @@
 """The chunked scalar-decay recurrence against its definition in float64."""
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
+from basecap.ops._dispatch import interpreted
 from basecap.ops.ssd import eager, reference, ssd
+from basecap.testing.marks import requires_gpu
+from basecap.testing.tolerance import assert_as_accurate
+
+NAMES = ("o", "state", "dq", "dk", "dv", "dlog_decay", "dstate")
+
+in_interpreter = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
+
+
+def on_gpu(test):
+    return functools.reduce(lambda decorated, mark: mark(decorated), requires_gpu, test)
 
 
 def inputs(
@@ -111,3 +124,51 @@ def test_shapes_that_do_not_fit_are_refused(wrong: str):
         q, k, v, log_decay = q[:, :0], k[:, :0], v[:, :0], log_decay[:, :0]
     with pytest.raises(ConfigError):
         ssd(q, k, v, log_decay)
+
+
+def as_accurate(device: str, dtype: torch.dtype, sizes: tuple[int, ...], segments: Tensor | None) -> None:
+    """Compare the kernels with float64, their errors with those of the eager path."""
+    tensors = inputs(*sizes, strength=0.1)
+    low = [x.detach().to(device, dtype if i < 3 else torch.float32) for i, x in enumerate(tensors)]
+    ids = None if segments is None else segments.to(device)
+
+    def run(backend: str, given: list[Tensor]) -> list[Tensor]:
+        def op(q, k, v, log_decay, state, segments):
+            return ssd(q, k, v, log_decay, state_BHKV=state, segments=segments, backend=backend)
+
+        return values_and_gradients(op, [x.detach().requires_grad_() for x in given], ids)
+
+    # The same rounded numbers on all sides: only the computation is judged.
+    truth, plain, fused = run("eager", [x.double() for x in low]), run("eager", low), run("triton", low)
+    for name, a, b, exact in zip(NAMES, fused, plain, truth, strict=True):
+        assert_as_accurate(name, a, b, exact)
+
+
+@in_interpreter
+@pytest.mark.parametrize("segmented", [False, True])
+@pytest.mark.parametrize("sizes", [(2, 2, 1, 1, 3, 2), (2, 150, 2, 4, 8, 5), (1, 128, 1, 2, 16, 20)])
+def test_kernels_in_the_interpreter(sizes: tuple[int, ...], segmented: bool):
+    as_accurate("cpu", torch.float32, sizes, packed(*sizes[:2]) // 4 if segmented else None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("segmented", [False, True])
+@pytest.mark.parametrize(
+    "sizes", [(2, 2, 1, 1, 3, 2), (2, 147, 2, 4, 24, 40), (2, 1024, 1, 4, 128, 64), (1, 300, 1, 2, 256, 64)]
+)
+@on_gpu
+def test_kernels_on_a_gpu(sizes: tuple[int, ...], segmented: bool, dtype: torch.dtype):
+    as_accurate("cuda", dtype, sizes, packed(*sizes[:2]) // 8 if segmented else None)
+
+
+@in_interpreter
+def test_the_custom_operator_is_well_formed():
+    q, k, v, log_decay, state = inputs(2, 9, 1, 2, 4, 3, dtype=torch.float32)
+    result = torch.library.opcheck(torch.ops.basecap.ssd.default, (q, k, v, log_decay, state, packed(2, 9)))
+    assert set(result.values()) == {"SUCCESS"}
+
+
+def test_heads_too_wide_for_the_kernels_are_refused():
+    q, k, v, log_decay, _ = inputs(1, 4, 1, 1, 300, 2)
+    with pytest.raises(ConfigError, match="up to 256"):
+        ssd(q, k, v, log_decay, backend="triton")

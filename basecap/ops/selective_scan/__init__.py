@@ -1,5 +1,6 @@
 """The selective scan: a diagonal state space whose decays depend on channel, state and token (Mamba-1)."""
 
+import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
@@ -49,4 +50,6 @@ def selective_scan(
         if tensor.shape != shape:
             raise ConfigError(f"{name} {tuple(tensor.shape)} must be {shape} for x {tuple(x_BTD.shape)}.")
     triton = use_triton("selective_scan", backend, x_BTD)
-    return operators.scan(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, state_BDN, segments, triton)
+    # Under autocast the products with the states would be rounded to half precision.
+    with torch.autocast(x_BTD.device.type, enabled=False):
+        return operators.scan(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, state_BDN, segments, triton)

@@ -4,7 +4,11 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops.ssd import eager
+from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops.ssd import eager, operators
+
+#: Largest key and value head size of the kernels: a chunk's keys and a whole state stay on the chip.
+WIDEST = 256
 
 
 def ssd(
@@ -15,6 +19,7 @@ def ssd(
     *,
     state_BHKV: Tensor | None = None,
     segments: Tensor | None = None,
+    backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Run S_t = exp(log_decay_t) S_{t-1} + k_t v_t^T, o_t = q_t^T S_t (arXiv 2405.21060, eq. 16; q = C, k = B).
 
@@ -25,20 +30,36 @@ def ssd(
         log_decay_BTH: logarithm of the decays, at most 0; zeros give plain linear attention.
         state_BHKV: state before the first token; zero when None.
         segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
+        backend: "auto", or insist on "eager" (plain PyTorch) or "triton".
 
     Returns:
         o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes that do not fit together.
+        ConfigError: shapes that do not fit together, or an impossible backend.
     """
     _validate(q_BTGK, k_BTGK, v_BTHV, log_decay_BTH)
+    triton = _use_triton(backend, q_BTGK, v_BTHV)
     # Under autocast the states would be rounded to half precision between chunks.
     with torch.autocast(v_BTHV.device.type, enabled=False):
         q, k = q_BTGK.to(v_BTHV.dtype), k_BTGK.to(v_BTHV.dtype)
         if v_BTHV.shape[1] == 1 and state_BHKV is not None:
             return eager.step(q, k, v_BTHV, log_decay_BTH, state_BHKV)
-        return eager.ssd(q, k, v_BTHV, log_decay_BTH, state_BHKV, segments)
+        if not triton:
+            return eager.ssd(q, k, v_BTHV, log_decay_BTH, state_BHKV, segments)
+        if state_BHKV is None:
+            (B, _, H, V), K = v_BTHV.shape, q.shape[3]
+            state_BHKV = v_BTHV.new_zeros(B, H, K, V, dtype=torch.float32)
+        return operators.scan(q, k, v_BTHV, log_decay_BTH, state_BHKV, segments)
+
+
+def _use_triton(backend: Backend, q_BTGK: Tensor, v_BTHV: Tensor) -> bool:
+    widest = max(q_BTGK.shape[3], v_BTHV.shape[3])
+    if widest <= WIDEST:
+        return use_triton("ssd", backend, v_BTHV)
+    if backend == "triton":
+        raise ConfigError(f"ssd has kernels for head sizes up to {WIDEST}, not {widest}; use backend='auto'.")
+    return False
 
 
 def _validate(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> None:
