@@ -185,6 +185,7 @@ def test_tiles_of_the_kernel_are_those_with_visible_pairs(window, packed):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
 def test_kernels_on_a_gpu(options, dtype):
     torch.compiler.reset()
     T = 256

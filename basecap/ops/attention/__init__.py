@@ -1,6 +1,5 @@
 """Causal softmax attention: full, sliding-window, with ALiBi, with grouped heads, over packed segments."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -78,9 +77,10 @@ def attention_step(
     _check_keys(q_B1HK, k_BSGK, v_BSGV)
     scale = q_B1HK.shape[3] ** -0.5 if scale is None else scale
     q, k, v = (x.transpose(1, 2) for x in (q_B1HK, k_BSGK, v_BSGV))
-    bias = None if bias_HS is None else bias_HS.to(torch.promote_types(q.dtype, torch.float32))[None, :, None]
     grouped = q_B1HK.shape[2] != k_BSGK.shape[2]
-    return F.scaled_dot_product_attention(q, k, v, bias, scale=scale, enable_gqa=grouped).transpose(1, 2)
+    if bias_HS is not None:
+        return eager.biased(q, k, v, bias_HS[None, :, None], scale, grouped).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=grouped).transpose(1, 2)
 
 
 def _check_keys(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor) -> None:

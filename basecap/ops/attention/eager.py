@@ -30,12 +30,20 @@ def attention(
         visible = visible & (distance < window)
     if segments is not None:
         visible = visible & (segments[:, :, None] == segments[:, None, :])[:, None]
-    mask = visible
-    if slopes is not None:
-        # A bias in 16 bits would be wrong by more than a nat at distances of a few hundred tokens.
-        bias = -slopes.to(torch.promote_types(q.dtype, torch.float32))[:, None, None] * distance
-        mask = bias.masked_fill(~visible, float("-inf"))
-    return F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped).transpose(1, 2)
+    if slopes is None:
+        return F.scaled_dot_product_attention(q, k, v, visible, scale=scale, enable_gqa=grouped).transpose(1, 2)
+    bias = (-slopes[:, None, None] * distance).masked_fill(~visible, float("-inf"))
+    return biased(q, k, v, bias, scale, grouped).transpose(1, 2)
+
+
+def biased(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, bias: Tensor, scale: float, grouped: bool) -> Tensor:
+    """Attend with scores scale * q.k + bias, in float32 at least; return [B, H, T, V] in the dtype of q.
+
+    SDPA wants the bias in the dtype of q, and 16 bits would be wrong by a nat at distances of a few hundred tokens.
+    """
+    wide = torch.promote_types(q_BHTK.dtype, torch.float32)
+    q, k, v, bias = (x.to(wide) for x in (q_BHTK, k_BGSK, v_BGSV, bias))
+    return F.scaled_dot_product_attention(q, k, v, bias, scale=scale, enable_gqa=grouped).to(q_BHTK.dtype)
 
 
 def _blocks(
