@@ -59,7 +59,10 @@ class DataConfig(BaseModel):
 
     @model_validator(mode="after")
     def _names_are_known(self) -> "DataConfig":
-        known = SOURCES.get(self.source).known_domains
+        known, reads = SOURCES.get(self.source).known_domains, SOURCES.get(self.source).reads
+        for option in ("path", "hub"):
+            if getattr(self, option) is not None and option not in reads:
+                raise ConfigError(f"source {self.source!r} reads no data.{option}; remove it.")
         named = (*self.train, *self.ood)
         for domain in named:
             if known and domain not in known:

@@ -13,10 +13,11 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 from basecap.data.config import FORMAT, DataConfig
@@ -96,11 +97,12 @@ def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
     tokenizer = _make_tokenizer(config, source, parts)
     path = cache / f"tokenizer-{tokenizer.fingerprint}.json"
     _write_atomically(path, tokenizer.description)
+    write = partial(_write_part, config, tokenizer, cache / "shards")
     shards: list[Path] = []
     held: Counter[str] = Counter()
     with (
         progress("preparing text", total=len(parts), unit="parts") as advance,
-        closing(_written(Writer(config, tokenizer, cache / "shards"), parts)) as written,
+        closing(_written(config, write, parts)) as written,
     ):
         for part, shard in zip(parts, written, strict=False):
             shards.append(shard)
@@ -139,39 +141,25 @@ def _sample(config: DataConfig, source: Source, parts: Sequence[Part]) -> Iterat
                 return
 
 
-class Writer:
-    """Writes the shard of a part, unless it is there."""
-
-    def __init__(self, config: DataConfig, tokenizer: Tokenizer, directory: Path):
-        self.config = config
-        self.tokenizer = tokenizer
-        self.directory = directory
-
-    def __call__(self, part: Part) -> Path:
-        """Return the directory of the part's shard."""
-        source = SOURCES.get(self.config.source)(self.config)
-        files, limits = source.fingerprints(part), _limits(self.config)
-        keys = [
-            FORMAT,
-            self.config.source,
-            files,
-            self.tokenizer.fingerprint,
-            sorted([*key, limits[key]] for key in limits),
-        ]
-        path = self.directory / digest(keys)
-        if not path.is_dir():
-            write_shard(path, source.read(part), self.tokenizer, limits, files)
-        return path
+def _write_part(config: DataConfig, tokenizer: Tokenizer, directory: Path, part: Part) -> Path:
+    """Return the shard of a part, written unless it is there."""
+    source = SOURCES.get(config.source)(config)
+    files, limits = source.fingerprints(part), _limits(config)
+    kept = sorted([*group, limit] for group, limit in limits.items())
+    path = directory / digest([FORMAT, config.source, files, tokenizer.fingerprint, kept])
+    if not path.is_dir():
+        write_shard(path, source.read(part), tokenizer, limits, files)
+    return path
 
 
-def _written(writer: Writer, parts: Sequence[Part]) -> Generator[Path, None, None]:
+def _written(config: DataConfig, write: Callable[[Part], Path], parts: Sequence[Part]) -> Generator[Path, None, None]:
     """Yield the shards of `parts` in order, written by several processes where there is work for them."""
-    workers = min(writer.config.workers or os.cpu_count() or 1, len(parts))
+    workers = min(config.workers or os.cpu_count() or 1, len(parts))
     if workers == 1:
-        yield from map(writer, parts)
+        yield from map(write, parts)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _begin_worker, (writer, _plugin_of(writer.config))) as pool:
+    with ProcessPoolExecutor(workers, context, _begin_worker, (write, _plugin_of(config))) as pool:
         try:
             for future in [pool.submit(_work, part) for part in parts]:
                 yield future.result()
@@ -190,15 +178,15 @@ def _plugin_of(config: DataConfig) -> Path | None:
     return Path(module.__file__ or "") if module.__name__.startswith("basecap_plugin_") else None
 
 
-_worker: dict[str, Writer] = {}
+_worker: dict[str, Callable[[Part], Path]] = {}
 
 
-def _begin_worker(writer: Writer, plugin: Path | None) -> None:
+def _begin_worker(write: Callable[[Part], Path], plugin: Path | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says what is to be said
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if plugin is not None:
         load_plugin(plugin)
-    _worker["writer"] = writer
+    _worker["write"] = write
 
 
 def _end_with_parent() -> None:
@@ -210,7 +198,7 @@ def _end_with_parent() -> None:
 
 
 def _work(part: Part) -> Path:
-    return _worker["writer"](part)
+    return _worker["write"](part)
 
 
 @contextmanager
@@ -223,6 +211,6 @@ def _locked(cache: Path) -> Iterator[None]:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    unfinished = path.with_suffix(".partial")
+    unfinished.write_text(text, encoding="utf-8")
+    os.replace(unfinished, path)

@@ -2,13 +2,14 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from basecap.data.config import DataConfig
 from basecap.data.hashes import digest
-from basecap.data.shards import LEAST_DOCUMENTS, Group, Shard, select
+from basecap.data.shards import LEAST_DOCUMENTS, Group, Shard, TokenRun, select
 from basecap.data.sources._contract import SPLITS, Split
 from basecap.data.stream import TrainStream
 from basecap.data.tokenizer import Tokenizer
@@ -21,25 +22,26 @@ class DocumentSet:
     def __init__(self, domain: str, groups: Sequence[Group]):
         self.domain = domain
         self._groups = groups
-        self._firsts = np.cumsum([0, *(len(group.documents) for group in groups)])
+        self._firsts = np.cumsum([0, *(len(group) for group in groups)])
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
 
     def tokens(self, index: int) -> np.ndarray:
         """Return the tokens of a document: int64 [tokens], without end-of-text."""
-        group, place = self._place(index)
-        return group.document(place).astype(np.int64)
+        document = self._documents[index]
+        group = self._groups[int(np.searchsorted(self._firsts, index, side="right")) - 1]
+        start = int(document["start"])
+        return TokenRun(group.path, start, start + int(document["tokens"]))[:].astype(np.int64)
 
     def bytes(self, index: int) -> int:
         """Return the length of a document in bytes of UTF-8."""
-        group, place = self._place(index)
-        return int(group.documents["bytes"][place])
+        return int(self._documents[index]["bytes"])
 
     @property
     def total_tokens(self) -> int:
         """Tokens of all documents, without end-of-text."""
-        return sum(len(group.tokens) for group in self._groups) - len(self)
+        return sum(int(group.documents["tokens"].sum()) for group in self._groups)
 
     @property
     def total_bytes(self) -> int:
@@ -49,16 +51,14 @@ class DocumentSet:
     @property
     def content(self) -> str:
         """Sixteen hex digits that change with any document."""
-        digest = hashlib.sha256()
+        hasher = hashlib.sha256()
         for group in self._groups:
-            digest.update(group.documents["hash"].tobytes())
-        return digest.hexdigest()[:16]
+            hasher.update(group.documents["hash"].tobytes())
+        return hasher.hexdigest()[:16]
 
-    def _place(self, index: int) -> tuple[Group, int]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"document {index} of {len(self)}")
-        group = int(np.searchsorted(self._firsts, index, side="right")) - 1
-        return self._groups[group], index - int(self._firsts[group])
+    @cached_property
+    def _documents(self) -> np.ndarray:
+        return np.concatenate([group.documents for group in self._groups])
 
 
 class PreparedData:

@@ -3,7 +3,7 @@
 A shard is a directory of three files, named by the hash of everything it depends on:
 
     tokens.npy      the tokens of all documents, each followed by end-of-text, uint16 where the vocabulary allows
-    documents.npy   per document: content hash, where its tokens end, its bytes of UTF-8
+    documents.npy   a row per document, see DOCUMENT
     shard.json      the groups (domain and split) with their documents, the source's fingerprints, checksums
 
 Within a group documents stand in the order of their content hashes. So a group is a shuffled stream of tokens that can
@@ -26,7 +26,8 @@ from basecap.data.sources._contract import Document, Split
 from basecap.data.tokenizer import Tokenizer
 from basecap.errors import DataError
 
-DOCUMENT = np.dtype([("hash", "<u8"), ("end", "<i8"), ("bytes", "<i8")])
+#: A document: hash of its text, where its tokens start, how many there are (end-of-text apart), its bytes of UTF-8.
+DOCUMENT = np.dtype([("hash", "<u8"), ("start", "<i8"), ("tokens", "<i8"), ("bytes", "<i8")])
 FILES = ("tokens.npy", "documents.npy")
 
 #: A document's content hash, bytes of UTF-8, tokens.
@@ -40,40 +41,53 @@ Limits = Mapping[tuple[str, Split], int | None]
 
 
 @dataclass(frozen=True)
-class Group:
-    """The documents of one domain and split in one shard, memory-mapped.
-
-    Attributes:
-        shard: the tokens of the whole shard.
-        documents: DOCUMENT [documents], ascending hashes; ends count from the beginning of the shard.
-        start: where the first document begins in the shard.
+class TokenRun:
+    """Tokens of a shard, sliced like an array. The file is mapped while it is read and no longer: a study may have more
+    shards than a process may have open files.
     """
 
-    shard: np.ndarray
-    documents: np.ndarray
+    path: Path
     start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        return np.load(self.path / "tokens.npy", mmap_mode="r")[self.start : self.stop][part]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The documents of one domain and split in one shard: rows `first` to `last` of its documents.npy."""
+
+    path: Path
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        return self.last - self.first
 
     @property
-    def tokens(self) -> np.ndarray:
+    def documents(self) -> np.ndarray:
+        """What is known of each document: DOCUMENT [documents], hashes ascending."""
+        return np.load(self.path / "documents.npy", mmap_mode="r")[self.first : self.last]
+
+    @property
+    def tokens(self) -> TokenRun:
         """All documents, each followed by end-of-text."""
-        return self.shard[self.start : int(self.documents["end"][-1])]
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """Tokens per document, end-of-text included: int64 [documents]."""
-        return np.diff(self.documents["end"], prepend=self.start)
-
-    def document(self, index: int) -> np.ndarray:
-        """Return the tokens of one document, without end-of-text."""
-        begin = int(self.documents["end"][index - 1]) if index else self.start
-        return self.shard[begin : int(self.documents["end"][index]) - 1]
+        documents = self.documents
+        return TokenRun(
+            self.path, int(documents["start"][0]), int(documents["start"][-1] + documents["tokens"][-1] + 1)
+        )
 
 
 class Shard:
-    """A shard on disk, memory-mapped."""
+    """A shard on disk, found sound."""
 
     def __init__(self, path: Path):
-        """Open a shard and compare its checksums; raises DataError when it is damaged."""
+        """Compare the checksums of a shard; raises DataError when it is damaged."""
+        self.path = path
         try:
             self.about: dict[str, Any] = json.loads((path / "shard.json").read_text(encoding="utf-8"))
             sound = self.about.pop("digest") == digest(self.about)
@@ -82,16 +96,11 @@ class Shard:
             raise _damaged(path) from error
         if not sound:
             raise _damaged(path)
-        self._tokens = np.load(path / "tokens.npy", mmap_mode="r")
-        self._documents = np.load(path / "documents.npy", mmap_mode="r")
 
     def group(self, domain: str, split: Split) -> Group | None:
         """Return the documents of a domain and split, None when the shard has none."""
-        if f"{domain}/{split}" not in self.about["groups"]:
-            return None
-        first, last = self.about["groups"][f"{domain}/{split}"]["documents"]
-        start = int(self._documents["end"][first - 1]) if first else 0
-        return Group(self._tokens, self._documents[first:last], start)
+        found = self.about["groups"].get(f"{domain}/{split}")
+        return Group(self.path, *found["documents"]) if found else None
 
 
 def write_shard(
@@ -117,14 +126,14 @@ def write_shard(
         found.setdefault(group, []).append((text_number(document.text), len(raw), tokens))
 
     groups: dict[str, dict[str, Any]] = {}
-    rows: list[tuple[int, int, int]] = []
+    rows: list[tuple[int, int, int, int]] = []
     pieces, end = [np.zeros(0, dtype)], 0
     for group in sorted(found):
         first, before = len(rows), end
         for number, size, tokens in _kept(found[group], limits[group]):
-            end += len(tokens)
-            rows.append((number, end, size))
+            rows.append((number, end, len(tokens) - 1, size))
             pieces.append(tokens)
+            end += len(tokens)
         if len(rows) > first:
             groups["/".join(group)] = {"documents": (first, len(rows)), "tokens": end - before}
 
@@ -157,14 +166,15 @@ def select(groups: list[Group], limit: int | None) -> list[Group]:
     """Return of several shards' groups the documents with the smallest hashes that fit into `limit` tokens."""
     if limit is None or not groups:
         return groups
-    hashes = np.concatenate([group.documents["hash"] for group in groups])
+    documents = [group.documents for group in groups]
+    hashes = np.concatenate([held["hash"] for held in documents])
     order = np.argsort(hashes)
-    totals = np.cumsum(np.concatenate([group.sizes for group in groups])[order])
+    totals = np.cumsum(np.concatenate([held["tokens"] + 1 for held in documents])[order])
     fitting = int(np.searchsorted(totals, limit, side="right"))
     if fitting == len(order):
         return groups
-    counts = [int(np.searchsorted(group.documents["hash"], hashes[order[fitting]])) for group in groups]
-    return [replace(group, documents=group.documents[:n]) for group, n in zip(groups, counts, strict=True) if n]
+    counts = [int(np.searchsorted(held["hash"], hashes[order[fitting]])) for held in documents]
+    return [replace(group, last=group.first + n) for group, n in zip(groups, counts, strict=True) if n]
 
 
 def _damaged(path: Path) -> DataError:

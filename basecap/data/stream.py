@@ -8,7 +8,7 @@ order are keyed by hashes, computed where needed: there is no state to save, and
 import hashlib
 import struct
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -21,10 +21,17 @@ if TYPE_CHECKING:
 ROUND = 1000
 
 
+class Tokens(Protocol):
+    """Tokens that can be sliced: an array, or a run of tokens on disk."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, part: slice, /) -> np.ndarray: ...
+
+
 class TrainStream:
     """The training tokens of a study."""
 
-    def __init__(self, domains: Mapping[str, Sequence[np.ndarray]], weights: Mapping[str, float] | None = None):
+    def __init__(self, domains: Mapping[str, Sequence[Tokens]], weights: Mapping[str, float] | None = None):
         """Take token arrays per domain and the domains' shares of a batch, proportional to their tokens when None."""
         if weights is None:
             pools, shares = [[array for arrays in domains.values() for array in arrays]], [1.0]
@@ -64,7 +71,7 @@ class TrainStream:
 class _Ring:
     """Token arrays one after the other, the end joined to the beginning."""
 
-    def __init__(self, arrays: Sequence[np.ndarray]):
+    def __init__(self, arrays: Sequence[Tokens]):
         self._arrays = [array for array in arrays if len(array)]
         self._starts = np.cumsum([0, *(len(array) for array in self._arrays)])
         self.size = int(self._starts[-1])

@@ -62,6 +62,14 @@ def test_the_stream_holds_the_training_documents_between_ends(options, tmp_path)
     assert prepared.tokenizer.decode([*last[1:], *first]) in wanted
 
 
+def test_no_file_stays_open(options, tmp_path):
+    prepared = prepare(DataConfig(**options), tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [prepared.train.batch(0, step, 8, 16) for step in range(4)]
+    kept += [prepared.documents("train", "c4").tokens(index) for index in range(80)]
+    assert len(kept) == 84 and len(os.listdir("/proc/self/fd")) == before
+
+
 def test_parallel_is_serial(options, tmp_path):
     one = prepare(DataConfig(**options, max_train_tokens=20_000), tmp_path / "one")
     two = prepare(DataConfig(**{**options, "workers": 2}, max_train_tokens=20_000), tmp_path / "two")

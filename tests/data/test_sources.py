@@ -141,6 +141,8 @@ def test_unknown_names_are_refused(slimpajama, tmp_path):
     assert "did you mean 'notes'" in refused(source="text", path=str(tmp_path), train=["note"])
     write_lines(tmp_path / "notes" / "1.jsonl", [{"text": "a"}])
     assert "did you mean 'notes'" in refused(source="jsonl", path=str(tmp_path), train=["note"])
+    assert "source 'installed' reads no data.path; remove it" in refused(source="installed", path="a", train=["prose"])
+    assert "source 'text' reads no data.hub; remove it" in refused(source="text", hub="a", train=["notes"])
     assert "named twice" in refused(source="slimpajama", train=["c4"], ood=["c4"])
     assert "'c5' does not train: known: c4" in refused(source="slimpajama", train=["c4"], weights={"c5": 1.0})
     assert "for every domain" in refused(source="slimpajama", train=["c4", "book"], weights={"c4": 1.0})

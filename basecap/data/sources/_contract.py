@@ -47,6 +47,9 @@ class Source(ABC):
     #: Domains that a study may name; empty where they depend on what the directory holds.
     known_domains: ClassVar[tuple[str, ...]] = ()
 
+    #: Which of the options `path` and `hub` it reads; the others are refused.
+    reads: ClassVar[tuple[str, ...]] = ("path",)
+
     def __init__(self, config: "DataConfig"):
         self.config = config
 

@@ -38,6 +38,7 @@ class Installed(Source):
     """Docstrings, Python source and C headers of this Python installation."""
 
     known_domains = tuple(CHARACTERS)
+    reads = ()
 
     def parts(self) -> list[Part]:
         """Return one part per domain: files in the order of the hashes of their names."""

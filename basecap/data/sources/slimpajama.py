@@ -23,6 +23,7 @@ class SlimPajama(Source):
     """SlimPajama-627B and everything in its layout."""
 
     known_domains = tuple(SETS.values())
+    reads = ("path", "hub")
 
     def parts(self) -> list[Part]:
         """Return one part per file, of the directory or of the hub's dataset."""
