@@ -22,6 +22,7 @@ import math
 import os
 import re
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,13 +148,13 @@ class RunRecords:
         """Return the losses of single documents per subset; raises DataError when missing or damaged."""
         path = self._documents_path(eval, step)
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 ends = np.cumsum(file["counts"])[:-1]
                 columns = [np.split(file[name], ends) for name in ("nats", "tokens", "bytes")]
                 subsets = [str(name) for name in file["subsets"]]
         except FileNotFoundError as error:
             raise DataError(f"{path} is missing: {eval!r} stored no documents at step {step}.") from error
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise DataError(f"{path} is damaged ({error}); remove it and evaluate that checkpoint again.") from error
         return {name: DocumentLosses(*parts) for name, *parts in zip(subsets, *columns, strict=True)}
 

@@ -178,5 +178,5 @@ def _evaluations(records: StudyRecords, found: Sequence[RunRecords]) -> list[dic
                 {"name": info["name"], "seed": info["seed"]} | asdict(record) for record in own if record.step == last
             ]
         if name != EVALUATION:
-            evaluations.append(asdict(declaration) | {"rows": rows})
+            evaluations.append(asdict(declaration) | {"axes": list(declaration.axes), "rows": rows})
     return evaluations

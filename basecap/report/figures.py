@@ -5,11 +5,11 @@ from typing import Any
 
 import altair as alt
 
-from basecap.report.palette import BLACK, GREY, architecture_scales, domain_scale
+from basecap.report.palette import BLACK, GREY, architecture_scales, domain_scales
 
 #: What may stand on the x axis of a scatter: key of a point -> how it is called.
-ABSCISSAE = {"held_out": "held-out loss on the training domains", "training": "smoothed training loss"}
-OVERALL = "mean of the unseen domains"
+ABSCISSAE = {"held_out": "pre-training loss, held out", "training": "pre-training loss, smoothed"}
+OVERALL = "all unseen domains"
 NATS = "nats per token"
 #: How every figure looks.
 CONFIG = {
@@ -24,7 +24,7 @@ CONFIG = {
         titleColor=BLACK,
         gridColor="#eeeeee",
     ),
-    "legend": alt.LegendConfig(labelFontSize=12, titleFontSize=12, labelLimit=260, labelColor=BLACK),
+    "legend": alt.LegendConfig(labelFontSize=12, titleFontSize=12, labelLimit=185, labelColor=BLACK),
     "title": alt.TitleConfig(fontSize=14, anchor="start", color=BLACK),
 }
 
@@ -70,28 +70,23 @@ def forest(study: dict[str, Any]) -> alt.LayerChart | None:
     if not rows:
         return None
     domains = [OVERALL, *study["ood_domains"]]
-    title = f"gap to {study['reference']} ({NATS}; positive is worse)"
+    colours, shapes = domain_scales(domains)
+    title = f"gap in {NATS}, positive: worse"
     base = _chart(rows).encode(
-        y=alt.Y("name:N", sort=None, title=None, axis=alt.Axis(labelLimit=220), scale=alt.Scale(paddingInner=0.3)),
+        y=alt.Y("name:N", sort=None, title=None, axis=alt.Axis(labelLimit=190), scale=alt.Scale(paddingInner=0.3)),
         yOffset=alt.YOffset("domain:N", sort=None, scale=alt.Scale(domain=domains)),
-        color=alt.Color("domain:N", scale=domain_scale(domains), legend=_legend(2)),
+        color=alt.Color("domain:N", scale=colours, legend=_legend()),
     )
-    bars = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title=title), x2="high:Q")
+    bars = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2)
     dots = base.mark_point(filled=True, size=60, opacity=1).encode(
-        x=alt.X("value:Q", title=title), tooltip=_tooltip("name", "domain", "value", "low", "high", "verdict")
+        x=alt.X("value:Q", title=title),
+        shape=alt.Shape("domain:N", scale=shapes, legend=_legend()),
+        tooltip=_tooltip("name", "domain", "value", "low", "high", "verdict"),
     )
-    marks = {"no gap": [1, 0], "tolerance": [5, 4]}
-    lines = (
-        _chart([{"at": 0.0, "line": "no gap"}, {"at": study["tolerance"], "line": "tolerance"}])
-        .mark_rule(color=GREY)
-        .encode(
-            x=alt.X("at:Q", title=title),
-            strokeDash=alt.StrokeDash(
-                "line:N", scale=alt.Scale(domain=list(marks), range=list(marks.values())), legend=_legend(2)
-            ),
-        )
+    levels = _levels(study, "x", title)
+    return alt.layer(*levels, bars.encode(x=alt.X("low:Q", title=title), x2="high:Q"), dots).properties(
+        width=480, height=17 * len(rows) + 20
     )
-    return alt.layer(lines, bars, dots).properties(width=520, height=alt.Step(15, **{"for": "offset"}))
 
 
 def along(study: dict[str, Any]) -> alt.LayerChart | None:
@@ -111,10 +106,7 @@ def along(study: dict[str, Any]) -> alt.LayerChart | None:
     shade = alt.when(chosen).then(alt.value(0.15)).otherwise(alt.value(0))
     bands = base.mark_area().encode(y=alt.Y("low:Q", title=title), y2="high:Q", opacity=shade)
     lines = base.mark_line(strokeWidth=2).encode(y=alt.Y("value:Q", title=title), opacity=_unless(chosen))
-    level = _chart([{"at": 0.0}, {"at": study["tolerance"]}]).mark_rule(color=GREY, strokeDash=[5, 4])
-    return alt.layer(level.encode(y=alt.Y("at:Q", title=title)), bands, lines.add_params(chosen)).properties(
-        width=520, height=300
-    )
+    return alt.layer(*_levels(study, "y", title), bands, lines.add_params(chosen)).properties(width=480, height=300)
 
 
 def training(study: dict[str, Any]) -> alt.LayerChart | None:
@@ -123,7 +115,7 @@ def training(study: dict[str, Any]) -> alt.LayerChart | None:
         return None
     chosen = _choice()
     look = {"color": _colour(study), "detail": "seed:N", "opacity": _unless(chosen)}
-    scale, axis = alt.Scale(type="log", nice=False), alt.Axis(format="~s", tickCount=6)
+    scale, axis = alt.Scale(type="log", nice=False), alt.Axis(format="~s", grid=False)
     x = alt.X("tokens:Q", scale=scale, axis=axis, title="tokens")
     y = alt.Y("loss:Q", scale=alt.Scale(zero=False), title=f"loss ({NATS})")
     lines = _chart(study["curves"]).mark_line(strokeWidth=1.5).encode(x=x, y=y, **look)
@@ -136,7 +128,7 @@ def training(study: dict[str, Any]) -> alt.LayerChart | None:
         .mark_point(filled=True, size=45)
         .encode(x=x, y=y, shape=_shape(study), tooltip=_tooltip("name", "seed", "tokens", "loss"), **look)
     )
-    return alt.layer(lines, points.add_params(chosen)).properties(width=520, height=320)
+    return alt.layer(lines, points.add_params(chosen)).properties(width=480, height=320)
 
 
 def evaluation(study: dict[str, Any], found: dict[str, Any], metric: str, subset: str | None) -> alt.LayerChart:
@@ -158,7 +150,7 @@ def evaluation(study: dict[str, Any], found: dict[str, Any], metric: str, subset
         )
         bars = base.mark_rule().encode(x=alt.X("low:Q", title=title, scale=alt.Scale(zero=False)), x2="high:Q")
         dots = base.mark_point(filled=True, size=55).encode(x=value, shape=shape, tooltip=tooltip)
-        return alt.layer(bars, dots).properties(width=520, height=alt.Step(13, **{"for": "offset"}))
+        return alt.layer(bars, dots).properties(width=480, height=14 * len(rows) + 20)
     first, *others = _axes(found)
     base = base.encode(x=alt.X(f"{first}:Q", scale=alt.Scale(zero=False), title=found["axes"][0]))
     if others:
@@ -167,8 +159,18 @@ def evaluation(study: dict[str, Any], found: dict[str, Any], metric: str, subset
     bars = base.mark_rule().encode(y=alt.Y("low:Q", title=title), y2="high:Q")
     points = base.mark_point(filled=True, size=55).encode(y=y, shape=shape, tooltip=tooltip)
     return alt.layer(base.mark_line(strokeWidth=1.5).encode(y=y), bars, points).properties(
-        width=520, height=300, title=subset
+        width=480, height=300, title=subset
     )
+
+
+def _levels(study: dict[str, Any], channel: str, title: str) -> list[alt.Chart]:
+    """Mark no gap by a solid and the tolerance by a dashed line across a position channel."""
+    places = [(0.0, []), (study["tolerance"], [5, 4])]
+    field = (alt.X if channel == "x" else alt.Y)("at:Q", title=title)
+    return [
+        _chart([{"at": place}]).mark_rule(color=GREY, strokeDash=dash).encode(**{channel: field})
+        for place, dash in places
+    ]
 
 
 def _axes(found: dict[str, Any]) -> list[str]:
@@ -184,16 +186,16 @@ def _names(study: dict[str, Any]) -> list[str]:
     return [entry["name"] for entry in study["settings"]["architectures"]]
 
 
-def _legend(columns: int) -> alt.Legend:
-    return alt.Legend(title=None, orient="bottom", columns=columns)
+def _legend() -> alt.Legend:
+    return alt.Legend(title=None, orient="bottom", columns=2, symbolOpacity=1)
 
 
 def _colour(study: dict[str, Any]) -> alt.Color:
-    return alt.Color("name:N", scale=architecture_scales(_names(study), study["reference"])[0], legend=_legend(3))
+    return alt.Color("name:N", scale=architecture_scales(_names(study), study["reference"])[0], legend=_legend())
 
 
 def _shape(study: dict[str, Any]) -> alt.Shape:
-    return alt.Shape("name:N", scale=architecture_scales(_names(study), study["reference"])[1], legend=_legend(3))
+    return alt.Shape("name:N", scale=architecture_scales(_names(study), study["reference"])[1], legend=_legend())
 
 
 def _choice() -> alt.Parameter:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from basecap.analysis import analyse
 from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
-from basecap.report.words import duration, gap_text, headline
+from basecap.report.words import duration, gap_text, headline, interval_text
 
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 
@@ -81,6 +81,7 @@ def _page(studies: Sequence[dict[str, Any]], drawn: Sequence[Groups]) -> str:
     )
     environment.filters |= {
         "gap": gap_text,
+        "interval": interval_text,
         "headline": headline,
         "duration": duration,
         "yaml": lambda content: yaml.safe_dump(content, sort_keys=False, allow_unicode=True),
@@ -94,4 +95,4 @@ def _page(studies: Sequence[dict[str, Any]], drawn: Sequence[Groups]) -> str:
 
 def _responsive(chart: alt.LayerChart) -> dict[str, Any]:
     """Return the chart's description, as wide as its place in the page."""
-    return chart.to_dict() | {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
+    return chart.to_dict() | {"width": "container"}

@@ -23,8 +23,6 @@ def architecture_scales(names: Sequence[str], reference: str) -> tuple[alt.Scale
     )
 
 
-def domain_scale(domains: Sequence[str]) -> alt.Scale:
-    """Return a scale of colour for domains, the first of which stands for all."""
-    return alt.Scale(
-        domain=list(domains), range=[BLACK, *(COLOURS[index % len(COLOURS)] for index in range(len(domains) - 1))]
-    )
+def domain_scales(domains: Sequence[str]) -> tuple[alt.Scale, alt.Scale]:
+    """Return scales of colour and shape for domains, the first of which stands for all."""
+    return architecture_scales(domains, domains[0])

@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from basecap.report.words import gap_text, headline
+from basecap.report.words import gap_text, headline, interval_text
 
 STYLES = {"keeps": "green", "degrades": "red", "undecided": "yellow"}
 
@@ -17,24 +17,24 @@ def terminal_table(results: dict[str, Any]) -> Group:
 
 
 def _table(study: dict[str, Any]) -> list[Table | Text]:
-    table = Table(title=Text(f"{study['name']}: gap to {study['reference']}"), title_justify="left", box=None)
-    table.add_column("architecture")
-    table.add_column("verdict")
-    table.add_column("gap (nats per token)", justify="right")
-    for domain in study["ood_domains"]:
-        table.add_column(Text(domain), justify="right")
-    table.add_column("why")
+    table = Table(title=Text(f"{study['name']}: gap to {study['reference']}, nats per token"), title_justify="left")
+    table.box = None
+    for column in ("architecture", "verdict"):
+        table.add_column(column, overflow="fold")
+    for column in ("gap", "interval", *study["ood_domains"]):
+        table.add_column(Text(column), justify="right", overflow="fold")
     for row in study["comparisons"]:
         domains = {part["domain"]: part for part in row["domains"]}
         table.add_row(
             Text(row["name"]),
             Text(row["verdict"], style=STYLES[row["verdict"]]),
-            Text(gap_text(row["gap"])),
-            *(Text(gap_text(domains.get(domain), interval=False)) for domain in study["ood_domains"]),
-            Text(row["words"]),
+            gap_text(row["gap"]),
+            interval_text(row["gap"]),
+            *(gap_text(domains.get(domain)) for domain in study["ood_domains"]),
         )
+    reasons = [Text(f"{row['name']}: {row['words']}.") for row in study["comparisons"] if row["verdict"] == "undecided"]
     failures = [
         Text(f"failed: {failure['name']} (seed {failure['seed']}): {failure['message']}", style="red")
         for failure in study["failures"]
     ]
-    return [table, Text(headline(study)), *failures]
+    return [table, Text(headline(study)), *reasons, *failures]

@@ -22,13 +22,14 @@ def headline(study: dict[str, Any]) -> str:
     return f"Base capability at equal pre-training loss, against {study['reference']}: {'; '.join(parts)}."
 
 
-def gap_text(gap: dict[str, Any] | None, interval: bool = True) -> str:
-    """Return a gap as "+0.0040 [-0.0010, +0.0090]", a dash when there is none."""
-    if gap is None:
-        return "–"
-    if not interval or gap["low"] is None:
-        return f"{gap['value']:+.4f}"
-    return f"{gap['value']:+.4f} [{gap['low']:+.4f}, {gap['high']:+.4f}]"
+def gap_text(gap: dict[str, Any] | None) -> str:
+    """Return a gap as "+0.0040", a dash when there is none."""
+    return "–" if gap is None else f"{gap['value']:+.4f}"
+
+
+def interval_text(gap: dict[str, Any] | None) -> str:
+    """Return a gap's interval as "-0.0010 … +0.0090", a dash when there is none."""
+    return "–" if gap is None or gap["low"] is None else f"{gap['low']:+.4f} … {gap['high']:+.4f}"
 
 
 def duration(seconds: float | None) -> str:

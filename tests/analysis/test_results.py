@@ -1,0 +1,161 @@
+"""From records to results, with everything that can be missing or broken."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from basecap.analysis import analyse
+from basecap.errors import ConfigError
+from basecap.records import DocumentLosses, StudyRecords
+from tests.report.synthetic import write_study
+
+TWO = {"base": (1.0, 0.0), "other": (1.0, 0.2)}
+
+
+def study(path: Path) -> dict:
+    """Analyse one study; what comes out is plain."""
+    found = analyse([path])
+    assert json.loads(json.dumps(found))["studies"]
+    return found["studies"][0]
+
+
+def only_row(path: Path) -> dict:
+    """Return the one comparison of a study of two."""
+    (row,) = study(path)["comparisons"]
+    return row
+
+
+def test_known_gaps_are_found(tmp_path):
+    write_study(tmp_path, architectures={**TWO, "same": (0.9, 0.0)}, documents=200)
+    rows = {row["name"]: row for row in study(tmp_path)["comparisons"]}
+    assert list(rows) == ["other", "same"]
+    assert rows["other"]["verdict"] == "degrades" and rows["other"]["gap"]["low"] < 0.2 < rows["other"]["gap"]["high"]
+    assert rows["same"]["verdict"] == "keeps" and abs(rows["same"]["gap"]["value"]) < 0.02
+    assert [part["domain"] for part in rows["same"]["domains"]] == ["arxiv", "github", "stackexchange"]
+
+
+def test_the_same_records_give_the_same_results(tmp_path):
+    write_study(tmp_path, architectures=TWO, documents=60)
+    assert analyse([tmp_path]) == analyse([tmp_path])
+
+
+def test_points_curves_and_documents(tmp_path):
+    write_study(tmp_path, architectures=TWO, documents=60, checkpoints=3, seeds=(0, 1))
+    found = study(tmp_path)
+    assert len(found["points"]) == 2 * 2 * 3
+    first = found["points"][0]
+    domains = {name: losses["loss"] for name, losses in first["domains"].items()}
+    assert min(domains["commoncrawl"], domains["c4"]) < first["held_out"] < max(domains["commoncrawl"], domains["c4"])
+    assert abs(first["training"] - first["held_out"]) < 0.3
+    assert {row["domain"]: row["documents"] for row in found["documents"]}["github"] == 60
+    curve = [row for row in found["curves"] if (row["name"], row["seed"]) == ("base", 1)]
+    assert len(curve) <= 300 and curve[-1]["tokens"] == found["runs"][1]["tokens"]
+    assert found["comparisons"][0]["seeds"] == [0, 1]
+
+
+def test_other_evaluations_keep_their_declaration_and_last_rows(tmp_path):
+    write_study(tmp_path, architectures=TWO, documents=40, checkpoints=2, more_evaluations=True)
+    few_shot, passkey = study(tmp_path)["evaluations"]
+    assert (few_shot["name"], few_shot["better"], few_shot["axes"]) == ("few-shot", "higher", [])
+    assert passkey["axes"] == ["length"] and len(passkey["rows"]) == 10
+
+
+def test_one_checkpoint_is_undecided(tmp_path):
+    write_study(tmp_path, architectures=TWO, documents=40, checkpoints=1)
+    row = only_row(tmp_path)
+    assert row["verdict"] == "undecided" and row["gap"] is None and "eval_every" in row["words"]
+
+
+@pytest.mark.parametrize("documents", [1, 10])
+def test_few_documents_give_a_gap_without_interval(tmp_path, documents):
+    write_study(tmp_path, architectures=TWO, documents=documents)
+    row = only_row(tmp_path)
+    assert row["verdict"] == "undecided" and "documents" in row["words"]
+    assert math.isfinite(row["gap"]["value"]) and row["gap"]["low"] is None
+
+
+def test_no_shared_range_says_how_many_tokens_are_missing(tmp_path):
+    write_study(tmp_path, architectures={"base": (1.0, 0.0), "slow": (0.02, 0.0)}, documents=40)
+    row = only_row(tmp_path)
+    assert row["verdict"] == "undecided" and row["gap"] is None
+    assert "no shared range" in row["words"] and "more tokens of slow" in row["words"]
+
+
+def test_without_unseen_domains_there_is_no_gap(tmp_path):
+    write_study(tmp_path, architectures=TWO, documents=40, ood=[])
+    assert "unseen" in only_row(tmp_path)["words"]
+
+
+def test_a_study_of_one_architecture_compares_nothing(tmp_path):
+    write_study(tmp_path, architectures={"base": (1.0, 0.0)}, documents=40)
+    assert study(tmp_path)["comparisons"] == []
+
+
+def test_a_study_that_has_not_begun(tmp_path):
+    write_study(tmp_path, architectures=TWO, seeds=())
+    found = study(tmp_path)
+    assert found["runs"] == [] and "base has no evaluated checkpoint" in found["comparisons"][0]["words"]
+
+
+def test_missing_reference_and_other_seeds_are_undecided(tmp_path):
+    records = write_study(tmp_path, architectures=TWO, documents=40, seeds=(0, 1))
+    for name, seed in (("base", 0), ("other", 1)):
+        (records.run(name, seed).path / "run.json").unlink()
+    assert "no seed" in only_row(tmp_path)["words"]
+    (records.run("base", 1).path / "run.json").unlink()
+    assert "base has no evaluated checkpoint" in only_row(tmp_path)["words"]
+
+
+def test_a_failed_run_is_told_and_its_checkpoints_still_count(tmp_path):
+    records = write_study(tmp_path, architectures=TWO, documents=40)
+    run = records.run("other", 0)
+    run.write_info({**run.info(), "status": "failed", "message": "the loss stopped being finite at step 700"})
+    found = study(tmp_path)
+    assert found["failures"] == [{"name": "other", "seed": 0, "message": "the loss stopped being finite at step 700"}]
+    assert found["comparisons"][0]["verdict"] == "degrades"
+
+
+def test_a_checkpoint_with_nan_is_left_out(tmp_path):
+    records = write_study(tmp_path, architectures=TWO, documents=40)
+    run = records.run("other", 0)
+    whole = only_row(tmp_path)
+    losses = run.documents("domain-loss", 920)
+    losses["github"].nats[3] = np.nan
+    run.write_documents("domain-loss", 920, losses)
+    row = only_row(tmp_path)
+    assert math.isfinite(row["gap"]["low"]) and row["range"][0] > whole["range"][0]
+
+
+def test_other_documents_than_the_reference_are_not_compared(tmp_path):
+    records = write_study(tmp_path, architectures=TWO, documents=40)
+    run = records.run("other", 0)
+    for step in run.evaluated_steps("domain-loss"):
+        losses = run.documents("domain-loss", step)
+        losses["github"] = DocumentLosses(*(part[:-1] for part in vars(losses["github"]).values()))
+        run.write_documents("domain-loss", step, losses)
+    assert "other documents" in only_row(tmp_path)["words"]
+
+
+def test_a_damaged_file_costs_one_run_only(tmp_path):
+    records = write_study(tmp_path, architectures={**TWO, "third": (1.0, 0.0)}, documents=40)
+    path = next((records.run("other", 0).path / "documents").glob("*.npz"))
+    path.write_bytes(path.read_bytes()[:50])
+    found = study(tmp_path)
+    assert [failure["name"] for failure in found["failures"]] == ["other"] and "damaged" in found["failures"][0][
+        "message"
+    ]
+    assert [row["gap"] is None for row in found["comparisons"]] == [True, False]
+
+
+def test_a_directory_without_a_study_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="holds no study"):
+        analyse([tmp_path])
+
+
+def test_results_survive_the_disk(tmp_path):
+    records = write_study(tmp_path, architectures=TWO, documents=40)
+    records.write_results(analyse([tmp_path]))
+    assert StudyRecords(tmp_path).results()["studies"][0]["comparisons"][0]["verdict"] == "degrades"

@@ -1,0 +1,145 @@
+"""The report: one safe file that needs no network, whatever the study looks like."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from basecap.records import StudyRecords
+from basecap.report import terminal_table, write_report
+from basecap.report.words import duration, headline
+from tests.report.synthetic import write_study
+
+TWO = {"base": (1.0, 0.0), "other": (1.0, 0.2)}
+EVIL = "<script>alert('evil')</script>"
+
+
+class Page(HTMLParser):
+    """The tags of a page, its visible text, and how many scripts run."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.tags: list[tuple[str, dict]] = []
+        self.text = ""
+        self.hidden = False
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self.hidden = tag in ("script", "style")
+
+    def handle_endtag(self, tag):
+        self.hidden = False
+
+    def handle_data(self, data):
+        self.text += "" if self.hidden else data
+
+    @property
+    def charts(self) -> list[str]:
+        return [attributes["data-name"] for _, attributes in self.tags if "data-name" in attributes]
+
+
+def printed(records: StudyRecords, width: int = 160) -> str:
+    console = Console(width=width, record=True, quiet=True, file=None)
+    with console.capture() as capture:
+        Console.print(console, terminal_table(records.results()))
+    return capture.get()
+
+
+def test_one_offline_page_with_every_part(tmp_path):
+    records = write_study(tmp_path, documents=60, checkpoints=5, more_evaluations=True)
+    path = write_report([tmp_path], tmp_path)
+    page = Page(path)
+    assert path == tmp_path / "report.html" and path.stat().st_size < 5e6
+    assert not [attributes for _, attributes in page.tags if {"src", "href", "action", "data"} & set(attributes)], (
+        "the page must not ask for anything"
+    )
+    policy = next(attributes["content"] for _, attributes in page.tags if "http-equiv" in attributes)
+    assert policy.startswith("default-src 'none'")
+    assert {
+        "gaps",
+        "gap-along-training",
+        "training",
+        "scatter-github",
+        "scatter-github-training-loss",
+        "few-shot-acc",
+        "passkey-accuracy-niah",
+    } <= set(page.charts)
+    for words in ("Verdicts", "degrades", "keeps", "0.02 nats", "one seed", "2.13.0", "seq_len", "stackexchange"):
+        assert words in page.text
+    assert sum(tag == "tr" for tag, _ in page.tags) > 30
+    assert StudyRecords(tmp_path).results()["studies"][0]["name"] == records.study()["name"]
+
+
+def test_figures_are_svg_beside_the_page(tmp_path):
+    write_study(tmp_path, architectures=TWO, documents=40, checkpoints=3, ood=["github"])
+    page = Page(write_report([tmp_path], tmp_path / "elsewhere"))
+    files = sorted((tmp_path / "elsewhere" / "figures").iterdir())
+    assert [file.stem for file in files] == sorted(page.charts)
+    for file in files:
+        assert ElementTree.parse(file).getroot().tag.endswith("svg")
+    assert "other" in (tmp_path / "elsewhere" / "figures" / "scatter-github.svg").read_text()
+
+
+def test_names_from_outside_are_text_everywhere(tmp_path):
+    records = write_study(tmp_path, architectures={"base": (1.0, 0.0), EVIL: (1.0, 0.1)}, ood=[EVIL], documents=40)
+    run = records.run(EVIL, 0)
+    run.write_info({**run.info(), "status": "failed", "message": f"{EVIL} [bold]broke[/bold]"})
+    path = write_report([tmp_path], tmp_path)
+    page = Page(path)
+    assert "<script>alert" not in path.read_text()
+    assert page.text.count(EVIL) > 5
+    assert len([tag for tag, _ in page.tags if tag == "script"]) == len(page.charts) + 2
+    for file in (tmp_path / "figures").iterdir():
+        assert not [node for node in ElementTree.parse(file).iter() if node.tag.endswith("script")]
+        assert re.fullmatch(r"[\w+,=.-]+\.svg", file.name)
+    assert f"{EVIL} [bold]broke[/bold]" in printed(records, width=400)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"architectures": {"base": (1.0, 0.0)}},
+        {"seeds": ()},
+        {"checkpoints": 1},
+        {"documents": 1},
+        {"ood": []},
+        {"architectures": {"base": (1.0, 0.0), "slow": (0.02, 0.0)}},
+    ],
+    ids=["one run", "nothing yet", "one checkpoint", "one document", "no unseen domain", "no shared range"],
+)
+def test_poor_studies_still_make_a_page(tmp_path, options):
+    records = write_study(tmp_path, **{"architectures": TWO, "documents": 40, "checkpoints": 4} | options)
+    page = Page(write_report([tmp_path], tmp_path))
+    assert "limited-mini" in page.text and "limited-mini" in printed(records)
+    compared = len(options.get("architectures", TWO)) - 1
+    assert page.text.count("undecided") >= compared * 2
+    assert "nan" not in page.text.lower().replace("finance", "")
+
+
+def test_several_studies_in_one_page(tmp_path):
+    for name in ("one", "two"):
+        write_study(tmp_path / name, architectures=TWO, documents=40, checkpoints=2, seeds=(0, 1))
+    page = Page(write_report([tmp_path / "one", tmp_path / "two"], tmp_path / "both"))
+    assert sum(tag == "h1" for tag, _ in page.tags) == 2
+    assert {"1-gaps", "2-gaps"} <= set(page.charts) and len(set(page.charts)) == len(page.charts)
+    assert "one seed" not in page.text
+
+
+def test_terminal_table(tmp_path):
+    records = write_study(tmp_path, architectures={**TWO, "slow": (0.02, 0.0)}, documents=60)
+    write_report([tmp_path], tmp_path)
+    text = printed(records)
+    assert re.search(r"other +degrades +\+0\.\d{4} +\+0\.\d{4} … \+0\.\d{4}", text)
+    assert re.search(r"slow +undecided +– +–", text) and "slow: no shared range" in text
+    assert "against base: other degrades; slow is undecided." in text
+
+
+def test_words():
+    rows = [{"name": name, "verdict": "keeps"} for name in ("a", "b")]
+    assert headline({"reference": "r", "comparisons": rows}).endswith("against r: a, b keep it.")
+    assert headline({"reference": "r", "comparisons": []}) == "There is nothing to compare with r."
+    assert [duration(seconds) for seconds in (None, 48, 130, 7500)] == ["–", "48 s", "2 min", "2 h 05 min"]

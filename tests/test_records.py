@@ -1,0 +1,162 @@
+"""The files of a study: nothing half written, nothing silently lost, every damage named."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from basecap.errors import ConfigError, DataError
+from basecap.records import Declaration, DocumentLosses, Record, StudyRecords, safe_name
+
+STUDY = {"name": "tiny", "data": {"train": ["prose"], "ood": ["code"]}, "train": {"lr": 1e-3}}
+
+
+def record(step: int = 1, value: float = 2.0, **more) -> Record:
+    fields = {"tokens": 10 * step, "eval": "domain-loss", "subset": "code", "metric": "loss", "n": 5}
+    return Record(step=step, value=value, **(fields | more))
+
+
+@pytest.fixture
+def records(tmp_path) -> StudyRecords:
+    found = StudyRecords(tmp_path)
+    found.create(STUDY)
+    return found
+
+
+def test_a_study_is_read_back_and_may_be_resumed(records):
+    assert records.study() == STUDY
+    records.create(STUDY)
+    assert records.study() == STUDY
+
+
+def test_another_study_is_refused_with_the_difference(records):
+    with pytest.raises(ConfigError, match=r"train\.lr is 0\.001 there and 0\.002 here"):
+        records.create({**STUDY, "train": {"lr": 2e-3}})
+
+
+def test_metrics_and_records_are_read_back(records):
+    run = records.run("transformer++", 3)
+    run.append_metrics({"step": 1, "train_loss": math.inf})
+    run.append_metrics({"step": 2, "train_loss": np.float32(1.5)})
+    assert math.isnan(run.metrics()[0]["train_loss"]) and run.metrics()[1] == {"step": 2, "train_loss": 1.5}
+    run.append_evals([record(1), record(2, axis={"length": 8.0}), record(2, value=math.nan)])
+    run.append_evals([record(1, value=3.0)])
+    first, second, third = run.evals()
+    assert first.value == 3.0 and second.axis == {"length": 8.0} and math.isnan(third.value)
+    assert run.evaluated_steps("domain-loss") == [1, 2] and run.evaluated_steps("other") == []
+
+
+def test_a_line_cut_off_by_a_kill_is_left_out_and_a_broken_one_named(records):
+    run = records.run("a", 0)
+    run.append_metrics({"step": 1})
+    path = run.path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"step": 2')
+    assert run.metrics() == [{"step": 1}]
+    path.write_bytes(b"nonsense\n" + path.read_bytes())
+    with pytest.raises(DataError, match=r"metrics\.jsonl:1 is not JSON"):
+        run.metrics()
+
+
+def test_rewind_forgets_what_came_after(records):
+    run = records.run("a", 0)
+    losses = {"code": DocumentLosses(np.ones(2), np.ones(2, int), np.ones(2, int))}
+    for step in (1, 2, 3):
+        run.append_metrics({"step": step})
+        run.write_documents("domain-loss", step, losses)
+        run.append_evals([record(step)])
+    (run.path / "metrics.jsonl").open("ab").write(b'{"st')
+    run.rewind(2)
+    assert [row["step"] for row in run.metrics()] == [1, 2] == run.evaluated_steps("domain-loss")
+    assert len(list((run.path / "documents").iterdir())) == 2
+    run.append_metrics({"step": 3})
+    assert run.metrics()[-1] == {"step": 3}
+
+
+def test_documents_are_read_back_per_subset(records):
+    run = records.run("a", 0)
+    rng = np.random.default_rng(0)
+    written = {
+        name: DocumentLosses(rng.random(count), rng.integers(1, 9, count), rng.integers(1, 99, count))
+        for name, count in (("code", 3), ("<b>", 0), ("prose", 2))
+    }
+    run.write_documents("domain-loss", 7, written)
+    found = run.documents("domain-loss", 7)
+    assert list(found) == list(written)
+    for name, losses in written.items():
+        for one, other in zip(vars(losses).values(), vars(found[name]).values(), strict=True):
+            np.testing.assert_array_equal(one, other)
+    with pytest.raises(DataError, match="is missing"):
+        run.documents("domain-loss", 8)
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:60], lambda b: b"", lambda b: b[:80] + bytes(40) + b[120:]])
+def test_damaged_documents_are_named(records, damage):
+    run = records.run("a", 0)
+    losses = DocumentLosses(np.arange(100.0), np.arange(100), np.arange(100))
+    run.write_documents("domain-loss", 1, {"code": losses})
+    path = next((run.path / "documents").iterdir())
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataError, match="is damaged"):
+        run.documents("domain-loss", 1)
+
+
+def test_names_that_are_no_file_names_stay_inside_and_apart(records):
+    names = ["../evil", "/etc/passwd", "a b", "a/b", "a_b", ".hidden", "", "ä", "x" * 300]
+    paths = [records.run(name, 0).path for name in names]
+    assert len(set(paths)) == len(names)
+    assert all(path.parent == records.path / "runs" and len(path.name) < 100 for path in paths)
+    assert safe_name("transformer++") == "transformer++"
+
+
+def test_runs_are_those_that_have_started(records):
+    assert records.runs() == []
+    records.run("b", 0).write_info({"name": "b"})
+    records.run("a b", 1).write_info({"name": "a b"})
+    assert [run.info()["name"] for run in records.runs()] == ["a b", "b"]
+    assert records.run("c", 0).info() == {}
+
+
+def test_json_is_strict_and_versioned(records):
+    records.write_results({"value": np.float64("nan"), "list": (np.int64(1), 2.5)})
+    assert records.results() == {"value": None, "list": [1, 2.5]}
+    path = records.path / "results.json"
+    path.write_text(json.dumps({"schema": 99}))
+    with pytest.raises(DataError, match="schema 99"):
+        records.results()
+    path.unlink()
+    with pytest.raises(DataError, match="basecap report"):
+        records.results()
+
+
+def test_declarations_environment_and_report(records):
+    assert records.declarations() == {} and records.environment() == {}
+    declared = Declaration(name="passkey", unit="accuracy", better="higher", axes=("length",))
+    records.write_declarations([declared])
+    records.write_environment({"device": "CPU"})
+    assert records.declarations() == {"passkey": declared} and records.environment() == {"device": "CPU"}
+    page = records.write_report("<p>ä</p>", {"one.svg": "<svg/>"})
+    assert page.read_text() == "<p>ä</p>" and (records.path / "figures" / "one.svg").exists()
+
+
+def test_a_full_disk_is_one_sentence_and_keeps_the_old_file(records, monkeypatch):
+    records.write_results({"value": 1})
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.replace", full)
+    with pytest.raises(DataError, match="No space left on device"):
+        records.write_results({"value": 2})
+    monkeypatch.undo()
+    assert records.results() == {"value": 1}
+    assert not list(records.path.glob(".*partial"))
+
+
+def test_a_row_with_other_keys_is_refused(records):
+    run = records.run("a", 0)
+    run.append_evals([record()])
+    path = run.path / "evals.jsonl"
+    path.write_text(path.read_text().replace('"subset"', '"domain"'))
+    with pytest.raises(DataError, match="other keys"):
+        run.evals()
