@@ -99,12 +99,15 @@ def test_window_that_covers_everything_is_full_attention():
     assert torch.equal(attention(q, k, v, window=20), attention(q, k, v))
 
 
-def test_alibi_keeps_its_precision_in_bfloat16():
+@pytest.mark.parametrize("autocast", [False, True])
+def test_alibi_keeps_its_precision_in_bfloat16(autocast):
     q, k, v = (torch.zeros(1, 600, 1, 16, dtype=torch.bfloat16) for _ in range(3))
     v[0, :, 0, 0] = torch.arange(600) % 2
     slopes = torch.tensor([1 / 300])
     true = reference.attention(q.double(), k.double(), v.double(), 1.0, slopes=slopes)
-    error = (attention(q, k, v, slopes=slopes).double() - true).abs().max()
+    with torch.autocast("cpu", enabled=autocast):
+        o = attention(q, k, v, slopes=slopes)
+    error = (o.double() - true).abs().max()
     assert error <= torch.finfo(torch.bfloat16).eps
 
 

@@ -43,7 +43,9 @@ def biased(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, bias: Tensor, scale: 
     """
     wide = torch.promote_types(q_BHTK.dtype, torch.float32)
     q, k, v, bias = (x.to(wide) for x in (q_BHTK, k_BGSK, v_BGSV, bias))
-    return F.scaled_dot_product_attention(q, k, v, bias, scale=scale, enable_gqa=grouped).to(q_BHTK.dtype)
+    with torch.autocast(q.device.type, enabled=False):
+        o_BHTV = F.scaled_dot_product_attention(q, k, v, bias, scale=scale, enable_gqa=grouped)
+    return o_BHTV.to(q_BHTK.dtype)
 
 
 def _blocks(
