@@ -1,4 +1,7 @@
-"""RWKV-4's weighted averages in Triton: one program per row and block of channels, tiles of tokens in order."""
+"""RWKV-4's weighted averages in Triton: a chunk of tokens and a block of channels per program, twice.
+
+The first pass sums each chunk up, the second joins the summaries of the chunks before its own and goes on from there.
+"""
 
 import triton
 import triton.language as tl
@@ -22,66 +25,63 @@ def _join(mean_1, weight_1, span_1, mean_2, weight_2, span_2):
 
 @triton.jit
 def scan_fwd_kernel(
-    weights, values, decay, starts, out_weights, out_values,
-    T, D, STARTS: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
+    weights, values, decay, starts, sums, out_weights, out_values,
+    T, D, CT, SUMMARY: tl.constexpr, STARTS: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Running weights and means [B, T, D]."""
-    i_b = tl.program_id(1).to(tl.int64)
+    """Running weights and means [B, T, D]; `sums` [B, chunks of CT, 3, D] holds mean, weight and span of each chunk."""
+    i_c, i_b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     o_d = tl.program_id(0) * BD + tl.arange(0, BD)
-    m_d = o_d < D
-    b_decay = tl.load(decay + o_d, mask=m_d, other=0.0)
-    # What entered the tile.
-    b_weight = tl.full([BD], NONE, tl.float32)
-    b_mean = tl.zeros([BD], tl.float32)
-    o_t = tl.arange(0, BT)
-    first, last = (o_t == 0)[:, None], (o_t == BT - 1)[:, None]
-    for i_t in range(tl.cdiv(T, BT)):
-        o_row = i_t * BT + o_t
-        m = (o_row < T)[:, None] & m_d[None, :]
-        p = (i_b * T + o_row)[:, None] * D + o_d[None, :]
-        # [BT, BD]; rows past the end weigh nothing and lose nothing: the last row always holds the final average.
-        b_w = tl.maximum(tl.load(weights + p, mask=m, other=NONE), NONE)
-        b_x = tl.load(values + p, mask=m, other=0.0)
-        b_span = tl.where((o_row < T)[:, None], b_decay[None, :], 0.0)
+    m = o_d < D
+    b_decay = tl.load(decay + o_d, mask=m, other=0.0)
+    b_x, b_w, b_span = tl.zeros([BD], tl.float32), tl.full([BD], NONE, tl.float32), tl.zeros([BD], tl.float32)
+    p_sums = sums + i_b * tl.num_programs(1) * 3 * D + o_d
+    if not SUMMARY:
+        for j in range(i_c):
+            p = p_sums + j * 3 * D
+            x, w, span = tl.load(p, mask=m), tl.load(p + D, mask=m), tl.load(p + 2 * D, mask=m)
+            b_x, b_w, b_span = _join(b_x, b_w, b_span, x, w, span)
+    for t in range(i_c * CT, tl.minimum(T, (i_c + 1) * CT)):
+        p = (i_b * T + t) * D + o_d
+        w = tl.maximum(tl.load(weights + p, mask=m, other=NONE), NONE)
+        x = tl.load(values + p, mask=m, other=0.0)
+        span = b_decay
         if STARTS:
-            b_new = tl.load(starts + i_b * T + o_row, mask=o_row < T, other=0)
-            b_span = tl.where((b_new != 0)[:, None], -NONE, b_span)
-        x_0, w_0, _ = _join(b_mean[None, :], b_weight[None, :], 0.0, b_x, b_w, b_span)
-        b_x, b_w = tl.where(first, x_0, b_x), tl.where(first, w_0, b_w)
-        b_x, b_w, _ = tl.associative_scan((b_x, b_w, b_span), 0, _join)
-        tl.store(out_values + p, b_x, mask=m)
-        tl.store(out_weights + p, tl.where(b_w < 0.5 * NONE, float("-inf"), b_w), mask=m)
-        b_mean = tl.sum(tl.where(last, b_x, 0.0), 0)
-        b_weight = tl.sum(tl.where(last, b_w, 0.0), 0)
+            span = tl.where(tl.load(starts + i_b * T + t) != 0, -NONE, b_decay)
+        b_x, b_w, b_span = _join(b_x, b_w, b_span, x, w, span)
+        if not SUMMARY:
+            tl.store(out_values + p, b_x, mask=m)
+            tl.store(out_weights + p, tl.where(b_w < 0.5 * NONE, float("-inf"), b_w), mask=m)
+    if SUMMARY:
+        p = p_sums + i_c * 3 * D
+        tl.store(p, b_x, mask=m)
+        tl.store(p + D, b_w, mask=m)
+        tl.store(p + 2 * D, b_span, mask=m)
 
 
 @triton.jit
-def _chain(share_1, x_1, y_1, share_2, x_2, y_2):
-    """Chain two linear recurrences of two values."""
-    return share_1 * share_2, x_2 + share_2 * x_1, y_2 + share_2 * y_1
-
-
-@triton.jit
-def scan_bwd_kernel(shares, values, out, T, D, BTD, BT: tl.constexpr, BD: tl.constexpr):
-    """x_t = value_t + share_{t+1} x_{t+1} for two values, `BTD` apart; the tiles run back from the last token."""
-    i_b = tl.program_id(1).to(tl.int64)
+def scan_bwd_kernel(shares, values, sums, out, T, D, BTD, CT, SUMMARY: tl.constexpr, BD: tl.constexpr):
+    """x_t = value_t + share_{t+1} x_{t+1} for two values, `BTD` apart; chunks and tokens count from the end."""
+    i_c, i_b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     o_d = tl.program_id(0) * BD + tl.arange(0, BD)
-    m_d = o_d < D
-    b_x0 = tl.zeros([BD], tl.float32)
-    b_y0 = tl.zeros([BD], tl.float32)
-    o_t = tl.arange(0, BT)
-    first, last = (o_t == 0)[:, None], (o_t == BT - 1)[:, None]
-    for i_t in range(tl.cdiv(T, BT)):
-        o_row = T - 1 - i_t * BT - o_t
-        m = (o_row >= 0)[:, None] & m_d[None, :]
-        p = (i_b * T + o_row)[:, None] * D + o_d[None, :]
-        b_share = tl.load(shares + p + D, mask=m & (o_row < T - 1)[:, None], other=0.0)
-        b_x = tl.load(values + p, mask=m, other=0.0)
-        b_y = tl.load(values + BTD + p, mask=m, other=0.0)
-        b_x = tl.where(first, b_x + b_share * b_x0[None, :], b_x)
-        b_y = tl.where(first, b_y + b_share * b_y0[None, :], b_y)
-        _, b_x, b_y = tl.associative_scan((b_share, b_x, b_y), 0, _chain)
-        tl.store(out + p, b_x, mask=m)
-        tl.store(out + BTD + p, b_y, mask=m)
-        b_x0 = tl.sum(tl.where(last, b_x, 0.0), 0)
-        b_y0 = tl.sum(tl.where(last, b_y, 0.0), 0)
+    m = o_d < D
+    b_share, b_x, b_y = tl.full([BD], 1.0, tl.float32), tl.zeros([BD], tl.float32), tl.zeros([BD], tl.float32)
+    p_sums = sums + i_b * tl.num_programs(1) * 3 * D + o_d
+    if not SUMMARY:
+        for j in range(i_c):
+            p = p_sums + j * 3 * D
+            share, x, y = tl.load(p, mask=m), tl.load(p + D, mask=m), tl.load(p + 2 * D, mask=m)
+            b_x, b_y = x + share * b_x, y + share * b_y
+    for i in range(i_c * CT, tl.minimum(T, (i_c + 1) * CT)):
+        p = (i_b * T + T - 1 - i) * D + o_d
+        share = tl.load(shares + p + D, mask=m & (i > 0), other=0.0)
+        b_share *= share
+        b_x = tl.load(values + p, mask=m, other=0.0) + share * b_x
+        b_y = tl.load(values + BTD + p, mask=m, other=0.0) + share * b_y
+        if not SUMMARY:
+            tl.store(out + p, b_x, mask=m)
+            tl.store(out + BTD + p, b_y, mask=m)
+    if SUMMARY:
+        p = p_sums + i_c * 3 * D
+        tl.store(p, b_share, mask=m)
+        tl.store(p + D, b_x, mask=m)
+        tl.store(p + 2 * D, b_y, mask=m)

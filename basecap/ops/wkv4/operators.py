@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from basecap.ops.wkv4 import eager
+from basecap.ops.wkv6.blocks import starts
 
 
 @torch.library.custom_op("basecap::wkv4_scan", mutates_args=())
@@ -70,11 +71,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _gradients(ctx: Any, grad_W: Tensor, grad_m: Tensor) -> tuple[Tensor | None, ...]:
-    k, v, decay, starts, W, m = ctx.saved_tensors
+    k, v, decay, begins, W, m = ctx.saved_tensors
     # Nothing comes before the first token.
     old = torch.cat([torch.full_like(W[:, :1], -torch.inf), W[:, :-1] - decay], dim=1)
-    if starts is not None:
-        old = old.masked_fill(starts[..., None], -torch.inf)
+    if begins is not None:
+        old = old.masked_fill(begins[..., None], -torch.inf)
     past = eager.share(old, k).masked_fill(old == -torch.inf, 0.0)
     own = eager.share(k, old).masked_fill(k == -torch.inf, 0.0)
     G, Q = accumulate(past, torch.stack([grad_m, grad_m * m - grad_W]), ctx.triton)
@@ -102,22 +103,16 @@ def wkv4(
     none = v.new_tensor([0.0, -torch.inf])[:, None].expand(B, 2, D)
     # The state stands before the first token like a token of its own: after t steps the scan holds S_{t-1}.
     state = none if state_B2D is None else state_B2D.to(wide)
-    starts = None if segments is None else _starts(segments)
+    new = starts(segments)
     weight, mean = scan(
         torch.cat([state[:, 1:], k], dim=1),
         torch.cat([state[:, :1], v], dim=1),
         decay_D.to(wide),
-        None if starts is None else torch.cat([torch.zeros_like(starts[:, :1]), starts], dim=1),
+        None if new is None else torch.cat([torch.zeros_like(new[:, :1]), new], dim=1),
         triton,
     )
     past = weight[:, :T]
-    if starts is not None:
-        past = past.masked_fill(starts[..., None], -torch.inf)
+    if new is not None:
+        past = past.masked_fill(new[..., None], -torch.inf)
     o_BTD = torch.lerp(v, mean[:, :T], torch.sigmoid(past - k - bonus_D.to(wide)))
     return o_BTD.to(v_BTD.dtype), torch.stack([mean[:, T], weight[:, T]], dim=1)
-
-
-def _starts(segments_BT: Tensor) -> Tensor:
-    """Return [B, T] bool: the first token of each segment but the first."""
-    first = torch.zeros_like(segments_BT[:, :1], dtype=torch.bool)
-    return torch.cat([first, segments_BT[:, 1:] != segments_BT[:, :-1]], dim=1)

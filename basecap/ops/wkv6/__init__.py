@@ -4,7 +4,9 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops.wkv6 import eager
+from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops.wkv6 import eager, operators
+from basecap.ops.wkv6.blocks import starts
 
 
 def wkv6(
@@ -16,6 +18,7 @@ def wkv6(
     *,
     state_BHKV: Tensor | None = None,
     segments: Tensor | None = None,
+    backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Run o_t = r_t^T (S_{t-1} + diag(bonus) k_t v_t^T), S_t = diag(exp(log_decay_t)) S_{t-1} + k_t v_t^T.
 
@@ -27,16 +30,30 @@ def wkv6(
         bonus_HK: weight of the present token, which has not been written yet when it is read.
         state_BHKV: state before the first token; zero when None.
         segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
+        backend: "auto", or insist on "eager" (plain PyTorch) or "triton".
 
     Returns:
         o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes that do not fit together.
+        ConfigError: shapes that do not fit together, or an impossible backend.
     """
     _validate(r_BTHK, k_BTHK, v_BTHV, log_decay_BTHK, bonus_HK)
+    triton = use_triton("wkv6", backend, v_BTHV)
     with torch.autocast(v_BTHV.device.type, enabled=False):
-        return eager.wkv6(r_BTHK, k_BTHK, v_BTHV, log_decay_BTHK, bonus_HK, state_BHKV, segments)
+        if not triton:
+            return eager.wkv6(r_BTHK, k_BTHK, v_BTHV, log_decay_BTHK, bonus_HK, state_BHKV, segments)
+        log_decay = log_decay_BTHK.expand(r_BTHK.shape)
+        state = empty_state(r_BTHK, v_BTHV) if state_BHKV is None else state_BHKV.float()
+        o, final, _ = operators.recur(r_BTHK, log_decay, k_BTHK, v_BTHV, None, None, state, starts(segments))
+        own = (r_BTHK.float() * k_BTHK * bonus_HK).sum(-1, keepdim=True) * v_BTHV
+        return (o + own).to(v_BTHV.dtype), final
+
+
+def empty_state(r_BTHK: Tensor, v_BTHV: Tensor) -> Tensor:
+    """Return zeros [B, H, K, V] in float32."""
+    B, _, H, K = r_BTHK.shape
+    return v_BTHV.new_zeros(B, H, K, v_BTHV.shape[3], dtype=torch.float32)
 
 
 def _validate(r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, bonus: Tensor) -> None:

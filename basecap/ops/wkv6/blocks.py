@@ -20,14 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from basecap.ops._dispatch import use_triton
-from basecap.ops.wkv6 import operators
-
 #: Logarithm of a decay that leaves nothing, even in float64.
 GONE = -1e4
-
-#: Tensor cores multiply tiles of at least this many rows.
-SMALLEST = 16
 
 
 class Block(NamedTuple):
@@ -47,13 +41,6 @@ def assemble(reads: Tensor, writes: Tensor, log_decay: Tensor) -> Block:
         writes: [..., C, W, K].
         log_decay: [..., C, K], of each token; leading dimensions may broadcast.
     """
-    if reads.shape[-3] >= SMALLEST and use_triton("wkv6", "auto", reads):
-        return Block(*operators.assemble(reads, writes, log_decay.expand(*reads.shape[:-2], -1)))
-    return double_up(reads, writes, log_decay)
-
-
-def double_up(reads: Tensor, writes: Tensor, log_decay: Tensor) -> Block:
-    """`assemble` in plain PyTorch."""
     scores = reads.new_zeros(*reads.shape[:-1], writes.shape[-2])
     decay = log_decay.exp()
     while reads.shape[-3] > 1:
@@ -79,14 +66,6 @@ def carry(step: Tensor, added_BHMKV: Tensor, state_BHKV: Tensor) -> tuple[Tensor
         added_BHMKV: what it adds.
         state_BHKV: the state before the first block.
     """
-    if use_triton("wkv6", "auto", added_BHMKV):
-        states = operators.carry(step.expand(*added_BHMKV.shape[:4], *step.shape[4:]), added_BHMKV, state_BHKV)
-        return states[:, :, :-1], states[:, :, -1]
-    return walk(step, added_BHMKV, state_BHKV)
-
-
-def walk(step: Tensor, added_BHMKV: Tensor, state_BHKV: Tensor) -> tuple[Tensor, Tensor]:
-    """`carry` in plain PyTorch."""
     entering, state = [], state_BHKV
     for now, added in zip(step.unbind(2), added_BHMKV.unbind(2), strict=True):
         entering.append(state)
@@ -111,8 +90,8 @@ def power_of_two(length: int) -> int:
 
 
 def starts(segments_BT: Tensor | None) -> Tensor | None:
-    """Return [B, T, 1, 1] bool: the first token of each segment but the first; None without segments."""
+    """Return [B, T] bool: the first token of each segment but the first; None without segments."""
     if segments_BT is None:
         return None
     changes = segments_BT[:, 1:] != segments_BT[:, :-1]
-    return F.pad(changes, (1, 0))[:, :, None, None]
+    return F.pad(changes, (1, 0))

@@ -49,6 +49,7 @@ def _blocks(r: Tensor, k: Tensor, log_decay: Tensor, segments: Tensor | None, si
     log_decay = log_decay.expand(-1, r.shape[1], -1, -1)
     new = starts(segments)
     if new is not None:
+        new = new[:, :, None, None]
         r, log_decay = r.masked_fill(new, 0.0), log_decay.masked_fill(new, GONE)
     # The padding, whose log decay is zero, leaves the state as it is.
     parts = chunks(r, size)[..., None, :], chunks(k, size)[..., None, :], chunks(log_decay, size)

@@ -1,56 +1,71 @@
-"""Launches the Triton kernels of `blocks`; all tensors are float32."""
+"""Launches the Triton kernels of the recurrences."""
 
 import torch
 import triton
 from torch import Tensor
 
 from basecap.ops.wkv6 import kernels
+from basecap.ops.wkv6.operators import CHUNK
+
+#: Value channels per program.
+VALUES = 32
+
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
 
-def assemble(reads: Tensor, writes: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return scores, reads, writes and decay of a block; see `blocks.assemble`."""
-    *lead, C, R, K = reads.shape
-    W = writes.shape[-2]
-    inputs = [x.contiguous() for x in (reads, writes, log_decay)]
-    shapes = ((C * R, C * W), (C * R, K), (C * W, K), (K,))
-    out = tuple(reads.new_empty(*lead, *shape) for shape in shapes)
-    blocks = lead_size(lead)
-    if blocks:
-        kernels.assemble_fwd_kernel[(blocks,)](*inputs, *out, K, **_constants(C, R, W, K))
-    return out
+def recur(inputs: Inputs, state: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return outputs, the final state and the kept states; `inputs` are r, log_decay, k, v, a, b."""
+    r, log_decay, k, v, a, b = _contiguous(inputs)
+    B, T, H, K = r.shape
+    V = v.shape[3]
+    o = state.new_empty(v.shape)
+    final = state.new_empty(B, H, K, V)
+    kept = state.new_empty(B * H, triton.cdiv(T, CHUNK), K, V)
+    grid, tile = _tiles(r, v, a)
+    if B:
+        kernels.recur_fwd_kernel[grid](
+            r, log_decay, k, v, a, b, state.contiguous(), _bytes(starts), o, final, kept, T, H, K, V,
+            STARTS=starts is not None, **tile,
+        )  # fmt: skip
+    return o, final, kept
 
 
-def assemble_backward(
-    grads: tuple[Tensor, ...], reads: Tensor, writes: Tensor, log_decay: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of reads, writes and log_decay from those of the four outputs."""
-    *lead, C, R, K = reads.shape
-    inputs = [x.contiguous() for x in (*grads, reads, writes, log_decay)]
-    out = tuple(torch.empty_like(x) for x in inputs[-3:])
-    blocks = lead_size(lead)
-    if blocks:
-        kernels.assemble_bwd_kernel[(blocks,)](*inputs, *out, K, **_constants(C, R, writes.shape[-2], K))
-    return out
+def recur_backward(
+    grads: tuple[Tensor, Tensor], inputs: Inputs, kept: Tensor, starts: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Return the gradients of r, log_decay, k, v, a, b and the state, those of a and b empty where there are none."""
+    r, log_decay, k, v, a, b = _contiguous(inputs)
+    B, T, H, K = r.shape
+    V = v.shape[3]
+    grid, tile = _tiles(r, v, a)
+    wide = kept.new_empty
+    dr, dw, dk = (wide(grid[0], B, T, H, K) for _ in range(3))
+    da, db = (wide(grid[0], B, T, H, K) if part is not None else wide(grid[0], 0) for part in (a, b))
+    dv, dstate = wide(B, T, H, V), wide(B, H, K, V)
+    scratch = wide(grid[0] * grid[1], CHUNK, tile["BK"], tile["BV"])
+    do, dfinal = (x.contiguous() for x in grads)
+    if B:
+        kernels.recur_bwd_kernel[grid](
+            r, log_decay, k, v, a, b, _bytes(starts), kept, do, dfinal, scratch,
+            dr, dw, dk, dv, da, db, dstate, T, H, K, V, r.numel(),
+            STARTS=starts is not None, **tile,
+        )  # fmt: skip
+    summed = [x.sum(0) for x in (dr, dw, dk, da, db)]
+    summed.insert(3, dv)
+    like = (r, log_decay, k, v, r if a is None else a, r if b is None else b)
+    return *(x.to(y.dtype) for x, y in zip(summed, like, strict=True)), dstate
 
 
-def carry(step: Tensor, added_BHMKV: Tensor, state_BHKV: Tensor) -> Tensor:
-    """Return all states [B, H, M + 1, K, V]; see `blocks.carry`."""
-    B, H, M, K, V = added_BHMKV.shape
-    step, added, state = (x.contiguous() for x in (step, added_BHMKV, state_BHKV))
-    states = added.new_empty(B, H, M + 1, K, V)
-    BK, BV = (max(16, min(limit, triton.next_power_of_2(n))) for limit, n in ((1 << 30, K), (32, V)))
-    if states.numel():
-        kernels.carry_fwd_kernel[(B * H, triton.cdiv(V, BV))](
-            step, added, state, states, M, K, V, MATRIX=step.dim() == 5, BK=BK, BV=BV
-        )
-    return states
+def _contiguous(inputs: Inputs) -> Inputs:
+    return tuple(None if x is None else x.contiguous() for x in inputs)
 
 
-def lead_size(lead: list[int]) -> int:
-    """Return the number of blocks."""
-    return int(torch.Size(lead).numel())
+def _bytes(starts: Tensor | None) -> Tensor | None:
+    return None if starts is None else starts.to(torch.uint8).contiguous()
 
 
-def _constants(C: int, R: int, W: int, K: int) -> dict[str, int]:
-    BK = max(16, triton.next_power_of_2(K))
-    return {"C": C, "R": R, "W": W, "BK": BK, "LEVELS": C.bit_length() - 1, "num_warps": 4 if R * W == 1 else 8}
+def _tiles(r: Tensor, v: Tensor, a: Tensor | None) -> tuple[tuple[int, int], dict[str, int]]:
+    BV = min(VALUES, triton.next_power_of_2(v.shape[3]))
+    BK = triton.next_power_of_2(r.shape[3])
+    tile = {"DELTA": a is not None, "CHUNK": CHUNK, "BK": BK, "BV": BV, "num_warps": max(1, BK * BV // 2048)}
+    return (triton.cdiv(v.shape[3], BV), r.shape[0] * r.shape[2]), tile

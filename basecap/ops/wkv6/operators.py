@@ -1,9 +1,12 @@
-"""The Triton kernels of `blocks` as PyTorch operators with their gradients: one graph under torch.compile."""
+"""The Triton kernels of the recurrences as a PyTorch operator with its gradient: one node under torch.compile."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
+
+#: Tokens between two states that are kept for backward; the states of one such chunk should stay in the cache.
+CHUNK = 16
 
 
 def _kernels():
@@ -13,78 +16,65 @@ def _kernels():
     return launch
 
 
-@torch.library.custom_op("basecap::wkv6_assemble", mutates_args=())
-def assemble(reads: Tensor, writes: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return scores, reads, writes and decay of a block, float32; see `blocks.assemble`."""
-    return _kernels().assemble(reads, writes, log_decay)
-
-
-@assemble.register_fake
-def _(reads, writes, log_decay):
-    *lead, C, R, K = reads.shape
-    W = writes.shape[-2]
-    return (
-        reads.new_empty(*lead, C * R, C * W),
-        reads.new_empty(*lead, C * R, K),
-        reads.new_empty(*lead, C * W, K),
-        reads.new_empty(*lead, K),
-    )
-
-
-@torch.library.custom_op("basecap::wkv6_assemble_backward", mutates_args=())
-def assemble_backward(
-    grad_scores: Tensor,
-    grad_reads: Tensor,
-    grad_writes: Tensor,
-    grad_decay: Tensor,
-    reads: Tensor,
-    writes: Tensor,
+@torch.library.custom_op("basecap::wkv_recur", mutates_args=())
+def recur(
+    r: Tensor,
     log_decay: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor | None,
+    b: Tensor | None,
+    state: Tensor,
+    starts: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of reads, writes and log_decay."""
-    return _kernels().assemble_backward((grad_scores, grad_reads, grad_writes, grad_decay), reads, writes, log_decay)
+    """Return outputs [B, T, H, V], the final state [B, H, K, V] and states kept for backward, all float32.
+
+    S_t = diag(exp(log_decay_t)) S_{t-1} + k_t v_t^T. With a and b it also gains b_t (a_t^T S_{t-1}) and
+    o_t = r_t^T S_t; without them o_t = r_t^T S_{t-1}.
+
+    Args:
+        r: [B, T, H, K], like log_decay, k, a and b.
+        log_decay: at most 0.
+        k: what is written with.
+        v: [B, T, H, V].
+        a: what the state is asked for, or None.
+        b: where the answer is added, or None.
+        state: float32 [B, H, K, V].
+        starts: bool [B, T], where the state is emptied before the token.
+    """
+    return _kernels().recur((r, log_decay, k, v, a, b), state, starts)
 
 
-@assemble_backward.register_fake
-def _(grad_scores, grad_reads, grad_writes, grad_decay, reads, writes, log_decay):
-    return tuple(x.new_empty(x.shape) for x in (reads, writes, log_decay))
+@recur.register_fake
+def _(r, log_decay, k, v, a, b, state, starts):
+    B, T, H, K = r.shape
+    kept = state.new_empty(B * H, -(-T // CHUNK), K, v.shape[3])
+    return state.new_empty(v.shape), state.new_empty(state.shape), kept
 
 
-def _save_block(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs)
+@torch.library.custom_op("basecap::wkv_recur_backward", mutates_args=())
+def recur_backward(grads: list[Tensor], inputs: list[Tensor], starts: Tensor | None, kept: Tensor) -> list[Tensor]:
+    """Return the gradients of r, log_decay, k, v, (a, b) and the state; `inputs` are those without the state."""
+    a, b = inputs[4:] or (None, None)
+    out = _kernels().recur_backward((grads[0], grads[1]), (*inputs[:4], a, b), kept, starts)
+    return list(out) if len(inputs) == 6 else [*out[:4], out[6]]
 
 
-def _block_gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return assemble_backward(*grads, *ctx.saved_tensors)
+@recur_backward.register_fake
+def _(grads, inputs, starts, kept):
+    return [*(x.new_empty(x.shape) for x in inputs), grads[1].new_empty(grads[1].shape)]
 
 
-assemble.register_autograd(_block_gradients, setup_context=_save_block)
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, _, starts = inputs
+    ctx.save_for_backward(output[2], starts, *tensors)
 
 
-@torch.library.custom_op("basecap::wkv6_carry", mutates_args=())
-def carry(step: Tensor, added: Tensor, state: Tensor) -> Tensor:
-    """Return all M + 1 states [B, H, M + 1, K, V], the given one first; see `blocks.carry`."""
-    return _kernels().carry(step, added, state)
+def _gradients(ctx: Any, grad_o: Tensor, grad_final: Tensor, grad_kept: Tensor) -> tuple[Tensor | None, ...]:
+    kept, starts, *tensors = ctx.saved_tensors
+    present = [x for x in tensors if x is not None]
+    *grads, grad_state = recur_backward([grad_o, grad_final], present, starts, kept)
+    return *[*grads, None, None][:6], grad_state, None
 
 
-@carry.register_fake
-def _(step, added, state):
-    B, H, M, K, V = added.shape
-    return added.new_empty(B, H, M + 1, K, V)
-
-
-def _save_states(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[0], output)
-
-
-def _state_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """G_M = grad_M, G_m = grad_m + step_m^T G_{m+1}: the same recurrence, run backwards."""
-    step, states = ctx.saved_tensors
-    back = step if step.dim() == 4 else step.transpose(-1, -2)
-    G = carry(back.flip(2), grad[:, :, :-1].flip(2), grad[:, :, -1]).flip(2)
-    later, earlier = G[:, :, 1:], states[:, :, :-1]
-    grad_step = (later * earlier).sum(-1) if step.dim() == 4 else later @ earlier.transpose(-1, -2)
-    return grad_step, later, G[:, :, 0]
-
-
-carry.register_autograd(_state_gradients, setup_context=_save_states)
+recur.register_autograd(_gradients, setup_context=_save)

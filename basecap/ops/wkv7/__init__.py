@@ -4,6 +4,9 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
+from basecap.ops._dispatch import use_triton
+from basecap.ops.wkv6 import empty_state, operators
+from basecap.ops.wkv6.blocks import starts
 from basecap.ops.wkv7 import eager
 
 
@@ -46,5 +49,11 @@ def wkv7(
         raise ConfigError(f"v {tuple(v_BTHV.shape)} must be [B, T, H, V] with {tuple(r_BTHK.shape[:3])} in front.")
     if r_BTHK.shape[1] < 1:
         raise ConfigError("wkv7 needs at least one token.")
+    inputs = r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK
+    triton = use_triton("wkv7", "auto", v_BTHV)
     with torch.autocast(v_BTHV.device.type, enabled=False):
-        return eager.wkv7(r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK, state_BHKV, segments)
+        if not triton:
+            return eager.wkv7(*inputs, state_BHKV, segments)
+        state = empty_state(r_BTHK, v_BTHV) if state_BHKV is None else state_BHKV.float()
+        o, final, _ = operators.recur(*inputs, state, starts(segments))
+        return o.to(v_BTHV.dtype), final

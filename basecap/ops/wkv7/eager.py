@@ -34,8 +34,7 @@ def wkv7(
     B, T, H, V = v_BTHV.shape
     size = min(CHUNK, power_of_two(T))
     r, log_decay, k, a, b = (x.to(wide) for x in (r_BTHK, log_decay_BTHK, k_BTHK, a_BTHK, b_BTHK))
-    block = _blocks(r, log_decay, k, a, b, segments, size)
-    A_ak, A_ab, A_rk, A_rb = _parts(block.scores, size)
+    block, (A_ak, A_ab, A_rk, A_rb) = _blocks(r, log_decay, k, a, b, segments, size)
     a_in, r_in = block.reads.unflatten(-2, (size, 2)).unbind(-2)
     k_out, b_out = (x.transpose(-1, -2) for x in block.writes.unflatten(-2, (size, 2)).unbind(-2))
     v_BHMCV = chunks(v_BTHV.to(wide), size)
@@ -59,8 +58,7 @@ def influence(
     """Return [B, H, T, T], the factor in front of v_s in o_t when the first state is zero."""
     T = r_BTHK.shape[1]
     size = power_of_two(T)
-    block = _blocks(r_BTHK, log_decay_BTHK, k_BTHK, a_BTHK, b_BTHK, segments, size)
-    A_ak, A_ab, A_rk, A_rb = _parts(block.scores, size)
+    _, (A_ak, A_ab, A_rk, A_rb) = _blocks(r_BTHK, log_decay_BTHK, k_BTHK, a_BTHK, b_BTHK, segments, size)
     return (A_rk + A_rb @ _solve(A_ab, A_ak))[:, :, 0, :T, :T]
 
 
@@ -69,30 +67,24 @@ def _solve(A_ab: Tensor, right: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(-A_ab, right, upper=False, unitriangular=True)
 
 
-def _parts(scores: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Return A_ak, A_ab, A_rk, A_rb [..., C, C] from scores with rows (token, a or r), columns (token, k or b)."""
-    a_and_r = scores.unflatten(-1, (size, 2)).unflatten(-3, (size, 2)).unbind(-3)
-    return tuple(part for rows in a_and_r for part in rows.unbind(-1))
+def _blocks(
+    r: Tensor, log_decay: Tensor, k: Tensor, a: Tensor, b: Tensor, segments: Tensor | None, size: int
+) -> tuple[Block, tuple[Tensor, ...]]:
+    """Assemble blocks of `size` tokens; a reads before the token's decay and write, r after both.
 
-
-def _blocks(r: Tensor, log_decay: Tensor, k: Tensor, a: Tensor, b: Tensor, segments: Tensor | None, size: int) -> Block:
-    """Assemble blocks of `size` tokens; a reads before the token's decay and write, r after both."""
+    Returns the block, rows (token, a or r), columns (token, k or b), and A_ak, A_ab, A_rk, A_rb [..., C, C].
+    """
     read_a, read_r = a, r * log_decay.exp()
     new = starts(segments)
     if new is not None:
+        new = new[:, :, None, None]
         read_a, read_r = read_a.masked_fill(new, 0.0), read_r.masked_fill(new, 0.0)
         log_decay = log_decay.masked_fill(new, GONE)
     reads = torch.stack([chunks(read_a, size), chunks(read_r, size)], dim=-2)
     writes = torch.stack([chunks(k, size), chunks(b, size)], dim=-2)
     # The padding, whose log decay is zero, leaves the state as it is.
     block = assemble(reads, writes, chunks(log_decay, size))
-    own = torch.stack([chunks((r * x).sum(-1, keepdim=True), size)[..., 0] for x in (k, b)], dim=-1)
-    own = torch.stack([torch.zeros_like(own), own], dim=-2)
-    return block._replace(scores=block.scores + _block_diagonal(own))
-
-
-def _block_diagonal(x: Tensor) -> Tensor:
-    """Return [..., C * R, C * W] with the C matrices [..., C, R, W] along the diagonal."""
-    C, R, W = x.shape[-3:]
-    eye = torch.eye(C, dtype=x.dtype, device=x.device)
-    return (x[..., :, :, None, :] * eye[:, None, :, None]).reshape(*x.shape[:-3], C * R, C * W)
+    a_and_r = block.scores.unflatten(-1, (size, 2)).unflatten(-3, (size, 2)).unbind(-3)
+    (A_ak, A_ab), (A_rk, A_rb) = (rows.unbind(-1) for rows in a_and_r)
+    own_k, own_b = (torch.diag_embed(chunks((r * x).sum(-1, keepdim=True), size)[..., 0]) for x in (k, b))
+    return block, (A_ak, A_ab, A_rk + own_k, A_rb + own_b)
