@@ -32,6 +32,7 @@ from basecap.mixers._state_space import (
     step_size,
     step_size_bias,
 )
+from basecap.ops.long_convolution import long_convolution
 from basecap.ops.selective_scan import reference as scan_reference
 from basecap.ops.selective_scan import selective_scan
 from basecap.ops.ssd import reference as ssd_reference
@@ -74,6 +75,7 @@ class Mamba1(Mixer):
             None, ge=1, description="tokens its long convolution sees; a quarter of the training length"
         )
 
+    config: Config
     sizes: ClassVar = {768: {"dt_rank": 48}, 2048: {"dt_rank": 128}}
 
     def __init__(self, config: Config, layer: LayerSpec):
@@ -94,6 +96,13 @@ class Mamba1(Mixer):
         width = config.global_width or max(1, layer.max_length // 4)
         self.long_conv = ShortConvolution(self.inner, width) if selects else None
         self.out_proj = nn.Linear(self.inner, layer.hidden, bias=False)
+
+    def _look_back(self, raw_x: Tensor, segments: Tensor | None) -> Tensor | None:
+        """Return the long convolution of the mixer's input, where this layer has one."""
+        if self.long_conv is None or self.long_conv.bias is None:
+            return None
+        taps_WD = self.long_conv.weight.flip(1).T
+        return long_convolution(raw_x, taps_WD, segments=segments) + self.long_conv.bias.to(raw_x.dtype)
 
     def _select(self, x: Tensor, global_x: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return the step sizes [B, T, D], B and C [B, T, N] and the shared log decay [B, T, 1] if there is one."""
@@ -129,7 +138,7 @@ class Mamba1(Mixer):
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
         """Mix; see `Mixer.forward`."""
         raw_x, gate = self.in_proj(x_BTD).chunk(2, dim=-1)
-        global_x = None if self.long_conv is None else self.long_conv(raw_x, segments)
+        global_x = self._look_back(raw_x, segments)
         x = convolve(self.conv, raw_x, segments)
         y, _ = self._scan(x, global_x, None, segments)
         return self._finish(y, x, gate)
@@ -161,13 +170,11 @@ class Mamba1(Mixer):
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
         """Mix a prompt and keep its final state."""
         raw_x, gate = self.in_proj(x_BTD).chunk(2, dim=-1)
-        global_x = None
         if self.long_conv is not None:
             self.long_conv.fill(raw_x, cache.tensors["long_conv"])
-            global_x = self.long_conv(raw_x)
         if self.conv is not None:
             self.conv.fill(raw_x, cache.tensors["conv"])
-        return self._advance(convolve(self.conv, raw_x, None), global_x, gate, cache)
+        return self._advance(convolve(self.conv, raw_x, None), self._look_back(raw_x, None), gate, cache)
 
     def influence(self, x_BTD: Tensor) -> Tensor:
         """Return [B, D, T, T] per inner channel, the factor in front of the convolved x_s; the skip D is not in it.
@@ -175,7 +182,7 @@ class Mamba1(Mixer):
         arXiv 2410.15678, section 3.1, draws its mean over the channels.
         """
         raw_x, _ = self.in_proj(x_BTD).chunk(2, dim=-1)
-        global_x = None if self.long_conv is None else self.long_conv(raw_x)
+        global_x = self._look_back(raw_x, None)
         dt, B, C, log_decay = self._select(convolve(self.conv, raw_x, None), global_x)
         B, C = B.to(dt.dtype), C.to(dt.dtype)
         if log_decay is None:
@@ -187,7 +194,7 @@ class Mamba1(Mixer):
         """Return the convolved x and the state space's output without its skip connection, [B, T, D, 1]."""
         raw_x, _ = self.in_proj(x_BTD).chunk(2, dim=-1)
         x = convolve(self.conv, raw_x, None)
-        y, _ = self._scan(x, None if self.long_conv is None else self.long_conv(raw_x), None, None)
+        y, _ = self._scan(x, self._look_back(raw_x, None), None, None)
         return x[..., None], y[..., None]
 
     def recipe(self) -> dict[str, ParameterRecipe]:

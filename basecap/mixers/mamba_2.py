@@ -60,6 +60,7 @@ class Mamba2(Mixer):
         groups: int = Field(1, ge=1, description="sets of B and C; each serves heads / groups heads")
         norm: bool = Field(True, description="whether the gated output is normalised per group")
 
+    config: Config
     sizes: ClassVar = {768: {"heads": 24}, 2048: {"heads": 64}}
 
     def __init__(self, config: Config, layer: LayerSpec):

@@ -93,14 +93,14 @@ def _run(pieces: _Pieces, state_BDN: Tensor | None) -> Tensor:
 
 def _through_decays(pieces: _Pieces, entering: Tensor, h: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
     """Return what the decays exp(dt A) pass on to dt [C, B, M, D] and to A [N, D]."""
-    ddt, dA_ND = torch.empty_like(pieces.dt[..., 0, :]), torch.zeros_like(pieces.A_ND)
+    ddt, dA_BMND = torch.empty_like(pieces.dt[..., 0, :]), torch.zeros_like(h[0])
     # Position by position, since products of the full size would cost more in fresh memory than in arithmetic.
     exponent, product = torch.empty_like(h[0]), torch.empty_like(h[0])
     for c in range(h.shape[0]):
         torch.mul(entering if c == 0 else h[c - 1], pieces.decay[c], out=exponent).mul_(dh[c])
         torch.sum(torch.mul(exponent, pieces.A_ND, out=product), -2, out=ddt[c])
-        dA_ND += exponent.mul_(pieces.dt[c]).sum((0, 1))
-    return ddt, dA_ND
+        dA_BMND.addcmul_(exponent, pieces.dt[c])
+    return ddt, dA_BMND.sum((0, 1))
 
 
 def forward(

@@ -126,4 +126,4 @@ def _carry(
         after_BMHKV = after.unflatten(-1, (K, V)).transpose(1, 2)
         entering.append(after_BMHKV[:, :-1])
         state = after_BMHKV[:, -1]
-    return torch.cat(entering, dim=1), state
+    return torch.cat(entering, dim=1), after_BMHKV[:, -1]
