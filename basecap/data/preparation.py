@@ -9,6 +9,7 @@ import fcntl
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -30,8 +31,8 @@ from basecap.errors import DataError
 from basecap.progress import progress
 from basecap.registry import load_plugin
 
-#: Characters that a tokenizer is trained on, shared equally by the training domains.
-SAMPLE = 16_000_000
+#: Characters that a tokenizer is trained on per entry of its vocabulary, shared equally by the training domains.
+SAMPLE = 2_000
 
 
 def prepare(config: DataConfig, cache: Path) -> PreparedData:
@@ -97,7 +98,10 @@ def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
     tokenizer = _make_tokenizer(config, source, parts)
     path = cache / f"tokenizer-{tokenizer.fingerprint}.json"
     _write_atomically(path, tokenizer.description)
-    write = partial(_write_part, config, tokenizer, cache / "shards")
+    directory = cache / "shards"
+    directory.mkdir(exist_ok=True)
+    before = set(directory.iterdir())
+    write = partial(_write_part, config, tokenizer, directory)
     shards: list[Path] = []
     held: Counter[str] = Counter()
     with (
@@ -111,6 +115,8 @@ def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
             limit = config.max_train_tokens
             if part.split == "train" and limit and all(held[f"{domain}/train"] >= limit for domain in config.train):
                 break
+    for read_ahead in set(directory.iterdir()) - before - set(shards):
+        shutil.rmtree(read_ahead)
     prepared = _open(config, path, shards)
     content = {"config": config.model_dump(mode="json"), "tokenizer": path.name, "shards": [s.name for s in shards]}
     _write_atomically(record, json.dumps(content, indent=1))
@@ -128,7 +134,7 @@ def _make_tokenizer(config: DataConfig, source: Source, parts: Sequence[Part]) -
 
 def _sample(config: DataConfig, source: Source, parts: Sequence[Part]) -> Iterator[str]:
     """Yield training texts from the first parts, the same amount of every domain as far as there is so much."""
-    left = dict.fromkeys(config.train, SAMPLE // len(config.train))
+    left = dict.fromkeys(config.train, SAMPLE * config.vocab // len(config.train))
     for part in parts:
         if part.split not in (None, "train"):
             continue

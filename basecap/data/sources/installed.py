@@ -23,7 +23,7 @@ BYTES = {"prose": 48_000_000, "python": 5_000_000, "c": 4_000_000}
 
 #: Characters of docstrings and bytes of files that say something; longer modules were written by programs, and files of
 #: code are documents of their own, of which a bootstrap needs many.
-SHORTEST_DOCSTRING, SHORTEST_FILE, LONGEST_FILE, LONGEST_MODULE = 100, 2_000, 20_000, 200_000
+SHORTEST_DOCSTRING, SHORTEST_FILE, LONGEST_FILE, LONGEST_MODULE = 100, 1_500, 4_000, 200_000
 
 #: Folders of tests and of copies, which repeat what stands elsewhere.
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "lib2to3"}
