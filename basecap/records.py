@@ -134,15 +134,15 @@ class RunRecords:
     def write_documents(self, eval: str, step: int, losses: dict[str, DocumentLosses]) -> None:
         """Store the losses of single documents per subset."""
         parts = list(losses.values())
-        arrays = {
-            "subsets": np.array(list(losses), dtype=np.str_),
-            "counts": np.array([len(part.nats) for part in parts], dtype=np.int64),
-            "nats": np.concatenate([np.asarray(part.nats, np.float64) for part in parts] or [np.empty(0)]),
-            "tokens": np.concatenate([np.asarray(part.tokens, np.int64) for part in parts] or [np.empty(0, np.int64)]),
-            "bytes": np.concatenate([np.asarray(part.bytes, np.int64) for part in parts] or [np.empty(0, np.int64)]),
-        }
         with _replacing(self._documents_path(eval, step)) as file:
-            np.savez_compressed(file, **arrays)
+            np.savez_compressed(
+                file,
+                subsets=np.array(list(losses), dtype=np.str_),
+                counts=np.array([len(part.nats) for part in parts], dtype=np.int64),
+                nats=np.concatenate([np.empty(0), *(part.nats for part in parts)]),
+                tokens=np.concatenate([np.empty(0, np.int64), *(part.tokens for part in parts)]),
+                bytes=np.concatenate([np.empty(0, np.int64), *(part.bytes for part in parts)]),
+            )
 
     def documents(self, eval: str, step: int) -> dict[str, DocumentLosses]:
         """Return the losses of single documents per subset; raises DataError when missing or damaged."""

@@ -65,7 +65,8 @@ def test_rewind_forgets_what_came_after(records):
         run.append_metrics({"step": step})
         run.write_documents("domain-loss", step, losses)
         run.append_evals([record(step)])
-    (run.path / "metrics.jsonl").open("ab").write(b'{"st')
+    with (run.path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"st')
     run.rewind(2)
     assert [row["step"] for row in run.metrics()] == [1, 2] == run.evaluated_steps("domain-loss")
     assert len(list((run.path / "documents").iterdir())) == 2

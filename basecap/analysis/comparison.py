@@ -46,24 +46,27 @@ def compare_runs(
         A row per architecture: name, verdict, words, seeds, range of pre-training loss, gap (the mean over the unseen
         domains), the same per domain, and along the range. What could not be computed is None or empty; words say why.
     """
-    documents = next((run for (name, _), run in runs.items() if name == setting.reference), None)
-    comparable = {key: run for key, run in runs.items() if documents is not None and run.same_documents(documents)}
+    reference = next((run for (name, _), run in runs.items() if name == setting.reference), None)
+    comparable = {key: run for key, run in runs.items() if reference is not None and run.same_documents(reference)}
     curves = _draw(comparable, setting, generator)
     rows = []
     for name in names:
-        row = {"name": name, "seeds": [], "range": None, "gap": None, "domains": [], "along": None}
+        row: dict[str, Any] = {"name": name, "seeds": [], "range": None, "gap": None, "domains": [], "along": None}
         reason = _hindrance(name, runs, comparable, setting)
         if reason is None:
             seeds = _shared_seeds(name, comparable, setting)
             pairs = [(curves[name, seed], curves[setting.reference, seed]) for seed in seeds]
-            row |= {"seeds": seeds} | _measure(pairs, comparable[name, seeds[0]], setting, generator)
+            documents = comparable[name, seeds[0]]
+            row |= {"seeds": seeds} | _measure(pairs, documents, setting, generator)
+            if row["gap"]["low"] is None:
+                reason = _missing_interval(documents, setting)
         rows.append(row | _judge(row, reason, setting))
     return rows
 
 
 def held_out_loss(run: RunLosses, train: Sequence[str]) -> ndarray:
     """Return the loss per token over all held-out documents of the training domains, [K]."""
-    nats = sum(run.domains[domain].nats.sum(0) for domain in train)
+    nats = np.sum([run.domains[domain].nats.sum(0) for domain in train], axis=0)
     return nats / sum(run.domains[domain].tokens.sum() for domain in train)
 
 
@@ -77,7 +80,8 @@ def _draw(runs: Runs, setting: Setting, generator: np.random.Generator) -> dict[
         nats = np.concatenate([run.domains[domain].nats for run in runs.values()], axis=1)
         tokens = next(iter(runs.values())).domains[domain].tokens
         drawn[domain] = resample(nats, tokens, setting.resamples, generator)
-    x = sum(drawn[domain][0] for domain in setting.train) / sum(drawn[domain][1] for domain in setting.train)[:, None]
+    nats, tokens = (np.sum([drawn[domain][index] for domain in setting.train], axis=0) for index in (0, 1))
+    x = nats / tokens[:, None]
     y = {domain: drawn[domain][0] / drawn[domain][1][:, None] for domain in setting.ood}
     columns = {domain: np.split(values, ends, axis=1) for domain, values in y.items()}
     return {
@@ -130,7 +134,7 @@ def _apart(name: str, setting: Setting, run: RunLosses, reference: RunLosses) ->
     )
     if needed is None:
         return f"{words} and the former no longer falls"
-    more = needed - behind[1].trained[-1]
+    more = float(f"{needed - behind[1].trained[-1]:.1e}")
     return f"{words}; about {more:,.0f} more tokens of {behind[0]} or earlier evaluations of {ahead[0]} would give one"
 
 
@@ -138,27 +142,23 @@ def _measure(
     pairs: Sequence[tuple[Curves, Curves]], documents: RunLosses, setting: Setting, generator: np.random.Generator
 ) -> dict[str, Any]:
     """Return range, gap, gaps per domain and the gap along the range from (run, reference) per seed."""
-    places, gaps = [], {domain: [] for domain in setting.ood}
+    places: list[ndarray] = []
+    gaps: dict[str, list[ndarray]] = {domain: [] for domain in setting.ood}
     for ours, theirs in pairs:
         for domain in setting.ood:
             where, difference = compare(ours.x, ours.y[domain], theirs.x, theirs.y[domain])
             gaps[domain].append(difference)
         places.append(where)
-    counts = {domain: len(documents.domains[domain].tokens) for domain in (*setting.train, *setting.ood)}
-    held_out = sum(counts[domain] for domain in setting.train)
     per_nat = {domain: _bits_per_byte(documents, domain) for domain in setting.ood}
 
-    def enough(domains: Sequence[str]) -> bool:
-        return min(held_out, *(counts[domain] for domain in domains)) >= FEWEST_DOCUMENTS
-
     def summary(domains: Sequence[str]) -> dict[str, Any]:
+        trusted = _enough_documents(documents, setting.train, domains)
         nats = np.mean([gaps[domain] for domain in domains], axis=0).mean(-1)
         bits = np.mean([np.mean(gaps[domain], axis=-1) * per_nat[domain] for domain in domains], axis=0)
-        return _numbers(nats, enough(domains), generator) | {
-            "bits_per_byte": _numbers(bits, enough(domains), generator)
-        }
+        return _numbers(nats, trusted, generator) | {"bits_per_byte": _numbers(bits, trusted, generator)}
 
-    along = _numbers(np.mean([gaps[domain] for domain in setting.ood], axis=0), enough(setting.ood), generator)
+    trusted = _enough_documents(documents, setting.train, setting.ood)
+    along = _numbers(np.mean([gaps[domain] for domain in setting.ood], axis=0), trusted, generator)
     middles = np.mean(places, axis=0)[0]
     half = (middles[1] - middles[0]) / 2
     return {
@@ -169,10 +169,23 @@ def _measure(
     }
 
 
-def _numbers(values: ndarray, enough: bool, generator: np.random.Generator) -> dict[str, Any]:
+def _numbers(values: ndarray, trusted: bool, generator: np.random.Generator) -> dict[str, Any]:
+    """Return an estimate and its interval, which is None when it cannot be trusted or computed."""
     found = interval(values, generator)
-    low, high = (found.low.tolist(), found.high.tolist()) if enough else (None, None)
-    return {"value": found.value.tolist(), "low": low, "high": high}
+    if not trusted or np.isnan(found.low).any():
+        return {"value": found.value.tolist(), "low": None, "high": None}
+    return {"value": found.value.tolist(), "low": found.low.tolist(), "high": found.high.tolist()}
+
+
+def _enough_documents(documents: RunLosses, train: Sequence[str], ood: Sequence[str]) -> bool:
+    counts = {domain: len(found.tokens) for domain, found in documents.domains.items()}
+    return min(sum(counts[domain] for domain in train), *(counts[domain] for domain in ood)) >= FEWEST_DOCUMENTS
+
+
+def _missing_interval(documents: RunLosses, setting: Setting) -> str:
+    if _enough_documents(documents, setting.train, setting.ood):
+        return "the shared range of pre-training loss is too narrow: train longer or evaluate more often"
+    return f"fewer than {FEWEST_DOCUMENTS} held-out documents: no interval could be trusted"
 
 
 def _bits_per_byte(documents: RunLosses, domain: str) -> float:
@@ -182,14 +195,10 @@ def _bits_per_byte(documents: RunLosses, domain: str) -> float:
 
 
 def _judge(row: dict[str, Any], reason: str | None, setting: Setting) -> dict[str, str]:
-    """Return the verdict on a row and the words that explain it."""
-    gap = row["gap"]
-    if gap is not None and gap["low"] is None:
-        reason = f"fewer than {FEWEST_DOCUMENTS} held-out documents: no interval could be trusted"
-    elif gap is not None and math.isnan(gap["low"]):
-        reason = "the shared range of pre-training loss is too narrow: train longer or evaluate more often"
+    """Return the verdict on a row and the words that explain it; with a `reason` it is undecided."""
     if reason is not None:
         return {"verdict": "undecided", "words": reason}
+    gap = row["gap"]
     found = verdict(gap["low"], gap["high"], setting.tolerance)
     if found == "undecided":
         words = (

@@ -1,13 +1,13 @@
 """The losses of single documents of a run, over all its checkpoints."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy import ndarray
 
 from basecap.errors import DataError
-from basecap.records import DocumentLosses, RunRecords
+from basecap.records import DocumentLosses, Record, RunRecords
 
 #: The evaluation that the gap is made of.
 EVALUATION = "domain-loss"
@@ -30,7 +30,7 @@ class RunLosses:
         )
 
 
-def load(run: RunRecords, domains: Iterable[str]) -> RunLosses | None:
+def load(run: RunRecords, evals: Iterable[Record], domains: Sequence[str]) -> RunLosses | None:
     """Read a run's losses; None when it has no checkpoint with finite losses.
 
     Checkpoints with a loss that is not finite are left out: no mean over documents can hold one.
@@ -38,7 +38,7 @@ def load(run: RunRecords, domains: Iterable[str]) -> RunLosses | None:
     Raises:
         DataError: a file is missing or damaged, or the documents changed between checkpoints.
     """
-    trained = {record.step: record.tokens for record in run.evals() if record.eval == EVALUATION}
+    trained = {record.step: record.tokens for record in evals if record.eval == EVALUATION}
     checkpoints = {step: run.documents(EVALUATION, step) for step in sorted(trained)}
     for step, found in checkpoints.items():
         for domain in domains:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,32 @@ def analyse(study_dirs: Sequence[Path]) -> dict[str, Any]:
     return {"studies": [_analyse_study(StudyRecords(Path(path))) for path in study_dirs]}
 
 
+@dataclass(frozen=True)
+class Run:
+    """What a run left, read once."""
+
+    records: RunRecords
+    info: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    evals: list[Record]
+
+    @classmethod
+    def read(cls, records: RunRecords) -> "Run":
+        """Read all but the documents."""
+        return cls(records=records, info=records.info(), metrics=records.metrics(), evals=records.evals())
+
+    @property
+    def label(self) -> dict[str, Any]:
+        """Which architecture and seed it is, as every row says."""
+        return {"name": self.info["name"], "seed": self.info["seed"]}
+
+
 def _analyse_study(records: StudyRecords) -> dict[str, Any]:
     study = records.study()
     train, ood = list(study["data"]["train"]), list(study["data"]["ood"])
     names = [entry["name"] for entry in study["architectures"]]
-    found = sorted(records.runs(), key=lambda run: (names.index(run.info()["name"]), run.info()["seed"]))
-    losses, failures = _load(found, (*train, *ood))
+    runs = sorted(map(Run.read, records.runs()), key=lambda run: (names.index(run.info["name"]), run.info["seed"]))
+    losses, failures = _load(runs, (*train, *ood))
     setting = Setting(
         reference=study["reference"], train=train, ood=ood, tolerance=study["gap"]["tolerance"], resamples=RESAMPLES
     )
@@ -61,56 +81,51 @@ def _analyse_study(records: StudyRecords) -> dict[str, Any]:
         "train_domains": train,
         "ood_domains": ood,
         "comparisons": compare_runs(others, losses, setting, np.random.default_rng(DRAW_SEED)),
-        "runs": [_describe(run) for run in found],
-        "points": [row for run in found for row in _points(run, train)],
-        "curves": [row for run in found for row in _curve(run)],
+        "runs": [_describe(run) for run in runs],
+        "points": [row for run in runs for row in _points(run, train)],
+        "curves": [row for run in runs for row in _curve(run)],
         "documents": _documents(losses),
-        "evaluations": _evaluations(records, found),
+        "evaluations": _evaluations(records, runs),
         "failures": failures,
         "settings": study,
         "environment": records.environment(),
     }
 
 
-def _load(found: Sequence[RunRecords], domains: Sequence[str]) -> tuple[Runs, list[dict[str, Any]]]:
-    """Read what can be compared; what failed, and what cannot be read, is told and left out."""
+def _load(runs: Sequence[Run], domains: Sequence[str]) -> tuple[Runs, list[dict[str, Any]]]:
+    """Read what can be compared; what failed, and what cannot be read, is told."""
     losses, failures = {}, []
-    for run in found:
-        info = run.info()
-        if info["status"] == "failed":
-            failures.append({"name": info["name"], "seed": info["seed"], "message": info["message"]})
+    for run in runs:
+        if run.info["status"] == "failed":
+            failures.append(run.label | {"message": run.info["message"]})
         try:
-            read = load(run, domains)
+            found = load(run.records, run.evals, domains)
         except DataError as error:
-            failures.append({"name": info["name"], "seed": info["seed"], "message": str(error)})
+            failures.append(run.label | {"message": str(error)})
             continue
-        if read is not None:
-            losses[info["name"], info["seed"]] = read
+        if found is not None:
+            losses[run.info["name"], run.info["seed"]] = found
     return losses, failures
 
 
-def _describe(run: RunRecords) -> dict[str, Any]:
-    info, metrics = run.info(), run.metrics()
-    last = metrics[-1] if metrics else {}
-    return {
-        "name": info["name"],
-        "seed": info["seed"],
-        "use": info.get("use"),
-        "status": info["status"],
-        "parameters": info.get("parameters"),
-        "seconds": info.get("seconds"),
-        "tokens": last.get("tokens", 0),
-        "tokens_per_s": float(np.median([row["tokens_per_s"] for row in metrics])) if metrics else None,
+def _describe(run: Run) -> dict[str, Any]:
+    rates = [row["tokens_per_s"] for row in run.metrics]
+    return run.label | {
+        "use": run.info["use"],
+        "status": run.info["status"],
+        "parameters": run.info.get("parameters"),
+        "seconds": run.info.get("seconds"),
+        "tokens": run.metrics[-1]["tokens"] if run.metrics else 0,
+        "tokens_per_s": float(np.median(rates)) if rates else None,
     }
 
 
-def _points(run: RunRecords, train: Sequence[str]) -> list[dict[str, Any]]:
+def _points(run: Run, train: Sequence[str]) -> list[dict[str, Any]]:
     """Return a row per evaluated checkpoint: losses held out, in training and per domain."""
-    info, metrics = run.info(), run.metrics()
-    steps = np.array([row["step"] for row in metrics])
-    trained = np.array([row["train_loss"] for row in metrics])
+    steps = np.array([row["step"] for row in run.metrics])
+    trained = np.array([row["train_loss"] for row in run.metrics])
     checkpoints: dict[int, list[Record]] = {}
-    for record in run.evals():
+    for record in run.evals:
         if record.eval == EVALUATION:
             checkpoints.setdefault(record.step, []).append(record)
     rows = []
@@ -122,9 +137,8 @@ def _points(run: RunRecords, train: Sequence[str]) -> list[dict[str, Any]]:
         losses = [domains[domain]["loss"] for domain in weights]
         recent = trained[(steps <= step) & (steps > step * (1 - SMOOTHING))]
         rows.append(
-            {
-                "name": info["name"],
-                "seed": info["seed"],
+            run.label
+            | {
                 "step": step,
                 "tokens": records[0].tokens,
                 "training": float(recent.mean()) if len(recent) else None,
@@ -135,20 +149,15 @@ def _points(run: RunRecords, train: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _curve(run: RunRecords) -> list[dict[str, Any]]:
+def _curve(run: Run) -> list[dict[str, Any]]:
     """Thin the training loss out to means over stretches that are even on a logarithmic axis."""
-    info, metrics = run.info(), run.metrics()
-    if not metrics:
+    if not run.metrics:
         return []
-    edges = np.unique(np.geomspace(1, len(metrics) + 1, CURVE_POINTS + 1).astype(int) - 1)
+    losses = np.array([row["train_loss"] for row in run.metrics])
+    edges = np.unique(np.geomspace(1, len(losses) + 1, CURVE_POINTS + 1).round().astype(int) - 1).tolist()
     return [
-        {
-            "name": info["name"],
-            "seed": info["seed"],
-            "tokens": metrics[end - 1]["tokens"],
-            "loss": float(np.mean([row["train_loss"] for row in metrics[start:end]])),
-        }
-        for start, end in itertools.pairwise(edges.tolist())
+        run.label | {"tokens": run.metrics[end - 1]["tokens"], "loss": float(losses[start:end].mean())}
+        for start, end in itertools.pairwise(edges)
     ]
 
 
@@ -165,18 +174,15 @@ def _documents(losses: Runs) -> list[dict[str, Any]]:
     ]
 
 
-def _evaluations(records: StudyRecords, found: Sequence[RunRecords]) -> list[dict[str, Any]]:
+def _evaluations(records: StudyRecords, runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return every declared evaluation but the one the gap is made of, with the rows of each run's last checkpoint."""
     evaluations = []
     for name, declaration in records.declarations().items():
         rows = []
-        for run in found:
-            own = [record for record in run.evals() if record.eval == name]
+        for run in runs:
+            own = [record for record in run.evals if record.eval == name]
             last = max((record.step for record in own), default=0)
-            info = run.info()
-            rows += [
-                {"name": info["name"], "seed": info["seed"]} | asdict(record) for record in own if record.step == last
-            ]
+            rows += [run.label | asdict(record) for record in own if record.step == last]
         if name != EVALUATION:
             evaluations.append(asdict(declaration) | {"axes": list(declaration.axes), "rows": rows})
     return evaluations

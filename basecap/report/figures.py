@@ -11,25 +11,30 @@ from basecap.report.palette import BLACK, GREY, architecture_scales, domain_scal
 ABSCISSAE = {"held_out": "pre-training loss, held out", "training": "pre-training loss, smoothed"}
 OVERALL = "all unseen domains"
 NATS = "nats per token"
-#: How every figure looks.
-CONFIG = {
-    "font": "Helvetica, Arial, sans-serif",
-    "background": "white",
-    "view": alt.ViewConfig(stroke="#cccccc"),
-    "axis": alt.AxisConfig(
-        labelFontSize=12,
-        titleFontSize=13,
-        titleFontWeight="normal",
-        labelColor=BLACK,
-        titleColor=BLACK,
-        gridColor="#eeeeee",
-    ),
-    "legend": alt.LegendConfig(labelFontSize=12, titleFontSize=12, labelLimit=185, labelColor=BLACK),
-    "title": alt.TitleConfig(fontSize=14, anchor="start", color=BLACK),
-}
+
+Chart = alt.LayerChart | alt.FacetChart
 
 
-def scatter(study: dict[str, Any], domain: str, abscissa: str) -> alt.LayerChart | None:
+def styled(chart: Chart) -> Chart:
+    """Return the chart in the look that all figures share."""
+    return chart.configure(
+        font="Helvetica, Arial, sans-serif",
+        background="white",
+        view=alt.ViewConfig(stroke="#cccccc"),
+        axis=alt.AxisConfig(
+            labelFontSize=12,
+            titleFontSize=13,
+            titleFontWeight="normal",
+            labelColor=BLACK,
+            titleColor=BLACK,
+            gridColor="#eeeeee",
+        ),
+        legend=alt.LegendConfig(labelFontSize=12, labelLimit=185, labelColor=BLACK),
+        title=alt.TitleConfig(fontSize=14, anchor="start", color=BLACK),
+    )
+
+
+def scatter(study: dict[str, Any], domain: str, abscissa: str) -> Chart | None:
     """Loss on one domain over pre-training loss, a point per evaluated checkpoint, and the line y = x."""
     rows = [
         {"name": point["name"], "seed": point["seed"], "tokens": point["tokens"], "x": point[abscissa]}
@@ -59,7 +64,7 @@ def scatter(study: dict[str, Any], domain: str, abscissa: str) -> alt.LayerChart
     )
 
 
-def forest(study: dict[str, Any]) -> alt.LayerChart | None:
+def forest(study: dict[str, Any]) -> Chart | None:
     """Every gap with its interval, beside zero and the tolerance."""
     rows = [
         {"name": row["name"], "verdict": row["verdict"], **part}
@@ -89,7 +94,7 @@ def forest(study: dict[str, Any]) -> alt.LayerChart | None:
     )
 
 
-def along(study: dict[str, Any]) -> alt.LayerChart | None:
+def along(study: dict[str, Any]) -> Chart | None:
     """The gap over all unseen domains along the shared range of pre-training loss, with its interval at each place."""
     rows = [
         {"name": row["name"], "loss": loss, "value": value, "low": low, "high": high}
@@ -109,7 +114,7 @@ def along(study: dict[str, Any]) -> alt.LayerChart | None:
     return alt.layer(*_levels(study, "y", title), bands, lines.add_params(chosen)).properties(width=480, height=300)
 
 
-def training(study: dict[str, Any]) -> alt.LayerChart | None:
+def training(study: dict[str, Any]) -> Chart | None:
     """Smoothed training loss (lines) and held-out loss on the training domains (points) over tokens."""
     if not study["curves"]:
         return None
@@ -131,7 +136,7 @@ def training(study: dict[str, Any]) -> alt.LayerChart | None:
     return alt.layer(lines, points.add_params(chosen)).properties(width=480, height=320)
 
 
-def evaluation(study: dict[str, Any], found: dict[str, Any], metric: str, subset: str | None) -> alt.LayerChart:
+def evaluation(study: dict[str, Any], found: dict[str, Any], metric: str, subset: str | None) -> Chart:
     """Any declared evaluation: a curve over its first axis told apart by its second, else a mark for each subset."""
     rows = [
         {**row, **{f"axis{index}": row["axis"][axis] for index, axis in enumerate(found["axes"])}}

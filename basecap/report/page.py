@@ -18,7 +18,7 @@ from basecap.report.words import duration, gap_text, headline, interval_text
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 
 #: Charts by file name (without suffix), by the section of the page they stand in.
-Groups = dict[str, dict[str, alt.LayerChart]]
+Groups = dict[str, dict[str, figures.Chart]]
 
 
 def write_report(study_paths: Sequence[Path], out: Path) -> Path:
@@ -44,7 +44,7 @@ def write_report(study_paths: Sequence[Path], out: Path) -> Path:
 def draw(study: dict[str, Any], prefix: str = "") -> Groups:
     """Draw every figure of a study that has data; names of files begin with `prefix`."""
     domains = study["ood_domains"] or study["train_domains"]
-    charts = {
+    charts: dict[str, dict[str, figures.Chart | None]] = {
         "gaps": {"gaps": figures.forest(study), "gap-along-training": figures.along(study)},
         "scatter": {f"scatter-{domain}": figures.scatter(study, domain, "held_out") for domain in domains},
         "scatter_training": {
@@ -54,16 +54,12 @@ def draw(study: dict[str, Any], prefix: str = "") -> Groups:
         "evaluations": dict(_evaluations(study)),
     }
     return {
-        group: {
-            prefix + safe_name(name): chart.configure(**figures.CONFIG)
-            for name, chart in members.items()
-            if chart is not None
-        }
+        group: {prefix + safe_name(name): figures.styled(chart) for name, chart in members.items() if chart is not None}
         for group, members in charts.items()
     }
 
 
-def _evaluations(study: dict[str, Any]) -> Iterator[tuple[str, alt.LayerChart]]:
+def _evaluations(study: dict[str, Any]) -> Iterator[tuple[str, figures.Chart]]:
     for found in study["evaluations"]:
         panels = {(row["metric"], row["subset"] if found["axes"] else None) for row in found["rows"]}
         for metric, subset in sorted(panels, key=str):
@@ -87,12 +83,12 @@ def _page(studies: Sequence[dict[str, Any]], drawn: Sequence[Groups]) -> str:
         "yaml": lambda content: yaml.safe_dump(content, sort_keys=False, allow_unicode=True),
         "spec": _responsive,
     }
-    bundle = vl_convert.javascript_bundle(vl_version=VEGA_LITE).replace("</script", "<\\/script")
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE).replace("</script", "<\\/script")
     return environment.get_template("report.html").render(
         sections=list(zip(studies, drawn, strict=True)), bundle=Markup(bundle)
     )
 
 
-def _responsive(chart: alt.LayerChart) -> dict[str, Any]:
+def _responsive(chart: figures.Chart) -> dict[str, Any]:
     """Return the chart's description, as wide as its place in the page."""
     return chart.to_dict() | {"width": "container"}
