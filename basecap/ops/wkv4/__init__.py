@@ -44,6 +44,7 @@ def wkv4(
             raise ConfigError(f"{name} {tuple(x.shape)} must be [D] = {tuple(v_BTD.shape[2:])}.")
     if v_BTD.shape[1] < 1:
         raise ConfigError("wkv4 needs at least one token.")
-    triton = use_triton("wkv4", backend, v_BTD)
+    # Every channel is a head of its own.
+    triton = use_triton("wkv4", backend, v_BTD[..., None])
     with torch.autocast(v_BTD.device.type, enabled=False):
         return operators.wkv4(k_BTD, v_BTD, decay_D, bonus_D, state_B2D, segments, triton)

@@ -15,6 +15,7 @@ def recur_fwd_kernel(
     r, log_decay, k, v, a, b, state, starts, o, final, kept,
     T, H, K, V,
     DELTA: tl.constexpr, STARTS: tl.constexpr, CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Outputs [B, T, H, V], the final state and the states [B * H, T / CHUNK, K, V] that enter each chunk.
 
@@ -30,7 +31,7 @@ def recur_fwd_kernel(
     chunks = tl.cdiv(T, CHUNK)
     for i_c in range(chunks):
         tl.store(kept + (i_n * chunks + i_c) * K * V + o_kv, b_s, mask=m_kv)
-        for t in range(i_c * CHUNK, tl.minimum(T, (i_c + 1) * CHUNK)):
+        for t in tl.range(i_c * CHUNK, tl.minimum(T, (i_c + 1) * CHUNK), num_stages=STAGES):
             i_t = (i_b * T + t) * H + i_h
             p_k = i_t * K + o_k
             b_r = tl.load(r + p_k, mask=m_k, other=0.0).to(tl.float32)
@@ -57,6 +58,7 @@ def recur_bwd_kernel(
     r, log_decay, k, v, a, b, starts, kept, do, dfinal, scratch, dr, dlog_decay, dk, dv, da, db, dstate,
     T, H, K, V, PART,
     DELTA: tl.constexpr, STARTS: tl.constexpr, CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradients; those of r, log_decay, k, a and b are sums over V: each program writes its part, `PART` apart."""
     i_v, i_n = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -74,7 +76,7 @@ def recur_bwd_kernel(
         first = i_c * CHUNK
         length = tl.minimum(T - first, CHUNK)
         b_s = tl.load(kept + (i_n * chunks + i_c) * K * V + o_kv, mask=m_kv, other=0.0)
-        for j in range(length):
+        for j in tl.range(0, length, num_stages=STAGES):
             i_t = (i_b * T + first + j) * H + i_h
             p_k = i_t * K + o_k
             b_w = tl.exp(tl.load(log_decay + p_k, mask=m_k, other=0.0).to(tl.float32))
@@ -95,7 +97,7 @@ def recur_bwd_kernel(
             b_s = b_new
             tl.store(dr + i_v * PART + p_k, b_dr, mask=m_k)
         tl.debug_barrier()
-        for i_back in range(length):
+        for i_back in tl.range(0, length, num_stages=STAGES):
             j = length - 1 - i_back
             i_t = (i_b * T + first + j) * H + i_h
             p_k = i_t * K + o_k

@@ -7,8 +7,9 @@ from torch import Tensor
 from basecap.ops.wkv6 import kernels
 from basecap.ops.wkv6.operators import CHUNK
 
-#: Value channels per program.
-VALUES = 32
+#: Value channels per program, warps per program and tokens loaded ahead, forward and backward.
+FORWARD = (16, 1, 3)
+BACKWARD = (16, 1, 3)
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
@@ -21,7 +22,7 @@ def recur(inputs: Inputs, state: Tensor, starts: Tensor | None) -> tuple[Tensor,
     o = state.new_empty(v.shape)
     final = state.new_empty(B, H, K, V)
     kept = state.new_empty(B * H, triton.cdiv(T, CHUNK), K, V)
-    grid, tile = _tiles(r, v, a)
+    grid, tile = _tiles(r, v, a, FORWARD)
     if B:
         kernels.recur_fwd_kernel[grid](
             r, log_decay, k, v, a, b, state.contiguous(), _bytes(starts), o, final, kept, T, H, K, V,
@@ -37,7 +38,7 @@ def recur_backward(
     r, log_decay, k, v, a, b = _contiguous(inputs)
     B, T, H, K = r.shape
     V = v.shape[3]
-    grid, tile = _tiles(r, v, a)
+    grid, tile = _tiles(r, v, a, BACKWARD)
     wide = kept.new_empty
     dr, dw, dk = (wide(grid[0], B, T, H, K) for _ in range(3))
     da, db = (wide(grid[0], B, T, H, K) if part is not None else wide(grid[0], 0) for part in (a, b))
@@ -64,8 +65,11 @@ def _bytes(starts: Tensor | None) -> Tensor | None:
     return None if starts is None else starts.to(torch.uint8).contiguous()
 
 
-def _tiles(r: Tensor, v: Tensor, a: Tensor | None) -> tuple[tuple[int, int], dict[str, int]]:
-    BV = min(VALUES, triton.next_power_of_2(v.shape[3]))
+def _tiles(
+    r: Tensor, v: Tensor, a: Tensor | None, tuned: tuple[int, int, int]
+) -> tuple[tuple[int, int], dict[str, int]]:
+    values, warps, stages = tuned
+    BV = min(values, triton.next_power_of_2(v.shape[3]))
     BK = triton.next_power_of_2(r.shape[3])
-    tile = {"DELTA": a is not None, "CHUNK": CHUNK, "BK": BK, "BV": BV, "num_warps": max(1, BK * BV // 2048)}
+    tile = {"DELTA": a is not None, "CHUNK": CHUNK, "BK": BK, "BV": BV, "STAGES": stages, "num_warps": warps}
     return (triton.cdiv(v.shape[3], BV), r.shape[0] * r.shape[2]), tile
