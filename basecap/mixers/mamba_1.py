@@ -17,6 +17,7 @@ from basecap.mixers._contract import (
     Mixer,
     ParameterRecipe,
     Variant,
+    choose_heads,
     constant,
     default_recipe,
     mixer,
@@ -81,6 +82,7 @@ class Mamba1(Mixer):
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)
         self.inner = config.expand * layer.hidden
+        self.heads = choose_heads(self.inner, None)
         self.rank = config.dt_rank or math.ceil(layer.hidden / 16)
         self.in_proj = nn.Linear(layer.hidden, 2 * self.inner, bias=False)
         self.conv = ShortConvolution(self.inner, config.conv_width) if config.conv else None
@@ -126,10 +128,11 @@ class Mamba1(Mixer):
         if log_decay is None:
             y, state = selective_scan(x, dt, -self.A_log.to(dt.dtype).exp(), B, C, state_BDN=state, segments=segments)
         else:
-            # With one decay for all channels the scan is linear attention with a single head as wide as the layer.
-            v = (x * dt).to(x.dtype)
-            y, state = ssd(C[:, :, None], B[:, :, None], v[:, :, None], log_decay, state_BHKV=state, segments=segments)
-            y = y[:, :, 0]
+            # With one decay for all channels the scan is linear attention, whose values may be cut into heads at will.
+            v = (x * dt).to(x.dtype).unflatten(-1, (self.heads, -1))
+            shared = log_decay.expand(*log_decay.shape[:2], self.heads)
+            y, state = ssd(C[:, :, None], B[:, :, None], v, shared, state_BHKV=state, segments=segments)
+            y = y.flatten(2)
         return y, state
 
     def _finish(self, y: Tensor, x: Tensor, gate: Tensor) -> Tensor:
@@ -147,7 +150,9 @@ class Mamba1(Mixer):
         """The state, at least float32, and both convolutions' last inputs; constant in `max_length`."""
         weight = self.in_proj.weight
         N = self.config.state
-        shape = (batch, self.inner, N) if self.config.decay == "full" else (batch, 1, N, self.inner)
+        shape = (batch, self.inner, N)
+        if self.config.decay != "full":
+            shape = (batch, self.heads, N, self.inner // self.heads)
         tensors = {"state": weight.new_zeros(shape, dtype=torch.promote_types(weight.dtype, torch.float32))}
         if self.conv is not None:
             tensors["conv"] = self.conv.init_cache(batch)

@@ -13,6 +13,8 @@ from basecap.ops.selective_scan import kernels
 #: that the scans need no exchange between lanes.
 BT = 16
 BD = 32
+#: Channels per program that chains the chunks: four to a lane, for wide loads.
+CARRY_BD = 128
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,10 @@ def _chain(
     kernels.chunk_fwd_kernel[inputs.grid](
         x, inputs.dt, inputs.A_ND, W, inputs.ids, states, total, T, D, N, M, BACK=back, **inputs.options
     )
-    kernels.carry_fwd_kernel[(inputs.grid[0], N, len(x))](
-        states, total, inputs.A_ND, inputs.ids, first_BND, last, T, D, N, M, BACK=back, **inputs.options
-    )
+    kernels.carry_fwd_kernel[(triton.cdiv(D, CARRY_BD), N, len(x))](
+        states, total, inputs.A_ND, inputs.ids, first_BND, last, T, D, N, M,
+        BACK=back, **{**inputs.options, "BD": CARRY_BD},
+    )  # fmt: skip
     return states, last
 
 

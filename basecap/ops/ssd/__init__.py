@@ -7,8 +7,8 @@ from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
 from basecap.ops.ssd import eager, operators
 
-#: Largest key and value head size of the kernels: a chunk's keys and a whole state stay on the chip.
-WIDEST = 256
+#: Largest states K V of the kernels by the bytes of a number: a chunk's inputs and a whole state stay on the chip.
+LARGEST = {2: 256 * 128, 4: 128 * 64}
 
 
 def ssd(
@@ -54,12 +54,14 @@ def ssd(
 
 
 def _use_triton(backend: Backend, q_BTGK: Tensor, v_BTHV: Tensor) -> bool:
-    widest = max(q_BTGK.shape[3], v_BTHV.shape[3])
-    if widest <= WIDEST:
-        return use_triton("ssd", backend, v_BTHV)
-    if backend == "triton":
-        raise ConfigError(f"ssd has kernels for head sizes up to {WIDEST}, not {widest}; use backend='auto'.")
-    return False
+    K, V, itemsize = q_BTGK.shape[3], v_BTHV.shape[3], v_BTHV.element_size()
+    fits = K * V <= LARGEST.get(itemsize, 0)
+    if backend == "auto" and (itemsize > 2 or not fits):
+        # Exact float32 products are slower in the kernels than in PyTorch's own.
+        return False
+    if backend == "triton" and not fits:
+        raise ConfigError(f"ssd has no kernels for {v_BTHV.dtype} and states of {K} x {V}; use backend='auto'.")
+    return use_triton("ssd", backend, v_BTHV)
 
 
 def _validate(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> None:
