@@ -94,7 +94,9 @@ def test_shapes_that_do_not_fit_are_refused(wrong: str):
         selective_scan(x, dt, A, Bs, Cs)
 
 
-def as_accurate(device: str, dtype: torch.dtype, sizes: tuple[int, int, int, int], segments: Tensor | None) -> None:
+def assert_kernels_accurate(
+    device: str, dtype: torch.dtype, sizes: tuple[int, int, int, int], segments: Tensor | None
+) -> None:
     """Compare the kernels with float64, their errors with those of the eager path."""
     tensors = inputs(*sizes, strength=0.2)
     low = [x.detach().to(device, dtype if i in (0, 3, 4) else torch.float32) for i, x in enumerate(tensors)]
@@ -114,7 +116,7 @@ def as_accurate(device: str, dtype: torch.dtype, sizes: tuple[int, int, int, int
 @pytest.mark.parametrize("segmented", [False, True])
 @pytest.mark.parametrize("sizes", [(2, 1, 3, 1), (1, 35, 36, 2), (2, 32, 5, 3)])
 def test_kernels_in_the_interpreter(sizes: tuple[int, int, int, int], segmented: bool):
-    as_accurate("cpu", torch.float32, sizes, packed(*sizes[:2]) if segmented else None)
+    assert_kernels_accurate("cpu", torch.float32, sizes, packed(*sizes[:2]) if segmented else None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -124,7 +126,7 @@ def test_kernels_in_the_interpreter(sizes: tuple[int, int, int, int], segmented:
 )
 @on_gpu
 def test_kernels_on_a_gpu(sizes: tuple[int, int, int, int], segmented: bool, dtype: torch.dtype):
-    as_accurate("cuda", dtype, sizes, packed(*sizes[:2]) if segmented else None)
+    assert_kernels_accurate("cuda", dtype, sizes, packed(*sizes[:2]) if segmented else None)
 
 
 @on_gpu

@@ -126,7 +126,7 @@ def test_shapes_that_do_not_fit_are_refused(wrong: str):
         ssd(q, k, v, log_decay)
 
 
-def as_accurate(device: str, dtype: torch.dtype, sizes: tuple[int, ...], segments: Tensor | None) -> None:
+def assert_kernels_accurate(device: str, dtype: torch.dtype, sizes: tuple[int, ...], segments: Tensor | None) -> None:
     """Compare the kernels with float64, their errors with those of the eager path."""
     tensors = inputs(*sizes, strength=0.1)
     low = [x.detach().to(device, dtype if i < 3 else torch.float32) for i, x in enumerate(tensors)]
@@ -148,7 +148,7 @@ def as_accurate(device: str, dtype: torch.dtype, sizes: tuple[int, ...], segment
 @pytest.mark.parametrize("segmented", [False, True])
 @pytest.mark.parametrize("sizes", [(2, 2, 1, 1, 3, 2), (2, 150, 2, 4, 8, 5), (1, 128, 1, 2, 16, 20)])
 def test_kernels_in_the_interpreter(sizes: tuple[int, ...], segmented: bool):
-    as_accurate("cpu", torch.float32, sizes, packed(*sizes[:2]) // 4 if segmented else None)
+    assert_kernels_accurate("cpu", torch.float32, sizes, packed(*sizes[:2]) // 4 if segmented else None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -158,7 +158,7 @@ def test_kernels_in_the_interpreter(sizes: tuple[int, ...], segmented: bool):
 )
 @on_gpu
 def test_kernels_on_a_gpu(sizes: tuple[int, ...], segmented: bool, dtype: torch.dtype):
-    as_accurate("cuda", dtype, sizes, packed(*sizes[:2]) // 8 if segmented else None)
+    assert_kernels_accurate("cuda", dtype, sizes, packed(*sizes[:2]) // 8 if segmented else None)
 
 
 @in_interpreter

@@ -55,7 +55,8 @@ def ssd(
 
 def _use_triton(backend: Backend, q_BTGK: Tensor, v_BTHV: Tensor) -> bool:
     K, V, itemsize = q_BTGK.shape[3], v_BTHV.shape[3], v_BTHV.element_size()
-    fits = K * V <= LARGEST.get(itemsize, 0)
+    largest = LARGEST.get(itemsize, 0)
+    fits = K * V <= largest
     if backend == "auto" and (itemsize > 2 or not fits):
         # Exact float32 products are slower in the kernels than in PyTorch's own.
         return False
