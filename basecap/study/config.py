@@ -7,9 +7,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from basecap.data.config import DataConfig
+from basecap.data.config import Count, DataConfig
 from basecap.errors import ConfigError, nearest
-from basecap.train.config import Count, TrainConfig
+from basecap.train.config import TrainConfig
 
 LIBRARY = Path(__file__).parent / "library"
 

@@ -1,21 +1,10 @@
 """The options of training."""
 
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-
-def _whole(value: Any) -> Any:
-    """Accept 100e9 and "100e9" (which YAML reads as text) where a whole number is meant."""
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            return value
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Count = Annotated[int, BeforeValidator(_whole)]
+from basecap.data.config import Count
 
 
 class TrainConfig(BaseModel):

@@ -91,7 +91,7 @@ class Trainer:
         """Train to the end, from the newest checkpoint if there is one; raises TrainingError, CheckpointError."""
         done = self._resume()
         tokens = self.timetable.step_tokens
-        with progress(label, total=self.timetable.steps * tokens, unit="tokens") as advance:
+        with self._progress(label, self.timetable.steps * tokens) as advance:
             advance(done * tokens)
             batch = self._batch(done)
             while done < self.timetable.steps:
@@ -105,6 +105,12 @@ class Trainer:
                         lambda: checkpoint.save(self.records.checkpoints, self.model, self.optimiser, done)  # noqa: B023
                     )
                 batch = following
+
+    def _progress(self, label: str, total: int) -> contextlib.AbstractContextManager[Callable[..., None]]:
+        """Show progress in the leading process alone."""
+        if self.place.processes.leads:
+            return progress(label, total=total, unit="tokens")
+        return contextlib.nullcontext(lambda amount, note="": None)
 
     def _resume(self) -> int:
         found = checkpoint.latest(self.records.checkpoints)
