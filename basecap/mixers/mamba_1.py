@@ -106,31 +106,33 @@ class Mamba1(Mixer):
         taps_WD = self.long_conv.weight.flip(1).T
         return long_convolution(raw_x, taps_WD, segments=segments) + self.long_conv.bias.to(raw_x.dtype)
 
-    def _select(self, x: Tensor, global_x: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return the step sizes [B, T, D], B and C [B, T, N] and the shared log decay [B, T, 1] if there is one."""
+    def _select(self, x: Tensor, global_x: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the step sizes [B, T, D], B and C [B, T, N], and what decays.
+
+        That is A [D, N] with a decay per channel and state, else the log decay [B, T, 1] that all share.
+        """
         state = self.config.state
         low_rank, B, C, raw_decay = self.x_proj(x).split([self.rank, state, state, self.shared], dim=-1)
         raw_dt = F.linear(low_rank, self.dt_proj.weight)
         if global_x is not None:
             raw_dt = raw_dt * F.silu(global_x)
         dt = step_size(raw_dt, self.dt_proj.bias)
-        if self.config.decay == "full":
-            return dt, B, C, None
-        if self.decay_bias is None or self.A_log is None:
+        if self.A_log is None:
             return dt, B, C, torch.zeros_like(dt[..., :1])
-        return dt, B, C, -self.A_log.exp() * step_size(raw_decay, self.decay_bias)
+        A = -self.A_log.to(dt.dtype).exp()
+        return dt, B, C, A if self.decay_bias is None else A * step_size(raw_decay, self.decay_bias)
 
     def _scan(
         self, x: Tensor, global_x: Tensor | None, state: Tensor | None, segments: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return the state space's output [B, T, D] without its skip connection, and the final state."""
-        dt, B, C, log_decay = self._select(x, global_x)
-        if log_decay is None:
-            y, state = selective_scan(x, dt, -self.A_log.to(dt.dtype).exp(), B, C, state_BDN=state, segments=segments)
+        dt, B, C, decay = self._select(x, global_x)
+        if self.config.decay == "full":
+            y, state = selective_scan(x, dt, decay, B, C, state_BDN=state, segments=segments)
         else:
             # With one decay for all channels the scan is linear attention, whose values may be cut into heads at will.
             v = (x * dt).to(x.dtype).unflatten(-1, (self.heads, -1))
-            shared = log_decay.expand(*log_decay.shape[:2], self.heads)
+            shared = decay.expand(*decay.shape[:2], self.heads)
             y, state = ssd(C[:, :, None], B[:, :, None], v, shared, state_BHKV=state, segments=segments)
             y = y.flatten(2)
         return y, state
@@ -150,7 +152,7 @@ class Mamba1(Mixer):
         """The state, at least float32, and both convolutions' last inputs; constant in `max_length`."""
         weight = self.in_proj.weight
         N = self.config.state
-        shape = (batch, self.inner, N)
+        shape: tuple[int, ...] = (batch, self.inner, N)
         if self.config.decay != "full":
             shape = (batch, self.heads, N, self.inner // self.heads)
         tensors = {"state": weight.new_zeros(shape, dtype=torch.promote_types(weight.dtype, torch.float32))}
@@ -188,11 +190,11 @@ class Mamba1(Mixer):
         """
         raw_x, _ = self.in_proj(x_BTD).chunk(2, dim=-1)
         global_x = self._look_back(raw_x, None)
-        dt, B, C, log_decay = self._select(convolve(self.conv, raw_x, None), global_x)
+        dt, B, C, decay = self._select(convolve(self.conv, raw_x, None), global_x)
         B, C = B.to(dt.dtype), C.to(dt.dtype)
-        if log_decay is None:
-            return scan_reference.influence(dt, -self.A_log.to(dt.dtype).exp(), B, C)
-        shared_B1TT = ssd_reference.influence(C[:, :, None], B[:, :, None], log_decay)
+        if self.config.decay == "full":
+            return scan_reference.influence(dt, decay, B, C)
+        shared_B1TT = ssd_reference.influence(C[:, :, None], B[:, :, None], decay)
         return shared_B1TT * dt.transpose(1, 2)[:, :, None]
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
@@ -228,8 +230,9 @@ class Mamba1(Mixer):
 
     def flops(self, length: int) -> float:
         """Projections, convolutions and the recurrence (decay, exponential, add, read out: 7 per state and token)."""
-        linear = [self.in_proj, self.x_proj, self.dt_proj, self.out_proj, *self._convolutions()]
-        weights = sum(module.weight.numel() for module in linear)
+        matrices = [layer.weight for layer in (self.in_proj, self.x_proj, self.dt_proj, self.out_proj)]
+        matrices += [conv.weight for conv in self._convolutions()]
+        weights = sum(matrix.numel() for matrix in matrices)
         return length * (2.0 * weights + 7.0 * self.inner * self.config.state)
 
     def state_bytes(self, length: int) -> int:

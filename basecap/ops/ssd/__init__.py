@@ -55,8 +55,8 @@ def ssd(
 
 def _use_triton(backend: Backend, q_BTGK: Tensor, v_BTHV: Tensor) -> bool:
     K, V, itemsize = q_BTGK.shape[3], v_BTHV.shape[3], v_BTHV.element_size()
-    largest = LARGEST.get(itemsize, 0)
-    fits = K * V <= largest
+    size = K * V
+    fits = size <= LARGEST.get(itemsize, 0)
     if backend == "auto" and (itemsize > 2 or not fits):
         # Exact float32 products are slower in the kernels than in PyTorch's own.
         return False
