@@ -78,7 +78,7 @@ class Mixer(nn.Module, ABC):
 
     def __init__(self, config: MixerConfig, layer: LayerSpec):
         super().__init__()
-        self.config = config
+        self.config: Any = config  # of the subclass's own Config
         self.layer = layer
 
     @abstractmethod

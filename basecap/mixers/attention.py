@@ -81,13 +81,13 @@ class Attention(Mixer):
     def _slopes(self, device: torch.device) -> Tensor | None:
         return alibi_slopes(self.project.heads, device) if self.config.position == "alibi" else None
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, *, segments: Tensor | None = None) -> Tensor:
         slopes, window = self._slopes(q.device), self.config.window
         return attention(q, k, v, scale=self.scale, window=window, slopes=slopes, segments=segments)
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
         """Attend; see `Mixer.forward`."""
-        return self.out(self._attend(*self.project(x_BTD, segments), segments).flatten(2))
+        return self.out(self._attend(*self.project(x_BTD, segments), segments=segments).flatten(2))
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
         """Keys and values of the last `window` (else `max_length`) tokens: a ring, [B, capacity, G, K] each."""

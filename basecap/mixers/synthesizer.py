@@ -95,6 +95,7 @@ class Synthesizer(Mixer):
     def _query(self, x_BTD: Tensor, positions: Tensor, like_BTD: Tensor) -> Tensor:
         if self.query is not None:
             return self._rotate(self._split(self.query(x_BTD)), positions)
+        assert self.queries is not None
         return self._constants(self.queries, positions, like_BTD)
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:

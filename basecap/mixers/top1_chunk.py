@@ -61,7 +61,7 @@ class Top1Chunk(Mixer):
         )
         self.out = nn.Linear(layer.hidden, layer.hidden, bias=False)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, *, segments: Tensor | None = None) -> Tensor:
         if q.shape[0] == 0:
             return torch.zeros_like(q)
         c = self.config
@@ -69,7 +69,7 @@ class Top1Chunk(Mixer):
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
         """Attend; see `Mixer.forward`."""
-        return self.out(self._attend(*self.project(x_BTD, segments), segments).flatten(2))
+        return self.out(self._attend(*self.project(x_BTD, segments), segments=segments).flatten(2))
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
         """Keys and values of every token, [B, max_length, G, K] each, and the sum of each chunk's keys."""

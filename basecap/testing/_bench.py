@@ -10,14 +10,14 @@ mean squares, so that one choice that flips on a tie (Top-1) cannot excuse anyth
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, LayerChoice, LayerSpec, generator_for, initialise
+from basecap.mixers._contract import Cache, LayerChoice, LayerSpec, Mixer, generator_for, initialise
 
 BATCH = 2
 
@@ -63,7 +63,7 @@ class Layers(nn.Module):
         super().__init__()
         depth = 2 if choice.mixer.takes_shared else 1
         specs = (LayerSpec(hidden=hidden, index=i, depth=depth, max_length=max_length) for i in range(depth))
-        self.mixers = nn.ModuleList(choice.mixer(config, spec) for spec in specs)
+        self.mixers = cast(Sequence[Mixer], nn.ModuleList(choice.mixer(config, spec) for spec in specs))
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
         """Mix a batch."""
@@ -197,4 +197,4 @@ def _make_generic(layers: nn.Module, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in layers.named_parameters():
             std = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.1
-            parameter += std * torch.randn(parameter.shape, generator=generator_for(seed, f"generic {name}"))
+            parameter.add_(std * torch.randn(parameter.shape, generator=generator_for(seed, f"generic {name}")))

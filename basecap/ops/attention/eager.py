@@ -76,10 +76,7 @@ def _blocks(
         other_ids = torch.cat([ids[:, :-1], ids[:, 1:]], dim=2)
         # A query of the padding sees at least itself, so that no row of the softmax is empty.
         mask = visible & (own_ids[..., :, None] == other_ids[..., None, :])
-    o = F.scaled_dot_product_attention(
-        *(x.flatten(0, 1).transpose(1, 2) for x in (q, k, v)),
-        mask.flatten(0, 1)[:, None],
-        scale=scale,
-        enable_gqa=k_BTGK.shape[2] != H,
-    )
+    q, k, v = (x.flatten(0, 1).transpose(1, 2) for x in (q, k, v))
+    grouped = k_BTGK.shape[2] != H
+    o = F.scaled_dot_product_attention(q, k, v, mask.flatten(0, 1)[:, None], scale=scale, enable_gqa=grouped)
     return o.transpose(1, 2).reshape(B, blocks * window, H, v_BTGV.shape[3])[:, :T]

@@ -75,10 +75,12 @@ def attention(
     segments: Tensor | None,
 ) -> Tensor:
     """Return [B, T, H, V]; memory O(T)."""
-    mask = block_mask(*q_BTHK.shape[:2], window, segments, q_BTHK.device)
+    mask = block_mask(q_BTHK.shape[0], q_BTHK.shape[1], window, segments, q_BTHK.device)
+    with_slope = None
+    if slopes is not None:
 
-    def with_slope(score, batch, head, t, s):
-        return score - slopes[head] * (t - s)
+        def with_slope(score, batch, head, t, s):
+            return score - slopes[head] * (t - s)
 
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGV))
     kernel = flex_attention if torch.compiler.is_compiling() else _compiled()
@@ -86,7 +88,7 @@ def attention(
         q,
         k,
         v,
-        score_mod=None if slopes is None else with_slope,
+        score_mod=with_slope,
         block_mask=mask,
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
