@@ -94,7 +94,7 @@ def plain(inputs: list[Tensor], case: tuple, segments: Tensor | None) -> list[Te
     scale = case[4] ** -0.5
     q, k, v = (x.flatten(0, 1).clone().requires_grad_() for x in inputs[:3])
     choice = operators.choose(q.detach(), k.detach(), grid, own, chunk, mode == "exact", scale, remote, True)
-    o, _ = operators.attend(q, k, v, choice, grid, own, chunk, scale, False)
+    o, *_ = operators.attend(q, k, v, choice, grid, own, chunk, scale, False)
     found = [o, *torch.autograd.grad(o, (q, k, v), inputs[3].flatten(0, 1))]
     return [x.unflatten(0, inputs[0].shape[:2]) for x in found]
 
@@ -144,11 +144,12 @@ def test_kernels_are_as_accurate_as_plain_pytorch(case, device, dtype, poisoned)
 
 
 @pytest.mark.parametrize(("device", "dtype"), KERNELS)
-@pytest.mark.parametrize("gain", [1.0, 15.0], ids=["bounded", "unbounded"])
+@pytest.mark.parametrize("gain", [1.0, 40.0], ids=["bounded", "unbounded"])
 def test_large_scores_take_the_safe_path(gain, device, dtype, poisoned):
     case = (1, 80, 1, 1, 32, 16, "exact", 1, False)
     inputs = [x.to(device, dtype) for x in draw(*case[:5])]
-    inputs[0] = inputs[0] * gain
+    # Products are exact in float32, so that they do not depend on the order of summation.
+    inputs[:2] = (inputs[0] * 8).round() / 8 * gain, (inputs[1] * 8).round() / 8
     assert_kernels(inputs, case, None)
 
 

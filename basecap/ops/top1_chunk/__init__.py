@@ -74,7 +74,7 @@ def top1_chunk(
     grid, own = chunk_grid(q, chunk, segments, cu_seqlens)
     q_NHK, k_NGK, v_NGK = (x.flatten(0, 1) for x in (q, k, v))
     choice = operators.choose(q_NHK.detach(), k_NGK.detach(), grid, own, chunk, mode == "exact", scale, remote, triton)
-    o_NHK, _ = operators.attend(q_NHK, k_NGK, v_NGK, choice, grid, own, chunk, scale, triton)
+    o_NHK, *_ = operators.attend(q_NHK, k_NGK, v_NGK, choice, grid, own, chunk, scale, triton)
     return o_NHK.unflatten(0, q.shape[:2])
 
 

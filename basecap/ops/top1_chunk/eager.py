@@ -125,8 +125,8 @@ def _slices(q: Tensor, k: Tensor, v: Tensor, choice: Tensor, grid: Tensor, own: 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, choice: Tensor, grid: Tensor, own: Tensor, chunk: int, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Return o [N, H, K] and the logsumexp of the attended scores [N, H], float32 or wider."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return o [N, H, K], the logsumexp of the attended scores [N, H], float32 or wider, and an empty index."""
     N, H, K = q.shape
     slots = choice.shape[2] + 1
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -142,7 +142,7 @@ def attend(
     total = lse.logsumexp(-1)
     share = (lse - total[..., None]).exp()
     o = (part.view(N, H, slots, K).to(wide) * share[..., None]).sum(2)
-    return o.to(q.dtype), total
+    return o.to(q.dtype), total, torch.empty(0, dtype=torch.int32, device=q.device)
 
 
 def attend_backward(
@@ -152,6 +152,7 @@ def attend_backward(
     v: Tensor,
     o: Tensor,
     lse: Tensor,
+    index: Tensor,
     choice: Tensor,
     grid: Tensor,
     own: Tensor,

@@ -1,7 +1,7 @@
 """Triton kernels of the attention passes: one program for a chunk's keys, its own queries and those that chose it.
 
 Every query has 1 + REMOTE partial results, one for each chunk it attends ("slots": 0 is the own chunk), times C / BN
-where a chunk is cut into blocks of keys. They are merged by their logsumexp, in base 2 throughout.
+where a chunk is cut into blocks of keys. They are merged by their logsumexp, in base 2.
 """
 
 import triton
@@ -41,11 +41,9 @@ def forward_tile(b_q, b_k, b_v, visible, scale2, MASK: tl.constexpr):
     p = tl.exp2(s - top[:, None])
     mass = tl.sum(p, 1)
     o = tl.dot(p.to(b_v.dtype), b_v, input_precision="ieee")
-    if MASK:
-        o = o / tl.where(mass > 0, mass, 1.0)[:, None]
-    else:
-        o = o / mass[:, None]
-    return o, top + tl.log2(mass)
+    # One reciprocal for each row: a division costs several instructions for each element.
+    share = 1.0 / tl.where(mass > 0, mass, 1.0)
+    return o * share[:, None], top + tl.log2(mass)
 
 
 @triton.jit
@@ -89,6 +87,12 @@ def attend_fwd_kernel(
     chunk, share, start, end = find_work(p_grid, p_share, p_chunk, g, item, M, EXTRA)
     if start == end:
         return
+    # Where the queries are is read one turn ahead: their rows wait for it.
+    p_list += g * tl.cast(N, tl.int64) * (GROUP * REMOTE)
+    begin = tl.load(p_offset + g * (M + 1) + chunk) + share * SHARE
+    stop = tl.minimum(tl.load(p_offset + g * (M + 1) + chunk + 1), begin + SHARE)
+    ahead = begin + tl.arange(0, BM)
+    next_pair = tl.load(p_list + ahead, ahead < stop, other=0)
     rows = tl.cast(N, tl.int64) * H
     o_k = tl.arange(0, BK)
     m_k = o_k < K
@@ -117,13 +121,11 @@ def attend_fwd_kernel(
             row = sub * rows + o_t.to(tl.int64) * H + h
             tl.store(p_part + row[:, None] * K + o_k, o.to(p_part.dtype.element_ty), m_t[:, None] & m_k[None, :])
             tl.store(p_lse + row, lse, m_t)
-    begin = tl.load(p_offset + g * (M + 1) + chunk) + share * SHARE
-    stop = tl.minimum(tl.load(p_offset + g * (M + 1) + chunk + 1), begin + SHARE)
-    pairs = tl.cast(N, tl.int64) * (GROUP * REMOTE)
     for at in range(begin, stop, BM):
         o_i = at + tl.arange(0, BM)
         m_i = o_i < stop
-        pair = tl.load(p_list + g * pairs + o_i, m_i, other=0)
+        pair = next_pair
+        next_pair = tl.load(p_list + o_i + BM, o_i + BM < stop, other=0)
         query = (pair // REMOTE).to(tl.int64)
         b_q = tl.load(
             p_q + (query // H * stride_qt + query % H * stride_qh)[:, None] + o_k,
@@ -158,7 +160,7 @@ def merge_kernel(
     BK: tl.constexpr,
     BR: tl.constexpr,
 ):
-    """Merge the partial results: o and the logsumexp of each query."""
+    """Merge the partial results: o and the base-2 logsumexp of each query."""
     row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     mask = row < rows
     o_k = tl.arange(0, BK)
@@ -175,7 +177,7 @@ def merge_kernel(
         b_o = tl.load(p_part + (slot * rows + row)[:, None] * K + o_k, exists[:, None] & (o_k[None, :] < K), other=0.0)
         o += b_o.to(tl.float32) * share[:, None]
         total += share
-    o = o / tl.where(mask, total, 1.0)[:, None]
+    o = o * (1.0 / tl.where(mask, total, 1.0))[:, None]
     tl.store(p_o + row[:, None] * K + o_k, o.to(p_o.dtype.element_ty), mask[:, None] & (o_k[None, :] < K))
     tl.store(p_total + row, top + tl.log2(total), mask)
 
@@ -260,6 +262,12 @@ def attend_bwd_kernel(
     chunk, share, start, end = find_work(p_grid, p_share, p_chunk, g, item, M, EXTRA)
     if start == end:
         return
+    # Where the queries are is read one turn ahead: their rows wait for it.
+    p_list += g * tl.cast(N, tl.int64) * (GROUP * REMOTE)
+    begin = tl.load(p_offset + g * (M + 1) + chunk) + share * SHARE
+    stop = tl.minimum(tl.load(p_offset + g * (M + 1) + chunk + 1), begin + SHARE)
+    ahead = begin + tl.arange(0, BM)
+    next_pair = tl.load(p_list + ahead, ahead < stop, other=0)
     scale2 = scale * 1.4426950408889634
     rows = tl.cast(N, tl.int64) * H
     o_k = tl.arange(0, BK)
@@ -294,13 +302,11 @@ def attend_bwd_kernel(
             dk, dv, dq = backward_tile(b_k, b_v, b_q, b_do, lse, delta, visible, scale2, dk, dv, True)
             row += sub * rows
             tl.store(p_part + row[:, None] * K + o_k, (dq * scale).to(p_part.dtype.element_ty), m_tk)
-    begin = tl.load(p_offset + g * (M + 1) + chunk) + share * SHARE
-    stop = tl.minimum(tl.load(p_offset + g * (M + 1) + chunk + 1), begin + SHARE)
-    pairs = tl.cast(N, tl.int64) * (GROUP * REMOTE)
     for at in range(begin, stop, BM):
         o_i = at + tl.arange(0, BM)
         m_i = o_i < stop
-        pair = tl.load(p_list + g * pairs + o_i, m_i, other=0)
+        pair = next_pair
+        next_pair = tl.load(p_list + o_i + BM, o_i + BM < stop, other=0)
         query = (pair // REMOTE).to(tl.int64)
         m_ik = m_i[:, None] & m_k[None, :]
         b_q = tl.load(p_q + (query // H * stride_qt + query % H * stride_qh)[:, None] + o_k, m_ik, other=0.0)

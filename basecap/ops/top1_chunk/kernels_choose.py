@@ -85,25 +85,33 @@ def summarise_kernel(
 
 
 @triton.jit
-def insert(best, index, score, chunk):
-    """Put `score` [BQ] of `chunk` [BQ] into the list `best`, `index` [BQ, R] in place of the worst, if it is better.
+def insert(best, index, score, chunk, R: tl.constexpr):
+    """Put `score` [BQ] of `chunk` into the list `best`, `index` in place of the worst, if it is better.
 
-    Among equals the later chunk goes. Indices in a list differ, also those of empty places (below 0, score -inf).
+    Among equals the later chunk goes. A list of one is [BQ]; longer ones are [BQ, R], and their indices differ, also
+    those of empty places (below 0, score -inf).
     """
-    worst = tl.min(best, 1)
-    last = tl.max(tl.where(best == worst[:, None], index, -(1 << 30)), 1)
-    out = (score > worst)[:, None] & (index == last[:, None])
-    return tl.where(out, score[:, None], best), tl.where(out, chunk[:, None], index)
+    if R == 1:
+        better = score > best
+        best = tl.where(better, score, best)
+        index = tl.where(better, chunk, index)
+    else:
+        worst = tl.min(best, 1)
+        last = tl.max(tl.where(best == worst[:, None], index, -(1 << 30)), 1)
+        out = (score > worst)[:, None] & (index == last[:, None])
+        best = tl.where(out, score[:, None], best)
+        index = tl.where(out, (chunk + tl.zeros_like(last))[:, None], index)
+    return best, index
 
 
 @triton.jit
-def insert_tile(best, index, scores, low, REMOTE: tl.constexpr):
+def insert_tile(best, index, scores, low, REMOTE: tl.constexpr, R: tl.constexpr):
     """Put the REMOTE best of `scores` [BQ, NC] of the chunks low, low + 1, ... into the list."""
     column = low + tl.arange(0, scores.shape[1])
     for _ in tl.static_range(REMOTE):
         top = tl.max(scores, 1)
         at = tl.min(tl.where(scores == top[:, None], column[None, :], 1 << 30), 1)
-        best, index = insert(best, index, top, at)
+        best, index = insert(best, index, top, at, R)
         if REMOTE > 1:
             scores = tl.where(column[None, :] == at[:, None], float("-inf"), scores)
     return best, index
@@ -112,20 +120,28 @@ def insert_tile(best, index, scores, low, REMOTE: tl.constexpr):
 @triton.jit
 def empty_list(BQ: tl.constexpr, REMOTE: tl.constexpr, R: tl.constexpr):
     """Return a list of REMOTE empty places; R rounds REMOTE up, the places beyond are never the worst."""
-    place = tl.arange(0, R)[None, :] + tl.zeros([BQ, R], tl.int32)
-    best = tl.where(place < REMOTE, float("-inf"), float("inf"))
-    return best, tl.where(place < REMOTE, -1 - place, (1 << 29) + place)
+    if R == 1:
+        best = tl.full([BQ], float("-inf"), tl.float32)
+        index = tl.full([BQ], -1, tl.int32)
+    else:
+        place = tl.arange(0, R)[None, :] + tl.zeros([BQ, R], tl.int32)
+        best = tl.where(place < REMOTE, float("-inf"), float("inf"))
+        index = tl.where(place < REMOTE, -1 - place, (1 << 29) + place)
+    return best, index
 
 
 @triton.jit
-def store_list(best, index, p_choice, mask, REMOTE: tl.constexpr):
+def store_list(best, index, p_choice, mask, REMOTE: tl.constexpr, R: tl.constexpr):
     """Write the list in descending order, -1 at empty places."""
-    best = tl.where(best == float("inf"), float("-inf"), best)
-    for j in tl.static_range(REMOTE):
-        top = tl.max(best, 1)
-        at = tl.min(tl.where(best == top[:, None], index, 1 << 30), 1)
-        tl.store(p_choice + j, tl.where(top > float("-inf"), at, -1), mask)
-        best = tl.where(index == at[:, None], float("-inf"), best)
+    if R == 1:
+        tl.store(p_choice, index, mask)
+    else:
+        best = tl.where(best == float("inf"), float("-inf"), best)
+        for j in tl.static_range(REMOTE):
+            top = tl.max(best, 1)
+            at = tl.min(tl.where(best == top[:, None], index, 1 << 30), 1)
+            tl.store(p_choice + j, tl.where(top > float("-inf"), at, -1), mask)
+            best = tl.where(index == at[:, None], float("-inf"), best)
 
 
 @triton.jit
@@ -200,7 +216,7 @@ def choose_exact_kernel(
                         top = higher
                 score = total if BOUNDED else top + tl.log2(total)
                 score = tl.where(inside & (c < own), score, float("-inf"))
-                best, index = insert(best, index, score, c + tl.zeros([BQ], tl.int32))
+                best, index = insert(best, index, score, c, R)
         else:
             for c in range(low, high, BN // C):
                 o_s = start + (c - low) * C + tl.arange(0, BN)
@@ -217,9 +233,9 @@ def choose_exact_kernel(
                     scores = top + tl.log2(tl.sum(tl.exp2(s - top[:, :, None]), 2))
                 column = c + tl.arange(0, BN // C)
                 scores = tl.where(inside[:, None] & (column[None, :] < own[:, None]), scores, float("-inf"))
-                best, index = insert_tile(best, index, scores, c, REMOTE)
+                best, index = insert_tile(best, index, scores, c, REMOTE, R)
         low = tl.min(tl.where(first > low, first, 1 << 30), 0)
-    store_list(best, index, p_choice + (o_t.to(tl.int64) * H + h) * REMOTE, m_t, REMOTE)
+    store_list(best, index, p_choice + (o_t.to(tl.int64) * H + h) * REMOTE, m_t, REMOTE, R)
 
 
 @triton.jit
@@ -277,12 +293,12 @@ def choose_approx_kernel(
         shared = low + (shared - low) // BM * BM
         for c in range(low, shared, BM):
             s = mean_scores(b_q, p_high, p_low, base + c + tl.arange(0, BM), o_k, o_k[:, None] < K, K, SPLIT)
-            best, index = insert_tile(best, index, s, c, REMOTE)
+            best, index = insert_tile(best, index, s, c, REMOTE, R)
         for c in range(shared, high, BM):
             column = c + tl.arange(0, BM)
             mask = (o_k[:, None] < K) & (column[None, :] < high)
             s = mean_scores(b_q, p_high, p_low, base + column, o_k, mask, K, SPLIT)
             s = tl.where(inside[:, None] & (column[None, :] < own[:, None]), s, float("-inf"))
-            best, index = insert_tile(best, index, s, c, REMOTE)
+            best, index = insert_tile(best, index, s, c, REMOTE, R)
         low = tl.min(tl.where(first > low, first, 1 << 30), 0)
-    store_list(best, index, p_choice + (o_t.to(tl.int64) * H + h) * REMOTE, m_t, REMOTE)
+    store_list(best, index, p_choice + (o_t.to(tl.int64) * H + h) * REMOTE, m_t, REMOTE, R)

@@ -59,7 +59,7 @@ def score_kernel(
                 higher = tl.maximum(top, tl.max(s, 1))
                 total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(s - higher[:, None]), 1)
                 top = higher
-            best, index = insert(best, index, top + tl.log2(total), c + tl.zeros([GP], tl.int32))
+            best, index = insert(best, index, top + tl.log2(total), c, R)
     else:
         for c in range(low, high, BN):
             o_c = c + tl.arange(0, BN)
@@ -70,13 +70,17 @@ def score_kernel(
             )
             s = tl.dot(b_q.to(tl.float32), b_k, input_precision="ieee")
             s = tl.where(o_c[None, :] < high, s, float("-inf"))
-            best, index = insert_tile(best, index, s, c, REMOTE)
-    place = tl.arange(0, R)
+            best, index = insert_tile(best, index, s, c, REMOTE, R)
     heads = tl.num_programs(1) * GROUP
-    o = ((b * heads + g * GROUP + o_g)[:, None] * tl.num_programs(0) + split) * REMOTE + place[None, :]
-    mask = (o_g[:, None] < GROUP) & (place[None, :] < REMOTE)
-    tl.store(p_score + o, best, mask)
-    tl.store(p_index + o, index, mask)
+    row = ((b * heads + g * GROUP + o_g) * tl.num_programs(0) + split) * REMOTE
+    if R == 1:
+        tl.store(p_score + row, best, o_g < GROUP)
+        tl.store(p_index + row, index, o_g < GROUP)
+    else:
+        place = tl.arange(0, R)
+        mask = (o_g[:, None] < GROUP) & (place[None, :] < REMOTE)
+        tl.store(p_score + row[:, None] + place[None, :], best, mask)
+        tl.store(p_index + row[:, None] + place[None, :], index, mask)
 
 
 @triton.jit

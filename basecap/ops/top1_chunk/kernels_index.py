@@ -50,18 +50,19 @@ def count_kernel(
 
 
 @triton.jit
-def scan_kernel(p_count, p_total, blocks, M, BC: tl.constexpr):
+def scan_kernel(p_count, p_total, blocks, M, BC: tl.constexpr, BB: tl.constexpr):
     """Replace each block's count by the sum of those before it; write the sum of all."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     g = tl.program_id(1).to(tl.int64)
-    mask = c < M
     total = tl.zeros([BC], tl.int32)
-    for block in range(blocks):
-        p = p_count + (g * blocks + block) * M + c
+    for at in range(0, blocks, BB):
+        block = at + tl.arange(0, BB)
+        mask = (block < blocks)[:, None] & (c < M)[None, :]
+        p = p_count + (g * blocks + block)[:, None] * M + c[None, :]
         count = tl.load(p, mask, other=0)
-        tl.store(p, total, mask)
-        total += count
-    tl.store(p_total + g * M + c, total, mask)
+        tl.store(p, total[None, :] + tl.cumsum(count, 0) - count, mask)
+        total += tl.sum(count, 0)
+    tl.store(p_total + g * M + c, total, c < M)
 
 
 @triton.jit

@@ -15,12 +15,13 @@ LOG2E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows (queries) and columns (keys) of a tile, warps and pipeline stages of a kernel."""
+    """Rows (queries) and columns (keys) of a tile, warps and pipeline stages of a kernel, a cap on its registers."""
 
     rows: int
     columns: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
 def _tile(table: dict[int, Tile], x: Tensor) -> Tile:
@@ -34,11 +35,11 @@ def _tile(table: dict[int, Tile], x: Tensor) -> Tile:
 #: How many of four exponentials of the exact choice are made by polynomial.
 POLYNOMIALS = 1
 
-#: Largest head size -> tile, chosen on an H200.
-EXACT = {64: Tile(128, 128, 4, 3), 128: Tile(128, 128, 8, 3), 256: Tile(128, 64, 8, 2)}
-APPROX = {64: Tile(128, 64, 4, 3), 128: Tile(128, 64, 4, 2), 256: Tile(64, 64, 4, 2)}
-FORWARD = {64: Tile(64, 128, 4, 2), 128: Tile(64, 128, 8, 2), 256: Tile(64, 64, 8, 1)}
-BACKWARD = {64: Tile(64, 128, 8, 2), 128: Tile(64, 128, 8, 1), 256: Tile(32, 64, 8, 1)}
+#: Largest head size -> tile, chosen on an H200. With 168 registers a thread, three programs share a multiprocessor.
+EXACT = {64: Tile(128, 128, 4, 3, 168), 128: Tile(256, 128, 8, 3), 256: Tile(128, 64, 8, 2)}
+APPROX = {64: Tile(128, 64, 4, 3), 128: Tile(128, 32, 4, 3), 256: Tile(64, 64, 4, 2)}
+FORWARD = {64: Tile(64, 128, 4, 1), 128: Tile(64, 128, 4, 1), 256: Tile(64, 64, 8, 1)}
+BACKWARD = {64: Tile(32, 128, 4, 1), 128: Tile(64, 128, 8, 1), 256: Tile(32, 64, 8, 1)}
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -67,7 +68,7 @@ def choose(
     means, low, norm = _summarise(k, grid, chunk, exact)
     shape = {"H": H, "GROUP": H // G, "K": K, "BK": _width(K), "REMOTE": remote, "R": triton.next_power_of_2(remote)}
     tile = _tile(EXACT if exact else APPROX, q)
-    launch = {"num_warps": tile.warps, "num_stages": tile.stages}
+    launch = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers}
     programs = (triton.cdiv(N, tile.rows), H)
     if not exact:
         kernels_choose.choose_approx_kernel[programs](
@@ -103,49 +104,62 @@ def _summarise(k: Tensor, grid: Tensor, chunk: int, exact: bool) -> tuple[Tensor
 
 @dataclass(frozen=True)
 class Index:
-    """For each chunk the pairs (query, choice) that chose it.
+    """For each chunk the pairs (query, choice) that chose it, in one int32 buffer.
 
     `pairs` [G, N * H / G * remote] holds the lists, `offset` [G, M + 1] where they start. Lists longer than `size` have
     extra shares, so that one program never has all the work: `share` [G, M + 1] numbers them, `chunk` is theirs.
     """
 
-    pairs: Tensor
-    offset: Tensor
-    share: Tensor
-    chunk: Tensor
+    buffer: Tensor
+    groups: int
+    pairs_per_group: int
+    M: int
     size: int
-    extra: int
+
+    @property
+    def extra(self) -> int:
+        """The most extra shares a key head can have."""
+        return self.pairs_per_group // self.size
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Offset, pairs, share and chunk, as the kernels take them."""
+        # The lists come first, where vector loads find them aligned.
+        widths = [self.pairs_per_group, self.M + 1, self.M + 1, max(1, self.extra)]
+        pairs, offset, share, chunk = self.buffer.split([self.groups * width for width in widths])
+        return offset, pairs, share, chunk
+
+
+def empty_index(choice: Tensor, M: int, groups: int, size: int) -> Index:
+    """Return an index of `choice` that is yet to be filled."""
+    pairs = choice.numel() // groups
+    length = groups * (pairs + 2 * (M + 1) + max(1, pairs // size))
+    return Index(choice.new_empty(length), groups, pairs, M, size)
 
 
 def invert(choice: Tensor, M: int, groups: int, size: int) -> Index:
     """Return the index of `choice` [N, H, remote], chunks 0..M-1 or -1, in shares of `size`."""
-    N, H, remote = choice.shape
+    _, H, remote = choice.shape
     if choice.numel() >= 2**31:
         raise ConfigError(f"{choice.numel()} choices are too many for 32-bit lists; use fewer tokens at a time.")
-    pairs = N * (H // groups) * remote
-    block = max(1024, triton.next_power_of_2(M))
+    index = empty_index(choice, M, groups, size)
+    pairs = index.pairs_per_group
+    # Counts for every block and chunk take no more memory than the pairs.
+    block = max(256, triton.next_power_of_2(M) // 2)
     blocks = triton.cdiv(pairs, block)
-    extra = pairs // size
     integers = {"dtype": torch.int32, "device": choice.device}
     count = torch.zeros(groups, blocks, M, **integers)
     rank = torch.empty_like(choice)
     total = torch.empty(groups, M, **integers)
-    index = Index(
-        torch.empty(groups, pairs, **integers),
-        torch.empty(groups, M + 1, **integers),
-        torch.empty(groups, M + 1, **integers),
-        torch.empty(groups, max(1, extra), **integers),
-        size,
-        extra,
-    )
+    offset, lists, share, chunk = index.parts
     shape = {"H": H, "GROUP": H // groups, "REMOTE": remote, "BLOCK": block}
-    kernels_index.count_kernel[blocks, groups](choice, count, rank, pairs, M, **shape, BT=128, num_stages=1)
-    kernels_index.scan_kernel[triton.cdiv(M, 128), groups](count, total, blocks, M, BC=128)
+    kernels_index.count_kernel[blocks, groups](choice, count, rank, pairs, M, **shape, BT=64, num_stages=1)
+    kernels_index.scan_kernel[triton.cdiv(M, 64), groups](count, total, blocks, M, BC=64, BB=32)
     kernels_index.offset_kernel[(groups,)](
-        total, index.offset, index.share, index.chunk, M, SHARE=size, EXTRA=max(1, extra), BC=1024
+        total, offset, share, chunk, M, SHARE=size, EXTRA=max(1, index.extra), BC=1024
     )
     kernels_index.scatter_kernel[triton.cdiv(pairs, 1024), groups](
-        choice, rank, count, index.offset, index.pairs, pairs, blocks, M, **shape, BT=1024
+        choice, rank, count, offset, lists, pairs, blocks, M, **shape, BT=1024
     )
     return index
 
@@ -155,7 +169,7 @@ def _shape(q: Tensor, k: Tensor, remote: int, chunk: int, tile: Tile) -> dict[st
     return {
         "GROUP": H // k.shape[1],
         "REMOTE": remote,
-        "SHARE": _share(chunk),
+        "SHARE": share_of(chunk),
         "K": K,
         "BK": _width(K),
         "C": chunk,
@@ -167,14 +181,15 @@ def _shape(q: Tensor, k: Tensor, remote: int, chunk: int, tile: Tile) -> dict[st
     }
 
 
-def _share(chunk: int) -> int:
+def share_of(chunk: int) -> int:
+    """Return how many queries of a chunk's list one program takes."""
     return max(512, 4 * chunk)
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, choice: Tensor, grid: Tensor, own: Tensor, chunk: int, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Return o [N, H, K] and the base-2 logsumexp of the attended scores [N, H]."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return o [N, H, K], the base-2 logsumexp of the attended scores [N, H] and the index of the choice."""
     q, k, v = _dense(q), _dense(k), _dense(v)
     N, H, K = q.shape
     G, M, remote = k.shape[1], grid.shape[0], choice.shape[2]
@@ -185,7 +200,7 @@ def attend(
     part = q.new_empty((1 + remote) * blocks, N, H, K)
     part_lse = torch.empty((1 + remote) * blocks, N, H, dtype=torch.float32, device=q.device)
     kernels_attend.attend_fwd_kernel[(M + index.extra) * blocks, G](
-        q, k, v, part, part_lse, grid, index.offset, index.pairs, index.share, index.chunk,
+        q, k, v, part, part_lse, grid, *index.parts,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], N, M, max(1, index.extra), scale * LOG2E, H=H, **shape,
     )  # fmt: skip
     o = q.new_empty(N, H, K)
@@ -193,7 +208,7 @@ def attend(
     kernels_attend.merge_kernel[(triton.cdiv(N * H, 64),)](
         part, part_lse, choice, o, lse, N * H, P=blocks, REMOTE=remote, K=K, BK=_width(K), BR=64
     )
-    return o, lse
+    return o, lse, index.buffer
 
 
 def attend_backward(
@@ -203,6 +218,7 @@ def attend_backward(
     v: Tensor,
     o: Tensor,
     lse: Tensor,
+    index: Tensor,
     choice: Tensor,
     grid: Tensor,
     own: Tensor,
@@ -217,19 +233,19 @@ def attend_backward(
     shape = _shape(q, k, remote, chunk, tile)
     blocks = chunk // shape["BN"]
     rows = {"K": K, "BK": _width(K), "BR": 64}
-    index = invert(choice, M, G, shape["SHARE"])
+    lists = Index(index, G, choice.numel() // G, M, shape["SHARE"])
     delta = torch.empty(N, H, dtype=torch.float32, device=q.device)
     kernels_attend.delta_kernel[(triton.cdiv(N * H, 64),)](o, do, delta, N * H, **rows)
     part = q.new_empty((1 + remote) * blocks, N, H, K)
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     size = 2 * shape["BN"] * shape["BK"]
-    scratch = torch.empty(G, max(1, index.extra), blocks, size, dtype=torch.float32, device=q.device)
-    for first, items in ((M, index.extra), (0, M)):
+    scratch = torch.empty(G, max(1, lists.extra), blocks, size, dtype=torch.float32, device=q.device)
+    for first, items in ((M, lists.extra), (0, M)):
         if items:
             kernels_attend.attend_bwd_kernel[items * blocks, G](
                 q, k, v, do, lse, delta, part, dk, dv, scratch,
-                grid, index.offset, index.pairs, index.share, index.chunk,
-                *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], N, M, max(1, index.extra), scale, first,
+                grid, *lists.parts,
+                *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], N, M, max(1, lists.extra), scale, first,
                 G=G, **shape,
             )  # fmt: skip
     kernels_attend.sum_kernel[(triton.cdiv(N * H, 64),)](part, choice, dq, N * H, P=blocks, REMOTE=remote, **rows)

@@ -49,8 +49,8 @@ def attend(
     chunk: int,
     scale: float,
     triton: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return o [N, H, K] and the logsumexp of the attended scores [N, H], in the base the backward pass wants."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return o [N, H, K]; and for the backward pass the logsumexp of the attended scores [N, H] and an index."""
     run = _kernels().attend if triton else eager.attend
     return run(q, k, v, choice, grid, own, chunk, scale)
 
@@ -58,7 +58,11 @@ def attend(
 @attend.register_fake
 def _(q, k, v, choice, grid, own, chunk, scale, triton):
     wide = torch.promote_types(q.dtype, torch.float32)
-    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=wide)
+    index = choice.new_empty(0)
+    if triton:
+        launch = _kernels()
+        index = launch.empty_index(choice, grid.shape[0], k.shape[1], launch.share_of(chunk)).buffer
+    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=wide), index
 
 
 @torch.library.custom_op("basecap::top1_chunk_attend_backward", mutates_args=())
@@ -69,6 +73,7 @@ def attend_backward(
     v: Tensor,
     o: Tensor,
     lse: Tensor,
+    index: Tensor,
     choice: Tensor,
     grid: Tensor,
     own: Tensor,
@@ -78,21 +83,21 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk, dv."""
     run = _kernels().attend_backward if triton else eager.attend_backward
-    return run(do, q, k, v, o, lse, choice, grid, own, chunk, scale)
+    return run(do, q, k, v, o, lse, index, choice, grid, own, chunk, scale)
 
 
 @attend_backward.register_fake
-def _(do, q, k, v, o, lse, choice, grid, own, chunk, scale, triton):
+def _(do, q, k, v, o, lse, index, choice, grid, own, chunk, scale, triton):
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 def _setup(ctx, inputs, output):
     q, k, v, choice, grid, own, ctx.chunk, ctx.scale, ctx.triton = inputs
-    ctx.mark_non_differentiable(output[1])
+    ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(q, k, v, *output, choice, grid, own)
 
 
-def _backward(ctx, do, _):
+def _backward(ctx, do, *_):
     grads = attend_backward(do, *ctx.saved_tensors, ctx.chunk, ctx.scale, ctx.triton)
     return *grads, None, None, None, None, None, None
 

@@ -118,7 +118,7 @@ def scatter(do: Tensor, choice: Tensor, groups: int) -> Tensor:
     index = invert((choice // keys).unsqueeze(2), triton.cdiv(N, keys), groups, N * H)
     dv = do.new_empty(N, groups, K)
     scatter_kernel[triton.cdiv(N, keys), groups](
-        do, choice, index.offset, index.pairs, dv, N, triton.cdiv(N, keys),
+        do, choice, *index.parts[:2], dv, N, triton.cdiv(N, keys),
         G=groups, GROUP=H // groups, K=K, BK=width, BN=keys, BM=64, num_stages=1,
     )  # fmt: skip
     return dv
