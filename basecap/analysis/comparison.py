@@ -105,9 +105,9 @@ def _hindrance(name: str, runs: Runs, comparable: Runs, setting: Setting) -> str
     """Say why there can be no gap, None when there can."""
     if not setting.ood:
         return "the study names no unseen domain"
-    for who in (setting.reference, name):
+    for who, called in ((setting.reference, f"the reference {setting.reference}"), (name, "it")):
         if not any(candidate == who for candidate, _ in runs):
-            return f"{who} has no evaluated checkpoint with finite losses"
+            return f"{called} has no evaluated checkpoint with finite losses"
     seeds = [seed for candidate, seed in runs if candidate == name and (setting.reference, seed) in runs]
     if not seeds:
         return "no seed with which both it and the reference were trained"
@@ -195,24 +195,29 @@ def _bits_per_byte(documents: RunLosses, domain: str) -> float:
 
 
 def _judge(row: dict[str, Any], reason: str | None, setting: Setting) -> dict[str, str]:
-    """Return the verdict on a row and the words that explain it; with a `reason` it is undecided."""
+    """Return the verdict on a row and the words that explain it; with a `reason` it is undecided.
+
+    An architecture keeps the capability only if it also does so at the end of the range: at the losses of early
+    training all architectures are alike, and a mean over them could hide a gap that opens later.
+    """
     if reason is not None:
         return {"verdict": "undecided", "words": reason}
     gap = row["gap"]
     found = verdict(gap["low"], gap["high"], setting.tolerance)
+    at_the_end = row["along"]["high"][0]
+    if found == "degrades":
+        return {"verdict": found, "words": "worse out of domain than the reference at equal pre-training loss"}
     if found == "undecided":
-        words = (
-            "the interval reaches from below zero to above the tolerance: more documents, tokens or seeds are needed"
-        )
-    elif found == "degrades":
-        words = "worse out of domain than the reference at equal pre-training loss"
-    elif gap["high"] < 0:
+        words = "the interval holds both zero and the tolerance: more documents, tokens or seeds are needed"
+        return {"verdict": found, "words": words}
+    if at_the_end >= setting.tolerance:
+        words = f"small on the whole, but at the lowest shared loss it may reach {at_the_end:.3f}: train longer"
+        return {"verdict": "undecided", "words": words}
+    if gap["high"] < 0:
         words = "better out of domain than the reference at equal pre-training loss"
     elif gap["low"] > 0:
         words = f"a little worse than the reference, by less than the tolerance of {setting.tolerance:g}"
     else:
         words = f"any gap to the reference is below the tolerance of {setting.tolerance:g}"
-    worse = [part["domain"] for part in row["domains"] if part["low"] is not None and part["low"] > 0]
-    if found == "keeps" and worse:
-        words += f"; measurably worse on {', '.join(worse)}"
-    return {"verdict": found, "words": words}
+    worse = ", ".join(part["domain"] for part in row["domains"] if part["low"] is not None and part["low"] > 0)
+    return {"verdict": found, "words": f"{words}; measurably worse on {worse}" if worse else words}

@@ -19,6 +19,7 @@ class World:
     checkpoints: int = 8
     seeds: int = 1
     gap: float = 0.01
+    slope: float = 0.01
     taste: float = 0.04
     seed_spread: float = 0.0
 
@@ -30,7 +31,7 @@ def curve(x: np.ndarray) -> np.ndarray:
 
 def gap(x: np.ndarray, world: World) -> np.ndarray:
     """Return what the other architecture adds."""
-    return world.gap + 0.01 * (x - 3.5)
+    return world.gap + world.slope * (x - 3.5)
 
 
 def pretraining(speed: float, checkpoints: int) -> np.ndarray:

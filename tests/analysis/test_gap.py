@@ -52,6 +52,14 @@ def test_mere_slowness_is_no_gap():
     assert row["verdict"] == "keeps" and row["gap"]["low"] < truth(world) < row["gap"]["high"]
 
 
+def test_a_gap_that_opens_late_is_not_kept():
+    world = World(documents=2000, gap=0.0, slope=-0.06, taste=0.01)
+    rng = np.random.default_rng(8)
+    row = compare_runs(["other"], runs(world, rng), setting(), rng)[0]
+    assert row["gap"]["high"] < 0.02 < row["along"]["high"][0]
+    assert row["verdict"] == "undecided" and "lowest shared loss" in row["words"]
+
+
 def test_bits_per_byte_are_the_same_gap_in_another_unit():
     row = compare_runs(["other"], runs(World(), np.random.default_rng(6)), setting(), np.random.default_rng(0))[0]
     assert row["gap"]["bits_per_byte"]["value"] == pytest.approx(row["gap"]["value"] / 4 / np.log(2))
