@@ -194,7 +194,7 @@ def _skew(heads: int, width: int, length: int, repeats: int, device: torch.devic
     even = torch.where(own[:, None, None] > 0, even.to(torch.int32), -1)
     times = {}
     for name, choice in (("even", even), ("one chunk", even.clamp(max=0))):
-        run = partial(attend, q, k, v, choice, grid, own, CHUNK, width**-0.5, True)
+        run = partial(attend, q, k, v, choice, [grid, own], CHUNK, width**-0.5, True)
         with torch.no_grad():
             forward = _median(_graph(run, 1), repeats)
         both = _median(_graph(lambda run=run: torch.autograd.grad(run()[0], (q, k, v), do), 1), repeats)

@@ -93,8 +93,8 @@ def plain(inputs: list[Tensor], case: tuple, segments: Tensor | None) -> list[Te
     grid, own = chunk_grid(inputs[0], chunk, segments, None)
     scale = case[4] ** -0.5
     q, k, v = (x.flatten(0, 1).clone().requires_grad_() for x in inputs[:3])
-    choice = operators.choose(q.detach(), k.detach(), grid, own, chunk, mode == "exact", scale, remote, True)
-    o, *_ = operators.attend(q, k, v, choice, grid, own, chunk, scale, False)
+    choice = operators.choose(q.detach(), k.detach(), [grid, own], chunk, mode == "exact", scale, remote, True)
+    o, *_ = operators.attend(q, k, v, choice, [grid, own], chunk, scale, False)
     found = [o, *torch.autograd.grad(o, (q, k, v), inputs[3].flatten(0, 1))]
     return [x.unflatten(0, inputs[0].shape[:2]) for x in found]
 
@@ -281,8 +281,8 @@ def test_operators_keep_their_contracts():
     grid, own = chunk_grid(q, 16, None, None)
     flat = [x[0].requires_grad_() for x in (q, k, v)]
     choice = eager.choose(flat[0].detach(), flat[1].detach(), grid, own, 16, True, 0.2, 1)
-    torch.library.opcheck(operators.choose, (*(x.detach() for x in flat[:2]), grid, own, 16, True, 0.2, 1, False))
-    torch.library.opcheck(operators.attend, (*flat, choice, grid, own, 16, 0.2, False))
+    torch.library.opcheck(operators.choose, (*(x.detach() for x in flat[:2]), [grid, own], 16, True, 0.2, 1, False))
+    torch.library.opcheck(operators.attend, (*flat, choice, [grid, own], 16, 0.2, False))
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -71,10 +71,10 @@ def top1_chunk(
     check_packing(*q.shape[:2], segments, cu_seqlens)
     triton = use_triton("top1_chunk", backend, q)
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    grid, own = chunk_grid(q, chunk, segments, cu_seqlens)
+    layout = chunk_grid(q, chunk, segments, cu_seqlens)
     q_NHK, k_NGK, v_NGK = (x.flatten(0, 1) for x in (q, k, v))
-    choice = operators.choose(q_NHK.detach(), k_NGK.detach(), grid, own, chunk, mode == "exact", scale, remote, triton)
-    o_NHK, *_ = operators.attend(q_NHK, k_NGK, v_NGK, choice, grid, own, chunk, scale, triton)
+    choice = operators.choose(q_NHK.detach(), k_NGK.detach(), layout, chunk, mode == "exact", scale, remote, triton)
+    o_NHK, *_ = operators.attend(q_NHK, k_NGK, v_NGK, choice, layout, chunk, scale, triton)
     return o_NHK.unflatten(0, q.shape[:2])
 
 
@@ -99,7 +99,7 @@ def top1_chunk_choice(
     scale = q.shape[3] ** -0.5 if scale is None else scale
     grid, own = chunk_grid(q, chunk, segments, None)
     q_NHK, k_NGK = q.detach().flatten(0, 1), k.detach().flatten(0, 1)
-    choice = operators.choose(q_NHK, k_NGK, grid, own, chunk, mode == "exact", scale, remote, triton)
+    choice = operators.choose(q_NHK, k_NGK, [grid, own], chunk, mode == "exact", scale, remote, triton)
     first = grid[own.long(), 2][:, None, None]
     return torch.where(choice >= 0, choice - first, -1).unflatten(0, q.shape[:2])
 

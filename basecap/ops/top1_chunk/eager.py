@@ -3,6 +3,8 @@
 All tensors have the B * T tokens in one row of N; `grid` and `own` come from `chunk_grid`.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -145,21 +147,9 @@ def attend(
     return o.to(q.dtype), total, torch.empty(0, dtype=torch.int32, device=q.device)
 
 
-def attend_backward(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    index: Tensor,
-    choice: Tensor,
-    grid: Tensor,
-    own: Tensor,
-    chunk: int,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dq, dk, dv (arXiv 2505.18522, algorithm 2)."""
+def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dq, dk, dv (arXiv 2505.18522, algorithm 2); `saved` as in `operators.attend_backward`."""
+    q, k, v, o, lse, _, choice, grid, own = saved
     N, H, K = q.shape
     M, slots = grid.shape[0], choice.shape[2] + 1
     wide = torch.promote_types(q.dtype, torch.float32)

@@ -1,5 +1,6 @@
 """The kernels' launches: tile sizes, scratch memory, order. Signatures as in `eager`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -211,21 +212,9 @@ def attend(
     return o, lse, index.buffer
 
 
-def attend_backward(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    index: Tensor,
-    choice: Tensor,
-    grid: Tensor,
-    own: Tensor,
-    chunk: int,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dq, dk, dv (arXiv 2505.18522, algorithm 2)."""
+def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dq, dk, dv (arXiv 2505.18522, algorithm 2); `saved` as in `operators.attend_backward`."""
+    q, k, v, o, lse, index, choice, grid, _ = saved
     q, k, v, do = _dense(q), _dense(k), _dense(v), do.contiguous()
     N, H, K = q.shape
     G, M, remote = k.shape[1], grid.shape[0], choice.shape[2]

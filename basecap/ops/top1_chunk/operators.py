@@ -1,7 +1,9 @@
 """The passes as PyTorch operators: one compiled graph, and selective checkpointing can keep the choice.
 
-Tokens stand in one row of N = B * T; `grid` and `own` come from `chunk_grid`.
+Tokens stand in one row of N = B * T; `layout` is the pair that `chunk_grid` returns.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,8 +22,7 @@ def _kernels():
 def choose(
     q: Tensor,
     k: Tensor,
-    grid: Tensor,
-    own: Tensor,
+    layout: Sequence[Tensor],
     chunk: int,
     exact: bool,
     scale: float,
@@ -30,11 +31,11 @@ def choose(
 ) -> Tensor:
     """Return int32 [N, H, remote], the chosen chunks, -1 where there is none."""
     run = _kernels().choose if triton else eager.choose
-    return run(q, k, grid, own, chunk, exact, scale, remote)
+    return run(q, k, *layout, chunk, exact, scale, remote)
 
 
 @choose.register_fake
-def _(q, k, grid, own, chunk, exact, scale, remote, triton):
+def _(q, k, layout, chunk, exact, scale, remote, triton):
     return q.new_empty(*q.shape[:2], remote, dtype=torch.int32)
 
 
@@ -44,62 +45,50 @@ def attend(
     k: Tensor,
     v: Tensor,
     choice: Tensor,
-    grid: Tensor,
-    own: Tensor,
+    layout: Sequence[Tensor],
     chunk: int,
     scale: float,
     triton: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return o [N, H, K]; and for the backward pass the logsumexp of the attended scores [N, H] and an index."""
     run = _kernels().attend if triton else eager.attend
-    return run(q, k, v, choice, grid, own, chunk, scale)
+    return run(q, k, v, choice, *layout, chunk, scale)
 
 
 @attend.register_fake
-def _(q, k, v, choice, grid, own, chunk, scale, triton):
+def _(q, k, v, choice, layout, chunk, scale, triton):
     wide = torch.promote_types(q.dtype, torch.float32)
     index = choice.new_empty(0)
     if triton:
         launch = _kernels()
-        index = launch.empty_index(choice, grid.shape[0], k.shape[1], launch.share_of(chunk)).buffer
+        index = launch.empty_index(choice, layout[0].shape[0], k.shape[1], launch.share_of(chunk)).buffer
     return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=wide), index
 
 
 @torch.library.custom_op("basecap::top1_chunk_attend_backward", mutates_args=())
 def attend_backward(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    index: Tensor,
-    choice: Tensor,
-    grid: Tensor,
-    own: Tensor,
-    chunk: int,
-    scale: float,
-    triton: bool,
+    do: Tensor, saved: Sequence[Tensor], chunk: int, scale: float, triton: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dq, dk, dv."""
+    """Return dq, dk, dv; `saved` is q, k, v, o, logsumexp, index, choice and the layout."""
     run = _kernels().attend_backward if triton else eager.attend_backward
-    return run(do, q, k, v, o, lse, index, choice, grid, own, chunk, scale)
+    return run(do, saved, chunk, scale)
 
 
 @attend_backward.register_fake
-def _(do, q, k, v, o, lse, index, choice, grid, own, chunk, scale, triton):
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+def _(do, saved, chunk, scale, triton):
+    q, k, v = (x.new_empty(x.shape) for x in saved[:3])
+    return q, k, v
 
 
 def _setup(ctx, inputs, output):
-    q, k, v, choice, grid, own, ctx.chunk, ctx.scale, ctx.triton = inputs
+    q, k, v, choice, layout, ctx.chunk, ctx.scale, ctx.triton = inputs
     ctx.mark_non_differentiable(*output[1:])
-    ctx.save_for_backward(q, k, v, *output, choice, grid, own)
+    ctx.save_for_backward(q, k, v, *output, choice, *layout)
 
 
 def _backward(ctx, do, *_):
-    grads = attend_backward(do, *ctx.saved_tensors, ctx.chunk, ctx.scale, ctx.triton)
-    return *grads, None, None, None, None, None, None
+    grads = attend_backward(do, ctx.saved_tensors, ctx.chunk, ctx.scale, ctx.triton)
+    return *grads, None, [None, None], None, None, None
 
 
 attend.register_autograd(_backward, setup_context=_setup)
