@@ -154,12 +154,22 @@ def _step(attention: Attention, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> 
     torch.autograd.grad(attention(q, k, v), (q, k, v), do)
 
 
+def _refusal(run: Callable[[], object]) -> str | None:
+    """Return why a rival cannot run here, or None."""
+    try:
+        run()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return None
+
+
 def _compare(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     """Add to each row how many times faster it is than the rivals."""
     for rival in ("flash-attention-2", "cudnn"):
-        base = next((row[key] for row in rows if row["op"] == rival), None)
+        base = next((row[key] for row in rows if row["op"] == rival and key in row), None)
         for row in rows:
-            row[f"x {rival}"] = base / row[key] if base else None
+            if base is not None and key in row:
+                row[f"x {rival}"] = base / row[key]
     return rows
 
 
@@ -170,7 +180,10 @@ def _training(heads: int, width: int, length: int, repeats: int, device: torch.d
     rows = []
     for name, attention in _contenders(length, device).items():
         step = partial(_step, attention, q, k, v, do)
-        step()
+        reason = _refusal(step)
+        if reason is not None:
+            rows.append({"op": name, "cannot run": reason})
+            continue
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -229,8 +242,12 @@ def _decode(heads: int, width: int, length: int, repeats: int, device: torch.dev
         runs[f"top1-chunk {mode}"] = partial(
             top1_chunk_step, q, k, v, cache, length, chunk=CHUNK, mode=mode, backend="triton"
         )
+    rows: list[dict[str, Any]] = []
     with torch.no_grad():
-        rows = [{"op": name, "step ms": _median(_graph(run), repeats) / 10} for name, run in runs.items()]
+        for name, run in runs.items():
+            reason = _refusal(run)
+            timed = {"step ms": _median(_graph(run), repeats) / 10} if reason is None else {"cannot run": reason}
+            rows.append({"op": name, **timed})
     return _compare(rows, "step ms")
 
 

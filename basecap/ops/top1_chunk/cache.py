@@ -44,12 +44,10 @@ def top1_chunk_fill(k: Tensor, v: Tensor, cache: dict[str, Tensor], *, chunk: in
         raise ConfigError(f"the cache holds {cache['k'].shape[1]} tokens, the prompt has {T}; make max_length larger.")
     cache["k"][:, :T] = k
     cache["v"][:, :T] = v
-    chunks = -(-T // chunk)
-    wide = cache["sums"].dtype
-    index = torch.arange(T, device=k.device) // chunk
-    cache["sums"][:, :chunks] = k.new_zeros(k.shape[0], chunks, *k.shape[2:], dtype=wide).index_add(
-        1, index, k.to(wide)
-    )
+    full, wide = T // chunk, cache["sums"].dtype
+    cache["sums"][:, :full] = k[:, : full * chunk].unflatten(1, (full, chunk)).sum(2, dtype=wide)
+    if full * chunk < T:
+        cache["sums"][:, full] = k[:, full * chunk :].sum(1, dtype=wide)
 
 
 def top1_chunk_step(

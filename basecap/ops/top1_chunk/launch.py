@@ -251,7 +251,8 @@ def decode(
     full = (length - 1) // chunk
     keys = k if exact else cache["sums"]
     # Enough programs to fill the card, but no more parts than chunks.
-    part = max(1, triton.cdiv(full * B * G, 4096), 1 if exact else 64)
+    unit = 1 if exact else 64
+    part = max(1, triton.cdiv(full * B * G, 4096 * unit)) * unit
     splits = triton.cdiv(full, part)
     score = torch.empty(B, H, splits, remote, dtype=torch.float32, device=q.device)
     index = torch.empty(B, H, splits, remote, dtype=torch.int32, device=q.device)
