@@ -70,8 +70,13 @@ def delta_rule(
     )
 
 
-@cache
+@torch.compiler.assume_constant_result
 def _installed(device: torch.device) -> str | None:
+    return _refusal(device)  # behind a call of its own: compiled code may not look into caches
+
+
+@cache
+def _refusal(device: torch.device) -> str | None:
     if importlib.util.find_spec("fla") is None:
         return "flash-linear-attention is not installed (pip install 'basecap[gpu]')"
     return known_bad(version("fla-core"), version("triton"), torch.cuda.get_device_capability(device))

@@ -32,11 +32,11 @@ def _sums(p_state, i, o_k, o_v, K: tl.constexpr, V: tl.constexpr):
 
 @triton.jit
 def sum_kernel(
-    p_x, p_y, p_factor, p_extra, p_state, T, M, root,
+    p_x, p_y, p_factor, p_delta, p_state, T, M, root,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, WEIGHTED: tl.constexpr,
     CHUNK: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Sum x'_i x'_j [factor y, extra] over one chunk, for one i; factor and extra are 1 unless WEIGHTED."""
+    """Sum x'_i x'_j [y, 1] over one chunk, for one i; WEIGHTED: factor [y, -delta] instead of [y, 1]."""
     i, i_m, i_bh = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     first = (i_bh // H) * T * H + i_bh % H
     o_k, o_v = tl.arange(0, BK), tl.arange(0, BV)
@@ -49,8 +49,9 @@ def sum_kernel(
         b_y = _rows(p_y + first * V, o_t, m_t, H * V, o_v, V).to(tl.float32)
         b_e = m_t.to(tl.float32)
         if WEIGHTED:
-            b_y *= tl.load(p_factor + first + o_t.to(tl.int64) * H, mask=m_t, other=0.0)[:, None]
-            b_e = tl.load(p_extra + first + o_t.to(tl.int64) * H, mask=m_t, other=0.0)
+            b_factor = tl.load(p_factor + first + o_t.to(tl.int64) * H, mask=m_t, other=0.0)
+            b_y *= b_factor[:, None]
+            b_e = -b_factor * tl.load(p_delta + first + o_t.to(tl.int64) * H, mask=m_t, other=0.0)
         b_xx = b_x * tl.sum(tl.where(o_k[None, :] == i, b_x, 0.0), 1)[:, None]
         b_sum = tl.dot(tl.trans(b_xx), b_y, b_sum, input_precision=PRECISION)
         b_last += tl.sum(b_xx * b_e[:, None], 0)
@@ -108,11 +109,11 @@ def fwd_kernel(
 
 @triton.jit
 def bwd_q_kernel(
-    p_q, p_k, p_v, p_do, p_factor, p_extra, p_state, p_dq, T, M, root, scale,
+    p_q, p_k, p_v, p_do, p_factor, p_delta, p_state, p_dq, T, M, root, scale,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     CHUNK: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of BT queries; the gradient of w_ts is factor_t do_t.v_s + extra_t."""
+    """Gradients of BT queries; the gradient of w_ts is factor_t (do_t.v_s - delta_t)."""
     i_t, i_bh = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i_m = i_t * BT // CHUNK
     first = (i_bh // H) * T * H + i_bh % H
@@ -122,21 +123,23 @@ def bwd_q_kernel(
     b_q = _rows(p_q + first * K, o_t, m_t, H * K, o_k, K)
     b_do = _rows(p_do + first * V, o_t, m_t, H * V, o_v, V)
     b_factor = tl.load(p_factor + p_row, mask=m_t, other=0.0)
-    b_extra = tl.load(p_extra + p_row, mask=m_t, other=0.0)
+    b_delta = tl.load(p_delta + p_row, mask=m_t, other=0.0)
     b_dq = tl.zeros([BT, BK], tl.float32)
     for at in range(i_m * CHUNK, i_t * BT + BT, BT):
         o_s = at + tl.arange(0, BT)
         b_k = _rows(p_k + first * K, o_s, o_s < T, H * K, o_k, K)
         b_v = _rows(p_v + first * V, o_s, o_s < T, H * V, o_v, V)
         b_y = 1.0 + scale * tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-        b_dw = b_factor[:, None] * tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION) + b_extra[:, None]
-        b_dy = tl.where(o_s[None, :] <= o_t[:, None], b_dw * b_y, 0.0)
+        # The difference first: the two cancel.
+        b_dw = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION) - b_delta[:, None]
+        b_dy = tl.where(o_s[None, :] <= o_t[:, None], b_dw * b_factor[:, None] * b_y, 0.0)
         b_dq = tl.dot(b_dy.to(b_k.dtype), b_k, b_dq, input_precision=PRECISION)
     b_dq *= scale
     if i_m > 0:
         p_sums = p_state + (i_bh * M + i_m) * (K + 1) * (K + 1) * (V + 1)
         b_x = _extend(b_q, o_k, K, root)
         b_g = b_do.to(tl.float32) * b_factor[:, None]
+        b_extra = -b_factor * b_delta
         for i in range(K + 1):
             b_sum, b_last = _sums(p_sums, i, o_k, o_v, K, V)
             b_i = root * tl.sum(tl.where(o_k[None, :] == i, b_x, 0.0), 1)
@@ -151,7 +154,7 @@ def bwd_q_kernel(
 
 @triton.jit
 def bwd_kv_kernel(
-    p_q, p_k, p_v, p_do, p_factor, p_extra, p_state, p_dk, p_dv, T, M, root, scale,
+    p_q, p_k, p_v, p_do, p_factor, p_delta, p_state, p_dk, p_dv, T, M, root, scale,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     CHUNK: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -172,13 +175,13 @@ def bwd_kv_kernel(
         b_q = _rows(p_q + first * K, o_t, m_t, H * K, o_k, K)
         b_do = _rows(p_do + first * V, o_t, m_t, H * V, o_v, V)
         b_factor = tl.load(p_factor + p_row, mask=m_t, other=0.0)
-        b_extra = tl.load(p_extra + p_row, mask=m_t, other=0.0)
+        b_delta = tl.load(p_delta + p_row, mask=m_t, other=0.0)
         seen = (o_t[None, :] >= o_s[:, None]) & m_t[None, :]
         b_y = 1.0 + scale * tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
         b_w = tl.where(seen, (0.5 + 0.5 * b_y * b_y) * b_factor[None, :], 0.0)
         b_dv = tl.dot(b_w.to(b_do.dtype), b_do, b_dv, input_precision=PRECISION)
-        b_dw = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION) * b_factor[None, :] + b_extra[None, :]
-        b_dy = tl.where(seen, b_dw * b_y, 0.0)
+        b_dw = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION) - b_delta[None, :]
+        b_dy = tl.where(seen, b_dw * b_factor[None, :] * b_y, 0.0)
         b_dk = tl.dot(b_dy.to(b_q.dtype), b_q, b_dk, input_precision=PRECISION)
     b_dk *= scale
     if i_m < M - 1:

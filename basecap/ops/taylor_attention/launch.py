@@ -29,15 +29,15 @@ def backward(
     if v.numel():
         grid, sizes, options = _plan(q, v, chunk)
         factor = norm.reciprocal().contiguous()
-        extra = (-factor * (do.float() * o.float()).sum(-1)).contiguous()
+        delta = (do.float() * o.float()).sum(-1).contiguous()
         past = _exclusive(_sums(k, v, None, None, chunk))
-        future = _exclusive(_sums(q, do, factor, extra, chunk).flip(2)).flip(2).contiguous()
-        kernels.bwd_q_kernel[grid](q, k, v, do, factor, extra, past, dq, *sizes, _scale(q), **options)
-        kernels.bwd_kv_kernel[grid](q, k, v, do, factor, extra, future, dk, dv, *sizes, _scale(q), **options)
+        future = _exclusive(_sums(q, do, factor, delta, chunk).flip(2)).flip(2).contiguous()
+        kernels.bwd_q_kernel[grid](q, k, v, do, factor, delta, past, dq, *sizes, _scale(q), **options)
+        kernels.bwd_kv_kernel[grid](q, k, v, do, factor, delta, future, dk, dv, *sizes, _scale(q), **options)
     return dq, dk, dv
 
 
-def _sums(x: Tensor, y: Tensor, factor: Tensor | None, extra: Tensor | None, chunk: int) -> Tensor:
+def _sums(x: Tensor, y: Tensor, factor: Tensor | None, delta: Tensor | None, chunk: int) -> Tensor:
     """Return the sums over each chunk [B, H, M, K + 1, K + 1, V + 1], float32."""
     (_, programs), (T, M, root), options = _plan(x, y, chunk)
     B, _, H, K = x.shape
@@ -45,7 +45,7 @@ def _sums(x: Tensor, y: Tensor, factor: Tensor | None, extra: Tensor | None, chu
     if M == 1:
         return state  # nothing comes before or after the only chunk
     kernels.sum_kernel[K + 1, M, programs](
-        x, y, factor, extra, state, T, M, root, WEIGHTED=factor is not None, **options
+        x, y, factor, delta, state, T, M, root, WEIGHTED=factor is not None, **options
     )
     return state
 
