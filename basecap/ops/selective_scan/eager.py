@@ -66,8 +66,9 @@ def _sweep_back(decay: Tensor, added: Tensor, later: Tensor, keep: bool) -> Tens
 
     With `keep`, every g_c replaces added_c.
     """
+    passed = torch.empty_like(added[0])
     for c in reversed(range(added.shape[0])):
-        later = decay[c] * torch.add(added[c], later, out=added[c] if keep else None)
+        later = torch.mul(decay[c], torch.add(added[c], later, out=added[c] if keep else None), out=passed)
     return later
 
 
