@@ -8,8 +8,8 @@ from basecap.ops.wkv6 import kernels
 from basecap.ops.wkv6.operators import CHUNK
 
 #: Value channels per program, warps per program and tokens loaded ahead, forward and backward.
-FORWARD = (16, 1, 3)
-BACKWARD = (16, 1, 3)
+FORWARD = (16, 1, 4)
+BACKWARD = (16, 1, 4)
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 #: Tokens between two states that are kept for backward; the states of one such chunk should stay in the cache.
-CHUNK = 16
+CHUNK = 32
 
 
 def _kernels():
