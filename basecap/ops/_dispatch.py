@@ -24,31 +24,40 @@ def interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 
 
-def unsupported(x: Tensor) -> str | None:
-    """Return why Triton kernels cannot run on this tensor, or None."""
+def unsupported(x: Tensor, *, widest: int | None = None, shared: int = 0) -> str | None:
+    """Return why Triton kernels cannot run on this tensor, or None; the arguments are those of `use_triton`."""
+    if widest is not None and x.shape[-1] > widest:
+        return f"the kernels take heads of at most {widest} channels, not {x.shape[-1]}"
+    return _unsupported(x.device, x.dtype, shared)
+
+
+@torch.compiler.assume_constant_result
+def _unsupported(device: torch.device, dtype: torch.dtype, shared: int) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
-    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return f"there are no kernels for {x.dtype}"
-    if x.shape[-1] > 256:
-        return f"the kernels take heads of at most 256 channels, not {x.shape[-1]}"
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"there are no kernels for {dtype}"
     if interpreted():
         # The interpreter computes bfloat16 products wrongly without saying so.
-        return None if x.dtype == torch.float32 else "Triton's interpreter is only right in float32"
-    if not x.is_cuda:
-        return f"the tensors are on {x.device.type}"
-    if torch.cuda.get_device_capability(x.device) < (8, 0):
+        return None if dtype == torch.float32 else "Triton's interpreter is only right in float32"
+    if device.type != "cuda":
+        return f"the tensors are on {device.type}"
+    if torch.cuda.get_device_capability(device) < (8, 0):
         return "the kernels need compute capability 8.0 or newer"
+    if torch.cuda.get_device_properties(device).shared_memory_per_block_optin < shared:
+        return f"the kernels need {shared // 1024} KB of shared memory per block"
     return None
 
 
-def use_triton(op: str, backend: Backend, x: Tensor) -> bool:
+def use_triton(op: str, backend: Backend, x: Tensor, *, widest: int | None = None, shared: int = 0) -> bool:
     """Return whether `op` runs its Triton kernels on tensors like `x`; what runs is logged once per op and reason.
 
     Args:
         op: name of the op, for the log.
         backend: "auto" takes the kernels on a GPU wherever they run; "eager" and "triton" insist.
         x: one of the op's tensors.
+        widest: the most channels the last dimension of `x` may have; None: any.
+        shared: bytes of shared memory a block of the kernels takes.
 
     Raises:
         ConfigError: an unknown backend, or "triton" where the kernels cannot run.
@@ -57,7 +66,7 @@ def use_triton(op: str, backend: Backend, x: Tensor) -> bool:
         return False
     if backend not in ("auto", "triton"):
         raise ConfigError(f"unknown backend {backend!r}: {nearest(backend, ('auto', 'eager', 'triton'))}")
-    reason = unsupported(x)
+    reason = unsupported(x, widest=widest, shared=shared)
     if backend == "triton":
         if reason is not None:
             raise ConfigError(f"{op} cannot run its Triton kernels: {reason}; use backend='auto' or 'eager'.")

@@ -30,7 +30,7 @@ def test_a_forced_choice_that_cannot_run_raises():
     with pytest.raises(ConfigError, match=r"some op cannot run its Triton kernels.*float64.*use backend='auto'"):
         use_triton("some op", "triton", torch.ones(1, dtype=torch.float64))
     with pytest.raises(ConfigError, match="at most 256 channels"):
-        use_triton("some op", "triton", torch.ones(1, 512))
+        use_triton("some op", "triton", torch.ones(1, 512), widest=256)
 
 
 def test_without_the_interpreter_kernels_need_a_gpu(monkeypatch):

@@ -24,6 +24,9 @@ __all__ = [
 
 Mode = Literal["exact", "approx"]
 
+#: Bytes of shared memory a block of the kernels takes at most: what an A100 has.
+SHARED = 163 * 1024
+
 
 def top1_chunk(
     q: Tensor,
@@ -69,7 +72,7 @@ def top1_chunk(
     """
     _validate(q, k, v, chunk, mode, remote, scale)
     check_packing(*q.shape[:2], segments, cu_seqlens)
-    triton = use_triton("top1_chunk", backend, q)
+    triton = use_triton("top1_chunk", backend, q, widest=256, shared=SHARED)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     layout = chunk_grid(q, chunk, segments, cu_seqlens)
     q_NHK, k_NGK, v_NGK = (x.flatten(0, 1) for x in (q, k, v))
@@ -95,7 +98,7 @@ def top1_chunk_choice(
     """
     _validate(q, k, k, chunk, mode, remote, scale)
     check_packing(*q.shape[:2], segments, None)
-    triton = use_triton("top1_chunk", backend, q)
+    triton = use_triton("top1_chunk", backend, q, widest=256, shared=SHARED)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     grid, own = chunk_grid(q, chunk, segments, None)
     q_NHK, k_NGK = q.detach().flatten(0, 1), k.detach().flatten(0, 1)

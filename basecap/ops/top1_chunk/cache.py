@@ -91,7 +91,7 @@ def top1_chunk_step(
     cache["k"][:, length] = k[:, 0]
     cache["v"][:, length] = v[:, 0]
     cache["sums"][:, length // chunk] += k[:, 0].to(cache["sums"].dtype)
-    if use_triton("top1_chunk_step", backend, q):
+    if use_triton("top1_chunk_step", backend, q, widest=256):
         from basecap.ops.top1_chunk import launch
 
         return launch.decode(q, cache, length + 1, chunk, mode == "exact", scale, remote)

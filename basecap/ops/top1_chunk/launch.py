@@ -33,6 +33,9 @@ def _tile(table: dict[int, Tile], x: Tensor) -> Tile:
     return tile
 
 
+#: Bytes of shared memory a program can have on an A100; on an H200 227 KB.
+SHARED = 163 * 1024
+
 #: How many of four exponentials of the exact choice are made by polynomial.
 POLYNOMIALS = 1
 
@@ -49,6 +52,12 @@ def _dense(x: Tensor) -> Tensor:
 
 def _width(K: int) -> int:
     return max(16, triton.next_power_of_2(K))
+
+
+def _stages(stages: int, x: Tensor, rows: int, chunk: int) -> int:
+    """Return how many chunks of keys fit into shared memory beside `rows` queries, up to `stages`."""
+    row = _width(x.shape[-1]) * x.element_size()
+    return min(stages, max(1, (SHARED - rows * row) // (chunk * row)))
 
 
 def choose(
@@ -78,6 +87,7 @@ def choose(
         )  # fmt: skip
         return choice
     columns = min(tile.columns, chunk) if chunk >= 64 else tile.columns
+    launch["num_stages"] = _stages(tile.stages, q, tile.rows, chunk)
     # The interpreter knows no assembly.
     assembly = "" if interpreted() else kernels_choose.exp2_assembly(POLYNOMIALS)
     for bounded in (True, False):
@@ -262,7 +272,7 @@ def decode(
         kernels_decode.score_kernel[splits, G, B](
             q, keys, score, index, *q.stride()[:2], *keys.stride()[:3], full, part, scale * LOG2E,
             **shape, GP=max(16, triton.next_power_of_2(H // G)), BN=columns, EXACT=exact,
-            R=triton.next_power_of_2(remote),
+            R=triton.next_power_of_2(remote), num_stages=_stages(3, keys, 16, chunk if exact else columns),
         )  # fmt: skip
     o = q.new_empty(B, 1, H, K)
     kernels_decode.step_kernel[H, B](

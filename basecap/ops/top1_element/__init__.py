@@ -42,7 +42,7 @@ def top1_element(
     _validate(q, k, v, segments)
     if scale is not None and not scale > 0:
         raise ConfigError(f"scale must be positive, not {scale}.")
-    triton = use_triton("top1_element", backend, q)
+    triton = use_triton("top1_element", backend, q, widest=256)
     first = _first(q, segments)
     choice = operators.choose(q.detach().flatten(0, 1), k.detach().flatten(0, 1), first, triton)
     o = operators.gather(v.flatten(0, 1), choice, triton).unflatten(0, q.shape[:2])
@@ -55,7 +55,7 @@ def top1_element(
 def top1_element_choice(q: Tensor, k: Tensor, *, segments: Tensor | None = None, backend: Backend = "auto") -> Tensor:
     """Return the position of the chosen key in its row, int32 [B, T, H]; the arguments are those of `top1_element`."""
     _validate(q, k, k, segments)
-    triton = use_triton("top1_element", backend, q)
+    triton = use_triton("top1_element", backend, q, widest=256)
     choice = operators.choose(q.detach().flatten(0, 1), k.detach().flatten(0, 1), _first(q, segments), triton)
     B, T = q.shape[:2]
     row = torch.arange(B, device=q.device, dtype=torch.int32)[:, None, None] * T
