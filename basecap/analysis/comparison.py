@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from basecap.analysis.gap import compare, interval, resample, tokens_to_reach, verdict
+from basecap.analysis.gap import Interval, compare, interval, resample, scatter, tokens_to_reach, verdict
 from basecap.analysis.losses import RunLosses
 
 #: With fewer documents an interval from drawing them is too narrow to be believed.
@@ -149,29 +149,32 @@ def _measure(
             where, difference = compare(ours.x, ours.y[domain], theirs.x, theirs.y[domain])
             gaps[domain].append(difference)
         places.append(where)
-    per_nat = {domain: _bits_per_byte(documents, domain) for domain in setting.ood}
+    nats = dict.fromkeys(setting.ood, 1.0)
+    bits = {domain: _bits_per_byte(documents, domain) for domain in setting.ood}
+
+    def mean(domains: Sequence[str], unit: dict[str, float]) -> dict[str, Any]:
+        along = np.mean([np.stack(gaps[domain]) * unit[domain] for domain in domains], axis=0)
+        (ours, theirs), *more = pairs
+        single = None if more else scatter(places[0][0], along[0, 0], ours.x[0], theirs.x[0])
+        found = interval(along.mean(-1), generator, single)
+        return _numbers(found, _enough_documents(documents, setting.train, domains))
 
     def summary(domains: Sequence[str]) -> dict[str, Any]:
-        trusted = _enough_documents(documents, setting.train, domains)
-        nats = np.mean([gaps[domain] for domain in domains], axis=0).mean(-1)
-        bits = np.mean([np.mean(gaps[domain], axis=-1) * per_nat[domain] for domain in domains], axis=0)
-        return _numbers(nats, trusted, generator) | {"bits_per_byte": _numbers(bits, trusted, generator)}
+        return mean(domains, nats) | {"bits_per_byte": mean(domains, bits)}
 
-    trusted = _enough_documents(documents, setting.train, setting.ood)
-    along = _numbers(np.mean([gaps[domain] for domain in setting.ood], axis=0), trusted, generator)
+    along = interval(np.mean([gaps[domain] for domain in setting.ood], axis=0), generator)
     middles = np.mean(places, axis=0)[0]
     half = (middles[1] - middles[0]) / 2
     return {
         "range": [float(middles[0] - half), float(middles[-1] + half)],
         "gap": summary(setting.ood),
         "domains": [{"domain": domain} | summary([domain]) for domain in setting.ood],
-        "along": {"loss": middles.tolist()} | along,
+        "along": {"loss": middles.tolist()} | _numbers(along, _enough_documents(documents, setting.train, setting.ood)),
     }
 
 
-def _numbers(values: ndarray, trusted: bool, generator: np.random.Generator) -> dict[str, Any]:
+def _numbers(found: Interval, trusted: bool) -> dict[str, Any]:
     """Return an estimate and its interval, which is None when it cannot be trusted or computed."""
-    found = interval(values, generator)
     if not trusted or np.isnan(found.low).any():
         return {"value": found.value.tolist(), "low": None, "high": None}
     return {"value": found.value.tolist(), "low": found.low.tolist(), "high": found.high.tolist()}
@@ -184,7 +187,7 @@ def _enough_documents(documents: RunLosses, train: Sequence[str], ood: Sequence[
 
 def _missing_interval(documents: RunLosses, setting: Setting) -> str:
     if _enough_documents(documents, setting.train, setting.ood):
-        return "the shared range of pre-training loss is too narrow: train longer or evaluate more often"
+        return "too few checkpoints share a range of pre-training loss: train longer or evaluate more often"
     return f"fewer than {FEWEST_DOCUMENTS} held-out documents: no interval could be trusted"
 
 

@@ -25,6 +25,8 @@ CONFIDENCE = 0.95
 LOST_DRAWS = 0.05
 #: No run will see e^40 tokens (2e17).
 LARGEST_EXPONENT = 40.0
+#: Below this share of their variance left in the residuals, checkpoints say nothing of their scatter.
+SMALLEST_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,45 @@ def compare(x: ndarray, y: ndarray, x_reference: ndarray, y_reference: ndarray) 
     return places, difference
 
 
-def interval(values: ndarray, generator: np.random.Generator) -> Interval:
+@dataclass(frozen=True)
+class Scatter:
+    """The error of a mean gap that the scatter of checkpoints causes: standard error and degrees of freedom."""
+
+    error: float
+    freedom: float
+
+
+def scatter(places: ndarray, difference: ndarray, x: ndarray, x_reference: ndarray) -> Scatter:
+    """Estimate from a single pair of runs how far the scatter of their checkpoints moves the mean gap.
+
+    The loss out of domain jumps from checkpoint to checkpoint, most where the learning rate is high, and no document
+    is to blame. Seen as independent noise of one variance on every checkpoint, carried to the places by linear
+    interpolation, it leaves a known share of that variance in the residuals of the difference about its linear trend,
+    with the degrees of freedom of Satterthwaite (Biometrics Bulletin 2, 1946).
+
+    Args:
+        places, difference: [PLACES] what `compare` returns for the sample itself.
+        x, x_reference: [K], [K'] pre-training losses of the checkpoints.
+
+    Returns:
+        The standard error of the mean difference; NaN when there are too few checkpoints to tell.
+    """
+    carried = np.concatenate([_weights(x, places), _weights(x_reference, places)], axis=1)
+    trend, _ = np.linalg.qr(np.stack([np.ones_like(places), places], axis=1))
+    left = carried - trend @ (trend.T @ carried)
+    covariance = left.T @ left
+    share = np.trace(covariance) / len(places)
+    if share < SMALLEST_SHARE:
+        return Scatter(error=np.nan, freedom=1.0)
+    residual = difference - trend @ (trend.T @ difference)
+    variance = np.mean(residual**2) / share
+    return Scatter(
+        error=float(np.sqrt(variance * np.sum(carried.mean(0) ** 2))),
+        freedom=float(np.trace(covariance) ** 2 / np.sum(covariance**2)),
+    )
+
+
+def interval(values: ndarray, generator: np.random.Generator, single: Scatter | None = None) -> Interval:
     """Return the mean over seeds and its interval.
 
     Draws of documents give the spread for these trained models. With several seeds, a pair of models per seed, the
@@ -98,6 +138,7 @@ def interval(values: ndarray, generator: np.random.Generator) -> Interval:
     Args:
         values: [S, R + 1, ...] an estimate per seed and draw, row 0 from the sample itself, which must not be NaN.
         generator: source of the deviates of t.
+        single: with one seed, what to add for the scatter of its checkpoints.
     """
     value = values[:, 0].mean(0)
     kept = ~np.isnan(values).any(axis=(0, *range(2, values.ndim)))
@@ -112,6 +153,8 @@ def interval(values: ndarray, generator: np.random.Generator) -> Interval:
         common = np.sqrt(np.clip(1 - own / np.where(whole > 0, whole, 1.0), 0, 1))
         student = generator.standard_t(seeds - 1, size=len(deviations)).reshape(-1, *[1] * value.ndim)
         deviations = common * deviations + sample.std(axis=0, ddof=1) / np.sqrt(seeds) * student
+    elif single is not None:
+        deviations = deviations + single.error * generator.standard_t(single.freedom, size=len(deviations))
     tail = (1 - CONFIDENCE) / 2
     low, high = value + np.quantile(deviations, [tail, 1 - tail], axis=0, method="weibull")
     return Interval(value=value, low=low, high=high)
@@ -135,6 +178,12 @@ def tokens_to_reach(loss: float, tokens: ndarray, losses: ndarray) -> float | No
     slope, start = np.polyfit(np.log(tokens[-3:]), losses[-3:], 1)
     exponent = (loss - start) / slope if slope < 0 else np.inf
     return float(np.exp(exponent)) if exponent < LARGEST_EXPONENT else None
+
+
+def _weights(x: ndarray, places: ndarray) -> ndarray:
+    """Return the weight of each checkpoint in the line through all of them at each place, [PLACES, K]."""
+    order = np.sort(x)
+    return np.stack([np.interp(places, order, unit) for unit in np.eye(len(order))], axis=1)
 
 
 def _sorted(x: ndarray, y: ndarray) -> tuple[ndarray, ndarray]:

@@ -22,6 +22,7 @@ class World:
     slope: float = 0.01
     taste: float = 0.04
     seed_spread: float = 0.0
+    wobble: float = 0.0
 
 
 def curve(x: np.ndarray) -> np.ndarray:
@@ -70,6 +71,8 @@ def runs(world: World, rng: np.random.Generator) -> dict[tuple[str, int], RunLos
                 expected = x if domain in TRAIN else curve(x) + shift + (gap(x, world) if name == "other" else 0.0)
                 own = difficulty[domain] + taste[domain] + rng.normal(0, share, world.documents)
                 size = tokens[domain][:, None]
+                if domain in OOD and world.wobble:
+                    expected = expected + rng.normal(0, world.wobble, len(x))
                 noise = np.sqrt(size) * rng.normal(0, 0.1, (world.documents, len(x)))
                 nats = size * (expected + own[:, None]) + noise
                 losses[domain] = DocumentLosses(nats=nats, tokens=tokens[domain], bytes=4 * tokens[domain])

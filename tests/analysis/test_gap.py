@@ -28,9 +28,18 @@ def test_unbiased_with_honest_intervals():
 
 def test_intervals_over_several_seeds_are_honest():
     world = World(documents=150, checkpoints=4, seeds=3, seed_spread=0.01)
-    _, low, high = estimates(world, studies=500, seed=2, resamples=300)
+    _, low, high = estimates(world, studies=400, seed=2, resamples=200)
     covered = (low <= truth(world)) & (truth(world) <= high)
     assert 0.93 <= covered.mean() <= 0.98
+
+
+def test_scattered_checkpoints_widen_the_interval_of_a_single_seed():
+    world = World(documents=100, checkpoints=10, wobble=0.03)
+    _, low, high = estimates(world, studies=500, seed=9, resamples=200)
+    covered = (low <= truth(world)) & (truth(world) <= high)
+    assert 0.92 <= covered.mean() <= 0.98
+    calm = estimates(World(documents=100, checkpoints=10), studies=50, seed=10, resamples=200)
+    assert np.median(high - low) > 1.5 * np.median(calm[2] - calm[1])
 
 
 def test_resolves_two_thousandths_of_a_nat():

@@ -69,6 +69,13 @@ def test_one_checkpoint_is_undecided(tmp_path):
     assert row["verdict"] == "undecided" and row["gap"] is None and "eval_every" in row["words"]
 
 
+def test_two_checkpoints_give_a_gap_without_interval(tmp_path):
+    write_study(tmp_path, architectures=TWO, documents=40, checkpoints=2)
+    row = only_row(tmp_path)
+    assert row["verdict"] == "undecided" and "too few checkpoints" in row["words"]
+    assert row["gap"]["value"] > 0 and row["gap"]["low"] is None
+
+
 @pytest.mark.parametrize("documents", [1, 10])
 def test_few_documents_give_a_gap_without_interval(tmp_path, documents):
     write_study(tmp_path, architectures=TWO, documents=documents)
