@@ -276,13 +276,14 @@ def test_decoding_equals_the_whole_sequence(mode, device, dtype):
         top1_chunk_step(*(x[:, :1] for x in (q, k, v)), cache, 70, chunk=16)
 
 
-def test_operators_keep_their_contracts():
+@pytest.mark.parametrize("triton", [False, pytest.param(True, marks=in_interpreter)])
+def test_operators_keep_their_contracts(triton):
     q, k, v, _ = draw(1, 50, 2, 1, 32, torch.float32)
-    grid, own = chunk_grid(q, 16, None, None)
-    flat = [x[0].requires_grad_() for x in (q, k, v)]
-    choice = eager.choose(flat[0].detach(), flat[1].detach(), grid, own, 16, True, 0.2, 1)
-    torch.library.opcheck(operators.choose, (*(x.detach() for x in flat[:2]), [grid, own], 16, True, 0.2, 1, False))
-    torch.library.opcheck(operators.attend, (*flat, choice, [grid, own], 16, 0.2, False))
+    layout = list(chunk_grid(q, 16, None, None))
+    q, k, v = (x[0].requires_grad_() for x in (q, k, v))
+    choice = operators.choose(q.detach(), k.detach(), layout, 16, True, 0.2, 1, triton)
+    torch.library.opcheck(operators.choose, (q.detach(), k.detach(), layout, 16, True, 0.2, 1, triton))
+    torch.library.opcheck(operators.attend, (q, k, v, choice, layout, 16, 0.2, triton))
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -161,6 +161,7 @@ def merge_kernel(
     BR: tl.constexpr,
 ):
     """Merge the partial results: o and the base-2 logsumexp of each query."""
+    rows = tl.cast(rows, tl.int64)
     row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     mask = row < rows
     o_k = tl.arange(0, BK)
@@ -339,6 +340,7 @@ def sum_kernel(
     BR: tl.constexpr,
 ):
     """Add up the partial dq of each query."""
+    rows = tl.cast(rows, tl.int64)
     row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     o_k = tl.arange(0, BK)
     dq = tl.zeros([BR, BK], tl.float32)

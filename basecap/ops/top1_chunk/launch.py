@@ -142,10 +142,10 @@ class Index:
 
 
 def empty_index(choice: Tensor, M: int, groups: int, size: int) -> Index:
-    """Return an index of `choice` that is yet to be filled."""
+    """Return an index of `choice` that is yet to be filled; places no list needs stay zero."""
     pairs = choice.numel() // groups
     length = groups * (pairs + 2 * (M + 1) + max(1, pairs // size))
-    return Index(choice.new_empty(length), groups, pairs, M, size)
+    return Index(choice.new_zeros(length), groups, pairs, M, size)
 
 
 def invert(choice: Tensor, M: int, groups: int, size: int) -> Index:
