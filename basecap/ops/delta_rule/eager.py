@@ -56,9 +56,9 @@ def delta_rule(
     transition = across * torch.eye(K, dtype=wide, device=k.device) - stored[..., V:]
     state = addition.new_zeros(B, H, K, V) if state_BHKV is None else state_BHKV.to(wide)
     entering = []
-    for m in range(M):
+    for added, transit in zip(addition.unbind(2), transition.unbind(2), strict=True):
         entering.append(state)
-        state = addition[:, :, m] + transition[:, :, m] @ state
+        state = added + transit @ state
     reads = (q * from_start - seen[..., V:]).to(v.dtype)
     o = seen[..., :V] + reads @ torch.stack(entering, dim=2).to(v.dtype)
     return o.flatten(2, 3)[:, :, :T].transpose(1, 2).to(v_BTHV.dtype), state

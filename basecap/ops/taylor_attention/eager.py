@@ -77,8 +77,8 @@ def _from_before(q: Tensor, k: Tensor, v: Tensor, ids: Tensor | None, state_BHFX
     added = k.transpose(-1, -2) @ v[:, :, :-1]
     state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if state_BHFX is None else state_BHFX.to(q.dtype)
     entering = [state]
-    for m in range(added.shape[2]):
-        state = added[:, :, m] + (state if kept is None else state * kept[:, :, m])
+    for m, now in enumerate(added.unbind(2)):
+        state = now + (state if kept is None else state * kept[:, :, m])
         entering.append(state)
     return q @ torch.stack(entering, dim=2)
 
