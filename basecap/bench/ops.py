@@ -46,17 +46,11 @@ def run(*, device: torch.device, length: int = 102_400, repeats: int = 10) -> di
     """
     if device.type != "cuda":
         raise ConfigError(f"the kernels are timed on a CUDA device, not on {device.type}; give --device cuda.")
-    lengths = [2**n for n in range(10, 18) if 2**n < length]
-    tables: dict[str, list[dict[str, Any]]] = {"training": [], "skew": [], "decode": [], "crossover": []}
-    with progress("bench ops", total=4 * len(SHAPES), unit="tables") as advance:
+    tables: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+    with progress("bench ops", total=len(TABLES) * len(SHAPES), unit="tables") as advance:
         for heads, width in SHAPES:
-            for name, make, size in (
-                ("training", _training, length),
-                ("skew", _skew, length),
-                ("decode", _decode, length // 2),
-                ("crossover", _crossover, lengths),
-            ):
-                rows = make(heads, width, size, repeats, device)
+            for name, measure in TABLES.items():
+                rows = measure(heads, width, length, repeats, device)
                 tables[name] += [{"heads": heads, "head_dim": width, **row} for row in rows]
                 torch.cuda.empty_cache()
                 advance(1, note=f"{name} {heads} x {width}")
@@ -106,7 +100,8 @@ def _window(length: int, device: torch.device) -> Attention:
     kernel = torch.compile(flex_attention, dynamic=False)
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return kernel(*(x.transpose(1, 2) for x in (q, k, v)), block_mask=mask).transpose(1, 2)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return kernel(q, k, v, block_mask=mask).transpose(1, 2)
 
     return attention
 
@@ -177,7 +172,7 @@ def _training(heads: int, width: int, length: int, repeats: int, device: torch.d
     q, k, v, do = _inputs(1, length, heads, width, device)
     for x in (q, k, v):
         x.requires_grad_()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, attention in _contenders(length, device).items():
         step = partial(_step, attention, q, k, v, do)
         reason = _refusal(step)
@@ -192,7 +187,11 @@ def _training(heads: int, width: int, length: int, repeats: int, device: torch.d
         extra = torch.cuda.max_memory_allocated() - before - 4 * q.numel() * q.element_size()
         with torch.no_grad():
             forward = _median(_graph(partial(attention, q, k, v), 1), repeats)
-        row = {"op": name, "forward ms": forward, "forward+backward ms": _median(_graph(step, 1), repeats)}
+        row: dict[str, Any] = {
+            "op": name,
+            "forward ms": forward,
+            "forward+backward ms": _median(_graph(step, 1), repeats),
+        }
         rows.append({**row, "launched from Python ms": _median(step, repeats), "extra bytes per token": extra / length})
     return _compare(rows, "forward+backward ms")
 
@@ -210,7 +209,11 @@ def _skew(heads: int, width: int, length: int, repeats: int, device: torch.devic
         run = partial(attend, q, k, v, choice, [grid, own], CHUNK, width**-0.5, True)
         with torch.no_grad():
             forward = _median(_graph(run, 1), repeats)
-        both = _median(_graph(lambda run=run: torch.autograd.grad(run()[0], (q, k, v), do), 1), repeats)
+
+        def step(run: Callable[[], tuple[Tensor, ...]] = run) -> None:
+            torch.autograd.grad(run()[0], (q, k, v), do)
+
+        both = _median(_graph(step, 1), repeats)
         times[name] = {"forward ms": forward, "backward ms": both - forward}
     return [
         {"choice": name, **row, **{f"{key} / even": row[key] / times["even"][key] for key in row}}
@@ -219,20 +222,20 @@ def _skew(heads: int, width: int, length: int, repeats: int, device: torch.devic
 
 
 def _decode(heads: int, width: int, length: int, repeats: int, device: torch.device) -> list[dict[str, Any]]:
-    """Time one step of 64 sequences with `length` tokens in the cache, as a CUDA graph."""
+    """Time one step of 64 sequences with half of `length` in the cache, as a CUDA graph."""
     batch = 64
-    length = length // CHUNK * CHUNK - 1
+    length = length // (2 * CHUNK) * CHUNK - 1
     q, k, v, _ = _inputs(batch, 1, heads, width, device)
     cache = top1_chunk_cache(batch, length + 1, heads, width, chunk=CHUNK, dtype=q.dtype, device=device)
     for row in range(batch):
         part = {name: tensor[row : row + 1] for name, tensor in cache.items()}
         _, keys, values, _ = _inputs(1, length, heads, width, device)
         top1_chunk_fill(keys, values, part, chunk=CHUNK)
-    heads_first = [x.transpose(1, 2) for x in (q, cache["k"], cache["v"])]
+    q_BHTK, k_BHTK, v_BHTK = (x.transpose(1, 2) for x in (q, cache["k"], cache["v"]))
 
     def full(backend: SDPBackend) -> None:
         with sdpa_kernel(backend):
-            F.scaled_dot_product_attention(*heads_first)
+            F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK)
 
     runs: dict[str, Callable[[], object]] = {
         "flash-attention-2": partial(full, SDPBackend.FLASH_ATTENTION),
@@ -246,22 +249,27 @@ def _decode(heads: int, width: int, length: int, repeats: int, device: torch.dev
     with torch.no_grad():
         for name, run in runs.items():
             reason = _refusal(run)
-            timed = {"step ms": _median(_graph(run), repeats) / 10} if reason is None else {"cannot run": reason}
+            timed: dict[str, Any] = (
+                {"step ms": _median(_graph(run), repeats) / 10} if reason is None else {"cannot run": reason}
+            )
             rows.append({"op": name, **timed})
     return _compare(rows, "step ms")
 
 
-def _crossover(heads: int, width: int, lengths: list[int], repeats: int, device: torch.device) -> list[dict[str, Any]]:
-    """Time training against the length, as CUDA graphs."""
+def _crossover(heads: int, width: int, length: int, repeats: int, device: torch.device) -> list[dict[str, Any]]:
+    """Time training against the length, in powers of two up to `length`, as CUDA graphs."""
     rows = []
-    for length in lengths:
-        q, k, v, do = _inputs(1, length, heads, width, device)
+    for tokens in (2**n for n in range(10, length.bit_length())):
+        q, k, v, do = _inputs(1, tokens, heads, width, device)
         for x in (q, k, v):
             x.requires_grad_()
-        row: dict[str, Any] = {"length": length}
-        for name, attention in _contenders(length, device).items():
+        row: dict[str, Any] = {"length": tokens}
+        for name, attention in _contenders(tokens, device).items():
             if "flex" not in name:
-                times = max(1, min(10, 65_536 // length))
+                times = max(1, min(10, 65_536 // tokens))
                 row[f"{name} ms"] = _median(_graph(partial(_step, attention, q, k, v, do), times), repeats) / times
         rows.append(row)
     return rows
+
+
+TABLES = {"training": _training, "skew": _skew, "decode": _decode, "crossover": _crossover}

@@ -44,8 +44,8 @@ def _unsupported(device: torch.device, dtype: torch.dtype, shared: int) -> str |
         return f"the tensors are on {device.type}"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "the kernels need compute capability 8.0 or newer"
-    if torch.cuda.get_device_properties(device).shared_memory_per_block_optin < shared:
-        return f"the kernels need {shared // 1024} KB of shared memory per block"
+    if torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor < shared:
+        return f"the kernels need {shared // 1024} KB of shared memory"
     return None
 
 

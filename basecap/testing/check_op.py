@@ -10,8 +10,8 @@ from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
 from basecap.ops._dispatch import unsupported
+from basecap.ops.top1_chunk import Mode, top1_chunk, top1_chunk_weights
 from basecap.ops.top1_chunk import reference as chunk_reference
-from basecap.ops.top1_chunk import top1_chunk, top1_chunk_weights
 from basecap.ops.top1_element import reference as element_reference
 from basecap.ops.top1_element import top1_element
 from basecap.testing.tolerance import assert_as_accurate, relative_error
@@ -19,7 +19,7 @@ from basecap.testing.tolerance import assert_as_accurate, relative_error
 Op = Callable[..., Tensor]
 
 
-def _dense(q: Tensor, k: Tensor, v: Tensor, mode: str) -> Tensor:
+def _dense(q: Tensor, k: Tensor, v: Tensor, mode: Mode) -> Tensor:
     return chunk_reference.top1_chunk(q, k, v, top1_chunk_weights(q, k, chunk=64, mode=mode))
 
 
@@ -52,7 +52,7 @@ def check_op(name: str, device: torch.device, seed: int = 0) -> list[dict[str, A
     if name not in OPS:
         raise ConfigError(f"unknown op {name!r}: {nearest(name, OPS)}")
     op, definition = OPS[name]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         inputs = [x.to(device, dtype) for x in _inputs(seed)]
         reason = unsupported(inputs[0])
@@ -62,7 +62,7 @@ def check_op(name: str, device: torch.device, seed: int = 0) -> list[dict[str, A
         truth = _results(definition, [x.double() for x in inputs])
         plain, found = (_results(partial(op, backend=backend), inputs) for backend in ("eager", "triton"))
         for label, x, y, z in zip(("o", "dq", "dk", "dv"), found, plain, truth, strict=True):
-            row = {"op": name, "dtype": str(dtype), "tensor": label}
+            row: dict[str, Any] = {"op": name, "dtype": str(dtype), "tensor": label}
             row |= {"error": relative_error(x, z), "plain PyTorch": relative_error(y, z), "result": "passed"}
             try:
                 assert_as_accurate(label, x, y, z)

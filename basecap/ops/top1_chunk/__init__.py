@@ -71,7 +71,7 @@ def top1_chunk(
     torch.Size([1, 40, 2, 32])
     """
     _validate(q, k, v, chunk, mode, remote, scale)
-    check_packing(*q.shape[:2], segments, cu_seqlens)
+    check_packing(q, segments, cu_seqlens)
     triton = use_triton("top1_chunk", backend, q, widest=256, shared=SHARED)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     layout = chunk_grid(q, chunk, segments, cu_seqlens)
@@ -97,7 +97,7 @@ def top1_chunk_choice(
     The arguments are those of `top1_chunk`.
     """
     _validate(q, k, k, chunk, mode, remote, scale)
-    check_packing(*q.shape[:2], segments, None)
+    check_packing(q, segments, None)
     triton = use_triton("top1_chunk", backend, q, widest=256, shared=SHARED)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     grid, own = chunk_grid(q, chunk, segments, None)
@@ -122,7 +122,7 @@ def top1_chunk_weights(
     The arguments are those of `top1_chunk`.
     """
     _validate(q, k, k, chunk, mode, remote, scale)
-    check_packing(*q.shape[:2], segments, None)
+    check_packing(q, segments, None)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     return reference.weights(q, k, chunk, mode, scale, remote, segments)
 

@@ -53,8 +53,9 @@ def bounds_of(segments: Tensor) -> Tensor:
     return torch.cat([positions, positions.new_tensor([segments.numel()])])
 
 
-def check_packing(batch: int, length: int, segments: Tensor | None, cu_seqlens: Tensor | None) -> None:
-    """Raise ConfigError unless at most one of `segments` and `cu_seqlens` is given and it fits the row."""
+def check_packing(x_BTHK: Tensor, segments: Tensor | None, cu_seqlens: Tensor | None) -> None:
+    """Raise ConfigError unless at most one of `segments` and `cu_seqlens` is given and it fits [B, T]."""
+    batch, length = x_BTHK.shape[:2]
     if segments is not None and cu_seqlens is not None:
         raise ConfigError("segments and cu_seqlens say the same thing; give one of them.")
     if segments is not None and segments.shape != (batch, length):

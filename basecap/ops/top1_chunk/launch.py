@@ -158,10 +158,9 @@ def invert(choice: Tensor, M: int, groups: int, size: int) -> Index:
     # Counts for every block and chunk take no more memory than the pairs.
     block = max(256, triton.next_power_of_2(M) // 2)
     blocks = triton.cdiv(pairs, block)
-    integers = {"dtype": torch.int32, "device": choice.device}
-    count = torch.zeros(groups, blocks, M, **integers)
+    count = choice.new_zeros(groups, blocks, M)
     rank = torch.empty_like(choice)
-    total = torch.empty(groups, M, **integers)
+    total = choice.new_empty(groups, M)
     offset, lists, share, chunk = index.parts
     shape = {"H": H, "GROUP": H // groups, "REMOTE": remote, "BLOCK": block}
     kernels_index.count_kernel[blocks, groups](choice, count, rank, pairs, M, **shape, BT=64, num_stages=1)

@@ -31,7 +31,8 @@ def choose(
 ) -> Tensor:
     """Return int32 [N, H, remote], the chosen chunks, -1 where there is none."""
     run = _kernels().choose if triton else eager.choose
-    return run(q, k, *layout, chunk, exact, scale, remote)
+    grid, own = layout
+    return run(q, k, grid, own, chunk, exact, scale, remote)
 
 
 @choose.register_fake
@@ -52,7 +53,8 @@ def attend(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return o [N, H, K]; and for the backward pass the logsumexp of the attended scores [N, H] and an index."""
     run = _kernels().attend if triton else eager.attend
-    return run(q, k, v, choice, *layout, chunk, scale)
+    grid, own = layout
+    return run(q, k, v, choice, grid, own, chunk, scale)
 
 
 @attend.register_fake
