@@ -27,6 +27,7 @@ on_gpu = pytest.param("cuda", marks=requires_gpu)
 anywhere = pytest.mark.parametrize("device", [pytest.param("cpu", marks=in_interpreter), on_gpu])
 
 
+@pytest.mark.usefixtures("poisoned")
 @anywhere
 @pytest.mark.parametrize("segments", [None, packed(2, [1, 6, 7, 32], 70)])
 def test_wkv4(device: str, segments: Tensor | None):
@@ -69,6 +70,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(package, "use_triton", lambda op, backend, x: x.dtype == torch.float32)
 
 
+@pytest.mark.usefixtures("poisoned")
 @anywhere
 @pytest.mark.parametrize("which", ["wkv6", "wkv7"])
 @pytest.mark.parametrize("spread", [1.0, 3.0])
@@ -88,6 +90,7 @@ def test_recurrence_at_size(device: str, dtype: torch.dtype, which: str):
     assert_as_exact(kernel(which), plain, [x.to(device, dtype) for x in inputs])
 
 
+@pytest.mark.usefixtures("poisoned")
 @anywhere
 def test_constant_decay(device: str, forced: None):
     """RWKV-5's decay [1, 1, H, K] gets its whole gradient."""

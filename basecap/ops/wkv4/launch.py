@@ -15,7 +15,7 @@ CHANNELS, TOKENS = 128, 64
 def scan(k_BTD: Tensor, v_BTD: Tensor, decay_D: Tensor, starts_BT: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return running weights and means [B, T, D], float32; see `operators.scan`."""
     weights, values, decay = k_BTD.contiguous(), v_BTD.contiguous(), decay_D.contiguous()
-    starts = None if starts_BT is None else starts_BT.to(torch.uint8).contiguous()
+    starts = None if starts_BT is None else starts_BT.to(torch.int32).contiguous()
     out_weights, out_values = torch.empty_like(weights), torch.empty_like(values)
     if weights.numel():
         grid, tokens, sums = _chunks(weights)

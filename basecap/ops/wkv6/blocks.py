@@ -55,7 +55,7 @@ def assemble(reads: Tensor, writes: Tensor, log_decay: Tensor) -> Block:
         reads = torch.cat([old_reads, new_reads * old_decay[..., None, :]], dim=-2)
         writes = torch.cat([old_writes * new_decay[..., None, :], new_writes], dim=-2)
         decay = old_decay * new_decay
-    return Block(*(x[..., 0, :, :] for x in (scores, reads, writes)), decay[..., 0, :])
+    return Block(scores[..., 0, :, :], reads[..., 0, :, :], writes[..., 0, :, :], decay[..., 0, :])
 
 
 def carry(step: Tensor, added_BHMKV: Tensor, state_BHKV: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ def recur(inputs: Inputs, state: Tensor, starts: Tensor | None) -> tuple[Tensor,
     grid, tile = _tiles(r, v, a, FORWARD)
     if B:
         kernels.recur_fwd_kernel[grid](
-            r, log_decay, k, v, a, b, state.contiguous(), _bytes(starts), o, final, kept, T, H, K, V,
+            r, log_decay, k, v, a, b, state.contiguous(), _flags(starts), o, final, kept, T, H, K, V,
             STARTS=starts is not None, **tile,
         )  # fmt: skip
     return o, final, kept
@@ -47,7 +47,7 @@ def recur_backward(
     do, dfinal = (x.contiguous() for x in grads)
     if B:
         kernels.recur_bwd_kernel[grid](
-            r, log_decay, k, v, a, b, _bytes(starts), kept, do, dfinal, scratch,
+            r, log_decay, k, v, a, b, _flags(starts), kept, do, dfinal, scratch,
             dr, dw, dk, dv, da, db, dstate, T, H, K, V, r.numel(),
             STARTS=starts is not None, **tile,
         )  # fmt: skip
@@ -58,11 +58,13 @@ def recur_backward(
 
 
 def _contiguous(inputs: Inputs) -> Inputs:
-    return tuple(None if x is None else x.contiguous() for x in inputs)
+    r, log_decay, k, v, *delta = inputs
+    a, b = (None if x is None else x.contiguous() for x in delta)
+    return r.contiguous(), log_decay.contiguous(), k.contiguous(), v.contiguous(), a, b
 
 
-def _bytes(starts: Tensor | None) -> Tensor | None:
-    return None if starts is None else starts.to(torch.uint8).contiguous()
+def _flags(starts: Tensor | None) -> Tensor | None:
+    return None if starts is None else starts.to(torch.int32).contiguous()
 
 
 def _tiles(
