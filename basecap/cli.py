@@ -145,15 +145,31 @@ def check(
 ) -> None:
     """Prove every mixer and kernel against its reference on this machine. Exit code 1 when anything fails."""
     from basecap.environment import choose_device
-    from basecap.testing.check_all import check_all
+    from basecap.testing.check_all import check_all, failed
 
     _load(plugin)
     rows = check_all(mixer, choose_device(device))
     _table("checks", rows, as_json)
-    failed = sum(row["result"] != "passed" for row in rows)
-    _say(f"{len(rows)} checks, {failed} failed")
-    if failed:
+    _say(f"{len(rows)} checks, {failed(rows)} failed")
+    if failed(rows):
         raise typer.Exit(1)
+
+
+@bench_app.command("ops", epilog="Example: basecap bench ops --json kernels.json")
+def bench_ops(
+    length: Annotated[int, typer.Option(min=256, help="tokens of the training figures")] = 102_400,
+    device: Device = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Time the Top-1 kernels beside PyTorch's attention. Needs a CUDA device."""
+    from basecap.bench.ops import run as bench
+    from basecap.environment import choose_device
+
+    found = bench(device=choose_device(device), length=length)
+    for name, rows in found.items():
+        if isinstance(rows, list):
+            _table(name, rows, as_json=False)
+    _store(found, json_file)
 
 
 @bench_app.command(
@@ -192,7 +208,7 @@ def _report(directories: Sequence[Path], out: Path) -> None:
     from basecap.report import terminal_table, write_report
 
     page = write_report(list(directories), out)
-    Console().print(terminal_table(StudyRecords(out).results()))
+    _console().print(terminal_table(StudyRecords(out).results()))
     typer.echo(f"report: {page}")
 
 
@@ -217,17 +233,24 @@ def _table(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
-    columns = list(rows[0]) if rows else []
+    columns = list(dict.fromkeys(column for row in rows for column in row))
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for column in columns:
-        number = all(isinstance(row[column], int | float) for row in rows)
-        table.add_column(column, justify="right" if number else "left", overflow="fold")
+        number = all(isinstance(row.get(column), int | float | None) for row in rows)
+        table.add_column(column, justify="right" if number else "left", no_wrap=column == columns[0], overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(row[column]) for column in columns))
-    Console(highlight=False, markup=False).print(table)
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    _console().print(table)
+
+
+def _console() -> Console:
+    """Return standard output, 160 columns wide where it is no terminal."""
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
     if isinstance(value, float):
         return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)

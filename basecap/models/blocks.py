@@ -1,15 +1,12 @@
 """One residual block for every architecture: norm and mixer, then (where the family has one) norm and feed-forward."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
 from basecap.mixers._contract import Cache, Mixer, ParameterRecipe, default_recipe
-from basecap.models.backbones._contract import Backbone
-
-Half = Callable[[Tensor], Tensor]
+from basecap.models.backbones._contract import Backbone, FeedForwardLayer
 
 
 @dataclass(kw_only=True)
@@ -17,12 +14,12 @@ class BlockCache:
     """The decoding state of one block: its mixer's and its feed-forward layer's."""
 
     mixer: Cache
-    feed_forward: Cache | None
+    feed_forward: Cache
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return self.mixer.nbytes + (self.feed_forward.nbytes if self.feed_forward else 0)
+        return self.mixer.nbytes + self.feed_forward.nbytes
 
 
 class Block(nn.Module):
@@ -33,7 +30,8 @@ class Block(nn.Module):
         self.parallel = backbone.parallel
         self.mixer_norm = backbone.make_norm(mixer.layer.hidden)
         self.mixer = mixer
-        self.feed_forward_norm = self.feed_forward = None
+        self.feed_forward_norm: nn.Module | None = None
+        self.feed_forward: FeedForwardLayer | None = None
         if backbone.feed_forward is not None:
             self.feed_forward_norm = backbone.make_norm(mixer.layer.hidden)
             self.feed_forward = backbone.feed_forward(mixer.layer)
@@ -41,9 +39,7 @@ class Block(nn.Module):
     def forward(self, x_BTD: Tensor, segments: Tensor | None, shared: dict[str, Tensor]) -> Tensor:
         """Transform a batch; `segments` and `shared` as in `Mixer`."""
         extra = (shared,) if self.mixer.takes_shared else ()
-        return self._residual(
-            x_BTD, lambda h: self.mixer(h, segments, *extra), lambda h: self.feed_forward(h, segments)
-        )
+        return self._residual(x_BTD, lambda h: self.mixer(h, segments, *extra), lambda feed, h: feed(h, segments))
 
     def step(self, x_B1D: Tensor, cache: BlockCache, shared: dict[str, Tensor]) -> Tensor:
         """Transform one more token, updating `cache`."""
@@ -51,7 +47,7 @@ class Block(nn.Module):
         return self._residual(
             x_B1D,
             lambda h: self.mixer.step(h, cache.mixer, *extra),
-            lambda h: self.feed_forward.step(h, cache.feed_forward),
+            lambda feed, h: feed.step(h, cache.feed_forward),
         )
 
     def prefill(self, x_BTD: Tensor, cache: BlockCache, shared: dict[str, Tensor]) -> Tensor:
@@ -60,33 +56,37 @@ class Block(nn.Module):
         return self._residual(
             x_BTD,
             lambda h: self.mixer.prefill(h, cache.mixer, *extra),
-            lambda h: self.feed_forward.prefill(h, cache.feed_forward),
+            lambda feed, h: feed.prefill(h, cache.feed_forward),
         )
 
     def init_cache(self, batch: int, max_length: int) -> BlockCache:
         """Return the empty decoding state."""
-        feed_forward = self.feed_forward.init_cache(batch, max_length) if self.feed_forward else None
+        empty = Cache(tensors={})
+        feed_forward = empty if self.feed_forward is None else self.feed_forward.init_cache(batch, max_length)
         return BlockCache(mixer=self.mixer.init_cache(batch, max_length), feed_forward=feed_forward)
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Recipes of norms, mixer and feed-forward layer by parameter name."""
-        recipes = {}
-        for name, child in self.named_children():
-            parts: Mapping[str, Any] = child.recipe() if "norm" not in name else default_recipe(child)
-            recipes |= {f"{name}.{key}": value for key, value in parts.items()}
-        return recipes
+        norms = {"mixer_norm": self.mixer_norm, "feed_forward_norm": self.feed_forward_norm}
+        parts = {name: default_recipe(norm) for name, norm in norms.items() if norm is not None}
+        parts["mixer"] = self.mixer.recipe()
+        if self.feed_forward is not None:
+            parts["feed_forward"] = self.feed_forward.recipe()
+        return {f"{name}.{key}": recipe for name, recipes in parts.items() for key, recipe in recipes.items()}
 
     def flops(self, length: int) -> float:
         """Floating-point operations of one forward pass over one sequence."""
-        return self.mixer.flops(length) + (self.feed_forward.flops(length) if self.feed_forward else 0.0)
+        return self.mixer.flops(length) + (0.0 if self.feed_forward is None else self.feed_forward.flops(length))
 
     def state_bytes(self, length: int) -> int:
         """Bytes of decoding state per sequence of `length` tokens."""
-        feed_forward = self.feed_forward.state_bytes(length) if self.feed_forward else 0
+        feed_forward = 0 if self.feed_forward is None else self.feed_forward.state_bytes(length)
         return self.mixer.state_bytes(length) + feed_forward
 
-    def _residual(self, x: Tensor, mix: Half, feed: Half) -> Tensor:
+    def _residual(
+        self, x: Tensor, mix: Callable[[Tensor], Tensor], feed: Callable[[FeedForwardLayer, Tensor], Tensor]
+    ) -> Tensor:
         mixed = x + mix(self.mixer_norm(x))
-        if self.feed_forward_norm is None:
+        if self.feed_forward is None or self.feed_forward_norm is None:
             return mixed
-        return mixed + feed(self.feed_forward_norm(x if self.parallel else mixed))
+        return mixed + feed(self.feed_forward, self.feed_forward_norm(x if self.parallel else mixed))

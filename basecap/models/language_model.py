@@ -1,5 +1,7 @@
 """The one language model: embedding, blocks, norm, head; training loss, logits and decoding."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -9,6 +11,7 @@ from basecap.mixers._contract import ParameterRecipe, default_recipe, initialise
 from basecap.models.backbones._contract import BACKBONES
 from basecap.models.blocks import Block, BlockCache
 from basecap.models.config import ModelConfig
+from basecap.ops import keep_choice
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
 
 Caches = list[BlockCache]
@@ -30,10 +33,11 @@ class LanguageModel(nn.Module):
         learned = self.backbone.positions == "learned"
         self.positions = nn.Embedding(config.max_length, config.hidden) if learned else None
         self.embedding_norm = nn.LayerNorm(config.hidden, 1e-5) if self.backbone.embedding_norm else None
-        self.blocks = nn.ModuleList(Block(self.backbone, mixer) for mixer in config.build_mixers())
+        self._blocks = [Block(self.backbone, mixer) for mixer in config.build_mixers()]
+        self.blocks = nn.ModuleList(self._blocks)
         self.norm = self.backbone.make_norm(config.hidden)
         self.head = None if config.tied else nn.Linear(config.hidden, config.vocab, bias=False)
-        self._training_blocks: list[nn.Module] = list(self.blocks)
+        self._training_blocks: list[Callable[..., Tensor]] = [*self._blocks]
         self._training_loss = linear_cross_entropy
 
     def compile_training(self) -> None:
@@ -42,7 +46,7 @@ class LanguageModel(nn.Module):
         Passes without gradients (evaluation, decoding) meet many lengths and run uncompiled.
         """
         torch.compiler.reset()
-        self._training_blocks = [torch.compile(block, dynamic=False) for block in self.blocks]
+        self._training_blocks = [torch.compile(block, dynamic=False) for block in self._blocks]
         self._training_loss = torch.compile(linear_cross_entropy, dynamic=False)
 
     def initialise(self, seed: int) -> "LanguageModel":
@@ -59,7 +63,7 @@ class LanguageModel(nn.Module):
         if self.head is not None:
             recipes["head.weight"] = ParameterRecipe(init=self.backbone.head)
         recipes = {name: recipe for name, recipe in recipes.items() if not name.startswith("blocks.")}
-        for index, block in enumerate(self.blocks):
+        for index, block in enumerate(self._blocks):
             recipes |= {f"blocks.{index}.{name}": recipe for name, recipe in block.recipe().items()}
         return recipes
 
@@ -68,9 +72,9 @@ class LanguageModel(nn.Module):
         x = self._embed(tokens_BT, 0)
         shared: dict[str, Tensor] = {}
         training = torch.is_grad_enabled()
-        for block in self._training_blocks if training else self.blocks:
+        for block in self._training_blocks if training else self._blocks:
             if training and self.checkpointing:
-                x = checkpoint(block, x, segments_BT, shared, use_reentrant=False)
+                x = checkpoint(block, x, segments_BT, shared, use_reentrant=False, context_fn=keep_choice)
             else:
                 x = block(x, segments_BT, shared)
         return self.norm(x)
@@ -101,13 +105,13 @@ class LanguageModel(nn.Module):
                 f"learned positions end at {self.config.max_length} tokens; ask for at most that many, "
                 f"not {max_length}."
             )
-        return [block.init_cache(batch, max_length) for block in self.blocks]
+        return [block.init_cache(batch, max_length) for block in self._blocks]
 
     def prefill(self, tokens_BT: Tensor, caches: Caches) -> Tensor:
         """Read a prompt into empty `caches`; return the logits of the token after it [B, vocab]."""
         x = self._embed(tokens_BT, 0)
         shared: dict[str, Tensor] = {}
-        for block, cache in zip(self.blocks, caches, strict=True):
+        for block, cache in zip(self._blocks, caches, strict=True):
             x = block.prefill(x, cache, shared)
         return nn.functional.linear(self.norm(x[:, -1]), self.head_weight)
 
@@ -115,7 +119,7 @@ class LanguageModel(nn.Module):
         """Read one more token; return the logits of the token after it [B, vocab]."""
         x = self._embed(tokens_B1, caches[0].mixer.length)
         shared: dict[str, Tensor] = {}
-        for block, cache in zip(self.blocks, caches, strict=True):
+        for block, cache in zip(self._blocks, caches, strict=True):
             x = block.step(x, cache, shared)
         return nn.functional.linear(self.norm(x[:, -1]), self.head_weight)
 
@@ -126,11 +130,11 @@ class LanguageModel(nn.Module):
     def flops(self, length: int) -> float:
         """Floating-point operations of one forward pass over one sequence, the head included (multiply-add = 2)."""
         head = 2.0 * length * self.config.vocab * self.config.hidden
-        return head + sum(block.flops(length) for block in self.blocks)
+        return head + sum(block.flops(length) for block in self._blocks)
 
     def state_bytes(self, length: int) -> int:
         """Bytes of decoding state per sequence of `length` tokens, in the parameters' dtype."""
-        return sum(block.state_bytes(length) for block in self.blocks)
+        return sum(block.state_bytes(length) for block in self._blocks)
 
     def _embed(self, tokens: Tensor, start: int) -> Tensor:
         x = self.embedding(tokens)

@@ -20,7 +20,7 @@ def _table(study: dict[str, Any]) -> list[Table | Text]:
     table = Table(title=Text(f"{study['name']}: gap to {study['reference']}, nats per token"), title_justify="left")
     table.box = None
     for column in ("architecture", "verdict"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column, no_wrap=True)
     for column in ("gap", "interval", *study["ood_domains"]):
         table.add_column(Text(column), justify="right", overflow="fold")
     for row in study["comparisons"]:
@@ -32,7 +32,11 @@ def _table(study: dict[str, Any]) -> list[Table | Text]:
             interval_text(row["gap"]),
             *(gap_text(domains.get(domain)) for domain in study["ood_domains"]),
         )
-    reasons = [Text(f"{row['name']}: {row['words']}.") for row in study["comparisons"] if row["verdict"] == "undecided"]
+    undecided: dict[str, list[str]] = {}
+    for row in study["comparisons"]:
+        if row["verdict"] == "undecided":
+            undecided.setdefault(row["words"], []).append(row["name"])
+    reasons = [Text(f"{', '.join(names)}: {words}.") for words, names in undecided.items()]
     failures = [
         Text(f"failed: {failure['name']} (seed {failure['seed']}): {failure['message']}", style="red")
         for failure in study["failures"]

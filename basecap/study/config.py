@@ -199,7 +199,7 @@ def _validate(content: dict[str, Any], study: str) -> StudyConfig:
 def _keys(place: list[Any]) -> list[str]:
     """Return the valid keys of the section at `place`."""
     section: type[BaseModel] = StudyConfig
-    sections = {
+    sections: dict[Any, type[BaseModel]] = {
         "data": DataConfig,
         "model": SizeConfig,
         "train": TrainConfig,

@@ -14,7 +14,11 @@ UTILISATION = 0.35
 
 
 def estimate(study: StudyConfig) -> list[dict[str, Any]]:
-    """Return one row per run; times are at 35 % of the matrix rate measured here, evaluations not counted."""
+    """Return one row per run.
+
+    Memory is that of weights, gradients and optimiser, without activations; state is the decoding state of a sequence
+    of the training length, in fp32; hours are at 35 % of the matrix rate measured here, without evaluations.
+    """
     device = environment.choose_device(None)
     rate = matrix_rate(device)
     plan_evaluations(study)
@@ -29,8 +33,8 @@ def estimate(study: StudyConfig) -> list[dict[str, Any]]:
                 "parameters (M)": round(found.parameters / 1e6, 2),
                 "tokens (M)": round(found.tokens / 1e6, 2),
                 "PFLOP": found.flops / 1e15,
-                "weights + optimiser (GiB)": found.memory / 2**30,
-                f"state at {run.model.max_length} (KiB)": found.state / 2**10,
+                "memory (GiB)": found.memory / 2**30,
+                "state (KiB)": found.state / 2**10,
                 "evaluations": found.evaluations,
                 "hours here": found.flops / (UTILISATION * rate) / 3600,
             }

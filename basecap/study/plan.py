@@ -119,7 +119,7 @@ def _train(study: StudyConfig, entry: ArchitectureEntry) -> TrainConfig:
 
 def _model(study: StudyConfig, entry: ArchitectureEntry, vocab: int) -> ModelConfig:
     size = study.model
-    pattern = (LayerConfig(use=entry.use, mixer=entry.mixer),)
+    pattern: tuple[LayerConfig, ...] = (LayerConfig(use=entry.use, mixer=entry.mixer),)
     if entry.layers is not None:
         pattern = tuple(LayerConfig(use=item.use, mixer={**entry.mixer, **item.mixer}) for item in entry.layers)
     try:

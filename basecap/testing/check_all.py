@@ -1,6 +1,6 @@
-"""`basecap check`: the conformance suite over every architecture, as rows for people."""
+"""`basecap check`: the conformance suite over every architecture and op, as rows for people."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -8,33 +8,63 @@ import torch
 from basecap.mixers._contract import ARCHITECTURES
 from basecap.progress import progress
 from basecap.testing.check_mixer import check_mixer
+from basecap.testing.check_op import OPS, check_op
 
 
 def check_all(names: Sequence[str], device: torch.device) -> list[dict[str, Any]]:
-    """Prove the contract for architectures (all when `names` is empty); one row per check.
+    """Prove the contract for architectures; one row per check, its `result` "passed" or a sentence.
 
     Args:
-        names: registered architectures.
+        names: registered architectures; all of them, and the ops' kernels, when empty.
         device: where to run; on a GPU the mixers use their kernels.
 
     Raises:
         ConfigError: an unknown name.
     """
-    chosen = list(names) or ARCHITECTURES.names()
-    for name in chosen:
+    for name in names:
         ARCHITECTURES.get(name)
-    rows = []
-    with progress("check", total=len(chosen), unit="architectures") as advance:
+    chosen = list(names) or ARCHITECTURES.names()
+    ops = [] if names else list(OPS)
+    rows: list[dict[str, Any]] = []
+    with progress("check", total=len(chosen) + len(ops), unit="subjects") as advance:
         for name in chosen:
-            for check in check_mixer(name, device=device).checks:
-                rows.append(
-                    {
-                        "architecture": check.subject,
-                        "check": check.name,
-                        "error": float(check.error),
-                        "allowed": float(check.allowed),
-                        "result": "passed" if check.passed else check.message,
-                    }
-                )
+            rows += _mixer_rows(name, device)
+            advance(1, note=name)
+        for name in ops:
+            rows += _op_rows(name, device)
             advance(1, note=name)
     return rows
+
+
+def failed(rows: Sequence[dict[str, Any]]) -> int:
+    """Return how many checks did not pass; a kernel that this device cannot run is no failure."""
+    return sum(not row["result"].startswith(("passed", "no kernels")) for row in rows)
+
+
+def _mixer_rows(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
+    try:
+        checks = check_mixer(name, device=device).checks
+    except Exception as error:  # a mixer that raises has failed; the others are checked all the same
+        reason = f"raised {type(error).__name__}: {error}".splitlines()[0]
+        yield {"subject": name, "check": "runs", "error": None, "allowed": None, "result": reason}
+        return
+    for check in checks:
+        yield {
+            "subject": check.subject,
+            "check": check.name,
+            "error": float(check.error),
+            "allowed": float(check.allowed),
+            "result": "passed" if check.passed else check.message,
+        }
+
+
+def _op_rows(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
+    for row in check_op(name, device):
+        plain = row.get("plain PyTorch")
+        yield {
+            "subject": name,
+            "check": f"{row.get('tensor', 'kernels')} in {row['dtype'].removeprefix('torch.')}",
+            "error": row.get("error"),
+            "allowed": None if plain is None else 2 * plain,
+            "result": row["result"],
+        }

@@ -16,14 +16,16 @@ from tests.train.conftest import LENGTH, VOCAB, RandomStream, config
 def main(path: Path) -> None:
     """Train one model together with the other processes."""
     torch.set_num_threads(1)
-    device = torch.device("cpu")
+    with processes(torch.device("cpu")) as group:
+        train(path, Place.choose(torch.device("cpu"), group, "fp32"))
+
+
+def train(path: Path, place: Place) -> None:
+    """Train, and let go of the wrapped model before the processes part: gloo may hang otherwise."""
     model = LanguageModel(model_config("transformer++", hidden=32, vocab=VOCAB, layers=1, max_length=LENGTH))
-    with processes(device) as group:
-        place = Place.choose(device, group, "fp32")
-        options = config(micro_batch=1)
-        records = RunRecords(path)
-        trainer = Trainer(model.initialise(0), options, 0, stream=RandomStream(), records=records, place=place)
-        trainer.run("two", lambda model, step, tokens: None)
+    options = config(micro_batch=1)
+    trainer = Trainer(model.initialise(0), options, 0, stream=RandomStream(), records=RunRecords(path), place=place)
+    trainer.run("two", lambda model, step, tokens: None)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class Backbone:
     paper: str
     norm: Literal["rms", "layer"] = "rms"
     eps: float = 1e-6
-    feed_forward: Callable[[LayerSpec], nn.Module] | None = None
+    feed_forward: Callable[[LayerSpec], FeedForwardLayer] | None = None
     parallel: bool = False
     positions: Literal["none", "learned"] = "none"
     embedding_norm: bool = False

@@ -1,18 +1,17 @@
 """RWKV's blocks: LayerNorm before time mixing and channel mixing, LayerNorm after the embedding."""
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from basecap.mixers._contract import Initialiser, LayerSpec, orthogonal, uniform
+from basecap.mixers._contract import LayerSpec, orthogonal, uniform
 from basecap.models._channel_mix import ChannelMix
 from basecap.models.backbones._contract import Backbone, backbone
 
 
-def _channel_mix(kind: str, width: float, layer: LayerSpec) -> nn.Module:
+def _channel_mix(kind: str, width: float, layer: LayerSpec) -> ChannelMix:
     inner = int(width * layer.hidden) // 32 * 32
     return ChannelMix(kind, layer.hidden, inner, layer.index, layer.depth)
 
@@ -23,8 +22,7 @@ def _orthogonal_head(parameter: Tensor, generator: Any) -> None:
 
 
 def _family(kind: str, width: float, *, tied: bool, depths: dict[int, int] | None = None) -> Backbone:
-    feed_forward: Callable[[LayerSpec], nn.Module] = partial(_channel_mix, kind, width)
-    head: Initialiser = _orthogonal_head
+    feed_forward = partial(_channel_mix, kind, width)
     return Backbone(
         summary=f"LayerNorm before mixer and {kind}'s channel mixing of width {width:g}",
         paper="BlinkDL/RWKV-LM; arXiv 2305.13048, 2404.05892, 2503.14456",
@@ -34,7 +32,7 @@ def _family(kind: str, width: float, *, tied: bool, depths: dict[int, int] | Non
         embedding_norm=True,
         tied=tied,
         embedding=uniform(-1e-4, 1e-4),
-        head=head,
+        head=_orthogonal_head,
         depths=depths or {768: 12, 2048: 24},
     )
 
