@@ -1,5 +1,8 @@
 """Every architecture there is trains, evaluates and saves: the built-in study `zoo` on made-up text."""
 
+from pathlib import Path
+
+import basecap.mixers
 from basecap.mixers import ARCHITECTURES
 from basecap.records import StudyRecords
 from basecap.study.config import load_study
@@ -8,7 +11,9 @@ from tests.study.conftest import write_text
 
 
 def test_the_zoo_is_complete():
-    assert {entry.use for entry in load_study("zoo").architectures} == set(ARCHITECTURES.names())
+    ours = str(Path(basecap.mixers.__file__).parent)  # other tests register plugins
+    known = {name for name in ARCHITECTURES.names() if ARCHITECTURES.origin(name).startswith(ours)}
+    assert {entry.use for entry in load_study("zoo").architectures} == known
 
 
 def test_every_architecture_trains(tmp_path):
