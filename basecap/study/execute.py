@@ -66,9 +66,9 @@ def execute(
         for run in runs:
             check_vocabulary(run.model.vocab, data.tokenizer)
         execution = Execution(study=study, out=out, device=str(chosen), plugins=tuple(plugins))
-        several = group.world == 1 and chosen.type == "cuda" and device is None and torch.cuda.device_count() > 1
-        if several and len(runs) > 1:
-            return _side_by_side(execution, runs, torch.cuda.device_count())
+        gpus = torch.cuda.device_count() if chosen.type == "cuda" and device is None and group.world == 1 else 0
+        if gpus > 1 and len(runs) > 1:
+            return side_by_side(execution, runs, [f"cuda:{index}" for index in range(gpus)])
         return [_attempt(execution, run, data, group, say) for run in runs]
 
 
@@ -101,14 +101,14 @@ def _write_surroundings(records: StudyRecords, study: StudyConfig, data: Prepare
     records.write_declarations(evaluation.declaration for evaluation in plan_evaluations(study))
 
 
-def _side_by_side(execution: Execution, runs: list[RunSpec], gpus: int) -> list[dict[str, Any]]:
-    """Run on all GPUs, one process each; a process takes the next run when it has finished one."""
+def side_by_side(execution: Execution, runs: Sequence[RunSpec], devices: Sequence[str]) -> list[dict[str, Any]]:
+    """Run in one process per device; a process takes the next run when it has finished one. Returns each run's info."""
     context = multiprocessing.get_context("spawn")
-    devices = context.Queue()
-    for index in range(gpus):
-        devices.put(f"cuda:{index}")
+    queue = context.Queue()
+    for device in devices:
+        queue.put(device)
     with ProcessPoolExecutor(
-        min(gpus, len(runs)), mp_context=context, initializer=_begin_worker, initargs=(devices, execution)
+        min(len(devices), len(runs)), mp_context=context, initializer=_begin_worker, initargs=(queue, execution)
     ) as pool:
         return list(pool.map(_work, runs))
 

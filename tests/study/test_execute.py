@@ -14,7 +14,8 @@ import yaml
 from basecap.errors import ConfigError
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, load_study, select
-from basecap.study.execute import execute
+from basecap.study.execute import Execution, data_of, execute, side_by_side
+from basecap.study.plan import plan_runs
 
 PLUGIN = """
 import torch
@@ -80,6 +81,18 @@ def test_running_again_does_nothing_and_only_adds(study_file, tmp_path):
     run(study_file, tmp_path / "out")
     assert set(losses(tmp_path / "out")) == {"transformer++", "window 4"}
     assert losses(tmp_path / "out")["transformer++"] == first
+
+
+def test_processes_side_by_side_give_the_same_losses(study_file, tmp_path):
+    run(study_file, tmp_path / "one")
+    study = load_study(str(study_file))
+    StudyRecords(tmp_path / "two").create(study.model_dump(mode="json"))
+    execution = Execution(study=study, out=tmp_path / "two", device="cpu")
+    runs = plan_runs(study, data_of(study, tmp_path / "two").tokenizer.vocab_size)
+    infos = side_by_side(execution, runs, ["cpu", "cpu"])
+    assert [info["status"] for info in infos] == ["finished", "finished"]
+    for name, expected in losses(tmp_path / "one").items():
+        assert losses(tmp_path / "two")[name] == pytest.approx(expected, rel=1e-5)  # threads may add in another order
 
 
 def test_another_study_in_the_directory_is_refused(study_file, tmp_path):
