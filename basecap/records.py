@@ -180,12 +180,17 @@ class StudyRecords:
     def __init__(self, path: Path):
         self.path = Path(path)
 
-    def create(self, study: dict[str, Any]) -> None:
-        """Begin or resume `study` here; raises ConfigError when the directory holds another study."""
+    def refuse_other(self, study: dict[str, Any]) -> None:
+        """Raise ConfigError when the directory holds another study than `study`."""
         if (self.path / "study.yaml").exists():
             difference = _first_difference(self.study(), study)
             if difference is not None:
                 raise ConfigError(f"{self.path} holds another study ({difference}); give another --out or remove it.")
+
+    def create(self, study: dict[str, Any]) -> None:
+        """Begin or resume `study` here; raises ConfigError when the directory holds another study."""
+        self.refuse_other(study)
+        if (self.path / "study.yaml").exists():
             return
         with _replacing(self.path / "study.yaml") as file:
             text = yaml.safe_dump({"schema": SCHEMA, **_plain(study)}, sort_keys=False, allow_unicode=True)

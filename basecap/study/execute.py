@@ -58,8 +58,11 @@ def execute(
     with processes(chosen) as group:
         records = StudyRecords(out)
         if group.leads:
-            records.create(study.model_dump(mode="json"))
-            _write_surroundings(records, study, prepare(study.data, _cache(study, out)), chosen)
+            content = study.model_dump(mode="json")
+            records.refuse_other(content)
+            prepared = prepare(study.data, _cache(study, out))  # may fail: the directory is not yet this study's
+            records.create(content)
+            _write_surroundings(records, study, prepared, chosen)
         group.wait()
         data = prepare(study.data, _cache(study, out))
         runs = [run for run in plan_runs(study, data.tokenizer.vocab_size) if run.name in only]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from basecap.errors import ConfigError
+from basecap.errors import ConfigError, DataError
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, load_study, select
 from basecap.study.execute import Execution, data_of, execute, side_by_side
@@ -99,6 +99,12 @@ def test_another_study_in_the_directory_is_refused(study_file, tmp_path):
     run(study_file, tmp_path / "out", only=("transformer++",))
     with pytest.raises(ConfigError, match="another study"):
         run(study_file, tmp_path / "out", settings=("train.lr=1e-4",))
+
+
+def test_text_that_is_missing_leaves_the_directory_free(study_file, study, tmp_path):
+    with pytest.raises(DataError, match="not a directory"):
+        run(study_file, tmp_path / "out", settings=(f"data.path={tmp_path / 'nowhere'}",))
+    assert run(study_file, tmp_path / "out", only=("transformer++",))[0]["status"] == "finished"
 
 
 def test_other_text_under_the_same_study_is_refused(study_file, study, tmp_path):
