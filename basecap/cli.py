@@ -63,6 +63,8 @@ def run(
         plugins=plugin,
         say=lambda line: _say(line),
     )
+    if not infos:  # a process that helps to train: the leading one reports
+        return
     _report([directory], directory)
     if all(info["status"] == "failed" for info in infos):
         raise BasecapError("every run failed; the reasons stand above and in the report.")

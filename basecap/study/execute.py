@@ -45,8 +45,8 @@ def execute(
 ) -> list[dict[str, Any]]:
     """Train every selected run of `study` into `out`, resuming what stands there; return each run's info.
 
-    Started by `torchrun`, all processes train each run together; else runs go one after the other on one device, or
-    side by side on the GPUs of this machine when there are several.
+    Started by `torchrun`, all processes train each run together and only the leading one returns something; else runs
+    go one after the other on one device, or side by side on the GPUs of this machine when there are several.
 
     Raises:
         ConfigError: names, sizes or options that do not work (before anything is written), or a directory that
@@ -72,7 +72,8 @@ def execute(
         gpus = torch.cuda.device_count() if chosen.type == "cuda" and device is None and group.world == 1 else 0
         if gpus > 1 and len(runs) > 1:
             return side_by_side(execution, runs, [f"cuda:{index}" for index in range(gpus)])
-        return [_attempt(execution, run, data, group, say) for run in runs]
+        infos = [_attempt(execution, run, data, group, say) for run in runs]
+        return infos if group.leads else []
 
 
 def check(study: StudyConfig) -> None:

@@ -161,3 +161,25 @@ def test_kill_and_resume_gives_the_same_curve_to_the_bit(study, tmp_path):
     assert losses(tmp_path / "killed") == losses(tmp_path / "straight")
     one, two = (StudyRecords(tmp_path / out).runs()[0].evals() for out in ("killed", "straight"))
     assert one == two
+
+
+def test_two_processes_run_a_study_and_one_reports(study_file, tmp_path):
+    run(study_file, tmp_path / "one")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [
+        *launcher,
+        "-m",
+        "basecap.cli",
+        "run",
+        str(study_file),
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "two"),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("report.html") == 1
+    for name, expected in losses(tmp_path / "one").items():
+        assert losses(tmp_path / "two")[name] == pytest.approx(expected, rel=1e-4)
