@@ -1,0 +1,109 @@
+"""Loss per domain: every token predicted once, each document's losses its own."""
+
+import contextlib
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from basecap.data import DataConfig, prepare
+from basecap.errors import ConfigError
+from basecap.evals._contract import Context, build_evaluation
+from basecap.evals.domain_loss import _padded_length, _windows
+from basecap.models.config import model_config
+from basecap.models.language_model import LanguageModel
+from tests.study.conftest import write_text
+
+LENGTH = 48
+
+
+@pytest.fixture
+def context(tmp_path) -> Context:
+    config = DataConfig(
+        source="text",
+        path=str(write_text(tmp_path / "text", documents=60, words=40)),
+        tokenizer="bytes",
+        seq_len=LENGTH,
+        train=("prose",),
+        ood=("code",),
+    )
+    data = prepare(config, tmp_path / "cache")
+    return Context(data=data, device=torch.device("cpu"), autocast=contextlib.nullcontext)
+
+
+@pytest.fixture
+def model(context: Context) -> LanguageModel:
+    vocab = context.data.tokenizer.vocab_size
+    return LanguageModel(model_config("transformer++", hidden=16, vocab=vocab, layers=1, max_length=LENGTH)).initialise(
+        0
+    )
+
+
+@pytest.mark.parametrize("count", [0, 1, 47, 48, 49, 200])
+def test_windows_predict_every_token_once(count: int):
+    tokens = np.arange(1, count + 1)
+    windows = list(_windows(tokens, LENGTH, start=0))
+    assert all(2 <= len(window) <= LENGTH + 1 for window in windows)
+    assert np.concatenate([window[1:] for window in windows] or [tokens]).tolist() == tokens.tolist()
+
+
+def test_padded_lengths_are_few_and_long_enough():
+    found = {_padded_length(length, 2048) for length in range(1, 2049)}
+    assert found == {64, 128, 256, 512, 1024, 2048}
+    assert all(_padded_length(length, 1500) >= length for length in range(1, 1501))
+
+
+@pytest.mark.parametrize("tokens_per_batch", [1, 100_000])
+def test_losses_are_those_of_each_document_alone(context: Context, model: LanguageModel, tokens_per_batch: int):
+    evaluation = build_evaluation({"domain-loss": {"tokens_per_batch": tokens_per_batch}})
+    outcome = evaluation.run(model, context)
+    for domain in ("prose", "code"):
+        documents = context.data.documents("test", domain)
+        losses = outcome.documents[domain]
+        assert len(losses.nats) == len(documents) > 0
+        for index in range(len(documents)):
+            tokens = torch.from_numpy(documents.tokens(index))
+            row = torch.cat([torch.tensor([context.data.tokenizer.end_of_text]), tokens])[None]
+            expected = sum(
+                model.token_losses(
+                    row[:, at : at + LENGTH][:, : row.shape[1] - 1 - at], row[:, at + 1 : at + LENGTH + 1]
+                ).sum()
+                for at in range(0, len(tokens), LENGTH)
+            )
+            assert losses.nats[index] == pytest.approx(float(expected), rel=1e-4)
+            assert losses.tokens[index] == len(tokens) and losses.bytes[index] == documents.bytes(index)
+
+
+def test_measurements_sum_up_the_documents(context: Context, model: LanguageModel):
+    outcome = build_evaluation("domain-loss").run(model, context)
+    found = {(item.subset, item.metric): item for item in outcome.measurements}
+    assert set(found) == {(domain, metric) for domain in ("prose", "code") for metric in ("loss", "bits_per_byte")}
+    for domain, losses in outcome.documents.items():
+        loss, bits = found[domain, "loss"], found[domain, "bits_per_byte"]
+        assert loss.value == pytest.approx(losses.nats.sum() / losses.tokens.sum())
+        assert bits.value == pytest.approx(losses.nats.sum() / losses.bytes.sum() / math.log(2))
+        assert loss.n == losses.tokens.sum() and 0 < loss.stderr < loss.value
+
+
+def test_standard_error_is_that_of_repeated_samples():
+    from basecap.evals.domain_loss import _measure
+    from basecap.records import DocumentLosses
+
+    generator = np.random.default_rng(0)
+
+    def sample() -> tuple[float, float]:
+        tokens = generator.integers(20, 400, size=200)
+        nats = tokens * (3.0 + 0.5 * generator.standard_normal(200))
+        loss = _measure("x", DocumentLosses(nats=nats, tokens=tokens, bytes=4 * tokens))[0]
+        return loss.value, loss.stderr
+
+    values, errors = np.array([sample() for _ in range(400)]).T
+    assert errors.mean() == pytest.approx(values.std(), rel=0.1)
+
+
+def test_unknown_options_are_named():
+    with pytest.raises(ConfigError, match="split"):
+        build_evaluation({"domain-loss": {"splitt": "test"}})
+    with pytest.raises(ConfigError, match="split"):
+        build_evaluation({"domain-loss": {"split": "train"}})
