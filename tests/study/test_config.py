@@ -65,7 +65,7 @@ def test_a_resolved_study_reads_back_as_itself(tmp_path):
 
 @pytest.mark.parametrize("name", library())
 def test_shipped_studies_are_planned(name: str):
-    study = load_study(name, ["data.path=somewhere"] if name.startswith("limited") else [])
+    study = load_study(name, [])
     assert study.summary
     for run in plan_runs(study, study.model.vocab or study.data.vocab):
         found = cost(run)
