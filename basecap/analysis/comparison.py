@@ -20,13 +20,17 @@ Runs = dict[tuple[str, int], RunLosses]
 
 @dataclass(frozen=True)
 class Setting:
-    """What a comparison is about: the reference, domains, tolerance in nats per token, number of draws."""
+    """What a comparison is about: the reference, domains, tolerance in nats per token, number of draws.
+
+    `bigram` is the held-out loss of a bigram model on the training domains, None where nobody measured it.
+    """
 
     reference: str
     train: Sequence[str]
     ood: Sequence[str]
     tolerance: float
     resamples: int
+    bigram: float | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,10 @@ def compare_runs(
             row |= {"seeds": seeds} | _measure(pairs, documents, setting, generator)
             if row["gap"]["low"] is None:
                 reason = _missing_interval(documents, setting)
+            elif setting.bigram is not None and row["range"][0] > setting.bigram:
+                reason = (
+                    f"not yet below the {setting.bigram:.2f} nats of a bigram model, where mixing begins: train longer"
+                )
         rows.append(row | _judge(row, reason, setting))
     return rows
 

@@ -68,7 +68,12 @@ def _analyse_study(records: StudyRecords) -> dict[str, Any]:
     runs = sorted(map(Run.read, records.runs()), key=lambda run: (names.index(run.info["name"]), run.info["seed"]))
     losses, failures = _load(runs, (*train, *ood))
     setting = Setting(
-        reference=study["reference"], train=train, ood=ood, tolerance=study["gap"]["tolerance"], resamples=RESAMPLES
+        reference=study["reference"],
+        train=train,
+        ood=ood,
+        tolerance=study["gap"]["tolerance"],
+        resamples=RESAMPLES,
+        bigram=records.environment().get("bigram_loss"),
     )
     others = [name for name in names if name != study["reference"]]
     return {

@@ -1,5 +1,6 @@
 """Text to tokens to batches: sources, tokenizers, shards, the training stream."""
 
+from basecap.data.baseline import bigram_loss
 from basecap.data.config import DataConfig
 from basecap.data.preparation import prepare
 from basecap.data.prepared import DocumentSet, PreparedData, inspect
@@ -12,6 +13,7 @@ __all__ = [
     "PreparedData",
     "Tokenizer",
     "TrainStream",
+    "bigram_loss",
     "check_vocabulary",
     "inspect",
     "prepare",

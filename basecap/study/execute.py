@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from basecap import environment
-from basecap.data import PreparedData, check_vocabulary, prepare
+from basecap.data import PreparedData, bigram_loss, check_vocabulary, prepare
 from basecap.errors import BasecapError, ConfigError
 from basecap.evals._contract import Context, Evaluation
 from basecap.models.language_model import LanguageModel
@@ -101,7 +101,8 @@ def _write_surroundings(records: StudyRecords, study: StudyConfig, data: Prepare
         raise ConfigError(
             f"{records.path} was begun with other data (manifest {held}, now {data.manifest_hash}); give another --out."
         )
-    records.write_environment({**environment.describe(device), "data": data.manifest_hash})
+    surroundings = {"data": data.manifest_hash, "bigram_loss": bigram_loss(data)}
+    records.write_environment({**environment.describe(device), **surroundings})
     records.write_declarations(evaluation.declaration for evaluation in plan_evaluations(study))
 
 

@@ -165,3 +165,13 @@ def test_results_survive_the_disk(tmp_path):
     records = write_study(tmp_path, architectures=TWO, documents=40)
     records.write_results(analyse([tmp_path]))
     assert StudyRecords(tmp_path).results()["studies"][0]["comparisons"][0]["verdict"] == "degrades"
+
+
+@pytest.mark.parametrize(("bigram", "expected"), [(0.1, "undecided"), (50.0, "degrades")])
+def test_models_that_have_not_beaten_pairs_of_tokens_are_undecided(tmp_path, bigram, expected):
+    write_study(tmp_path, architectures=TWO, documents=200)
+    records = StudyRecords(tmp_path)
+    records.write_environment({**records.environment(), "bigram_loss": bigram})
+    row = only_row(tmp_path)
+    assert row["verdict"] == expected
+    assert ("bigram" in row["words"]) == (expected == "undecided")
