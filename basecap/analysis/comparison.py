@@ -65,9 +65,7 @@ def compare_runs(
             if row["gap"]["low"] is None:
                 reason = _missing_interval(documents, setting)
             elif setting.bigram is not None and row["range"][0] > setting.bigram:
-                reason = (
-                    f"not yet below the {setting.bigram:.2f} nats of a bigram model, where mixing begins: train longer"
-                )
+                reason = f"not yet below the {setting.bigram:.2f} nats of a bigram model: train longer"
         rows.append(row | _judge(row, reason, setting))
     return rows
 
