@@ -4,19 +4,23 @@ import numpy as np
 
 from basecap.data.prepared import PreparedData
 
-#: Training tokens that are counted, in rows of LENGTH.
-TOKENS, LENGTH = 4_000_000, 2_000
+#: Training tokens that are counted at most.
+TOKENS = 4_000_000
 
 
-def bigram_loss(data: PreparedData) -> float:
+def bigram_loss(data: PreparedData, seq_len: int) -> float:
     """Return the loss, in nats per token, of a bigram model on the test documents of the training domains.
 
     Pairs are counted in the beginning of the training stream and smoothed by their unigrams (Witten and Bell 1991):
     p(b | a) = (count(a b) + followers(a) p(b)) / (count(a) + followers(a)), followers(a) = distinct tokens after a.
+
+    Args:
+        data: what the models train and are tested on.
+        seq_len: tokens per row of the stream; at most the training text, as for the models.
     """
     size = data.tokenizer.vocab_size
-    rows = max(1, min(TOKENS, data.train.tokens) // LENGTH)
-    counted = data.train.batch(0, 0, rows, LENGTH).numpy()
+    rows = max(1, min(TOKENS, data.train.tokens) // seq_len)
+    counted = data.train.batch(0, 0, rows, seq_len).numpy()
     pairs, counts = np.unique(counted[:, :-1] * size + counted[:, 1:], return_counts=True)
     followers = np.bincount(pairs // size, minlength=size)
     total = np.bincount(pairs // size, weights=counts, minlength=size)

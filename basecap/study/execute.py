@@ -101,7 +101,7 @@ def _write_surroundings(records: StudyRecords, study: StudyConfig, data: Prepare
         raise ConfigError(
             f"{records.path} was begun with other data (manifest {held}, now {data.manifest_hash}); give another --out."
         )
-    surroundings = {"data": data.manifest_hash, "bigram_loss": bigram_loss(data)}
+    surroundings = {"data": data.manifest_hash, "bigram_loss": bigram_loss(data, study.data.seq_len)}
     records.write_environment({**environment.describe(device), **surroundings})
     records.write_declarations(evaluation.declaration for evaluation in plan_evaluations(study))
 

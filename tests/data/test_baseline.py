@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 
 from basecap.data import DataConfig, bigram_loss, prepare
-from basecap.data.baseline import LENGTH
 from tests.study.conftest import write_text
 
 
@@ -18,7 +17,7 @@ def test_loss_is_that_of_the_formula(tmp_path):
 
     after: dict[int, Counter] = defaultdict(Counter)
     single: Counter = Counter()
-    for row in data.train.batch(0, 0, data.train.tokens // LENGTH, LENGTH).tolist():
+    for row in data.train.batch(0, 0, data.train.tokens // 32, 32).tolist():
         for a, b in pairwise(row):
             after[a][b] += 1
             single[b] += 1
@@ -33,5 +32,5 @@ def test_loss_is_that_of_the_formula(tmp_path):
             kinds = max(1, len(after[a]))
             nats.append(-math.log((after[a][b] + kinds * unigram) / (after[a].total() + kinds)))
     assert len(documents) > 0
-    assert bigram_loss(data) == pytest.approx(sum(nats) / len(nats))
-    assert 0.5 < bigram_loss(data) < math.log(size)
+    assert bigram_loss(data, 32) == pytest.approx(sum(nats) / len(nats))
+    assert 0.5 < bigram_loss(data, 32) < math.log(size)

@@ -16,6 +16,7 @@ from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, load_study, select
 from basecap.study.execute import Execution, data_of, execute, side_by_side
 from basecap.study.plan import plan_runs
+from tests.study.conftest import write_text
 
 PLUGIN = """
 import torch
@@ -72,6 +73,13 @@ def test_a_study_leaves_complete_records(study_file, tmp_path):
             record = last[domain, "loss"]
             assert record.value == pytest.approx(losses.nats.sum() / losses.tokens.sum())
             assert record.n == losses.tokens.sum() and record.stderr > 0
+
+
+def test_a_text_of_a_few_lines_trains(study, tmp_path):
+    study["data"]["path"] = str(write_text(tmp_path / "short", documents=30, words=10))
+    path = tmp_path / "short.yaml"
+    path.write_text(yaml.safe_dump(study))
+    assert {info["status"] for info in run(path, tmp_path / "out")} == {"finished"}
 
 
 def test_running_again_does_nothing_and_only_adds(study_file, tmp_path):
