@@ -34,6 +34,21 @@ def starts_of(segments_BT: Tensor) -> Tensor:
     return torch.cat([first, segments_BT[:, 1:] != segments_BT[:, :-1]], dim=1)
 
 
+# An operator of its own, so that a compiled graph computes the table once and not within every head's every channel.
+@torch.library.custom_op("basecap::rotary_table", mutates_args=())
+def _rotary_table(positions: Tensor, half: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the cosines and sines of RoPE's angles, [T, 1, half] or [B, T, 1, half]."""
+    # In float32 an angle at position 100,000 would be wrong by up to 0.006.
+    frequencies = base ** (-torch.arange(half, device=positions.device, dtype=torch.float64) / half)
+    angles = positions.to(torch.float64)[..., None, None] * frequencies
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+@_rotary_table.register_fake
+def _(positions, half, base, dtype):
+    return tuple(positions.new_empty((*positions.shape, 1, half), dtype=dtype) for _ in range(2))
+
+
 def rotary(x_BTHK: Tensor, positions: Tensor, base: float, dims: int | None = None) -> Tensor:
     """Rotate the first `dims` channels of each head by position (RoPE, arXiv 2104.09864, eq. 34; halves, not pairs).
 
@@ -47,11 +62,8 @@ def rotary(x_BTHK: Tensor, positions: Tensor, base: float, dims: int | None = No
     if dims % 2:
         raise ConfigError(f"RoPE rotates an even number of channels per head, not {dims}; change the heads.")
     half = dims // 2
-    # In float32 an angle at position 100,000 would be wrong by up to 0.006.
-    frequencies = base ** (-torch.arange(half, device=x_BTHK.device, dtype=torch.float64) / half)
-    angles = positions.to(torch.float64)[..., None] * frequencies
     dtype = torch.promote_types(x_BTHK.dtype, torch.float32)
-    cos, sin = (table[..., None, :].to(dtype) for table in (angles.cos(), angles.sin()))
+    cos, sin = _rotary_table(positions, half, base, dtype)
     first, second = x_BTHK[..., :half].to(dtype), x_BTHK[..., half:dims].to(dtype)
     turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x_BTHK.dtype)
     return turned if dims == x_BTHK.shape[-1] else torch.cat([turned, x_BTHK[..., dims:]], dim=-1)
