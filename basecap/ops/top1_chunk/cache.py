@@ -88,13 +88,14 @@ def top1_chunk_step(
     if mode not in ("exact", "approx"):
         raise ConfigError(f"unknown mode {mode!r}; take 'exact' or 'approx'.")
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    cache["k"][:, length] = k[:, 0]
-    cache["v"][:, length] = v[:, 0]
-    cache["sums"][:, length // chunk] += k[:, 0].to(cache["sums"].dtype)
     if use_triton("top1_chunk_step", backend, q, widest=256):
         from basecap.ops.top1_chunk import launch
 
+        launch.append(k, v, cache, length, chunk)
         return launch.decode(q, cache, length + 1, chunk, mode == "exact", scale, remote)
+    cache["k"][:, length] = k[:, 0]
+    cache["v"][:, length] = v[:, 0]
+    cache["sums"][:, length // chunk] += k[:, 0].to(cache["sums"].dtype)
     return _step(q, cache, length + 1, chunk, mode == "exact", scale, remote)
 
 

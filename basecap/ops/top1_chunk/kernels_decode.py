@@ -7,7 +7,43 @@ from basecap.ops.top1_chunk.kernels_choose import empty_list, insert, insert_til
 
 
 @triton.jit
-def score_kernel(
+def append_kernel(
+    p_k,
+    p_v,
+    p_keys,
+    p_values,
+    p_sums,
+    stride_b,
+    stride_g,
+    stride_vb,
+    stride_vg,
+    stride_kb,
+    stride_kt,
+    stride_kg,
+    stride_sb,
+    stride_sm,
+    stride_sg,
+    at,
+    chunk,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Put one token's key and value into the cache and add the key to its chunk's sum."""
+    g = tl.program_id(0)
+    b = tl.program_id(1).to(tl.int64)
+    o_k = tl.arange(0, BK)
+    m_k = o_k < K
+    key = tl.load(p_k + b * stride_b + g * stride_g + o_k, m_k)
+    value = tl.load(p_v + b * stride_vb + g * stride_vg + o_k, m_k)
+    place = b * stride_kb + tl.cast(at, tl.int64) * stride_kt + g * stride_kg + o_k
+    tl.store(p_keys + place, key.to(p_keys.dtype.element_ty), m_k)
+    tl.store(p_values + place, value.to(p_values.dtype.element_ty), m_k)
+    p_sum = p_sums + b * stride_sb + chunk * stride_sm + g * stride_sg + o_k
+    tl.store(p_sum, tl.load(p_sum, m_k) + key.to(tl.float32), m_k)
+
+
+@triton.jit
+def score_exact_kernel(
     p_q,
     p_k,
     p_score,
@@ -21,19 +57,15 @@ def score_kernel(
     part,
     scale2,
     GROUP: tl.constexpr,
-    GP: tl.constexpr,
     K: tl.constexpr,
     BK: tl.constexpr,
     C: tl.constexpr,
     BN: tl.constexpr,
-    EXACT: tl.constexpr,
     REMOTE: tl.constexpr,
     R: tl.constexpr,
+    GP: tl.constexpr,
 ):
-    """Write the REMOTE best of `part` chunks for each query of a key head.
-
-    EXACT reads the keys of the cache and compares masses, else p_k holds the sums of each chunk's keys.
-    """
+    """Write the REMOTE chunks of the largest mass among `part` chunks, for all queries of a key head."""
     split = tl.program_id(0)
     g = tl.program_id(1)
     b = tl.program_id(2).to(tl.int64)
@@ -48,39 +80,77 @@ def score_kernel(
     )
     p_k += b * stride_kb + g * stride_kg
     best, index = empty_list(GP, REMOTE, R)
-    if EXACT:
-        for c in range(low, high):
-            top = tl.full([GP], float("-inf"), tl.float32)
-            total = tl.zeros([GP], tl.float32)
-            for n in tl.static_range(C // BN):
-                o_s = c * C + n * BN + tl.arange(0, BN)
-                b_k = tl.load(p_k + o_s.to(tl.int64)[None, :] * stride_kt + o_k[:, None], o_k[:, None] < K, other=0.0)
-                s = tl.dot(b_q, b_k, input_precision="ieee") * scale2
-                higher = tl.maximum(top, tl.max(s, 1))
-                total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(s - higher[:, None]), 1)
-                top = higher
-            best, index = insert(best, index, top + tl.log2(total), c, R)
-    else:
-        for c in range(low, high, BN):
-            o_c = c + tl.arange(0, BN)
-            b_k = tl.load(
-                p_k + o_c.to(tl.int64)[None, :] * stride_kt + o_k[:, None],
-                (o_k[:, None] < K) & (o_c[None, :] < high),
-                other=0.0,
-            )
-            s = tl.dot(b_q.to(tl.float32), b_k, input_precision="ieee")
-            s = tl.where(o_c[None, :] < high, s, float("-inf"))
-            best, index = insert_tile(best, index, s, c, REMOTE, R)
+    for c in range(low, high):
+        top = tl.full([GP], float("-inf"), tl.float32)
+        total = tl.zeros([GP], tl.float32)
+        for n in tl.static_range(C // BN):
+            o_s = c * C + n * BN + tl.arange(0, BN)
+            b_k = tl.load(p_k + o_s.to(tl.int64)[None, :] * stride_kt + o_k[:, None], o_k[:, None] < K, other=0.0)
+            s = tl.dot(b_q, b_k, input_precision="ieee") * scale2
+            higher = tl.maximum(top, tl.max(s, 1))
+            total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(s - higher[:, None]), 1)
+            top = higher
+        best, index = insert(best, index, top + tl.log2(total), c, R)
     heads = tl.num_programs(1) * GROUP
-    row = ((b * heads + g * GROUP + o_g) * tl.num_programs(0) + split) * REMOTE
+    row = (b * heads + g * GROUP + o_g) * tl.num_programs(0) + split
+    store_candidates(best, index, p_score, p_index, row, o_g < GROUP, REMOTE, R)
+
+
+@triton.jit
+def score_approx_kernel(
+    p_q,
+    p_sums,
+    p_score,
+    p_index,
+    stride_qb,
+    stride_qh,
+    stride_sb,
+    stride_sm,
+    stride_sg,
+    full,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    BN: tl.constexpr,
+    REMOTE: tl.constexpr,
+    R: tl.constexpr,
+):
+    """Write the REMOTE best of BN chunks by the sums of their keys, for each query of a key head.
+
+    One query has no use for a matrix product: its scores are sums over the tile's rows.
+    """
+    split = tl.program_id(0)
+    g = tl.program_id(1)
+    b = tl.program_id(2).to(tl.int64)
+    o_k = tl.arange(0, BK)
+    o_c = split * BN + tl.arange(0, BN)
+    sums = tl.load(
+        p_sums + b * stride_sb + g * stride_sg + o_c.to(tl.int64)[:, None] * stride_sm + o_k,
+        (o_c[:, None] < full) & (o_k[None, :] < K),
+        other=0.0,
+    )
+    heads = tl.num_programs(1) * GROUP
+    for n in tl.static_range(GROUP):
+        h = g * GROUP + n
+        q = tl.load(p_q + b * stride_qb + h * stride_qh + o_k, o_k < K, other=0.0).to(tl.float32)
+        scores = tl.where(o_c < full, tl.sum(sums * q[None, :], 1), float("-inf"))
+        best, index = empty_list(1, REMOTE, R)
+        best, index = insert_tile(best, index, scores[None, :], split * BN, REMOTE, R)
+        row = (b * heads + h) * tl.num_programs(0) + split + tl.zeros([1], tl.int64)
+        store_candidates(best, index, p_score, p_index, row, row >= 0, REMOTE, R)
+
+
+@triton.jit
+def store_candidates(best, index, p_score, p_index, row, mask, REMOTE: tl.constexpr, R: tl.constexpr):
+    """Write lists of REMOTE candidates, one for each `row`."""
     if R == 1:
-        tl.store(p_score + row, best, o_g < GROUP)
-        tl.store(p_index + row, index, o_g < GROUP)
+        tl.store(p_score + row, best, mask)
+        tl.store(p_index + row, index, mask)
     else:
         place = tl.arange(0, R)
-        mask = (o_g[:, None] < GROUP) & (place[None, :] < REMOTE)
-        tl.store(p_score + row[:, None] + place[None, :], best, mask)
-        tl.store(p_index + row[:, None] + place[None, :], index, mask)
+        mask = mask[:, None] & (place[None, :] < REMOTE)
+        tl.store(p_score + row[:, None] * REMOTE + place[None, :], best, mask)
+        tl.store(p_index + row[:, None] * REMOTE + place[None, :], index, mask)
 
 
 @triton.jit

@@ -185,7 +185,6 @@ def _shape(q: Tensor, k: Tensor, remote: int, chunk: int, tile: Tile) -> dict[st
         "C": chunk,
         "BN": min(chunk, tile.columns),
         "BM": tile.rows,
-        "BL": min(chunk, tile.rows),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }
@@ -250,32 +249,44 @@ def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: floa
     return dq, dk, dv
 
 
+def append(k: Tensor, v: Tensor, cache: dict[str, Tensor], length: int, chunk: int) -> None:
+    """Put the key and value [B, 1, G, K] of one token into a cache that holds `length`."""
+    k, v, keys, sums = _dense(k[:, 0]), _dense(v[:, 0]), cache["k"], cache["sums"]
+    B, G, K = k.shape
+    kernels_decode.append_kernel[G, B](
+        k, v, keys, cache["v"], sums, *k.stride()[:2], *v.stride()[:2], *keys.stride()[:3], *sums.stride()[:3],
+        length, length // chunk, K=K, BK=_width(K), num_warps=1,
+    )  # fmt: skip
+
+
 def decode(
     q: Tensor, cache: dict[str, Tensor], length: int, chunk: int, exact: bool, scale: float, remote: int
 ) -> Tensor:
     """Return the output [B, 1, H, K] of the last of `length` tokens in the cache."""
-    q, k, v = _dense(q[:, 0]), cache["k"], cache["v"]
+    q, k, v, sums = _dense(q[:, 0]), cache["k"], cache["v"], cache["sums"]
     B, H, K = q.shape
     G = k.shape[2]
     full = (length - 1) // chunk
-    keys = k if exact else cache["sums"]
-    # Enough programs to fill the card, but no more parts than chunks.
-    unit = 1 if exact else 64
-    part = max(1, triton.cdiv(full * B * G, 4096 * unit)) * unit
+    # Enough programs to fill the card.
+    part = max(1, triton.cdiv(full * B * G, 4096)) if exact else 64
     splits = triton.cdiv(full, part)
     score = torch.empty(B, H, splits, remote, dtype=torch.float32, device=q.device)
     index = torch.empty(B, H, splits, remote, dtype=torch.int32, device=q.device)
-    shape = {"GROUP": H // G, "K": K, "BK": _width(K), "C": chunk, "REMOTE": remote}
-    columns = min(chunk, 8192 // _width(K)) if exact else 64
-    if splits:
-        kernels_decode.score_kernel[splits, G, B](
-            q, keys, score, index, *q.stride()[:2], *keys.stride()[:3], full, part, scale * LOG2E,
-            **shape, GP=max(16, triton.next_power_of_2(H // G)), BN=columns, EXACT=exact,
-            R=triton.next_power_of_2(remote), num_stages=_stages(3, keys, 16, chunk if exact else columns),
+    width = {"GROUP": H // G, "K": K, "BK": _width(K), "REMOTE": remote}
+    places = triton.next_power_of_2(remote)
+    if splits and exact:
+        kernels_decode.score_exact_kernel[splits, G, B](
+            q, k, score, index, *q.stride()[:2], *k.stride()[:3], full, part, scale * LOG2E,
+            **width, C=chunk, BN=min(chunk, 8192 // _width(K)), R=places,
+            GP=max(16, triton.next_power_of_2(H // G)), num_stages=_stages(3, k, 16, chunk),
         )  # fmt: skip
+    elif splits:
+        kernels_decode.score_approx_kernel[splits, G, B](
+            q, sums, score, index, *q.stride()[:2], *sums.stride()[:3], full, **width, BN=part, R=places
+        )
     o = q.new_empty(B, 1, H, K)
     kernels_decode.step_kernel[H, B](
         q, k, v, score, index, o, *q.stride()[:2], *k.stride()[:3], splits * remote, length, scale * LOG2E,
-        **shape, BN=min(chunk, 4096 // _width(K)), BC=triton.next_power_of_2(max(1, splits * remote)),
+        **width, C=chunk, BN=min(chunk, 8192 // _width(K)), BC=triton.next_power_of_2(max(1, splits * remote)),
     )  # fmt: skip
     return o
