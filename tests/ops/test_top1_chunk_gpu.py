@@ -1,0 +1,72 @@
+"""What only a GPU can show of Top-1 chunk selection: sizes beyond 32-bit offsets, a million tokens, compiled graphs."""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from basecap.ops import top1_chunk, top1_chunk_choice
+from basecap.testing.marks import requires_gpu
+
+
+def on_gpu(test):
+    return functools.reduce(lambda decorated, mark: mark(decorated), requires_gpu, test)
+
+
+def draw(T: int, H: int, K: int) -> list[Tensor]:
+    """Return q, k, v and do, q and k normalised, in bfloat16."""
+    generator = torch.Generator("cuda").manual_seed(T)
+    q, k, v, do = (torch.randn(1, T, H, K, generator=generator, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    return [F.rms_norm(q, (K,)), F.rms_norm(k, (K,)), v, do]
+
+
+def outcome(inputs: list[Tensor], **options) -> list[Tensor]:
+    q, k, v = (x.requires_grad_() for x in inputs[:3])
+    o = top1_chunk(q, k, v, chunk=128, backend="triton", **options)
+    return [o, *torch.autograd.grad(o, (q, k, v), inputs[3])]
+
+
+@on_gpu
+def test_offsets_beyond_32_bits():
+    """The last of many packed sequences comes out as if it were alone."""
+    H, K, length = 4, 256, 4096
+    count = 2**31 // (H * K * length) + 2
+    inputs = draw(count * length, H, K)
+    assert inputs[0].numel() > 2**31
+    bounds = length * torch.arange(count + 1, dtype=torch.int32, device="cuda")
+    for mode in ("exact", "approx"):
+        alone = outcome([x[:, -length:].clone() for x in inputs], mode=mode)
+        packed = outcome([x.detach() for x in inputs], mode=mode, cu_seqlens=bounds)
+        for x, y in zip(packed, alone, strict=True):
+            assert torch.equal(x[:, -length:], y)
+
+
+@on_gpu
+def test_a_million_tokens():
+    """Choices of queries all along a row of 2^20 tokens have the largest score in float64, but for rounding."""
+    T, H, K, chunk = 2**20, 2, 64, 128
+    q, k, v, do = draw(T, H, K)
+    choice = top1_chunk_choice(q, k, chunk=chunk, mode="approx", backend="triton")
+    means = k.double().unflatten(1, (T // chunk, chunk)).mean(2)
+    at = torch.randint(chunk, T, (256,), generator=torch.Generator().manual_seed(0)).to("cuda")
+    scores = torch.einsum("bthk,bmhk->bthm", q[:, at].double(), means)
+    future = torch.arange(T // chunk, device="cuda") >= (at // chunk)[:, None]
+    scores = scores.masked_fill(future[None, :, None], -float("inf"))
+    chosen = scores.gather(-1, choice[:, at].long())[..., 0]
+    torch.testing.assert_close(chosen, scores.amax(-1), atol=1e-5, rtol=1e-5)
+    assert all(x.isfinite().all() for x in outcome([q, k, v, do], mode="approx"))
+
+
+@on_gpu
+def test_one_compiled_graph_of_kernels():
+    q, k, v, do = draw(1000, 4, 64)
+
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (top1_chunk(q, k, v, chunk=64, backend="triton").float() * do).sum()
+
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    compiled = torch.compile(loss, fullgraph=True)
+    found = torch.autograd.grad(compiled(*leaves), leaves)
+    for x, y in zip(found, torch.autograd.grad(loss(*leaves), leaves), strict=True):
+        torch.testing.assert_close(x, y)
