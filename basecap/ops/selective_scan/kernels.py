@@ -80,32 +80,41 @@ def chunk_fwd_kernel(
         tl.store(out + p_state + n * D, b_added, mask=m_d)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["D"])
 def carry_fwd_kernel(
-    states, total, A, ids, first, last,
+    added, total, A, ids, first, states, last,
     T, D, N, M,
-    BACK: tl.constexpr, PACKED: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
+    BACK: tl.constexpr, PACKED: tl.constexpr, BT: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Chain the chunks: replace what each adds by the state before it; with BACK from the end, by that after it."""
+    """Chain the chunks: the state before each, from what each adds; with BACK from the end, the state after each."""
     n, i_b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     o_d = tl.program_id(0) * BD + tl.arange(0, BD)
     m_d = o_d < D
     b_A = tl.load(A + n * D + o_d, mask=m_d, other=0.0)
     b_state = tl.load(first + (i_b * N + n) * D + o_d, mask=m_d, other=0.0)
-    for i in range(M):
-        i_m = i
+    b_one, b_none = tl.full([BM, BD], 1.0, tl.float32), tl.zeros([BM, BD], tl.float32)
+    # BM chunks at a time, so that their loads are in flight together.
+    for i in range(0, M, BM):
+        o_m = i + tl.arange(0, BM)
         if BACK:
-            i_m = M - 1 - i
-        p_state = states + ((i_b * M + i_m) * N + n) * D + o_d
-        b_total = tl.load(total + (i_b * M + i_m) * D + o_d, mask=m_d, other=0.0)
-        b_decay = tl.exp2(b_A * b_total)
+            o_m = M - 1 - o_m
+        m_m = (o_m >= 0) & (o_m < M)
+        m = m_m[:, None] & m_d[None, :]
+        o_row = i_b * M + o_m
+        p = (o_row * N + n)[:, None] * D + o_d[None, :]
+        b_added = tl.load(added + p, mask=m, other=0.0)
+        b_total = tl.load(total + o_row[:, None] * D + o_d[None, :], mask=m, other=0.0)
+        b_decay = tl.exp2(b_A[None, :] * b_total)
         if PACKED:
-            b_before = tl.load(ids + i_b * T + tl.maximum(i_m * BT - 1, 0))
-            b_after = tl.load(ids + i_b * T + tl.minimum((i_m + 1) * BT, T) - 1)
-            b_decay = tl.where(b_before == b_after, b_decay, 0.0)
-        b_added = tl.load(p_state, mask=m_d, other=0.0)
-        tl.store(p_state, b_state, mask=m_d)
-        b_state = b_decay * b_state + b_added
+            b_before = tl.load(ids + i_b * T + tl.maximum(o_m * BT - 1, 0), mask=m_m, other=0)
+            b_after = tl.load(ids + i_b * T + tl.minimum((o_m + 1) * BT, T) - 1, mask=m_m, other=0)
+            b_decay = tl.where((b_before == b_after)[:, None], b_decay, 0.0)
+        b_decay, b_own, b_before_decay, b_before_own = tl.associative_scan(
+            (b_decay, b_added, b_one, b_none), 0, _join_before
+        )
+        tl.store(states + p, b_before_decay * b_state[None, :] + b_before_own, mask=m)
+        m_last = (tl.arange(0, BM) == BM - 1)[:, None]
+        b_state = tl.sum(tl.where(m_last, b_decay * b_state[None, :] + b_own, 0.0), 0)
     tl.store(last + (i_b * N + n) * D + o_d, b_state, mask=m_d)
 
 

@@ -13,8 +13,8 @@ from basecap.ops.selective_scan import kernels
 #: that the scans need no exchange between lanes.
 BT = 16
 BD = 32
-#: Channels per program that chains the chunks: four to a lane, for wide loads.
-CARRY_BD = 128
+#: Chunks that are chained at a time.
+BM = 16
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ def _chain(
 ) -> tuple[Tensor, Tensor]:
     """Return the states before each chunk (after it, of their gradients, with `back`) and beyond the last one."""
     T, D, N, M = inputs.sizes
-    states = total.new_empty(len(x), M, N, D)
+    added, states = total.new_empty(2, len(x), M, N, D)
     last = torch.empty_like(first_BND)
     kernels.chunk_fwd_kernel[inputs.grid](
-        x, inputs.dt, inputs.A_ND, W, inputs.ids, states, total, T, D, N, M, BACK=back, **inputs.options
+        x, inputs.dt, inputs.A_ND, W, inputs.ids, added, total, T, D, N, M, BACK=back, **inputs.options
     )
-    kernels.carry_fwd_kernel[(triton.cdiv(D, CARRY_BD), N, len(x))](
-        states, total, inputs.A_ND, inputs.ids, first_BND, last, T, D, N, M,
-        BACK=back, **{**inputs.options, "BD": CARRY_BD},
+    kernels.carry_fwd_kernel[(triton.cdiv(D, BD), N, len(x))](
+        added, total, inputs.A_ND, inputs.ids, first_BND, states, last, T, D, N, M,
+        BACK=back, BM=BM, **inputs.options,
     )  # fmt: skip
     return states, last
 
