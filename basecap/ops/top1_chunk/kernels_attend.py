@@ -29,33 +29,15 @@ def find_work(p_grid, p_share, p_chunk, g, item, M, EXTRA):
 
 
 @triton.jit
-def find_queries(
-    p_list, turn, own_turns, begin, stop, start, end, first_head,
-    H: tl.constexpr, GROUP: tl.constexpr, REMOTE: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
-):  # fmt: skip
-    """Return the queries [BM] of a turn: t * H + h, their slots, the last key each sees, and which exist.
-
-    The first turns take the chunk's own queries, head after head, the next ones those of its list.
-    """
-    o_m = tl.arange(0, BM)
-    own = turn < own_turns
-    o_own = turn * BM + o_m
-    t = start + o_own % C
-    o_list = begin + (turn - own_turns) * BM + o_m
-    exists = tl.where(own, (o_own < GROUP * C) & (t < end), o_list < stop)
-    pair = tl.load(p_list + o_list, exists & (own == 0), other=0)
-    query = tl.where(own, t * H + first_head + o_own // C, pair // REMOTE)
-    slot = tl.where(own, 0, 1 + pair % REMOTE)
-    return query, slot, tl.where(own, t, 1 << 30), exists
-
-
-@triton.jit
-def forward_tile(b_q, b_k, b_v, visible, scale2):
+def forward_tile(b_q, b_k, b_v, visible, scale2, MASK: tl.constexpr):
     """Return the normalised output [BM, BK] and the base-2 logsumexp [BM] of queries against a block of keys."""
     s = tl.dot(b_q, b_k, input_precision="ieee") * scale2
-    s = tl.where(visible, s, float("-inf"))
-    top = tl.max(s, 1)
-    top = tl.where(top == float("-inf"), 0.0, top)
+    if MASK:
+        s = tl.where(visible, s, float("-inf"))
+        top = tl.max(s, 1)
+        top = tl.where(top == float("-inf"), 0.0, top)
+    else:
+        top = tl.max(s, 1)
     p = tl.exp2(s - top[:, None])
     mass = tl.sum(p, 1)
     o = tl.dot(p.to(b_v.dtype), b_v, input_precision="ieee")
@@ -95,6 +77,7 @@ def attend_fwd_kernel(
     C: tl.constexpr,
     BN: tl.constexpr,
     BM: tl.constexpr,
+    BL: tl.constexpr,
 ):
     """Write the partial outputs and logsumexps of all queries that attend a block of keys."""
     P: tl.constexpr = C // BN
@@ -104,10 +87,12 @@ def attend_fwd_kernel(
     chunk, share, start, end = find_work(p_grid, p_share, p_chunk, g, item, M, EXTRA)
     if start == end:
         return
+    # Where the queries are is read one turn ahead: their rows wait for it.
     p_list += g * tl.cast(N, tl.int64) * (GROUP * REMOTE)
     begin = tl.load(p_offset + g * (M + 1) + chunk) + share * SHARE
     stop = tl.minimum(tl.load(p_offset + g * (M + 1) + chunk + 1), begin + SHARE)
-    own_turns = tl.where(share == 0, tl.cdiv(GROUP * C, BM), 0)
+    ahead = begin + tl.arange(0, BM)
+    next_pair = tl.load(p_list + ahead, ahead < stop, other=0)
     rows = tl.cast(N, tl.int64) * H
     o_k = tl.arange(0, BK)
     m_k = o_k < K
@@ -121,23 +106,36 @@ def attend_fwd_kernel(
     b_v = tl.load(
         p_v + o_s.to(tl.int64)[:, None] * stride_vt + g * stride_vg + o_k, m_s[:, None] & m_k[None, :], other=0.0
     )
-    first_head = tl.cast(g * GROUP, tl.int32)
-    # Where the queries are is read one turn ahead: their rows wait for it.
-    ahead, ahead_slot, ahead_last, ahead_exists = find_queries(
-        p_list, 0, own_turns, begin, stop, start, end, first_head, H, GROUP, REMOTE, C, BM
-    )
-    for turn in range(own_turns + tl.cdiv(stop - begin, BM)):
-        query, slot, last, exists = ahead.to(tl.int64), ahead_slot, ahead_last, ahead_exists
-        ahead, ahead_slot, ahead_last, ahead_exists = find_queries(
-            p_list, turn + 1, own_turns, begin, stop, start, end, first_head, H, GROUP, REMOTE, C, BM
+    if share == 0:
+        for n in range(GROUP * (C // BL)):
+            h = g * GROUP + n // (C // BL)
+            o_t = start + n % (C // BL) * BL + tl.arange(0, BL)
+            m_t = o_t < end
+            b_q = tl.load(
+                p_q + o_t.to(tl.int64)[:, None] * stride_qt + h * stride_qh + o_k,
+                m_t[:, None] & m_k[None, :],
+                other=0.0,
+            )
+            visible = (o_s[None, :] <= o_t[:, None]) & m_s[None, :]
+            o, lse = forward_tile(b_q, b_k, b_v, visible, scale2, True)
+            row = sub * rows + o_t.to(tl.int64) * H + h
+            tl.store(p_part + row[:, None] * K + o_k, o.to(p_part.dtype.element_ty), m_t[:, None] & m_k[None, :])
+            tl.store(p_lse + row, lse, m_t)
+    for at in range(begin, stop, BM):
+        o_i = at + tl.arange(0, BM)
+        m_i = o_i < stop
+        pair = next_pair
+        next_pair = tl.load(p_list + o_i + BM, o_i + BM < stop, other=0)
+        query = (pair // REMOTE).to(tl.int64)
+        b_q = tl.load(
+            p_q + (query // H * stride_qt + query % H * stride_qh)[:, None] + o_k,
+            m_i[:, None] & m_k[None, :],
+            other=0.0,
         )
-        m_qk = exists[:, None] & m_k[None, :]
-        b_q = tl.load(p_q + (query // H * stride_qt + query % H * stride_qh)[:, None] + o_k, m_qk, other=0.0)
-        visible = (o_s[None, :] <= last[:, None]) & m_s[None, :]
-        o, lse = forward_tile(b_q, b_k, b_v, visible, scale2)
-        row = (slot * P + sub) * rows + query
-        tl.store(p_part + row[:, None] * K + o_k, o.to(p_part.dtype.element_ty), m_qk)
-        tl.store(p_lse + row, lse, exists)
+        o, lse = forward_tile(b_q, b_k, b_v, None, scale2, False)
+        row = ((1 + pair % REMOTE) * P + sub) * rows + query
+        tl.store(p_part + row[:, None] * K + o_k, o.to(p_part.dtype.element_ty), m_i[:, None] & m_k[None, :])
+        tl.store(p_lse + row, lse, m_i)
 
 
 @triton.jit
@@ -197,13 +195,15 @@ def delta_kernel(p_o, p_do, p_delta, rows, K: tl.constexpr, BK: tl.constexpr, BR
 
 
 @triton.jit
-def backward_tile(b_k, b_v, b_q, b_do, lse, delta, visible, scale2, dk, dv):
+def backward_tile(b_k, b_v, b_q, b_do, lse, delta, visible, scale2, dk, dv, MASK: tl.constexpr):
     """Return dk, dv [BN, BK] with these queries' parts added, and dq [BM, BK], dk and dq yet to be scaled.
 
     Scores are held transposed, [BN, BM], so that both sums over queries take them as the left factor as they are.
     """
     s = tl.dot(b_k, tl.trans(b_q), input_precision="ieee") * scale2 - lse[None, :]
-    p = tl.exp2(tl.where(visible, s, float("-inf")))
+    if MASK:
+        s = tl.where(visible, s, float("-inf"))
+    p = tl.exp2(s)
     dv = tl.dot(p.to(b_do.dtype), b_do, dv, input_precision="ieee")
     dp = tl.dot(b_v, tl.trans(b_do), input_precision="ieee")
     ds = (p * (dp - delta[None, :])).to(b_q.dtype)
@@ -248,6 +248,7 @@ def attend_bwd_kernel(
     C: tl.constexpr,
     BN: tl.constexpr,
     BM: tl.constexpr,
+    BL: tl.constexpr,
 ):
     """Write a block's dk and dv and the partial dq of all queries that attend it.
 
@@ -262,10 +263,12 @@ def attend_bwd_kernel(
     chunk, share, start, end = find_work(p_grid, p_share, p_chunk, g, item, M, EXTRA)
     if start == end:
         return
+    # Where the queries are is read one turn ahead: their rows wait for it.
     p_list += g * tl.cast(N, tl.int64) * (GROUP * REMOTE)
     begin = tl.load(p_offset + g * (M + 1) + chunk) + share * SHARE
     stop = tl.minimum(tl.load(p_offset + g * (M + 1) + chunk + 1), begin + SHARE)
-    own_turns = tl.where(share == 0, tl.cdiv(GROUP * C, BM), 0)
+    ahead = begin + tl.arange(0, BM)
+    next_pair = tl.load(p_list + ahead, ahead < stop, other=0)
     scale2 = scale * 1.4426950408889634
     rows = tl.cast(N, tl.int64) * H
     o_k = tl.arange(0, BK)
@@ -286,25 +289,34 @@ def attend_bwd_kernel(
             p = p_scratch + ((g * EXTRA + e) * P + sub) * (2 * BN * BK)
             dk += tl.load(p + o_scratch)
             dv += tl.load(p + BN * BK + o_scratch)
-    first_head = tl.cast(g * GROUP, tl.int32)
-    # Where the queries are is read one turn ahead: their rows wait for it.
-    ahead, ahead_slot, ahead_last, ahead_exists = find_queries(
-        p_list, 0, own_turns, begin, stop, start, end, first_head, H, GROUP, REMOTE, C, BM
-    )
-    for turn in range(own_turns + tl.cdiv(stop - begin, BM)):
-        query, slot, last, exists = ahead.to(tl.int64), ahead_slot, ahead_last, ahead_exists
-        ahead, ahead_slot, ahead_last, ahead_exists = find_queries(
-            p_list, turn + 1, own_turns, begin, stop, start, end, first_head, H, GROUP, REMOTE, C, BM
-        )
-        m_qk = exists[:, None] & m_k[None, :]
-        b_q = tl.load(p_q + (query // H * stride_qt + query % H * stride_qh)[:, None] + o_k, m_qk, other=0.0)
-        b_do = tl.load(p_do + query[:, None] * K + o_k, m_qk, other=0.0)
-        lse = tl.load(p_lse + query, exists, other=float("inf"))
-        delta = tl.load(p_delta + query, exists, other=0.0)
-        visible = (o_s[:, None] <= last[None, :]) & m_s[:, None]
-        dk, dv, dq = backward_tile(b_k, b_v, b_q, b_do, lse, delta, visible, scale2, dk, dv)
-        row = (slot * P + sub) * rows + query
-        tl.store(p_part + row[:, None] * K + o_k, (dq * scale).to(p_part.dtype.element_ty), m_qk)
+        for n in range(GROUP * (C // BL)):
+            h = g * GROUP + n // (C // BL)
+            o_t = start + n % (C // BL) * BL + tl.arange(0, BL)
+            m_t = o_t < end
+            row = o_t.to(tl.int64) * H + h
+            m_tk = m_t[:, None] & m_k[None, :]
+            b_q = tl.load(p_q + o_t.to(tl.int64)[:, None] * stride_qt + h * stride_qh + o_k, m_tk, other=0.0)
+            b_do = tl.load(p_do + row[:, None] * K + o_k, m_tk, other=0.0)
+            lse = tl.load(p_lse + row, m_t, other=float("inf"))
+            delta = tl.load(p_delta + row, m_t, other=0.0)
+            visible = (o_s[:, None] <= o_t[None, :]) & m_s[:, None]
+            dk, dv, dq = backward_tile(b_k, b_v, b_q, b_do, lse, delta, visible, scale2, dk, dv, True)
+            row += sub * rows
+            tl.store(p_part + row[:, None] * K + o_k, (dq * scale).to(p_part.dtype.element_ty), m_tk)
+    for at in range(begin, stop, BM):
+        o_i = at + tl.arange(0, BM)
+        m_i = o_i < stop
+        pair = next_pair
+        next_pair = tl.load(p_list + o_i + BM, o_i + BM < stop, other=0)
+        query = (pair // REMOTE).to(tl.int64)
+        m_ik = m_i[:, None] & m_k[None, :]
+        b_q = tl.load(p_q + (query // H * stride_qt + query % H * stride_qh)[:, None] + o_k, m_ik, other=0.0)
+        b_do = tl.load(p_do + query[:, None] * K + o_k, m_ik, other=0.0)
+        lse = tl.load(p_lse + query, m_i, other=float("inf"))
+        delta = tl.load(p_delta + query, m_i, other=0.0)
+        dk, dv, dq = backward_tile(b_k, b_v, b_q, b_do, lse, delta, None, scale2, dk, dv, False)
+        row = ((1 + pair % REMOTE) * P + sub) * rows + query
+        tl.store(p_part + row[:, None] * K + o_k, (dq * scale).to(p_part.dtype.element_ty), m_ik)
     if share == 0:
         o = (o_s.to(tl.int64)[:, None] * G + g) * K + o_k
         tl.store(p_dk + o, (dk * scale).to(p_dk.dtype.element_ty), m_sk)

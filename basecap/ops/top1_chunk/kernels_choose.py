@@ -239,24 +239,6 @@ def choose_exact_kernel(
 
 
 @triton.jit
-def insert_columns(best, index, scores, low):
-    """Put `scores` [BQ, NC] of the chunks low, low + 1, ... into lists of one, each column its own: [BQ, NC].
-
-    Nothing is exchanged between threads until `best_column`.
-    """
-    better = scores > best
-    return tl.where(better, scores, best), tl.where(better, low, index)
-
-
-@triton.jit
-def best_column(best, index):
-    """Return the best of all columns and its chunk [BQ], the earliest of equals; -1 where there is none."""
-    top = tl.max(best, 1)
-    index = tl.where(best == top[:, None], index + tl.arange(0, best.shape[1])[None, :], 1 << 30)
-    return top, tl.where(top > float("-inf"), tl.min(index, 1), -1)
-
-
-@triton.jit
 def mean_scores(b_q, p_high, p_low, rows, o_k, mask, K: tl.constexpr, SPLIT: tl.constexpr):
     """Return q.mean [BQ, BM] for the mean keys at `rows` [BM]."""
     offset = rows[None, :] * K + o_k[:, None]
@@ -301,11 +283,7 @@ def choose_approx_kernel(
         m_t[:, None] & (o_k[None, :] < K),
         other=0.0,
     )
-    if REMOTE == 1:
-        best = tl.full([BQ, BM], float("-inf"), tl.float32)
-        index = tl.zeros([BQ, BM], tl.int32)
-    else:
-        best, index = empty_list(BQ, REMOTE, R)
+    best, index = empty_list(BQ, REMOTE, R)
     low = tl.min(first, 0)
     while low < (1 << 30):
         inside = first == low
@@ -315,20 +293,12 @@ def choose_approx_kernel(
         shared = low + (shared - low) // BM * BM
         for c in range(low, shared, BM):
             s = mean_scores(b_q, p_high, p_low, base + c + tl.arange(0, BM), o_k, o_k[:, None] < K, K, SPLIT)
-            if REMOTE == 1:
-                best, index = insert_columns(best, index, s, c)
-            else:
-                best, index = insert_tile(best, index, s, c, REMOTE, R)
+            best, index = insert_tile(best, index, s, c, REMOTE, R)
         for c in range(shared, high, BM):
             column = c + tl.arange(0, BM)
             mask = (o_k[:, None] < K) & (column[None, :] < high)
             s = mean_scores(b_q, p_high, p_low, base + column, o_k, mask, K, SPLIT)
             s = tl.where(inside[:, None] & (column[None, :] < own[:, None]), s, float("-inf"))
-            if REMOTE == 1:
-                best, index = insert_columns(best, index, s, c)
-            else:
-                best, index = insert_tile(best, index, s, c, REMOTE, R)
+            best, index = insert_tile(best, index, s, c, REMOTE, R)
         low = tl.min(tl.where(first > low, first, 1 << 30), 0)
-    if REMOTE == 1:
-        best, index = best_column(best, index)
     store_list(best, index, p_choice + (o_t.to(tl.int64) * H + h) * REMOTE, m_t, REMOTE, R)

@@ -185,6 +185,7 @@ def _shape(q: Tensor, k: Tensor, remote: int, chunk: int, tile: Tile) -> dict[st
         "C": chunk,
         "BN": min(chunk, tile.columns),
         "BM": tile.rows,
+        "BL": min(chunk, tile.rows),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }
