@@ -64,9 +64,10 @@ def rotary(x_BTHK: Tensor, positions: Tensor, base: float, dims: int | None = No
     half = dims // 2
     dtype = torch.promote_types(x_BTHK.dtype, torch.float32)
     cos, sin = _rotary_table(positions, half, base, dtype)
-    first, second = x_BTHK[..., :half].to(dtype), x_BTHK[..., half:dims].to(dtype)
+    turning, rest = x_BTHK.split([dims, x_BTHK.shape[-1] - dims], dim=-1)
+    first, second = turning.to(dtype).chunk(2, dim=-1)
     turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x_BTHK.dtype)
-    return turned if dims == x_BTHK.shape[-1] else torch.cat([turned, x_BTHK[..., dims:]], dim=-1)
+    return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
 
 
 def rms_norm(x: Tensor, eps: float = 1e-6) -> Tensor:

@@ -188,7 +188,8 @@ def test_tiles_of_the_kernel_are_those_with_visible_pairs(window, packed):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own, as is the next
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_kernels_on_a_gpu(options, dtype):
     torch.compiler.reset()
     T = 256
