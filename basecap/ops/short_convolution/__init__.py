@@ -1,0 +1,63 @@
+"""The short convolution: each channel by itself over the last few tokens, with an optional SiLU."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from basecap.errors import ConfigError, nearest
+from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops.short_convolution import eager, operators
+
+Activation = Literal["none", "silu"]
+
+#: The widest convolution of the kernels, which keep a window of this many tokens in registers.
+WIDEST = 8
+
+
+def short_convolution(
+    x_BTD: Tensor,
+    weight_DW: Tensor,
+    bias_D: Tensor | None = None,
+    *,
+    activation: Activation = "none",
+    segments: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Depthwise causal convolution y_t = act(sum_j weight[:, W-1-j] * x_{t-j} + bias), not reaching across segments.
+
+    Sums are formed in float32 or wider. Any width is allowed; the kernels take widths up to `WIDEST`, and read an x
+    that is a slice of a wider tensor in place as long as its channels lie next to each other.
+
+    Args:
+        x_BTD: inputs.
+        weight_DW: taps of each channel, that of the present token last.
+        bias_D: added before the activation; nothing when None.
+        activation: "silu" or "none".
+        segments: int64 [B, T], see `Mixer.forward`.
+        backend: "auto", or insist on "eager" (plain PyTorch) or "triton".
+
+    Returns:
+        [B, T, D] in the dtype of x.
+
+    Raises:
+        ConfigError: shapes that do not fit together, an unknown activation, or an impossible backend.
+    """
+    B, T, D = x_BTD.shape
+    width = weight_DW.shape[-1]
+    if weight_DW.shape != (D, width) or width < 1:
+        raise ConfigError(f"weight {tuple(weight_DW.shape)} must be ({D}, width) for x {tuple(x_BTD.shape)}.")
+    if bias_D is not None and bias_D.shape != (D,):
+        raise ConfigError(f"bias {tuple(bias_D.shape)} must be {(D,)} for x {tuple(x_BTD.shape)}.")
+    if segments is not None and segments.shape != (B, T):
+        raise ConfigError(f"segments {tuple(segments.shape)} must be {(B, T)} for x {tuple(x_BTD.shape)}.")
+    if activation not in ("none", "silu"):
+        raise ConfigError(f"unknown activation {activation!r}: {nearest(activation, ('none', 'silu'))}")
+    if backend == "triton" and width > WIDEST:
+        raise ConfigError(f"the kernels take widths up to {WIDEST}, not {width}; use backend='auto' or 'eager'.")
+    silu = activation == "silu"
+    if width <= WIDEST and x_BTD.numel() and use_triton("short_convolution", backend, x_BTD):
+        return operators.convolve(x_BTD, weight_DW, bias_D, segments, silu)
+    # Under autocast the sums would be rounded to half precision.
+    with torch.autocast(x_BTD.device.type, enabled=False):
+        return eager.short_convolution(x_BTD, weight_DW, bias_D, segments, silu)

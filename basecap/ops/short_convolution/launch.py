@@ -1,0 +1,64 @@
+"""Launches the Triton kernels of the short convolution."""
+
+import math
+
+import torch
+import triton
+from torch import Tensor
+
+from basecap.ops.short_convolution import kernels
+
+#: Channels per program: a warp's 32 lanes hold 4 neighbours each.
+BD = 128
+#: Rows that a program loads at a time, so that their loads wait for memory together.
+GROUP = 8
+#: Programs along the tokens of a batch: enough to fill a GPU, few enough that their partial sums are little traffic.
+PROGRAMS = 512
+
+
+def _span(x_BTD: Tensor, halo: int) -> int:
+    """Tokens per program, so that these and the `halo` tokens after them are whole groups."""
+    B, T, _ = x_BTD.shape
+    return triton.cdiv(triton.cdiv(B * T, PROGRAMS) + halo, GROUP) * GROUP - halo
+
+
+def _strided(x_BTD: Tensor) -> tuple[Tensor, int, int, int]:
+    """x with its channels side by side, and the strides of batch and tokens in multiples of the last number."""
+    x = x_BTD if x_BTD.stride(2) == 1 else x_BTD.contiguous()
+    align = math.gcd(x.stride(0), x.stride(1), 16)
+    return x, x.stride(0) // align, x.stride(1) // align, align
+
+
+def forward(x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, segments: Tensor | None, silu: bool) -> Tensor:
+    """Return [B, T, D] in the dtype of x."""
+    B, T, D = x_BTD.shape
+    x, x_batch, x_token, align = _strided(x_BTD)
+    y = x.new_empty(B, T, D)
+    span = _span(x, 0)
+    kernels.short_convolution_fwd_kernel[(B * triton.cdiv(T, span) * triton.cdiv(D, BD),)](
+        x, weight_DW.float().T.contiguous(), None if bias_D is None else bias_D.float().contiguous(),
+        None if segments is None else segments.contiguous(), y, T, D, span, x_batch, x_token,
+        W=weight_DW.shape[1], SILU=silu, X_ALIGN=align, GROUP=GROUP, BD=BD, num_warps=1,
+    )  # fmt: skip
+    return y
+
+
+def backward(
+    dy_BTD: Tensor, x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, segments: Tensor | None, silu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, the weight and, in the weight's dtype, the bias."""
+    (B, T, D), W = x_BTD.shape, weight_DW.shape[1]
+    x, x_batch, x_token, x_align = _strided(x_BTD)
+    dy, dy_batch, dy_token, dy_align = _strided(dy_BTD)
+    dx = x.new_empty(B, T, D)
+    span = _span(x, W - 1)
+    rows = B * triton.cdiv(T, span)
+    parts = torch.empty(rows, W + 1, D, dtype=torch.float32, device=x.device)
+    kernels.short_convolution_bwd_kernel[(rows * triton.cdiv(D, BD),)](
+        dy, x, weight_DW.float().T.contiguous(), None if bias_D is None else bias_D.float().contiguous(),
+        None if segments is None else segments.contiguous(), dx, parts,
+        T, D, span, x_batch, x_token, dy_batch, dy_token,
+        W=W, SILU=silu, X_ALIGN=x_align, DY_ALIGN=dy_align, GROUP=GROUP, BD=BD, num_warps=1,
+    )  # fmt: skip
+    sums = parts.sum(0).to(weight_DW.dtype)
+    return dx, sums[:W].T.contiguous(), sums[W].clone()
