@@ -1,9 +1,9 @@
-"""The selective scan in Triton: chunks of BT tokens in parallel, a block of BD channels each; see README.md.
+"""The selective scan in Triton: chunks of BT tokens, blocks of BD channels; see README.md.
 
-Tensors: x, dt, y [B, T, D]; B, C [B, N, T] in float32, so that a chunk's tokens lie together; states between chunks
-[B, M, N, D]; all contiguous. A [N, D] is in units of log2: decays are exp2(A dt).
-`ids` are the segments [B, T], read only where PACKED. Past the end of a sequence dt, x and dy are zero, which leaves
-every state as it is.
+Tensors: x, dt, y [B, T, D]; B, C [B, N, M BT] in float32, padded with zeros to M chunks, so that a chunk's tokens lie
+together; states between chunks [B, M, N, D]; all contiguous. A [N, D] is in units of log2: decays are exp2(A dt).
+`ids` are the segments [B, T], or None. Past the end of a sequence dt, x and dy are zero, which leaves every state as
+it is.
 """
 
 import triton
@@ -25,8 +25,17 @@ def _join_before(decay_1, value_1, before_1, rest_1, decay_2, value_2, before_2,
 
 
 @triton.jit
-def _add(left, right):
-    return left + right
+def _row(b_x, o_row, row):
+    """Row `row` of a block; free where rows lie in one lane, since integer zeros, unlike float ones, need no adding."""
+    b_bits = tl.where((o_row == row)[:, None], b_x.to(tl.int32, bitcast=True), 0)
+    return tl.sum(b_bits, 0).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _begins(ids, p_ids, o_t, m_t):
+    """Which tokens begin a segment."""
+    b_ids = tl.load(ids + p_ids + o_t, mask=m_t, other=0)
+    return b_ids != tl.load(ids + p_ids + tl.maximum(o_t - 1, 0), mask=m_t, other=0)
 
 
 # The width D stays unspecialised: known to be a multiple of 16 it would make the loads wider, and with them spread
@@ -34,184 +43,198 @@ def _add(left, right):
 
 
 @triton.jit(do_not_specialize=["D"])
-def chunk_fwd_kernel(
-    x, dt, A, W, ids, out, total,
-    T, D, N, M,
-    BACK: tl.constexpr, PACKED: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
+def walk_fwd_kernel(
+    x, dt, A, W, C, ids, first, y, states, last, total,
+    T, D, N, M, span,
+    BACK: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """What a chunk adds to the state at its end (W = B, x the inputs), as if it began with none.
+    """Walk `span` tokens from the state `first` to `last`, [B, spans, N, D], with BN of the N states in registers.
 
-    With BACK: what it adds to the gradient of the state at its start (W = C, x the gradients of the outputs).
+    BN divides N, and ROWS is the next power of two. On the way, each unless None: what these states add to the outputs
+    y [N / BN, B, T, D], the states before each chunk, the sum of dt over the span.
+    With BACK from the last token to the first, for the gradient of the state that a token receives: W = C, x the
+    gradients of the outputs, `states` those that each chunk receives from what comes after it.
     """
-    i_m, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    end = tl.minimum((i_m + 1) * BT, T)
-    o_first = i_m * BT + tl.arange(0, BT)
-    o_t = o_first
-    if not BACK:
-        # Last token first: Triton's own reversed scan would exchange everything between lanes.
-        o_t = (i_m + 1) * BT - 1 - tl.arange(0, BT)
-    o_d = tl.program_id(0) * BD + tl.arange(0, BD)
-    m_t, m_d = o_t < T, o_d < D
-    m = m_t[:, None] & m_d[None, :]
-    p = (i_b * T + o_t)[:, None] * D + o_d[None, :]
-    b_dt = tl.load(dt + p, mask=m, other=0.0).to(tl.float32)
-    b_x = tl.load(x + p, mask=m, other=0.0).to(tl.float32)
-    if BACK:
-        b_elapsed = tl.associative_scan(b_dt, 0, _add)
-        o_edge = tl.maximum(i_m * BT - 1, 0)
-    else:
-        # Sums over later tokens, without the cancellation in total minus earlier ones.
-        b_next = tl.load(dt + p + D, mask=(o_t + 1 < end)[:, None] & m_d[None, :], other=0.0).to(tl.float32)
-        b_elapsed = tl.associative_scan(b_next, 0, _add)
-        o_edge = end - 1
-        b_x = b_x * b_dt
-        tl.store(total + (i_b * M + i_m) * D + o_d, tl.sum(b_dt, 0), mask=m_d)
-    if PACKED:
-        b_ids = tl.load(ids + i_b * T + o_t, mask=m_t, other=0)
-        b_edge = tl.load(ids + i_b * T + o_edge)
-        b_x = tl.where((b_ids == b_edge)[:, None], b_x, 0.0)
-    p_state = (i_b * M + i_m) * N * D + o_d
-    for n in range(N):
-        b_A = tl.load(A + n * D + o_d, mask=m_d, other=0.0)
-        b_W = tl.load(W + (i_b * N + n) * T + o_first, mask=o_first < T, other=0.0)
+    groups = N // BN
+    i_g = tl.program_id(0) % groups
+    i_s, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    end = tl.minimum((i_s + 1) * span, T)
+    chunks = tl.cdiv(end - i_s * span, BT)
+    o_row, o_n = tl.arange(0, BT), tl.arange(0, ROWS)
+    o_d = tl.program_id(0) // groups * BD + tl.arange(0, BD)
+    m_d = o_d < D
+    m_state = (o_n < BN)[:, None] & m_d[None, :]
+    p_state = (i_g * BN + o_n)[:, None] * D + o_d[None, :]
+    p_span = (i_b * tl.num_programs(1) + i_s) * N * D
+    b_h = tl.load(first + p_span + p_state, mask=m_state, other=0.0)
+    b_total = tl.zeros([BD], tl.float32)
+    for i in range(chunks):
+        i_m = i_s * (span // BT) + i
+        if BACK:
+            i_m = i_s * (span // BT) + chunks - 1 - i
+        o_first = i_m * BT + o_row
+        o_t = o_first
+        if BACK:
+            # Last token first: Triton's own reversed scan would exchange everything between lanes.
+            o_t = i_m * BT + BT - 1 - o_row
+        m_t = o_t < T
+        m = m_t[:, None] & m_d[None, :]
+        p = (i_b * T + o_t)[:, None] * D + o_d[None, :]
+        b_dt = tl.load(dt + p, mask=m, other=0.0).to(tl.float32)
+        b_u = tl.load(x + p, mask=m, other=0.0).to(tl.float32)
+        if states is not None:
+            tl.store(states + (i_b * M + i_m) * N * D + p_state, b_h, mask=m_state)
+        if total is not None:
+            b_total += tl.sum(b_dt, 0)
+        if ids is not None:
+            b_new = _begins(ids, i_b * T, o_t, m_t)
         if not BACK:
-            b_W = tl.flip(b_W, 0)
-        b_added = tl.sum(tl.exp2(b_A[None, :] * b_elapsed) * b_x * b_W[:, None], 0)
-        tl.store(out + p_state + n * D, b_added, mask=m_d)
+            b_u = b_u * b_dt
+        b_y = tl.zeros([BT, BD], tl.float32)
+        for n in tl.static_range(BN):
+            p_row = (i_b * N + i_g * BN + n) * M * BT + o_first
+            b_A = tl.load(A + (i_g * BN + n) * D + o_d, mask=m_d, other=0.0)
+            b_W = tl.load(W + p_row)
+            if BACK:
+                b_W = tl.flip(b_W, 0)
+            b_a = tl.exp2(b_A[None, :] * b_dt)
+            if ids is not None:
+                b_a = tl.where(b_new[:, None], 0.0, b_a)
+            b_own = b_u * b_W[:, None]
+            if BACK:
+                b_own = b_a * b_own
+            b_own = tl.where((o_row == 0)[:, None], b_a * _row(b_h, o_n, n)[None, :] + b_own, b_own)
+            _, b_own = tl.associative_scan((b_a, b_own), 0, _join)
+            if y is not None:
+                b_C = tl.load(C + p_row)
+                b_y += b_C[:, None] * b_own
+            b_h = tl.where((o_n == n)[:, None], _row(b_own, o_row, BT - 1)[None, :], b_h)
+        if y is not None:
+            tl.store(y + i_g * tl.num_programs(2).to(tl.int64) * T * D + p, b_y.to(y.dtype.element_ty), mask=m)
+    tl.store(last + p_span + p_state, b_h, mask=m_state)
+    if total is not None:
+        tl.store(total + (i_b * tl.num_programs(1) + i_s) * D + o_d, b_total, mask=m_d & (i_g == 0))
 
 
 @triton.jit(do_not_specialize=["D"])
 def carry_fwd_kernel(
-    added, total, A, ids, first, states, last,
-    T, D, N, M,
-    BACK: tl.constexpr, PACKED: tl.constexpr, BT: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
+    added, total, A, ids, first, states,
+    T, D, N, S, span,
+    BACK: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Chain the chunks: the state before each, from what each adds; with BACK from the end, the state after each."""
+    """Chain the S spans: the state before each, from what each adds; with BACK from the end, the state after each."""
     n, i_b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     o_d = tl.program_id(0) * BD + tl.arange(0, BD)
     m_d = o_d < D
     b_A = tl.load(A + n * D + o_d, mask=m_d, other=0.0)
     b_state = tl.load(first + (i_b * N + n) * D + o_d, mask=m_d, other=0.0)
-    b_one, b_none = tl.full([BM, BD], 1.0, tl.float32), tl.zeros([BM, BD], tl.float32)
-    # BM chunks at a time, so that their loads are in flight together.
-    for i in range(0, M, BM):
-        o_m = i + tl.arange(0, BM)
+    b_one, b_none = tl.full([BS, BD], 1.0, tl.float32), tl.zeros([BS, BD], tl.float32)
+    # BS spans at a time, so that their loads are in flight together.
+    for i in range(0, S, BS):
+        o_s = i + tl.arange(0, BS)
         if BACK:
-            o_m = M - 1 - o_m
-        m_m = (o_m >= 0) & (o_m < M)
-        m = m_m[:, None] & m_d[None, :]
-        o_row = i_b * M + o_m
+            o_s = S - 1 - o_s
+        m_s = (o_s >= 0) & (o_s < S)
+        m = m_s[:, None] & m_d[None, :]
+        o_row = i_b * S + o_s
         p = (o_row * N + n)[:, None] * D + o_d[None, :]
         b_added = tl.load(added + p, mask=m, other=0.0)
         b_total = tl.load(total + o_row[:, None] * D + o_d[None, :], mask=m, other=0.0)
         b_decay = tl.exp2(b_A[None, :] * b_total)
-        if PACKED:
-            b_before = tl.load(ids + i_b * T + tl.maximum(o_m * BT - 1, 0), mask=m_m, other=0)
-            b_after = tl.load(ids + i_b * T + tl.minimum((o_m + 1) * BT, T) - 1, mask=m_m, other=0)
+        if ids is not None:
+            b_before = tl.load(ids + i_b * T + tl.maximum(o_s * span - 1, 0), mask=m_s, other=0)
+            b_after = tl.load(ids + i_b * T + tl.minimum((o_s + 1) * span, T) - 1, mask=m_s, other=0)
             b_decay = tl.where((b_before == b_after)[:, None], b_decay, 0.0)
         b_decay, b_own, b_before_decay, b_before_own = tl.associative_scan(
             (b_decay, b_added, b_one, b_none), 0, _join_before
         )
         tl.store(states + p, b_before_decay * b_state[None, :] + b_before_own, mask=m)
-        m_last = (tl.arange(0, BM) == BM - 1)[:, None]
-        b_state = tl.sum(tl.where(m_last, b_decay * b_state[None, :] + b_own, 0.0), 0)
-    tl.store(last + (i_b * N + n) * D + o_d, b_state, mask=m_d)
+        b_state = _row(b_decay * b_state[None, :] + b_own, tl.arange(0, BS), BS - 1)
 
 
-@triton.jit(do_not_specialize=["D"])
-def output_fwd_kernel(
-    x, dt, A, B, C, ids, states, y,
-    T, D, N, M,
-    PACKED: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    """Outputs of a chunk, from the state before it."""
-    i_m, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    o_t = i_m * BT + tl.arange(0, BT)
-    o_d = tl.program_id(0) * BD + tl.arange(0, BD)
-    m_t, m_d = o_t < T, o_d < D
-    m = m_t[:, None] & m_d[None, :]
-    p = (i_b * T + o_t)[:, None] * D + o_d[None, :]
-    b_dt = tl.load(dt + p, mask=m, other=0.0).to(tl.float32)
-    b_u = tl.load(x + p, mask=m, other=0.0).to(tl.float32) * b_dt
-    b_y = tl.zeros([BT, BD], tl.float32)
-    p_row = i_b * N * T + o_t
-    p_state = (i_b * M + i_m) * N * D + o_d
-    if PACKED:
-        b_ids = tl.load(ids + i_b * T + o_t, mask=m_t, other=0)
-        b_new = b_ids != tl.load(ids + i_b * T + tl.maximum(o_t - 1, 0), mask=m_t, other=0)
-    for n in range(N):
-        b_A = tl.load(A + n * D + o_d, mask=m_d, other=0.0)
-        b_B = tl.load(B + p_row + n * T, mask=m_t, other=0.0)
-        b_C = tl.load(C + p_row + n * T, mask=m_t, other=0.0)
-        b_state = tl.load(states + p_state + n * D, mask=m_d, other=0.0)
-        b_a = tl.exp2(b_A[None, :] * b_dt)
-        if PACKED:
-            b_a = tl.where(b_new[:, None], 0.0, b_a)
-        b_decay, b_own = tl.associative_scan((b_a, b_u * b_B[:, None]), 0, _join)
-        b_y += b_C[:, None] * (b_decay * b_state[None, :] + b_own)
-    tl.store(y + p, b_y.to(y.dtype.element_ty), mask=m)
+@triton.jit
+def _exchange(b_left, b_right):
+    """Add halves of [R, 2, L]: afterwards half 0 holds those of `b_left`, half 1 those of `b_right`."""
+    m_left = (tl.arange(0, 2) == 0)[None, :, None]
+    return tl.where(m_left, b_left, b_right) + tl.flip(tl.where(m_left, b_right, b_left), 1)
+
+
+@triton.jit
+def _sums(b_left, b_right, BT: tl.constexpr, BD: tl.constexpr):
+    """Sums of two [BT, BD] over the channels, [BT / 2, 2, 2]: tokens of a half, left or right, halves of the tokens.
+
+    Where the channels are lanes, an exchange serves two numbers as long as each half of the lanes wants another one.
+    """
+    b_x = _exchange(tl.reshape(b_left, [BT, 2, BD // 2]), tl.reshape(b_right, [BT, 2, BD // 2]))
+    b_x = tl.permute(tl.reshape(b_x, [2, BT // 2, 2, BD // 2]), [1, 2, 3, 0])
+    b_early, b_late = tl.split(b_x)
+    b_x = _exchange(tl.reshape(b_early, [BT, 2, BD // 4]), tl.reshape(b_late, [BT, 2, BD // 4]))
+    return tl.reshape(tl.sum(b_x, 2), [BT // 2, 2, 2])
 
 
 @triton.jit(do_not_specialize=["D"])
 def scan_bwd_kernel(
-    dy, x, dt, A, B, C, ids, states, later, dx, ddt, dB, dC,
-    T, D, N, M, rows,
-    PACKED: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
+    dy, x, dt, A, B, C, ids, states, later, dx, ddt, parts,
+    T, D, N, M,
+    BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a chunk, from the state before it and the gradient of the state after it (`later`).
+    """Gradients of a chunk, from the state before it and the gradient that this receives from after it (`later`).
 
-    dB and dC receive one part per block of channels, [blocks, B, N, T] with `rows` = B T; what a chunk contributes to
-    dA takes the place of the state in `states`, which nobody else reads.
+    `parts` receives dB and dC of each block of channels, [blocks, B, 2, N, M BT]; what a chunk contributes to dA takes
+    the place of the state in `states`, which nobody else reads.
     """
     i_d, i_m, i_b = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    o_t = i_m * BT + tl.arange(0, BT)
+    o_row = tl.arange(0, BT)
+    o_t = i_m * BT + o_row
     o_d = i_d * BD + tl.arange(0, BD)
     m_t, m_d = o_t < T, o_d < D
     m = m_t[:, None] & m_d[None, :]
+    m_first = (o_row == 0)[:, None]
     p = (i_b * T + o_t)[:, None] * D + o_d[None, :]
     b_dt = tl.load(dt + p, mask=m, other=0.0).to(tl.float32)
-    b_x = tl.load(x + p, mask=m, other=0.0).to(tl.float32)
+    b_u = tl.load(x + p, mask=m, other=0.0).to(tl.float32) * b_dt
     b_dy = tl.load(dy + p, mask=m, other=0.0).to(tl.float32)
-    # Tokens from the last to the first, each with the step size of the token after it.
-    o_back = (i_m + 1) * BT - 1 - tl.arange(0, BT)
-    m_next = o_back + 1 < tl.minimum((i_m + 1) * BT, T)
-    p_back = (i_b * T + o_back)[:, None] * D + o_d[None, :]
-    b_next = tl.load(dt + p_back + D, mask=m_next[:, None] & m_d[None, :], other=0.0).to(tl.float32)
-    b_dy_back = tl.load(dy + p_back, mask=(o_back < T)[:, None] & m_d[None, :], other=0.0).to(tl.float32)
     b_du = tl.zeros([BT, BD], tl.float32)
     b_ddt = tl.zeros([BT, BD], tl.float32)
-    b_one, b_none = tl.full([BT, BD], 1.0, tl.float32), tl.zeros([BT, BD], tl.float32)
-    p_row = i_b * N * T + o_t
+    b_none = tl.zeros([BT, BD], tl.float32)
+    if ids is not None:
+        b_new = _begins(ids, i_b * T, o_t, m_t)
     p_state = (i_b * M + i_m) * N * D + o_d
-    if PACKED:
-        b_ids = tl.load(ids + i_b * T + o_t, mask=m_t, other=0)
-        b_new = b_ids != tl.load(ids + i_b * T + tl.maximum(o_t - 1, 0), mask=m_t, other=0)
-        b_ids = tl.load(ids + i_b * T + o_back, mask=m_next, other=0)
-        b_new_next = b_ids != tl.load(ids + i_b * T + o_back + 1, mask=m_next, other=0)
+    p_part = (i_d * tl.num_programs(2) + i_b) * 2 * N * M * BT + i_m * BT
+    p_part += tl.arange(0, BT // 2)[:, None, None]
+    p_part = p_part + tl.arange(0, 2)[None, :, None] * N * M * BT + tl.arange(0, 2)[None, None, :] * (BT // 2)
+    b_state = tl.load(states + p_state, mask=m_d, other=0.0)
+    b_later = tl.load(later + p_state, mask=m_d, other=0.0)
     for n in range(N):
+        # The next turn's numbers are on their way while this one computes.
+        m_next = m_d & (n + 1 < N)
+        b_state_next = tl.load(states + p_state + (n + 1) * D, mask=m_next, other=0.0)
+        b_later_next = tl.load(later + p_state + (n + 1) * D, mask=m_next, other=0.0)
         b_A = tl.load(A + n * D + o_d, mask=m_d, other=0.0)
-        b_B = tl.load(B + p_row + n * T, mask=m_t, other=0.0)
-        b_C = tl.flip(tl.load(C + p_row + n * T, mask=m_t, other=0.0), 0)
-        b_state = tl.load(states + p_state + n * D, mask=m_d, other=0.0)
-        b_later = tl.load(later + p_state + n * D, mask=m_d, other=0.0)
+        p_row = (i_b * N + n) * M * BT + o_t
+        b_B = tl.load(B + p_row)
+        b_C = tl.load(C + p_row)
         b_a = tl.exp2(b_A[None, :] * b_dt)
-        if PACKED:
+        if ids is not None:
             b_a = tl.where(b_new[:, None], 0.0, b_a)
-        b_b = b_x * b_dt * b_B[:, None]
-        _, _, b_decay, b_own = tl.associative_scan((b_a, b_b, b_one, b_none), 0, _join_before)
+        b_own = b_u * b_B[:, None]
+        b_kept = b_a * b_state[None, :]
         # The decayed previous state: h minus what the token adds would cancel where decays are strong.
-        b_kept = b_a * (b_decay * b_state[None, :] + b_own)
-        b_a = tl.exp2(b_A[None, :] * b_next)
-        if PACKED:
-            b_a = tl.where(b_new_next[:, None], 0.0, b_a)
-        b_decay, b_own = tl.associative_scan((b_a, b_dy_back * b_C[:, None]), 0, _join)
-        b_dh = tl.flip(b_own + b_decay * b_later[None, :], 0)
+        _, b_h, _, b_kept = tl.associative_scan(
+            (b_a, tl.where(m_first, b_kept + b_own, b_own), b_a, tl.where(m_first, b_kept, b_none)), 0, _join_before
+        )
+        # Last token first: Triton's own reversed scan would exchange everything between lanes.
+        b_a = tl.flip(b_a, 0)
+        b_dh = tl.flip(b_C[:, None] * b_dy, 0)
+        b_dh = tl.where(m_first, b_dh + b_later[None, :], b_dh)
+        _, _, _, b_dh = tl.associative_scan((b_a, b_a * b_dh, b_none + 1.0, b_dh), 0, _join_before)
+        b_dh = tl.flip(b_dh, 0)
         b_rate = b_dh * b_kept
         b_du += b_dh * b_B[:, None]
         b_ddt += b_rate * b_A[None, :]
         tl.store(states + p_state + n * D, tl.sum(b_rate * b_dt, 0), mask=m_d)
-        p_part = i_d * rows * N + p_row + n * T
-        tl.store(dB + p_part, tl.sum(b_dh * b_x * b_dt, 1), mask=m_t)
-        tl.store(dC + p_part, tl.sum((b_kept + b_b) * b_dy, 1), mask=m_t)
+        tl.store(parts + p_part + n * M * BT, _sums(b_dh * b_u, b_h * b_dy, BT, BD))
+        b_state, b_later = b_state_next, b_later_next
+    b_x = tl.load(x + p, mask=m, other=0.0).to(tl.float32)
     tl.store(dx + p, (b_du * b_dt).to(dx.dtype.element_ty), mask=m)
     tl.store(ddt + p, (b_ddt * LN2 + b_du * b_x).to(ddt.dtype.element_ty), mask=m)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 import triton
 from torch import Tensor
 
@@ -13,13 +14,19 @@ from basecap.ops.selective_scan import kernels
 #: that the scans need no exchange between lanes.
 BT = 16
 BD = 32
-#: Chunks that are chained at a time.
-BM = 16
+#: The most states that a walk keeps in registers; with outputs, which sum over the states, preferably all of them.
+STATES, STATES_WITH_OUTPUTS = 8, 16
+#: Tokens that one program walks; longer sequences are cut into spans, which costs one more walk. A multiple of BT.
+SPAN = 2048
+#: Spans that are chained at a time.
+BS = 16
+#: One warp a program, 12 on a multiprocessor by its 65,536 registers.
+OPTIONS = {"BD": BD, "num_warps": 1, "maxnreg": 168}
 
 
 @dataclass(frozen=True)
 class _Inputs:
-    """Inputs in the kernels' layouts, and the sizes that every kernel takes."""
+    """Inputs in the kernels' layouts: A in units of log2, B and C padded with zeros to whole chunks."""
 
     x: Tensor
     dt: Tensor
@@ -29,54 +36,68 @@ class _Inputs:
     ids: Tensor | None
 
     @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        """T, D, N, M."""
-        T, D = self.x.shape[1:]
-        return T, D, self.A_ND.shape[0], triton.cdiv(T, BT)
+    def shape(self) -> tuple[int, int, int, int]:
+        """B, T, D, N."""
+        return *self.x.shape, self.A_ND.shape[0]
 
     @property
-    def grid(self) -> tuple[int, int, int]:
-        """Blocks of channels, chunks, rows."""
-        return triton.cdiv(self.x.shape[2], BD), self.sizes[3], self.x.shape[0]
+    def blocks(self) -> int:
+        """Blocks of channels."""
+        return triton.cdiv(self.x.shape[2], BD)
 
     @property
-    def options(self) -> dict[str, int]:
-        """Compile-time options common to all kernels."""
-        return {"PACKED": self.ids is not None, "BT": BT, "BD": BD, "num_warps": BD // 32}
+    def chunks(self) -> int:
+        """Chunks of a row."""
+        return triton.cdiv(self.x.shape[1], BT)
 
 
 def _inputs(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, segments: Tensor | None) -> _Inputs:
-    B_BNT, C_BNT = (part.float().mT.contiguous() for part in (B, C))
+    B_BNT, C_BNT = (F.pad(part.float().mT, (0, -x.shape[1] % BT)).contiguous() for part in (B, C))
     ids = None if segments is None else segments.contiguous()
     A_ND = (A.float() / math.log(2)).T.contiguous()
     return _Inputs(x.contiguous(), dt.contiguous(), A_ND, B_BNT, C_BNT, ids)
 
 
-def _chain(
-    inputs: _Inputs, x: Tensor, W: Tensor, first_BND: Tensor, total: Tensor, back: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the states before each chunk (after it, of their gradients, with `back`) and beyond the last one."""
-    T, D, N, M = inputs.sizes
-    added, states = total.new_empty(2, len(x), M, N, D)
-    last = torch.empty_like(first_BND)
-    kernels.chunk_fwd_kernel[inputs.grid](
-        x, inputs.dt, inputs.A_ND, W, inputs.ids, added, total, T, D, N, M, BACK=back, **inputs.options
-    )
-    kernels.carry_fwd_kernel[(triton.cdiv(D, BD), N, len(x))](
-        added, total, inputs.A_ND, inputs.ids, first_BND, states, last, T, D, N, M,
-        BACK=back, BM=BM, **inputs.options,
-    )  # fmt: skip
-    return states, last
+def _states_at_once(N: int, most: int) -> int:
+    return next(n for n in range(most, 0, -1) if N % n == 0)
+
+
+def _walk(
+    inputs: _Inputs, first_BND: Tensor, *, back: bool = False, dy: Tensor | None = None, y: Tensor | None = None,
+    states: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Run the recurrence, with `back` that of the gradients, into `y` and `states`; return the last state."""
+    B, T, D, N = inputs.shape
+    spans = triton.cdiv(T, SPAN)
+    BN = N // len(y) if y is not None else _states_at_once(N, STATES)
+    x, W = (dy, inputs.C_BNT) if back else (inputs.x, inputs.B_BNT)
+
+    def walk(first: Tensor, y: Tensor | None, states: Tensor | None, total: Tensor | None) -> Tensor:
+        last = torch.empty_like(first)
+        kernels.walk_fwd_kernel[(inputs.blocks * (N // BN), spans, B)](
+            x, inputs.dt, inputs.A_ND, W, inputs.C_BNT, inputs.ids, first, y, states, last, total,
+            T, D, N, inputs.chunks, SPAN,
+            BACK=back, BT=BT, BN=BN, ROWS=triton.next_power_of_2(BN), **OPTIONS,
+        )  # fmt: skip
+        return last
+
+    first = first_BND[:, None]
+    if spans > 1:
+        total = first.new_empty(B, spans, D)
+        added = walk(first.new_zeros(B, spans, N, D), None, None, total)
+        first = torch.empty_like(added)
+        kernels.carry_fwd_kernel[(inputs.blocks, N, B)](
+            added, total, inputs.A_ND, inputs.ids, first_BND, first, T, D, N, spans, SPAN,
+            BACK=back, BS=BS, **OPTIONS,
+        )  # fmt: skip
+    last_BSND = walk(first, y, states, None)
+    return last_BSND[:, 0 if back else -1]
 
 
 def _first(inputs: _Inputs, state_BDN: Tensor | None) -> Tensor:
     if state_BDN is None:
         return inputs.A_ND.new_zeros(len(inputs.x), *inputs.A_ND.shape)
     return state_BDN.float().mT.contiguous()
-
-
-def _total(inputs: _Inputs) -> Tensor:
-    return inputs.A_ND.new_empty(len(inputs.x), inputs.sizes[3], inputs.x.shape[2])
 
 
 def forward(
@@ -90,21 +111,11 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [B, T, D] in the dtype of x and the final state [B, D, N] in float32."""
     inputs = _inputs(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
-    states, last = _chain(inputs, inputs.x, inputs.B_BNT, _first(inputs, state_BDN), _total(inputs), back=False)
-    y = torch.empty_like(inputs.x)
-    kernels.output_fwd_kernel[inputs.grid](
-        inputs.x,
-        inputs.dt,
-        inputs.A_ND,
-        inputs.B_BNT,
-        inputs.C_BNT,
-        inputs.ids,
-        states,
-        y,
-        *inputs.sizes,
-        **inputs.options,
-    )
-    return y, last.mT.contiguous()
+    groups = A_DN.shape[1] // _states_at_once(A_DN.shape[1], STATES_WITH_OUTPUTS)
+    parts = torch.empty(groups, *x_BTD.shape, device=x_BTD.device, dtype=x_BTD.dtype if groups == 1 else torch.float32)
+    last_BND = _walk(inputs, _first(inputs, state_BDN), y=parts)
+    y = parts[0] if groups == 1 else parts.sum(0).to(x_BTD.dtype)
+    return y, last_BND.mT.contiguous()
 
 
 def backward(
@@ -119,20 +130,23 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x, dt, A, B, C and the first state; the states between chunks are computed anew."""
     inputs = _inputs(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
-    dy, total = grads[0].contiguous(), _total(inputs)
-    states, _ = _chain(inputs, inputs.x, inputs.B_BNT, _first(inputs, state_BDN), total, back=False)
-    later, dstate = _chain(inputs, dy, inputs.C_BNT, grads[1].float().mT.contiguous(), total, back=True)
+    B, T, D, N = inputs.shape
+    dy = grads[0].contiguous()
+    states, later = inputs.A_ND.new_empty(2, B, inputs.chunks, N, D)
+    _walk(inputs, _first(inputs, state_BDN), states=states)
+    dstate_BND = _walk(inputs, grads[1].float().mT.contiguous(), back=True, dy=dy, states=later)
     dx, ddt = torch.empty_like(inputs.x), torch.empty_like(inputs.dt)
-    parts = inputs.A_ND.new_empty(2, inputs.grid[0], *inputs.B_BNT.shape)
-    kernels.scan_bwd_kernel[inputs.grid](
-        dy, inputs.x, inputs.dt, inputs.A_ND, inputs.B_BNT, inputs.C_BNT, inputs.ids, states, later,
-        dx, ddt, parts[0], parts[1], *inputs.sizes, B_BTN.shape[0] * B_BTN.shape[1], **inputs.options,
+    parts = inputs.A_ND.new_empty(inputs.blocks, B, 2, N, inputs.chunks * BT)
+    kernels.scan_bwd_kernel[(inputs.blocks, inputs.chunks, B)](
+        dy, inputs.x, inputs.dt, inputs.A_ND, inputs.B_BNT, inputs.C_BNT, inputs.ids, states, later, dx, ddt, parts,
+        T, D, N, inputs.chunks, BT=BT, **OPTIONS,
     )  # fmt: skip
+    dB_BNT, dC_BNT = parts.sum(0)[..., :T].unbind(1)
     return (
         dx,
         ddt,
         states.sum((0, 1)).T.to(A_DN.dtype).contiguous(),
-        parts[0].sum(0).mT.to(B_BTN.dtype).contiguous(),
-        parts[1].sum(0).mT.to(C_BTN.dtype).contiguous(),
-        dstate.mT.contiguous(),
+        dB_BNT.mT.to(B_BTN.dtype).contiguous(),
+        dC_BNT.mT.to(C_BTN.dtype).contiguous(),
+        dstate_BND.mT.contiguous(),
     )
