@@ -22,7 +22,9 @@ class DeltaMemory(nn.Module):
         channels = heads * (2 * key_dim + value_dim)
         self.qkv = nn.Linear(hidden, channels, bias=False)
         self.beta = nn.Linear(hidden, heads, bias=False)
-        self.conv = None if conv_width is None else ShortConvolution(channels, conv_width, bias=False)
+        self.conv = None
+        if conv_width is not None:
+            self.conv = ShortConvolution(channels, conv_width, bias=False, activation="silu")
 
     def inputs(
         self, x_BTD: Tensor, projected: Tensor | None = None, segments: Tensor | None = None

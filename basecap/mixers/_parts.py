@@ -20,6 +20,7 @@ from basecap.mixers._contract import (
     residual_std,
     uniform,
 )
+from basecap.ops.short_convolution import Activation, short_convolution
 
 
 def positions_of(segments_BT: Tensor) -> Tensor:
@@ -84,48 +85,23 @@ def token_shift(x_BTD: Tensor, segments_BT: Tensor | None = None) -> Tensor:
     return shifted.masked_fill(starts_of(segments_BT)[..., None], 0)
 
 
-def causal_convolution(
-    x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, segments_BT: Tensor | None = None
-) -> Tensor:
-    """Depthwise causal convolution: y_t = sum_j weight[:, W-1-j] * x_{t-j} + bias, not reaching across segments.
-
-    Args:
-        x_BTD: [B, T, D].
-        weight_DW: [D, W], the tap of the present token last.
-        bias_D: [D] or None.
-        segments_BT: as in `Mixer.forward`.
-    """
-    width = weight_DW.shape[1]
-    weight = weight_DW.to(x_BTD.dtype)
-    bias = None if bias_D is None else bias_D.to(x_BTD.dtype)
-    if segments_BT is None:
-        x_BDT = F.pad(x_BTD.transpose(1, 2), (width - 1, 0))
-        return F.conv1d(x_BDT, weight[:, None], bias, groups=x_BTD.shape[2]).transpose(1, 2)
-    positions = positions_of(segments_BT)
-    out = torch.zeros_like(x_BTD) if bias is None else bias.expand_as(x_BTD)
-    for lag in range(min(width, x_BTD.shape[1])):
-        tap = F.pad(x_BTD, (0, 0, lag, -lag)) if lag else x_BTD
-        out = out + tap.masked_fill((positions < lag)[..., None], 0) * weight[:, width - 1 - lag]
-    return out
-
-
 class ShortConvolution(nn.Module):
     """Depthwise causal convolution over a few tokens, with its decoding step.
 
     The cache holds the last `width - 1` inputs, [B, width - 1, D].
     """
 
-    def __init__(self, channels: int, width: int = 4, bias: bool = True):
+    def __init__(self, channels: int, width: int = 4, bias: bool = True, activation: Activation = "none"):
         super().__init__()
         if width < 1:
             raise ConfigError(f"the convolution width must be at least 1, not {width}.")
-        self.width = width
+        self.width, self.activation = width, activation
         self.weight = nn.Parameter(torch.empty(channels, width))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
-        """Convolve; see `causal_convolution`."""
-        return causal_convolution(x_BTD, self.weight, self.bias, segments)
+        """Convolve; see `basecap.ops.short_convolution.short_convolution`."""
+        return short_convolution(x_BTD, self.weight, self.bias, activation=self.activation, segments=segments)
 
     def init_cache(self, batch: int) -> Tensor:
         """Return the zeroed last inputs."""
@@ -135,8 +111,11 @@ class ShortConvolution(nn.Module):
         """Convolve one more token and update `last` in place."""
         window = torch.cat([last.to(x_B1D.dtype), x_B1D], dim=1)
         last.copy_(window[:, 1:])
-        out = (window * self.weight.T.to(x_B1D.dtype)).sum(1, keepdim=True)
-        return out if self.bias is None else out + self.bias.to(x_B1D.dtype)
+        wide = torch.promote_types(x_B1D.dtype, torch.float32)
+        out = (window.to(wide) * self.weight.T.to(wide)).sum(1, keepdim=True)
+        if self.bias is not None:
+            out = out + self.bias.to(wide)
+        return (F.silu(out) if self.activation == "silu" else out).to(x_B1D.dtype)
 
     def fill(self, x_BTD: Tensor, last: Tensor) -> None:
         """Put the last inputs of a prompt into an empty cache."""

@@ -45,10 +45,10 @@ def step_size(raw: Tensor, bias: Tensor) -> Tensor:
 
 
 def convolve(conv: ShortConvolution | None, x_BTD: Tensor, segments: Tensor | None) -> Tensor:
-    """Return silu of the short convolution, or of x itself where there is none."""
-    return F.silu(x_BTD if conv is None else conv(x_BTD, segments))
+    """Return the short convolution, which ends with a SiLU, or the SiLU of x where there is none."""
+    return F.silu(x_BTD) if conv is None else conv(x_BTD, segments)
 
 
 def convolve_step(conv: ShortConvolution | None, x_B1D: Tensor, cache: Cache) -> Tensor:
     """One token of `convolve`, updating the cache."""
-    return F.silu(x_B1D if conv is None else conv.step(x_B1D, cache.tensors["conv"]))
+    return F.silu(x_B1D) if conv is None else conv.step(x_B1D, cache.tensors["conv"])

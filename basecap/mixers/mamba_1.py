@@ -85,7 +85,7 @@ class Mamba1(Mixer):
         self.heads = choose_heads(self.inner, None)
         self.rank = config.dt_rank or math.ceil(layer.hidden / 16)
         self.in_proj = nn.Linear(layer.hidden, 2 * self.inner, bias=False)
-        self.conv = ShortConvolution(self.inner, config.conv_width) if config.conv else None
+        self.conv = ShortConvolution(self.inner, config.conv_width, activation="silu") if config.conv else None
         # A decay shared by all channels has a step size of its own; those of the channels still scale their inputs.
         self.shared = 1 if config.decay == "one" else 0
         self.x_proj = nn.Linear(self.inner, self.rank + 2 * config.state + self.shared, bias=False)

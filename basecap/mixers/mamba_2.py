@@ -75,7 +75,7 @@ class Mamba2(Mixer):
         self.steps = self.heads + (1 if config.decay == "one" else 0)
         self.in_proj = nn.Linear(layer.hidden, 2 * self.inner + 2 * self.keys + self.steps, bias=False)
         channels = self.inner + 2 * self.keys
-        self.conv = ShortConvolution(channels, config.conv_width) if config.conv else None
+        self.conv = ShortConvolution(channels, config.conv_width, activation="silu") if config.conv else None
         self.dt_bias = nn.Parameter(torch.empty(self.steps))
         self.A_log = nn.Parameter(torch.empty(self.decays)) if self.decays else None
         self.D = nn.Parameter(torch.empty(self.heads))

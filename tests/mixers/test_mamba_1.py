@@ -92,7 +92,7 @@ def test_influence_applied_to_the_inputs_is_the_mixed_sequence(name: str):
     module = build(name)
     x = draw(2, 17, 16)
     raw_x, gate = module.in_proj(x).chunk(2, dim=-1)
-    u = nn.functional.silu(module.conv(raw_x))
+    u = module.conv(raw_x)
     y = torch.einsum("bdts,bsd->btd", module.influence(x), u) + module.D * u
     torch.testing.assert_close(module.out_proj(y * nn.functional.silu(gate)), module(x))
 
@@ -104,7 +104,7 @@ def test_global_selection_gates_the_raw_step_size():
     padded = nn.functional.pad(raw_x, (0, 0, 4, 0))
     windows = padded.unfold(1, 5, 1)
     gate = nn.functional.silu(torch.einsum("btdw,dw->btd", windows, module.long_conv.weight) + module.long_conv.bias)
-    u = nn.functional.silu(module.conv(raw_x))
+    u = module.conv(raw_x)
     low_rank = module.x_proj(u)[..., : module.rank]
     expected = nn.functional.softplus((low_rank @ module.dt_proj.weight.T) * gate + module.dt_proj.bias)
     dt, *_ = module._select(u, module.long_conv(raw_x))

@@ -8,7 +8,6 @@ from basecap.mixers._contract import Cache, initialise
 from basecap.mixers._parts import (
     AttentionHeads,
     ShortConvolution,
-    causal_convolution,
     positions_of,
     remember,
     rms_norm,
@@ -86,28 +85,11 @@ def test_token_shift_stops_at_segments():
     assert torch.equal(token_shift(x)[:, 1:], x[:, :-1])
 
 
-@pytest.mark.parametrize("width", [1, 3, 9])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("segments", [None, SEGMENTS])
-def test_convolution_is_the_sum_over_taps(width, bias, segments):
-    x, weight = draw(2, 6, 3), draw(3, width, seed=1)
-    shift = draw(3, seed=2) if bias else None
-    ids = torch.zeros_like(SEGMENTS) if segments is None else segments
-    expected = torch.zeros(2, 6, 3, dtype=torch.float64)
-    for b in range(2):
-        for t in range(6):
-            for j in range(min(width, t + 1)):
-                if ids[b, t - j] == ids[b, t]:
-                    expected[b, t] += weight[:, width - 1 - j] * x[b, t - j]
-    if bias:
-        expected += shift
-    torch.testing.assert_close(causal_convolution(x, weight, shift, segments), expected)
-
-
 @pytest.mark.parametrize("prompt", [0, 1, 2, 6])
 @pytest.mark.parametrize("width", [1, 4])
-def test_short_convolution_decodes(prompt, width):
-    module = ShortConvolution(3, width)
+@pytest.mark.parametrize("activation", ["none", "silu"])
+def test_short_convolution_decodes(prompt, width, activation):
+    module = ShortConvolution(3, width, activation=activation)
     initialise(module, module.recipe(), 0)
     module.double()
     x = draw(2, 6, 3)

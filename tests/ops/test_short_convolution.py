@@ -94,36 +94,41 @@ def test_what_does_not_fit_is_refused(wrong: str):
 
 
 def assert_kernels_accurate(
-    device: str, dtype: torch.dtype, sizes: tuple[int, int, int, int], segments: Tensor | None, silu: bool
+    device: str, dtype: torch.dtype, sizes: tuple[int, int, int, int], segmented: bool, silu: bool, bias: bool
 ) -> None:
     """Compare the kernels with float64, their errors with those of the eager path."""
-    x, weight, bias = (tensor.detach().to(device) for tensor in inputs(*sizes))
-    ids = None if segments is None else segments.to(device)
-    options = {"activation": "silu" if silu else "none", "segments": ids}
+    segments = packed(*sizes[:2]).to(device) if segmented else None
+    options = {"activation": "silu" if silu else "none", "segments": segments}
 
     def run(backend: str, given: list[Tensor]) -> list[Tensor]:
         leaves = [tensor.detach().requires_grad_() for tensor in given]
         return values_and_gradients(functools.partial(short_convolution, backend=backend, **options), leaves)
 
     # The same rounded numbers on all sides: only the computation is judged.
-    low = [x.to(dtype), weight.float(), bias.float()]
+    low = [x.detach().to(device, dtype if i == 0 else torch.float32) for i, x in enumerate(inputs(*sizes, bias))]
     truth, plain, fused = run("eager", [t.double() for t in low]), run("eager", low), run("triton", low)
-    for name, a, b, exact in zip(NAMES, fused, plain, truth, strict=True):
+    for name, a, b, exact in zip(NAMES[: len(truth)], fused, plain, truth, strict=True):
         assert_as_accurate(name, a, b, exact)
 
 
 @in_interpreter
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("silu", [False, True])
 @pytest.mark.parametrize("segmented", [False, True])
 @pytest.mark.parametrize("sizes", [(2, 1, 3, 4), (1, 3, 130, 8), (2, 19, 5, 1), (1, 35, 4, 3)])
 def test_kernels_in_the_interpreter(
-    sizes: tuple[int, int, int, int], segmented: bool, silu: bool, monkeypatch: pytest.MonkeyPatch, poisoned: None
+    sizes: tuple[int, int, int, int],
+    segmented: bool,
+    silu: bool,
+    bias: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    poisoned: None,
 ):
     from basecap.ops.short_convolution import launch
 
     # Several programs along the tokens.
     monkeypatch.setattr(launch, "PROGRAMS", 3)
-    assert_kernels_accurate("cpu", torch.float32, sizes, packed(*sizes[:2]) if segmented else None, silu)
+    assert_kernels_accurate("cpu", torch.float32, sizes, segmented, silu, bias)
 
 
 def assert_strides_change_nothing(device: str) -> None:
@@ -158,6 +163,7 @@ def test_the_custom_operator_is_well_formed(bias: bool):
     assert operators.convolve(*arguments).shape == (2, 9, 4)
 
 
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("silu", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("segmented", [False, True])
@@ -165,8 +171,10 @@ def test_the_custom_operator_is_well_formed(bias: bool):
     "sizes", [(2, 1, 3, 4), (3, 2, 20, 8), (2, 147, 96, 3), (1, 1000, 40, 5), (2, 2048, 1792, 4), (4, 3000, 129, 2)]
 )
 @on_gpu
-def test_kernels_on_a_gpu(sizes: tuple[int, int, int, int], segmented: bool, dtype: torch.dtype, silu: bool):
-    assert_kernels_accurate("cuda", dtype, sizes, packed(*sizes[:2]) if segmented else None, silu)
+def test_kernels_on_a_gpu(
+    sizes: tuple[int, int, int, int], segmented: bool, dtype: torch.dtype, silu: bool, bias: bool
+):
+    assert_kernels_accurate("cuda", dtype, sizes, segmented, silu, bias)
 
 
 @on_gpu

@@ -45,9 +45,10 @@ def _weights(weight, bias, o_d, m_d, D, W: tl.constexpr):
     taps = ()
     for i in tl.static_range(W):
         taps += (tl.load(weight + i * D + o_d, mask=m_d, other=0.0),)
-    if bias is None:
-        return taps, tl.zeros_like(taps[0])
-    return taps, tl.load(bias + o_d, mask=m_d, other=0.0)
+    b_bias = tl.zeros_like(taps[0])
+    if bias is not None:
+        b_bias = tl.load(bias + o_d, mask=m_d, other=0.0)
+    return taps, b_bias
 
 
 @triton.jit
