@@ -78,33 +78,34 @@ def attend_fwd_kernel(
     BN: tl.constexpr,
     BM: tl.constexpr,
     BL: tl.constexpr,
+    INDEX: tl.constexpr,
 ):
     """Write the partial outputs and logsumexps of all queries that attend a block of keys."""
     P: tl.constexpr = C // BN
     item = tl.program_id(0) // P
     sub = tl.program_id(0) % P
-    g = tl.program_id(1).to(tl.int64)
+    g = tl.program_id(1).to(INDEX)
     chunk, share, start, end = find_work(p_grid, p_share, p_chunk, g, item, M, EXTRA)
     if start == end:
         return
     # Where the queries are is read one turn ahead: their rows wait for it.
-    p_list += g * tl.cast(N, tl.int64) * (GROUP * REMOTE)
+    p_list += g * tl.cast(N, INDEX) * (GROUP * REMOTE)
     begin = tl.load(p_offset + g * (M + 1) + chunk) + share * SHARE
     stop = tl.minimum(tl.load(p_offset + g * (M + 1) + chunk + 1), begin + SHARE)
     ahead = begin + tl.arange(0, BM)
     next_pair = tl.load(p_list + ahead, ahead < stop, other=0)
-    rows = tl.cast(N, tl.int64) * H
+    rows = tl.cast(N, INDEX) * H
     o_k = tl.arange(0, BK)
     m_k = o_k < K
     o_s = start + sub * BN + tl.arange(0, BN)
     m_s = o_s < end
     b_k = tl.load(
-        p_k + o_s.to(tl.int64)[None, :] * stride_kt + g * stride_kg + o_k[:, None],
+        p_k + o_s.to(INDEX)[None, :] * stride_kt + g * stride_kg + o_k[:, None],
         m_s[None, :] & m_k[:, None],
         other=0.0,
     )
     b_v = tl.load(
-        p_v + o_s.to(tl.int64)[:, None] * stride_vt + g * stride_vg + o_k, m_s[:, None] & m_k[None, :], other=0.0
+        p_v + o_s.to(INDEX)[:, None] * stride_vt + g * stride_vg + o_k, m_s[:, None] & m_k[None, :], other=0.0
     )
     if share == 0:
         for n in range(GROUP * (C // BL)):
@@ -112,13 +113,13 @@ def attend_fwd_kernel(
             o_t = start + n % (C // BL) * BL + tl.arange(0, BL)
             m_t = o_t < end
             b_q = tl.load(
-                p_q + o_t.to(tl.int64)[:, None] * stride_qt + h * stride_qh + o_k,
+                p_q + o_t.to(INDEX)[:, None] * stride_qt + h * stride_qh + o_k,
                 m_t[:, None] & m_k[None, :],
                 other=0.0,
             )
             visible = (o_s[None, :] <= o_t[:, None]) & m_s[None, :]
             o, lse = forward_tile(b_q, b_k, b_v, visible, scale2, True)
-            row = sub * rows + o_t.to(tl.int64) * H + h
+            row = sub * rows + o_t.to(INDEX) * H + h
             tl.store(p_part + row[:, None] * K + o_k, o.to(p_part.dtype.element_ty), m_t[:, None] & m_k[None, :])
             tl.store(p_lse + row, lse, m_t)
     for at in range(begin, stop, BM):
@@ -126,7 +127,7 @@ def attend_fwd_kernel(
         m_i = o_i < stop
         pair = next_pair
         next_pair = tl.load(p_list + o_i + BM, o_i + BM < stop, other=0)
-        query = (pair // REMOTE).to(tl.int64)
+        query = (pair // REMOTE).to(INDEX)
         b_q = tl.load(
             p_q + (query // H * stride_qt + query % H * stride_qh)[:, None] + o_k,
             m_i[:, None] & m_k[None, :],
@@ -159,10 +160,11 @@ def merge_kernel(
     K: tl.constexpr,
     BK: tl.constexpr,
     BR: tl.constexpr,
+    INDEX: tl.constexpr,
 ):
     """Merge the partial results: o and the base-2 logsumexp of each query."""
-    rows = tl.cast(rows, tl.int64)
-    row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    rows = tl.cast(rows, INDEX)
+    row = tl.program_id(0).to(INDEX) * BR + tl.arange(0, BR)
     mask = row < rows
     o_k = tl.arange(0, BK)
     top = tl.full([BR], float("-inf"), tl.float32)
@@ -184,9 +186,11 @@ def merge_kernel(
 
 
 @triton.jit
-def delta_kernel(p_o, p_do, p_delta, rows, K: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr):
+def delta_kernel(
+    p_o, p_do, p_delta, rows, K: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr, INDEX: tl.constexpr
+):  # fmt: skip
     """Write sum(do * o) of each query."""
-    row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    row = tl.program_id(0).to(INDEX) * BR + tl.arange(0, BR)
     o_k = tl.arange(0, BK)
     mask = (row < rows)[:, None] & (o_k[None, :] < K)
     b_o = tl.load(p_o + row[:, None] * K + o_k, mask, other=0.0).to(tl.float32)
@@ -249,6 +253,7 @@ def attend_bwd_kernel(
     BN: tl.constexpr,
     BM: tl.constexpr,
     BL: tl.constexpr,
+    INDEX: tl.constexpr,
 ):
     """Write a block's dk and dv and the partial dq of all queries that attend it.
 
@@ -259,26 +264,26 @@ def attend_bwd_kernel(
     H: tl.constexpr = G * GROUP
     item = FIRST + tl.program_id(0) // P
     sub = tl.program_id(0) % P
-    g = tl.program_id(1).to(tl.int64)
+    g = tl.program_id(1).to(INDEX)
     chunk, share, start, end = find_work(p_grid, p_share, p_chunk, g, item, M, EXTRA)
     if start == end:
         return
     # Where the queries are is read one turn ahead: their rows wait for it.
-    p_list += g * tl.cast(N, tl.int64) * (GROUP * REMOTE)
+    p_list += g * tl.cast(N, INDEX) * (GROUP * REMOTE)
     begin = tl.load(p_offset + g * (M + 1) + chunk) + share * SHARE
     stop = tl.minimum(tl.load(p_offset + g * (M + 1) + chunk + 1), begin + SHARE)
     ahead = begin + tl.arange(0, BM)
     next_pair = tl.load(p_list + ahead, ahead < stop, other=0)
     scale2 = scale * 1.4426950408889634
-    rows = tl.cast(N, tl.int64) * H
+    rows = tl.cast(N, INDEX) * H
     o_k = tl.arange(0, BK)
     m_k = o_k < K
     o_n = tl.arange(0, BN)
     o_s = start + sub * BN + o_n
     m_s = o_s < end
     m_sk = m_s[:, None] & m_k[None, :]
-    b_k = tl.load(p_k + o_s.to(tl.int64)[:, None] * stride_kt + g * stride_kg + o_k, m_sk, other=0.0)
-    b_v = tl.load(p_v + o_s.to(tl.int64)[:, None] * stride_vt + g * stride_vg + o_k, m_sk, other=0.0)
+    b_k = tl.load(p_k + o_s.to(INDEX)[:, None] * stride_kt + g * stride_kg + o_k, m_sk, other=0.0)
+    b_v = tl.load(p_v + o_s.to(INDEX)[:, None] * stride_vt + g * stride_vg + o_k, m_sk, other=0.0)
     dk = tl.zeros([BN, BK], tl.float32)
     dv = tl.zeros([BN, BK], tl.float32)
     o_scratch = o_n[:, None] * BK + o_k[None, :]
@@ -293,9 +298,9 @@ def attend_bwd_kernel(
             h = g * GROUP + n // (C // BL)
             o_t = start + n % (C // BL) * BL + tl.arange(0, BL)
             m_t = o_t < end
-            row = o_t.to(tl.int64) * H + h
+            row = o_t.to(INDEX) * H + h
             m_tk = m_t[:, None] & m_k[None, :]
-            b_q = tl.load(p_q + o_t.to(tl.int64)[:, None] * stride_qt + h * stride_qh + o_k, m_tk, other=0.0)
+            b_q = tl.load(p_q + o_t.to(INDEX)[:, None] * stride_qt + h * stride_qh + o_k, m_tk, other=0.0)
             b_do = tl.load(p_do + row[:, None] * K + o_k, m_tk, other=0.0)
             lse = tl.load(p_lse + row, m_t, other=float("inf"))
             delta = tl.load(p_delta + row, m_t, other=0.0)
@@ -308,7 +313,7 @@ def attend_bwd_kernel(
         m_i = o_i < stop
         pair = next_pair
         next_pair = tl.load(p_list + o_i + BM, o_i + BM < stop, other=0)
-        query = (pair // REMOTE).to(tl.int64)
+        query = (pair // REMOTE).to(INDEX)
         m_ik = m_i[:, None] & m_k[None, :]
         b_q = tl.load(p_q + (query // H * stride_qt + query % H * stride_qh)[:, None] + o_k, m_ik, other=0.0)
         b_do = tl.load(p_do + query[:, None] * K + o_k, m_ik, other=0.0)
@@ -318,7 +323,7 @@ def attend_bwd_kernel(
         row = ((1 + pair % REMOTE) * P + sub) * rows + query
         tl.store(p_part + row[:, None] * K + o_k, (dq * scale).to(p_part.dtype.element_ty), m_ik)
     if share == 0:
-        o = (o_s.to(tl.int64)[:, None] * G + g) * K + o_k
+        o = (o_s.to(INDEX)[:, None] * G + g) * K + o_k
         tl.store(p_dk + o, (dk * scale).to(p_dk.dtype.element_ty), m_sk)
         tl.store(p_dv + o, dv.to(p_dv.dtype.element_ty), m_sk)
     else:
@@ -338,10 +343,11 @@ def sum_kernel(
     K: tl.constexpr,
     BK: tl.constexpr,
     BR: tl.constexpr,
+    INDEX: tl.constexpr,
 ):
     """Add up the partial dq of each query."""
-    rows = tl.cast(rows, tl.int64)
-    row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    rows = tl.cast(rows, INDEX)
+    row = tl.program_id(0).to(INDEX) * BR + tl.arange(0, BR)
     o_k = tl.arange(0, BK)
     dq = tl.zeros([BR, BK], tl.float32)
     for slot in tl.static_range((1 + REMOTE) * P):

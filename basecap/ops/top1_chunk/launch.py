@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from basecap.errors import ConfigError
@@ -52,6 +53,12 @@ def _dense(x: Tensor) -> Tensor:
 
 def _width(K: int) -> int:
     return max(16, triton.next_power_of_2(K))
+
+
+def _index(*tensors: Tensor) -> tl.dtype:
+    """Return the integers that reach every number of the tensors: 64 bits cost registers and instructions."""
+    last = max(sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)) for x in tensors)
+    return tl.int32 if last < 2**31 else tl.int64
 
 
 def _stages(stages: int, x: Tensor, rows: int, chunk: int) -> int:
@@ -188,6 +195,7 @@ def _shape(q: Tensor, k: Tensor, remote: int, chunk: int, tile: Tile) -> dict[st
         "BL": min(chunk, tile.rows),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
+        "maxnreg": tile.registers,
     }
 
 
@@ -211,12 +219,13 @@ def attend(
     part_lse = torch.empty((1 + remote) * blocks, N, H, dtype=torch.float32, device=q.device)
     kernels_attend.attend_fwd_kernel[(M + index.extra) * blocks, G](
         q, k, v, part, part_lse, grid, *index.parts,
-        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], N, M, max(1, index.extra), scale * LOG2E, H=H, **shape,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], N, M, max(1, index.extra), scale * LOG2E,
+        H=H, INDEX=_index(part, q, k, v), **shape,
     )  # fmt: skip
     o = q.new_empty(N, H, K)
     lse = torch.empty(N, H, dtype=torch.float32, device=q.device)
     kernels_attend.merge_kernel[(triton.cdiv(N * H, 64),)](
-        part, part_lse, choice, o, lse, N * H, P=blocks, REMOTE=remote, K=K, BK=_width(K), BR=64
+        part, part_lse, choice, o, lse, N * H, P=blocks, REMOTE=remote, K=K, BK=_width(K), BR=64, INDEX=_index(part)
     )
     return o, lse, index.buffer
 
@@ -230,22 +239,23 @@ def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: floa
     tile = _tile(BACKWARD, q)
     shape = _shape(q, k, remote, chunk, tile)
     blocks = chunk // shape["BN"]
-    rows = {"K": K, "BK": _width(K), "BR": 64}
+    part = q.new_empty((1 + remote) * blocks, N, H, K)
+    rows = {"K": K, "BK": _width(K), "BR": 64, "INDEX": _index(part)}
     lists = Index(index, G, choice.numel() // G, M, shape["SHARE"])
     delta = torch.empty(N, H, dtype=torch.float32, device=q.device)
     kernels_attend.delta_kernel[(triton.cdiv(N * H, 64),)](o, do, delta, N * H, **rows)
-    part = q.new_empty((1 + remote) * blocks, N, H, K)
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    size = 2 * shape["BN"] * shape["BK"]
-    scratch = torch.empty(G, max(1, lists.extra), blocks, size, dtype=torch.float32, device=q.device)
-    for first, items in ((M, lists.extra), (0, M)):
-        if items:
-            kernels_attend.attend_bwd_kernel[items * blocks, G](
-                q, k, v, do, lse, delta, part, dk, dv, scratch,
-                grid, *lists.parts,
-                *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], N, M, max(1, lists.extra), scale, first,
-                G=G, **shape,
-            )  # fmt: skip
+    scratch = torch.empty(
+        G, max(1, lists.extra), blocks, shape["BN"], shape["BK"], dtype=torch.float32, device=q.device
+    )
+    for out in (dv, dk):
+        for first, items in ((M, lists.extra), (0, M)):
+            if items:
+                kernels_attend.attend_bwd_kernel[items * blocks, G](
+                    q, k, v, do, lse, delta, part, out, scratch, grid, *lists.parts,
+                    *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], N, M, max(1, lists.extra), scale, first,
+                    G=G, VALUES=out is dv, INDEX=_index(part, q, k, v), **shape,
+                )  # fmt: skip
     kernels_attend.sum_kernel[(triton.cdiv(N * H, 64),)](part, choice, dq, N * H, P=blocks, REMOTE=remote, **rows)
     return dq, dk, dv
 
