@@ -160,16 +160,22 @@ def _exchange(b_left, b_right):
 
 
 @triton.jit
-def _sums(b_left, b_right, BT: tl.constexpr, BD: tl.constexpr):
-    """Sums of two [BT, BD] over the channels, [BT / 2, 2, 2]: tokens of a half, left or right, halves of the tokens.
+def _halve(b_x, BT: tl.constexpr, L: tl.constexpr):
+    """Add halves of [BT, 2, L] to [BT, 2, L / 2]: what was the first bit of a row's number is now the half's."""
+    b_first, b_second = tl.split(tl.permute(tl.reshape(b_x, [2, BT // 2, 2, L]), [1, 2, 3, 0]))
+    return _exchange(tl.reshape(b_first, [BT, 2, L // 2]), tl.reshape(b_second, [BT, 2, L // 2]))
 
-    Where the channels are lanes, an exchange serves two numbers as long as each half of the lanes wants another one.
+
+@triton.jit
+def _sums(b_left, b_right, BT: tl.constexpr, BD: tl.constexpr):
+    """Sums of two [BT, BD] over the channels, [BT / 4, 2, 2, 2].
+
+    The axes are the last bits of a token's number, left or right, its first bit, its second bit. Where channels are
+    lanes, an exchange serves two numbers as long as each half of the lanes wants another one.
     """
     b_x = _exchange(tl.reshape(b_left, [BT, 2, BD // 2]), tl.reshape(b_right, [BT, 2, BD // 2]))
-    b_x = tl.permute(tl.reshape(b_x, [2, BT // 2, 2, BD // 2]), [1, 2, 3, 0])
-    b_early, b_late = tl.split(b_x)
-    b_x = _exchange(tl.reshape(b_early, [BT, 2, BD // 4]), tl.reshape(b_late, [BT, 2, BD // 4]))
-    return tl.reshape(tl.sum(b_x, 2), [BT // 2, 2, 2])
+    b_x = _halve(_halve(b_x, BT, BD // 2), BT, BD // 4)
+    return tl.reshape(tl.sum(b_x, 2), [BT // 4, 2, 2, 2])
 
 
 @triton.jit(do_not_specialize=["D"])
@@ -196,13 +202,16 @@ def scan_bwd_kernel(
     b_dy = tl.load(dy + p, mask=m, other=0.0).to(tl.float32)
     b_du = tl.zeros([BT, BD], tl.float32)
     b_ddt = tl.zeros([BT, BD], tl.float32)
-    b_none = tl.zeros([BT, BD], tl.float32)
+    # Adding -0.0, unlike 0.0, is nothing that a compiler must keep.
+    b_one, b_none = tl.full([BT, BD], 1.0, tl.float32), tl.full([BT, BD], -0.0, tl.float32)
     if ids is not None:
         b_new = _begins(ids, i_b * T, o_t, m_t)
     p_state = (i_b * M + i_m) * N * D + o_d
     p_part = (i_d * tl.num_programs(2) + i_b) * 2 * N * M * BT + i_m * BT
-    p_part += tl.arange(0, BT // 2)[:, None, None]
-    p_part = p_part + tl.arange(0, 2)[None, :, None] * N * M * BT + tl.arange(0, 2)[None, None, :] * (BT // 2)
+    o_bit = tl.arange(0, 2)
+    o_part = tl.arange(0, BT // 4)[:, None, None, None] + o_bit[None, :, None, None] * N * M * BT
+    p_part += o_part + o_bit[None, None, :, None] * (BT // 2) + o_bit[None, None, None, :] * (BT // 4)
+    b_A = tl.load(A + o_d, mask=m_d, other=0.0)
     b_state = tl.load(states + p_state, mask=m_d, other=0.0)
     b_later = tl.load(later + p_state, mask=m_d, other=0.0)
     for n in range(N):
@@ -210,7 +219,7 @@ def scan_bwd_kernel(
         m_next = m_d & (n + 1 < N)
         b_state_next = tl.load(states + p_state + (n + 1) * D, mask=m_next, other=0.0)
         b_later_next = tl.load(later + p_state + (n + 1) * D, mask=m_next, other=0.0)
-        b_A = tl.load(A + n * D + o_d, mask=m_d, other=0.0)
+        b_A_next = tl.load(A + (n + 1) * D + o_d, mask=m_next, other=0.0)
         p_row = (i_b * N + n) * M * BT + o_t
         b_B = tl.load(B + p_row)
         b_C = tl.load(C + p_row)
@@ -218,23 +227,21 @@ def scan_bwd_kernel(
         if ids is not None:
             b_a = tl.where(b_new[:, None], 0.0, b_a)
         b_own = b_u * b_B[:, None]
-        b_kept = b_a * b_state[None, :]
-        # The decayed previous state: h minus what the token adds would cancel where decays are strong.
-        _, b_h, _, b_kept = tl.associative_scan(
-            (b_a, tl.where(m_first, b_kept + b_own, b_own), b_a, tl.where(m_first, b_kept, b_none)), 0, _join_before
-        )
+        b_own = tl.where(m_first, b_a * b_state[None, :] + b_own, b_own)
+        b_before = tl.where(m_first, b_state[None, :], b_none)
+        _, b_h, _, b_before = tl.associative_scan((b_a, b_own, b_one, b_before), 0, _join_before)
         # Last token first: Triton's own reversed scan would exchange everything between lanes.
         b_a = tl.flip(b_a, 0)
         b_dh = tl.flip(b_C[:, None] * b_dy, 0)
         b_dh = tl.where(m_first, b_dh + b_later[None, :], b_dh)
-        _, _, _, b_dh = tl.associative_scan((b_a, b_a * b_dh, b_none + 1.0, b_dh), 0, _join_before)
-        b_dh = tl.flip(b_dh, 0)
-        b_rate = b_dh * b_kept
+        _, b_passed, _, b_dh = tl.associative_scan((b_a, b_a * b_dh, b_one, b_dh), 0, _join_before)
+        b_dh, b_passed = tl.flip(b_dh, 0), tl.flip(b_passed, 0)
+        b_rate = b_passed * b_before
         b_du += b_dh * b_B[:, None]
         b_ddt += b_rate * b_A[None, :]
         tl.store(states + p_state + n * D, tl.sum(b_rate * b_dt, 0), mask=m_d)
         tl.store(parts + p_part + n * M * BT, _sums(b_dh * b_u, b_h * b_dy, BT, BD))
-        b_state, b_later = b_state_next, b_later_next
+        b_A, b_state, b_later = b_A_next, b_state_next, b_later_next
     b_x = tl.load(x + p, mask=m, other=0.0).to(tl.float32)
     tl.store(dx + p, (b_du * b_dt).to(dx.dtype.element_ty), mask=m)
     tl.store(ddt + p, (b_ddt * LN2 + b_du * b_x).to(ddt.dtype.element_ty), mask=m)

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 import triton
 from torch import Tensor
 
@@ -52,7 +51,9 @@ class _Inputs:
 
 
 def _inputs(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, segments: Tensor | None) -> _Inputs:
-    B_BNT, C_BNT = (F.pad(part.float().mT, (0, -x.shape[1] % BT)).contiguous() for part in (B, C))
+    B_BNT, C_BNT = A.new_zeros(2, len(x), A.shape[1], triton.cdiv(x.shape[1], BT) * BT, dtype=torch.float32)
+    for padded, part in ((B_BNT, B), (C_BNT, C)):
+        padded[..., : x.shape[1]].copy_(part.mT)
     ids = None if segments is None else segments.contiguous()
     A_ND = (A.float() / math.log(2)).T.contiguous()
     return _Inputs(x.contiguous(), dt.contiguous(), A_ND, B_BNT, C_BNT, ids)
