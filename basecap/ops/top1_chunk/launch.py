@@ -195,7 +195,6 @@ def _shape(q: Tensor, k: Tensor, remote: int, chunk: int, tile: Tile) -> dict[st
         "BL": min(chunk, tile.rows),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
-        "maxnreg": tile.registers,
     }
 
 
@@ -245,17 +244,15 @@ def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: floa
     delta = torch.empty(N, H, dtype=torch.float32, device=q.device)
     kernels_attend.delta_kernel[(triton.cdiv(N * H, 64),)](o, do, delta, N * H, **rows)
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    scratch = torch.empty(
-        G, max(1, lists.extra), blocks, shape["BN"], shape["BK"], dtype=torch.float32, device=q.device
-    )
-    for out in (dv, dk):
-        for first, items in ((M, lists.extra), (0, M)):
-            if items:
-                kernels_attend.attend_bwd_kernel[items * blocks, G](
-                    q, k, v, do, lse, delta, part, out, scratch, grid, *lists.parts,
-                    *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], N, M, max(1, lists.extra), scale, first,
-                    G=G, VALUES=out is dv, INDEX=_index(part, q, k, v), **shape,
-                )  # fmt: skip
+    size = 2 * shape["BN"] * shape["BK"]
+    scratch = torch.empty(G, max(1, lists.extra), blocks, size, dtype=torch.float32, device=q.device)
+    for first, items in ((M, lists.extra), (0, M)):
+        if items:
+            kernels_attend.attend_bwd_kernel[items * blocks, G](
+                q, k, v, do, lse, delta, part, dk, dv, scratch, grid, *lists.parts,
+                *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], N, M, max(1, lists.extra), scale, first,
+                G=G, INDEX=_index(part, q, k, v), **shape,
+            )  # fmt: skip
     kernels_attend.sum_kernel[(triton.cdiv(N * H, 64),)](part, choice, dq, N * H, P=blocks, REMOTE=remote, **rows)
     return dq, dk, dv
 
