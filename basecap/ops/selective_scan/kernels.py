@@ -38,6 +38,23 @@ def _begins(ids, p_ids, o_t, m_t):
     return b_ids != tl.load(ids + p_ids + tl.maximum(o_t - 1, 0), mask=m_t, other=0)
 
 
+@triton.jit
+def _order(i_m, BACK: tl.constexpr, BT: tl.constexpr):
+    """The tokens of chunk `i_m`, as a walk meets them."""
+    if BACK:
+        # Last token first: Triton's own reversed scan would exchange everything between lanes.
+        return i_m * BT + BT - 1 - tl.arange(0, BT)
+    return i_m * BT + tl.arange(0, BT)
+
+
+@triton.jit
+def _tokens(dt, x, row, o_t, o_d, T, D):
+    """Step sizes and inputs of a chunk, zero outside the row that begins at token `row`."""
+    m = ((o_t >= 0) & (o_t < T))[:, None] & (o_d < D)[None, :]
+    p = (row + o_t)[:, None] * D + o_d[None, :]
+    return tl.load(dt + p, mask=m, other=0.0), tl.load(x + p, mask=m, other=0.0)
+
+
 # The width D stays unspecialised: known to be a multiple of 16 it would make the loads wider, and with them spread
 # a chunk's tokens over lanes, so that every scan would shuffle.
 
@@ -68,20 +85,18 @@ def walk_fwd_kernel(
     p_span = (i_b * tl.num_programs(1) + i_s) * N * D
     b_h = tl.load(first + p_span + p_state, mask=m_state, other=0.0)
     b_total = tl.zeros([BD], tl.float32)
-    for i in range(chunks):
-        i_m = i_s * (span // BT) + i
-        if BACK:
-            i_m = i_s * (span // BT) + chunks - 1 - i
-        o_first = i_m * BT + o_row
-        o_t = o_first
-        if BACK:
-            # Last token first: Triton's own reversed scan would exchange everything between lanes.
-            o_t = i_m * BT + BT - 1 - o_row
+    i_m = i_s * (span // BT)
+    step = 1
+    if BACK:
+        i_m += chunks - 1
+        step = -1
+    b_dt_next, b_x_next = _tokens(dt, x, i_b * T, _order(i_m, BACK, BT), o_d, T, D)
+    for _ in range(chunks):
+        b_dt, b_u = b_dt_next.to(tl.float32), b_x_next.to(tl.float32)
+        # The next chunk's numbers are on their way while this one computes.
+        b_dt_next, b_x_next = _tokens(dt, x, i_b * T, _order(i_m + step, BACK, BT), o_d, T, D)
+        o_t = _order(i_m, BACK, BT)
         m_t = o_t < T
-        m = m_t[:, None] & m_d[None, :]
-        p = (i_b * T + o_t)[:, None] * D + o_d[None, :]
-        b_dt = tl.load(dt + p, mask=m, other=0.0).to(tl.float32)
-        b_u = tl.load(x + p, mask=m, other=0.0).to(tl.float32)
         if states is not None:
             tl.store(states + (i_b * M + i_m) * N * D + p_state, b_h, mask=m_state)
         if total is not None:
@@ -92,7 +107,7 @@ def walk_fwd_kernel(
             b_u = b_u * b_dt
         b_y = tl.zeros([BT, BD], tl.float32)
         for n in tl.static_range(BN):
-            p_row = (i_b * N + i_g * BN + n) * M * BT + o_first
+            p_row = (i_b * N + i_g * BN + n) * M * BT + i_m * BT + o_row
             b_A = tl.load(A + (i_g * BN + n) * D + o_d, mask=m_d, other=0.0)
             b_W = tl.load(W + p_row)
             if BACK:
@@ -110,7 +125,9 @@ def walk_fwd_kernel(
                 b_y += b_C[:, None] * b_own
             b_h = tl.where((o_n == n)[:, None], _row(b_own, o_row, BT - 1)[None, :], b_h)
         if y is not None:
-            tl.store(y + i_g * tl.num_programs(2).to(tl.int64) * T * D + p, b_y.to(y.dtype.element_ty), mask=m)
+            p = ((i_g * tl.num_programs(2) + i_b) * T + o_t)[:, None] * D + o_d[None, :]
+            tl.store(y + p, b_y.to(y.dtype.element_ty), mask=m_t[:, None] & m_d[None, :])
+        i_m += step
     tl.store(last + p_span + p_state, b_h, mask=m_state)
     if total is not None:
         tl.store(total + (i_b * tl.num_programs(1) + i_s) * D + o_d, b_total, mask=m_d & (i_g == 0))
