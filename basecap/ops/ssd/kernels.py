@@ -1,8 +1,10 @@
-"""The scalar-decay recurrence in Triton: one program per chunk of BT tokens and head; see README.md.
+"""The scalar-decay recurrence in Triton, in chunks of BT tokens; see README.md.
 
-Tensors: q, k [B, T, G, K]; v, o [B, T, H, V]; states between chunks [B, M, H, K, V]; all contiguous. The decays come as
-sums within each chunk, [B, H, T], split into whole numbers (`coarse`) and the rest (`fine`): differences of the two
-keep their digits however strong the decays are. `ids` are the segments [B, T], read only where PACKED.
+Tensors: q, k [B, T, G, K]; v, o [B, T, H, V], the inputs in rows that may be parts of longer ones (`stride_*`); states
+between chunks [B, M, H, K, V]. The decays come as sums within each chunk, [B, H, T], split into whole numbers
+(`coarse`) and the rest (`fine`): differences of the two keep their digits however strong the decays are. `from_start`
+and `to_end` [B, H, T] are the decays between each token and the edges of its chunk, `across` [B, H, M] those across the
+chunks. `ids` are the segments [B, T], read only where PACKED.
 """
 
 import triton
@@ -10,151 +12,174 @@ import triton.language as tl
 
 
 @triton.jit
-def _rows(base, i_b, o_t, T, head, heads, width, BLOCK: tl.constexpr):
-    """Addresses and mask of the rows `o_t` of one head of a [B, T, heads, width] tensor."""
-    o = tl.arange(0, BLOCK)
-    p = base + ((i_b * T + o_t)[:, None] * heads + head) * width + o[None, :]
-    return p, (o_t < T)[:, None] & (o < width)[None, :]
+def _tokens(base, i_b, i_m, T, stride, o_x, width, BT: tl.constexpr):
+    """Addresses and mask of the channels `o_x` of a chunk's tokens."""
+    o_r = tl.arange(0, BT)
+    p = base + (i_b * T + i_m * BT) * stride + (o_r[:, None] * stride + o_x[None, :])
+    return p, (i_m * BT + o_r < T)[:, None] & (o_x < width)[None, :]
 
 
 @triton.jit
-def _state(base, i_b, i_m, i_h, M, H, K, V, BK: tl.constexpr, BV: tl.constexpr):
-    """Addresses and mask of the state [K, V] of one chunk and head."""
-    o_k, o_v = tl.arange(0, BK), tl.arange(0, BV)
-    p = base + ((i_b * M + i_m) * H + i_h) * K * V + o_k[:, None] * V + o_v[None, :]
+def _state(base, i, K, V, o_k, o_v):
+    """Addresses and mask of the rows `o_k` and columns `o_v` of state number `i`."""
+    p = base + i * K * V + (o_k[:, None] * V + o_v[None, :])
     return p, (o_k < K)[:, None] & (o_v < V)[None, :]
 
 
 @triton.jit
-def _within(b_coarse, b_fine, b_ids, o_t, T, PACKED: tl.constexpr):
-    """The decay from token s to token t of one chunk, [t, s]; zero for s > t and across segments."""
-    seen = (o_t[:, None] >= o_t[None, :]) & (o_t < T)[:, None]
-    if PACKED:
-        seen = seen & (b_ids[:, None] == b_ids[None, :])
+def _heads(i, G, H, HEADS: tl.constexpr):
+    """The group and the range of heads of program `i`: at most HEADS of them, which share queries and keys."""
+    parts = tl.cdiv(H // G, HEADS)
+    group = i // parts
+    first = group * (H // G) + i % parts * HEADS
+    return group, first, tl.minimum(first + HEADS, (group + 1) * (H // G))
+
+
+@triton.jit
+def _within(coarse, fine, p_row, o_t, seen, T):
+    """The decay [a, b] from token b of a chunk to token a, zero where not `seen`."""
+    b_coarse = tl.load(coarse + p_row + o_t, mask=o_t < T, other=0.0)
+    b_fine = tl.load(fine + p_row + o_t, mask=o_t < T, other=0.0)
     exponent = (b_coarse[:, None] - b_coarse[None, :]) + (b_fine[:, None] - b_fine[None, :])
     return tl.where(seen, tl.exp(tl.where(seen, exponent, 0.0)), 0.0)
 
 
 @triton.jit
-def _edges(coarse, fine, ids, p_row, i_b, i_m, o_t, T, PACKED: tl.constexpr, BT: tl.constexpr):
-    """Sums, segments, and the decays from the chunk's start to each token and from each token to its end."""
-    m_t = o_t < T
-    last = tl.minimum((i_m + 1) * BT, T) - 1
-    b_coarse = tl.load(coarse + p_row + o_t, mask=m_t, other=0.0)
-    b_fine = tl.load(fine + p_row + o_t, mask=m_t, other=0.0)
-    rest = (tl.load(coarse + p_row + last) - b_coarse) + (tl.load(fine + p_row + last) - b_fine)
-    b_from = tl.where(m_t, tl.exp(b_coarse + b_fine), 0.0)
-    b_to = tl.where(m_t, tl.exp(tl.where(m_t, rest, 0.0)), 0.0)
-    b_ids = o_t
+def _seen(ids, i_b, o_t, T, PACKED: tl.constexpr):
+    """Which tokens a of a chunk see which tokens b, [a, b]."""
+    seen = (o_t[:, None] >= o_t[None, :]) & (o_t < T)[:, None]
+    if PACKED:
+        b_ids = tl.load(ids + i_b * T + o_t, mask=o_t < T, other=0)
+        seen = seen & (b_ids[:, None] == b_ids[None, :])
+    return seen
+
+
+@triton.jit
+def decays_fwd_kernel(
+    log_decay, ids, coarse, fine, from_start, to_end, across,
+    stride_b, stride_t, stride_h, T, H, M,
+    PACKED: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr,
+):  # fmt: skip
+    """Sum a chunk's log decays in float64; the decays from its start to each token, from each to its end, across it."""
+    i_m, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    o_h, o_t = tl.program_id(0) * BH + tl.arange(0, BH), i_m * BT + tl.arange(0, BT)
+    m_h, m_t = o_h < H, o_t < T
+    p_log = log_decay + i_b * stride_b + o_t[:, None] * stride_t + o_h[None, :] * stride_h
+    b_log = tl.load(p_log, mask=m_t[:, None] & m_h[None, :], other=0.0).to(tl.float64)
+    b_sum, b_total = tl.cumsum(b_log, 0), tl.sum(b_log, 0)
+    b_coarse = tl.floor(b_sum)
+    b_from = tl.exp(b_sum.to(tl.float32))
+    b_to = tl.exp((b_total[None, :] - b_sum).to(tl.float32))
+    b_across = tl.exp(b_total.to(tl.float32))
     if PACKED:
         b_ids = tl.load(ids + i_b * T + o_t, mask=m_t, other=0)
-        b_from = tl.where(b_ids == tl.load(ids + i_b * T + tl.maximum(i_m * BT - 1, 0)), b_from, 0.0)
-        b_to = tl.where(b_ids == tl.load(ids + i_b * T + last), b_to, 0.0)
-    return b_coarse, b_fine, b_ids, b_from, b_to
+        before = tl.load(ids + i_b * T + tl.maximum(i_m * BT - 1, 0))
+        last = tl.load(ids + i_b * T + tl.minimum((i_m + 1) * BT, T) - 1)
+        b_from = tl.where((b_ids == before)[:, None], b_from, 0.0)
+        b_to = tl.where((b_ids == last)[:, None], b_to, 0.0)
+        b_across = tl.where(before == last, b_across, 0.0)
+    o = (i_b * H + o_h)[None, :] * T + o_t[:, None]
+    m = m_t[:, None] & m_h[None, :]
+    tl.store(coarse + o, b_coarse.to(tl.float32), mask=m)
+    tl.store(fine + o, (b_sum - b_coarse).to(tl.float32), mask=m)
+    tl.store(from_start + o, b_from, mask=m)
+    tl.store(to_end + o, b_to, mask=m)
+    tl.store(across + (i_b * H + o_h) * M + i_m, b_across, mask=m_h)
 
 
 @triton.jit
-def chunk_fwd_kernel(
-    k, v, coarse, fine, ids, states,
-    T, G, H, K, V, M,
-    BACK: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+def states_fwd_kernel(
+    k, v, weight, across, first, states, last,
+    stride_k, stride_v, T, G, H, K, V, M,
+    BACK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """What a chunk adds to the state at its end; with BACK (k = q, v = do) to the gradient of that at its start."""
-    i_h, i_m, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    o_t = i_m * BT + tl.arange(0, BT)
-    p_row = (i_b * H + i_h) * T
-    _, _, _, b_from, b_to = _edges(coarse, fine, ids, p_row, i_b, i_m, o_t, T, PACKED, BT)
-    b_weight = b_to
-    if BACK:
-        b_weight = b_from
-    p_k, m_k = _rows(k, i_b, o_t, T, i_h // (H // G), G, K, BK)
-    p_v, m_v = _rows(v, i_b, o_t, T, i_h, H, V, BV)
-    b_k = tl.load(p_k, mask=m_k, other=0.0)
-    b_v = tl.load(p_v, mask=m_v, other=0.0)
-    b_v = (b_v * b_weight[:, None]).to(b_k.dtype)
-    p_s, m_s = _state(states, i_b, i_m, i_h, M, H, K, V, BK, BV)
-    tl.store(p_s, tl.dot(tl.trans(b_k), b_v, input_precision=PRECISION), mask=m_s)
+    """Walk along the chunks with a block of the state: keep it before each, then let it decay and add k (weight v)^T.
 
-
-@triton.jit
-def carry_fwd_kernel(
-    states, decay, first, last,
-    H, M, X,
-    BACK: tl.constexpr, BX: tl.constexpr,
-):  # fmt: skip
-    """Chain the chunks: replace what each adds by the state before it; with BACK from the end, by that after it.
-
-    `decay` [B, M, H] is that across each chunk; a state has X = K V numbers.
+    With BACK from the end, for the gradients of the states after each chunk (k = q, v = do).
     """
     i_h, i_b = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    o_x = tl.program_id(0) * BX + tl.arange(0, BX)
-    m_x = o_x < X
-    b_state = tl.load(first + (i_b * H + i_h) * X + o_x, mask=m_x, other=0.0)
-    for i in range(M):
+    blocks = tl.cdiv(V, BV)
+    o_k = tl.program_id(0) // blocks * BK + tl.arange(0, BK)
+    o_v = tl.program_id(0) % blocks * BV + tl.arange(0, BV)
+    k += i_h // (H // G) * K
+    v += i_h * V
+    p_first, m_s = _state(first, i_b * H + i_h, K, V, o_k, o_v)
+    b_s = tl.load(p_first, mask=m_s, other=0.0)
+    for i in tl.range(0, M, num_stages=STAGES):
         i_m = i
         if BACK:
             i_m = M - 1 - i
-        p_state = states + ((i_b * M + i_m) * H + i_h) * X + o_x
-        b_decay = tl.load(decay + (i_b * M + i_m) * H + i_h)
-        b_added = tl.load(p_state, mask=m_x, other=0.0)
-        tl.store(p_state, b_state, mask=m_x)
-        b_state = b_decay * b_state + b_added
-    tl.store(last + (i_b * H + i_h) * X + o_x, b_state, mask=m_x)
+        b_across = tl.load(across + (i_b * H + i_h) * M + i_m)
+        o_t = i_m * BT + tl.arange(0, BT)
+        b_weight = tl.load(weight + (i_b * H + i_h) * T + o_t, mask=o_t < T, other=0.0)
+        p_k, m_k = _tokens(k, i_b, i_m, T, stride_k, o_k, K, BT)
+        p_v, m_v = _tokens(v, i_b, i_m, T, stride_v, o_v, V, BT)
+        b_k = tl.load(p_k, mask=m_k, other=0.0)
+        b_v = tl.load(p_v, mask=m_v, other=0.0)
+        p_s, _ = _state(states, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
+        tl.store(p_s, b_s.to(states.dtype.element_ty), mask=m_s)
+        b_v = (b_v * b_weight[:, None]).to(b_k.dtype)
+        b_s = tl.dot(tl.trans(b_k), b_v, b_s * b_across, input_precision=PRECISION)
+    p_last, _ = _state(last, i_b * H + i_h, K, V, o_k, o_v)
+    tl.store(p_last, b_s, mask=m_s)
 
 
 @triton.jit
 def output_fwd_kernel(
-    q, k, v, coarse, fine, ids, states, o,
-    T, G, H, K, V, M,
-    PACKED: tl.constexpr, PRECISION: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    q, k, v, coarse, fine, from_start, ids, states, o,
+    stride_q, stride_k, stride_v, T, G, H, K, V, M,
+    HEADS: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of a chunk: attention within it, and what its tokens read from the state before it."""
-    i_h, i_m, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    o_t = i_m * BT + tl.arange(0, BT)
-    p_row = (i_b * H + i_h) * T
-    b_coarse, b_fine, b_ids, b_from, _ = _edges(coarse, fine, ids, p_row, i_b, i_m, o_t, T, PACKED, BT)
-    group = i_h // (H // G)
-    p_q, m_q = _rows(q, i_b, o_t, T, group, G, K, BK)
-    p_k, m_k = _rows(k, i_b, o_t, T, group, G, K, BK)
-    p_v, m_v = _rows(v, i_b, o_t, T, i_h, H, V, BV)
-    p_s, m_s = _state(states, i_b, i_m, i_h, M, H, K, V, BK, BV)
+    """Outputs of a chunk for heads of one group: attention within it, and what is read from the state before it."""
+    i_m, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    group, first, stop = _heads(tl.program_id(0), G, H, HEADS)
+    o_k, o_v, o_t = tl.arange(0, BK), tl.arange(0, BV), i_m * BT + tl.arange(0, BT)
+    p_q, m_q = _tokens(q + group * K, i_b, i_m, T, stride_q, o_k, K, BT)
+    p_k, m_k = _tokens(k + group * K, i_b, i_m, T, stride_k, o_k, K, BT)
     b_q = tl.load(p_q, mask=m_q, other=0.0)
-    b_k = tl.load(p_k, mask=m_k, other=0.0)
-    b_s = tl.load(p_s, mask=m_s, other=0.0).to(b_q.dtype)
-    b_o = tl.dot(b_q, b_s, input_precision=PRECISION) * b_from[:, None]
-    b_w = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-    b_w *= _within(b_coarse, b_fine, b_ids, o_t, T, PACKED)
-    b_v = tl.load(p_v, mask=m_v, other=0.0)
-    b_o += tl.dot(b_w.to(b_v.dtype), b_v, input_precision=PRECISION)
-    p_o, m_o = _rows(o, i_b, o_t, T, i_h, H, V, BV)
-    tl.store(p_o, b_o.to(o.dtype.element_ty), mask=m_o)
+    b_scores = tl.dot(b_q, tl.trans(tl.load(p_k, mask=m_k, other=0.0)), input_precision=PRECISION)
+    seen = _seen(ids, i_b, o_t, T, PACKED)
+    for i_h in tl.range(first, stop, num_stages=STAGES):
+        p_row = (i_b * H + i_h) * T
+        p_v, m_v = _tokens(v + i_h * V, i_b, i_m, T, stride_v, o_v, V, BT)
+        p_s, m_s = _state(states, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
+        b_v = tl.load(p_v, mask=m_v, other=0.0)
+        b_s = tl.load(p_s, mask=m_s, other=0.0)
+        b_from = tl.load(from_start + p_row + o_t, mask=o_t < T, other=0.0)
+        b_w = (b_scores * _within(coarse, fine, p_row, o_t, seen, T)).to(b_v.dtype)
+        b_o = tl.dot(b_q, b_s, input_precision=PRECISION) * b_from[:, None]
+        b_o = tl.dot(b_w, b_v, b_o, input_precision=PRECISION)
+        p_o, m_o = _tokens(o + i_h * V, i_b, i_m, T, H * V, o_v, V, BT)
+        tl.store(p_o, b_o.to(o.dtype.element_ty), mask=m_o)
 
 
 @triton.jit
 def scan_bwd_kernel(
-    do, q, k, v, coarse, fine, ids, decay, states, later, dq, dk, dv, dlog,
-    T, G, H, K, V, M,
+    do, q, k, v, coarse, fine, from_start, to_end, across, ids, states, later, dq, dk, dv, dlog,
+    stride_q, stride_k, stride_v, T, G, H, K, V, M,
     PACKED: tl.constexpr, PRECISION: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a chunk, from the state before it and the gradient of the state after it (`later`).
 
-    dq and dk [B, T, H, K] are per head, dlog [B, H, T] is the gradient of the log decays; `decay` as in the carry.
+    dq and dk [B, T, H, K] are per head, dlog [B, H, T] is the gradient of the log decays.
     """
     i_h, i_m, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    o_t = i_m * BT + tl.arange(0, BT)
+    o_k, o_v, o_t = tl.arange(0, BK), tl.arange(0, BV), i_m * BT + tl.arange(0, BT)
     p_row = (i_b * H + i_h) * T
-    b_coarse, b_fine, b_ids, b_from, b_to = _edges(coarse, fine, ids, p_row, i_b, i_m, o_t, T, PACKED, BT)
     group = i_h // (H // G)
-    p_q, m_q = _rows(q, i_b, o_t, T, group, G, K, BK)
-    p_k, m_k = _rows(k, i_b, o_t, T, group, G, K, BK)
-    p_v, m_v = _rows(v, i_b, o_t, T, i_h, H, V, BV)
-    p_do, m_do = _rows(do, i_b, o_t, T, i_h, H, V, BV)
+    p_q, m_q = _tokens(q + group * K, i_b, i_m, T, stride_q, o_k, K, BT)
+    p_k, m_k = _tokens(k + group * K, i_b, i_m, T, stride_k, o_k, K, BT)
+    p_v, m_v = _tokens(v + i_h * V, i_b, i_m, T, stride_v, o_v, V, BT)
+    p_do, m_do = _tokens(do + i_h * V, i_b, i_m, T, H * V, o_v, V, BT)
     b_q = tl.load(p_q, mask=m_q, other=0.0)
     b_k = tl.load(p_k, mask=m_k, other=0.0)
     b_v = tl.load(p_v, mask=m_v, other=0.0)
     b_do = tl.load(p_do, mask=m_do, other=0.0)
-    b_within = _within(b_coarse, b_fine, b_ids, o_t, T, PACKED)
+    b_from = tl.load(from_start + p_row + o_t, mask=o_t < T, other=0.0)
+    b_to = tl.load(to_end + p_row + o_t, mask=o_t < T, other=0.0)
+    b_within = _within(coarse, fine, p_row, o_t, _seen(ids, i_b, o_t, T, PACKED), T)
     b_w = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * b_within
     b_dw = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
     # The decay at t stands between every s < t and r >= t. Summing pairs (r, s) over r first, then over s, adds up just
@@ -165,28 +190,28 @@ def scan_bwd_kernel(
     b_dlog = tl.sum(tl.where(o_t[:, None] > o_t[None, :], b_pairs, 0.0), 1)
     b_w, b_ds = b_w.to(b_q.dtype), (b_dw * b_within).to(b_q.dtype)
 
-    p_later, m_s = _state(later, i_b, i_m, i_h, M, H, K, V, BK, BV)
-    b_s = tl.load(p_later, mask=m_s, other=0.0).to(b_q.dtype)
-    b_dv = tl.dot(b_k, b_s, input_precision=PRECISION) * b_to[:, None]
+    p_later, m_s = _state(later, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
+    b_e = tl.load(p_later, mask=m_s, other=0.0)
+    b_dv = tl.dot(b_k, b_e, input_precision=PRECISION) * b_to[:, None]
     b_dv += tl.dot(tl.trans(b_w), b_do, input_precision=PRECISION)
-    p_dv, m_dv = _rows(dv, i_b, o_t, T, i_h, H, V, BV)
+    p_dv, m_dv = _tokens(dv + i_h * V, i_b, i_m, T, H * V, o_v, V, BT)
     tl.store(p_dv, b_dv.to(dv.dtype.element_ty), mask=m_dv)
 
-    b_dk = tl.dot(b_v, tl.trans(b_s), input_precision=PRECISION) * b_to[:, None]
+    b_dk = tl.dot(b_v, tl.trans(b_e), input_precision=PRECISION) * b_to[:, None]
     b_left = tl.sum(b_dk * b_k, 1)
     b_dlog += tl.cumsum(b_left, 0) - b_left
     b_dk += tl.dot(tl.trans(b_ds), b_q, input_precision=PRECISION)
-    p_dk, m_dk = _rows(dk, i_b, o_t, T, i_h, H, K, BK)
+    p_dk, m_dk = _tokens(dk + i_h * K, i_b, i_m, T, H * K, o_k, K, BT)
     tl.store(p_dk, b_dk.to(dk.dtype.element_ty), mask=m_dk)
 
-    p_s, m_s = _state(states, i_b, i_m, i_h, M, H, K, V, BK, BV)
-    b_s = tl.load(p_s, mask=m_s, other=0.0).to(b_q.dtype)
+    p_s, m_s = _state(states, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
+    b_s = tl.load(p_s, mask=m_s, other=0.0)
     b_dq = tl.dot(b_do, tl.trans(b_s), input_precision=PRECISION) * b_from[:, None]
     b_dlog += tl.cumsum(tl.sum(b_dq * b_q, 1), 0, reverse=True)
     b_dq += tl.dot(b_ds, b_k, input_precision=PRECISION)
-    p_dq, m_dq = _rows(dq, i_b, o_t, T, i_h, H, K, BK)
+    p_dq, m_dq = _tokens(dq + i_h * K, i_b, i_m, T, H * K, o_k, K, BT)
     tl.store(p_dq, b_dq.to(dq.dtype.element_ty), mask=m_dq)
 
-    b_across = tl.load(p_s, mask=m_s, other=0.0) * tl.load(p_later, mask=m_s, other=0.0)
-    b_dlog += tl.load(decay + (i_b * M + i_m) * H + i_h) * tl.sum(tl.sum(b_across, 1), 0)
+    b_both = b_s.to(tl.float32) * b_e.to(tl.float32)
+    b_dlog += tl.load(across + (i_b * H + i_h) * M + i_m) * tl.sum(tl.sum(b_both, 1), 0)
     tl.store(dlog + p_row + o_t, b_dlog, mask=o_t < T)

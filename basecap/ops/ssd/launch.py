@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 import triton
 from torch import Tensor
 
@@ -11,83 +10,93 @@ from basecap.ops.ssd import kernels
 
 #: Tokens per chunk.
 BT = 64
-#: Numbers of a state that one program carries along.
-BX = 1024
+#: Heads of one program where heads share queries and keys.
+HEADS = 8
 
 
 @dataclass(frozen=True)
 class _Inputs:
-    """Contiguous inputs, the sums of log decays within each chunk, and what every kernel takes."""
+    """The inputs in rows of one token each, the decays within and across chunks, and what every kernel takes."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     coarse: Tensor
     fine: Tensor
-    decay_BMH: Tensor
+    from_start: Tensor
+    to_end: Tensor
+    across: Tensor
     ids: Tensor | None
+    #: B, T, G, H, K, V, M.
+    shape: tuple[int, int, int, int, int, int, int]
 
     @property
-    def sizes(self) -> tuple[int, int, int, int, int, int]:
+    def sizes(self) -> tuple[int, ...]:
         """T, G, H, K, V, M."""
-        _, T, H, V = self.v.shape
-        return T, self.q.shape[2], H, self.q.shape[3], V, triton.cdiv(T, BT)
+        return self.shape[1:]
 
     @property
-    def grid(self) -> tuple[int, int, int]:
-        """Heads, chunks, rows."""
-        return self.v.shape[2], triton.cdiv(self.v.shape[1], BT), self.v.shape[0]
+    def strides(self) -> tuple[int, int, int]:
+        """Numbers from one token to the next in q, k and v."""
+        return self.q.stride(0), self.k.stride(0), self.v.stride(0)
 
     @property
     def options(self) -> dict[str, object]:
         """Compile-time options common to the kernels of a chunk."""
         return {
-            "PACKED": self.ids is not None,
             # Float32 inputs are for exactness: their products must not be rounded to TF32.
-            "PRECISION": "ieee" if self.q.dtype == torch.float32 else "tf32",
+            "PRECISION": "ieee" if self.exact else "tf32",
             "BT": BT,
-            "BK": max(16, triton.next_power_of_2(self.q.shape[3])),
-            "BV": max(16, triton.next_power_of_2(self.v.shape[3])),
-            "num_warps": 8,
+            "BK": max(16, triton.next_power_of_2(self.shape[4])),
+            "BV": max(16, triton.next_power_of_2(self.shape[5])),
         }
 
+    @property
+    def exact(self) -> bool:
+        """Whether the inputs are float32."""
+        return self.v.dtype == torch.float32
 
-def _sums(log_decay_BTH: Tensor) -> Tensor:
-    """Return [B, M, BT, H] float64, sums within each chunk; padded with zeros, so that the last is the chunk's."""
-    T = log_decay_BTH.shape[1]
-    padded = F.pad(log_decay_BTH.double(), (0, 0, 0, -T % BT))
-    return padded.unflatten(1, (-1, BT)).cumsum(2)
+    @property
+    def walk(self) -> dict[str, object]:
+        """Options of kernels that load ahead: three of their programs share a multiprocessor of an H100."""
+        if self.exact:
+            return {"STAGES": 1, "num_warps": 8}
+        return {"STAGES": 2 if self.shape[4] * self.shape[5] <= 128 * 128 else 1, "num_warps": 4, "maxnreg": 168}
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return [B T, channels], without a copy where x is a part of longer rows."""
+    rows = x.flatten(2).flatten(0, 1)
+    return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def _inputs(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, segments: Tensor | None) -> _Inputs:
-    T = v.shape[1]
-    total_BMCH = _sums(log_decay)
-    decay = total_BMCH[:, :, -1].exp().float()
-    if segments is not None:
-        edges = (
-            segments[:, BT - 1 :: BT] if T % BT == 0 else torch.cat([segments[:, BT - 1 :: BT], segments[:, -1:]], 1)
-        )
-        decay = decay * (edges == torch.cat([segments[:, :1], edges[:, :-1]], 1))[..., None]
-        segments = segments.contiguous()
-    total_BHT = total_BMCH.flatten(1, 2)[:, :T].mT
-    coarse = total_BHT.round()
-    fine = (total_BHT - coarse).float().contiguous()
-    return _Inputs(
-        q.contiguous(), k.contiguous(), v.contiguous(), coarse.float().contiguous(), fine, decay.contiguous(), segments
-    )
+    B, T, H, V = v.shape
+    G, K = q.shape[2:]
+    M = triton.cdiv(T, BT)
+    coarse, fine, from_start, to_end = (v.new_empty(B, H, T, dtype=torch.float32) for _ in range(4))
+    across = v.new_empty(B, H, M, dtype=torch.float32)
+    ids = None if segments is None else segments.contiguous()
+    BH = min(32, triton.next_power_of_2(H))
+    kernels.decays_fwd_kernel[(triton.cdiv(H, BH), M, B)](
+        log_decay, ids, coarse, fine, from_start, to_end, across, *log_decay.stride(), T, H, M,
+        PACKED=ids is not None, BT=BT, BH=BH,
+    )  # fmt: skip
+    shape = (B, T, G, H, K, V, M)
+    return _Inputs(_rows(q), _rows(k), _rows(v), coarse, fine, from_start, to_end, across, ids, shape)
 
 
-def _chain(inputs: _Inputs, k: Tensor, v: Tensor, first_BHKV: Tensor, back: bool) -> tuple[Tensor, Tensor]:
+def _states(inputs: _Inputs, k: Tensor, v: Tensor, first_BHKV: Tensor, back: bool) -> tuple[Tensor, Tensor]:
     """Return the states before each chunk (after it, of their gradients, with `back`) and beyond the last one."""
-    _, _, H, K, V, M = inputs.sizes
+    B, _, _, H, K, V, M = inputs.shape
+    options = inputs.options
+    options["BK"], options["BV"] = min(128, options["BK"]), min(64, options["BV"])
     first = first_BHKV.float().contiguous()
-    states, last = first.new_empty(len(v), M, H, K, V), torch.empty_like(first)
-    kernels.chunk_fwd_kernel[inputs.grid](
-        k, v, inputs.coarse, inputs.fine, inputs.ids, states, *inputs.sizes, BACK=back, **inputs.options
-    )
-    kernels.carry_fwd_kernel[(triton.cdiv(K * V, BX), H, len(v))](
-        states, inputs.decay_BMH, first, last, H, M, K * V, BACK=back, BX=BX
-    )
+    states, last = v.new_empty(B, M, H, K, V), torch.empty_like(first)
+    kernels.states_fwd_kernel[(triton.cdiv(K, options["BK"]) * triton.cdiv(V, options["BV"]), H, B)](
+        k, v, inputs.from_start if back else inputs.to_end, inputs.across, first, states, last,
+        k.stride(0), v.stride(0), *inputs.sizes, BACK=back, **options, **inputs.walk,
+    )  # fmt: skip
     return states, last
 
 
@@ -101,11 +110,14 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32."""
     inputs = _inputs(q_BTGK, k_BTGK, v_BTHV, log_decay_BTH, segments)
-    states, last = _chain(inputs, inputs.k, inputs.v, state_BHKV, back=False)
-    o = torch.empty_like(inputs.v)
-    kernels.output_fwd_kernel[inputs.grid](
-        inputs.q, inputs.k, inputs.v, inputs.coarse, inputs.fine, inputs.ids, states, o, *inputs.sizes, **inputs.options
-    )
+    B, _, G, H, _, _, M = inputs.shape
+    states, last = _states(inputs, inputs.k, inputs.v, state_BHKV, back=False)
+    o = v_BTHV.new_empty(v_BTHV.shape)
+    kernels.output_fwd_kernel[(G * triton.cdiv(H // G, HEADS), M, B)](
+        inputs.q, inputs.k, inputs.v, inputs.coarse, inputs.fine, inputs.from_start, inputs.ids, states, o,
+        *inputs.strides, *inputs.sizes, HEADS=HEADS, PACKED=inputs.ids is not None,
+        **inputs.options, **inputs.walk,
+    )  # fmt: skip
     return o, last
 
 
@@ -120,16 +132,17 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of q, k, v, the log decays and the first state; states are computed anew."""
     inputs = _inputs(q_BTGK, k_BTGK, v_BTHV, log_decay_BTH, segments)
-    K = inputs.q.shape[3]
+    B, T, G, H, K, _, M = inputs.shape
     do = grads[0].contiguous()
-    states, _ = _chain(inputs, inputs.k, inputs.v, state_BHKV, back=False)
-    later, dstate = _chain(inputs, inputs.q, do, grads[1], back=True)
-    dq, dk = (do.new_empty(*do.shape[:3], K) for _ in range(2))
-    dv = torch.empty_like(inputs.v)
+    states, _ = _states(inputs, inputs.k, inputs.v, state_BHKV, back=False)
+    later, dstate = _states(inputs, inputs.q, _rows(do), grads[1], back=True)
+    dq, dk = (do.new_empty(B, T, H, K) for _ in range(2))
+    dv = torch.empty_like(do)
     dlog = torch.empty_like(inputs.fine)
-    kernels.scan_bwd_kernel[inputs.grid](
-        do, inputs.q, inputs.k, inputs.v, inputs.coarse, inputs.fine, inputs.ids, inputs.decay_BMH, states, later,
-        dq, dk, dv, dlog, *inputs.sizes, **inputs.options,
+    kernels.scan_bwd_kernel[(H, M, B)](
+        do, inputs.q, inputs.k, inputs.v, inputs.coarse, inputs.fine, inputs.from_start, inputs.to_end, inputs.across,
+        inputs.ids, states, later, dq, dk, dv, dlog, *inputs.strides, *inputs.sizes,
+        PACKED=inputs.ids is not None, num_warps=8, **inputs.options,
     )  # fmt: skip
-    dq, dk = (part.unflatten(2, (inputs.q.shape[2], -1)).sum(3, dtype=torch.float32).to(do.dtype) for part in (dq, dk))
+    dq, dk = (part.unflatten(2, (G, -1)).sum(3, dtype=torch.float32).to(do.dtype) for part in (dq, dk))
     return dq, dk, dv, dlog.mT.to(log_decay_BTH.dtype).contiguous(), dstate
