@@ -51,15 +51,17 @@ class _Inputs:
 
 
 def _inputs(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, segments: Tensor | None) -> _Inputs:
-    B_BNT, C_BNT = A.new_zeros(2, len(x), A.shape[1], triton.cdiv(x.shape[1], BT) * BT, dtype=torch.float32)
-    for padded, part in ((B_BNT, B), (C_BNT, C)):
-        padded[..., : x.shape[1]].copy_(part.mT)
+    T = x.shape[1]
+    B_BNT, C_BNT = A.new_zeros(2, len(x), A.shape[1], triton.cdiv(T, BT) * BT, dtype=torch.float32)
+    B_BNT[..., :T].copy_(B.mT)
+    C_BNT[..., :T].copy_(C.mT)
     ids = None if segments is None else segments.contiguous()
     A_ND = (A.float() / math.log(2)).T.contiguous()
     return _Inputs(x.contiguous(), dt.contiguous(), A_ND, B_BNT, C_BNT, ids)
 
 
 def _states_at_once(N: int, most: int) -> int:
+    """Return the largest divisor of N up to `most`."""
     return next(n for n in range(most, 0, -1) if N % n == 0)
 
 
