@@ -2,9 +2,12 @@
 
 Tensors: x, dy, dx, y [B, T, D], x and dy with strides of their own, given in multiples of ALIGN so that the compiler
 knows how far loads may be vectorised; weight [W, D] and bias [D] in float32; `ids` are the segments [B, T] or None.
-The walk keeps a window of W rows in registers and loads GROUP rows ahead; before the first token and after the last
-rows are zero.
+The walk keeps a window of W rows in registers and loads GROUP rows at a time; before the first token and after the last
+rows are zero. A span has at least W - 1 tokens: the rows before one are all there or, at the first, all not.
 """
+
+# Tuples grow here while a kernel is compiled, which mypy takes for a change of type.
+# mypy: disable-error-code="assignment, misc"
 
 import triton
 import triton.language as tl
@@ -21,13 +24,22 @@ def _place(D, T, span, BD: tl.constexpr):
 
 
 @triton.jit
-def _rows(p_x, stride, t, T, m_d, ALIGN: tl.constexpr, COUNT: tl.constexpr):
-    """COUNT rows from token `t` on."""
+def _rows(p_x, stride, t, stop, m_d, ALIGN: tl.constexpr, COUNT: tl.constexpr):
+    """COUNT rows from token `t` on; zero from token `stop` on."""
     rows = ()
+    p_x += t * stride * ALIGN
     for u in tl.static_range(COUNT):
-        m_t = (t + u >= 0) & (t + u < T)
-        rows += (tl.load(p_x + (t + u) * stride * ALIGN, mask=m_d & m_t, other=0.0).to(tl.float32),)
+        rows += (tl.load(p_x + u * stride * ALIGN, mask=m_d & (t + u < stop), other=0.0),)
     return rows
+
+
+@triton.jit
+def _wide(rows, COUNT: tl.constexpr):
+    """The rows in float32."""
+    wide = ()
+    for u in tl.static_range(COUNT):
+        wide += (rows[u].to(tl.float32),)
+    return wide
 
 
 @triton.jit
@@ -64,12 +76,16 @@ def short_convolution_fwd_kernel(
     p_y = y + i_b * T * D + o_d
     first = i_s * span
     end = tl.minimum(first + span, T)
-    past = _rows(p_x, x_token, first - W + 1, T, m_d, X_ALIGN, W - 1)
+    past = _wide(_rows(p_x, x_token, first - W + 1, T, m_d & (first > 0), X_ALIGN, W - 1), W - 1)
+    if ids is not None:
+        past_ids = _ids(ids + i_b * T, first - W + 1, T, W - 1)
     for i in range(tl.cdiv(end - first, GROUP)):
         t = first + i * GROUP
-        rows = past + _rows(p_x, x_token, t, T, m_d, X_ALIGN, GROUP)
+        rows = past + _wide(_rows(p_x, x_token, t, T, m_d, X_ALIGN, GROUP), GROUP)
+        past = rows[GROUP:]
         if ids is not None:
-            near = _ids(ids + i_b * T, t - W + 1, T, W - 1 + GROUP)
+            near = past_ids + _ids(ids + i_b * T, t, T, GROUP)
+            past_ids = near[GROUP:]
         for u in tl.static_range(GROUP):
             b_y = b_bias
             for j in tl.static_range(W):
@@ -80,7 +96,6 @@ def short_convolution_fwd_kernel(
             if SILU:
                 b_y *= tl.sigmoid(b_y)
             tl.store(p_y + (t + u) * D, b_y.to(y.dtype.element_ty), mask=m_d & (t + u < end))
-        past = rows[GROUP:]
 
 
 @triton.jit
@@ -101,18 +116,28 @@ def short_convolution_bwd_kernel(
     p_dx = dx + i_b * T * D + o_d
     first = i_s * span
     end = tl.minimum(first + span, T)
-    past = _rows(p_x, x_token, first - W + 1, T, m_d, X_ALIGN, W - 1)
+    past = _wide(_rows(p_x, x_token, first - W + 1, T, m_d & (first > 0), X_ALIGN, W - 1), W - 1)
+    if ids is not None:
+        past_ids = _ids(ids + i_b * T, first - W + 1, T, W - 1)
     b_none = tl.zeros([BD], tl.float32)
     # Gradients of the sums at the last W - 1 tokens; of those before the span nothing passes on.
     grads = (b_none,) * (W - 1)
     dtaps = (b_none,) * W
     b_dbias = b_none
+    stop = tl.minimum(first + span + W - 1, T)
+    next_x = _rows(p_x, x_token, first, stop, m_d, X_ALIGN, GROUP)
+    next_dy = _rows(p_dy, dy_token, first, stop, m_d, DY_ALIGN, GROUP)
     for i in range(tl.cdiv(span + W - 1, GROUP)):
         t = first + i * GROUP
-        rows = past + _rows(p_x, x_token, t, T, m_d, X_ALIGN, GROUP)
-        group = _rows(p_dy, dy_token, t, T, m_d, DY_ALIGN, GROUP)
+        rows = past + _wide(next_x, GROUP)
+        group = _wide(next_dy, GROUP)
+        past = rows[GROUP:]
+        # The next turn's rows are on their way while this one computes.
+        next_x = _rows(p_x, x_token, t + GROUP, stop, m_d, X_ALIGN, GROUP)
+        next_dy = _rows(p_dy, dy_token, t + GROUP, stop, m_d, DY_ALIGN, GROUP)
         if ids is not None:
-            near = _ids(ids + i_b * T, t - W + 1, T, W - 1 + GROUP)
+            near = past_ids + _ids(ids + i_b * T, t, T, GROUP)
+            past_ids = near[GROUP:]
         for u in tl.static_range(GROUP):
             window = ()
             for j in tl.static_range(W):
@@ -143,7 +168,6 @@ def short_convolution_bwd_kernel(
                 b_dx += taps[W - 1 - j] * b_g
             s = t + u - W + 1
             tl.store(p_dx + s * D, b_dx.to(dx.dtype.element_ty), mask=m_d & (s >= first) & (s < end))
-        past = rows[GROUP:]
         grads = grads[GROUP:]
     p_parts = parts + (i_b * tl.cdiv(T, span) + i_s) * (W + 1) * D + o_d
     for j in tl.static_range(W):

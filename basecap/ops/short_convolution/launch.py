@@ -11,15 +11,17 @@ from basecap.ops.short_convolution import kernels
 #: Channels per program: a warp's 32 lanes hold 4 neighbours each.
 BD = 128
 #: Rows that a program loads at a time, so that their loads wait for memory together.
-GROUP = 8
-#: Programs along the tokens of a batch: enough to fill a GPU, few enough that their partial sums are little traffic.
-PROGRAMS = 512
+GROUP = 4
+#: Programs along the tokens of a batch: enough to fill a GPU; backward few, so that partial sums are little traffic.
+PROGRAMS = 1024
+PROGRAMS_BACKWARD = 512
 
 
-def _span(x_BTD: Tensor, halo: int) -> int:
-    """Tokens per program, so that these and the `halo` tokens after them are whole groups."""
+def _span(x_BTD: Tensor, W: int, programs: int, halo: int = 0) -> int:
+    """Tokens per program, at least W - 1, so that these and the `halo` tokens after them are whole groups."""
     B, T, _ = x_BTD.shape
-    return triton.cdiv(triton.cdiv(B * T, PROGRAMS) + halo, GROUP) * GROUP - halo
+    span = max(triton.cdiv(B * T, programs), W - 1)
+    return triton.cdiv(span + halo, GROUP) * GROUP - halo
 
 
 def _strided(x_BTD: Tensor) -> tuple[Tensor, int, int, int]:
@@ -34,7 +36,7 @@ def forward(x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, segments: T
     B, T, D = x_BTD.shape
     x, x_batch, x_token, align = _strided(x_BTD)
     y = x.new_empty(B, T, D)
-    span = _span(x, 0)
+    span = _span(x, weight_DW.shape[1], PROGRAMS)
     kernels.short_convolution_fwd_kernel[(B * triton.cdiv(T, span) * triton.cdiv(D, BD),)](
         x, weight_DW.float().T.contiguous(), None if bias_D is None else bias_D.float().contiguous(),
         None if segments is None else segments.contiguous(), y, T, D, span, x_batch, x_token,
@@ -51,14 +53,17 @@ def backward(
     x, x_batch, x_token, x_align = _strided(x_BTD)
     dy, dy_batch, dy_token, dy_align = _strided(dy_BTD)
     dx = x.new_empty(B, T, D)
-    span = _span(x, W - 1)
+    span = _span(x, W, PROGRAMS_BACKWARD, halo=W - 1)
     rows = B * triton.cdiv(T, span)
+    # As few as hold the windows: the compiler would take twice as many to little use, and fewer programs would run.
+    registers = min(32 * max(W + (segments is not None) + (x.dtype == torch.float32), 4), 255)
     parts = torch.empty(rows, W + 1, D, dtype=torch.float32, device=x.device)
     kernels.short_convolution_bwd_kernel[(rows * triton.cdiv(D, BD),)](
         dy, x, weight_DW.float().T.contiguous(), None if bias_D is None else bias_D.float().contiguous(),
         None if segments is None else segments.contiguous(), dx, parts,
         T, D, span, x_batch, x_token, dy_batch, dy_token,
         W=W, SILU=silu, X_ALIGN=x_align, DY_ALIGN=dy_align, GROUP=GROUP, BD=BD, num_warps=1,
+        maxnreg=registers,
     )  # fmt: skip
     sums = parts.sum(0).to(weight_DW.dtype)
     return dx, sums[:W].T.contiguous(), sums[W].clone()

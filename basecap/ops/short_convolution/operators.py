@@ -13,13 +13,14 @@ def _kernels() -> Any:
     return launch
 
 
-@torch.library.custom_op("basecap::short_convolution", mutates_args=())
+# The kernels take any strides; without the tag a compiled graph copies slices whose strides it has padded.
+@torch.library.custom_op("basecap::short_convolution", mutates_args=(), tags=[torch.Tag.flexible_layout])
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool) -> Tensor:
     """Return [B, T, D]."""
     return _kernels().forward(x, weight, bias, segments, silu)
 
 
-@torch.library.custom_op("basecap::short_convolution_backward", mutates_args=())
+@torch.library.custom_op("basecap::short_convolution_backward", mutates_args=(), tags=[torch.Tag.flexible_layout])
 def convolve_backward(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
