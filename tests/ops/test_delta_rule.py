@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops.delta_rule import delta_rule, eager, influence, library, reference
+from basecap.ops.delta_rule import delta_rule, eager, influence, reference
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import assert_as_accurate
 
@@ -112,23 +112,6 @@ def test_bfloat16_keeps_a_float32_state_also_under_autocast():
     assert state.dtype == torch.float32
     assert torch.equal(o, o_cast)
     assert torch.equal(state, state_cast)
-
-
-@pytest.mark.parametrize(
-    ("fla", "triton", "capability", "reason"),
-    [
-        ("0.6.0", "3.7.1", (9, 0), None),
-        ("0.6.1", "3.8.0+git1", (9, 0), None),
-        ("0.6.0", "3.6.0", (8, 0), None),
-        ("0.6.0", "3.6.0", (9, 0), "Triton 3.6.0 computes wrong gradients"),
-        ("0.6.0", "3.4.0", (9, 0), "Triton 3.4.0 computes wrong gradients"),
-        ("0.6.0", "3.7.0", (9, 0), "install triton 3.7.1 or newer"),
-        ("0.5.2", "3.7.1", (8, 0), "fla-core 0.5.2 is older"),
-    ],
-)
-def test_known_bad_versions_are_refused_by_name(fla: str, triton: str, capability: tuple[int, int], reason: str | None):
-    found = library.known_bad(fla, triton, capability)
-    assert found == reason or reason in found
 
 
 def test_library_that_cannot_run_is_refused_or_replaced():

@@ -7,7 +7,11 @@ from basecap.errors import ConfigError
 from basecap.ops._dispatch import use_triton
 from basecap.ops.wkv6 import empty_state, operators
 from basecap.ops.wkv6.blocks import starts
-from basecap.ops.wkv7 import eager
+from basecap.ops.wkv6.library import use_library
+from basecap.ops.wkv7 import eager, library
+
+#: The lowest log decay of `wkv7_bounded`; RWKV-7's own are at least -exp(-1/2) = -0.6065.
+LOWEST = -0.61
 
 
 def wkv7(
@@ -41,14 +45,7 @@ def wkv7(
     Raises:
         ConfigError: shapes that do not fit together.
     """
-    names = {"log_decay": log_decay_BTHK, "k": k_BTHK, "a": a_BTHK, "b": b_BTHK}
-    for name, x in names.items():
-        if r_BTHK.dim() != 4 or x.shape != r_BTHK.shape:
-            raise ConfigError(f"r {tuple(r_BTHK.shape)} and {name} {tuple(x.shape)} must both be [B, T, H, K].")
-    if v_BTHV.dim() != 4 or v_BTHV.shape[:3] != r_BTHK.shape[:3]:
-        raise ConfigError(f"v {tuple(v_BTHV.shape)} must be [B, T, H, V] with {tuple(r_BTHK.shape[:3])} in front.")
-    if r_BTHK.shape[1] < 1:
-        raise ConfigError("wkv7 needs at least one token.")
+    _validate(r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK)
     inputs = r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK
     triton = use_triton("wkv7", "auto", v_BTHV)
     with torch.autocast(v_BTHV.device.type, enabled=False):
@@ -57,3 +54,36 @@ def wkv7(
         state = empty_state(r_BTHK, v_BTHV) if state_BHKV is None else state_BHKV.float()
         o, final, _ = operators.recur(*inputs, state, starts(segments))
         return o.to(v_BTHV.dtype), final
+
+
+def wkv7_bounded(
+    r_BTHK: Tensor,
+    log_decay_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    a_BTHK: Tensor,
+    b_BTHK: Tensor,
+    *,
+    state_BHKV: Tensor | None = None,
+    segments: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Run `wkv7` for decays the caller knows to be bounded: every log decay is at least `LOWEST`, as in RWKV-7.
+
+    With that promise flash-linear-attention's kernels are used where they run; with stronger decays they overflow.
+    Arguments, results and errors are those of `wkv7`.
+    """
+    _validate(r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK)
+    inputs = r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK
+    if use_library("wkv7", k_BTHK, v_BTHV, segments):
+        return library.wkv7(*inputs, state_BHKV, LOWEST)
+    return wkv7(*inputs, state_BHKV=state_BHKV, segments=segments)
+
+
+def _validate(r: Tensor, log_decay: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> None:
+    for name, x in {"log_decay": log_decay, "k": k, "a": a, "b": b}.items():
+        if r.dim() != 4 or x.shape != r.shape:
+            raise ConfigError(f"r {tuple(r.shape)} and {name} {tuple(x.shape)} must both be [B, T, H, K].")
+    if v.dim() != 4 or v.shape[:3] != r.shape[:3]:
+        raise ConfigError(f"v {tuple(v.shape)} must be [B, T, H, V] with {tuple(r.shape[:3])} in front.")
+    if r.shape[1] < 1:
+        raise ConfigError("wkv7 needs at least one token.")

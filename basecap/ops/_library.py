@@ -1,0 +1,100 @@
+"""Which kernels of flash-linear-attention (the extra `gpu`) run: where they are installed, known and right."""
+
+import importlib.util
+import logging
+import re
+from functools import cache
+from importlib.metadata import version
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from basecap.errors import ConfigError, nearest
+from basecap.ops._dispatch import Backend
+
+logger = logging.getLogger("basecap.ops")
+
+BACKENDS = ("auto", "eager", "triton")
+
+
+class Fault(NamedTuple):
+    """Kernels that compile to wrong code: from Triton `since` on, up to but without `fixed`, on one kind of card."""
+
+    op: str
+    major: int  # of the card's compute capability
+    since: tuple[int, int, int]
+    fixed: tuple[int, int, int]
+    symptom: str
+
+
+#: Sources: issues 640 and 984 of fla-org/flash-linear-attention.
+FAULTS = (Fault("the delta rule", 9, (3, 4, 0), (3, 7, 1), "computes wrong gradients of the delta rules on Hopper"),)
+
+
+def use_library(op: str, backend: Backend, reason: str | None) -> bool:
+    """Return whether `op` runs the library's kernels; what is decided is logged once per op and reason.
+
+    Args:
+        op: name of the op, for the log.
+        backend: "auto" takes the kernels wherever they run; "eager" and "triton" insist.
+        reason: why they cannot run, see `unsupported`, or None.
+
+    Raises:
+        ConfigError: an unknown backend, or "triton" where the kernels cannot run.
+    """
+    if backend not in BACKENDS:
+        raise ConfigError(f"unknown backend {backend!r}: {nearest(backend, BACKENDS)}")
+    if backend == "eager":
+        return False
+    if backend == "triton" and reason is not None:
+        raise ConfigError(f"{op} cannot run library kernels: {reason}; use backend='auto' or 'eager'.")
+    if not torch.compiler.is_compiling():
+        _say(op, reason)
+    return reason is None
+
+
+def unsupported(op: str, v_BTHV: Tensor, segments: Tensor | None) -> str | None:
+    """Return why no kernels of the library run for `op` on such tensors, or None."""
+    if not v_BTHV.is_cuda:
+        return f"the tensors are on {v_BTHV.device.type}"
+    if v_BTHV.dtype not in (torch.bfloat16, torch.float16):
+        return f"the library has no kernels for {v_BTHV.dtype}"
+    if segments is not None:
+        return "the library does not take packed rows"
+    return _installed(op, v_BTHV.device)
+
+
+@torch.compiler.assume_constant_result
+def _installed(op: str, device: torch.device) -> str | None:
+    return _refusal(op, device)  # behind a call of its own: compiled code may not look into caches
+
+
+@cache
+def _refusal(op: str, device: torch.device) -> str | None:
+    if importlib.util.find_spec("fla") is None:
+        return "flash-linear-attention is not installed (pip install 'basecap[gpu]')"
+    return known_bad(op, version("fla-core"), version("triton"), torch.cuda.get_device_capability(device))
+
+
+def known_bad(op: str, fla: str, triton: str, capability: tuple[int, int]) -> str | None:
+    """Return why `op` refuses these versions on a card of this compute capability, or None."""
+    if _numbers(fla) < (0, 6, 0):
+        return f"fla-core {fla} is older than 0.6.0, the first release whose arguments are known here"
+    for fault in FAULTS:
+        if (fault.op, fault.major) == (op, capability[0]) and fault.since <= _numbers(triton) < fault.fixed:
+            fixed = ".".join(map(str, fault.fixed))
+            return f"Triton {triton} {fault.symptom}; install triton {fixed} or newer"
+    return None
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", release)[:3])
+
+
+@cache
+def _say(op: str, reason: str | None) -> None:
+    if reason is None:
+        logger.info("%s runs flash-linear-attention's kernels", op)
+    else:
+        logger.info("%s does without flash-linear-attention's kernels: %s", op, reason)
