@@ -157,8 +157,9 @@ def test_kernels_read_slices_in_the_interpreter():
 @in_interpreter
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_custom_operator_is_well_formed(bias: bool):
-    tensors = inputs(2, 9, 4, 3, bias, dtype=torch.float32)
-    arguments = (*tensors[:2], tensors[2] if bias else None, packed(2, 9), True)
+    x, weight, shift = inputs(2, 9, 4, 3, dtype=torch.float32)
+    taps = weight.detach().T.contiguous().requires_grad_()
+    arguments = (x, taps, shift if bias else None, packed(2, 9), True)
     result = torch.library.opcheck(torch.ops.basecap.short_convolution.default, arguments)
     assert set(result.values()) == {"SUCCESS"}
     assert operators.convolve(*arguments).shape == (2, 9, 4)

@@ -57,7 +57,8 @@ def short_convolution(
         raise ConfigError(f"the kernels take widths up to {WIDEST}, not {width}; use backend='auto' or 'eager'.")
     silu = activation == "silu"
     if width <= WIDEST and x_BTD.numel() and use_triton("short_convolution", backend, x_BTD):
-        return operators.convolve(x_BTD, weight_DW, bias_D, segments, silu)
+        taps_WD = weight_DW.float().T.contiguous()
+        return operators.convolve(x_BTD, taps_WD, None if bias_D is None else bias_D.float(), segments, silu)
     # Under autocast the sums would be rounded to half precision.
     with torch.autocast(x_BTD.device.type, enabled=False):
         return eager.short_convolution(x_BTD, weight_DW, bias_D, segments, silu)

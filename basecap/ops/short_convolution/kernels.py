@@ -1,7 +1,7 @@
 """The short convolution in Triton: a program walks a span of tokens of BD channels; see README.md.
 
 Tensors: x, dy, dx, y [B, T, D], x and dy with strides of their own, given in multiples of ALIGN so that the compiler
-knows how far loads may be vectorised; weight [W, D] and bias [D] in float32; `ids` are the segments [B, T] or None.
+knows how far loads may be vectorised; taps [W, D] and bias [D] in float32; `ids` are the segments [B, T] or None.
 The walk keeps a window of W rows in registers and loads GROUP rows at a time; before the first token and after the last
 rows are zero. A span has at least W - 1 tokens: the rows before one are all there or, at the first, all not.
 """
@@ -52,26 +52,26 @@ def _ids(p_ids, t, T, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _weights(weight, bias, o_d, m_d, D, W: tl.constexpr):
+def _weights(taps, bias, o_d, m_d, D, W: tl.constexpr):
     """The W taps and the bias."""
-    taps = ()
+    b_taps = ()
     for i in tl.static_range(W):
-        taps += (tl.load(weight + i * D + o_d, mask=m_d, other=0.0),)
-    b_bias = tl.zeros_like(taps[0])
+        b_taps += (tl.load(taps + i * D + o_d, mask=m_d, other=0.0),)
+    b_bias = tl.zeros_like(b_taps[0])
     if bias is not None:
         b_bias = tl.load(bias + o_d, mask=m_d, other=0.0)
-    return taps, b_bias
+    return b_taps, b_bias
 
 
 @triton.jit
 def short_convolution_fwd_kernel(
-    x, weight, bias, ids, y,
+    x, taps, bias, ids, y,
     T, D, span, x_batch, x_token,
     W: tl.constexpr, SILU: tl.constexpr, X_ALIGN: tl.constexpr, GROUP: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Convolve the `span` tokens of a program, a multiple of GROUP."""
     o_d, m_d, i_b, i_s = _place(D, T, span, BD)
-    taps, b_bias = _weights(weight, bias, o_d, m_d, D, W)
+    b_taps, b_bias = _weights(taps, bias, o_d, m_d, D, W)
     p_x = x + i_b * x_batch * X_ALIGN + o_d
     p_y = y + i_b * T * D + o_d
     first = i_s * span
@@ -92,7 +92,7 @@ def short_convolution_fwd_kernel(
                 b_x = rows[u + j]
                 if ids is not None:
                     b_x = tl.where(near[u + j] == near[u + W - 1], b_x, 0.0)
-                b_y += taps[j] * b_x
+                b_y += b_taps[j] * b_x
             if SILU:
                 b_y *= tl.sigmoid(b_y)
             tl.store(p_y + (t + u) * D, b_y.to(y.dtype.element_ty), mask=m_d & (t + u < end))
@@ -100,17 +100,17 @@ def short_convolution_fwd_kernel(
 
 @triton.jit
 def short_convolution_bwd_kernel(
-    dy, x, weight, bias, ids, dx, parts,
+    dy, x, taps, bias, ids, dx, parts,
     T, D, span, x_batch, x_token, dy_batch, dy_token,
     W: tl.constexpr, SILU: tl.constexpr, X_ALIGN: tl.constexpr, DY_ALIGN: tl.constexpr,
     GROUP: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the `span` tokens of a program; span + W - 1 is a multiple of GROUP.
 
-    `parts` [programs along B T, W + 1, D] receives what these tokens contribute to dweight and, last, to dbias.
+    `parts` [programs along B T, W + 1, D] receives what these tokens add to the gradients of taps and, last, bias.
     """
     o_d, m_d, i_b, i_s = _place(D, T, span, BD)
-    taps, b_bias = _weights(weight, bias, o_d, m_d, D, W)
+    b_taps, b_bias = _weights(taps, bias, o_d, m_d, D, W)
     p_x = x + i_b * x_batch * X_ALIGN + o_d
     p_dy = dy + i_b * dy_batch * DY_ALIGN + o_d
     p_dx = dx + i_b * T * D + o_d
@@ -122,7 +122,7 @@ def short_convolution_bwd_kernel(
     b_none = tl.zeros([BD], tl.float32)
     # Gradients of the sums at the last W - 1 tokens; of those before the span nothing passes on.
     grads = (b_none,) * (W - 1)
-    dtaps = (b_none,) * W
+    b_dtaps = (b_none,) * W
     b_dbias = b_none
     stop = tl.minimum(first + span + W - 1, T)
     next_x = _rows(p_x, x_token, first, stop, m_d, X_ALIGN, GROUP)
@@ -149,7 +149,7 @@ def short_convolution_bwd_kernel(
             if SILU:
                 b_sum = b_bias
                 for j in tl.static_range(W):
-                    b_sum += taps[j] * window[j]
+                    b_sum += b_taps[j] * window[j]
                 b_gate = tl.sigmoid(b_sum)
                 b_g *= b_gate * (1.0 + b_sum * (1.0 - b_gate))
             grads += (b_g,)
@@ -158,18 +158,18 @@ def short_convolution_bwd_kernel(
             b_dbias += b_own
             sums = ()
             for j in tl.static_range(W):
-                sums += (dtaps[j] + b_own * window[j],)
-            dtaps = sums
+                sums += (b_dtaps[j] + b_own * window[j],)
+            b_dtaps = sums
             b_dx = b_none
             for j in tl.static_range(W):
                 b_g = grads[u + j]
                 if ids is not None:
                     b_g = tl.where(near[u + j] == near[u], b_g, 0.0)
-                b_dx += taps[W - 1 - j] * b_g
+                b_dx += b_taps[W - 1 - j] * b_g
             s = t + u - W + 1
             tl.store(p_dx + s * D, b_dx.to(dx.dtype.element_ty), mask=m_d & (s >= first) & (s < end))
         grads = grads[GROUP:]
     p_parts = parts + (i_b * tl.cdiv(T, span) + i_s) * (W + 1) * D + o_d
     for j in tl.static_range(W):
-        tl.store(p_parts + j * D, dtaps[j], mask=m_d)
+        tl.store(p_parts + j * D, b_dtaps[j], mask=m_d)
     tl.store(p_parts + W * D, b_dbias, mask=m_d)

@@ -31,25 +31,25 @@ def _strided(x_BTD: Tensor) -> tuple[Tensor, int, int, int]:
     return x, x.stride(0) // align, x.stride(1) // align, align
 
 
-def forward(x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, segments: Tensor | None, silu: bool) -> Tensor:
-    """Return [B, T, D] in the dtype of x."""
-    B, T, D = x_BTD.shape
+def forward(x_BTD: Tensor, taps_WD: Tensor, bias_D: Tensor | None, segments: Tensor | None, silu: bool) -> Tensor:
+    """Return [B, T, D] in the dtype of x; taps and bias in float32."""
+    (B, T, D), W = x_BTD.shape, len(taps_WD)
     x, x_batch, x_token, align = _strided(x_BTD)
     y = x.new_empty(B, T, D)
-    span = _span(x, weight_DW.shape[1], PROGRAMS)
+    span = _span(x, W, PROGRAMS)
     kernels.short_convolution_fwd_kernel[(B * triton.cdiv(T, span) * triton.cdiv(D, BD),)](
-        x, weight_DW.float().T.contiguous(), None if bias_D is None else bias_D.float().contiguous(),
+        x, taps_WD.contiguous(), None if bias_D is None else bias_D.contiguous(),
         None if segments is None else segments.contiguous(), y, T, D, span, x_batch, x_token,
-        W=weight_DW.shape[1], SILU=silu, X_ALIGN=align, GROUP=GROUP, BD=BD, num_warps=1,
+        W=W, SILU=silu, X_ALIGN=align, GROUP=GROUP, BD=BD, num_warps=1,
     )  # fmt: skip
     return y
 
 
 def backward(
-    dy_BTD: Tensor, x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, segments: Tensor | None, silu: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, the weight and, in the weight's dtype, the bias."""
-    (B, T, D), W = x_BTD.shape, weight_DW.shape[1]
+    dy_BTD: Tensor, x_BTD: Tensor, taps_WD: Tensor, bias_D: Tensor | None, segments: Tensor | None, silu: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x and [W + 1, D] of the taps and, last, the bias."""
+    (B, T, D), W = x_BTD.shape, len(taps_WD)
     x, x_batch, x_token, x_align = _strided(x_BTD)
     dy, dy_batch, dy_token, dy_align = _strided(dy_BTD)
     dx = x.new_empty(B, T, D)
@@ -59,11 +59,9 @@ def backward(
     registers = min(32 * max(W + (segments is not None) + (x.dtype == torch.float32), 4), 255)
     parts = torch.empty(rows, W + 1, D, dtype=torch.float32, device=x.device)
     kernels.short_convolution_bwd_kernel[(rows * triton.cdiv(D, BD),)](
-        dy, x, weight_DW.float().T.contiguous(), None if bias_D is None else bias_D.float().contiguous(),
+        dy, x, taps_WD.contiguous(), None if bias_D is None else bias_D.contiguous(),
         None if segments is None else segments.contiguous(), dx, parts,
         T, D, span, x_batch, x_token, dy_batch, dy_token,
-        W=W, SILU=silu, X_ALIGN=x_align, DY_ALIGN=dy_align, GROUP=GROUP, BD=BD, num_warps=1,
-        maxnreg=registers,
+        W=W, SILU=silu, X_ALIGN=x_align, DY_ALIGN=dy_align, GROUP=GROUP, BD=BD, num_warps=1, maxnreg=registers,
     )  # fmt: skip
-    sums = parts.sum(0).to(weight_DW.dtype)
-    return dx, sums[:W].T.contiguous(), sums[W].clone()
+    return dx, parts.sum(0)

@@ -15,27 +15,27 @@ def _kernels() -> Any:
 
 # The kernels take any strides; without the tag a compiled graph copies slices whose strides it has padded.
 @torch.library.custom_op("basecap::short_convolution", mutates_args=(), tags=[torch.Tag.flexible_layout])
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool) -> Tensor:
-    """Return [B, T, D]."""
-    return _kernels().forward(x, weight, bias, segments, silu)
+def convolve(x: Tensor, taps: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool) -> Tensor:
+    """Return [B, T, D]; taps [W, D] and bias [D] in float32."""
+    return _kernels().forward(x, taps, bias, segments, silu)
 
 
 @torch.library.custom_op("basecap::short_convolution_backward", mutates_args=(), tags=[torch.Tag.flexible_layout])
 def convolve_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, weight [D, W] and bias [D]."""
-    return _kernels().backward(dy, x, weight, bias, segments, silu)
+    dy: Tensor, x: Tensor, taps: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x and, [W + 1, D], of the taps and the bias."""
+    return _kernels().backward(dy, x, taps, bias, segments, silu)
 
 
 @convolve.register_fake
-def _(x, weight, bias, segments, silu):
+def _(x, taps, bias, segments, silu):
     return x.new_empty(x.shape)
 
 
 @convolve_backward.register_fake
-def _(dy, x, weight, bias, segments, silu):
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape[:1])
+def _(dy, x, taps, bias, segments, silu):
+    return x.new_empty(x.shape), taps.new_empty(taps.shape[0] + 1, taps.shape[1])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -44,9 +44,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, bias, segments = ctx.saved_tensors
-    dx, dweight, dbias = convolve_backward(dy, x, weight, bias, segments, ctx.silu)
-    return dx, dweight, None if bias is None else dbias.to(bias.dtype), None, None
+    x, taps, bias, segments = ctx.saved_tensors
+    dx, sums = convolve_backward(dy, x, taps, bias, segments, ctx.silu)
+    return dx, sums[:-1], None if bias is None else sums[-1], None, None
 
 
 convolve.register_autograd(_gradients, setup_context=_save)
