@@ -22,19 +22,16 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation = activation
         self.layer = layer
-        self.gated = activation != "gelu"
-        self.up = nn.Linear(layer.hidden, inner * (2 if self.gated else 1), bias=bias)
+        self.gate = None if activation == "gelu" else nn.Linear(layer.hidden, inner, bias=bias)
+        self.up = nn.Linear(layer.hidden, inner, bias=bias)
         self.down = nn.Linear(inner, layer.hidden, bias=bias)
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
         """Map every position by itself; `segments` make no difference."""
-        if not self.gated:
+        if self.gate is None:
             return self.down(F.gelu(self.up(x_BTD)))
-        # Two products, so that the backward pass need not join the gradients of their results.
-        weights = self.up.weight.chunk(2)
-        biases = (None, None) if self.up.bias is None else self.up.bias.chunk(2)
-        gate, value = (F.linear(x_BTD, weight, bias) for weight, bias in zip(weights, biases, strict=True))
-        return self.down((F.gelu(gate) if self.activation == "geglu" else F.silu(gate)) * value)
+        act = F.gelu if self.activation == "geglu" else F.silu
+        return self.down(act(self.gate(x_BTD)) * self.up(x_BTD))
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
         """Nothing to remember."""
@@ -56,7 +53,8 @@ class FeedForward(nn.Module):
 
     def flops(self, length: int) -> float:
         """Floating-point operations of a forward pass over `length` tokens (multiply-add = 2)."""
-        return 2.0 * length * (self.up.weight.numel() + self.down.weight.numel())
+        widths = (layer for layer in (self.gate, self.up, self.down) if layer is not None)
+        return 2.0 * length * sum(layer.weight.numel() for layer in widths)
 
     def state_bytes(self, length: int) -> int:
         """No state."""
