@@ -36,18 +36,23 @@ def _heads(i, G, H, HEADS: tl.constexpr):
 
 
 @triton.jit
-def _within(coarse, fine, p_row, o_t, seen, T):
-    """The decay [a, b] from token b of a chunk to token a, zero where not `seen`."""
+def _within(coarse, fine, p_row, o_t, seen, T, BACK: tl.constexpr):
+    """The decay [a, b] from token b of a chunk to token a, with BACK from a to b; zero where not `seen`."""
     b_coarse = tl.load(coarse + p_row + o_t, mask=o_t < T, other=0.0)
     b_fine = tl.load(fine + p_row + o_t, mask=o_t < T, other=0.0)
     exponent = (b_coarse[:, None] - b_coarse[None, :]) + (b_fine[:, None] - b_fine[None, :])
+    if BACK:
+        exponent = -exponent
     return tl.where(seen, tl.exp(tl.where(seen, exponent, 0.0)), 0.0)
 
 
 @triton.jit
-def _seen(ids, i_b, o_t, T, PACKED: tl.constexpr):
-    """Which tokens a of a chunk see which tokens b, [a, b]."""
-    seen = (o_t[:, None] >= o_t[None, :]) & (o_t < T)[:, None]
+def _seen(ids, i_b, o_t, T, BACK: tl.constexpr, PACKED: tl.constexpr):
+    """Which tokens a of a chunk see which tokens b, [a, b]; with BACK which a are seen by which b."""
+    if BACK:
+        seen = (o_t[:, None] <= o_t[None, :]) & (o_t < T)[None, :]
+    else:
+        seen = (o_t[:, None] >= o_t[None, :]) & (o_t < T)[:, None]
     if PACKED:
         b_ids = tl.load(ids + i_b * T + o_t, mask=o_t < T, other=0)
         seen = seen & (b_ids[:, None] == b_ids[None, :])
@@ -140,7 +145,7 @@ def output_fwd_kernel(
     p_k, m_k = _tokens(k + group * K, i_b, i_m, T, stride_k, o_k, K, BT)
     b_q = tl.load(p_q, mask=m_q, other=0.0)
     b_scores = tl.dot(b_q, tl.trans(tl.load(p_k, mask=m_k, other=0.0)), input_precision=PRECISION)
-    seen = _seen(ids, i_b, o_t, T, PACKED)
+    seen = _seen(ids, i_b, o_t, T, False, PACKED)
     for i_h in tl.range(first, stop, num_stages=STAGES):
         p_row = (i_b * H + i_h) * T
         p_v, m_v = _tokens(v + i_h * V, i_b, i_m, T, stride_v, o_v, V, BT)
@@ -148,7 +153,7 @@ def output_fwd_kernel(
         b_v = tl.load(p_v, mask=m_v, other=0.0)
         b_s = tl.load(p_s, mask=m_s, other=0.0)
         b_from = tl.load(from_start + p_row + o_t, mask=o_t < T, other=0.0)
-        b_w = (b_scores * _within(coarse, fine, p_row, o_t, seen, T)).to(b_v.dtype)
+        b_w = (b_scores * _within(coarse, fine, p_row, o_t, seen, T, False)).to(b_v.dtype)
         b_o = tl.dot(b_q, b_s, input_precision=PRECISION) * b_from[:, None]
         b_o = tl.dot(b_w, b_v, b_o, input_precision=PRECISION)
         p_o, m_o = _tokens(o + i_h * V, i_b, i_m, T, H * V, o_v, V, BT)
@@ -156,62 +161,134 @@ def output_fwd_kernel(
 
 
 @triton.jit
-def scan_bwd_kernel(
-    do, q, k, v, coarse, fine, from_start, to_end, across, ids, states, later, dq, dk, dv, dlog,
+def values_bwd_kernel(
+    do, q, k, v, coarse, fine, to_end, ids, later, dv, read, written, left, dscores,
     stride_q, stride_k, stride_v, T, G, H, K, V, M,
-    PACKED: tl.constexpr, PRECISION: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    HEADS: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a chunk, from the state before it and the gradient of the state after it (`later`).
+    """Gradients of a chunk's values for heads of one group, from the gradient of the state after it (`later`).
 
-    dq and dk [B, T, H, K] are per head, dlog [B, H, T] is the gradient of the log decays.
+    Also what the log decays need of the chunk's own pairs (see `decays_bwd_kernel`), and the gradient of k q^T, which
+    the heads share: `dscores` [B, M, programs, BT, BT].
     """
-    i_h, i_m, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    o_k, o_v, o_t = tl.arange(0, BK), tl.arange(0, BV), i_m * BT + tl.arange(0, BT)
-    p_row = (i_b * H + i_h) * T
-    group = i_h // (H // G)
+    i_m, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    group, first, stop = _heads(tl.program_id(0), G, H, HEADS)
+    o_r, o_k, o_v = tl.arange(0, BT), tl.arange(0, BK), tl.arange(0, BV)
+    o_t = i_m * BT + o_r
     p_q, m_q = _tokens(q + group * K, i_b, i_m, T, stride_q, o_k, K, BT)
     p_k, m_k = _tokens(k + group * K, i_b, i_m, T, stride_k, o_k, K, BT)
-    p_v, m_v = _tokens(v + i_h * V, i_b, i_m, T, stride_v, o_v, V, BT)
-    p_do, m_do = _tokens(do + i_h * V, i_b, i_m, T, H * V, o_v, V, BT)
+    b_k = tl.load(p_k, mask=m_k, other=0.0)
+    b_scores = tl.dot(b_k, tl.trans(tl.load(p_q, mask=m_q, other=0.0)), input_precision=PRECISION)
+    b_dscores = tl.zeros([BT, BT], tl.float32)
+    seen = _seen(ids, i_b, o_t, T, True, PACKED)
+    for i_h in tl.range(first, stop, num_stages=STAGES):
+        p_row = (i_b * H + i_h) * T
+        p_v, m_v = _tokens(v + i_h * V, i_b, i_m, T, stride_v, o_v, V, BT)
+        p_do, _ = _tokens(do + i_h * V, i_b, i_m, T, H * V, o_v, V, BT)
+        p_e, m_e = _state(later, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
+        b_v = tl.load(p_v, mask=m_v, other=0.0)
+        b_do = tl.load(p_do, mask=m_v, other=0.0)
+        b_e = tl.load(p_e, mask=m_e, other=0.0)
+        b_to = tl.load(to_end + p_row + o_t, mask=o_t < T, other=0.0)
+        b_dv = tl.dot(b_k, b_e, input_precision=PRECISION) * b_to[:, None]
+        b_left = tl.sum(b_dv * b_v, 1)
+        b_within = _within(coarse, fine, p_row, o_t, seen, T, True)
+        b_dw = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION)
+        b_dscores += b_dw * b_within
+        b_w = b_scores * b_within
+        b_dv = tl.dot(b_w.to(b_do.dtype), b_do, b_dv, input_precision=PRECISION)
+        p_dv, _ = _tokens(dv + i_h * V, i_b, i_m, T, H * V, o_v, V, BT)
+        tl.store(p_dv, b_dv.to(dv.dtype.element_ty), mask=m_v)
+        b_pairs = tl.where(o_r[:, None] < o_r[None, :], b_w * b_dw, 0.0)
+        tl.store(read + p_row + o_t, tl.sum(b_pairs, 0), mask=o_t < T)
+        tl.store(written + p_row + o_t, tl.sum(b_pairs, 1), mask=o_t < T)
+        tl.store(left + p_row + o_t, b_left, mask=o_t < T)
+    p_dscores = dscores + ((i_b * M + i_m) * tl.num_programs(0) + tl.program_id(0)) * BT * BT
+    tl.store(p_dscores + (o_r[:, None] * BT + o_r[None, :]), b_dscores)
+
+
+@triton.jit
+def keys_bwd_kernel(
+    do, q, k, v, from_start, to_end, states, later, dscores, dq, dk, entered, kept,
+    stride_q, stride_k, stride_v, T, G, H, K, V, M,
+    HEADS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """Gradients of BK channels of a chunk's queries and keys, summed over the heads of their group.
+
+    Also what the log decays need of these channels of the states: `entered` [blocks, B, H, T] and `kept`
+    [blocks, B, H, M].
+    """
+    i_m, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    blocks, parts = tl.cdiv(K, BK), tl.cdiv(H // G, HEADS)
+    group, i_k = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    o_r, o_k, o_v = tl.arange(0, BT), i_k * BK + tl.arange(0, BK), tl.arange(0, BV)
+    o_t = i_m * BT + o_r
+    p_block = (i_k * tl.num_programs(2) + i_b) * H
+    p_q, m_q = _tokens(q + group * K, i_b, i_m, T, stride_q, o_k, K, BT)
+    p_k, m_k = _tokens(k + group * K, i_b, i_m, T, stride_k, o_k, K, BT)
     b_q = tl.load(p_q, mask=m_q, other=0.0)
     b_k = tl.load(p_k, mask=m_k, other=0.0)
-    b_v = tl.load(p_v, mask=m_v, other=0.0)
-    b_do = tl.load(p_do, mask=m_do, other=0.0)
-    b_from = tl.load(from_start + p_row + o_t, mask=o_t < T, other=0.0)
-    b_to = tl.load(to_end + p_row + o_t, mask=o_t < T, other=0.0)
-    b_within = _within(coarse, fine, p_row, o_t, _seen(ids, i_b, o_t, T, PACKED), T)
-    b_w = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * b_within
-    b_dw = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
-    # The decay at t stands between every s < t and r >= t. Summing pairs (r, s) over r first, then over s, adds up just
-    # those; differences of sums over all pairs, as in q.dq - k.dk, would leave the others' rounding errors.
-    b_pairs = tl.where(o_t[:, None] > o_t[None, :], b_w * b_dw, 0.0)
-    b_after = tl.where(o_t[:, None] <= o_t[None, :], 1.0, 0.0)
-    b_pairs = tl.dot(b_after, b_pairs, input_precision=PRECISION)
-    b_dlog = tl.sum(tl.where(o_t[:, None] > o_t[None, :], b_pairs, 0.0), 1)
-    b_w, b_ds = b_w.to(b_q.dtype), (b_dw * b_within).to(b_q.dtype)
-
-    p_later, m_s = _state(later, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
-    b_e = tl.load(p_later, mask=m_s, other=0.0)
-    b_dv = tl.dot(b_k, b_e, input_precision=PRECISION) * b_to[:, None]
-    b_dv += tl.dot(tl.trans(b_w), b_do, input_precision=PRECISION)
-    p_dv, m_dv = _tokens(dv + i_h * V, i_b, i_m, T, H * V, o_v, V, BT)
-    tl.store(p_dv, b_dv.to(dv.dtype.element_ty), mask=m_dv)
-
-    b_dk = tl.dot(b_v, tl.trans(b_e), input_precision=PRECISION) * b_to[:, None]
-    b_left = tl.sum(b_dk * b_k, 1)
-    b_dlog += tl.cumsum(b_left, 0) - b_left
-    b_dk += tl.dot(tl.trans(b_ds), b_q, input_precision=PRECISION)
-    p_dk, m_dk = _tokens(dk + i_h * K, i_b, i_m, T, H * K, o_k, K, BT)
-    tl.store(p_dk, b_dk.to(dk.dtype.element_ty), mask=m_dk)
-
-    p_s, m_s = _state(states, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
-    b_s = tl.load(p_s, mask=m_s, other=0.0)
-    b_dq = tl.dot(b_do, tl.trans(b_s), input_precision=PRECISION) * b_from[:, None]
-    b_dlog += tl.cumsum(tl.sum(b_dq * b_q, 1), 0, reverse=True)
-    b_dq += tl.dot(b_ds, b_k, input_precision=PRECISION)
-    p_dq, m_dq = _tokens(dq + i_h * K, i_b, i_m, T, H * K, o_k, K, BT)
+    b_dscores = tl.zeros([BT, BT], tl.float32)
+    for i in range(parts):
+        p_dscores = dscores + (((i_b * M + i_m) * G + group) * parts + i) * BT * BT
+        b_dscores += tl.load(p_dscores + (o_r[:, None] * BT + o_r[None, :]))
+    b_dscores = b_dscores.to(b_q.dtype)
+    b_dq = tl.dot(tl.trans(b_dscores), b_k, input_precision=PRECISION)
+    b_dk = tl.dot(b_dscores, b_q, input_precision=PRECISION)
+    for i_h in tl.range(group * (H // G), (group + 1) * (H // G), num_stages=STAGES):
+        p_row = (i_b * H + i_h) * T
+        p_v, m_v = _tokens(v + i_h * V, i_b, i_m, T, stride_v, o_v, V, BT)
+        p_do, _ = _tokens(do + i_h * V, i_b, i_m, T, H * V, o_v, V, BT)
+        p_s, m_s = _state(states, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
+        p_e, _ = _state(later, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
+        b_v = tl.load(p_v, mask=m_v, other=0.0)
+        b_do = tl.load(p_do, mask=m_v, other=0.0)
+        b_s = tl.load(p_s, mask=m_s, other=0.0)
+        b_e = tl.load(p_e, mask=m_s, other=0.0)
+        b_from = tl.load(from_start + p_row + o_t, mask=o_t < T, other=0.0)
+        b_to = tl.load(to_end + p_row + o_t, mask=o_t < T, other=0.0)
+        b_read = tl.dot(b_do, tl.trans(b_s), input_precision=PRECISION) * b_from[:, None]
+        b_dq += b_read
+        b_v = (b_v * b_to[:, None]).to(b_e.dtype)
+        b_dk = tl.dot(b_v, tl.trans(b_e), b_dk, input_precision=PRECISION)
+        b_kept = tl.sum(tl.sum(b_s.to(tl.float32) * b_e.to(tl.float32), 1), 0)
+        tl.store(entered + (p_block + i_h) * T + o_t, tl.sum(b_read * b_q, 1), mask=o_t < T)
+        tl.store(kept + (p_block + i_h) * M + i_m, b_kept)
+    p_dq, m_dq = _tokens(dq + group * K, i_b, i_m, T, G * K, o_k, K, BT)
+    p_dk, _ = _tokens(dk + group * K, i_b, i_m, T, G * K, o_k, K, BT)
     tl.store(p_dq, b_dq.to(dq.dtype.element_ty), mask=m_dq)
+    tl.store(p_dk, b_dk.to(dk.dtype.element_ty), mask=m_dq)
 
-    b_both = b_s.to(tl.float32) * b_e.to(tl.float32)
-    b_dlog += tl.load(across + (i_b * H + i_h) * M + i_m) * tl.sum(tl.sum(b_both, 1), 0)
-    tl.store(dlog + p_row + o_t, b_dlog, mask=o_t < T)
+
+@triton.jit
+def decays_bwd_kernel(
+    read, written, left, entered, kept, across, dlog,
+    T, H, M, BLOCKS,
+    BT: tl.constexpr, BH: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a chunk's log decays, `dlog` [B, T, H], from the derivatives by the logarithms of what they scale.
+
+    For each token these are `read` from the chunk's earlier tokens and `entered` from the state before it, `written`
+    for later tokens and `left` for the state after it; and `kept` across the chunk, but for the decay. The log decay at
+    t scales what is read from t on, less what was also written from t on. What both hold are the same rounded numbers,
+    which cancel in float64; of those of q.dq - k.dk, say, rounding errors would remain.
+    """
+    i_m, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    o_h, o_t = tl.program_id(0) * BH + tl.arange(0, BH), i_m * BT + tl.arange(0, BT)
+    m_h = o_h < H
+    m = (o_t < T)[:, None] & m_h[None, :]
+    o = (i_b * H + o_h)[None, :] * T + o_t[:, None]
+    o_m = (i_b * H + o_h) * M + i_m
+    b_left = tl.load(left + o, mask=m, other=0.0).to(tl.float64)
+    b_sum = tl.load(read + o, mask=m, other=0.0) - (b_left + tl.load(written + o, mask=m, other=0.0))
+    b_kept = tl.zeros([BH], tl.float32)
+    for i in range(BLOCKS):
+        i_all = i * tl.num_programs(2).to(tl.int64) * H
+        b_sum += tl.load(entered + i_all * T + o, mask=m, other=0.0)
+        b_kept += tl.load(kept + i_all * M + o_m, mask=m_h, other=0.0)
+    b_kept *= tl.load(across + o_m, mask=m_h, other=0.0)
+    b_dlog = tl.cumsum(b_sum, 0, reverse=True) + (tl.sum(b_left, 0) + b_kept)[None, :]
+    p_dlog = dlog + (i_b * T + o_t)[:, None] * H + o_h[None, :]
+    tl.store(p_dlog, b_dlog.to(dlog.dtype.element_ty), mask=m)

@@ -1,6 +1,7 @@
 """Launches the Triton kernels of the scalar-decay recurrence."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -41,27 +42,27 @@ class _Inputs:
         return self.q.stride(0), self.k.stride(0), self.v.stride(0)
 
     @property
-    def options(self) -> dict[str, object]:
+    def options(self) -> dict[str, Any]:
         """Compile-time options common to the kernels of a chunk."""
+        exact = self.v.dtype == torch.float32
+        BK, BV = (max(16, triton.next_power_of_2(width)) for width in self.shape[4:6])
         return {
             # Float32 inputs are for exactness: their products must not be rounded to TF32.
-            "PRECISION": "ieee" if self.exact else "tf32",
+            "PRECISION": "ieee" if exact else "tf32",
+            "STAGES": 1 if exact else _stages(self.v, BK, BV),
             "BT": BT,
-            "BK": max(16, triton.next_power_of_2(self.shape[4])),
-            "BV": max(16, triton.next_power_of_2(self.shape[5])),
+            "BK": BK,
+            "BV": BV,
+            "num_warps": 8 if exact else 4,
         }
 
-    @property
-    def exact(self) -> bool:
-        """Whether the inputs are float32."""
-        return self.v.dtype == torch.float32
 
-    @property
-    def walk(self) -> dict[str, object]:
-        """Options of kernels that load ahead: three of their programs share a multiprocessor of an H100."""
-        if self.exact:
-            return {"STAGES": 1, "num_warps": 8}
-        return {"STAGES": 2 if self.shape[4] * self.shape[5] <= 128 * 128 else 1, "num_warps": 4, "maxnreg": 168}
+def _stages(v: Tensor, BK: int, BV: int) -> int:
+    """Return 3, to load one head or chunk ahead, where the kernel with the most loads has room for it; else 1."""
+    if not v.is_cuda:
+        return 1
+    room = torch.cuda.get_device_properties(v.device).shared_memory_per_multiprocessor
+    return 3 if v.element_size() * (BT * BK + 6 * BT * BV + 3 * BK * BV) + 5120 <= room else 1
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -90,12 +91,13 @@ def _states(inputs: _Inputs, k: Tensor, v: Tensor, first_BHKV: Tensor, back: boo
     """Return the states before each chunk (after it, of their gradients, with `back`) and beyond the last one."""
     B, _, _, H, K, V, M = inputs.shape
     options = inputs.options
-    options["BK"], options["BV"] = min(128, options["BK"]), min(64, options["BV"])
+    options |= {"BK": min(128, options["BK"]), "BV": min(64, options["BV"])}
+    registers = 168 if options["num_warps"] == 4 else None
     first = first_BHKV.float().contiguous()
     states, last = v.new_empty(B, M, H, K, V), torch.empty_like(first)
     kernels.states_fwd_kernel[(triton.cdiv(K, options["BK"]) * triton.cdiv(V, options["BV"]), H, B)](
         k, v, inputs.from_start if back else inputs.to_end, inputs.across, first, states, last,
-        k.stride(0), v.stride(0), *inputs.sizes, BACK=back, **options, **inputs.walk,
+        k.stride(0), v.stride(0), *inputs.sizes, BACK=back, maxnreg=registers, **options,
     )  # fmt: skip
     return states, last
 
@@ -116,7 +118,7 @@ def forward(
     kernels.output_fwd_kernel[(G * triton.cdiv(H // G, HEADS), M, B)](
         inputs.q, inputs.k, inputs.v, inputs.coarse, inputs.fine, inputs.from_start, inputs.ids, states, o,
         *inputs.strides, *inputs.sizes, HEADS=HEADS, PACKED=inputs.ids is not None,
-        **inputs.options, **inputs.walk,
+        **inputs.options,
     )  # fmt: skip
     return o, last
 
@@ -136,13 +138,25 @@ def backward(
     do = grads[0].contiguous()
     states, _ = _states(inputs, inputs.k, inputs.v, state_BHKV, back=False)
     later, dstate = _states(inputs, inputs.q, _rows(do), grads[1], back=True)
-    dq, dk = (do.new_empty(B, T, H, K) for _ in range(2))
-    dv = torch.empty_like(do)
-    dlog = torch.empty_like(inputs.fine)
-    kernels.scan_bwd_kernel[(H, M, B)](
-        do, inputs.q, inputs.k, inputs.v, inputs.coarse, inputs.fine, inputs.from_start, inputs.to_end, inputs.across,
-        inputs.ids, states, later, dq, dk, dv, dlog, *inputs.strides, *inputs.sizes,
-        PACKED=inputs.ids is not None, num_warps=8, **inputs.options,
+    options, programs, blocks = inputs.options | {"HEADS": HEADS}, G * triton.cdiv(H // G, HEADS), triton.cdiv(K, 64)
+    wide = inputs.across.new_empty
+    dv, dscores = torch.empty_like(do), wide(B, M, programs, BT, BT)
+    read, written, left = wide(3, B, H, T)
+    kernels.values_bwd_kernel[(programs, M, B)](
+        do, inputs.q, inputs.k, inputs.v, inputs.coarse, inputs.fine, inputs.to_end, inputs.ids, later,
+        dv, read, written, left, dscores, *inputs.strides, *inputs.sizes,
+        PACKED=inputs.ids is not None, **options,
     )  # fmt: skip
-    dq, dk = (part.unflatten(2, (G, -1)).sum(3, dtype=torch.float32).to(do.dtype) for part in (dq, dk))
-    return dq, dk, dv, dlog.mT.to(log_decay_BTH.dtype).contiguous(), dstate
+    dq, dk = (do.new_empty(B, T, G, K) for _ in range(2))
+    entered, kept = wide(blocks, B, H, T), wide(blocks, B, H, M)
+    options["BK"] = min(64, options["BK"])
+    kernels.keys_bwd_kernel[(G * blocks, M, B)](
+        do, inputs.q, inputs.k, inputs.v, inputs.from_start, inputs.to_end, states, later, dscores,
+        dq, dk, entered, kept, *inputs.strides, *inputs.sizes, **options,
+    )  # fmt: skip
+    dlog = log_decay_BTH.new_empty(B, T, H)
+    BH = min(32, triton.next_power_of_2(H))
+    kernels.decays_bwd_kernel[(triton.cdiv(H, BH), M, B)](
+        read, written, left, entered, kept, inputs.across, dlog, T, H, M, blocks, BT=BT, BH=BH
+    )
+    return dq, dk, dv, dlog, dstate
