@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from basecap.errors import ConfigError
 from basecap.ops._dispatch import interpreted
-from basecap.ops.delta_rule import eager, operators, reference
+from basecap.ops.delta_rule import delta_rule, eager, operators, reference
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import assert_as_accurate
 from tests.ops._recurrences import draw
@@ -58,3 +59,60 @@ def assert_kernels(tensors: list[Tensor | None], segments: Tensor | None = None,
 def test_kernels_are_as_accurate_as_eager(device: str, sizes: tuple[int, ...], gated: bool):
     *tensors, log_decay, state = inputs(*sizes, device, torch.float32)
     assert_kernels([*tensors, log_decay if gated else None, state])
+
+
+@anywhere
+@pytest.mark.parametrize("strength", [0.001, 10.0])
+def test_weak_and_strong_decays(device: str, strength: float):
+    assert_kernels(inputs(1, 80, 2, 16, 16, device, torch.float32, strength))
+
+
+@anywhere
+@pytest.mark.parametrize("mean", [2, 40])
+def test_packed_rows(device: str, mean: int):
+    tensors = inputs(2, 130, 2, 40, 20, device, torch.float32)
+    assert_kernels(tensors, packed(2, 130, mean).to(device))
+
+
+@pytest.mark.parametrize("device", [on_gpu])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "sizes", [(2, 500, 4, 96, 192), (2, 1030, 2, 128, 128), (1, 300, 2, 64, 64), (1, 200, 1, 256, 48)]
+)
+@pytest.mark.parametrize("segmented", [False, True])
+def test_half_precision(device: str, dtype: torch.dtype, sizes: tuple[int, ...], segmented: bool):
+    segments = packed(*sizes[:2], 60).to(device) if segmented else None
+    assert_kernels(inputs(*sizes, device, dtype), segments)
+
+
+@anywhere
+def test_nothing_else_leaks_into_the_results(device: str):
+    """Rows, heads and segments by themselves give the same as together."""
+    q, k, v, beta, log_decay, _ = inputs(2, 70, 2, 16, 16, device, torch.float32)
+    segments = (torch.arange(70, device=device) >= 33).long().expand(2, 70)
+    whole, _ = delta_rule(q, k, v, beta, log_decay, segments=segments, backend="triton")
+    part = [x[1:, 33:, 1:] for x in (q, k, v, beta, log_decay)]
+    alone, _ = delta_rule(*part, backend="triton")
+    torch.testing.assert_close(whole[1:, 33:, 1:], alone)
+
+
+@anywhere
+def test_the_operator_keeps_its_promises(device: str):
+    tensors = [x.requires_grad_() for x in inputs(1, 20, 1, 8, 8, device, torch.float32)]
+    torch.library.opcheck(operators.scan, (*tensors, None), test_utils=("test_schema", "test_faketensor"))
+
+
+@anywhere
+def test_any_dtype_of_the_small_tensors_is_taken(device: str):
+    q, k, v, beta, log_decay, state = inputs(1, 40, 2, 16, 16, device, torch.float32)
+    exact, last = delta_rule(q, k, v, beta, log_decay, state_BHKV=state, backend="triton")
+    o, final = delta_rule(q, k, v, beta.double(), log_decay.double(), state_BHKV=state.double(), backend="triton")
+    torch.testing.assert_close(o, exact)
+    torch.testing.assert_close(final, last)
+
+
+@in_interpreter
+def test_wide_heads_are_refused():
+    q, k, v, beta = inputs(1, 2, 1, 257, 4, "cpu", torch.float32)[:4]
+    with pytest.raises(ConfigError, match="at most 256 channels"):
+        delta_rule(q, k, v, beta, backend="triton")

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend
-from basecap.ops.delta_rule import eager, library
+from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops.delta_rule import eager, library, operators
 
 
 def delta_rule(
@@ -29,8 +29,8 @@ def delta_rule(
         log_decay_BTH: log a_t, at most 0; None: no decay, the plain delta rule (arXiv 2406.06484, eq. 2).
         state_BHKV: state before the first token; zero when None.
         segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
-        backend: "auto" takes flash-linear-attention's kernels where they run, else plain PyTorch; "triton" and "eager"
-            insist on one of them.
+        backend: "auto" takes flash-linear-attention's kernels where they run, else those of this package, else plain
+            PyTorch; "triton" (the kernels of this package) and "eager" insist.
 
     Returns:
         o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
@@ -39,14 +39,20 @@ def delta_rule(
         ConfigError: shapes that do not fit together, or an impossible backend.
     """
     _validate(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH)
-    one_token = v_BTHV.shape[1] == 1 and state_BHKV is not None
-    if not one_token and library.use_library(backend, q_BTHK, v_BTHV, segments):
+    decodes = v_BTHV.shape[1] == 1 and state_BHKV is not None and backend != "triton"
+    if backend == "auto" and not decodes and library.use_library(q_BTHK, v_BTHV, segments):
         return library.delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
+    triton = use_triton("delta_rule", backend, q_BTHK, widest=256)
     # Under autocast the states would be rounded to half precision between chunks.
     with torch.autocast(v_BTHV.device.type, enabled=False):
-        if v_BTHV.shape[1] == 1 and state_BHKV is not None:
+        if decodes and state_BHKV is not None:
             return eager.step(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
-        return eager.delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV, segments)
+        if not triton:
+            return eager.delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV, segments)
+        q, k = (x.to(v_BTHV.dtype) for x in (q_BTHK, k_BTHK))
+        beta, log_decay, state = (None if x is None else x.float() for x in (beta_BTH, log_decay_BTH, state_BHKV))
+        o, final, *_ = operators.scan(q, k, v_BTHV, beta, log_decay, state, segments)
+        return o, final
 
 
 def influence(q_BTHK: Tensor, k_BTHK: Tensor, beta_BTH: Tensor, log_decay_BTH: Tensor | None = None) -> Tensor:

@@ -46,8 +46,12 @@ def within(log_decay, ids, i_b, o_t, T, i_h, H):
         seen = seen & (b_ids[:, None] == b_ids[None, :])
     b_within = tl.where(seen, 1.0, 0.0)
     if log_decay is not None:
+        # Whole numbers and rests: their differences keep the digits of float64 in float32.
         b_sums = sums(log_decay, i_b, o_t, T, i_h, H)
-        exponent = (b_sums[:, None] - b_sums[None, :]).to(tl.float32)
+        coarse = tl.floor(b_sums)
+        fine = (b_sums - coarse).to(tl.float32)
+        coarse = coarse.to(tl.float32)
+        exponent = (coarse[:, None] - coarse[None, :]) + (fine[:, None] - fine[None, :])
         b_within *= tl.exp(tl.where(seen, exponent, 0.0))
     return b_within
 
@@ -165,7 +169,7 @@ def walk_fwd_kernel(
             p_o, m_o = rows(o, i_b, o_t, T, i_h, H, o_v, V)
             tl.store(p_o, b_o.to(o.dtype.element_ty), mask=m_o)
         b_stored = (b_u * b_to[:, None]).to(b_k.dtype)
-        b_state = b_state * across + tl.dot(tl.trans(b_k), b_stored, input_precision=PRECISION)
+        b_state = tl.dot(tl.trans(b_k), b_stored, b_state * across, input_precision=PRECISION)
     if last is not None:
         p_last, m_state = state(last, i_b, 0, i_h, 1, H, o_k, K, o_v, V)
         tl.store(p_last, b_state, mask=m_state)

@@ -1,7 +1,7 @@
 """The gated delta rule in Triton, backward: the walk over the chunks from the end, then every chunk by itself.
 
-Layouts as in kernels.py. No product has a transposed product as its operand: Triton 3.4 to 3.7.0 compiles those to wrong
-results on Hopper. So what is needed transposed goes through memory.
+Layouts as in kernels.py. No product has a transposed product as its operand: Triton 3.4 to 3.7.0 compiles those to
+wrong results on Hopper. So what is needed transposed goes through memory.
 """
 
 import triton
@@ -55,9 +55,9 @@ def walk_bwd_kernel(
         p_dright, m_dright = rows(dright, i_b, o_t, T, i_h, H, o_v, V)
         tl.store(p_dright, b_dright.to(b_k.dtype), mask=m_dright)
         b_read = (b_do * b_from[:, None]).to(b_k.dtype)
-        b_kept = (b_dright * (b_beta * b_from)[:, None]).to(b_k.dtype)
-        b_later = b_later * across + tl.dot(tl.trans(b_q), b_read, input_precision=PRECISION)
-        b_later -= tl.dot(tl.trans(b_k), b_kept, input_precision=PRECISION)
+        b_kept = (b_dright * (-b_beta * b_from)[:, None]).to(b_k.dtype)
+        b_later = tl.dot(tl.trans(b_q), b_read, b_later * across, input_precision=PRECISION)
+        b_later = tl.dot(tl.trans(b_k), b_kept, b_later, input_precision=PRECISION)
     if dfirst is not None:
         p_first, m_state = state(dfirst, i_b, 0, i_h, 1, H, o_k, K, o_v, V)
         tl.store(p_first, b_later, mask=m_state)
@@ -144,7 +144,7 @@ def scan_bwd_kernel(
     b_dbeta = tl.load(dbeta_pairs + p_row + o_t, mask=m_t, other=0.0)
     b_reads = tl.zeros([BT], dtype=tl.float32)
     b_writes = tl.zeros([BT], dtype=tl.float32)
-    b_passes = tl.zeros([BK, BV], dtype=tl.float32)
+    b_passes = tl.zeros([BK], dtype=tl.float32)
     for start in range(0, K, BK):
         o_k = start + tl.arange(0, BK)
         b_dq = tl.zeros([BT, BK], dtype=tl.float32)
@@ -166,7 +166,7 @@ def scan_bwd_kernel(
             b_dkept += tl.dot(b_dright, tl.trans(b_state), input_precision=PRECISION)
             b_dk += tl.dot(b_u, tl.trans(b_later), input_precision=PRECISION)
             if dlog is not None:
-                b_passes += b_state.to(tl.float32) * b_later.to(tl.float32)
+                b_passes += tl.sum(b_state.to(tl.float32) * b_later.to(tl.float32), 1)
         p_q, m_k = rows(q, i_b, o_t, T, i_h, H, o_k, K)
         p_k, _ = rows(k, i_b, o_t, T, i_h, H, o_k, K)
         b_q = tl.load(p_q, mask=m_k, other=0.0)
@@ -197,6 +197,6 @@ def scan_bwd_kernel(
     if dlog is not None:
         across = tl.load(from_start + p_row + tl.minimum((i_m + 1) * BT, T) - 1)
         b_dlog = tl.load(dlog_pairs + p_row + o_t, mask=m_t, other=0.0)
-        b_dlog += across * tl.sum(tl.sum(b_passes, 1), 0)
+        b_dlog += across * tl.sum(b_passes, 0)
         b_dlog += tl.cumsum(b_reads, 0, reverse=True) + tl.cumsum(b_writes, 0) - b_writes
         tl.store(dlog + p_beta, b_dlog.to(dlog.dtype.element_ty), mask=m_t)

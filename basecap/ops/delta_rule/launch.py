@@ -10,6 +10,8 @@ from basecap.ops.delta_rule import kernels, kernels_backward
 
 #: Channels per step of the products that sum over channels.
 BLOCK = 64
+#: The precision of the inverses by dtype: what comes out of TF32 is better than bfloat16, but not than float16.
+EXACT = {torch.bfloat16: "tf32", torch.float16: "tf32x3", torch.float32: "ieee"}
 
 
 @dataclass(frozen=True)
@@ -33,18 +35,16 @@ class _Inputs:
     @property
     def grid(self) -> tuple[int, int, int]:
         """Heads, chunks, rows."""
-        T, H, _, _, M = self.sizes
+        _, H, _, _, M = self.sizes
         return H, M, len(self.v)
 
     @property
-    def exact(self) -> bool:
-        """Whether products may not be rounded to TF32: float32 inputs are for exactness."""
-        return self.q.dtype == torch.float32
-
-    @property
     def options(self) -> dict[str, object]:
-        """Compile-time options common to the kernels of a chunk."""
-        return {"PRECISION": "ieee" if self.exact else "tf32", "BT": self.chunk}
+        """Compile-time options common to all kernels."""
+        # One stage: in a pipelined loop Triton (3.7.1) keeps one buffer for a tile that goes into a product and
+        # elsewhere, and on Hopper loads the next tile into it while the product still reads it.
+        precision = "ieee" if self.q.dtype == torch.float32 else "tf32"
+        return {"PRECISION": precision, "BT": self.chunk, "num_stages": 1}
 
     @property
     def blocks(self) -> dict[str, int]:
@@ -55,8 +55,7 @@ class _Inputs:
     def columns(self) -> dict[str, int]:
         """The whole keys and the columns of a state that one program of a walk keeps in registers."""
         _, _, K, V, _ = self.sizes
-        largest = 32 if K > 128 or V % 64 else 64
-        return {"BK": _block(K), "BV": min(largest, _block(V))}
+        return {"BK": _block(K), "BV": min(32 if K > 128 else 64, _block(V))}
 
     def walk_grid(self) -> tuple[int, int, int]:
         """Blocks of columns, heads, rows."""
@@ -69,8 +68,8 @@ def _block(channels: int) -> int:
 
 
 def _inputs(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, ids: Tensor | None, chunk: int):
-    optional = (None if x is None else x.contiguous() for x in (log_decay, ids))
-    return _Inputs(*(x.contiguous() for x in (q, k, v, beta)), *optional, chunk)
+    log_decay, ids = (None if x is None else x.contiguous() for x in (log_decay, ids))
+    return _Inputs(q.contiguous(), k.contiguous(), v.contiguous(), beta.contiguous(), log_decay, ids, chunk)
 
 
 def _prepare(inputs: _Inputs) -> tuple[Tensor, Tensor]:
@@ -80,7 +79,7 @@ def _prepare(inputs: _Inputs) -> tuple[Tensor, Tensor]:
     decays = inputs.q.new_empty(2, B, H, T, dtype=torch.float32)
     kernels.chunk_fwd_kernel[inputs.grid](
         inputs.q, inputs.k, inputs.beta, inputs.log_decay, inputs.ids, *matrices, *decays, T, H, K, M,
-        EXACT="ieee" if inputs.exact else "tf32x3", BK=inputs.blocks["BK"], LEVELS=C.bit_length() - 1,
+        EXACT=EXACT[inputs.q.dtype], BK=inputs.blocks["BK"], LEVELS=C.bit_length() - 1,
         **inputs.options,
     )  # fmt: skip
     return matrices, decays
@@ -128,7 +127,7 @@ def backward(
     """
     log_decay, first, ids = optional
     inputs = _inputs(*tensors, log_decay, ids, chunk)
-    (T, H, K, V, M), B = inputs.sizes, len(inputs.v)
+    (_, H, K, V, M), B = inputs.sizes, len(inputs.v)
     (inverse, scores), decays = kept[0], kept[1]
     do = grads[0].contiguous()
     dlast = None if grads[1] is None else grads[1].contiguous()
