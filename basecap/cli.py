@@ -182,6 +182,7 @@ def bench_models(
     hidden: Annotated[int, typer.Option(help="model width")] = 768,
     length: Annotated[int, typer.Option(help="tokens per sequence")] = 2048,
     batch: Annotated[int, typer.Option(help="sequences per step")] = 16,
+    peer: Annotated[bool, typer.Option("--peer", help="also flash-linear-attention's own models, uncompiled")] = False,
     device: Device = None,
     json_file: JsonFile = None,
     plugin: Plugins = [],
@@ -191,9 +192,12 @@ def bench_models(
     from basecap.environment import choose_device
 
     _load(plugin)
-    found = bench(use, device=choose_device(device), hidden=hidden, length=length, batch=batch)
+    found = bench(use, device=choose_device(device), hidden=hidden, length=length, batch=batch, peer=peer)
     _table("training speed", found["rows"], as_json=False)
     _store(found, json_file)
+    if not found["complete"]:
+        _say("interrupted: the table holds what was measured so far.")
+        raise typer.Exit(130)
 
 
 def _inspect(study: str, out: Path | None, settings: Sequence[str], as_json: bool) -> None:

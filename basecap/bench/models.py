@@ -4,13 +4,18 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+from basecap.bench import peers
 from basecap.environment import describe
 from basecap.mixers._contract import ARCHITECTURES
-from basecap.models.config import model_config
+from basecap.models.config import ModelConfig, model_config
 from basecap.models.language_model import LanguageModel
 from basecap.progress import progress
 from basecap.train.config import TrainConfig
@@ -18,6 +23,23 @@ from basecap.train.optim import build_optimiser
 
 #: Nominal dense bf16 operations per second, by a part of the device's name; MFU is relative to it.
 PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
+
+
+#: A model whose warm-up step takes longer than this many seconds, compilation and tuning aside, is timed once.
+SLOW = 5.0
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What all rows of a table share."""
+
+    hidden: int
+    vocab: int
+    length: int
+    batch: int
+    steps: int
 
 
 def run(
@@ -29,11 +51,13 @@ def run(
     length: int = 2048,
     batch: int = 16,
     steps: int = 10,
+    peer: bool = False,
 ) -> dict[str, Any]:
     """Time training steps (forward, backward, AdamW) of architectures; return the environment and a row for each.
 
     Compilation and three warm-up steps are not counted; a row holds the median over `steps` steps. On a GPU products
-    run in bf16 and models are compiled, on a CPU neither.
+    run in bf16 and models are compiled, on a CPU neither. A model that cannot run gets a row whose note says why. When
+    interrupted, the rows so far are returned and `complete` is False.
 
     Args:
         names: architectures; all when empty.
@@ -43,70 +67,124 @@ def run(
         length: tokens per sequence.
         batch: sequences per step.
         steps: steps timed.
+        peer: whether to time flash-linear-attention's own models too, in the same setting but not compiled: that
+            is how its documentation runs them.
+
+    Raises:
+        ConfigError: an unknown architecture or an impossible size; peers without flash-linear-attention.
     """
-    rows = []
-    chosen = list(names) or ARCHITECTURES.names()
-    with progress("bench models", total=len(chosen), unit="architectures") as advance:
-        for name in chosen:
-            config = model_config(name, hidden=hidden, vocab=vocab, max_length=length)
-            model = LanguageModel(config).initialise(0).to(device)
-            rows.append({"architecture": name, **_row(model, device, batch, steps)})
-            advance(1, note=name)
-            del model
-            _release(device)
-    fastest = rows[0]["tokens_per_s"]
-    for row in rows:
-        row[f"relative to {rows[0]['architecture']}"] = row["tokens_per_s"] / fastest
-    setting = {"hidden": hidden, "vocab": vocab, "length": length, "batch": batch, "steps": steps}
-    return {"environment": describe(device), "setting": setting, "rows": rows}
+    setting = Setting(hidden=hidden, vocab=vocab, length=length, batch=batch, steps=steps)
+    jobs: list[tuple[str, Callable[[], Row]]] = []
+    for name in list(names) or ARCHITECTURES.names():
+        config = model_config(name, hidden=hidden, vocab=vocab, max_length=length)
+        jobs.append((name, partial(_own, config, setting, device)))
+    if peer:
+        peers.require()
+        jobs += [(f"fla {other.stem}ForCausalLM", partial(_peer, other, setting, device)) for other in peers.PEERS]
+    rows: list[Row] = []
+    with progress("bench models", total=len(jobs), unit="architectures") as advance:
+        try:
+            for name, job in jobs:
+                rows.append({"architecture": name, **_attempt(job)})
+                _release(device)
+                advance(1, note=name)
+        except KeyboardInterrupt:
+            pass  # what was measured is worth keeping
+    _compare(rows)
+    complete = len(rows) == len(jobs)
+    return {"environment": describe(device), "setting": asdict(setting), "complete": complete, "rows": rows}
 
 
-def _row(model: LanguageModel, device: torch.device, batch: int, steps: int) -> dict[str, Any]:
-    on_gpu = device.type == "cuda"
-    length = model.config.max_length
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, model.config.vocab, (batch, length + 1), generator=generator).to(device)
+def _attempt(job: Callable[[], Row]) -> Row:
+    try:
+        return job()
+    except torch.OutOfMemoryError:
+        return {"note": "cannot run: out of memory at this batch"}
+    except Exception as error:  # whatever it is, it is this row's result and must not cost the others theirs
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return {"note": f"cannot run: {said.split('. ')[0][:200]}"}
+
+
+def _compare(rows: list[Row]) -> None:
+    """Add the speed relative to the first row, if that has one."""
+    if rows and "tokens_per_s" in rows[0]:
+        name, speed = rows[0]["architecture"], rows[0]["tokens_per_s"]
+        for row in rows:
+            row[f"relative to {name}"] = row["tokens_per_s"] / speed if "tokens_per_s" in row else None
+
+
+def _own(config: ModelConfig, setting: Setting, device: torch.device) -> Row:
+    model = LanguageModel(config).initialise(0).to(device)
     optimiser = build_optimiser(model, model.recipe(), TrainConfig(tokens=1))
-    if on_gpu:
+    if device.type == "cuda":
         model.compile_training()
+    row = _row(model, lambda x: model(x[:, :-1], x[:, 1:]), optimiser, setting, device)
+    rate = 3.0 * model.flops(setting.length) * setting.batch / (row["ms_per_step"] / 1e3)
+    peak = next((peak for part, peak in PEAK.items() if part in describe(device)["device"]), None)
+    return {**row, "tflops": rate / 1e12, "mfu": rate / peak if peak else None}
+
+
+def _peer(peer: peers.Peer, setting: Setting, device: torch.device) -> Row:
+    model: Any = peers.build(peer, hidden=setting.hidden, vocab=setting.vocab).to(device)
+    optimiser = torch.optim.AdamW(model.parameters(), fused=device.type == "cuda")
+    row = _row(model, lambda x: model(input_ids=x[:, :-1], labels=x[:, :-1]).loss, optimiser, setting, device)
+    return {**row, "note": "; ".join(filter(None, ["not compiled", row.get("note")]))}
+
+
+def _row(
+    model: nn.Module,
+    loss: Callable[[Tensor], Tensor],
+    optimiser: torch.optim.Optimizer,
+    setting: Setting,
+    device: torch.device,
+) -> Row:
+    """Return sizes and times of training steps on tokens [batch, length + 1]."""
+    on_gpu = device.type == "cuda"
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, setting.vocab, (setting.batch, setting.length + 1), generator=generator).to(device)
 
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
         with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
-            loss = model(tokens[:, :-1], tokens[:, 1:])
-        loss.backward()
+            value = loss(tokens)
+        value.backward()
         optimiser.step()
 
-    seconds = _median(step, steps, device)
-    flops = 3.0 * model.flops(length) * batch
-    peak = next((rate for part, rate in PEAK.items() if part in describe(device)["device"]), None)
-    return {
-        "parameters": model.parameters_count(),
-        "tokens_per_s": batch * length / seconds,
+    times = _times(step, setting.steps, device)
+    seconds = statistics.median(times)
+    row = {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "tokens_per_s": setting.batch * setting.length / seconds,
         "ms_per_step": 1e3 * seconds,
-        "tflops": flops / seconds / 1e12,
-        "mfu": flops / seconds / peak if peak else None,
         "peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30 if on_gpu else None,
     }
+    return row if len(times) == setting.steps else row | {"note": "so slow that one step was timed"}
 
 
-def _median(step: Callable[[], None], steps: int, device: torch.device) -> float:
-    """Return the median seconds of a call, after three calls that do not count."""
-    for _ in range(3):
+def _times(step: Callable[[], None], steps: int, device: torch.device) -> list[float]:
+    """Return the seconds of `steps` calls, after three that do not count; of one call where calls are slow."""
+    _seconds(step, 1, device)  # compiles and tunes: says nothing
+    for _ in range(2):
+        if _seconds(step, 1, device)[0] > SLOW:
+            return _seconds(step, 1, device)
+    return _seconds(step, steps, device)
+
+
+def _seconds(step: Callable[[], None], calls: int, device: torch.device) -> list[float]:
+    """Return the seconds of each call; on a GPU they follow each other as in training, without waiting in between."""
+    if device.type != "cuda":
+        clock = [time.perf_counter()]
+        for _ in range(calls):
+            step()
+            clock.append(time.perf_counter())
+        return [after - before for before, after in pairwise(clock)]
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
         step()
-    times = []
-    for _ in range(steps):
-        _wait(device)
-        began = time.perf_counter()
-        step()
-        _wait(device)
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        mark.record()
+    torch.cuda.synchronize(device)
+    return [before.elapsed_time(after) / 1e3 for before, after in pairwise(marks)]
 
 
 def _release(device: torch.device) -> None:

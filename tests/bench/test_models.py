@@ -1,17 +1,142 @@
-"""The benchmark of whole models counts what it ran."""
+"""The benchmark of whole models counts what it ran, and one failure costs one row."""
+
+import json
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
 
+from basecap.bench import models, peers
 from basecap.bench.models import run
+from basecap.cli import app
+from basecap.errors import ConfigError
+
+NAMES = ["transformer++", "transformer++ window"]
+TINY = {"device": torch.device("cpu"), "hidden": 32, "vocab": 64, "length": 16, "batch": 2, "steps": 3}
 
 
 def test_rows_agree_with_their_setting():
-    names = ["transformer++", "transformer++ window"]
-    found = run(names, device=torch.device("cpu"), hidden=32, vocab=64, length=16, batch=2, steps=3)
-    assert [row["architecture"] for row in found["rows"]] == names
+    found = run(NAMES, **TINY)
+    assert [row["architecture"] for row in found["rows"]] == NAMES
     for row in found["rows"]:
         assert row["tokens_per_s"] == pytest.approx(2 * 16 * 1e3 / row["ms_per_step"])
         assert row["tflops"] > 0 and row["mfu"] is None
+        assert "note" not in row
     assert found["rows"][0]["relative to transformer++"] == 1.0
     assert found["setting"]["length"] == 16 and found["environment"]["packages"]["torch"]
+    assert found["complete"]
+
+
+@pytest.mark.parametrize("broken", NAMES)
+@pytest.mark.parametrize(
+    ("error", "note"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB."), "cannot run: out of memory at"),
+        (RuntimeError("No kernel fits. Look elsewhere.\nmore"), "cannot run: No kernel fits"),
+        (AssertionError(), "cannot run: AssertionError"),
+    ],
+)
+def test_a_failure_costs_one_row(broken: str, error: Exception, note: str, monkeypatch: pytest.MonkeyPatch):
+    own = models._own
+
+    def fail(config, setting, device):
+        if config.layers[0].use == broken:
+            raise error
+        return own(config, setting, device)
+
+    monkeypatch.setattr(models, "_own", fail)
+    rows = {row["architecture"]: row for row in run(NAMES, **TINY)["rows"]}
+    assert rows[broken]["note"].startswith(note)
+    assert "tokens_per_s" not in rows[broken]
+    assert [name for name in NAMES if "tokens_per_s" in rows[name]] == [name for name in NAMES if name != broken]
+
+
+def test_an_unknown_name_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(models, "_own", lambda *x: pytest.fail("something ran"))
+    with pytest.raises(ConfigError, match="did you mean"):
+        run(["transformer++", "transformer+"], **TINY)
+
+
+def test_an_interrupted_run_keeps_its_rows(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    def interrupt(config, setting, device):
+        if config.layers[0].use == NAMES[1]:
+            raise KeyboardInterrupt
+        return {"tokens_per_s": 1.0}
+
+    monkeypatch.setattr(models, "_own", interrupt)
+    file = tmp_path / "models.json"
+    uses = [part for name in NAMES for part in ("--use", name)]
+    result = CliRunner().invoke(app, ["bench", "models", *uses, "--device", "cpu", "--json", str(file)])
+    assert result.exit_code == 130
+    assert [row["architecture"] for row in json.loads(file.read_text())["rows"]] == NAMES[:1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "counted"), [([9, 1, 1, 2, 3, 4], [2, 3, 4]), ([9, 6, 7], [7]), ([9, 1, 6, 8], [8])]
+)
+def test_a_slow_model_is_timed_once(seconds: list[float], counted: list[float], monkeypatch: pytest.MonkeyPatch):
+    clock = iter(seconds)
+    monkeypatch.setattr(models, "_seconds", lambda step, calls, device: [next(clock) for _ in range(calls)])
+    assert models._times(lambda: None, 3, torch.device("cpu")) == counted
+    assert next(clock, None) is None
+
+
+class FakeLM(nn.Module):
+    """What a causal language model of the library looks like from outside."""
+
+    def __init__(self, config: SimpleNamespace):
+        super().__init__()
+        self.config = config
+        self.table = nn.Embedding(config.vocab_size, config.hidden_size)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> SimpleNamespace:
+        logits = self.table(input_ids) @ self.table.weight.T
+        return SimpleNamespace(loss=nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+
+
+class NoAttention:
+    """A model that needs a package nobody installed."""
+
+    def __init__(self, config: SimpleNamespace):
+        raise ImportError("Please install Flash Attention first. It is large.")
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flash-linear-attention whose models are the same, but for one that cannot be built."""
+    fake = ModuleType("fla.models")
+    for peer in peers.PEERS:
+        vars(fake)[f"{peer.stem}Config"] = SimpleNamespace
+        vars(fake)[f"{peer.stem}ForCausalLM"] = NoAttention if peer.stem == "Transformer" else FakeLM
+    monkeypatch.setitem(sys.modules, "fla.models", fake)
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: name)
+
+
+@pytest.mark.usefixtures("library")
+def test_peers_follow_in_the_same_run():
+    rows = run(NAMES[:1], **TINY, peer=True)["rows"]
+    assert [row["architecture"] for row in rows[1:]] == [f"fla {peer.stem}ForCausalLM" for peer in peers.PEERS]
+    assert rows[1]["note"] == "cannot run: Please install Flash Attention first"
+    assert rows[1]["relative to transformer++"] is None
+    for row in rows[2:]:
+        assert row["note"] == "not compiled"
+        assert row["parameters"] == 64 * 32
+        assert row["relative to transformer++"] == row["tokens_per_s"] / rows[0]["tokens_per_s"]
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("peer", [peer for peer in peers.PEERS if peer.stem != "Transformer"])
+def test_a_peer_gets_the_width_of_the_table(peer: peers.Peer):
+    config = peers.build(peer, hidden=768, vocab=50).config
+    assert (config.hidden_size, config.vocab_size, config.num_hidden_layers) == (768, 50, peer.blocks)
+    assert peer.heads(768).items() <= vars(config).items()
+
+
+@pytest.mark.parametrize("missing", ["fla", "fla.models"])
+def test_peers_without_their_package_are_refused(missing: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None if name == missing else name)
+    with pytest.raises(ConfigError, match=r"package flash-linear-attention.*basecap\[gpu\]"):
+        run(NAMES[:1], **TINY, peer=True)

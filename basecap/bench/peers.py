@@ -1,0 +1,45 @@
+"""Whole models of flash-linear-attention, built as its users build them, to be timed beside our own."""
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from basecap.errors import ConfigError
+
+
+class Peer(NamedTuple):
+    """A class of `fla.models` by its stem: XConfig and XForCausalLM."""
+
+    stem: str
+    blocks: int  # for 85M to 100M parameters without embeddings at width 768
+    heads: Callable[[int], dict[str, int]]  # width -> the options whose defaults only fit width 2048
+
+
+#: Everything else is left at fla's defaults. Heads keep their default share of the width, or are the usual 64 wide.
+PEERS = (
+    Peer("Transformer", 12, lambda hidden: {"num_heads": hidden // 64}),
+    Peer("Mamba", 24, lambda hidden: {}),
+    Peer("Mamba2", 24, lambda hidden: {}),
+    Peer("DeltaNet", 12, lambda hidden: {"num_heads": hidden // 128}),
+    Peer("GatedDeltaNet", 12, lambda hidden: {"num_heads": 6, "head_dim": hidden // 8}),
+    Peer("RWKV6", 12, lambda hidden: {"num_heads": hidden // 64}),
+    Peer("RWKV7", 12, lambda hidden: {}),
+)
+
+
+def require() -> None:
+    """Raise ConfigError unless flash-linear-attention's models are installed; its kernels alone are not enough."""
+    # Looking for a submodule imports its parent, which may be missing too.
+    if importlib.util.find_spec("fla") is None or importlib.util.find_spec("fla.models") is None:
+        raise ConfigError("peers need the package flash-linear-attention; pip install 'basecap[gpu]'.")
+
+
+def build(peer: Peer, *, hidden: int, vocab: int) -> nn.Module:
+    """Return the model, untrained, on the CPU; raises what the library raises where it cannot be built."""
+    models: Any = importlib.import_module("fla.models")
+    config = getattr(models, f"{peer.stem}Config")
+    options = {"hidden_size": hidden, "vocab_size": vocab, "num_hidden_layers": peer.blocks, **peer.heads(hidden)}
+    return getattr(models, f"{peer.stem}ForCausalLM")(config(**options))
