@@ -8,7 +8,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import interpreted
-from basecap.ops.selective_scan import eager, reference, selective_scan
+from basecap.ops.selective_scan import eager, operators, reference, selective_scan
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import assert_as_accurate
 
@@ -74,9 +74,29 @@ def test_influence_times_inputs_is_the_output():
 
 def test_the_custom_operator_is_well_formed():
     x, dt, A, Bs, Cs, state = inputs(2, 9, 4, 3, dtype=torch.float32)
-    arguments = (x, dt, A, Bs, Cs, state, packed(2, 9), False)
+    arguments = (x, dt, A, Bs, Cs, state, packed(2, 9), False, True)
     result = torch.library.opcheck(torch.ops.basecap.selective_scan.default, arguments)
     assert set(result.values()) == {"SUCCESS"}
+
+
+@in_interpreter
+def test_states_are_only_kept_for_a_backward_pass():
+    x, dt, A, Bs, Cs, state = inputs(1, 20, 4, 3, dtype=torch.float32)
+    kept = operators.scan(x, dt, A, Bs, Cs, state, None, True, True)
+    dropped = operators.scan(x, dt, A, Bs, Cs, state, None, True, False)
+    assert kept[2].shape == (1, 2, 3, 4) and dropped[2].numel() == 0
+    assert all(torch.equal(a, b) for a, b in zip(kept[:2], dropped[:2], strict=True))
+    torch.testing.assert_close(kept[2][:, 0], state.mT)
+
+
+@in_interpreter
+def test_gradients_of_one_output_alone_and_twice():
+    tensors = inputs(1, 20, 4, 3, dtype=torch.float32)
+    y, final = selective_scan(*tensors[:5], state_BDN=tensors[5], backend="triton")
+    for output in (y, final):
+        first = torch.autograd.grad(output.sum(), tensors, retain_graph=True, allow_unused=True)
+        again = torch.autograd.grad(output.sum(), tensors, retain_graph=True, allow_unused=True)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
 @pytest.mark.parametrize("wrong", ["dt", "A", "B", "empty"])

@@ -52,4 +52,7 @@ def selective_scan(
     triton = use_triton("selective_scan", backend, x_BTD)
     # Under autocast the products with the states would be rounded to half precision.
     with torch.autocast(x_BTD.device.type, enabled=False):
-        return operators.scan(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, state_BDN, segments, triton)
+        given = (x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, state_BDN)
+        keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+        y, final, _ = operators.scan(*given, segments, triton, keep)
+        return y, final

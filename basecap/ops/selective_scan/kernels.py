@@ -204,7 +204,7 @@ def scan_bwd_kernel(
     """Gradients of a chunk, from the state before it and the gradient that this receives from after it (`later`).
 
     `parts` receives dB and dC of each block of channels, [blocks, B, 2, N, M BT]; what a chunk contributes to dA takes
-    the place of the state in `states`, which nobody else reads.
+    its place in `later`, which nobody else reads.
     """
     i_d, i_m, i_b = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     o_row = tl.arange(0, BT)
@@ -256,7 +256,7 @@ def scan_bwd_kernel(
         b_rate = b_passed * b_before
         b_du += b_dh * b_B[:, None]
         b_ddt += b_rate * b_A[None, :]
-        tl.store(states + p_state + n * D, tl.sum(b_rate * b_dt, 0), mask=m_d)
+        tl.store(later + p_state + n * D, tl.sum(b_rate * b_dt, 0), mask=m_d)
         tl.store(parts + p_part + n * M * BT, _sums(b_dh * b_u, b_h * b_dy, BT, BD))
         b_A, b_state, b_later = b_A_next, b_state_next, b_later_next
     b_x = tl.load(x + p, mask=m, other=0.0).to(tl.float32)

@@ -8,10 +8,9 @@ import triton
 from torch import Tensor
 
 from basecap.ops.selective_scan import kernels
+from basecap.ops.selective_scan.operators import BT, kept_shape
 
-#: Tokens per chunk, channels per program: a warp's lanes hold neighbouring channels, their registers the tokens, so
-#: that the scans need no exchange between lanes.
-BT = 16
+#: Channels per program.
 BD = 32
 #: The most states that a walk keeps in registers; with outputs, which sum over the states, preferably all of them.
 STATES, STATES_WITH_OUTPUTS = 8, 16
@@ -19,8 +18,9 @@ STATES, STATES_WITH_OUTPUTS = 8, 16
 SPAN = 2048
 #: Spans that are chained at a time.
 BS = 16
-#: One warp a program, 12 on a multiprocessor by its 65,536 registers.
+#: One warp a program, 12 on a multiprocessor by its 65,536 registers; a walk with outputs needs more, or it spills.
 OPTIONS = {"BD": BD, "num_warps": 1, "maxnreg": 168}
+WITH_OUTPUTS = {**OPTIONS, "maxnreg": 255}
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def _walk(
         kernels.walk_fwd_kernel[(inputs.blocks * (N // BN), spans, B)](
             x, inputs.dt, inputs.A_ND, W, inputs.C_BNT, inputs.ids, first, y, states, last, total,
             T, D, N, inputs.chunks, SPAN,
-            BACK=back, BT=BT, BN=BN, ROWS=triton.next_power_of_2(BN), **OPTIONS,
+            BACK=back, BT=BT, BN=BN, ROWS=triton.next_power_of_2(BN), **(OPTIONS if y is None else WITH_OUTPUTS),
         )  # fmt: skip
         return last
 
@@ -111,14 +111,19 @@ def forward(
     C_BTN: Tensor,
     state_BDN: Tensor | None = None,
     segments: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return outputs [B, T, D] in the dtype of x and the final state [B, D, N] in float32."""
+    keep: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return outputs [B, T, D] in the dtype of x, the final state [B, D, N] in float32, and what `backward` takes.
+
+    That is the states between chunks where `keep` says that it will be called, and else empty.
+    """
     inputs = _inputs(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
+    states = inputs.A_ND.new_empty(kept_shape(x_BTD, A_DN) if keep else 0)
     groups = A_DN.shape[1] // _states_at_once(A_DN.shape[1], STATES_WITH_OUTPUTS)
     parts = torch.empty(groups, *x_BTD.shape, device=x_BTD.device, dtype=x_BTD.dtype if groups == 1 else torch.float32)
-    last_BND = _walk(inputs, _first(inputs, state_BDN), y=parts)
+    last_BND = _walk(inputs, _first(inputs, state_BDN), y=parts, states=states if keep else None)
     y = parts[0] if groups == 1 else parts.sum(0).to(x_BTD.dtype)
-    return y, last_BND.mT.contiguous()
+    return y, last_BND.mT.contiguous(), states
 
 
 def backward(
@@ -128,27 +133,26 @@ def backward(
     A_DN: Tensor,
     B_BTN: Tensor,
     C_BTN: Tensor,
-    state_BDN: Tensor | None = None,
-    segments: Tensor | None = None,
+    segments: Tensor | None,
+    states_BMND: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of x, dt, A, B, C and the first state; the states between chunks are computed anew."""
+    """Return the gradients of x, dt, A, B, C and the first state, given the states that `forward` kept."""
     inputs = _inputs(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
     B, T, D, N = inputs.shape
     dy = grads[0].contiguous()
-    states, later = inputs.A_ND.new_empty(2, B, inputs.chunks, N, D)
-    _walk(inputs, _first(inputs, state_BDN), states=states)
+    later = torch.empty_like(states_BMND)
     dstate_BND = _walk(inputs, grads[1].float().mT.contiguous(), back=True, dy=dy, states=later)
     dx, ddt = torch.empty_like(inputs.x), torch.empty_like(inputs.dt)
     parts = inputs.A_ND.new_empty(inputs.blocks, B, 2, N, inputs.chunks * BT)
     kernels.scan_bwd_kernel[(inputs.blocks, inputs.chunks, B)](
-        dy, inputs.x, inputs.dt, inputs.A_ND, inputs.B_BNT, inputs.C_BNT, inputs.ids, states, later, dx, ddt, parts,
-        T, D, N, inputs.chunks, BT=BT, **OPTIONS,
+        dy, inputs.x, inputs.dt, inputs.A_ND, inputs.B_BNT, inputs.C_BNT, inputs.ids, states_BMND, later,
+        dx, ddt, parts, T, D, N, inputs.chunks, BT=BT, **OPTIONS,
     )  # fmt: skip
     dB_BNT, dC_BNT = parts.sum(0)[..., :T].unbind(1)
     return (
         dx,
         ddt,
-        states.sum((0, 1)).T.to(A_DN.dtype).contiguous(),
+        later.sum((0, 1)).T.to(A_DN.dtype).contiguous(),
         dB_BNT.mT.to(B_BTN.dtype).contiguous(),
         dC_BNT.mT.to(C_BTN.dtype).contiguous(),
         dstate_BND.mT.contiguous(),

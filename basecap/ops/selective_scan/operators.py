@@ -1,4 +1,4 @@
-"""The selective scan as PyTorch operators: one node each in a compiled graph, saving nothing but the inputs."""
+"""The selective scan as PyTorch operators: one node each in a compiled graph."""
 
 from typing import Any
 
@@ -6,6 +6,16 @@ import torch
 from torch import Tensor
 
 from basecap.ops.selective_scan import eager
+
+#: Tokens per chunk of the kernels: a warp's lanes hold neighbouring channels, their registers the tokens, so that the
+#: scans need no exchange between lanes.
+BT = 16
+
+
+def kept_shape(x_BTD: Tensor, A_DN: Tensor) -> tuple[int, int, int, int]:
+    """Return the shape [B, M, N, D] of the states between chunks."""
+    B, T, D = x_BTD.shape
+    return B, -(-T // BT), A_DN.shape[1], D
 
 
 def _kernels() -> Any:
@@ -25,10 +35,15 @@ def scan(
     state: Tensor | None,
     segments: Tensor | None,
     triton: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return outputs [B, T, D] and the final state [B, D, N]."""
-    run = _kernels().forward if triton else eager.forward
-    return run(x, dt, A, B, C, state, segments)
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return outputs [B, T, D], the final state [B, D, N] and the states between chunks [B, M, N, D].
+
+    The last are empty unless the kernels run and `keep` asks for them, as it must where gradients will be wanted.
+    """
+    if triton:
+        return _kernels().forward(x, dt, A, B, C, state, segments, keep)
+    return *eager.forward(x, dt, A, B, C, state, segments), x.new_empty(0, dtype=torch.float32)
 
 
 @torch.library.custom_op("basecap::selective_scan_backward", mutates_args=())
@@ -40,11 +55,13 @@ def scan_backward(
     B: Tensor,
     C: Tensor,
     initial: list[Tensor | None],
+    states: Tensor,
     triton: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x, dt, A, B, C and the first state; `initial` holds that state and the segments."""
-    run = _kernels().backward if triton else eager.backward
-    return run((grads[0], grads[1]), x, dt, A, B, C, initial[0], initial[1])
+    if triton:
+        return _kernels().backward((grads[0], grads[1]), x, dt, A, B, C, initial[1], states)
+    return eager.backward((grads[0], grads[1]), x, dt, A, B, C, *initial)
 
 
 def _fake_state(x: Tensor, dt: Tensor, A: Tensor) -> Tensor:
@@ -52,24 +69,29 @@ def _fake_state(x: Tensor, dt: Tensor, A: Tensor) -> Tensor:
 
 
 @scan.register_fake
-def _(x, dt, A, B, C, state, segments, triton):
-    return x.new_empty(x.shape), _fake_state(x, dt, A)
+def _(x, dt, A, B, C, state, segments, triton, keep):
+    shape = kept_shape(x, A) if triton and keep else (0,)
+    return x.new_empty(x.shape), _fake_state(x, dt, A), x.new_empty(shape, dtype=torch.float32)
 
 
 @scan_backward.register_fake
-def _(grads, x, dt, A, B, C, initial, triton):
+def _(grads, x, dt, A, B, C, initial, states, triton):
     return *(part.new_empty(part.shape) for part in (x, dt, A, B, C)), _fake_state(x, dt, A)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.triton = inputs
-    ctx.save_for_backward(*tensors)
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    *tensors, ctx.triton, _ = inputs
+    ctx.mark_non_differentiable(output[2])
+    ctx.set_materialize_grads(False)  # zeros for the states between chunks would be as large as these
+    ctx.save_for_backward(*tensors, output[2])
 
 
-def _gradients(ctx: Any, dy: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:
-    x, dt, A, B, C, state, segments = ctx.saved_tensors
-    *grads, dstate = scan_backward([dy, dfinal], x, dt, A, B, C, [state, segments], ctx.triton)
-    return *grads, None if state is None else dstate.to(state.dtype), None, None
+def _gradients(ctx: Any, dy: Tensor | None, dfinal: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    x, dt, A, B, C, state, segments, states = ctx.saved_tensors
+    dy = torch.zeros_like(x) if dy is None else dy
+    dfinal = torch.zeros_like(_fake_state(x, dt, A)) if dfinal is None else dfinal
+    *grads, dstate = scan_backward([dy, dfinal], x, dt, A, B, C, [state, segments], states, ctx.triton)
+    return *grads, None if state is None else dstate.to(state.dtype), None, None, None
 
 
 scan.register_autograd(_gradients, setup_context=_save)
