@@ -204,4 +204,7 @@ def test_kernels_on_a_gpu(options, dtype):
         [o, *torch.autograd.grad(o, x, do.to(o.dtype))] for o, x in ((true, high), (plain, low), (ours, low))
     )
     for name, fast, slow, exact in zip(("o", "dq", "dk", "dv"), kernels, eagers, truth, strict=True):
-        assert_as_accurate(name, fast, slow, exact)
+        if exact.any():
+            assert_as_accurate(name, fast, slow, exact)
+        else:  # one key in sight: what cancels on paper, and by luck in plain PyTorch, leaves rounding errors of do . v
+            assert fast.abs().max() <= 8 * torch.finfo(dtype).eps * (do.abs() * low[2].abs()).sum(-1).max()

@@ -7,6 +7,9 @@ from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
 from basecap.ops.delta_rule import eager, library, operators
 
+#: Channels per head of queries and keys that the kernels of this package take.
+WIDEST = 128
+
 
 def delta_rule(
     q_BTHK: Tensor,
@@ -29,8 +32,8 @@ def delta_rule(
         log_decay_BTH: log a_t, at most 0; None: no decay, the plain delta rule (arXiv 2406.06484, eq. 2).
         state_BHKV: state before the first token; zero when None.
         segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
-        backend: "auto" takes flash-linear-attention's kernels where they run, else those of this package, else plain
-            PyTorch; "triton" (the kernels of this package) and "eager" insist.
+        backend: "auto" takes the kernels of this package where they run, for heads of more than 128 channels those of
+            flash-linear-attention, else plain PyTorch; "triton" (the kernels of this package) and "eager" insist.
 
     Returns:
         o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
@@ -40,9 +43,9 @@ def delta_rule(
     """
     _validate(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH)
     decodes = v_BTHV.shape[1] == 1 and state_BHKV is not None and backend != "triton"
-    if backend == "auto" and not decodes and library.use_library(q_BTHK, v_BTHV, segments):
+    if backend == "auto" and not decodes and q_BTHK.shape[3] > WIDEST and library.use_library(q_BTHK, v_BTHV, segments):
         return library.delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
-    triton = use_triton("delta_rule", backend, q_BTHK, widest=256)
+    triton = use_triton("delta_rule", backend, q_BTHK, widest=WIDEST)
     # Under autocast the states would be rounded to half precision between chunks.
     with torch.autocast(v_BTHV.device.type, enabled=False):
         if decodes and state_BHKV is not None:
