@@ -29,6 +29,22 @@ def find_work(p_grid, p_share, p_chunk, g, item, M, EXTRA):
 
 
 @triton.jit
+def exp2(x, EXACT: tl.constexpr):
+    """2^x; EXACT: rounded once, where the hardware errs by two units in the last place, for equal x always alike."""
+    if EXACT:
+        return tl.exp2(x.to(tl.float64)).to(tl.float32)
+    return tl.exp2(x)
+
+
+@triton.jit
+def log2(x, EXACT: tl.constexpr):
+    """The logarithm of base 2; EXACT as in `exp2`."""
+    if EXACT:
+        return tl.log2(x.to(tl.float64)).to(tl.float32)
+    return tl.log2(x)
+
+
+@triton.jit
 def forward_tile(b_q, b_k, b_v, visible, scale2, MASK: tl.constexpr):
     """Return the normalised output [BM, BK] and the base-2 logsumexp [BM] of queries against a block of keys."""
     s = tl.dot(b_q, b_k, input_precision="ieee") * scale2
@@ -38,12 +54,12 @@ def forward_tile(b_q, b_k, b_v, visible, scale2, MASK: tl.constexpr):
         top = tl.where(top == float("-inf"), 0.0, top)
     else:
         top = tl.max(s, 1)
-    p = tl.exp2(s - top[:, None])
+    p = exp2(s - top[:, None], b_q.dtype == tl.float32)
     mass = tl.sum(p, 1)
     o = tl.dot(p.to(b_v.dtype), b_v, input_precision="ieee")
     # One reciprocal for each row: a division costs several instructions for each element.
     share = 1.0 / tl.where(mass > 0, mass, 1.0)
-    return o * share[:, None], top + tl.log2(mass)
+    return o * share[:, None], top + log2(mass, b_q.dtype == tl.float32)
 
 
 @triton.jit
@@ -163,6 +179,7 @@ def merge_kernel(
     INDEX: tl.constexpr,
 ):
     """Merge the partial results: o and the base-2 logsumexp of each query."""
+    EXACT: tl.constexpr = p_part.dtype.element_ty == tl.float32
     rows = tl.cast(rows, INDEX)
     row = tl.program_id(0).to(INDEX) * BR + tl.arange(0, BR)
     mask = row < rows
@@ -175,14 +192,14 @@ def merge_kernel(
     o = tl.zeros([BR, BK], tl.float32)
     for slot in tl.static_range((1 + REMOTE) * P):
         exists = slot_exists(p_choice, row, mask, slot, P, REMOTE)
-        share = tl.exp2(tl.load(p_lse + slot * rows + row, exists, other=float("-inf")) - top)
+        share = exp2(tl.load(p_lse + slot * rows + row, exists, other=float("-inf")) - top, EXACT)
         share = tl.where(exists, share, 0.0)
         b_o = tl.load(p_part + (slot * rows + row)[:, None] * K + o_k, exists[:, None] & (o_k[None, :] < K), other=0.0)
         o += b_o.to(tl.float32) * share[:, None]
         total += share
     o = o * (1.0 / tl.where(mask, total, 1.0))[:, None]
     tl.store(p_o + row[:, None] * K + o_k, o.to(p_o.dtype.element_ty), mask[:, None] & (o_k[None, :] < K))
-    tl.store(p_total + row, top + tl.log2(total), mask)
+    tl.store(p_total + row, top + log2(total, EXACT), mask)
 
 
 @triton.jit
@@ -207,7 +224,7 @@ def backward_tile(b_k, b_v, b_q, b_do, lse, delta, visible, scale2, dk, dv, MASK
     s = tl.dot(b_k, tl.trans(b_q), input_precision="ieee") * scale2 - lse[None, :]
     if MASK:
         s = tl.where(visible, s, float("-inf"))
-    p = tl.exp2(s)
+    p = exp2(s, b_q.dtype == tl.float32)
     dv = tl.dot(p.to(b_do.dtype), b_do, dv, input_precision="ieee")
     dp = tl.dot(b_v, tl.trans(b_do), input_precision="ieee")
     ds = (p * (dp - delta[None, :])).to(b_q.dtype)
