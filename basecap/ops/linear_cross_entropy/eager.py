@@ -41,7 +41,7 @@ class MeanLoss(torch.autograd.Function):
         weight = weight_VD.to(dtype)
         count = (targets_N >= 0).sum().clamp(min=1)
         loss = torch.zeros((), dtype=_wide(dtype), device=hidden_ND.device)
-        vocabulary = torch.arange(weight.shape[0], device=weight.device)
+        vocabulary = torch.arange(weight.shape[0], device=weight.device, dtype=torch.int32)
         grad_hidden = []
         grad_weight = torch.zeros(weight_VD.shape, dtype=_wide(dtype), device=weight_VD.device)
         for h, wanted in zip(hidden_ND.split(chunk), targets_N.split(chunk), strict=True):
@@ -50,7 +50,8 @@ class MeanLoss(torch.autograd.Function):
             log_probabilities = (h.to(dtype) @ weight.T).to(_wide(dtype)).log_softmax(-1)
             loss = loss - log_probabilities.gather(1, index).masked_fill(~kept, 0.0).sum()
             # A comparison, not a scatter, so that the compiler makes one pass of it.
-            gradient = (log_probabilities.exp() - (vocabulary == index).to(log_probabilities.dtype)) * (kept / count)
+            hit = (vocabulary == index.to(torch.int32)).to(log_probabilities.dtype)
+            gradient = (log_probabilities.exp() - hit) * (kept / count)
             gradient = gradient.to(dtype)
             grad_hidden.append((gradient @ weight).to(hidden_ND.dtype))
             grad_weight += gradient.T @ h.to(dtype)
