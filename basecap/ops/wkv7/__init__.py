@@ -5,13 +5,16 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import use_triton
-from basecap.ops.wkv6 import empty_state, operators
+from basecap.ops.wkv6 import empty_state
 from basecap.ops.wkv6.blocks import starts
 from basecap.ops.wkv6.library import use_library
-from basecap.ops.wkv7 import eager, library
+from basecap.ops.wkv6.operators import recur
+from basecap.ops.wkv7 import eager, library, operators
 
 #: The lowest log decay of `wkv7_bounded`; RWKV-7's own are at least -exp(-1/2) = -0.6065.
 LOWEST = -0.61
+#: The most channels per head, of keys and of values, that the kernels by chunks take.
+WIDEST = 128
 
 
 def wkv7(
@@ -52,7 +55,7 @@ def wkv7(
         if not triton:
             return eager.wkv7(*inputs, state_BHKV, segments)
         state = empty_state(r_BTHK, v_BTHV) if state_BHKV is None else state_BHKV.float()
-        o, final, _ = operators.recur(*inputs, state, starts(segments))
+        o, final, _ = recur(*inputs, state, starts(segments))
         return o.to(v_BTHV.dtype), final
 
 
@@ -69,13 +72,18 @@ def wkv7_bounded(
 ) -> tuple[Tensor, Tensor]:
     """Run `wkv7` for decays the caller knows to be bounded: every log decay is at least `LOWEST`, as in RWKV-7.
 
-    With that promise flash-linear-attention's kernels are used where they run; with stronger decays they overflow.
-    Arguments, results and errors are those of `wkv7`.
+    With that promise kernels by chunks are used, flash-linear-attention's where they run, else those of this package
+    where they do; with stronger decays they overflow. Arguments, results and errors are those of `wkv7`.
     """
     _validate(r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK)
     inputs = r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK
     if use_library("wkv7", k_BTHK, v_BTHV, segments):
         return library.wkv7(*inputs, state_BHKV, LOWEST)
+    _, T, _, V = v_BTHV.shape
+    if T > 1 and max(r_BTHK.shape[3], V) <= WIDEST and use_triton("wkv7", "auto", v_BTHV):
+        state = None if state_BHKV is None else state_BHKV.float()
+        o, final, _ = operators.scan(*inputs, state, segments)
+        return o, final
     return wkv7(*inputs, state_BHKV=state_BHKV, segments=segments)
 
 

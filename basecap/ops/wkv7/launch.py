@@ -1,0 +1,189 @@
+"""Launches the Triton kernels of RWKV-7's recurrence by chunks."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from basecap.ops.wkv7 import kernels, kernels_backward
+
+#: Channels per step of the products that sum over channels.
+BLOCK = 64
+#: The precision of the inverses by dtype: what comes out of TF32 is better than bfloat16, but not than float16.
+EXACT = {torch.bfloat16: "tf32", torch.float16: "tf32x3", torch.float32: "ieee"}
+
+#: Warps per program of the kernels with most tiles at a time, by chunk.
+WARPS = {16: 4, 32: 4, 64: 8}
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """Contiguous inputs, and what every kernel takes."""
+
+    r: Tensor
+    log_decay: Tensor
+    k: Tensor
+    v: Tensor
+    a: Tensor
+    b: Tensor
+    ids: Tensor | None
+    chunk: int
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int, int]:
+        """B, T, H, K, V, M."""
+        B, T, H, V = self.v.shape
+        return B, T, H, self.r.shape[3], V, triton.cdiv(T, self.chunk)
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Channels of keys and of values, up to the next power of two."""
+        BK, BV = (max(16, triton.next_power_of_2(x)) for x in self.shape[3:5])
+        return BK, BV
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Compile-time options common to all kernels."""
+        return {"PRECISION": "ieee" if self.v.dtype == torch.float32 else "tf32", "BT": self.chunk}
+
+    @property
+    def wide(self) -> tl.dtype:
+        """What holds decays out of the middle of a chunk; float16 does not, but TF32 is as exact."""
+        return tl.bfloat16 if self.v.dtype == torch.bfloat16 else tl.float32
+
+    def matrices(self, number: int) -> Tensor:
+        """Return empty matrices between the tokens of a chunk [number, B, M, H, C, C]."""
+        B, _, H, _, _, M = self.shape
+        return self.v.new_empty(number, B, M, H, self.chunk, self.chunk)
+
+    def states(self) -> Tensor:
+        """Return empty states between chunks [B, M, H, K, V]."""
+        B, _, H, K, V, M = self.shape
+        return self.v.new_empty(B, M, H, K, V)
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """What is known of the chunks before their states; the last three only for the backward. See README.md."""
+
+    recall: Tensor
+    read: Tensor
+    write: Tensor
+    answer: Tensor
+    across: Tensor
+    read_pairs: Tensor
+    adjoint: Tensor | None
+    recall_pairs: Tensor | None
+    adjoint_pairs: Tensor | None
+
+
+def _inputs(tensors: tuple[Tensor, ...], segments: Tensor | None, chunk: int) -> _Inputs:
+    r, log_decay, k, v, a, b = (x.contiguous() for x in tensors)
+    return _Inputs(r, log_decay, k, v, a, b, None if segments is None else segments.contiguous(), chunk)
+
+
+def _prepare(inputs: _Inputs, back: bool) -> _Chunks:
+    (B, _, H, K, _, M), C = inputs.shape, inputs.chunk
+    tokens = inputs.v.new_empty(4 + back, *inputs.r.shape)
+    across = inputs.v.new_empty(B, M, H, K, dtype=torch.float32)
+    pairs = inputs.matrices(3 if back else 1)
+    extra = (tokens[4], *pairs[1:]) if back else (None, None, None)
+    found = _Chunks(*tokens[:4], across, pairs[0], *extra)
+    kernels.chunk_fwd_kernel[(H, M, B)](
+        inputs.r, inputs.log_decay, inputs.k, inputs.a, inputs.b, inputs.ids, found.recall, found.read, found.write,
+        found.answer, across, found.read_pairs, *extra, *inputs.shape[1:4], M,
+        WIDE=inputs.wide, EXACT=EXACT[inputs.v.dtype], BK=min(BLOCK, inputs.blocks[0]), LEVELS=C.bit_length() - 1,
+        num_stages=1, num_warps=WARPS[C], **inputs.options,
+    )  # fmt: skip
+    return found
+
+
+def _walk(inputs: _Inputs, chunks: _Chunks, v: Tensor, first: Tensor | None, last: Tensor | None, back: bool) -> Tensor:
+    """Return the states before each chunk (after it, of their gradients, with `back`), and write the one beyond."""
+    left, right, write = chunks.recall, chunks.answer, chunks.write
+    if back:
+        left, right, write = chunks.answer, chunks.recall, chunks.read
+    B, _, H, _, V, _ = inputs.shape
+    BK, BV = inputs.blocks[0], min(32, inputs.blocks[1])
+    states = inputs.states()
+    kernels.walk_fwd_kernel[(triton.cdiv(V, BV), H, B)](
+        left, right, write, v, chunks.across, first, states, last, *inputs.shape[1:],
+        BACK=back, STAGES=_stages(v), BK=BK, BV=BV, **inputs.options,
+    )  # fmt: skip
+    return states
+
+
+def _stages(v: Tensor) -> int:
+    """Return how many chunks a walk loads ahead, plus one."""
+    return 1 if v.dtype == torch.float32 else 3
+
+
+def forward(
+    tensors: tuple[Tensor, ...], state_BHKV: Tensor | None, segments: Tensor | None, chunk: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return outputs, the final state in float32 and the states before the chunks, which `backward` takes.
+
+    Args:
+        tensors: r, log decays, k, v, a, b.
+        state_BHKV: state before the first token, or None.
+        segments: [B, T] or None.
+        chunk: tokens per chunk.
+    """
+    inputs = _inputs(tensors, segments, chunk)
+    B, _, H, K, V, M = inputs.shape
+    chunks = _prepare(inputs, back=False)
+    first = None if state_BHKV is None else state_BHKV.contiguous()
+    o, last = torch.empty_like(inputs.v), inputs.v.new_empty(B, H, K, V, dtype=torch.float32)
+    states = _walk(inputs, chunks, inputs.v, first, last, back=False)
+    BK, BV = inputs.blocks[0], min(BLOCK, inputs.blocks[1])
+    kernels.output_fwd_kernel[(H * triton.cdiv(V, BV), M, B)](
+        chunks.read, chunks.read_pairs, inputs.v, states, o, *inputs.shape[1:], BK=BK, BV=BV, num_stages=1,
+        **inputs.options,
+    )  # fmt: skip
+    return o, last, states
+
+
+def backward(
+    grads: tuple[Tensor, Tensor | None],
+    tensors: tuple[Tensor, ...],
+    optional: tuple[Tensor | None, Tensor | None],
+    states: Tensor,
+    chunk: int,
+) -> list[Tensor | None]:
+    """Return the gradients of r, the log decays, k, v, a, b and the first state.
+
+    Args:
+        grads: gradients of the outputs and of the final state.
+        tensors: r, log decays, k, v, a, b.
+        optional: first state and segments.
+        states: the states of `forward`.
+        chunk: tokens per chunk.
+    """
+    first, ids = optional
+    inputs = _inputs(tensors, ids, chunk)
+    _, _, H, K, V, M = inputs.shape
+    B, (BK, BV) = len(inputs.v), inputs.blocks
+    do, dlast = grads[0].contiguous(), None if grads[1] is None else grads[1].contiguous()
+    dfirst = None if first is None else torch.empty_like(first, memory_format=torch.contiguous_format)
+    chunks = _prepare(inputs, back=True)
+    later = _walk(inputs, chunks, do, dlast, dfirst, back=True)
+    recalled, drecalled, dv = (torch.empty_like(inputs.v) for _ in range(3))
+    columns = min(BLOCK, BV)
+    kernels_backward.values_bwd_kernel[(H * triton.cdiv(V, columns), M, B)](
+        do, inputs.v, chunks.recall, chunks.adjoint, chunks.write, chunks.recall_pairs, chunks.adjoint_pairs,
+        chunks.read_pairs, states, later, recalled, drecalled, dv, *inputs.shape[1:],
+        BK=BK, BV=columns, num_stages=1, **inputs.options,
+    )  # fmt: skip
+    dr, dlog, dk, da, db = (
+        torch.empty_like(x) for x in (inputs.r, inputs.log_decay, inputs.k, inputs.a, inputs.b)
+    )
+    channels = min(BLOCK, BK)
+    kernels_backward.keys_bwd_kernel[(H * triton.cdiv(K, channels), M, B)](
+        do, inputs.r, inputs.log_decay, inputs.k, inputs.v, inputs.a, inputs.b, inputs.ids, recalled, drecalled,
+        states, later, chunks.across, dr, dlog, dk, da, db, *inputs.shape[1:],
+        WIDE=inputs.wide, BK=channels, BV=columns, num_stages=1, num_warps=WARPS[chunk], **inputs.options,
+    )  # fmt: skip
+    return [dr, dlog, dk, dv, da, db, dfirst]

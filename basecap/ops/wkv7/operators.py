@@ -1,0 +1,77 @@
+"""The kernels of RWKV-7's recurrence by chunks as PyTorch operators: one node each in a compiled graph."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Tokens per chunk. Where no decay is below e^-0.61, those of half a chunk leave 3e-9 of 64 tokens, which bfloat16 and
+#: TF32 hold; the logarithms of float32 keep more digits in shorter chunks.
+CHUNKS = {torch.bfloat16: 64, torch.float16: 32, torch.float32: 16}
+
+
+def _kernels() -> Any:
+    # Triton is only needed, and only installed, where its kernels can run.
+    from basecap.ops.wkv7 import launch
+
+    return launch
+
+
+@torch.library.custom_op("basecap::wkv7_chunks", mutates_args=())
+def scan(
+    r: Tensor,
+    log_decay: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    state: Tensor | None,
+    segments: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return o [B, T, H, V], the final state [B, H, K, V] in float32 and for backward the states before the chunks."""
+    return _kernels().forward((r, log_decay, k, v, a, b), state, segments, CHUNKS[v.dtype])
+
+
+@torch.library.custom_op("basecap::wkv7_chunks_backward", mutates_args=())
+def scan_backward(
+    grads: list[Tensor | None], tensors: list[Tensor], optional: list[Tensor | None], states: Tensor
+) -> list[Tensor]:
+    """Return the gradients of r, log decays, k, v, a, b, and of the first state where it is given.
+
+    Args:
+        grads: gradients of the outputs and of the final state, None for zero.
+        tensors: r, log decays, k, v, a, b.
+        optional: first state and segments.
+        states: the states that `scan` returned.
+    """
+    v = tensors[3]
+    do = torch.zeros_like(v) if grads[0] is None else grads[0]
+    found = _kernels().backward((do, grads[1]), tuple(tensors), tuple(optional), states, CHUNKS[v.dtype])
+    return [x for x in found if x is not None]
+
+
+@scan.register_fake
+def _(r, log_decay, k, v, a, b, state, segments):
+    (B, T, H, K), V = r.shape, v.shape[3]
+    states = v.new_empty(B, -(-T // CHUNKS[v.dtype]), H, K, V)
+    return v.new_empty(v.shape), v.new_empty(B, H, K, V, dtype=torch.float32), states
+
+
+@scan_backward.register_fake
+def _(grads, tensors, optional, states):
+    return [x.new_empty(x.shape) for x in (*tensors, optional[0]) if x is not None]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(output[2])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs, output[2])
+
+
+def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    *tensors, state, segments, states = ctx.saved_tensors
+    grads = scan_backward([do, dfinal], tensors, [state, segments], states)
+    return *grads[:6], None if state is None else grads[6], None
+
+
+scan.register_autograd(_gradients, setup_context=_save)
