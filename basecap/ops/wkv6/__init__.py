@@ -5,7 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
-from basecap.ops.wkv6 import eager, library, operators
+from basecap.ops.wkv6 import chunk_operators, eager, library, operators
 from basecap.ops.wkv6.blocks import starts
 
 
@@ -47,6 +47,11 @@ def wkv6(
         if not triton:
             return eager.wkv6(r_BTHK, k_BTHK, v_BTHV, log_decay_BTHK, bonus_HK, state_BHKV, segments)
         log_decay = log_decay_BTHK.expand(r_BTHK.shape)
+        if r_BTHK.shape[1] > 1 and max(r_BTHK.shape[3], v_BTHV.shape[3]) <= chunk_operators.WIDEST:
+            r, k = (x.to(v_BTHV.dtype) for x in (r_BTHK, k_BTHK))
+            first = None if state_BHKV is None else state_BHKV.float()
+            o, final, *_ = chunk_operators.scan(r, k, v_BTHV, log_decay, bonus_HK, first, starts(segments))
+            return o, final
         state = empty_state(r_BTHK, v_BTHV) if state_BHKV is None else state_BHKV.float()
         o, final, _ = operators.recur(r_BTHK, log_decay, k_BTHK, v_BTHV, None, None, state, starts(segments))
         own = (r_BTHK.float() * k_BTHK * bonus_HK).sum(-1, keepdim=True) * v_BTHV

@@ -1,0 +1,158 @@
+"""The recurrence of RWKV-5 and 6 in chunks of BT tokens in Triton, forward; see README.md.
+
+Tensors: r, k [B, T, H, K]; v, o [B, T, H, V], contiguous; log_decay [B, T, H, K] with strides of its own; bonus [H, K];
+states between chunks [B, M, H, K, V]; scores [B, M, H, BT, BT]. `starts` [B, T] is not zero where the state is emptied
+before a token; it and the first state may be None.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rows(base, o_t, T, stride, o_x, X):
+    """Addresses and mask of the tokens `o_t` and the channels `o_x` of one row and head, from `base` on."""
+    p = base + o_t[:, None] * stride + o_x[None, :]
+    return p, (o_t < T)[:, None] & (o_x < X)[None, :]
+
+
+@triton.jit
+def state(base, i, K, V, o_k, o_v):
+    """Addresses and mask of a block of state number `i`."""
+    p = base + i * K * V + o_k[:, None] * V + o_v[None, :]
+    return p, (o_k < K)[:, None] & (o_v < V)[None, :]
+
+
+@triton.jit
+def matrix(base, i, BT: tl.constexpr):
+    """Addresses of the [BT, BT] matrix number `i`."""
+    o = tl.arange(0, BT)
+    return base + i * BT * BT + o[:, None] * BT + o[None, :]
+
+
+@triton.jit
+def decays(log_decay, stride_t, starts, o_t, T, o_k, K):
+    """The decay of each token, zero where the state is emptied, and whether a token reads what was before it."""
+    p_w, m_w = rows(log_decay, o_t, T, stride_t, o_k, K)
+    b_decay = tl.exp(tl.load(p_w, mask=m_w, other=0.0).to(tl.float32))
+    b_reads = tl.zeros(b_decay.shape, tl.float32) + 1.0
+    if starts is not None:
+        b_reads = tl.where(tl.load(starts + o_t, mask=o_t < T, other=0)[:, None] != 0, 0.0, b_reads)
+    return b_decay * b_reads, b_reads
+
+
+@triton.jit
+def join(b_from, b_to, b_all, level: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr):
+    """Join neighbouring blocks of 2^level tokens into one.
+
+    For each token, the decay from its block's start up to reading, from its writing to the block's end, and of the
+    whole block. All are products of decays, none is divided by another.
+    """
+    size: tl.constexpr = 1 << level
+    right = ((tl.arange(0, BT) >> level) & 1 == 1)[:, None]
+    b_pairs = tl.reshape(tl.where(right, 0.0, b_all), [BT // (2 * size), 2, size, BK])
+    b_left = tl.reshape(tl.broadcast_to(tl.sum(b_pairs, 1, keep_dims=True), b_pairs.shape), [BT, BK])
+    b_pairs = tl.reshape(tl.where(right, b_all, 0.0), [BT // (2 * size), 2, size, BK])
+    b_right = tl.reshape(tl.broadcast_to(tl.sum(b_pairs, 1, keep_dims=True), b_pairs.shape), [BT, BK])
+    return tl.where(right, b_from * b_left, b_from), tl.where(right, b_to, b_to * b_right), b_left * b_right
+
+
+@triton.jit
+def seen(o_to, o_by, level: tl.constexpr):
+    """Where the first is in the left and the second in the right one of two blocks of 2^level tokens that are joined."""
+    return ((o_to >> level) ^ 1 == o_by >> level) & ((o_by >> level) & 1 == 1)
+
+
+@triton.jit
+def walk_kernel(
+    k, v, log_decay, starts, first, states, last,
+    stride_b, stride_t, stride_h, T, H, K, V, M,
+    BACK: tl.constexpr, PRECISION: tl.constexpr,
+    LEVELS: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """Walk over the chunks with BV columns of the state: keep it before each, then let it decay and add what is written.
+
+    With BACK from the end, for the gradients of the states after each chunk (k = r, v = do). `last` may be None.
+    """
+    o_v = tl.program_id(0) * BV + tl.arange(0, BV)
+    i_h, i_b = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    o_k = tl.arange(0, BK)
+    k += (i_b * T * H + i_h) * K
+    v += (i_b * T * H + i_h) * V
+    log_decay += i_b * stride_b + i_h * stride_h
+    if starts is not None:
+        starts += i_b * T
+    b_state = tl.zeros([BK, BV], dtype=tl.float32)
+    if first is not None:
+        p_first, m_state = state(first, i_b * H + i_h, K, V, o_k, o_v)
+        b_state += tl.load(p_first, mask=m_state, other=0.0).to(tl.float32)
+    for i in range(M):
+        i_m = i
+        if BACK:
+            i_m = M - 1 - i
+        o_t = (i_m * BT + tl.arange(0, BT)).to(tl.int64)
+        p_k, m_k = rows(k, o_t, T, H * K, o_k, K)
+        p_v, m_v = rows(v, o_t, T, H * V, o_v, V)
+        b_k = tl.load(p_k, mask=m_k, other=0.0).to(tl.float32)
+        b_v = tl.load(p_v, mask=m_v, other=0.0).to(tl.float32)
+        b_all, b_from = decays(log_decay, stride_t, starts, o_t, T, o_k, K)
+        b_to = tl.zeros([BT, BK], tl.float32) + 1.0
+        for level in tl.static_range(LEVELS):
+            b_from, b_to, b_all = join(b_from, b_to, b_all, level, BT, BK)
+        p_state, m_state = state(states, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
+        tl.store(p_state, b_state.to(states.dtype.element_ty), mask=m_state)
+        if BACK:
+            b_k *= b_from
+        else:
+            b_k *= b_to
+        b_state *= tl.max(b_all, 0)[:, None]
+        b_state = tl.dot(tl.trans(b_k), b_v, b_state, input_precision=PRECISION)
+    if last is not None:
+        p_last, m_state = state(last, i_b * H + i_h, K, V, o_k, o_v)
+        tl.store(p_last, b_state, mask=m_state)
+
+
+@triton.jit
+def chunk_fwd_kernel(
+    r, k, v, log_decay, bonus, starts, states, o, scores,
+    stride_b, stride_t, stride_h, T, H, K, V, M,
+    PRECISION: tl.constexpr, LEVELS: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """A chunk's outputs and its scores, those of a token with itself on the diagonal."""
+    i_h, i_m, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    i_row, i_chunk = i_b * T * H + i_h, (i_b * M + i_m) * H + i_h
+    o_c, o_v = tl.arange(0, BT), tl.arange(0, BV)
+    o_t = i_m * BT + o_c
+    log_decay += i_b * stride_b + i_h * stride_h
+    if starts is not None:
+        starts += i_b * T
+    b_own = tl.zeros([BT], dtype=tl.float32)
+    b_scores = tl.zeros([BT, BT], dtype=tl.float32)
+    b_o = tl.zeros([BT, BV], dtype=tl.float32)
+    for start in range(0, K, BK):
+        o_k = start + tl.arange(0, BK)
+        p_r, m_k = rows(r + i_row * K, o_t, T, H * K, o_k, K)
+        p_k, _ = rows(k + i_row * K, o_t, T, H * K, o_k, K)
+        b_r = tl.load(p_r, mask=m_k, other=0.0).to(tl.float32)
+        b_k = tl.load(p_k, mask=m_k, other=0.0).to(tl.float32)
+        b_bonus = tl.load(bonus + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+        b_own += tl.sum(b_r * b_k * b_bonus[None, :], 1)
+        b_all, b_from = decays(log_decay, stride_t, starts, o_t, T, o_k, K)
+        b_to = tl.zeros([BT, BK], tl.float32) + 1.0
+        for level in tl.static_range(LEVELS):
+            b_reads = (b_r * b_from).to(r.dtype.element_ty)
+            b_writes = (b_k * b_to).to(r.dtype.element_ty)
+            b_pairs = tl.dot(b_reads, tl.trans(b_writes), input_precision=PRECISION)
+            b_scores += tl.where(seen(o_c[None, :], o_c[:, None], level), b_pairs, 0.0)
+            b_from, b_to, b_all = join(b_from, b_to, b_all, level, BT, BK)
+        p_state, m_state = state(states, i_chunk, K, V, o_k, o_v)
+        b_state = tl.load(p_state, mask=m_state, other=0.0)
+        b_o = tl.dot((b_r * b_from).to(r.dtype.element_ty), b_state, b_o, input_precision=PRECISION)
+    b_scores += tl.where(o_c[:, None] == o_c[None, :], b_own[:, None], 0.0)
+    b_scores = b_scores.to(scores.dtype.element_ty)
+    tl.store(matrix(scores, i_chunk, BT), b_scores)
+    p_v, m_v = rows(v + i_row * V, o_t, T, H * V, o_v, V)
+    b_v = tl.load(p_v, mask=m_v, other=0.0)
+    b_o = tl.dot(b_scores, b_v, b_o, input_precision=PRECISION)
+    p_o, _ = rows(o + i_row * V, o_t, T, H * V, o_v, V)
+    tl.store(p_o, b_o.to(o.dtype.element_ty), mask=m_v)

@@ -1,0 +1,166 @@
+"""The chunked Triton kernels of wkv6: through the interpreter in float32, on a GPU in every dtype."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from basecap.ops._dispatch import interpreted
+from basecap.ops.wkv6 import chunk_operators, eager, reference, wkv6
+from basecap.ops.wkv6.blocks import starts
+from basecap.testing.marks import requires_gpu
+from basecap.testing.tolerance import assert_as_accurate
+from tests.ops._recurrences import assert_as_exact, draw, packed, results
+
+in_interpreter = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
+on_gpu = pytest.param("cuda", marks=requires_gpu)
+anywhere = pytest.mark.parametrize("device", [pytest.param("cpu", marks=in_interpreter), on_gpu])
+
+#: B, T, H, K, V.
+SIZES = [(2, 1, 1, 3, 2), (2, 37, 2, 8, 5), (1, 150, 1, 40, 20), (1, 64, 2, 16, 16)]
+#: Mean log decays, and how they spread.
+DECAYS = {"weak": (1e-3, 0.5), "middling": (1.0, 0.5), "strong": (30.0, 0.5), "mixed": (0.3, 3.0), "breaks": (1e-3, 0.5)}
+
+
+def inputs(sizes: tuple[int, ...], decays: str, device: str, dtype: torch.dtype) -> list[Tensor]:
+    """r, k, v in `dtype`; log decay and bonus in float32."""
+    B, T, H, K, V = sizes
+    mean, spread = DECAYS[decays]
+    log_decay = -mean * torch.exp(spread * draw(3, B, T, H, K))
+    if decays == "breaks":
+        log_decay[:, 20::37] = -1e5
+    low = [draw(0, B, T, H, K), draw(1, B, T, H, K), draw(2, B, T, H, V)]
+    return [x.to(device, dtype) for x in low] + [x.to(device, torch.float32) for x in (log_decay, draw(4, H, K))]
+
+
+def first_state(sizes: tuple[int, ...], device: str) -> Tensor:
+    B, _, H, K, V = sizes
+    return draw(5, B, H, K, V).to(device, torch.float32)
+
+
+def chunked(*args):
+    """Run the operator by the definition's positions."""
+    *tensors, log_decay, bonus, state, segments = args
+    log_decay = log_decay.expand(tensors[0].shape)
+    return chunk_operators.scan(*tensors, log_decay, bonus, state, starts(segments))[:2]
+
+
+def assert_kernels(tensors: list[Tensor], state: Tensor | None = None, segments: Tensor | None = None) -> None:
+    """Compare outputs, state and gradients with the definition in float64, their errors with the eager path's."""
+    dtype = tensors[2].dtype
+    wide = None if state is None else state.double()
+    truth = results(reference.wkv6, [x.double() for x in tensors], wide, segments)
+    plain = results(eager.wkv6, tensors, state, segments)
+    found = results(chunked, tensors, state, segments)
+    for number, (x, y, z) in enumerate(zip(found, plain, truth, strict=True)):
+        assert x.dtype == y.dtype
+        # Products are taken in the dtype of v: no gradient, whatever its dtype, is better than that. States are.
+        exact = number == 1
+        assert_as_accurate(f"result {number}", x if exact else x.to(dtype), y if exact else y.to(dtype), z)
+
+
+@pytest.mark.usefixtures("poisoned")
+@anywhere
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("started", [False, True])
+def test_kernels_are_as_accurate_as_eager(device: str, sizes: tuple[int, ...], started: bool):
+    first = first_state(sizes, device) if started else None
+    assert_kernels(inputs(sizes, "middling", device, torch.float32), first)
+
+
+@pytest.mark.usefixtures("poisoned")
+@anywhere
+@pytest.mark.parametrize("decays", DECAYS)
+def test_any_decay(device: str, decays: str):
+    sizes = 1, 100, 1, 20, 16
+    assert_kernels(inputs(sizes, decays, device, torch.float32), first_state(sizes, device))
+
+
+@pytest.mark.usefixtures("poisoned")
+@anywhere
+@pytest.mark.parametrize("cuts", [[1, 31, 32, 33, 70], range(1, 90, 2)])
+def test_packed_rows(device: str, cuts: list[int]):
+    sizes = 2, 90, 1, 8, 8
+    tensors = inputs(sizes, "weak", device, torch.float32)
+    assert_kernels(tensors, first_state(sizes, device), packed(2, cuts, 90).to(device))
+
+
+@anywhere
+def test_a_decay_that_leaves_nothing_has_no_gradient(device: str):
+    tensors = inputs((1, 50, 1, 8, 8), "weak", device, torch.float32)
+    tensors[3][:, [3, 40]] = -torch.inf
+    *_, dlog_decay, _ = results(chunked, tensors, None, None)
+    assert torch.isfinite(dlog_decay).all()
+    assert not dlog_decay[:, [3, 40]].any()
+    assert dlog_decay[:, 1:3].all()
+
+
+@pytest.mark.parametrize("device", [on_gpu])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sizes", [(2, 500, 3, 64, 64), (1, 200, 2, 100, 48), (2, 300, 2, 128, 128), (2, 7, 1, 20, 9)])
+@pytest.mark.parametrize("decays", DECAYS)
+def test_half_precision(device: str, dtype: torch.dtype, sizes: tuple[int, ...], decays: str):
+    tensors, first = inputs(sizes, decays, device, dtype), first_state(sizes, device)
+    assert_kernels(tensors, first)
+    assert_kernels(tensors, first, packed(sizes[0], range(5, sizes[1], 90), sizes[1]).to(device))
+
+
+@anywhere
+@pytest.mark.parametrize("broadcast", [(1, 1), (2, 1), (1, 40)])
+def test_broadcast_decays(device: str, broadcast: tuple[int, int]):
+    """A decay shared by rows or tokens (RWKV-5: by all) gets its whole gradient, through the public op."""
+    tensors = inputs((2, 40, 2, 6, 6), "middling", device, torch.float32)
+    tensors[3] = tensors[3][: broadcast[0], : broadcast[1]]
+
+    def run(*args):
+        *given, state, segments = args
+        return wkv6(*given, state_BHKV=state, segments=segments, backend="triton")
+
+    assert_as_exact(run, eager.wkv6, tensors)
+
+
+@anywhere
+def test_decays_and_bonus_of_any_dtype(device: str):
+    tensors = inputs((1, 40, 1, 8, 8), "middling", device, torch.float32)
+    expected = results(chunked, tensors, None, None)
+    for dtype in (torch.float16, torch.float64):
+        *most, log_decay, bonus = tensors
+        given = [*most, log_decay.to(dtype), bonus.to(dtype)]
+        found = results(chunked, given, None, None)
+        assert [x.dtype for x in found[-2:]] == [dtype, dtype]
+        for x, y in zip(found, expected, strict=True):
+            torch.testing.assert_close(x.float(), y, rtol=1e-2, atol=1e-2)
+
+
+@anywhere
+def test_the_outputs_alone_and_the_state_alone_have_gradients(device: str):
+    sizes = 1, 40, 1, 8, 8
+    leaves = [x.requires_grad_() for x in (*inputs(sizes, "middling", device, torch.float32), first_state(sizes, device))]
+    o, final = chunked(*leaves, None)
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    exact = reference.wkv6(*wide)
+    for x, y in zip((o, final), exact, strict=True):
+        grads = torch.autograd.grad(x.sum(), leaves, retain_graph=True)
+        truth = torch.autograd.grad(y.sum(), wide, retain_graph=True, materialize_grads=True)
+        for found, true in zip(grads, truth, strict=True):
+            torch.testing.assert_close(found.double(), true, rtol=1e-4, atol=1e-4)
+
+
+@anywhere
+def test_nothing_else_leaks_into_the_results(device: str):
+    """Rows, heads and segments by themselves give the same as together."""
+    *tensors, bonus = inputs((2, 70, 2, 16, 16), "weak", device, torch.float32)
+    segments = (torch.arange(70, device=device) >= 33).long().expand(2, 70)
+    whole, _ = wkv6(*tensors, bonus, segments=segments, backend="triton")
+    alone, _ = wkv6(*(x[1:, 33:, 1:] for x in tensors), bonus[1:], backend="triton")
+    torch.testing.assert_close(whole[1:, 33:, 1:], alone)
+
+
+@anywhere
+@pytest.mark.parametrize("segmented", [False, True])
+def test_the_operator_keeps_its_promises(device: str, segmented: bool):
+    sizes = 1, 20, 1, 8, 8
+    tensors = [x.requires_grad_() for x in (*inputs(sizes, "weak", device, torch.float32), first_state(sizes, device))]
+    new = starts(packed(1, [7], 20).to(device)) if segmented else None
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    results = torch.library.opcheck(chunk_operators.scan, (*tensors, new), test_utils=checks)
+    assert set(results.values()) == {"SUCCESS"}
