@@ -12,19 +12,21 @@ from basecap.ops.delta_rule.kernels import matrix, rows, state
 
 
 @triton.jit
-def gates(log_decay, i_b, o_t, T, i_h, H, o_k, K, BT: tl.constexpr):
+def gates(log_decay, i_b, o_t, T, i_h, H, o_k, K, SUM: tl.constexpr, BT: tl.constexpr):
     """Decays of a chunk's tokens from its middle, after and before the token's own, and to it; from start and to end.
 
     Those from the middle are above 1 for earlier tokens, those to it for later ones: half a chunk of decays at most.
     """
     p_log, m_log = rows(log_decay, i_b, o_t, T, i_h, H, o_k, K)
-    b_log = tl.load(p_log, mask=m_log, other=0.0).to(tl.float32)
+    b_log = tl.load(p_log, mask=m_log, other=0.0).to(SUM)
     o_c = tl.arange(0, BT)[:, None]
     b_sum = tl.cumsum(b_log, 0)
     b_middle = tl.sum(tl.where(o_c == BT // 2 - 1, b_sum, 0.0), 0)
     b_end = tl.sum(tl.where(o_c == BT - 1, b_sum, 0.0), 0)
-    b_sum -= b_middle[None, :]
-    return tl.exp(b_sum), tl.exp(b_sum - b_log), tl.exp(-b_sum), tl.exp(b_middle), tl.exp(b_end - b_middle)
+    b_end -= b_middle
+    b_before = (b_sum - b_middle[None, :] - b_log).to(tl.float32)
+    b_sum = (b_sum - b_middle[None, :]).to(tl.float32)
+    return tl.exp(b_sum), tl.exp(b_before), tl.exp(-b_sum), tl.exp(b_middle.to(tl.float32)), tl.exp(b_end.to(tl.float32))
 
 
 @triton.jit
@@ -67,7 +69,7 @@ def keep_transposed(base, i_b, o_t, T, i_h, H, o_x, X, b_x):
 def chunk_fwd_kernel(
     r, log_decay, k, a, b, ids, recall, read, write, answer, across, read_pairs, adjoint, recall_pairs, adjoint_pairs,
     T, H, K, M,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
+    SUM: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
     LEVELS: tl.constexpr,
 ):  # fmt: skip
     """Everything about a chunk but its state and values; `adjoint` and what follows may be None (backward's)."""
@@ -81,7 +83,7 @@ def chunk_fwd_kernel(
     b_rb = tl.zeros([BT, BT], dtype=tl.float32)
     for start in range(0, K, BK):
         o_k = start + tl.arange(0, BK)
-        b_after, b_before, b_to, _, _ = gates(log_decay, i_b, o_t, T, i_h, H, o_k, K, BT)
+        b_after, b_before, b_to, _, _ = gates(log_decay, i_b, o_t, T, i_h, H, o_k, K, SUM, BT)
         b_r = (values(r, i_b, o_t, T, i_h, H, o_k, K) * b_after).to(WIDE)
         b_a = (values(a, i_b, o_t, T, i_h, H, o_k, K) * b_before).to(WIDE)
         b_k = tl.trans((values(k, i_b, o_t, T, i_h, H, o_k, K) * b_to).to(WIDE))
@@ -118,7 +120,7 @@ def chunk_fwd_kernel(
         tl.store(matrix(adjoint_pairs, i_b, i_m, i_h, M, H, BT), b_adjoint_pairs)
     for start in range(0, K, BK):
         o_k = start + tl.arange(0, BK)
-        b_after, b_before, b_to, b_start, b_end = gates(log_decay, i_b, o_t, T, i_h, H, o_k, K, BT)
+        b_after, b_before, b_to, b_start, b_end = gates(log_decay, i_b, o_t, T, i_h, H, o_k, K, SUM, BT)
         b_read = values(r, i_b, o_t, T, i_h, H, o_k, K) * tl.where(entered[:, None], b_after * b_start[None, :], 0.0)
         b_a = values(a, i_b, o_t, T, i_h, H, o_k, K) * tl.where(entered[:, None], b_before * b_start[None, :], 0.0)
         b_to = tl.where(left[:, None], b_to * b_end[None, :], 0.0)

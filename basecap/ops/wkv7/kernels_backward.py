@@ -48,7 +48,7 @@ def values_bwd_kernel(
 def keys_bwd_kernel(
     do, r, log_decay, k, v, a, b, ids, recalled, drecalled, states, later, across, dr, dlog, dk, da, db,
     T, H, K, V, M,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    SUM: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """Gradients of BK channels of r, the log decays, k, a and b in a chunk.
 
@@ -61,7 +61,7 @@ def keys_bwd_kernel(
     o_t = i_m * BT + o_c
     o_k = tl.program_id(0) // H * BK + tl.arange(0, BK)
     seen, entered, left, _ = segments(ids, i_b, i_m, o_t, T, BT)
-    b_after, b_before, b_to, b_start, b_end = gates(log_decay, i_b, o_t, T, i_h, H, o_k, K, BT)
+    b_after, b_before, b_to, b_start, b_end = gates(log_decay, i_b, o_t, T, i_h, H, o_k, K, SUM, BT)
     b_r = (values(r, i_b, o_t, T, i_h, H, o_k, K) * b_after).to(WIDE)
     b_a = (values(a, i_b, o_t, T, i_h, H, o_k, K) * b_before).to(WIDE)
     b_k = (values(k, i_b, o_t, T, i_h, H, o_k, K) * b_to).to(WIDE)
@@ -93,14 +93,17 @@ def keys_bwd_kernel(
         b_dab += tl.dot(b_du, tl.trans(b_u), input_precision=PRECISION)
         b_dr += tl.dot(b_do, tl.trans(b_state), input_precision=PRECISION)
         b_da += tl.dot(b_du, tl.trans(b_state), input_precision=PRECISION)
-    upto, earlier = seen & (o_c[:, None] >= o_c[None, :]), seen & (o_c[:, None] > o_c[None, :])
+    earlier = seen & (o_c[:, None] > o_c[None, :])
     b_dr *= tl.where(entered[:, None], b_start[None, :], 0.0)
     b_da *= tl.where(entered[:, None], b_start[None, :], 0.0)
-    b_dr = tl.dot(tl.where(upto, b_drk, 0.0).to(WIDE), b_k, b_dr, input_precision=PRECISION)
-    b_dr = tl.dot(tl.where(upto, b_drb, 0.0).to(WIDE), b_b, b_dr, input_precision=PRECISION)
+    b_own_k = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_drk, 0.0), 1)
+    b_own_b = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_drb, 0.0), 1)
+    b_dr = tl.dot(tl.where(earlier, b_drk, 0.0).to(WIDE), b_k, b_dr, input_precision=PRECISION)
+    b_dr = tl.dot(tl.where(earlier, b_drb, 0.0).to(WIDE), b_b, b_dr, input_precision=PRECISION)
     b_da = tl.dot(tl.where(earlier, b_dak, 0.0).to(WIDE), b_k, b_da, input_precision=PRECISION)
     b_da = tl.dot(tl.where(earlier, b_dab, 0.0).to(WIDE), b_b, b_da, input_precision=PRECISION)
-    keep(dr, i_b, o_t, T, i_h, H, o_k, K, b_dr * b_after)
+    b_own = b_k * b_own_k[:, None] + b_b * b_own_b[:, None]
+    keep(dr, i_b, o_t, T, i_h, H, o_k, K, (b_dr + b_own) * b_after)
     keep(da, i_b, o_t, T, i_h, H, o_k, K, b_da * b_before)
     b_asked = b_a.to(tl.float32) * b_da
     b_from = b_r.to(tl.float32) * b_dr + b_asked
@@ -127,16 +130,16 @@ def keys_bwd_kernel(
         b_dab += tl.dot(b_u, tl.trans(b_du), input_precision=PRECISION)
         b_dk += tl.dot(b_v, tl.trans(b_later), input_precision=PRECISION)
         b_db += tl.dot(b_u, tl.trans(b_later), input_precision=PRECISION)
-    upto, earlier = seen & (o_c[:, None] <= o_c[None, :]), seen & (o_c[:, None] < o_c[None, :])
+    earlier = seen & (o_c[:, None] < o_c[None, :])
     b_dk *= tl.where(left[:, None], b_end[None, :], 0.0)
     b_db *= tl.where(left[:, None], b_end[None, :], 0.0)
     b_left = b_k.to(tl.float32) * b_dk + b_b.to(tl.float32) * b_db
-    b_dk = tl.dot(tl.where(upto, b_drk, 0.0).to(WIDE), b_r, b_dk, input_precision=PRECISION)
+    b_dk = tl.dot(tl.where(earlier, b_drk, 0.0).to(WIDE), b_r, b_dk, input_precision=PRECISION)
     b_dk = tl.dot(tl.where(earlier, b_dak, 0.0).to(WIDE), b_a, b_dk, input_precision=PRECISION)
-    b_db = tl.dot(tl.where(upto, b_drb, 0.0).to(WIDE), b_r, b_db, input_precision=PRECISION)
+    b_db = tl.dot(tl.where(earlier, b_drb, 0.0).to(WIDE), b_r, b_db, input_precision=PRECISION)
     b_db = tl.dot(tl.where(earlier, b_dab, 0.0).to(WIDE), b_a, b_db, input_precision=PRECISION)
-    keep(dk, i_b, o_t, T, i_h, H, o_k, K, b_dk * b_to)
-    keep(db, i_b, o_t, T, i_h, H, o_k, K, b_db * b_to)
+    keep(dk, i_b, o_t, T, i_h, H, o_k, K, (b_dk + b_r * b_own_k[:, None]) * b_to)
+    keep(db, i_b, o_t, T, i_h, H, o_k, K, (b_db + b_r * b_own_b[:, None]) * b_to)
 
     b_from -= b_k.to(tl.float32) * b_dk + b_b.to(tl.float32) * b_db
     b_across = tl.load(across + ((i_b * M + i_m) * H + i_h) * K + o_k, mask=o_k < K, other=0.0)

@@ -50,9 +50,12 @@ class _Inputs:
         return {"PRECISION": "ieee" if self.v.dtype == torch.float32 else "tf32", "BT": self.chunk}
 
     @property
-    def wide(self) -> tl.dtype:
-        """What holds decays out of the middle of a chunk; float16 does not, but TF32 is as exact."""
-        return tl.bfloat16 if self.v.dtype == torch.bfloat16 else tl.float32
+    def wide(self) -> dict[str, tl.dtype]:
+        """What log decays are summed in, and what holds decays out of a chunk's middle: not float16, but TF32 does."""
+        return {
+            "SUM": tl.float64 if self.v.dtype == torch.float32 else tl.float32,
+            "WIDE": tl.bfloat16 if self.v.dtype == torch.bfloat16 else tl.float32,
+        }
 
     def matrices(self, number: int) -> Tensor:
         """Return empty matrices between the tokens of a chunk [number, B, M, H, C, C]."""
@@ -95,7 +98,7 @@ def _prepare(inputs: _Inputs, back: bool) -> _Chunks:
     kernels.chunk_fwd_kernel[(H, M, B)](
         inputs.r, inputs.log_decay, inputs.k, inputs.a, inputs.b, inputs.ids, found.recall, found.read, found.write,
         found.answer, across, found.read_pairs, *extra, *inputs.shape[1:4], M,
-        WIDE=inputs.wide, EXACT=EXACT[inputs.v.dtype], BK=min(BLOCK, inputs.blocks[0]), LEVELS=C.bit_length() - 1,
+        **inputs.wide, EXACT=EXACT[inputs.v.dtype], BK=min(BLOCK, inputs.blocks[0]), LEVELS=C.bit_length() - 1,
         num_stages=1, num_warps=WARPS[C], **inputs.options,
     )  # fmt: skip
     return found
@@ -184,6 +187,6 @@ def backward(
     kernels_backward.keys_bwd_kernel[(H * triton.cdiv(K, channels), M, B)](
         do, inputs.r, inputs.log_decay, inputs.k, inputs.v, inputs.a, inputs.b, inputs.ids, recalled, drecalled,
         states, later, chunks.across, dr, dlog, dk, da, db, *inputs.shape[1:],
-        WIDE=inputs.wide, BK=channels, BV=columns, num_stages=1, num_warps=WARPS[chunk], **inputs.options,
+        **inputs.wide, BK=channels, BV=columns, num_stages=1, num_warps=WARPS[chunk], **inputs.options,
     )  # fmt: skip
     return [dr, dlog, dk, dv, da, db, dfirst]
