@@ -18,7 +18,13 @@ anywhere = pytest.mark.parametrize("device", [pytest.param("cpu", marks=in_inter
 #: B, T, H, K, V.
 SIZES = [(2, 1, 1, 3, 2), (2, 37, 2, 8, 5), (1, 150, 1, 40, 20), (1, 64, 2, 16, 16)]
 #: Mean log decays, and how they spread.
-DECAYS = {"weak": (1e-3, 0.5), "middling": (1.0, 0.5), "strong": (30.0, 0.5), "mixed": (0.3, 3.0), "breaks": (1e-3, 0.5)}
+DECAYS = {
+    "weak": (1e-3, 0.5),
+    "middling": (1.0, 0.5),
+    "strong": (30.0, 0.5),
+    "mixed": (0.3, 3.0),
+    "breaks": (1e-3, 0.5),
+}
 
 
 def inputs(sizes: tuple[int, ...], decays: str, device: str, dtype: torch.dtype) -> list[Tensor]:
@@ -134,7 +140,9 @@ def test_decays_and_bonus_of_any_dtype(device: str):
 @anywhere
 def test_the_outputs_alone_and_the_state_alone_have_gradients(device: str):
     sizes = 1, 40, 1, 8, 8
-    leaves = [x.requires_grad_() for x in (*inputs(sizes, "middling", device, torch.float32), first_state(sizes, device))]
+    leaves = [
+        x.requires_grad_() for x in (*inputs(sizes, "middling", device, torch.float32), first_state(sizes, device))
+    ]
     o, final = chunked(*leaves, None)
     wide = [x.detach().double().requires_grad_() for x in leaves]
     exact = reference.wkv6(*wide)
@@ -147,12 +155,19 @@ def test_the_outputs_alone_and_the_state_alone_have_gradients(device: str):
 
 @anywhere
 def test_nothing_else_leaks_into_the_results(device: str):
-    """Rows, heads and segments by themselves give the same as together."""
-    *tensors, bonus = inputs((2, 70, 2, 16, 16), "weak", device, torch.float32)
+    """Other rows, heads, segments and later tokens change nothing, bit by bit."""
+    sizes = 2, 70, 2, 16, 16
+    *tensors, bonus = inputs(sizes, "weak", device, torch.float32)
+    first = first_state(sizes, device)
     segments = (torch.arange(70, device=device) >= 33).long().expand(2, 70)
-    whole, _ = wkv6(*tensors, bonus, segments=segments, backend="triton")
-    alone, _ = wkv6(*(x[1:, 33:, 1:] for x in tensors), bonus[1:], backend="triton")
-    torch.testing.assert_close(whole[1:, 33:, 1:], alone)
+    o, _ = wkv6(*tensors, bonus, state_BHKV=first, segments=segments, backend="triton")
+    others = [x * 1000 for x in (*tensors, bonus)]
+    for x, y in zip(others, (*tensors, bonus), strict=True):
+        kept = (slice(1, None), slice(33, 60), slice(1, None)) if x.dim() == 4 else (slice(1, None),)
+        x[kept] = y[kept]
+    changed, _ = wkv6(*others, state_BHKV=1000 * first, segments=segments, backend="triton")
+    assert torch.equal(o[1, 33:60, 1], changed[1, 33:60, 1])
+    assert not torch.isclose(o, changed)[:, :33].any()
 
 
 @anywhere

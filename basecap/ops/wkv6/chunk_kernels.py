@@ -32,35 +32,45 @@ def matrix(base, i, BT: tl.constexpr):
 
 @triton.jit
 def decays(log_decay, stride_t, starts, o_t, T, o_k, K):
-    """The decay of each token, zero where the state is emptied, and whether a token reads what was before it."""
-    p_w, m_w = rows(log_decay, o_t, T, stride_t, o_k, K)
-    b_decay = tl.exp(tl.load(p_w, mask=m_w, other=0.0).to(tl.float32))
-    b_reads = tl.zeros(b_decay.shape, tl.float32) + 1.0
-    if starts is not None:
-        b_reads = tl.where(tl.load(starts + o_t, mask=o_t < T, other=0)[:, None] != 0, 0.0, b_reads)
-    return b_decay * b_reads, b_reads
+    """The log decays of blocks of one token each: from their start to reading, from writing to their end, as a whole.
 
-
-@triton.jit
-def join(b_from, b_to, b_all, level: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr):
-    """Join neighbouring blocks of 2^level tokens into one.
-
-    For each token, the decay from its block's start up to reading, from its writing to the block's end, and of the
-    whole block. All are products of decays, none is divided by another.
+    Nothing is left before a token where the state is emptied.
     """
-    size: tl.constexpr = 1 << level
-    right = ((tl.arange(0, BT) >> level) & 1 == 1)[:, None]
-    b_pairs = tl.reshape(tl.where(right, 0.0, b_all), [BT // (2 * size), 2, size, BK])
-    b_left = tl.reshape(tl.broadcast_to(tl.sum(b_pairs, 1, keep_dims=True), b_pairs.shape), [BT, BK])
-    b_pairs = tl.reshape(tl.where(right, b_all, 0.0), [BT // (2 * size), 2, size, BK])
-    b_right = tl.reshape(tl.broadcast_to(tl.sum(b_pairs, 1, keep_dims=True), b_pairs.shape), [BT, BK])
-    return tl.where(right, b_from * b_left, b_from), tl.where(right, b_to, b_to * b_right), b_left * b_right
+    p_w, m_w = rows(log_decay, o_t, T, stride_t, o_k, K)
+    b_all = tl.load(p_w, mask=m_w, other=0.0).to(tl.float32)
+    b_from = tl.zeros(b_all.shape, tl.float32)
+    b_to = tl.zeros(b_all.shape, tl.float32)
+    if starts is not None:
+        empty = tl.load(starts + o_t, mask=o_t < T, other=0)[:, None] != 0
+        b_all = tl.where(empty, float("-inf"), b_all)
+        b_from = tl.where(empty, float("-inf"), b_from)
+    return b_from, b_to, b_all
 
 
 @triton.jit
-def seen(o_to, o_by, level: tl.constexpr):
-    """Where the first is in the left and the second in the right one of two blocks of 2^level tokens that are joined."""
-    return ((o_to >> level) ^ 1 == o_by >> level) & ((o_by >> level) & 1 == 1)
+def join(b_from, b_to, b_all, level: tl.constexpr):
+    """The log decays of blocks of 2^(level + 1) tokens from those of their halves: sums, nothing is subtracted."""
+    BT: tl.constexpr = b_all.shape[0]
+    BK: tl.constexpr = b_all.shape[1]
+    shape: tl.constexpr = [BT >> (level + 1), 2, 1 << level, BK]
+    right = in_right(tl.arange(0, BT), level)[:, None]
+    b_left = tl.sum(tl.reshape(tl.where(right, 0.0, b_all), shape), 1, keep_dims=True)
+    b_right = tl.sum(tl.reshape(tl.where(right, b_all, 0.0), shape), 1, keep_dims=True)
+    b_left = tl.reshape(tl.broadcast_to(b_left, shape), [BT, BK])
+    b_right = tl.reshape(tl.broadcast_to(b_right, shape), [BT, BK])
+    return tl.where(right, b_from + b_left, b_from), tl.where(right, b_to, b_to + b_right), b_left + b_right
+
+
+@triton.jit
+def in_right(o_t, level: tl.constexpr):
+    """Whether a token is in the right one of the two blocks of 2^level tokens that are joined."""
+    return (o_t >> level) & 1 == 1
+
+
+@triton.jit
+def joined(o_t, level: tl.constexpr):
+    """[t, s]: whether two tokens are in two different blocks of 2^level tokens that are joined."""
+    return (o_t >> level)[:, None] ^ 1 == (o_t >> level)[None, :]
 
 
 @triton.jit
@@ -95,17 +105,16 @@ def walk_kernel(
         p_v, m_v = rows(v, o_t, T, H * V, o_v, V)
         b_k = tl.load(p_k, mask=m_k, other=0.0).to(tl.float32)
         b_v = tl.load(p_v, mask=m_v, other=0.0).to(tl.float32)
-        b_all, b_from = decays(log_decay, stride_t, starts, o_t, T, o_k, K)
-        b_to = tl.zeros([BT, BK], tl.float32) + 1.0
+        b_from, b_to, b_all = decays(log_decay, stride_t, starts, o_t, T, o_k, K)
         for level in tl.static_range(LEVELS):
-            b_from, b_to, b_all = join(b_from, b_to, b_all, level, BT, BK)
+            b_from, b_to, b_all = join(b_from, b_to, b_all, level)
         p_state, m_state = state(states, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
         tl.store(p_state, b_state.to(states.dtype.element_ty), mask=m_state)
         if BACK:
-            b_k *= b_from
+            b_k *= tl.exp(b_from)
         else:
-            b_k *= b_to
-        b_state *= tl.max(b_all, 0)[:, None]
+            b_k *= tl.exp(b_to)
+        b_state *= tl.exp(tl.max(b_all, 0))[:, None]
         b_state = tl.dot(tl.trans(b_k), b_v, b_state, input_precision=PRECISION)
     if last is not None:
         p_last, m_state = state(last, i_b * H + i_h, K, V, o_k, o_v)
@@ -137,17 +146,18 @@ def chunk_fwd_kernel(
         b_k = tl.load(p_k, mask=m_k, other=0.0).to(tl.float32)
         b_bonus = tl.load(bonus + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
         b_own += tl.sum(b_r * b_k * b_bonus[None, :], 1)
-        b_all, b_from = decays(log_decay, stride_t, starts, o_t, T, o_k, K)
-        b_to = tl.zeros([BT, BK], tl.float32) + 1.0
+        b_from, b_to, b_all = decays(log_decay, stride_t, starts, o_t, T, o_k, K)
         for level in tl.static_range(LEVELS):
-            b_reads = (b_r * b_from).to(r.dtype.element_ty)
-            b_writes = (b_k * b_to).to(r.dtype.element_ty)
-            b_pairs = tl.dot(b_reads, tl.trans(b_writes), input_precision=PRECISION)
-            b_scores += tl.where(seen(o_c[None, :], o_c[:, None], level), b_pairs, 0.0)
-            b_from, b_to, b_all = join(b_from, b_to, b_all, level, BT, BK)
+            # Right blocks read what left ones write: one tile is both.
+            right = in_right(o_c, level)[:, None]
+            b_both = tl.where(right, b_r, b_k) * tl.exp(tl.where(right, b_from, b_to))
+            b_both = b_both.to(r.dtype.element_ty)
+            b_pairs = tl.dot(b_both, tl.trans(b_both), input_precision=PRECISION)
+            b_scores += tl.where(joined(o_c, level) & right, b_pairs, 0.0)
+            b_from, b_to, b_all = join(b_from, b_to, b_all, level)
         p_state, m_state = state(states, i_chunk, K, V, o_k, o_v)
         b_state = tl.load(p_state, mask=m_state, other=0.0)
-        b_o = tl.dot((b_r * b_from).to(r.dtype.element_ty), b_state, b_o, input_precision=PRECISION)
+        b_o = tl.dot((b_r * tl.exp(b_from)).to(r.dtype.element_ty), b_state, b_o, input_precision=PRECISION)
     b_scores += tl.where(o_c[:, None] == o_c[None, :], b_own[:, None], 0.0)
     b_scores = b_scores.to(scores.dtype.element_ty)
     tl.store(matrix(scores, i_chunk, BT), b_scores)

@@ -7,18 +7,17 @@ wrong results on Hopper.
 import triton
 import triton.language as tl
 
-from basecap.ops.wkv6.chunk_kernels import decays, join, matrix, rows, seen, state
+from basecap.ops.wkv6.chunk_kernels import decays, in_right, join, joined, matrix, rows, state
 
 
 @triton.jit
-def between(o_t, o_x, level: tl.constexpr):
+def between(o_t, level: tl.constexpr):
     """[t, x]: whether the decay at t is part of what x reads or writes across its block's border with its neighbour.
 
     In a right block x reads over the tokens before it, in a left one x writes over those behind it.
     """
-    right = ((o_x >> level) & 1 == 1)[None, :]
-    beyond = tl.where(right, o_t[:, None] < o_x[None, :], o_t[:, None] > o_x[None, :])
-    return tl.where(((o_t >> level)[:, None] == (o_x >> level)[None, :]) & beyond, 1.0, 0.0)
+    beyond = tl.where(in_right(o_t, level)[None, :], o_t[:, None] < o_t[None, :], o_t[:, None] > o_t[None, :])
+    return tl.where(((o_t >> level)[:, None] == (o_t >> level)[None, :]) & beyond, 1.0, 0.0)
 
 
 @triton.jit
@@ -44,8 +43,10 @@ def chunk_bwd_kernel(
     b_do = tl.load(p_do, mask=m_v, other=0.0)
     b_v = tl.load(p_v, mask=m_v, other=0.0)
     b_down = tl.sum(b_do.to(tl.float32) * b_v.to(tl.float32), 1)
-    b_dscores = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION).to(b_v.dtype)
-    b_dscores_back = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION).to(b_v.dtype)
+    # Of each pair of tokens the later one reads, whichever of them is the row.
+    b_dscores = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
+    b_dscores_back = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION)
+    b_dscores = tl.where(o_c[:, None] > o_c[None, :], b_dscores, b_dscores_back).to(b_v.dtype)
     b_dv = tl.dot(tl.trans(tl.load(matrix(scores, i_chunk, BT))), b_do, input_precision=PRECISION)
     for start in range(0, K, BK):
         o_k = start + tl.arange(0, BK)
@@ -58,22 +59,20 @@ def chunk_bwd_kernel(
         b_dr = b_down[:, None] * b_bonus[None, :] * b_k
         b_dk = b_down[:, None] * b_bonus[None, :] * b_r
         b_dlog = tl.zeros([BT, BK], dtype=tl.float32)
-        b_all, b_from = decays(log_decay, stride_t, starts, o_t, T, o_k, K)
-        b_to = tl.zeros([BT, BK], tl.float32) + 1.0
+        b_from, b_to, b_all = decays(log_decay, stride_t, starts, o_t, T, o_k, K)
         for level in tl.static_range(LEVELS):
-            b_reads, b_writes = b_r * b_from, b_k * b_to
-            b_pairs = tl.where(seen(o_c[None, :], o_c[:, None], level), b_dscores, 0.0)
-            b_dreads = tl.dot(b_pairs, b_writes.to(b_v.dtype), input_precision=PRECISION)
-            b_pairs = tl.where(seen(o_c[:, None], o_c[None, :], level), b_dscores_back, 0.0)
-            b_dwrites = tl.dot(b_pairs, b_reads.to(b_v.dtype), input_precision=PRECISION)
-            b_dr += b_dreads * b_from
-            b_dk += b_dwrites * b_to
+            right = in_right(o_c, level)[:, None]
+            b_decay = tl.exp(tl.where(right, b_from, b_to))
+            b_both = tl.where(right, b_r, b_k) * b_decay
+            b_pairs = tl.where(joined(o_c, level), b_dscores, 0.0).to(b_v.dtype)
+            b_dboth = tl.dot(b_pairs, b_both.to(b_v.dtype), input_precision=PRECISION)
+            b_dr += tl.where(right, b_dboth * b_decay, 0.0)
+            b_dk += tl.where(right, 0.0, b_dboth * b_decay)
             if level > 0:
-                # One of the two is zero: tokens in left blocks read nothing here, those in right ones write nothing.
-                b_share = b_reads * b_dreads + b_writes * b_dwrites
-                b_dlog = tl.dot(between(o_c, o_c, level), b_share, b_dlog, input_precision=PRECISION)
-            b_from, b_to, b_all = join(b_from, b_to, b_all, level, BT, BK)
+                b_dlog = tl.dot(between(o_c, level), b_both * b_dboth, b_dlog, input_precision=PRECISION)
+            b_from, b_to, b_all = join(b_from, b_to, b_all, level)
 
+        b_from, b_to = tl.exp(b_from), tl.exp(b_to)
         p_state, m_state = state(states, i_chunk, K, V, o_k, o_v)
         p_later, _ = state(later, i_chunk, K, V, o_k, o_v)
         b_state = tl.load(p_state, mask=m_state, other=0.0)
@@ -87,7 +86,7 @@ def chunk_bwd_kernel(
         before = tl.where(o_c[:, None] > o_c[None, :], 1.0, 0.0)
         b_dlog = tl.dot(behind, b_r * b_dreads, b_dlog, input_precision=PRECISION)
         b_dlog = tl.dot(before, b_k * b_dwrites, b_dlog, input_precision=PRECISION)
-        b_dlog += b_all * tl.sum(b_state.to(tl.float32) * b_later.to(tl.float32), 1)[None, :]
+        b_dlog += tl.exp(b_all) * tl.sum(b_state.to(tl.float32) * b_later.to(tl.float32), 1)[None, :]
         for_k = i_row * K
         p_dr, _ = rows(dr + for_k, o_t, T, H * K, o_k, K)
         p_dk, _ = rows(dk + for_k, o_t, T, H * K, o_k, K)

@@ -70,9 +70,7 @@ def _inputs(tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], starts: Tens
     return _Inputs(r.contiguous(), k.contiguous(), v.contiguous(), log_decay, bonus.contiguous(), flags)
 
 
-def _walk(
-    inputs: _Inputs, k: Tensor, v: Tensor, first: Tensor | None, last: Tensor | None, *, back: bool
-) -> Tensor:
+def _walk(inputs: _Inputs, k: Tensor, v: Tensor, first: Tensor | None, last: Tensor | None, *, back: bool) -> Tensor:
     """Return the states before each chunk (after it, of their gradients, with `back`); write that beyond the end."""
     (H, M, B), (K, V) = inputs.grid, (k.shape[3], v.shape[3])
     states = v.new_empty(B, M, H, K, V)
