@@ -82,7 +82,7 @@ def wkv7_bounded(
     _, T, _, V = v_BTHV.shape
     if T > 1 and max(r_BTHK.shape[3], V) <= WIDEST and use_triton("wkv7", "auto", v_BTHV):
         state = None if state_BHKV is None else state_BHKV.float()
-        o, final, _ = operators.scan(*inputs, state, segments)
+        o, final, *_ = operators.scan(*inputs, state, segments)
         return o, final
     return wkv7(*inputs, state_BHKV=state_BHKV, segments=segments)
 

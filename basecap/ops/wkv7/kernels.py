@@ -66,13 +66,35 @@ def keep_transposed(base, i_b, o_t, T, i_h, H, o_x, X, b_x):
 
 
 @triton.jit
+def invert(b_scores, o_c, EXACT: tl.constexpr, LEVELS: tl.constexpr):
+    """The inverse of 1 - scores, which are zero on and above the diagonal.
+
+    By the blocks on the diagonal, of one token, of two, of four, ...: two neighbours with the scores C left of the
+    second invert to their own inverses and second^-1 C first^-1 there. Unlike with powers nothing grows and cancels.
+    """
+    b_inverse = tl.where(o_c[:, None] == o_c[None, :], 1.0, 0.0)
+    for level in tl.static_range(LEVELS):
+        o_block = o_c // (1 << level)
+        beside = (o_block[:, None] == o_block[None, :] + 1) & (o_block[:, None] % 2 == 1)
+        b_beside = tl.where(beside, b_scores, 0.0)
+        if level > 0:
+            b_beside = tl.dot(tl.dot(b_inverse, b_beside, input_precision=EXACT), b_inverse, input_precision=EXACT)
+        b_inverse += b_beside
+    return b_inverse
+
+
+@triton.jit
 def chunk_fwd_kernel(
-    r, log_decay, k, a, b, ids, recall, read, write, answer, across, read_pairs, adjoint, recall_pairs, adjoint_pairs,
+    r, log_decay, k, a, b, ids, inverse, recall, read, write, answer, across, read_pairs,
+    adjoint, recall_pairs, adjoint_pairs,
     T, H, K, M,
-    SUM: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
-    LEVELS: tl.constexpr,
+    BACK: tl.constexpr, SUM: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr,
+    BT: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
-    """Everything about a chunk but its state and values; `adjoint` and what follows may be None (backward's)."""
+    """Everything about a chunk but its state and values, and the inverse of its triangular system.
+
+    With BACK the inverse is already there, and `adjoint` and what follows, else None, are written too.
+    """
     i_h, i_m, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     o_c = tl.arange(0, BT)
     o_t = i_m * BT + o_c
@@ -88,34 +110,29 @@ def chunk_fwd_kernel(
         b_a = (values(a, i_b, o_t, T, i_h, H, o_k, K) * b_before).to(WIDE)
         b_k = tl.trans((values(k, i_b, o_t, T, i_h, H, o_k, K) * b_to).to(WIDE))
         b_b = tl.trans((values(b, i_b, o_t, T, i_h, H, o_k, K) * b_to).to(WIDE))
-        b_ab += tl.dot(b_a, b_b, input_precision=PRECISION)
+        if not BACK:
+            b_ab += tl.dot(b_a, b_b, input_precision=PRECISION)
         b_ak += tl.dot(b_a, b_k, input_precision=PRECISION)
         b_rk += tl.dot(b_r, b_k, input_precision=PRECISION)
         b_rb += tl.dot(b_r, b_b, input_precision=PRECISION)
     seen, entered, left, passed = segments(ids, i_b, i_m, o_t, T, BT)
     earlier = seen & (o_c[:, None] > o_c[None, :])
     seen = seen & (o_c[:, None] >= o_c[None, :])
-    b_ab = tl.where(earlier, b_ab, 0.0)
     b_ak = tl.where(earlier, b_ak, 0.0).to(low)
     b_rk = tl.where(seen, b_rk, 0.0).to(low)
     b_rb = tl.where(seen, b_rb, 0.0).to(low)
-    # The inverse of 1 - A_ab by the blocks on the diagonal, of one token, of two, of four, ...: two neighbours with C
-    # left of the second invert to their inverses and second^-1 C first^-1 there.
-    b_inverse = tl.where(o_c[:, None] == o_c[None, :], 1.0, 0.0)
-    for level in tl.static_range(LEVELS):
-        o_block = o_c // (1 << level)
-        beside = (o_block[:, None] == o_block[None, :] + 1) & (o_block[:, None] % 2 == 1)
-        b_beside = tl.where(beside, b_ab, 0.0)
-        if level > 0:
-            b_beside = tl.dot(tl.dot(b_inverse, b_beside, input_precision=EXACT), b_inverse, input_precision=EXACT)
-        b_inverse += b_beside
-    b_inverse = b_inverse.to(low)
+    p_inverse = matrix(inverse, i_b, i_m, i_h, M, H, BT)
+    if BACK:
+        b_inverse = tl.load(p_inverse)
+    else:
+        b_inverse = invert(tl.where(earlier, b_ab, 0.0), o_c, EXACT, LEVELS).to(low)
+        tl.store(p_inverse, b_inverse)
 
     b_recall_pairs = tl.dot(b_inverse, b_ak, input_precision=PRECISION).to(low)
     b_adjoint_pairs = tl.dot(b_rb, b_inverse, input_precision=PRECISION).to(low)
     b_pairs = b_rk + tl.dot(b_adjoint_pairs, b_ak, input_precision=PRECISION)
     tl.store(matrix(read_pairs, i_b, i_m, i_h, M, H, BT), b_pairs.to(low))
-    if adjoint is not None:
+    if BACK:
         tl.store(matrix(recall_pairs, i_b, i_m, i_h, M, H, BT), b_recall_pairs)
         tl.store(matrix(adjoint_pairs, i_b, i_m, i_h, M, H, BT), b_adjoint_pairs)
     for start in range(0, K, BK):
@@ -134,7 +151,7 @@ def chunk_fwd_kernel(
         b_b = tl.trans(b_b)
         b_write += tl.dot(b_b, b_recall_pairs, input_precision=PRECISION)
         keep_transposed(write, i_b, o_t, T, i_h, H, o_k, K, b_write)
-        if adjoint is not None:
+        if BACK:
             b_adjoint = tl.dot(b_b, b_inverse, input_precision=PRECISION)
             keep_transposed(adjoint, i_b, o_t, T, i_h, H, o_k, K, b_adjoint)
         b_across = tl.where(passed, b_start * b_end, 0.0)

@@ -88,7 +88,7 @@ def _inputs(tensors: tuple[Tensor, ...], segments: Tensor | None, chunk: int) ->
     return _Inputs(r, log_decay, k, v, a, b, None if segments is None else segments.contiguous(), chunk)
 
 
-def _prepare(inputs: _Inputs, back: bool) -> _Chunks:
+def _prepare(inputs: _Inputs, inverse: Tensor, back: bool) -> _Chunks:
     (B, _, H, K, _, M), C = inputs.shape, inputs.chunk
     tokens = inputs.v.new_empty(4 + back, *inputs.r.shape)
     across = inputs.v.new_empty(B, M, H, K, dtype=torch.float32)
@@ -96,9 +96,9 @@ def _prepare(inputs: _Inputs, back: bool) -> _Chunks:
     extra = (tokens[4], *pairs[1:]) if back else (None, None, None)
     found = _Chunks(*tokens[:4], across, pairs[0], *extra)
     kernels.chunk_fwd_kernel[(H, M, B)](
-        inputs.r, inputs.log_decay, inputs.k, inputs.a, inputs.b, inputs.ids, found.recall, found.read, found.write,
+        inputs.r, inputs.log_decay, inputs.k, inputs.a, inputs.b, inputs.ids, inverse, found.recall, found.read, found.write,
         found.answer, across, found.read_pairs, *extra, *inputs.shape[1:4], M,
-        **inputs.wide, EXACT=EXACT[inputs.v.dtype], BK=min(BLOCK, inputs.blocks[0]), LEVELS=C.bit_length() - 1,
+        BACK=back, **inputs.wide, EXACT=EXACT[inputs.v.dtype], BK=min(BLOCK, inputs.blocks[0]), LEVELS=C.bit_length() - 1,
         num_stages=1, num_warps=WARPS[C], **inputs.options,
     )  # fmt: skip
     return found
@@ -126,8 +126,8 @@ def _stages(v: Tensor) -> int:
 
 def forward(
     tensors: tuple[Tensor, ...], state_BHKV: Tensor | None, segments: Tensor | None, chunk: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return outputs, the final state in float32 and the states before the chunks, which `backward` takes.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return outputs, the final state in float32, and the chunks' inverses and states, which `backward` takes.
 
     Args:
         tensors: r, log decays, k, v, a, b.
@@ -137,7 +137,8 @@ def forward(
     """
     inputs = _inputs(tensors, segments, chunk)
     B, _, H, K, V, M = inputs.shape
-    chunks = _prepare(inputs, back=False)
+    inverse = inputs.matrices(1)[0]
+    chunks = _prepare(inputs, inverse, back=False)
     first = None if state_BHKV is None else state_BHKV.contiguous()
     o, last = torch.empty_like(inputs.v), inputs.v.new_empty(B, H, K, V, dtype=torch.float32)
     states = _walk(inputs, chunks, inputs.v, first, last, back=False)
@@ -146,14 +147,14 @@ def forward(
         chunks.read, chunks.read_pairs, inputs.v, states, o, *inputs.shape[1:], BK=BK, BV=BV, num_stages=1,
         **inputs.options,
     )  # fmt: skip
-    return o, last, states
+    return o, last, inverse, states
 
 
 def backward(
     grads: tuple[Tensor, Tensor | None],
     tensors: tuple[Tensor, ...],
     optional: tuple[Tensor | None, Tensor | None],
-    states: Tensor,
+    kept: tuple[Tensor, Tensor],
     chunk: int,
 ) -> list[Tensor | None]:
     """Return the gradients of r, the log decays, k, v, a, b and the first state.
@@ -162,16 +163,16 @@ def backward(
         grads: gradients of the outputs and of the final state.
         tensors: r, log decays, k, v, a, b.
         optional: first state and segments.
-        states: the states of `forward`.
+        kept: the inverses and states of `forward`.
         chunk: tokens per chunk.
     """
-    first, ids = optional
+    (first, ids), (inverse, states) = optional, kept
     inputs = _inputs(tensors, ids, chunk)
     _, _, H, K, V, M = inputs.shape
     B, (BK, BV) = len(inputs.v), inputs.blocks
     do, dlast = grads[0].contiguous(), None if grads[1] is None else grads[1].contiguous()
     dfirst = None if first is None else torch.empty_like(first, memory_format=torch.contiguous_format)
-    chunks = _prepare(inputs, back=True)
+    chunks = _prepare(inputs, inverse, back=True)
     later = _walk(inputs, chunks, do, dlast, dfirst, back=True)
     recalled, drecalled, dv = (torch.empty_like(inputs.v) for _ in range(3))
     columns = min(BLOCK, BV)

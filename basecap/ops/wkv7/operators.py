@@ -27,14 +27,14 @@ def scan(
     b: Tensor,
     state: Tensor | None,
     segments: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return o [B, T, H, V], the final state [B, H, K, V] in float32 and for backward the states before the chunks."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return o [B, T, H, V], the final state [B, H, K, V] in float32; for backward the chunks' inverses and states."""
     return _kernels().forward((r, log_decay, k, v, a, b), state, segments, CHUNKS[v.dtype])
 
 
 @torch.library.custom_op("basecap::wkv7_chunks_backward", mutates_args=())
 def scan_backward(
-    grads: list[Tensor | None], tensors: list[Tensor], optional: list[Tensor | None], states: Tensor
+    grads: list[Tensor | None], tensors: list[Tensor], optional: list[Tensor | None], kept: list[Tensor]
 ) -> list[Tensor]:
     """Return the gradients of r, log decays, k, v, a, b, and of the first state where it is given.
 
@@ -42,35 +42,36 @@ def scan_backward(
         grads: gradients of the outputs and of the final state, None for zero.
         tensors: r, log decays, k, v, a, b.
         optional: first state and segments.
-        states: the states that `scan` returned.
+        kept: the inverses and states that `scan` returned.
     """
     v = tensors[3]
     do = torch.zeros_like(v) if grads[0] is None else grads[0]
-    found = _kernels().backward((do, grads[1]), tuple(tensors), tuple(optional), states, CHUNKS[v.dtype])
+    found = _kernels().backward((do, grads[1]), tuple(tensors), tuple(optional), tuple(kept), CHUNKS[v.dtype])
     return [x for x in found if x is not None]
 
 
 @scan.register_fake
 def _(r, log_decay, k, v, a, b, state, segments):
-    (B, T, H, K), V = r.shape, v.shape[3]
-    states = v.new_empty(B, -(-T // CHUNKS[v.dtype]), H, K, V)
-    return v.new_empty(v.shape), v.new_empty(B, H, K, V, dtype=torch.float32), states
+    (B, T, H, K), V, C = r.shape, v.shape[3], CHUNKS[v.dtype]
+    M = -(-T // C)
+    inverse, states = v.new_empty(B, M, H, C, C), v.new_empty(B, M, H, K, V)
+    return v.new_empty(v.shape), v.new_empty(B, H, K, V, dtype=torch.float32), inverse, states
 
 
 @scan_backward.register_fake
-def _(grads, tensors, optional, states):
+def _(grads, tensors, optional, kept):
     return [x.new_empty(x.shape) for x in (*tensors, optional[0]) if x is not None]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.mark_non_differentiable(output[2])
+    ctx.mark_non_differentiable(*output[2:])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs, output[2])
+    ctx.save_for_backward(*inputs, *output[2:])
 
 
-def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    *tensors, state, segments, states = ctx.saved_tensors
-    grads = scan_backward([do, dfinal], tensors, [state, segments], states)
+def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    *tensors, state, segments, inverse, states = ctx.saved_tensors
+    grads = scan_backward([do, dfinal], tensors, [state, segments], [inverse, states])
     return *grads[:6], None if state is None else grads[6], None
 
 
