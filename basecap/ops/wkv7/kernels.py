@@ -30,18 +30,27 @@ def gates(log_decay, i_b, o_t, T, i_h, H, o_k, K, SUM: tl.constexpr, BT: tl.cons
 
 
 @triton.jit
-def segments(ids, i_b, i_m, o_t, T, BT: tl.constexpr):
-    """Which tokens [t, s] belong together, which see the state before the chunk, which the one after it, and across."""
-    m_t = o_t < T
-    seen = m_t[:, None] & m_t[None, :]
-    entered, left, passed = m_t, m_t, True
+def before(ids, i_b, o_t, T, AFTER: tl.constexpr):
+    """Whether token s comes before token t of the same segment, [t, s]; with AFTER, after it."""
+    seen = o_t[:, None] > o_t[None, :]
+    if AFTER:
+        seen = o_t[:, None] < o_t[None, :]
     if ids is not None:
-        b_ids = tl.load(ids + i_b * T + o_t, mask=m_t, other=0)
-        before = tl.load(ids + i_b * T + tl.maximum(i_m * BT - 1, 0))
-        last = tl.load(ids + i_b * T + tl.minimum((i_m + 1) * BT, T) - 1)
+        b_ids = tl.load(ids + i_b * T + o_t, mask=o_t < T, other=0)
         seen = seen & (b_ids[:, None] == b_ids[None, :])
-        entered, left, passed = m_t & (b_ids == before), m_t & (b_ids == last), before == last
-    return seen, entered, left, passed
+    return seen
+
+
+@triton.jit
+def edges(ids, i_b, i_m, o_t, T, BT: tl.constexpr):
+    """Which tokens the state before the chunk reaches, which reach the one after it, and whether that does itself."""
+    entered, left, passed = o_t < T, o_t < T, True
+    if ids is not None:
+        b_ids = tl.load(ids + i_b * T + o_t, mask=o_t < T, other=0)
+        first = tl.load(ids + i_b * T + tl.maximum(i_m * BT - 1, 0))
+        last = tl.load(ids + i_b * T + tl.minimum((i_m + 1) * BT, T) - 1)
+        entered, left, passed = entered & (b_ids == first), left & (b_ids == last), first == last
+    return entered, left, passed
 
 
 @triton.jit
@@ -115,9 +124,8 @@ def chunk_fwd_kernel(
         b_ak += tl.dot(b_a, b_k, input_precision=PRECISION)
         b_rk += tl.dot(b_r, b_k, input_precision=PRECISION)
         b_rb += tl.dot(b_r, b_b, input_precision=PRECISION)
-    seen, entered, left, passed = segments(ids, i_b, i_m, o_t, T, BT)
-    earlier = seen & (o_c[:, None] > o_c[None, :])
-    seen = seen & (o_c[:, None] >= o_c[None, :])
+    earlier = before(ids, i_b, o_t, T, False)
+    seen = earlier | (o_c[:, None] == o_c[None, :])
     b_ak = tl.where(earlier, b_ak, 0.0).to(low)
     b_rk = tl.where(seen, b_rk, 0.0).to(low)
     b_rb = tl.where(seen, b_rb, 0.0).to(low)
@@ -135,6 +143,7 @@ def chunk_fwd_kernel(
     if BACK:
         tl.store(matrix(recall_pairs, i_b, i_m, i_h, M, H, BT), b_recall_pairs)
         tl.store(matrix(adjoint_pairs, i_b, i_m, i_h, M, H, BT), b_adjoint_pairs)
+    entered, left, passed = edges(ids, i_b, i_m, o_t, T, BT)
     for start in range(0, K, BK):
         o_k = start + tl.arange(0, BK)
         b_after, b_before, b_to, b_start, b_end = gates(log_decay, i_b, o_t, T, i_h, H, o_k, K, SUM, BT)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from basecap.ops.delta_rule.kernels import matrix, rows, state
-from basecap.ops.wkv7.kernels import gates, keep, segments, values
+from basecap.ops.wkv7.kernels import before, edges, gates, keep, values
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def values_bwd_kernel(
 
 @triton.jit
 def read_bwd(
-    dx, v, recalled, states, b_k, b_b, entered, b_start, earlier, i_b, i_m, o_t, T, i_h, H, o_k, K, V, M,
+    dx, v, recalled, states, b_k, b_b, entered, b_start, ids, i_b, i_m, o_t, T, i_h, H, o_k, K, V, M,
     PRECISION: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """Gradient of what is read with, from the state and from earlier tokens; those of the own token's two scores."""
@@ -63,6 +63,7 @@ def read_bwd(
         b_pairs_k += tl.dot(b_dx, tl.trans(tl.load(p_v, mask=m_v, other=0.0)), input_precision=PRECISION)
         b_pairs_b += tl.dot(b_dx, tl.trans(tl.load(p_u, mask=m_v, other=0.0)), input_precision=PRECISION)
         b_read += tl.dot(b_dx, tl.trans(tl.load(p_state, mask=m_state, other=0.0)), input_precision=PRECISION)
+    earlier = before(ids, i_b, o_t, T, False)
     b_read *= tl.where(entered[:, None], b_start[None, :], 0.0)
     b_read = tl.dot(tl.where(earlier, b_pairs_k, 0.0).to(b_k.dtype), b_k, b_read, input_precision=PRECISION)
     b_read = tl.dot(tl.where(earlier, b_pairs_b, 0.0).to(b_b.dtype), b_b, b_read, input_precision=PRECISION)
@@ -72,7 +73,7 @@ def read_bwd(
 
 @triton.jit
 def write_bwd(
-    x, do, drecalled, later, b_r, b_a, left, b_end, earlier, i_b, i_m, o_t, T, i_h, H, o_k, K, V, M,
+    x, do, drecalled, later, b_r, b_a, left, b_end, ids, i_b, i_m, o_t, T, i_h, H, o_k, K, V, M,
     PRECISION: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """Gradient of where x, values or what is recalled, is written: by later tokens' reads and all, by the state."""
@@ -89,9 +90,10 @@ def write_bwd(
         b_pairs_r += tl.dot(b_x, tl.trans(tl.load(p_do, mask=m_v, other=0.0)), input_precision=PRECISION)
         b_pairs_a += tl.dot(b_x, tl.trans(tl.load(p_du, mask=m_v, other=0.0)), input_precision=PRECISION)
         b_left += tl.dot(b_x, tl.trans(tl.load(p_later, mask=m_state, other=0.0)), input_precision=PRECISION)
+    later_on = before(ids, i_b, o_t, T, True)
     b_left *= tl.where(left[:, None], b_end[None, :], 0.0)
-    b_all = tl.dot(tl.where(earlier, b_pairs_r, 0.0).to(b_r.dtype), b_r, b_left, input_precision=PRECISION)
-    b_all = tl.dot(tl.where(earlier, b_pairs_a, 0.0).to(b_a.dtype), b_a, b_all, input_precision=PRECISION)
+    b_all = tl.dot(tl.where(later_on, b_pairs_r, 0.0).to(b_r.dtype), b_r, b_left, input_precision=PRECISION)
+    b_all = tl.dot(tl.where(later_on, b_pairs_a, 0.0).to(b_a.dtype), b_a, b_all, input_precision=PRECISION)
     return b_all, b_left
 
 
@@ -112,23 +114,22 @@ def keys_bwd_kernel(
     i_h, i_m, i_b = tl.program_id(0) % H, tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     o_t = i_m * BT + tl.arange(0, BT)
     o_k = tl.program_id(0) // H * BK + tl.arange(0, BK)
-    seen, entered, left, _passed = segments(ids, i_b, i_m, o_t, T, BT)
+    entered, left, _passed = edges(ids, i_b, i_m, o_t, T, BT)
     b_after, b_before, b_to, b_start, b_end = gates(log_decay, i_b, o_t, T, i_h, H, o_k, K, SUM, BT)
     b_r = (values(r, i_b, o_t, T, i_h, H, o_k, K) * b_after).to(WIDE)
     b_a = (values(a, i_b, o_t, T, i_h, H, o_k, K) * b_before).to(WIDE)
     b_k = (values(k, i_b, o_t, T, i_h, H, o_k, K) * b_to).to(WIDE)
     b_b = (values(b, i_b, o_t, T, i_h, H, o_k, K) * b_to).to(WIDE)
 
-    earlier = seen & (o_t[:, None] > o_t[None, :])
     b_d, b_own_k, b_own_b = read_bwd(
-        do, v, recalled, states, b_k, b_b, entered, b_start, earlier, i_b, i_m, o_t, T, i_h, H, o_k, K, V, M,
+        do, v, recalled, states, b_k, b_b, entered, b_start, ids, i_b, i_m, o_t, T, i_h, H, o_k, K, V, M,
         PRECISION, BT, BK, BV,
     )  # fmt: skip
     b_own = b_own_k[:, None] * b_k + b_own_b[:, None] * b_b
     keep(dr, i_b, o_t, T, i_h, H, o_k, K, (b_d + b_own) * b_after)
     b_scaled = b_r * b_d
-    b_d, _, _ = read_bwd(
-        drecalled, v, recalled, states, b_k, b_b, entered, b_start, earlier, i_b, i_m, o_t, T, i_h, H, o_k, K, V, M,
+    b_d, _own_k, _own_b = read_bwd(
+        drecalled, v, recalled, states, b_k, b_b, entered, b_start, ids, i_b, i_m, o_t, T, i_h, H, o_k, K, V, M,
         PRECISION, BT, BK, BV,
     )  # fmt: skip
     keep(da, i_b, o_t, T, i_h, H, o_k, K, b_d * b_before)
@@ -136,16 +137,15 @@ def keys_bwd_kernel(
     b_asked = b_a * b_d
     b_scaled += b_asked
 
-    earlier = seen & (o_t[:, None] < o_t[None, :])
     b_d, b_left = write_bwd(
-        v, do, drecalled, later, b_r, b_a, left, b_end, earlier, i_b, i_m, o_t, T, i_h, H, o_k, K, V, M,
+        v, do, drecalled, later, b_r, b_a, left, b_end, ids, i_b, i_m, o_t, T, i_h, H, o_k, K, V, M,
         PRECISION, BT, BK, BV,
     )  # fmt: skip
     keep(dk, i_b, o_t, T, i_h, H, o_k, K, (b_d + b_own_k[:, None] * b_r) * b_to)
     b_scaled -= b_k * b_d
     b_passed = tl.sum(b_k * b_left, 0)
     b_d, b_left = write_bwd(
-        recalled, do, drecalled, later, b_r, b_a, left, b_end, earlier, i_b, i_m, o_t, T, i_h, H, o_k, K, V, M,
+        recalled, do, drecalled, later, b_r, b_a, left, b_end, ids, i_b, i_m, o_t, T, i_h, H, o_k, K, V, M,
         PRECISION, BT, BK, BV,
     )  # fmt: skip
     keep(db, i_b, o_t, T, i_h, H, o_k, K, (b_d + b_own_b[:, None] * b_r) * b_to)
