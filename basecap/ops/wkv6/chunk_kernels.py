@@ -8,18 +8,21 @@ before a token; it and the first state may be None.
 import triton
 import triton.language as tl
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
-def rows(base, o_t, T, stride, o_x, X):
-    """Addresses and mask of the tokens `o_t` and the channels `o_x` of one row and head, from `base` on."""
-    p = base + o_t[:, None] * stride + o_x[None, :]
-    return p, (o_t < T)[:, None] & (o_x < X)[None, :]
+def rows(base, i_m, T, stride, o_x, X, BT: tl.constexpr):
+    """Addresses and mask of the tokens of a chunk and the channels `o_x` of one row and head, from `base` on."""
+    o_c = tl.arange(0, BT)
+    p = base + i_m * BT * stride + (o_c[:, None] * stride + o_x[None, :])
+    return p, (i_m * BT + o_c < T)[:, None] & (o_x < X)[None, :]
 
 
 @triton.jit
 def state(base, i, K, V, o_k, o_v):
     """Addresses and mask of a block of state number `i`."""
-    p = base + i * K * V + o_k[:, None] * V + o_v[None, :]
+    p = base + i * K * V + (o_k[:, None] * V + o_v[None, :])
     return p, (o_k < K)[:, None] & (o_v < V)[None, :]
 
 
@@ -27,20 +30,21 @@ def state(base, i, K, V, o_k, o_v):
 def matrix(base, i, BT: tl.constexpr):
     """Addresses of the [BT, BT] matrix number `i`."""
     o = tl.arange(0, BT)
-    return base + i * BT * BT + o[:, None] * BT + o[None, :]
+    return base + i * BT * BT + (o[:, None] * BT + o[None, :])
 
 
 @triton.jit
-def decays(log_decay, stride_t, starts, o_t, T, o_k, K):
+def decays(log_decay, stride_t, starts, i_m, T, o_k, K, BT: tl.constexpr):
     """The log decays of blocks of one token each: from their start to reading, from writing to their end, as a whole.
 
     Nothing is left before a token where the state is emptied.
     """
-    p_w, m_w = rows(log_decay, o_t, T, stride_t, o_k, K)
-    b_all = tl.load(p_w, mask=m_w, other=0.0).to(tl.float32)
+    p_w, m_w = rows(log_decay, i_m, T, stride_t, o_k, K, BT)
+    b_all = tl.load(p_w, mask=m_w, other=0.0).to(tl.float32) * LOG2_E
     b_from = tl.zeros(b_all.shape, tl.float32)
     b_to = tl.zeros(b_all.shape, tl.float32)
     if starts is not None:
+        o_t = i_m * BT + tl.arange(0, BT)
         empty = tl.load(starts + o_t, mask=o_t < T, other=0)[:, None] != 0
         b_all = tl.where(empty, float("-inf"), b_all)
         b_from = tl.where(empty, float("-inf"), b_from)
@@ -74,13 +78,39 @@ def joined(o_t, level: tl.constexpr):
 
 
 @triton.jit
+def edges(log_decay, stride_t, starts, i_m, T, o_k, K, BACK: tl.constexpr, BT: tl.constexpr):
+    """The decay from each token of a chunk to its end, with BACK from its start to each token; and across the chunk."""
+    p_w, m_w = rows(log_decay, i_m, T, stride_t, o_k, K, BT)
+    b_all = tl.load(p_w, mask=m_w, other=0.0).to(tl.float32)
+    # What lies between a token and the edge is summed up over the tokens one further: nothing is subtracted.
+    o_c = tl.arange(0, BT)
+    if BACK:
+        step: tl.constexpr = -1
+        inside = o_c > 0
+    else:
+        step: tl.constexpr = 1
+        inside = (o_c < BT - 1) & (i_m * BT + o_c + 1 < T)
+    b_next = tl.load(p_w + step * stride_t, mask=m_w & inside[:, None], other=0.0).to(tl.float32)
+    if starts is not None:
+        p_starts = starts + i_m * BT + o_c
+        m_t = i_m * BT + o_c < T
+        empty = tl.load(p_starts, mask=m_t, other=0)[:, None] != 0
+        b_all = tl.where(empty, float("-inf"), b_all)
+        if not BACK:
+            empty = tl.load(p_starts + 1, mask=inside, other=0)[:, None] != 0
+        b_next = tl.where(empty, float("-inf"), b_next)
+    b_sums = tl.cumsum(b_next, 0, reverse=not BACK)
+    return tl.exp2(b_sums * LOG2_E), tl.exp2(tl.sum(b_all, 0) * LOG2_E)
+
+
+@triton.jit
 def walk_kernel(
     k, v, log_decay, starts, first, states, last,
     stride_b, stride_t, stride_h, T, H, K, V, M,
     BACK: tl.constexpr, PRECISION: tl.constexpr,
     LEVELS: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """Walk over the chunks with BV columns of the state: keep it before each, then let it decay and add what is written.
+    """Walk over the chunks with BV columns of the state: keep it before each, then let it decay and add to it.
 
     With BACK from the end, for the gradients of the states after each chunk (k = r, v = do). `last` may be None.
     """
@@ -97,25 +127,18 @@ def walk_kernel(
         p_first, m_state = state(first, i_b * H + i_h, K, V, o_k, o_v)
         b_state += tl.load(p_first, mask=m_state, other=0.0).to(tl.float32)
     for i in range(M):
-        i_m = i
+        i_m = tl.cast(i, tl.int64)
         if BACK:
-            i_m = M - 1 - i
-        o_t = (i_m * BT + tl.arange(0, BT)).to(tl.int64)
-        p_k, m_k = rows(k, o_t, T, H * K, o_k, K)
-        p_v, m_v = rows(v, o_t, T, H * V, o_v, V)
+            i_m = M - 1 - i_m
+        p_k, m_k = rows(k, i_m, T, H * K, o_k, K, BT)
+        p_v, m_v = rows(v, i_m, T, H * V, o_v, V, BT)
         b_k = tl.load(p_k, mask=m_k, other=0.0).to(tl.float32)
         b_v = tl.load(p_v, mask=m_v, other=0.0).to(tl.float32)
-        b_from, b_to, b_all = decays(log_decay, stride_t, starts, o_t, T, o_k, K)
-        for level in tl.static_range(LEVELS):
-            b_from, b_to, b_all = join(b_from, b_to, b_all, level)
+        b_decay, b_across = edges(log_decay, stride_t, starts, i_m, T, o_k, K, BACK, BT)
         p_state, m_state = state(states, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
         tl.store(p_state, b_state.to(states.dtype.element_ty), mask=m_state)
-        if BACK:
-            b_k *= tl.exp(b_from)
-        else:
-            b_k *= tl.exp(b_to)
-        b_state *= tl.exp(tl.max(b_all, 0))[:, None]
-        b_state = tl.dot(tl.trans(b_k), b_v, b_state, input_precision=PRECISION)
+        b_state *= b_across[:, None]
+        b_state = tl.dot(tl.trans(b_k * b_decay), b_v, b_state, input_precision=PRECISION)
     if last is not None:
         p_last, m_state = state(last, i_b * H + i_h, K, V, o_k, o_v)
         tl.store(p_last, b_state, mask=m_state)
@@ -131,7 +154,6 @@ def chunk_fwd_kernel(
     i_h, i_m, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     i_row, i_chunk = i_b * T * H + i_h, (i_b * M + i_m) * H + i_h
     o_c, o_v = tl.arange(0, BT), tl.arange(0, BV)
-    o_t = i_m * BT + o_c
     log_decay += i_b * stride_b + i_h * stride_h
     if starts is not None:
         starts += i_b * T
@@ -140,29 +162,29 @@ def chunk_fwd_kernel(
     b_o = tl.zeros([BT, BV], dtype=tl.float32)
     for start in range(0, K, BK):
         o_k = start + tl.arange(0, BK)
-        p_r, m_k = rows(r + i_row * K, o_t, T, H * K, o_k, K)
-        p_k, _ = rows(k + i_row * K, o_t, T, H * K, o_k, K)
+        p_r, m_k = rows(r + i_row * K, i_m, T, H * K, o_k, K, BT)
+        p_k, m_k = rows(k + i_row * K, i_m, T, H * K, o_k, K, BT)
         b_r = tl.load(p_r, mask=m_k, other=0.0).to(tl.float32)
         b_k = tl.load(p_k, mask=m_k, other=0.0).to(tl.float32)
         b_bonus = tl.load(bonus + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
         b_own += tl.sum(b_r * b_k * b_bonus[None, :], 1)
-        b_from, b_to, b_all = decays(log_decay, stride_t, starts, o_t, T, o_k, K)
+        b_from, b_to, b_all = decays(log_decay, stride_t, starts, i_m, T, o_k, K, BT)
         for level in tl.static_range(LEVELS):
             # Right blocks read what left ones write: one tile is both.
             right = in_right(o_c, level)[:, None]
-            b_both = tl.where(right, b_r, b_k) * tl.exp(tl.where(right, b_from, b_to))
+            b_both = tl.where(right, b_r, b_k) * tl.exp2(tl.where(right, b_from, b_to))
             b_both = b_both.to(r.dtype.element_ty)
             b_pairs = tl.dot(b_both, tl.trans(b_both), input_precision=PRECISION)
             b_scores += tl.where(joined(o_c, level) & right, b_pairs, 0.0)
             b_from, b_to, b_all = join(b_from, b_to, b_all, level)
         p_state, m_state = state(states, i_chunk, K, V, o_k, o_v)
         b_state = tl.load(p_state, mask=m_state, other=0.0)
-        b_o = tl.dot((b_r * tl.exp(b_from)).to(r.dtype.element_ty), b_state, b_o, input_precision=PRECISION)
+        b_o = tl.dot((b_r * tl.exp2(b_from)).to(r.dtype.element_ty), b_state, b_o, input_precision=PRECISION)
     b_scores += tl.where(o_c[:, None] == o_c[None, :], b_own[:, None], 0.0)
     b_scores = b_scores.to(scores.dtype.element_ty)
     tl.store(matrix(scores, i_chunk, BT), b_scores)
-    p_v, m_v = rows(v + i_row * V, o_t, T, H * V, o_v, V)
+    p_v, m_v = rows(v + i_row * V, i_m, T, H * V, o_v, V, BT)
     b_v = tl.load(p_v, mask=m_v, other=0.0)
     b_o = tl.dot(b_scores, b_v, b_o, input_precision=PRECISION)
-    p_o, _ = rows(o + i_row * V, o_t, T, H * V, o_v, V)
+    p_o, m_v = rows(o + i_row * V, i_m, T, H * V, o_v, V, BT)
     tl.store(p_o, b_o.to(o.dtype.element_ty), mask=m_v)

@@ -1,7 +1,7 @@
 """The recurrence of RWKV-5 and 6 in chunks in Triton, backward: a chunk by itself; see README.md.
 
-Layouts as in chunk_kernels.py. No product has a transposed product as its operand: Triton 3.4 to 3.7.0 compiles those to
-wrong results on Hopper.
+Layouts as in chunk_kernels.py. No product has a transposed product as its operand: Triton 3.4 to 3.7.0 compiles those
+to wrong results on Hopper.
 """
 
 import triton
@@ -24,7 +24,7 @@ def between(o_t, level: tl.constexpr):
 def chunk_bwd_kernel(
     do, r, k, v, log_decay, bonus, starts, states, later, scores, dr, dk, dv, dlog, dbonus,
     stride_b, stride_t, stride_h, T, H, K, V, M,
-    PRECISION: tl.constexpr, LEVELS: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    PRECISION: tl.constexpr, SHARE: tl.constexpr, LEVELS: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a chunk's inputs from the state before it and the gradient of the state after it (`later`).
 
@@ -34,12 +34,11 @@ def chunk_bwd_kernel(
     i_h, i_m, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     i_row, i_chunk = i_b * T * H + i_h, (i_b * M + i_m) * H + i_h
     o_c, o_v = tl.arange(0, BT), tl.arange(0, BV)
-    o_t = i_m * BT + o_c
     log_decay += i_b * stride_b + i_h * stride_h
     if starts is not None:
         starts += i_b * T
-    p_do, m_v = rows(do + i_row * V, o_t, T, H * V, o_v, V)
-    p_v, _ = rows(v + i_row * V, o_t, T, H * V, o_v, V)
+    p_do, m_v = rows(do + i_row * V, i_m, T, H * V, o_v, V, BT)
+    p_v, m_v = rows(v + i_row * V, i_m, T, H * V, o_v, V, BT)
     b_do = tl.load(p_do, mask=m_v, other=0.0)
     b_v = tl.load(p_v, mask=m_v, other=0.0)
     b_down = tl.sum(b_do.to(tl.float32) * b_v.to(tl.float32), 1)
@@ -50,8 +49,8 @@ def chunk_bwd_kernel(
     b_dv = tl.dot(tl.trans(tl.load(matrix(scores, i_chunk, BT))), b_do, input_precision=PRECISION)
     for start in range(0, K, BK):
         o_k = start + tl.arange(0, BK)
-        p_r, m_k = rows(r + i_row * K, o_t, T, H * K, o_k, K)
-        p_k, _ = rows(k + i_row * K, o_t, T, H * K, o_k, K)
+        p_r, m_k = rows(r + i_row * K, i_m, T, H * K, o_k, K, BT)
+        p_k, m_k = rows(k + i_row * K, i_m, T, H * K, o_k, K, BT)
         b_r = tl.load(p_r, mask=m_k, other=0.0).to(tl.float32)
         b_k = tl.load(p_k, mask=m_k, other=0.0).to(tl.float32)
         b_bonus = tl.load(bonus + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
@@ -59,22 +58,23 @@ def chunk_bwd_kernel(
         b_dr = b_down[:, None] * b_bonus[None, :] * b_k
         b_dk = b_down[:, None] * b_bonus[None, :] * b_r
         b_dlog = tl.zeros([BT, BK], dtype=tl.float32)
-        b_from, b_to, b_all = decays(log_decay, stride_t, starts, o_t, T, o_k, K)
+        b_from, b_to, b_all = decays(log_decay, stride_t, starts, i_m, T, o_k, K, BT)
         for level in tl.static_range(LEVELS):
             right = in_right(o_c, level)[:, None]
-            b_decay = tl.exp(tl.where(right, b_from, b_to))
+            b_decay = tl.exp2(tl.where(right, b_from, b_to))
             b_both = tl.where(right, b_r, b_k) * b_decay
             b_pairs = tl.where(joined(o_c, level), b_dscores, 0.0).to(b_v.dtype)
             b_dboth = tl.dot(b_pairs, b_both.to(b_v.dtype), input_precision=PRECISION)
             b_dr += tl.where(right, b_dboth * b_decay, 0.0)
             b_dk += tl.where(right, 0.0, b_dboth * b_decay)
             if level > 0:
-                b_dlog = tl.dot(between(o_c, level), b_both * b_dboth, b_dlog, input_precision=PRECISION)
+                b_share = (b_both * b_dboth).to(SHARE)
+                b_dlog = tl.dot(between(o_c, level).to(SHARE), b_share, b_dlog, input_precision=PRECISION)
             b_from, b_to, b_all = join(b_from, b_to, b_all, level)
 
-        b_from, b_to = tl.exp(b_from), tl.exp(b_to)
+        b_from, b_to = tl.exp2(b_from), tl.exp2(b_to)
         p_state, m_state = state(states, i_chunk, K, V, o_k, o_v)
-        p_later, _ = state(later, i_chunk, K, V, o_k, o_v)
+        p_later, m_state = state(later, i_chunk, K, V, o_k, o_v)
         b_state = tl.load(p_state, mask=m_state, other=0.0)
         b_later = tl.load(p_later, mask=m_state, other=0.0)
         b_dreads = tl.dot(b_do, tl.trans(b_state), input_precision=PRECISION) * b_from
@@ -82,17 +82,17 @@ def chunk_bwd_kernel(
         b_dr += b_dreads
         b_dk += b_dwrites
         b_dv = tl.dot((b_k * b_to).to(b_v.dtype), b_later, b_dv, input_precision=PRECISION)
-        behind = tl.where(o_c[:, None] < o_c[None, :], 1.0, 0.0)
-        before = tl.where(o_c[:, None] > o_c[None, :], 1.0, 0.0)
-        b_dlog = tl.dot(behind, b_r * b_dreads, b_dlog, input_precision=PRECISION)
-        b_dlog = tl.dot(before, b_k * b_dwrites, b_dlog, input_precision=PRECISION)
-        b_dlog += tl.exp(b_all) * tl.sum(b_state.to(tl.float32) * b_later.to(tl.float32), 1)[None, :]
+        behind = tl.where(o_c[:, None] < o_c[None, :], 1.0, 0.0).to(SHARE)
+        before = tl.where(o_c[:, None] > o_c[None, :], 1.0, 0.0).to(SHARE)
+        b_dlog = tl.dot(behind, (b_r * b_dreads).to(SHARE), b_dlog, input_precision=PRECISION)
+        b_dlog = tl.dot(before, (b_k * b_dwrites).to(SHARE), b_dlog, input_precision=PRECISION)
+        b_dlog += tl.exp2(b_all) * tl.sum(b_state.to(tl.float32) * b_later.to(tl.float32), 1)[None, :]
         for_k = i_row * K
-        p_dr, _ = rows(dr + for_k, o_t, T, H * K, o_k, K)
-        p_dk, _ = rows(dk + for_k, o_t, T, H * K, o_k, K)
-        p_dlog, _ = rows(dlog + for_k, o_t, T, H * K, o_k, K)
+        p_dr, m_k = rows(dr + for_k, i_m, T, H * K, o_k, K, BT)
+        p_dk, m_k = rows(dk + for_k, i_m, T, H * K, o_k, K, BT)
+        p_dlog, m_k = rows(dlog + for_k, i_m, T, H * K, o_k, K, BT)
         tl.store(p_dr, b_dr.to(dr.dtype.element_ty), mask=m_k)
         tl.store(p_dk, b_dk.to(dk.dtype.element_ty), mask=m_k)
         tl.store(p_dlog, b_dlog.to(dlog.dtype.element_ty), mask=m_k)
-    p_dv, _ = rows(dv + i_row * V, o_t, T, H * V, o_v, V)
+    p_dv, m_v = rows(dv + i_row * V, i_m, T, H * V, o_v, V, BT)
     tl.store(p_dv, b_dv.to(dv.dtype.element_ty), mask=m_v)

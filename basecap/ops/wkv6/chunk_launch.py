@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from basecap.ops.wkv6 import chunk_kernels, chunk_kernels_backward
@@ -131,8 +132,10 @@ def backward(
     dlog = tensors[3].new_empty(tensors[3].shape)
     H, M, B = inputs.grid
     dbonus = dr.new_empty(B, M, H, dr.shape[3], dtype=torch.float32)
+    # Products of two gradients' sizes may be beyond float16.
+    share = tl.float32 if do.dtype == torch.float32 else tl.bfloat16
     chunk_kernels_backward.chunk_bwd_kernel[inputs.grid](
         do, inputs.r, inputs.k, inputs.v, inputs.log_decay, inputs.bonus, inputs.starts, states, later, scores,
-        dr, dk, dv, dlog, dbonus, *inputs.sizes, **inputs.options,
+        dr, dk, dv, dlog, dbonus, *inputs.sizes, SHARE=share, **inputs.options,
     )  # fmt: skip
     return [dr, dk, dv, dlog, dbonus.sum((0, 1)).to(tensors[4].dtype), dfirst]
