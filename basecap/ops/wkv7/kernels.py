@@ -1,4 +1,4 @@
-"""The RWKV-7 recurrence by chunks in Triton: what each chunk needs, the walk over the chunks, the outputs; see README.md.
+"""The RWKV-7 recurrence by chunks in Triton: what a chunk needs, the walk over the chunks, outputs; see README.md.
 
 Tensors: r, k, a, b, log_decay and all that is known of single tokens [B, T, H, K], v and o [B, T, H, V]; matrices
 between the BT tokens of a chunk [B, M, H, BT, BT]; states between chunks [B, M, H, K, V]; the decays across chunks
@@ -26,7 +26,13 @@ def gates(log_decay, i_b, o_t, T, i_h, H, o_k, K, SUM: tl.constexpr, BT: tl.cons
     b_end -= b_middle
     b_before = (b_sum - b_middle[None, :] - b_log).to(tl.float32)
     b_sum = (b_sum - b_middle[None, :]).to(tl.float32)
-    return tl.exp(b_sum), tl.exp(b_before), tl.exp(-b_sum), tl.exp(b_middle.to(tl.float32)), tl.exp(b_end.to(tl.float32))
+    return (
+        tl.exp(b_sum),
+        tl.exp(b_before),
+        tl.exp(-b_sum),
+        tl.exp(b_middle.to(tl.float32)),
+        tl.exp(b_end.to(tl.float32)),
+    )
 
 
 @triton.jit
@@ -75,7 +81,7 @@ def keep_transposed(base, i_b, o_t, T, i_h, H, o_x, X, b_x):
 
 
 @triton.jit
-def invert(b_scores, o_c, EXACT: tl.constexpr, LEVELS: tl.constexpr):
+def invert(b_scores, o_c, WIDE: tl.constexpr, PRECISION: tl.constexpr, LEVELS: tl.constexpr):
     """The inverse of 1 - scores, which are zero on and above the diagonal.
 
     By the blocks on the diagonal, of one token, of two, of four, ...: two neighbours with the scores C left of the
@@ -87,7 +93,9 @@ def invert(b_scores, o_c, EXACT: tl.constexpr, LEVELS: tl.constexpr):
         beside = (o_block[:, None] == o_block[None, :] + 1) & (o_block[:, None] % 2 == 1)
         b_beside = tl.where(beside, b_scores, 0.0)
         if level > 0:
-            b_beside = tl.dot(tl.dot(b_inverse, b_beside, input_precision=EXACT), b_inverse, input_precision=EXACT)
+            b_blocks = b_inverse.to(WIDE)
+            b_beside = tl.dot(b_blocks, b_beside.to(WIDE), input_precision=PRECISION)
+            b_beside = tl.dot(b_beside.to(WIDE), b_blocks, input_precision=PRECISION)
         b_inverse += b_beside
     return b_inverse
 
@@ -97,7 +105,7 @@ def chunk_fwd_kernel(
     r, log_decay, k, a, b, ids, inverse, recall, read, write, answer, across, read_pairs,
     adjoint, recall_pairs, adjoint_pairs,
     T, H, K, M,
-    BACK: tl.constexpr, SUM: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr,
+    BACK: tl.constexpr, SUM: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
     """Everything about a chunk but its state and values, and the inverse of its triangular system.
@@ -133,7 +141,7 @@ def chunk_fwd_kernel(
     if BACK:
         b_inverse = tl.load(p_inverse)
     else:
-        b_inverse = invert(tl.where(earlier, b_ab, 0.0), o_c, EXACT, LEVELS).to(low)
+        b_inverse = invert(tl.where(earlier, b_ab, 0.0), o_c, WIDE, PRECISION, LEVELS).to(low)
         tl.store(p_inverse, b_inverse)
 
     b_recall_pairs = tl.dot(b_inverse, b_ak, input_precision=PRECISION).to(low)

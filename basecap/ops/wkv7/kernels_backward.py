@@ -160,5 +160,11 @@ def keys_bwd_kernel(
         b_state = tl.load(p_state, mask=m_state, other=0.0).to(tl.float32)
         b_later = tl.load(p_later, mask=m_state, other=0.0).to(tl.float32)
         b_passed += b_across * tl.sum(b_state * b_later, 1)
-    b_dlog = tl.cumsum(b_scaled, 0, reverse=True) - b_asked + b_passed[None, :]
+    if ids is None:
+        b_dlog = tl.cumsum(b_scaled, 0, reverse=True) - b_asked
+    else:
+        # A cumulated sum would carry what is left of other segments, their rounding errors, along.
+        b_same = tl.where(before(ids, i_b, o_t, T, True), 1.0, 0.0)
+        b_dlog = tl.dot(b_same, b_scaled, b_scaled - b_asked, input_precision=PRECISION)
+    b_dlog += tl.where(left[:, None], b_passed[None, :], 0.0)
     keep(dlog, i_b, o_t, T, i_h, H, o_k, K, b_dlog)

@@ -12,11 +12,6 @@ from basecap.ops.wkv7 import kernels, kernels_backward
 
 #: Channels per step of the products that sum over channels.
 BLOCK = 64
-#: The precision of the inverses by dtype: what comes out of TF32 is better than bfloat16, but not than float16.
-EXACT = {torch.bfloat16: "tf32", torch.float16: "tf32x3", torch.float32: "ieee"}
-
-#: Warps per program of the kernels with most tiles at a time, by chunk.
-WARPS = {16: 4, 32: 4, 64: 8}
 
 
 @dataclass(frozen=True)
@@ -47,11 +42,12 @@ class _Inputs:
     @property
     def options(self) -> dict[str, Any]:
         """Compile-time options common to all kernels."""
-        return {"PRECISION": "ieee" if self.v.dtype == torch.float32 else "tf32", "BT": self.chunk}
+        # For half precision's few products of float32, TF32 alone is too coarse: it cuts off what float16 would round.
+        return {"PRECISION": "ieee" if self.v.dtype == torch.float32 else "tf32x3", "BT": self.chunk}
 
     @property
     def wide(self) -> dict[str, tl.dtype]:
-        """What log decays are summed in, and what holds decays out of a chunk's middle: not float16, but TF32 does."""
+        """What log decays are summed in, and what holds decays from a chunk's middle: not float16."""
         return {
             "SUM": tl.float64 if self.v.dtype == torch.float32 else tl.float32,
             "WIDE": tl.bfloat16 if self.v.dtype == torch.bfloat16 else tl.float32,
@@ -93,13 +89,14 @@ def _prepare(inputs: _Inputs, inverse: Tensor, back: bool) -> _Chunks:
     tokens = inputs.v.new_empty(4 + back, *inputs.r.shape)
     across = inputs.v.new_empty(B, M, H, K, dtype=torch.float32)
     pairs = inputs.matrices(3 if back else 1)
-    extra = (tokens[4], *pairs[1:]) if back else (None, None, None)
-    found = _Chunks(*tokens[:4], across, pairs[0], *extra)
+    recall, read, write, answer = tokens[:4]
+    adjoint, recall_pairs, adjoint_pairs = (tokens[4], pairs[1], pairs[2]) if back else (None, None, None)
+    found = _Chunks(recall, read, write, answer, across, pairs[0], adjoint, recall_pairs, adjoint_pairs)
     kernels.chunk_fwd_kernel[(H, M, B)](
-        inputs.r, inputs.log_decay, inputs.k, inputs.a, inputs.b, inputs.ids, inverse, found.recall, found.read, found.write,
-        found.answer, across, found.read_pairs, *extra, *inputs.shape[1:4], M,
-        BACK=back, **inputs.wide, EXACT=EXACT[inputs.v.dtype], BK=min(BLOCK, inputs.blocks[0]), LEVELS=C.bit_length() - 1,
-        num_stages=1, num_warps=WARPS[C], **inputs.options,
+        inputs.r, inputs.log_decay, inputs.k, inputs.a, inputs.b, inputs.ids, inverse, recall, read, write,
+        answer, across, pairs[0], adjoint, recall_pairs, adjoint_pairs, *inputs.shape[1:4], M,
+        BACK=back, **inputs.wide, BK=min(BLOCK, inputs.blocks[0]), LEVELS=C.bit_length() - 1,
+        num_stages=1, **inputs.options,
     )  # fmt: skip
     return found
 
@@ -114,14 +111,18 @@ def _walk(inputs: _Inputs, chunks: _Chunks, v: Tensor, first: Tensor | None, las
     states = inputs.states()
     kernels.walk_fwd_kernel[(triton.cdiv(V, BV), H, B)](
         left, right, write, v, chunks.across, first, states, last, *inputs.shape[1:],
-        BACK=back, STAGES=_stages(v), BK=BK, BV=BV, **inputs.options,
+        BACK=back, STAGES=_stages(inputs, BK, BV), BK=BK, BV=BV, **inputs.options,
     )  # fmt: skip
     return states
 
 
-def _stages(v: Tensor) -> int:
-    """Return how many chunks a walk loads ahead, plus one."""
-    return 1 if v.dtype == torch.float32 else 3
+def _stages(inputs: _Inputs, BK: int, BV: int) -> int:
+    """Return 2, for walks to load one chunk ahead, where there is room for two chunks' tiles; else 1."""
+    if inputs.v.dtype == torch.float32:
+        return 1
+    room = torch.cuda.get_device_properties(inputs.v.device).shared_memory_per_multiprocessor
+    numbers = 2 * inputs.chunk * (3 * BK + BV) + 2 * BK * BV
+    return 2 if inputs.v.element_size() * numbers + 1024 <= room else 1
 
 
 def forward(
@@ -168,8 +169,8 @@ def backward(
     """
     (first, ids), (inverse, states) = optional, kept
     inputs = _inputs(tensors, ids, chunk)
-    _, _, H, K, V, M = inputs.shape
-    B, (BK, BV) = len(inputs.v), inputs.blocks
+    B, _, H, K, V, M = inputs.shape
+    BK, BV = inputs.blocks
     do, dlast = grads[0].contiguous(), None if grads[1] is None else grads[1].contiguous()
     dfirst = None if first is None else torch.empty_like(first, memory_format=torch.contiguous_format)
     chunks = _prepare(inputs, inverse, back=True)
@@ -181,13 +182,11 @@ def backward(
         chunks.read_pairs, states, later, recalled, drecalled, dv, *inputs.shape[1:],
         BK=BK, BV=columns, num_stages=1, **inputs.options,
     )  # fmt: skip
-    dr, dlog, dk, da, db = (
-        torch.empty_like(x) for x in (inputs.r, inputs.log_decay, inputs.k, inputs.a, inputs.b)
-    )
+    dr, dlog, dk, da, db = (torch.empty_like(x) for x in (inputs.r, inputs.log_decay, inputs.k, inputs.a, inputs.b))
     channels = min(BLOCK, BK)
     kernels_backward.keys_bwd_kernel[(H * triton.cdiv(K, channels), M, B)](
         do, inputs.r, inputs.log_decay, inputs.k, inputs.v, inputs.a, inputs.b, inputs.ids, recalled, drecalled,
         states, later, chunks.across, dr, dlog, dk, da, db, *inputs.shape[1:],
-        **inputs.wide, BK=channels, BV=columns, num_stages=1, num_warps=WARPS[chunk], **inputs.options,
+        **inputs.wide, BK=channels, BV=columns, num_stages=1, num_warps=8, **inputs.options,
     )  # fmt: skip
     return [dr, dlog, dk, dv, da, db, dfirst]
