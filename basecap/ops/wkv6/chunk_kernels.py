@@ -107,8 +107,7 @@ def edges(log_decay, stride_t, starts, i_m, T, o_k, K, BACK: tl.constexpr, BT: t
 def walk_kernel(
     k, v, log_decay, starts, first, states, last,
     stride_b, stride_t, stride_h, T, H, K, V, M,
-    BACK: tl.constexpr, PRECISION: tl.constexpr,
-    LEVELS: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    BACK: tl.constexpr, PRECISION: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """Walk over the chunks with BV columns of the state: keep it before each, then let it decay and add to it.
 

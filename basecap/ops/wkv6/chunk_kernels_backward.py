@@ -24,7 +24,8 @@ def between(o_t, level: tl.constexpr):
 def chunk_bwd_kernel(
     do, r, k, v, log_decay, bonus, starts, states, later, scores, dr, dk, dv, dlog, dbonus,
     stride_b, stride_t, stride_h, T, H, K, V, M,
-    PRECISION: tl.constexpr, SHARE: tl.constexpr, LEVELS: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    PRECISION: tl.constexpr, SHARE: tl.constexpr,
+    LEVELS: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a chunk's inputs from the state before it and the gradient of the state after it (`later`).
 
@@ -83,9 +84,8 @@ def chunk_bwd_kernel(
         b_dk += b_dwrites
         b_dv = tl.dot((b_k * b_to).to(b_v.dtype), b_later, b_dv, input_precision=PRECISION)
         behind = tl.where(o_c[:, None] < o_c[None, :], 1.0, 0.0).to(SHARE)
-        before = tl.where(o_c[:, None] > o_c[None, :], 1.0, 0.0).to(SHARE)
         b_dlog = tl.dot(behind, (b_r * b_dreads).to(SHARE), b_dlog, input_precision=PRECISION)
-        b_dlog = tl.dot(before, (b_k * b_dwrites).to(SHARE), b_dlog, input_precision=PRECISION)
+        b_dlog = tl.dot(tl.trans(behind), (b_k * b_dwrites).to(SHARE), b_dlog, input_precision=PRECISION)
         b_dlog += tl.exp2(b_all) * tl.sum(b_state.to(tl.float32) * b_later.to(tl.float32), 1)[None, :]
         for_k = i_row * K
         p_dr, m_k = rows(dr + for_k, i_m, T, H * K, o_k, K, BT)

@@ -11,8 +11,8 @@ from torch import Tensor
 from basecap.ops.wkv6 import chunk_kernels, chunk_kernels_backward
 from basecap.ops.wkv6.chunk_operators import tokens_per_chunk
 
-#: Key channels per step of the kernels of a chunk, value channels per program of a walk.
-BK, BV = 32, 32
+#: Key channels per step of a chunk's forward and backward, value channels per program of a walk.
+FORWARD, BACKWARD, WALK = 32, 16, 64
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,8 @@ class _Inputs:
         B, T, H, _ = self.v.shape
         return H, triton.cdiv(T, self.chunk), B
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Compile-time options of the kernels of a chunk."""
+    def options(self, channels: int) -> dict[str, Any]:
+        """Compile-time options of the kernels of a chunk that take so many key channels at once."""
         # One stage: in a pipelined loop Triton (3.7.1) keeps one buffer for a tile that goes into a product and
         # elsewhere, and on Hopper loads the next tile into it while the product still reads it.
         K, V = self.r.shape[3], self.v.shape[3]
@@ -53,7 +52,7 @@ class _Inputs:
             "PRECISION": "ieee" if self.v.dtype == torch.float32 else "tf32",
             "LEVELS": self.chunk.bit_length() - 1,
             "BT": self.chunk,
-            "BK": min(BK, _block(K)),
+            "BK": min(channels, _block(K)),
             "BV": _block(V),
             "num_stages": 1,
             "num_warps": 4 if V <= 64 else 8,
@@ -75,7 +74,8 @@ def _walk(inputs: _Inputs, k: Tensor, v: Tensor, first: Tensor | None, last: Ten
     """Return the states before each chunk (after it, of their gradients, with `back`); write that beyond the end."""
     (H, M, B), (K, V) = inputs.grid, (k.shape[3], v.shape[3])
     states = v.new_empty(B, M, H, K, V)
-    options = inputs.options | {"BK": _block(K), "BV": min(BV, _block(V)), "num_warps": 4 if K <= 64 else 8}
+    options = inputs.options(_block(K)) | {"BV": min(WALK, _block(V)), "num_warps": 4 if K <= 64 else 8}
+    del options["LEVELS"]
     # Two further TF32 products with the rests: the state stays as exact as in float32, whatever the inputs are.
     options["PRECISION"] = "ieee" if v.dtype == torch.float32 else "tf32x3"
     chunk_kernels.walk_kernel[(triton.cdiv(V, options["BV"]), H, B)](
@@ -101,9 +101,12 @@ def forward(
     scores = o.new_empty(B, M, H, inputs.chunk, inputs.chunk)
     first = None if state_BHKV is None else state_BHKV.contiguous()
     states = _walk(inputs, inputs.k, inputs.v, first, final, back=False)
+    options = inputs.options(FORWARD)
+    # Three programs per multiprocessor instead of two.
+    registers = 168 if options["num_warps"] == 4 and o.dtype != torch.float32 else None
     chunk_kernels.chunk_fwd_kernel[inputs.grid](
         inputs.r, inputs.k, inputs.v, inputs.log_decay, inputs.bonus, inputs.starts, states, o, scores,
-        *inputs.sizes, **inputs.options,
+        *inputs.sizes, maxnreg=registers, **options,
     )  # fmt: skip
     return o, final, states, scores
 
@@ -136,6 +139,6 @@ def backward(
     share = tl.float32 if do.dtype == torch.float32 else tl.bfloat16
     chunk_kernels_backward.chunk_bwd_kernel[inputs.grid](
         do, inputs.r, inputs.k, inputs.v, inputs.log_decay, inputs.bonus, inputs.starts, states, later, scores,
-        dr, dk, dv, dlog, dbonus, *inputs.sizes, SHARE=share, **inputs.options,
+        dr, dk, dv, dlog, dbonus, *inputs.sizes, SHARE=share, **inputs.options(BACKWARD),
     )  # fmt: skip
     return [dr, dk, dv, dlog, dbonus.sum((0, 1)).to(tensors[4].dtype), dfirst]
