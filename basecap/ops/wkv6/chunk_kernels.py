@@ -52,16 +52,19 @@ def decays(log_decay, stride_t, starts, i_m, T, o_k, K, BT: tl.constexpr):
 
 
 @triton.jit
+def spread(b_x, level: tl.constexpr):
+    """What two neighbouring blocks of 2^level tokens hold, at the same places in their blocks, summed up in both."""
+    b_pairs = tl.reshape(b_x, [b_x.shape[0] >> (level + 1), 2, 1 << level, b_x.shape[1]])
+    b_sums = tl.sum(b_pairs, 1, keep_dims=True)
+    return tl.reshape(tl.broadcast_to(b_sums, b_pairs.shape), b_x.shape)
+
+
+@triton.jit
 def join(b_from, b_to, b_all, level: tl.constexpr):
     """The log decays of blocks of 2^(level + 1) tokens from those of their halves: sums, nothing is subtracted."""
-    BT: tl.constexpr = b_all.shape[0]
-    BK: tl.constexpr = b_all.shape[1]
-    shape: tl.constexpr = [BT >> (level + 1), 2, 1 << level, BK]
-    right = in_right(tl.arange(0, BT), level)[:, None]
-    b_left = tl.sum(tl.reshape(tl.where(right, 0.0, b_all), shape), 1, keep_dims=True)
-    b_right = tl.sum(tl.reshape(tl.where(right, b_all, 0.0), shape), 1, keep_dims=True)
-    b_left = tl.reshape(tl.broadcast_to(b_left, shape), [BT, BK])
-    b_right = tl.reshape(tl.broadcast_to(b_right, shape), [BT, BK])
+    right = in_right(tl.arange(0, b_all.shape[0]), level)[:, None]
+    b_left = spread(tl.where(right, 0.0, b_all), level)
+    b_right = spread(tl.where(right, b_all, 0.0), level)
     return tl.where(right, b_from + b_left, b_from), tl.where(right, b_to, b_to + b_right), b_left + b_right
 
 
@@ -83,24 +86,21 @@ def edges(log_decay, stride_t, starts, i_m, T, o_k, K, BACK: tl.constexpr, BT: t
     p_w, m_w = rows(log_decay, i_m, T, stride_t, o_k, K, BT)
     b_all = tl.load(p_w, mask=m_w, other=0.0).to(tl.float32)
     # What lies between a token and the edge is summed up over the tokens one further: nothing is subtracted.
+    STEP: tl.constexpr = -1 if BACK else 1
     o_c = tl.arange(0, BT)
-    if BACK:
-        step: tl.constexpr = -1
-        inside = o_c > 0
-    else:
-        step: tl.constexpr = 1
-        inside = (o_c < BT - 1) & (i_m * BT + o_c + 1 < T)
-    b_next = tl.load(p_w + step * stride_t, mask=m_w & inside[:, None], other=0.0).to(tl.float32)
+    o_next = o_c + STEP
+    m_next = (o_next >= 0) & (o_next < BT) & (i_m * BT + o_next < T)
+    b_next = tl.load(p_w + STEP * stride_t, mask=m_w & m_next[:, None], other=0.0).to(tl.float32)
     if starts is not None:
-        p_starts = starts + i_m * BT + o_c
-        m_t = i_m * BT + o_c < T
-        empty = tl.load(p_starts, mask=m_t, other=0)[:, None] != 0
+        p_starts = starts + i_m * BT
+        empty = tl.load(p_starts + o_c, mask=i_m * BT + o_c < T, other=0)[:, None] != 0
         b_all = tl.where(empty, float("-inf"), b_all)
         if not BACK:
-            empty = tl.load(p_starts + 1, mask=inside, other=0)[:, None] != 0
+            empty = tl.load(p_starts + o_next, mask=m_next, other=0)[:, None] != 0
         b_next = tl.where(empty, float("-inf"), b_next)
     b_sums = tl.cumsum(b_next, 0, reverse=not BACK)
-    return tl.exp2(b_sums * LOG2_E), tl.exp2(tl.sum(b_all, 0) * LOG2_E)
+    # The state meets one of the latter per chunk: errors of the GPU's fast exponential would add up.
+    return tl.exp2(b_sums * LOG2_E), tl.exp(tl.sum(b_all, 0).to(tl.float64)).to(tl.float32)
 
 
 @triton.jit
