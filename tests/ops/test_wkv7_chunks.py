@@ -69,6 +69,20 @@ def test_decays_at_their_bounds(device: str, decays: str):
     assert_kernels(inputs(sizes, device, torch.float32, decays), state(sizes, device))
 
 
+ON_GPU = [pytest.param("cuda", dtype, marks=requires_gpu) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+
+
+@pytest.mark.parametrize(("device", "dtype"), [pytest.param("cpu", torch.float32, marks=in_interpreter), *ON_GPU])
+def test_tokens_that_remove_almost_the_same(device: str, dtype: torch.dtype):
+    """Removal keys close to each other, rates close to 1 and no decay: the hardest systems to invert."""
+    sizes = (1, 100, 1, 64, 16)
+    x = inputs(sizes, device, dtype, "none")
+    a = -F.normalize(draw(4, 1, 100, 1, 64) + 3 * draw(6, 1, 1, 1, 64), dim=-1)
+    rates = (4 + draw(5, 1, 100, 1, 64)).sigmoid()
+    x[4:] = [part.to(device, dtype) for part in (a, -a * rates)]
+    assert_kernels(x, state(sizes, device))
+
+
 @pytest.mark.usefixtures("poisoned")
 @anywhere
 @pytest.mark.parametrize("cuts", [[1, 5, 6, 16, 17, 40, 69], [33], [32, 48]])
@@ -82,7 +96,7 @@ def test_packed_rows(device: str, cuts: list[int]):
 @pytest.mark.parametrize("chunk", [32, 64])
 def test_longer_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch):
     """Half precision's chunks compute the same: only the logarithms' digits are fewer."""
-    sizes = (1, 100, 1, 16, 16)
+    sizes = (1, 100, 1, 64, 16)
     x, segments = inputs(sizes, "cpu", torch.float32, "weak"), packed(1, [10, 70], 100)
     monkeypatch.setitem(operators.CHUNKS, torch.float32, chunk)
     assert_kernels(x, state(sizes, "cpu"))

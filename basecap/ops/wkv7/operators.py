@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Tokens per chunk. Where no decay is below e^-0.61, those of half a chunk leave 3e-9 of 64 tokens, which bfloat16 and
-#: TF32 hold; the logarithms of float32 keep more digits in shorter chunks.
+#: The most tokens per chunk. The exponents of half a chunk's decays, 19.5 for 64 tokens, are within the range of
+#: bfloat16 and TF32; float32 keeps more of its digits with smaller ones.
 CHUNKS = {torch.bfloat16: 64, torch.float16: 32, torch.float32: 16}
 
 
@@ -15,6 +15,11 @@ def _kernels() -> Any:
     from basecap.ops.wkv7 import launch
 
     return launch
+
+
+def tokens_per_chunk(K: int, dtype: torch.dtype) -> int:
+    """Return no more tokens than channels, or else the removal keys would depend on each other, but at least 16."""
+    return max(16, min(CHUNKS[dtype], 1 << (K.bit_length() - 1)))
 
 
 @torch.library.custom_op("basecap::wkv7_chunks", mutates_args=())
@@ -29,7 +34,7 @@ def scan(
     segments: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return o [B, T, H, V], the final state [B, H, K, V] in float32; for backward the chunks' inverses and states."""
-    return _kernels().forward((r, log_decay, k, v, a, b), state, segments, CHUNKS[v.dtype])
+    return _kernels().forward((r, log_decay, k, v, a, b), state, segments, tokens_per_chunk(r.shape[3], v.dtype))
 
 
 @torch.library.custom_op("basecap::wkv7_chunks_backward", mutates_args=())
@@ -44,15 +49,16 @@ def scan_backward(
         optional: first state and segments.
         kept: the inverses and states that `scan` returned.
     """
-    v = tensors[3]
-    do = torch.zeros_like(v) if grads[0] is None else grads[0]
-    found = _kernels().backward((do, grads[1]), tuple(tensors), tuple(optional), tuple(kept), CHUNKS[v.dtype])
+    do = torch.zeros_like(tensors[3]) if grads[0] is None else grads[0]
+    chunk = kept[0].shape[-1]
+    found = _kernels().backward((do, grads[1]), tuple(tensors), tuple(optional), tuple(kept), chunk)
     return [x for x in found if x is not None]
 
 
 @scan.register_fake
 def _(r, log_decay, k, v, a, b, state, segments):
-    (B, T, H, K), V, C = r.shape, v.shape[3], CHUNKS[v.dtype]
+    (B, T, H, K), V = r.shape, v.shape[3]
+    C = tokens_per_chunk(K, v.dtype)
     M = -(-T // C)
     inverse, states = v.new_empty(B, M, H, C, C), v.new_empty(B, M, H, K, V)
     return v.new_empty(v.shape), v.new_empty(B, H, K, V, dtype=torch.float32), inverse, states
