@@ -50,6 +50,12 @@ def chunked(*args):
     return chunk_operators.scan(*tensors, log_decay, bonus, state, starts(segments))[:2]
 
 
+def public(*args):
+    """Run the op's Triton kernels by the definition's positions."""
+    *given, state, segments = args
+    return wkv6(*given, state_BHKV=state, segments=segments, backend="triton")
+
+
 def assert_kernels(tensors: list[Tensor], state: Tensor | None = None, segments: Tensor | None = None) -> None:
     """Compare outputs, state and gradients with the definition in float64, their errors with the eager path's."""
     dtype = tensors[2].dtype
@@ -117,11 +123,16 @@ def test_broadcast_decays(device: str, broadcast: tuple[int, int]):
     tensors = inputs((2, 40, 2, 6, 6), "middling", device, torch.float32)
     tensors[3] = tensors[3][: broadcast[0], : broadcast[1]]
 
-    def run(*args):
-        *given, state, segments = args
-        return wkv6(*given, state_BHKV=state, segments=segments, backend="triton")
+    assert_as_exact(public, eager.wkv6, tensors)
 
-    assert_as_exact(run, eager.wkv6, tensors)
+
+@anywhere
+@pytest.mark.parametrize("sizes", [(1, 5, 1, 130, 4), (1, 5, 1, 4, 130), (2, 1, 2, 8, 8)])
+def test_the_recurrence_takes_the_rest(device: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch):
+    """Wide heads and single tokens do not go by chunks."""
+    monkeypatch.setattr(chunk_operators, "scan", None)
+    tensors = inputs(sizes, "middling", device, torch.float32)
+    assert_as_exact(public, reference.wkv6, tensors, first=first_state(sizes, device))
 
 
 @anywhere

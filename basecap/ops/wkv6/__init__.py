@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops._dispatch import Backend, unsupported, use_triton
 from basecap.ops.wkv6 import chunk_operators, eager, library, operators
 from basecap.ops.wkv6.blocks import starts
 
@@ -47,7 +47,7 @@ def wkv6(
         if not triton:
             return eager.wkv6(r_BTHK, k_BTHK, v_BTHV, log_decay_BTHK, bonus_HK, state_BHKV, segments)
         log_decay = log_decay_BTHK.expand(r_BTHK.shape)
-        if r_BTHK.shape[1] > 1 and max(r_BTHK.shape[3], v_BTHV.shape[3]) <= chunk_operators.WIDEST:
+        if _chunked(r_BTHK, v_BTHV):
             r, k = (x.to(v_BTHV.dtype) for x in (r_BTHK, k_BTHK))
             first = None if state_BHKV is None else state_BHKV.float()
             o, final, *_ = chunk_operators.scan(r, k, v_BTHV, log_decay, bonus_HK, first, starts(segments))
@@ -62,6 +62,12 @@ def empty_state(r_BTHK: Tensor, v_BTHV: Tensor) -> Tensor:
     """Return zeros [B, H, K, V] in float32."""
     B, _, H, K = r_BTHK.shape
     return v_BTHV.new_zeros(B, H, K, v_BTHV.shape[3], dtype=torch.float32)
+
+
+def _chunked(r_BTHK: Tensor, v_BTHV: Tensor) -> bool:
+    """Return whether the chunked kernels run; the recurrence takes single tokens, wide heads and small GPUs."""
+    fits = [unsupported(x, **chunk_operators.NEEDS) is None for x in (r_BTHK, v_BTHV)]
+    return all(fits) and r_BTHK.shape[1] > 1
 
 
 def _validate(r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, bonus: Tensor) -> None:

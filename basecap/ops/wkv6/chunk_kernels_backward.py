@@ -7,7 +7,7 @@ to wrong results on Hopper.
 import triton
 import triton.language as tl
 
-from basecap.ops.wkv6.chunk_kernels import decays, in_right, join, joined, matrix, rows, state
+from basecap.ops.wkv6.chunk_kernels import decays, in_right, join, joined, matrix, rows, spread, state
 
 
 @triton.jit
@@ -68,7 +68,12 @@ def chunk_bwd_kernel(
             b_dboth = tl.dot(b_pairs, b_both.to(b_v.dtype), input_precision=PRECISION)
             b_dr += tl.where(right, b_dboth * b_decay, 0.0)
             b_dk += tl.where(right, 0.0, b_dboth * b_decay)
-            if level > 0:
+            if level == 1:
+                # Pairs of tokens: what the outer one reads or writes passes the inner one.
+                outer = (in_right(o_c, 0) == in_right(o_c, 1))[:, None]
+                b_share = spread(tl.where(outer, b_both * b_dboth, 0.0), 0)
+                b_dlog += tl.where(outer, 0.0, b_share)
+            if level > 1:
                 b_share = (b_both * b_dboth).to(SHARE)
                 b_dlog = tl.dot(between(o_c, level).to(SHARE), b_share, b_dlog, input_precision=PRECISION)
             b_from, b_to, b_all = join(b_from, b_to, b_all, level)

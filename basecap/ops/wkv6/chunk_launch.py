@@ -48,14 +48,17 @@ class _Inputs:
         # One stage: in a pipelined loop Triton (3.7.1) keeps one buffer for a tile that goes into a product and
         # elsewhere, and on Hopper loads the next tile into it while the product still reads it.
         K, V = self.r.shape[3], self.v.shape[3]
+        exact, warps = self.v.dtype == torch.float32, 4 if V <= 64 else 8
         return {
-            "PRECISION": "ieee" if self.v.dtype == torch.float32 else "tf32",
+            "PRECISION": "ieee" if exact else "tf32",
             "LEVELS": self.chunk.bit_length() - 1,
             "BT": self.chunk,
             "BK": min(channels, _block(K)),
             "BV": _block(V),
             "num_stages": 1,
-            "num_warps": 4 if V <= 64 else 8,
+            "num_warps": warps,
+            # Three programs per multiprocessor instead of two, for a few numbers more in the cache.
+            "maxnreg": None if exact or warps == 8 else 168,
         }
 
 
@@ -75,7 +78,7 @@ def _walk(inputs: _Inputs, k: Tensor, v: Tensor, first: Tensor | None, last: Ten
     (H, M, B), (K, V) = inputs.grid, (k.shape[3], v.shape[3])
     states = v.new_empty(B, M, H, K, V)
     options = inputs.options(_block(K)) | {"BV": min(WALK, _block(V)), "num_warps": 4 if K <= 64 else 8}
-    del options["LEVELS"]
+    del options["LEVELS"], options["maxnreg"]
     # Two further TF32 products with the rests: the state stays as exact as in float32, whatever the inputs are.
     options["PRECISION"] = "ieee" if v.dtype == torch.float32 else "tf32x3"
     chunk_kernels.walk_kernel[(triton.cdiv(V, options["BV"]), H, B)](
@@ -101,12 +104,9 @@ def forward(
     scores = o.new_empty(B, M, H, inputs.chunk, inputs.chunk)
     first = None if state_BHKV is None else state_BHKV.contiguous()
     states = _walk(inputs, inputs.k, inputs.v, first, final, back=False)
-    options = inputs.options(FORWARD)
-    # Three programs per multiprocessor instead of two.
-    registers = 168 if options["num_warps"] == 4 and o.dtype != torch.float32 else None
     chunk_kernels.chunk_fwd_kernel[inputs.grid](
         inputs.r, inputs.k, inputs.v, inputs.log_decay, inputs.bonus, inputs.starts, states, o, scores,
-        *inputs.sizes, maxnreg=registers, **options,
+        *inputs.sizes, **inputs.options(FORWARD),
     )  # fmt: skip
     return o, final, states, scores
 
@@ -135,8 +135,8 @@ def backward(
     dlog = tensors[3].new_empty(tensors[3].shape)
     H, M, B = inputs.grid
     dbonus = dr.new_empty(B, M, H, dr.shape[3], dtype=torch.float32)
-    # Products of two gradients' sizes may be beyond float16.
-    share = tl.float32 if do.dtype == torch.float32 else tl.bfloat16
+    # Products of inputs and their gradients may be beyond float16.
+    share = tl.bfloat16 if do.dtype == torch.bfloat16 else tl.float32
     chunk_kernels_backward.chunk_bwd_kernel[inputs.grid](
         do, inputs.r, inputs.k, inputs.v, inputs.log_decay, inputs.bonus, inputs.starts, states, later, scores,
         dr, dk, dv, dlog, dbonus, *inputs.sizes, SHARE=share, **inputs.options(BACKWARD),

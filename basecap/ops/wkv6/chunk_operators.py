@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: The most channels per head, of keys and of values, whose state the kernels hold.
-WIDEST = 128
+#: The most channels per head, of keys and of values, whose state the kernels hold, and the shared memory they take.
+NEEDS = {"widest": 128, "shared": 144 * 1024}
 
 
 def _kernels() -> Any:
