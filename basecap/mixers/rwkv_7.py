@@ -31,7 +31,7 @@ from basecap.mixers._rwkv import (
     share,
     shift,
 )
-from basecap.ops.wkv7 import eager, wkv7
+from basecap.ops.wkv7 import eager, wkv7_bounded
 
 #: Powers of the shares of the previous token at the first layer: they flatten with depth.
 POWERS = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}
@@ -130,7 +130,7 @@ class RWKV7(TimeMix):
         """Run the recurrence, normalise, add the present token's own value, gate; see `TimeMix.mix`."""
         r, log_decay, k, a, b = self._project(x_BTD, delta_BTD)
         v = self._values(x_BTD, delta_BTD, shared)
-        o, state = wkv7(r, log_decay, k, v, a, b, state_BHKV=state, segments=segments)
+        o, state = wkv7_bounded(r, log_decay, k, v, a, b, state_BHKV=state, segments=segments)
         own = (r * k * self.bonus).sum(-1, keepdim=True) * v
         gate = self.gate(x_BTD + delta_BTD * self.share_g)
         return self.output((self.norm(o.flatten(2)) + own.flatten(2)) * gate), state
@@ -146,7 +146,7 @@ class RWKV7(TimeMix):
         delta_BTD = shift(x_BTD, None)
         r, log_decay, k, a, b = self._project(x_BTD, delta_BTD)
         v = self._values(x_BTD, delta_BTD, {})
-        return v, wkv7(r, log_decay, k, v, a, b)[0]
+        return v, wkv7_bounded(r, log_decay, k, v, a, b)[0]
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Official (RWKV-LM, RWKV-v7/train_temp): only the projections decay, decays learn at twice the rate."""

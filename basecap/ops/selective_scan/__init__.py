@@ -53,6 +53,7 @@ def selective_scan(
     # Under autocast the products with the states would be rounded to half precision.
     with torch.autocast(x_BTD.device.type, enabled=False):
         given = (x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, state_BDN)
-        keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
-        y, final, _ = operators.scan(*given, segments, triton, keep)
+        training = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+        kernels = "none" if not triton else "training" if training else "forward"
+        y, final, _ = operators.scan(*given, segments, kernels)
         return y, final

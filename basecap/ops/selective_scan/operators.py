@@ -34,15 +34,14 @@ def scan(
     C: Tensor,
     state: Tensor | None,
     segments: Tensor | None,
-    triton: bool,
-    keep: bool,
+    kernels: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return outputs [B, T, D], the final state [B, D, N] and the states between chunks [B, M, N, D].
 
-    The last are empty unless the kernels run and `keep` asks for them, as it must where gradients will be wanted.
+    `kernels` is "none", "forward", or "training", which fills the last, as it must where gradients will be wanted.
     """
-    if triton:
-        return _kernels().forward(x, dt, A, B, C, state, segments, keep)
+    if kernels != "none":
+        return _kernels().forward(x, dt, A, B, C, state, segments, keep=kernels == "training")
     return *eager.forward(x, dt, A, B, C, state, segments), x.new_empty(0, dtype=torch.float32)
 
 
@@ -56,10 +55,12 @@ def scan_backward(
     C: Tensor,
     initial: list[Tensor | None],
     states: Tensor,
-    triton: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of x, dt, A, B, C and the first state; `initial` holds that state and the segments."""
-    if triton:
+    """Return the gradients of x, dt, A, B, C and the first state; `initial` holds that state and the segments.
+
+    Without the states that `scan` fills in training the kernels do not run.
+    """
+    if states.numel():
         return _kernels().backward((grads[0], grads[1]), x, dt, A, B, C, initial[1], states)
     return eager.backward((grads[0], grads[1]), x, dt, A, B, C, *initial)
 
@@ -69,18 +70,18 @@ def _fake_state(x: Tensor, dt: Tensor, A: Tensor) -> Tensor:
 
 
 @scan.register_fake
-def _(x, dt, A, B, C, state, segments, triton, keep):
-    shape = kept_shape(x, A) if triton and keep else (0,)
+def _(x, dt, A, B, C, state, segments, kernels):
+    shape = kept_shape(x, A) if kernels == "training" else (0,)
     return x.new_empty(x.shape), _fake_state(x, dt, A), x.new_empty(shape, dtype=torch.float32)
 
 
 @scan_backward.register_fake
-def _(grads, x, dt, A, B, C, initial, states, triton):
+def _(grads, x, dt, A, B, C, initial, states):
     return *(part.new_empty(part.shape) for part in (x, dt, A, B, C)), _fake_state(x, dt, A)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, ctx.triton, _ = inputs
+    *tensors, _ = inputs
     ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)  # zeros for the states between chunks would be as large as these
     ctx.save_for_backward(*tensors, output[2])
@@ -90,8 +91,8 @@ def _gradients(ctx: Any, dy: Tensor | None, dfinal: Tensor | None, _: None) -> t
     x, dt, A, B, C, state, segments, states = ctx.saved_tensors
     dy = torch.zeros_like(x) if dy is None else dy
     dfinal = torch.zeros_like(_fake_state(x, dt, A)) if dfinal is None else dfinal
-    *grads, dstate = scan_backward([dy, dfinal], x, dt, A, B, C, [state, segments], states, ctx.triton)
-    return *grads, None if state is None else dstate.to(state.dtype), None, None, None
+    *grads, dstate = scan_backward([dy, dfinal], x, dt, A, B, C, [state, segments], states)
+    return *grads, None if state is None else dstate.to(state.dtype), None, None
 
 
 scan.register_autograd(_gradients, setup_context=_save)
