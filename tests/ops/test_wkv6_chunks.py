@@ -116,6 +116,16 @@ def test_half_precision(device: str, dtype: torch.dtype, sizes: tuple[int, ...],
     assert_kernels(tensors, first, packed(sizes[0], range(5, sizes[1], 90), sizes[1]).to(device))
 
 
+@pytest.mark.usefixtures("poisoned")
+@in_interpreter
+@pytest.mark.parametrize("decays", ["weak", "mixed", "breaks"])
+def test_chunks_of_half_precision(decays: str):
+    """Twice as long as those of float32; of the half precisions the interpreter only computes float16 rightly."""
+    sizes = 1, 150, 1, 20, 16
+    segments = packed(1, [64, 100], 150)
+    assert_kernels(inputs(sizes, decays, "cpu", torch.float16), first_state(sizes, "cpu"), segments)
+
+
 @anywhere
 @pytest.mark.parametrize("broadcast", [(1, 1), (2, 1), (1, 40)])
 def test_broadcast_decays(device: str, broadcast: tuple[int, int]):
