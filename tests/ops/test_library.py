@@ -5,17 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops import _library
-from basecap.ops import wkv6 as package_6
-from basecap.ops import wkv7 as package_7
-from basecap.ops.wkv6 import library as library_6
-from basecap.ops.wkv7 import LOWEST, wkv7, wkv7_bounded
+from basecap.ops import _library, delta_rule
 from tests.ops._recurrences import draw
-
-OPS = ("the delta rule", "wkv6", "wkv7")
 
 
 @pytest.fixture(autouse=True)
@@ -53,14 +46,13 @@ def test_known_bad_versions_are_refused_by_name(fla: str, triton: str, capabilit
     assert found == reason or reason in found
 
 
-@pytest.mark.parametrize("op", ["wkv6", "wkv7"])
-def test_a_fault_of_one_op_is_not_held_against_another(op: str):
-    assert _library.known_bad(op, "0.6.0", "3.6.0", (9, 0)) is None
-    assert "older" in _library.known_bad(op, "0.5.9", "3.6.0", (9, 0))
+def test_a_fault_of_one_op_is_not_held_against_another():
+    assert _library.known_bad("some op", "0.6.0", "3.6.0", (9, 0)) is None
+    assert "older" in _library.known_bad("some op", "0.5.9", "3.6.0", (9, 0))
 
 
 def test_faults_name_ops_that_exist():
-    assert {fault.op for fault in _library.FAULTS} <= set(OPS)
+    assert {fault.op for fault in _library.FAULTS} == {delta_rule.library.OP}
 
 
 def test_versions_and_card_are_asked_for(monkeypatch: pytest.MonkeyPatch):
@@ -69,18 +61,18 @@ def test_versions_and_card_are_asked_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     v = on_card(2, 5, 3, 64)
     assert "Triton 3.6.0" in _library.unsupported("the delta rule", v, None)
-    assert _library.unsupported("wkv6", v, None) is None
+    assert _library.unsupported("some op", v, None) is None
     monkeypatch.setattr(_library.importlib.util, "find_spec", lambda name: None)
     _library._refusal.cache_clear()
-    assert "basecap[gpu]" in _library.unsupported("wkv6", v, None)
+    assert "basecap[gpu]" in _library.unsupported("some op", v, None)
 
 
 @pytest.mark.usefixtures("installed")
 def test_tensors_the_library_does_not_take():
-    assert _library.unsupported("wkv6", torch.ones(1), None) == "the tensors are on cpu"
-    assert "torch.float32" in _library.unsupported("wkv6", on_card(1, dtype=torch.float32), None)
-    assert "packed" in _library.unsupported("wkv6", on_card(1), torch.zeros(1, 1))
-    assert _library.unsupported("wkv6", on_card(1, dtype=torch.float16), None) is None
+    assert _library.unsupported("some op", torch.ones(1), None) == "the tensors are on cpu"
+    assert "torch.float32" in _library.unsupported("some op", on_card(1, dtype=torch.float32), None)
+    assert "packed" in _library.unsupported("some op", on_card(1), torch.zeros(1, 1))
+    assert _library.unsupported("some op", on_card(1, dtype=torch.float16), None) is None
 
 
 def test_requests():
@@ -105,45 +97,13 @@ def test_a_decision_is_said_once(caplog: pytest.LogCaptureFixture):
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(
-    ("keys", "values", "chosen"),
-    [
-        ((2, 300, 3, 64), (2, 300, 3, 64), True),
-        ((2, 300, 3, 64), (2, 300, 3, 128), False),
-        ((2, 300, 3, 32), (2, 300, 3, 32), False),
-        ((2, 1, 3, 64), (2, 1, 3, 64), False),
-        ((0, 300, 3, 64), (0, 300, 3, 64), False),
-    ],
-)
-def test_sizes_that_are_tested(keys: tuple[int, ...], values: tuple[int, ...], chosen: bool):
-    assert library_6.use_library("wkv6", on_card(*keys), on_card(*values), None) is chosen
-
-
-def inputs(which: str) -> list[Tensor]:
-    shape = (2, 9, 3, 4)
-    r, k, v = (draw(seed, *shape) for seed in range(3))
-    log_decay = LOWEST * draw(3, *shape).sigmoid()
-    if which == "wkv6":
-        return [r, k, v, log_decay, draw(4, 3, 4)]
-    return [r, log_decay, k, v, draw(4, *shape), draw(5, *shape)]
-
-
-@pytest.mark.parametrize("which", ["wkv6", "wkv7"])
-def test_the_library_gets_what_the_op_got(which: str, monkeypatch: pytest.MonkeyPatch):
-    package = {"wkv6": package_6, "wkv7": package_7}[which]
-    op = {"wkv6": package_6.wkv6, "wkv7": wkv7_bounded}[which]
-    given = []
-    monkeypatch.setattr(package.library, which, lambda *x: given.append(x) or ("o", "final"))
-    where = package_6.library if which == "wkv6" else package_7
-    monkeypatch.setattr(where, "use_library", lambda *x: True)
-    x, state = inputs(which), draw(9, 2, 3, 4, 4)
-    assert op(*x, state_BHKV=state) == ("o", "final")
-    assert all(a is b for a, b in zip(given[0], [*x, state], strict=False))
-
-
-def test_bounded_decays_change_nothing_without_the_library():
-    x = inputs("wkv7")
-    for found, expected in zip(wkv7_bounded(*x), wkv7(*x), strict=True):
-        assert torch.equal(found, expected)
-    with pytest.raises(ConfigError, match="log_decay"):
-        wkv7_bounded(x[0], x[1][:, 1:], *x[2:])
+@pytest.mark.parametrize(("channels", "chosen"), [(128, False), (192, True), (256, True), (257, False)])
+def test_only_wide_heads_of_the_delta_rule_need_it(channels: int, chosen: bool, monkeypatch: pytest.MonkeyPatch):
+    q, k, v, beta = (draw(seed, 1, 3, 2, channels) for seed in range(4))
+    taken = []
+    monkeypatch.setattr(delta_rule.library, "delta_rule", lambda *x: taken.append(x) or ("o", "final"))
+    monkeypatch.setattr(_library, "unsupported", lambda op, v, segments: None)
+    delta_rule.delta_rule(q, k, v, beta[..., 0])
+    assert bool(taken) is chosen
+    if chosen:
+        assert taken[0][0] is q and taken[0][4] is None

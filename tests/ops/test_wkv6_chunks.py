@@ -108,7 +108,7 @@ def test_a_decay_that_leaves_nothing_has_no_gradient(device: str):
 
 @pytest.mark.parametrize("device", [on_gpu])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("sizes", [(2, 500, 3, 64, 64), (1, 200, 2, 100, 48), (2, 300, 2, 128, 128), (2, 7, 1, 20, 9)])
+@pytest.mark.parametrize("sizes", [(2, 500, 3, 64, 64), (1, 200, 2, 100, 48), (2, 300, 2, 128, 64), (2, 7, 1, 20, 9)])
 @pytest.mark.parametrize("decays", DECAYS)
 def test_half_precision(device: str, dtype: torch.dtype, sizes: tuple[int, ...], decays: str):
     tensors, first = inputs(sizes, decays, device, dtype), first_state(sizes, device)

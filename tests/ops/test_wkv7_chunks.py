@@ -104,9 +104,9 @@ def test_longer_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("device", [on_gpu])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("decays", DECAYS)
-@pytest.mark.parametrize("sizes", [(2, 300, 3, 64, 64), (1, 200, 2, 128, 96), (2, 77, 2, 40, 128), (2, 1, 1, 64, 64)])
+@pytest.mark.parametrize("sizes", [(2, 300, 3, 64, 64), (1, 200, 2, 128, 96), (2, 77, 2, 40, 128)])
 @pytest.mark.parametrize("segmented", [False, True])
 def test_every_dtype(device: str, sizes: tuple[int, ...], decays: str, dtype: torch.dtype, segmented: bool):
     cuts = [cut for cut in (1, 63, 64, 70, 190) if cut < sizes[1]]
@@ -168,23 +168,25 @@ def test_the_operator_keeps_its_promises(device: str, packs: bool):
 
 @in_interpreter
 def test_bounded_decays_take_the_chunks(monkeypatch: pytest.MonkeyPatch):
-    """Heads of at most 128 channels and more than one token do; a token, and wider heads, take the recurrence."""
+    """Half precision of at most 128 channels does; one chunk, wider heads and float32 take the recurrence."""
     monkeypatch.setattr(package, "use_triton", lambda op, backend, x: True)
     called = []
     monkeypatch.setattr(package.operators, "scan", lambda *x: called.append("chunks") or (x[3], None, None, None))
     monkeypatch.setattr(package, "recur", lambda *x: called.append("recurrence") or (x[3], None, None))
-    for T, V in ((2, 128), (1, 8), (2, 129)):
-        wkv7_bounded(*inputs((1, T, 1, 8, V), "cpu", torch.float32))
-    assert called == ["chunks", "recurrence", "recurrence"]
+    half, single = torch.float16, torch.float32
+    for T, V, dtype in ((17, 128, half), (16, 8, half), (17, 129, half), (17, 128, single)):
+        wkv7_bounded(*inputs((1, T, 1, 8, V), "cpu", dtype))
+    assert called == ["chunks", "recurrence", "recurrence", "recurrence"]
 
 
 @anywhere
 def test_the_public_function_runs_the_kernels(device: str, monkeypatch: pytest.MonkeyPatch):
     """Also in two parts, with the state carried over, in float64 or not."""
     monkeypatch.setattr(package, "use_triton", lambda op, backend, x: True)
-    x = inputs((1, 40, 1, 8, 8), device, torch.float32)
+    x = inputs((1, 40, 1, 8, 8), device, torch.float16)
     whole, last = wkv7_bounded(*x)
     head, between = wkv7_bounded(*(part[:, :23] for part in x))
     tail, final = wkv7_bounded(*(part[:, 23:] for part in x), state_BHKV=between.double())
-    torch.testing.assert_close(torch.cat([head, tail], dim=1), whole)
-    torch.testing.assert_close(final, last)
+    for found, expected in ((torch.cat([head, tail], dim=1), whole), (final, last)):
+        rounding = 4 * torch.finfo(torch.float16).eps * expected.abs().max().item()
+        torch.testing.assert_close(found, expected, rtol=0, atol=rounding)

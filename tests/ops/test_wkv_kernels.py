@@ -1,7 +1,5 @@
 """The Triton kernels behind wkv4, wkv6 and wkv7: through the interpreter in float32, on a GPU in every dtype."""
 
-import importlib.util
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,21 +13,17 @@ from basecap.ops._dispatch import interpreted
 from basecap.ops.wkv4 import operators as operators_4
 from basecap.ops.wkv4 import reference as reference_4
 from basecap.ops.wkv6 import eager as eager_6
-from basecap.ops.wkv6 import library as library_6
 from basecap.ops.wkv6 import operators as operators_6
 from basecap.ops.wkv6 import reference as reference_6
 from basecap.ops.wkv6 import wkv6
-from basecap.ops.wkv7 import LOWEST, wkv7, wkv7_bounded
 from basecap.ops.wkv7 import eager as eager_7
-from basecap.ops.wkv7 import library as library_7
 from basecap.ops.wkv7 import reference as reference_7
+from basecap.ops.wkv7 import wkv7
 from basecap.testing.marks import requires_gpu
-from basecap.testing.tolerance import assert_as_accurate
-from tests.ops._recurrences import Recurrence, assert_as_exact, draw, packed, results
+from tests.ops._recurrences import Recurrence, assert_as_exact, draw, packed
 
 in_interpreter = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
 on_gpu = pytest.param("cuda", marks=requires_gpu)
-needs_library = pytest.mark.skipif(importlib.util.find_spec("fla") is None, reason="needs flash-linear-attention")
 anywhere = pytest.mark.parametrize("device", [pytest.param("cpu", marks=in_interpreter), on_gpu])
 
 
@@ -94,102 +88,6 @@ def test_recurrence_at_size(device: str, dtype: torch.dtype, which: str):
     _, inputs = recurrence(which, 300, 3, 64, 1.0)
     plain = {"wkv6": eager_6.wkv6, "wkv7": eager_7.wkv7}[which]
     assert_as_exact(kernel(which), plain, [x.to(device, dtype) for x in inputs])
-
-
-#: Decays for wkv6: hardly any, from none to all within a chunk, so strong that two tokens are all that is seen, and
-#: single tokens after which nothing is left.
-DECAYS = {"weak": (0.5, -5.0), "mixed": (3.0, -1.0), "strong": (1.0, 2.0), "breaks": (0.5, -5.0)}
-
-
-def for_library(which: str, decays: str, length: int, dtype: torch.dtype) -> list[Tensor]:
-    """Return inputs as models make them on a GPU: products in `dtype`, decays and bonus in float32."""
-    shape = (2, length, 3, 64)
-    r, k, v = (draw(seed, *shape).to("cuda", dtype) for seed in range(3))
-    if which == "wkv6":
-        spread, offset = DECAYS[decays]
-        log_decay = -torch.exp(spread * draw(3, *shape) + offset)
-        if decays == "breaks":
-            log_decay[:, 20::37] = -1e6
-        return [r, k, v, log_decay.float().cuda(), draw(4, 3, 64).float().cuda()]
-    offset = {"weak": -5.0, "mixed": 0.0, "strong": 5.0}[decays]
-    log_decay = LOWEST * torch.sigmoid(2 * draw(3, *shape) + offset)
-    a = -F.normalize(draw(4, *shape), dim=-1)
-    b = -a * draw(5, *shape).sigmoid()
-    return [r, log_decay.float().cuda(), k, v, a.to("cuda", dtype), b.to("cuda", dtype)]
-
-
-def on_library(which: str) -> Recurrence:
-    """Return the library's kernels by the definition's positions."""
-
-    def run(*args):
-        *inputs, state, _ = args
-        return library_6.wkv6(*inputs, state) if which == "wkv6" else library_7.wkv7(*inputs, state, LOWEST)
-
-    return run
-
-
-@needs_library
-@pytest.mark.parametrize("started", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("length", [7, 64, 300])
-@pytest.mark.parametrize(
-    ("which", "decays"), [*(("wkv6", decays) for decays in DECAYS), *(("wkv7", x) for x in ("weak", "mixed", "strong"))]
-)
-@pytest.mark.parametrize("device", [on_gpu])
-def test_library(device: str, which: str, decays: str, length: int, dtype: torch.dtype, started: bool):
-    """Outputs, final state and every gradient against the definition in float64."""
-    inputs = for_library(which, decays, length, dtype)
-    first = draw(9, 2, 3, 64, 64).float().to(device) if started else None
-    definition = {"wkv6": reference_6.wkv6, "wkv7": reference_7.wkv7}[which]
-    plain = {"wkv6": eager_6.wkv6, "wkv7": eager_7.wkv7}[which]
-    truth = results(definition, [x.double() for x in inputs], None if first is None else first.double(), None)
-    expected = results(plain, inputs, first, None)
-    found = results(on_library(which), inputs, first, None)
-    for number, (x, y, z) in enumerate(zip(found, expected, truth, strict=True)):
-        assert x.dtype == y.dtype
-        # The library multiplies in half precision: no result, whatever its dtype, is better than that.
-        assert_as_accurate(f"result {number}", x.to(dtype), y.to(dtype), z)
-
-
-@needs_library
-@pytest.mark.parametrize("device", [on_gpu])
-def test_library_with_a_constant_decay(device: str):
-    """RWKV-5's decay [1, 1, H, K] gets its whole gradient."""
-    inputs = for_library("wkv6", "weak", 100, torch.bfloat16)
-    inputs[3] = inputs[3][:1, :1]
-    truth = results(eager_6.wkv6, [x.double() for x in inputs], None, None)
-    expected = results(eager_6.wkv6, inputs, None, None)
-    found = results(on_library("wkv6"), inputs, None, None)
-    for number, (x, y, z) in enumerate(zip(found, expected, truth, strict=True)):
-        assert_as_accurate(f"result {number}", x.bfloat16(), y.bfloat16(), z)
-
-
-@needs_library
-@pytest.mark.parametrize("which", ["wkv6", "wkv7"])
-@pytest.mark.parametrize("device", [on_gpu])
-def test_library_under_compile(device: str, which: str):
-    """Compiled code, also under autocast, calls the same kernels, and no warning is raised on the way."""
-    inputs = for_library(which, "mixed", 128, torch.bfloat16)
-    op = {"wkv6": wkv6, "wkv7": wkv7_bounded}[which]
-    if not library_6.use_library(which, inputs[0], inputs[0], None):
-        pytest.skip("the library is refused on this card")
-
-    def run(*args):
-        *tensors, state, _ = args
-        with torch.autocast(device, dtype=torch.bfloat16):
-            o, final = op(2 * tensors[0], *tensors[1:], state_BHKV=state)
-        return 2 * o, final
-
-    def expected(*args):
-        *tensors, state, segments = args
-        o, final = on_library(which)(2 * tensors[0], *tensors[1:], state, segments)
-        return 2 * o, final
-
-    first = draw(9, 2, 3, 64, 64).float().to(device)
-    compiled = results(torch.compile(run, dynamic=False), inputs, first, None)
-    for x, y in zip(compiled, results(expected, inputs, first, None), strict=True):
-        torch.testing.assert_close(x, y)
-    torch.compiler.reset()
 
 
 @pytest.mark.usefixtures("poisoned")

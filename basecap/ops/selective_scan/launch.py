@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 import triton
@@ -12,15 +13,14 @@ from basecap.ops.selective_scan.operators import BT, kept_shape
 
 #: Channels per program.
 BD = 32
-#: The most states that a walk keeps in registers; with outputs, which sum over the states, preferably all of them.
-STATES, STATES_WITH_OUTPUTS = 8, 16
+#: The most states that a walk keeps in registers: groups of them walk side by side, which keeps a GPU busy.
+STATES = 8
 #: Tokens that one program walks; longer sequences are cut into spans, which costs one more walk. A multiple of BT.
 SPAN = 2048
 #: Spans that are chained at a time.
 BS = 16
-#: One warp a program, 12 on a multiprocessor by its 65,536 registers; a walk with outputs needs more, or it spills.
+#: One warp a program, 12 on a multiprocessor by its 65,536 registers.
 OPTIONS = {"BD": BD, "num_warps": 1, "maxnreg": 168}
-WITH_OUTPUTS = {**OPTIONS, "maxnreg": 255}
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ def _inputs(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, segments: Te
     return _Inputs(x.contiguous(), dt.contiguous(), A_ND, B_BNT, C_BNT, ids)
 
 
-def _states_at_once(N: int, most: int) -> int:
-    """Return the largest divisor of N up to `most`."""
-    return next(n for n in range(most, 0, -1) if N % n == 0)
+def _states_at_once(N: int) -> int:
+    """Return the largest divisor of N up to STATES."""
+    return next(n for n in range(STATES, 0, -1) if N % n == 0)
 
 
 def _walk(
@@ -72,7 +72,7 @@ def _walk(
     """Run the recurrence, with `back` that of the gradients, into `y` and `states`; return the last state."""
     B, T, D, N = inputs.shape
     spans = triton.cdiv(T, SPAN)
-    BN = N // len(y) if y is not None else _states_at_once(N, STATES)
+    BN = _states_at_once(N)
     x, W = (dy, inputs.C_BNT) if back else (inputs.x, inputs.B_BNT)
 
     def walk(first: Tensor, y: Tensor | None, states: Tensor | None, total: Tensor | None) -> Tensor:
@@ -80,7 +80,7 @@ def _walk(
         kernels.walk_fwd_kernel[(inputs.blocks * (N // BN), spans, B)](
             x, inputs.dt, inputs.A_ND, W, inputs.C_BNT, inputs.ids, first, y, states, last, total,
             T, D, N, inputs.chunks, SPAN,
-            BACK=back, BT=BT, BN=BN, ROWS=triton.next_power_of_2(BN), **(OPTIONS if y is None else WITH_OUTPUTS),
+            BACK=back, BT=BT, BN=BN, ROWS=triton.next_power_of_2(BN), **OPTIONS,
         )  # fmt: skip
         return last
 
@@ -119,10 +119,12 @@ def forward(
     """
     inputs = _inputs(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
     states = inputs.A_ND.new_empty(kept_shape(x_BTD, A_DN) if keep else 0)
-    groups = A_DN.shape[1] // _states_at_once(A_DN.shape[1], STATES_WITH_OUTPUTS)
+    groups = A_DN.shape[1] // _states_at_once(A_DN.shape[1])
     parts = torch.empty(groups, *x_BTD.shape, device=x_BTD.device, dtype=x_BTD.dtype if groups == 1 else torch.float32)
     last_BND = _walk(inputs, _first(inputs, state_BDN), y=parts, states=states if keep else None)
-    y = parts[0] if groups == 1 else parts.sum(0).to(x_BTD.dtype)
+    y = parts[0]
+    if groups > 1:
+        y = torch.add(reduce(torch.add, parts[:-1]), parts[-1], out=torch.empty_like(inputs.x))
     return y, last_BND.mT.contiguous(), states
 
 

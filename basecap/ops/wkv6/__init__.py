@@ -5,7 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, unsupported, use_triton
-from basecap.ops.wkv6 import chunk_operators, eager, library, operators
+from basecap.ops.wkv6 import chunk_operators, eager, operators
 from basecap.ops.wkv6.blocks import starts
 
 
@@ -30,8 +30,7 @@ def wkv6(
         bonus_HK: weight of the present token, which has not been written yet when it is read.
         state_BHKV: state before the first token; zero when None.
         segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
-        backend: "auto" takes flash-linear-attention's kernels where they run, else those of this package, else plain
-            PyTorch; "triton" (the kernels of this package) and "eager" insist.
+        backend: "auto", or insist on "eager" (plain PyTorch) or "triton".
 
     Returns:
         o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
@@ -40,8 +39,6 @@ def wkv6(
         ConfigError: shapes that do not fit together, or an impossible backend.
     """
     _validate(r_BTHK, k_BTHK, v_BTHV, log_decay_BTHK, bonus_HK)
-    if backend == "auto" and library.use_library("wkv6", k_BTHK, v_BTHV, segments):
-        return library.wkv6(r_BTHK, k_BTHK, v_BTHV, log_decay_BTHK, bonus_HK, state_BHKV)
     triton = use_triton("wkv6", backend, v_BTHV)
     with torch.autocast(v_BTHV.device.type, enabled=False):
         if not triton:
@@ -66,8 +63,10 @@ def empty_state(r_BTHK: Tensor, v_BTHV: Tensor) -> Tensor:
 
 def _chunked(r_BTHK: Tensor, v_BTHV: Tensor) -> bool:
     """Return whether the chunked kernels run; the recurrence takes single tokens, wide heads and small GPUs."""
-    fits = [unsupported(x, **chunk_operators.NEEDS) is None for x in (r_BTHK, v_BTHV)]
-    return all(fits) and r_BTHK.shape[1] > 1
+    shared = chunk_operators.SHARED
+    keys = unsupported(r_BTHK, widest=chunk_operators.WIDEST_KEYS, shared=shared)
+    values = unsupported(v_BTHV, widest=chunk_operators.WIDEST_VALUES, shared=shared)
+    return keys is None and values is None and r_BTHK.shape[1] > 1
 
 
 def _validate(r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, bonus: Tensor) -> None:

@@ -48,7 +48,7 @@ class _Inputs:
         # One stage: in a pipelined loop Triton (3.7.1) keeps one buffer for a tile that goes into a product and
         # elsewhere, and on Hopper loads the next tile into it while the product still reads it.
         K, V = self.r.shape[3], self.v.shape[3]
-        exact, warps = self.v.dtype == torch.float32, 4 if V <= 64 else 8
+        exact = self.v.dtype == torch.float32
         return {
             "PRECISION": "ieee" if exact else "tf32",
             "LEVELS": self.chunk.bit_length() - 1,
@@ -56,9 +56,9 @@ class _Inputs:
             "BK": min(channels, _block(K)),
             "BV": _block(V),
             "num_stages": 1,
-            "num_warps": warps,
+            "num_warps": 4,
             # Three programs per multiprocessor instead of two, for a few numbers more in the cache.
-            "maxnreg": None if exact or warps == 8 else 168,
+            "maxnreg": None if exact else 168,
         }
 
 

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: The most channels per head, of keys and of values, whose state the kernels hold, and the shared memory they take.
-NEEDS = {"widest": 128, "shared": 144 * 1024}
+#: The most channels per head of keys and of values, and the shared memory that a block takes. With 8 warps, which wider
+#: values need, Triton 3.6 compiles the kernels of a chunk to wrong results on Hopper.
+WIDEST_KEYS, WIDEST_VALUES, SHARED = 128, 64, 144 * 1024
 
 
 def _kernels() -> Any:

@@ -7,9 +7,8 @@ from basecap.errors import ConfigError
 from basecap.ops._dispatch import use_triton
 from basecap.ops.wkv6 import empty_state
 from basecap.ops.wkv6.blocks import starts
-from basecap.ops.wkv6.library import use_library
 from basecap.ops.wkv6.operators import recur
-from basecap.ops.wkv7 import eager, library, operators
+from basecap.ops.wkv7 import eager, operators
 
 #: The lowest log decay of `wkv7_bounded`; RWKV-7's own are at least -exp(-1/2) = -0.6065.
 LOWEST = -0.61
@@ -72,19 +71,23 @@ def wkv7_bounded(
 ) -> tuple[Tensor, Tensor]:
     """Run `wkv7` for decays the caller knows to be bounded: every log decay is at least `LOWEST`, as in RWKV-7.
 
-    With that promise kernels by chunks are used, flash-linear-attention's where they run, else those of this package
-    where they do; with stronger decays they overflow. Arguments, results and errors are those of `wkv7`.
+    With that promise half precision runs by chunks on a GPU; with stronger decays those kernels overflow. Arguments,
+    results and errors are those of `wkv7`.
     """
     _validate(r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK)
     inputs = r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK
-    if use_library("wkv7", k_BTHK, v_BTHV, segments):
-        return library.wkv7(*inputs, state_BHKV, LOWEST)
-    _, T, _, V = v_BTHV.shape
-    if T > 1 and max(r_BTHK.shape[3], V) <= WIDEST and use_triton("wkv7", "auto", v_BTHV):
+    if _chunked(k_BTHK, v_BTHV) and use_triton("wkv7", "auto", v_BTHV):
         state = None if state_BHKV is None else state_BHKV.float()
         o, final, *_ = operators.scan(*inputs, state, segments)
         return o, final
     return wkv7(*inputs, state_BHKV=state_BHKV, segments=segments)
+
+
+def _chunked(k_BTHK: Tensor, v_BTHV: Tensor) -> bool:
+    """Return whether the kernels by chunks suit; the recurrence is as fast for one chunk and exacter in float32."""
+    _, T, _, K = k_BTHK.shape
+    half = v_BTHV.dtype in (torch.bfloat16, torch.float16)
+    return half and max(K, v_BTHV.shape[3]) <= WIDEST and operators.tokens_per_chunk(K, v_BTHV.dtype) < T
 
 
 def _validate(r: Tensor, log_decay: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> None:

@@ -118,7 +118,7 @@ def _walk(inputs: _Inputs, chunks: _Chunks, v: Tensor, first: Tensor | None, las
 
 def _stages(inputs: _Inputs, BK: int, BV: int) -> int:
     """Return 2, for walks to load one chunk ahead, where there is room for two chunks' tiles; else 1."""
-    if inputs.v.dtype == torch.float32:
+    if inputs.v.dtype == torch.float32 or not inputs.v.is_cuda:
         return 1
     room = torch.cuda.get_device_properties(inputs.v.device).shared_memory_per_multiprocessor
     numbers = 2 * inputs.chunk * (3 * BK + BV) + 2 * BK * BV
