@@ -5,7 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, unsupported, use_triton
-from basecap.ops.wkv6 import chunk_operators, eager, operators
+from basecap.ops.wkv6 import eager, operators, operators_chunk
 from basecap.ops.wkv6.blocks import starts
 
 
@@ -47,7 +47,7 @@ def wkv6(
         if _chunked(r_BTHK, v_BTHV):
             r, k = (x.to(v_BTHV.dtype) for x in (r_BTHK, k_BTHK))
             first = None if state_BHKV is None else state_BHKV.float()
-            o, final, *_ = chunk_operators.scan(r, k, v_BTHV, log_decay, bonus_HK, first, starts(segments))
+            o, final, *_ = operators_chunk.scan(r, k, v_BTHV, log_decay, bonus_HK, first, starts(segments))
             return o, final
         state = empty_state(r_BTHK, v_BTHV) if state_BHKV is None else state_BHKV.float()
         o, final, _ = operators.recur(r_BTHK, log_decay, k_BTHK, v_BTHV, None, None, state, starts(segments))
@@ -63,9 +63,9 @@ def empty_state(r_BTHK: Tensor, v_BTHV: Tensor) -> Tensor:
 
 def _chunked(r_BTHK: Tensor, v_BTHV: Tensor) -> bool:
     """Return whether the chunked kernels run; the recurrence takes single tokens, wide heads and small GPUs."""
-    shared = chunk_operators.SHARED
-    keys = unsupported(r_BTHK, widest=chunk_operators.WIDEST_KEYS, shared=shared)
-    values = unsupported(v_BTHV, widest=chunk_operators.WIDEST_VALUES, shared=shared)
+    shared = operators_chunk.SHARED
+    keys = unsupported(r_BTHK, widest=operators_chunk.WIDEST_KEYS, shared=shared)
+    values = unsupported(v_BTHV, widest=operators_chunk.WIDEST_VALUES, shared=shared)
     return keys is None and values is None and r_BTHK.shape[1] > 1
 
 

@@ -12,9 +12,9 @@ WIDEST_KEYS, WIDEST_VALUES, SHARED = 128, 64, 144 * 1024
 
 def _kernels() -> Any:
     # Triton is only needed, and only installed, where its kernels can run.
-    from basecap.ops.wkv6 import chunk_launch
+    from basecap.ops.wkv6 import launch_chunk
 
-    return chunk_launch
+    return launch_chunk
 
 
 def tokens_per_chunk(dtype: torch.dtype) -> int:
