@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -167,11 +168,11 @@ def bench_ops(
     from basecap.bench.ops import run as bench
     from basecap.environment import choose_device
 
-    found = bench(device=choose_device(device), length=length)
+    found = bench(device=choose_device(device), length=length, keep=partial(_store, path=json_file))
     for name, rows in found.items():
         if isinstance(rows, list):
             _table(name, rows, as_json=False)
-    _store(found, json_file)
+    _finish(found, json_file)
 
 
 @bench_app.command(
@@ -192,12 +193,10 @@ def bench_models(
     from basecap.environment import choose_device
 
     _load(plugin)
-    found = bench(use, device=choose_device(device), hidden=hidden, length=length, batch=batch, peer=peer)
+    keep = partial(_store, path=json_file)
+    found = bench(use, device=choose_device(device), hidden=hidden, length=length, batch=batch, peer=peer, keep=keep)
     _table("training speed", found["rows"], as_json=False)
-    _store(found, json_file)
-    if not found["complete"]:
-        _say("interrupted: the table holds what was measured so far.")
-        raise typer.Exit(130)
+    _finish(found, json_file)
 
 
 def _inspect(study: str, out: Path | None, settings: Sequence[str], as_json: bool) -> None:
@@ -221,6 +220,13 @@ def _report(directories: Sequence[Path], out: Path) -> None:
 def _store(found: dict[str, Any], path: Path | None) -> None:
     if path is not None:
         path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _finish(found: dict[str, Any], path: Path | None) -> None:
+    _store(found, path)
+    if not found["complete"]:
+        _say("interrupted: the tables hold what was measured so far.")
+        raise typer.Exit(130)
 
 
 def _load(plugins: Sequence[Path]) -> None:

@@ -52,6 +52,7 @@ def run(
     batch: int = 16,
     steps: int = 10,
     peer: bool = False,
+    keep: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
     """Time training steps (forward, backward, AdamW) of architectures; return the environment and a row for each.
 
@@ -69,6 +70,7 @@ def run(
         steps: steps timed.
         peer: whether to time flash-linear-attention's own models too, in the same setting but not compiled: that
             is how its documentation runs them.
+        keep: called after each row with all that is found so far.
 
     Raises:
         ConfigError: an unknown architecture or an impossible size; peers without flash-linear-attention.
@@ -82,17 +84,19 @@ def run(
         peers.require()
         jobs += [(f"fla {other.stem}ForCausalLM", partial(_peer, other, setting, device)) for other in peers.PEERS]
     rows: list[Row] = []
-    with progress("bench models", total=len(jobs), unit="architectures") as advance:
-        try:
+    found = {"environment": describe(device), "setting": asdict(setting), "complete": False, "rows": rows}
+    try:
+        with progress("bench models", total=len(jobs), unit="architectures") as advance:
             for name, job in jobs:
                 rows.append({"architecture": name, **_attempt(job)})
+                _compare(rows)
+                keep(found)
                 _release(device)
                 advance(1, note=name)
-        except KeyboardInterrupt:
-            pass  # what was measured is worth keeping
-    _compare(rows)
-    complete = len(rows) == len(jobs)
-    return {"environment": describe(device), "setting": asdict(setting), "complete": complete, "rows": rows}
+        found["complete"] = True
+    except KeyboardInterrupt:
+        pass  # what was measured is worth keeping
+    return found
 
 
 def _attempt(job: Callable[[], Row]) -> Row:

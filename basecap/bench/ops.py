@@ -26,7 +26,13 @@ CHUNK = 128
 WINDOW = 256
 
 
-def run(*, device: torch.device, length: int = 102_400, repeats: int = 10) -> dict[str, Any]:
+def run(
+    *,
+    device: torch.device,
+    length: int = 102_400,
+    repeats: int = 10,
+    keep: Callable[[dict[str, Any]], None] = lambda found: None,
+) -> dict[str, Any]:
     """Time training and decoding of Top-1 chunk selection and its rivals, in bfloat16, batch 1 (decoding: 64).
 
     Times are medians in milliseconds over `repeats` replays of a CUDA graph, so they are the device's alone;
@@ -37,25 +43,33 @@ def run(*, device: torch.device, length: int = 102_400, repeats: int = 10) -> di
         device: a CUDA device.
         length: tokens of the training figures; decoding has half as many in its cache.
         repeats: runs timed.
+        keep: called after each table with all that is found so far.
 
     Returns:
-        environment, setting, and the tables training, skew, decode and crossover as lists of rows.
+        environment, setting, the tables training, skew, decode and crossover as lists of rows, and `complete`, which
+        is False when the run was interrupted.
 
     Raises:
         ConfigError: a device without CUDA.
     """
     if device.type != "cuda":
         raise ConfigError(f"the kernels are timed on a CUDA device, not on {device.type}; give --device cuda.")
-    tables: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
-    with progress("bench ops", total=len(TABLES) * len(SHAPES), unit="tables") as advance:
-        for heads, width in SHAPES:
-            for name, measure in TABLES.items():
-                rows = measure(heads, width, length, repeats, device)
-                tables[name] += [{"heads": heads, "head_dim": width, **row} for row in rows]
-                torch.cuda.empty_cache()
-                advance(1, note=f"{name} {heads} x {width}")
     setting = {"length": length, "repeats": repeats, "chunk": CHUNK, "window": WINDOW, "dtype": "bfloat16", "batch": 1}
-    return {"environment": describe(device), "setting": setting, **tables}
+    found: dict[str, Any] = {"environment": describe(device), "setting": setting, "complete": False}
+    found |= {name: [] for name in TABLES}
+    try:
+        with progress("bench ops", total=len(TABLES) * len(SHAPES), unit="tables") as advance:
+            for heads, width in SHAPES:
+                for name, measure in TABLES.items():
+                    rows = measure(heads, width, length, repeats, device)
+                    found[name] += [{"heads": heads, "head_dim": width, **row} for row in rows]
+                    torch.cuda.empty_cache()
+                    keep(found)
+                    advance(1, note=f"{name} {heads} x {width}")
+        found["complete"] = True
+    except KeyboardInterrupt:
+        pass  # what was measured is worth keeping
+    return found
 
 
 def _inputs(batch: int, length: int, heads: int, width: int, device: torch.device) -> list[Tensor]:

@@ -71,7 +71,14 @@ def test_an_interrupted_run_keeps_its_rows(monkeypatch: pytest.MonkeyPatch, tmp_
     uses = [part for name in NAMES for part in ("--use", name)]
     result = CliRunner().invoke(app, ["bench", "models", *uses, "--device", "cpu", "--json", str(file)])
     assert result.exit_code == 130
+    assert "measured so far" in result.output
     assert [row["architecture"] for row in json.loads(file.read_text())["rows"]] == NAMES[:1]
+
+
+def test_every_row_is_kept_as_soon_as_it_is_measured():
+    sizes = []
+    run(NAMES, **TINY, keep=lambda found: sizes.append((len(found["rows"]), found["complete"])))
+    assert sizes == [(1, False), (2, False)]
 
 
 @pytest.mark.parametrize(

@@ -33,3 +33,18 @@ def test_ratios_are_to_the_rivals_of_the_same_run():
 def test_a_cpu_is_refused():
     with pytest.raises(ConfigError, match="CUDA device"):
         ops.run(device=torch.device("cpu"))
+
+
+def test_what_was_measured_before_an_interruption_is_kept(monkeypatch: pytest.MonkeyPatch):
+    def measure(heads: int, width: int, length: int, repeats: int, device: torch.device) -> list[dict[str, float]]:
+        if width == 128:
+            raise KeyboardInterrupt
+        return [{"ms": 1.0}]
+
+    monkeypatch.setattr(ops, "TABLES", {"training": measure, "skew": measure})
+    monkeypatch.setattr(ops, "describe", lambda device: {})
+    kept = []
+    found = ops.run(device=torch.device("cuda"), keep=lambda so_far: kept.append(len(so_far["skew"])))
+    assert found["training"] == found["skew"] == [{"heads": 12, "head_dim": 64, "ms": 1.0}]
+    assert kept == [0, 1]
+    assert not found["complete"]
