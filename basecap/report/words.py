@@ -22,6 +22,15 @@ def headline(study: dict[str, Any]) -> str:
     return f"Base capability at equal pre-training loss, against {study['reference']}: {'; '.join(parts)}."
 
 
+def unfinished(study: dict[str, Any]) -> str:
+    """Return one sentence about the runs that are not at their end, "" when there are none."""
+    running = [run for run in study["runs"] if run["status"] == "running"]
+    if not running:
+        return ""
+    named = ", ".join(f"{run['name']} (seed {run['seed']}) at {run['tokens'] / 1e6:.1f}M tokens" for run in running)
+    return f"Not finished, and compared by what there is: {named}. Run the study again to resume."
+
+
 def gap_text(gap: dict[str, Any] | None) -> str:
     """Return a gap as "+0.0040", a dash when there is none."""
     return "–" if gap is None else f"{gap['value']:+.4f}"

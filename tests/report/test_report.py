@@ -11,7 +11,7 @@ from rich.console import Console
 
 from basecap.records import StudyRecords
 from basecap.report import terminal_table, write_report
-from basecap.report.words import duration, headline
+from basecap.report.words import duration, headline, unfinished
 from tests.report.synthetic import write_study
 
 TWO = {"base": (1.0, 0.0), "other": (1.0, 0.2)}
@@ -152,3 +152,11 @@ def test_words():
     assert headline({"reference": "r", "comparisons": rows}).endswith("against r: a, b keep it.")
     assert headline({"reference": "r", "comparisons": []}) == "There is nothing to compare with r."
     assert [duration(seconds) for seconds in (None, 48, 130, 7500)] == ["–", "48 s", "2 min", "2 h 05 min"]
+
+
+def test_runs_that_are_not_at_their_end_are_named():
+    done = {"name": "a", "seed": 0, "status": "finished", "tokens": 60_000_000}
+    half = {"name": "b", "seed": 1, "status": "running", "tokens": 30_081_024}
+    assert unfinished({"runs": [done]}) == ""
+    assert "b (seed 1) at 30.1M tokens" in unfinished({"runs": [done, half]})
+    assert "a (seed 0)" not in unfinished({"runs": [done, half]})
