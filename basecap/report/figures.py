@@ -5,7 +5,7 @@ from typing import Any
 
 import altair as alt
 
-from basecap.report.palette import BLACK, GREY, architecture_scales, domain_scales
+from basecap.report.palette import BLACK, GREY, architecture_scales, dash_scale, domain_scales
 
 #: What may stand on the x axis of a scatter: key of a point -> how it is called.
 ABSCISSAE = {"held_out": "pre-training loss, held out", "training": "pre-training loss, smoothed"}
@@ -110,7 +110,8 @@ def along(study: dict[str, Any]) -> Chart | None:
     base = _chart(rows).encode(x=x, color=_colour(study), tooltip=_tooltip("name", "loss", "value", "low", "high"))
     shade = alt.when(chosen).then(alt.value(0.15)).otherwise(alt.value(0))
     bands = base.mark_area().encode(y=alt.Y("low:Q", title=title), y2="high:Q", opacity=shade)
-    lines = base.mark_line(strokeWidth=2).encode(y=alt.Y("value:Q", title=title), opacity=_unless(chosen))
+    y = alt.Y("value:Q", title=title)
+    lines = base.mark_line(strokeWidth=2).encode(y=y, opacity=_unless(chosen), strokeDash=_dash(study))
     return alt.layer(*_levels(study, "y", title), bands, lines.add_params(chosen)).properties(width=480, height=300)
 
 
@@ -201,6 +202,10 @@ def _colour(study: dict[str, Any]) -> alt.Color:
 
 def _shape(study: dict[str, Any]) -> alt.Shape:
     return alt.Shape("name:N", scale=architecture_scales(_names(study), study["reference"])[1], legend=_legend())
+
+
+def _dash(study: dict[str, Any]) -> alt.StrokeDash:
+    return alt.StrokeDash("name:N", scale=dash_scale(_names(study), study["reference"]), legend=_legend())
 
 
 def _choice() -> alt.Parameter:

@@ -23,6 +23,13 @@ def architecture_scales(names: Sequence[str], reference: str) -> tuple[alt.Scale
     )
 
 
+def dash_scale(names: Sequence[str], reference: str) -> alt.Scale:
+    """Return the scale of lines without marks: dashed where a colour comes again."""
+    others = [name for name in names if name != reference]
+    again = set(others[len(COLOURS) :])
+    return alt.Scale(domain=list(names), range=[[6, 3] if name in again else [1, 0] for name in names])
+
+
 def domain_scales(domains: Sequence[str]) -> tuple[alt.Scale, alt.Scale]:
     """Return scales of colour and shape for domains, the first of which stands for all."""
     return architecture_scales(domains, domains[0])

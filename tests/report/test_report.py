@@ -11,6 +11,7 @@ from rich.console import Console
 
 from basecap.records import StudyRecords
 from basecap.report import terminal_table, write_report
+from basecap.report.palette import architecture_scales, dash_scale
 from basecap.report.words import duration, headline, unfinished
 from tests.report.synthetic import write_study
 
@@ -160,3 +161,11 @@ def test_runs_that_are_not_at_their_end_are_named():
     assert unfinished({"runs": [done]}) == ""
     assert "b (seed 1) at 30.1M tokens" in unfinished({"runs": [done, half]})
     assert "a (seed 0)" not in unfinished({"runs": [done, half]})
+
+
+def test_lines_are_dashed_where_colours_come_again():
+    names = [f"architecture {number}" for number in range(13)]
+    colours = architecture_scales(names, names[0])[0].range
+    looks = list(zip(colours, map(tuple, dash_scale(names, names[0]).range), strict=True))
+    assert len(set(looks)) == len(names)
+    assert len(set(colours)) < len(names)
