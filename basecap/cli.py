@@ -189,12 +189,14 @@ def bench_models(
     plugin: Plugins = [],
 ) -> None:
     """Time whole training steps of architectures beside each other."""
+    from basecap.bench.models import Setting
     from basecap.bench.models import run as bench
     from basecap.environment import choose_device
 
     _load(plugin)
     keep = partial(_store, path=json_file)
-    found = bench(use, device=choose_device(device), hidden=hidden, length=length, batch=batch, peer=peer, keep=keep)
+    setting = Setting(hidden=hidden, length=length, batch=batch)
+    found = bench(use, setting, device=choose_device(device), peer=peer, keep=keep)
     _table("training speed", found["rows"], as_json=False)
     _finish(found, json_file)
 

@@ -14,7 +14,10 @@ PACKAGES = ("torch", "triton", "numpy", "tokenizers", "safetensors", "fla-core")
 
 
 def choose_device(name: str | None) -> torch.device:
-    """Return the device to use: the named one, else this process's GPU, else the CPU; raises ConfigError."""
+    """Return the device to use: the named one, else this process's GPU, else the CPU; raises ConfigError.
+
+    A GPU becomes the current one.
+    """
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -27,6 +30,7 @@ def choose_device(name: str | None) -> torch.device:
         device = torch.device("cuda", local if device.index is None else device.index)
         if device.index >= count:
             raise ConfigError(f"device {name!r} does not exist: this machine has {count} GPUs; use --device cpu.")
+        torch.cuda.set_device(device)  # Triton launches its kernels on the current device, wherever the tensors are
     return device
 
 

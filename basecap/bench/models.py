@@ -33,41 +33,33 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What all rows of a table share."""
+    """What all rows of a table share: model width, vocabulary, tokens per sequence, sequences per step, steps timed."""
 
-    hidden: int
-    vocab: int
-    length: int
-    batch: int
-    steps: int
+    hidden: int = 768
+    vocab: int = 32_000
+    length: int = 2048
+    batch: int = 16
+    steps: int = 10
 
 
 def run(
     names: Sequence[str] = (),
+    setting: Setting = Setting(),
     *,
     device: torch.device,
-    hidden: int = 768,
-    vocab: int = 32_000,
-    length: int = 2048,
-    batch: int = 16,
-    steps: int = 10,
     peer: bool = False,
     keep: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
     """Time training steps (forward, backward, AdamW) of architectures; return the environment and a row for each.
 
-    Compilation and three warm-up steps are not counted; a row holds the median over `steps` steps. On a GPU products
+    Compilation and three warm-up steps are not counted; a row holds the median over the steps timed. On a GPU products
     run in bf16 and models are compiled, on a CPU neither. A model that cannot run gets a row whose note says why. When
     interrupted, the rows so far are returned and `complete` is False.
 
     Args:
         names: architectures; all when empty.
+        setting: sizes.
         device: where to run.
-        hidden: model width.
-        vocab: vocabulary size.
-        length: tokens per sequence.
-        batch: sequences per step.
-        steps: steps timed.
         peer: whether to time flash-linear-attention's own models too, in the same setting but not compiled: that
             is how its documentation runs them.
         keep: called after each row with all that is found so far.
@@ -75,10 +67,9 @@ def run(
     Raises:
         ConfigError: an unknown architecture or an impossible size; peers without flash-linear-attention.
     """
-    setting = Setting(hidden=hidden, vocab=vocab, length=length, batch=batch, steps=steps)
     jobs: list[tuple[str, Callable[[], Row]]] = []
     for name in list(names) or ARCHITECTURES.names():
-        config = model_config(name, hidden=hidden, vocab=vocab, max_length=length)
+        config = model_config(name, hidden=setting.hidden, vocab=setting.vocab, max_length=setting.length)
         jobs.append((name, partial(_own, config, setting, device)))
     if peer:
         peers.require()

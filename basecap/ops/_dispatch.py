@@ -42,6 +42,8 @@ def _unsupported(device: torch.device, dtype: torch.dtype, shared: int) -> str |
         return None if dtype == torch.float32 else "Triton's interpreter is only right in float32"
     if device.type != "cuda":
         return f"the tensors are on {device.type}"
+    if device.index != torch.cuda.current_device():
+        return f"{device} is not the current device; call torch.cuda.set_device({device.index})"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "the kernels need compute capability 8.0 or newer"
     if torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor < shared:

@@ -15,7 +15,7 @@ from basecap.cli import app
 from basecap.errors import ConfigError
 
 NAMES = ["transformer++", "transformer++ window"]
-TINY = {"device": torch.device("cpu"), "hidden": 32, "vocab": 64, "length": 16, "batch": 2, "steps": 3}
+TINY = {"device": torch.device("cpu"), "setting": models.Setting(hidden=32, vocab=64, length=16, batch=2, steps=3)}
 
 
 def test_rows_agree_with_their_setting():

@@ -77,7 +77,15 @@ def test_packed_rows(device: str, mean: int):
 @pytest.mark.parametrize("device", [on_gpu])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    "sizes", [(2, 500, 4, 96, 192), (2, 1030, 2, 128, 128), (1, 300, 2, 64, 64), (1, 200, 1, 100, 48)]
+    "sizes",
+    [
+        (2, 500, 4, 96, 192),
+        (2, 1030, 2, 128, 128),
+        (1, 300, 2, 64, 64),
+        (1, 200, 1, 100, 48),
+        (1, 1, 8, 96, 96),
+        (1, 10, 2, 64, 64),
+    ],
 )
 @pytest.mark.parametrize("segmented", [False, True])
 def test_half_precision(device: str, dtype: torch.dtype, sizes: tuple[int, ...], segmented: bool):

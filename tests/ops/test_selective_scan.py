@@ -90,6 +90,14 @@ def test_states_are_only_kept_for_a_backward_pass():
 
 
 @in_interpreter
+def test_the_kernels_have_a_backward_of_their_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(eager, "backward", lambda *given: pytest.fail("the backward ran in plain PyTorch"))
+    tensors = inputs(1, 20, 4, 3, dtype=torch.float32)
+    y, _ = selective_scan(*tensors[:5], backend="triton")
+    assert all(part.any() for part in torch.autograd.grad(y.sum(), tensors[:5]))
+
+
+@in_interpreter
 def test_gradients_of_one_output_alone_and_twice():
     tensors = inputs(1, 20, 4, 3, dtype=torch.float32)
     y, final = selective_scan(*tensors[:5], state_BDN=tensors[5], backend="triton")

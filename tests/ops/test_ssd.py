@@ -146,7 +146,9 @@ def assert_kernels_accurate(device: str, dtype: torch.dtype, sizes: tuple[int, .
 
 @in_interpreter
 @pytest.mark.parametrize("segmented", [False, True])
-@pytest.mark.parametrize("sizes", [(2, 2, 1, 1, 3, 2), (2, 150, 2, 4, 8, 5), (1, 128, 1, 2, 16, 20)])
+@pytest.mark.parametrize(
+    "sizes", [(2, 2, 1, 1, 3, 2), (2, 150, 2, 4, 8, 5), (1, 128, 1, 2, 16, 20), (1, 70, 1, 10, 70, 4)]
+)
 def test_kernels_in_the_interpreter(sizes: tuple[int, ...], segmented: bool):
     assert_kernels_accurate("cpu", torch.float32, sizes, packed(*sizes[:2]) // 4 if segmented else None)
 
@@ -154,7 +156,7 @@ def test_kernels_in_the_interpreter(sizes: tuple[int, ...], segmented: bool):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("segmented", [False, True])
 @pytest.mark.parametrize(
-    "sizes", [(2, 2, 1, 1, 3, 2), (2, 147, 2, 4, 24, 40), (2, 1024, 1, 4, 128, 64), (1, 300, 1, 2, 64, 128)]
+    "sizes", [(2, 2, 1, 1, 3, 2), (2, 147, 2, 4, 24, 40), (2, 1024, 1, 24, 128, 64), (1, 300, 1, 2, 64, 128)]
 )
 @on_gpu
 def test_kernels_on_a_gpu(sizes: tuple[int, ...], segmented: bool, dtype: torch.dtype):
@@ -166,6 +168,17 @@ def test_the_custom_operator_is_well_formed():
     q, k, v, log_decay, state = inputs(2, 9, 1, 2, 4, 3, dtype=torch.float32)
     result = torch.library.opcheck(torch.ops.basecap.ssd.default, (q, k, v, log_decay, state, packed(2, 9)))
     assert set(result.values()) == {"SUCCESS"}
+
+
+@on_gpu
+def test_kernels_are_deterministic_on_a_gpu():
+    tensors = [x.detach().to("cuda", torch.bfloat16).requires_grad_() for x in inputs(2, 1024, 1, 24, 128, 64)]
+
+    def op(q, k, v, log_decay, state, segments):
+        return ssd(q, k, v, log_decay, state_BHKV=state, segments=segments)
+
+    runs = [values_and_gradients(op, tensors, None) for _ in range(3)]
+    assert all(torch.equal(a, b) for again in runs[1:] for a, b in zip(runs[0], again, strict=True))
 
 
 def test_states_too_large_for_the_kernels_are_refused():

@@ -179,6 +179,19 @@ def test_bounded_decays_take_the_chunks(monkeypatch: pytest.MonkeyPatch):
     assert called == ["chunks", "recurrence", "recurrence", "recurrence"]
 
 
+@in_interpreter
+def test_the_public_function_against_the_definition(monkeypatch: pytest.MonkeyPatch):
+    """Every argument where it belongs, segments and first state too."""
+    monkeypatch.setattr(package, "use_triton", lambda op, backend, x: True)
+    sizes = (2, 40, 1, 8, 6)
+    x, segments, first = inputs(sizes, "cpu", torch.float16), packed(2, [11, 30], 40), state(sizes, "cpu")
+    found = wkv7_bounded(*x, state_BHKV=first, segments=segments)
+    expected = reference.wkv7(*(part.double() for part in x), first.double(), segments)
+    plain = eager.wkv7(*x, first, segments)
+    for name, a, b, truth in zip(("o", "state"), found, plain, expected, strict=True):
+        assert_as_accurate(name, a.half(), b.half(), truth)
+
+
 @anywhere
 def test_the_public_function_runs_the_kernels(device: str, monkeypatch: pytest.MonkeyPatch):
     """Also in two parts, with the state carried over, in float64 or not."""

@@ -14,8 +14,8 @@ from basecap.ops.wkv4 import operators as operators_4
 from basecap.ops.wkv4 import reference as reference_4
 from basecap.ops.wkv6 import eager as eager_6
 from basecap.ops.wkv6 import operators as operators_6
+from basecap.ops.wkv6 import operators_chunk, wkv6
 from basecap.ops.wkv6 import reference as reference_6
-from basecap.ops.wkv6 import wkv6
 from basecap.ops.wkv7 import eager as eager_7
 from basecap.ops.wkv7 import reference as reference_7
 from basecap.ops.wkv7 import wkv7
@@ -65,7 +65,8 @@ def kernel(which: str) -> Recurrence:
 
 @pytest.fixture
 def forced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the kernels wherever the dtype is float32, on the CPU in the interpreter."""
+    """Run the kernels of the recurrence wherever the dtype is float32, on the CPU in the interpreter."""
+    monkeypatch.setattr(operators_chunk, "WIDEST_VALUES", 0)
     for package in (package_6, package_7):
         monkeypatch.setattr(package, "use_triton", lambda op, backend, x: x.dtype == torch.float32)
 
@@ -73,18 +74,18 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("poisoned")
 @anywhere
 @pytest.mark.parametrize("which", ["wkv6", "wkv7"])
-@pytest.mark.parametrize("spread", [1.0, 3.0])
-def test_recurrence(device: str, which: str, spread: float, forced: None):
-    definition, inputs = recurrence(which, 37, 2, 6, spread)
+@pytest.mark.parametrize(("length", "spread"), [(37, 1.0), (70, 3.0)])
+def test_recurrence(device: str, which: str, length: int, spread: float, forced: None):
+    definition, inputs = recurrence(which, length, 2, 6, spread)
     x = [part.float().to(device) for part in inputs]
     assert_as_exact(kernel(which), definition, x, first=draw(9, 2, 2, 6, 6).float().to(device))
-    assert_as_exact(kernel(which), definition, x, segments=packed(2, [1, 20], 37).to(device))
+    assert_as_exact(kernel(which), definition, x, segments=packed(2, [1, 20, length - 3], length).to(device))
 
 
 @pytest.mark.parametrize("which", ["wkv6", "wkv7"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("device", [on_gpu])
-def test_recurrence_at_size(device: str, dtype: torch.dtype, which: str):
+def test_at_size(device: str, dtype: torch.dtype, which: str):
     _, inputs = recurrence(which, 300, 3, 64, 1.0)
     plain = {"wkv6": eager_6.wkv6, "wkv7": eager_7.wkv7}[which]
     assert_as_exact(kernel(which), plain, [x.to(device, dtype) for x in inputs])

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops._shapes import GONE, check_segments, check_state
 from basecap.ops.delta_rule import eager, library, operators
 
 #: Channels per head of queries and keys that the kernels of this package take.
@@ -42,10 +43,15 @@ def delta_rule(
         ConfigError: shapes that do not fit together, or an impossible backend.
     """
     _validate(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH)
-    decodes = v_BTHV.shape[1] == 1 and state_BHKV is not None and backend != "triton"
-    if backend == "auto" and not decodes and q_BTHK.shape[3] > WIDEST and library.use_library(q_BTHK, v_BTHV, segments):
+    (B, T, H, V), K = v_BTHV.shape, q_BTHK.shape[3]
+    check_state(state_BHKV, (B, H, K, V))
+    check_segments(segments, (B, T))
+    if log_decay_BTH is not None:
+        log_decay_BTH = log_decay_BTH.clamp(min=GONE)
+    decodes = T == 1 and state_BHKV is not None and backend != "triton"
+    if backend == "auto" and not decodes and K > WIDEST and library.use_library(q_BTHK, v_BTHV, segments):
         return library.delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
-    triton = use_triton("delta_rule", backend, q_BTHK, widest=WIDEST)
+    triton = use_triton("delta_rule", backend, q_BTHK.to(v_BTHV.dtype), widest=WIDEST)
     # Under autocast the states would be rounded to half precision between chunks.
     with torch.autocast(v_BTHV.device.type, enabled=False):
         if decodes and state_BHKV is not None:

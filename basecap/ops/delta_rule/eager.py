@@ -73,8 +73,8 @@ def step(
     state_BHKV: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """One token of `delta_rule`: outputs [B, 1, H, V] and the new state."""
-    q, k, v, beta = (x[:, 0, ..., None, :].to(state_BHKV.dtype) for x in (q_B1HK, k_B1HK, v_B1HV, beta_B1H[..., None]))
-    kept = state_BHKV
+    kept = state_BHKV.to(torch.promote_types(v_B1HV.dtype, torch.float32))
+    q, k, v, beta = (x[:, 0, ..., None, :].to(kept.dtype) for x in (q_B1HK, k_B1HK, v_B1HV, beta_B1H[..., None]))
     if log_decay_B1H is not None:
         kept = log_decay_B1H[:, 0, :, None, None].to(kept.dtype).exp() * kept
     state = kept + k.transpose(-1, -2) * (beta * (v - k @ kept))

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops._shapes import check_segments, check_state
 from basecap.ops.selective_scan import operators
 
 
@@ -49,6 +50,8 @@ def selective_scan(
     ):
         if tensor.shape != shape:
             raise ConfigError(f"{name} {tuple(tensor.shape)} must be {shape} for x {tuple(x_BTD.shape)}.")
+    check_state(state_BDN, (B, D, N))
+    check_segments(segments, (B, T))
     triton = use_triton("selective_scan", backend, x_BTD)
     # Under autocast the products with the states would be rounded to half precision.
     with torch.autocast(x_BTD.device.type, enabled=False):

@@ -206,7 +206,10 @@ def scan_bwd_kernel(
     `parts` receives dB and dC of each block of channels, [blocks, B, 2, N, M BT]; what a chunk contributes to dA takes
     its place in `later`, which nobody else reads.
     """
-    i_d, i_m, i_b = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    # Blocks and chunks share the first axis of the grid, the only one that reaches beyond 65,535.
+    blocks = tl.cdiv(D, BD)
+    i_d, i_m = (tl.program_id(0) % blocks).to(tl.int64), (tl.program_id(0) // blocks).to(tl.int64)
+    i_b = tl.program_id(2).to(tl.int64)
     o_row = tl.arange(0, BT)
     o_t = i_m * BT + o_row
     o_d = i_d * BD + tl.arange(0, BD)

@@ -146,7 +146,7 @@ def backward(
     dstate_BND = _walk(inputs, grads[1].float().mT.contiguous(), back=True, dy=dy, states=later)
     dx, ddt = torch.empty_like(inputs.x), torch.empty_like(inputs.dt)
     parts = inputs.A_ND.new_empty(inputs.blocks, B, 2, N, inputs.chunks * BT)
-    kernels.scan_bwd_kernel[(inputs.blocks, inputs.chunks, B)](
+    kernels.scan_bwd_kernel[(inputs.blocks * inputs.chunks, 1, B)](
         dy, inputs.x, inputs.dt, inputs.A_ND, inputs.B_BNT, inputs.C_BNT, inputs.ids, states_BMND, later,
         dx, ddt, parts, T, D, N, inputs.chunks, BT=BT, **OPTIONS,
     )  # fmt: skip

@@ -72,12 +72,15 @@ def _fake_state(x: Tensor, dt: Tensor, A: Tensor) -> Tensor:
 @scan.register_fake
 def _(x, dt, A, B, C, state, segments, kernels):
     shape = kept_shape(x, A) if kernels == "training" else (0,)
-    return x.new_empty(x.shape), _fake_state(x, dt, A), x.new_empty(shape, dtype=torch.float32)
+    state = _fake_state(x, dt, A)
+    return x.new_empty(x.shape), state if kernels == "none" else state.float(), x.new_empty(shape, dtype=torch.float32)
 
 
 @scan_backward.register_fake
 def _(grads, x, dt, A, B, C, initial, states):
-    return *(part.new_empty(part.shape) for part in (x, dt, A, B, C)), _fake_state(x, dt, A)
+    dstate = _fake_state(x, dt, A)
+    parts = (part.new_empty(part.shape) for part in (x, dt, A, B, C))
+    return *parts, dstate.float() if states.numel() else dstate
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops._shapes import GONE, check_segments, check_state
 from basecap.ops.ssd import eager, operators
 
 #: Largest states K V of the kernels by the bytes of a number: a chunk's inputs and a whole state stay on the chip.
@@ -39,16 +40,19 @@ def ssd(
         ConfigError: shapes that do not fit together, or an impossible backend.
     """
     _validate(q_BTGK, k_BTGK, v_BTHV, log_decay_BTH)
+    (B, T, H, V), K = v_BTHV.shape, q_BTGK.shape[3]
+    check_state(state_BHKV, (B, H, K, V))
+    check_segments(segments, (B, T))
+    log_decay_BTH = log_decay_BTH.clamp(min=GONE)
     triton = _use_triton(backend, q_BTGK, v_BTHV)
     # Under autocast the states would be rounded to half precision between chunks.
     with torch.autocast(v_BTHV.device.type, enabled=False):
         q, k = q_BTGK.to(v_BTHV.dtype), k_BTGK.to(v_BTHV.dtype)
-        if v_BTHV.shape[1] == 1 and state_BHKV is not None:
+        if T == 1 and state_BHKV is not None:
             return eager.step(q, k, v_BTHV, log_decay_BTH, state_BHKV)
         if not triton:
             return eager.ssd(q, k, v_BTHV, log_decay_BTH, state_BHKV, segments)
         if state_BHKV is None:
-            (B, _, H, V), K = v_BTHV.shape, q.shape[3]
             state_BHKV = v_BTHV.new_zeros(B, H, K, V, dtype=torch.float32)
         return operators.scan(q, k, v_BTHV, log_decay_BTH, state_BHKV, segments)
 
@@ -62,7 +66,9 @@ def _use_triton(backend: Backend, q_BTGK: Tensor, v_BTHV: Tensor) -> bool:
         return False
     if backend == "triton" and not fits:
         raise ConfigError(f"ssd has no kernels for {v_BTHV.dtype} and states of {K} x {V}; use backend='auto'.")
-    return use_triton("ssd", backend, v_BTHV)
+    # What the hungriest kernel holds of one chunk and head, from above: its tokens, a state, and pairs of tokens.
+    BK, BV = (max(16, 1 << (width - 1).bit_length()) for width in (K, V))
+    return use_triton("ssd", backend, v_BTHV, shared=itemsize * (64 * BK + 192 * BV + BK * BV + 8192))
 
 
 def _validate(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> None:

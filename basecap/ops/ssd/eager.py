@@ -68,10 +68,11 @@ def step(
     q_B1GK: Tensor, k_B1GK: Tensor, v_B1HV: Tensor, log_decay_B1H: Tensor, state_BHKV: Tensor
 ) -> tuple[Tensor, Tensor]:
     """One token of `ssd`: outputs [B, 1, H, V] and the new state."""
+    old = state_BHKV.to(torch.promote_types(v_B1HV.dtype, torch.float32))
     repeat = v_B1HV.shape[2] // q_B1GK.shape[2]
-    q_BHK, k_BHK = (x[:, 0].to(state_BHKV.dtype).repeat_interleave(repeat, dim=1) for x in (q_B1GK, k_B1GK))
+    q_BHK, k_BHK = (x[:, 0].to(old.dtype).repeat_interleave(repeat, dim=1) for x in (q_B1GK, k_B1GK))
     added = k_BHK[..., None] * v_B1HV[:, 0, :, None, :]
-    state = log_decay_B1H[:, 0].to(state_BHKV.dtype).exp()[..., None, None] * state_BHKV + added
+    state = log_decay_B1H[:, 0].to(old.dtype).exp()[..., None, None] * old + added
     return (q_BHK[..., None, :] @ state).transpose(1, 2).to(v_B1HV.dtype), state
 
 

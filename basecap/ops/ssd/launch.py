@@ -149,7 +149,9 @@ def backward(
     )  # fmt: skip
     dq, dk = (do.new_empty(B, T, G, K) for _ in range(2))
     entered, kept = wide(blocks, B, H, T), wide(blocks, B, H, M)
-    options["BK"] = min(64, options["BK"])
+    # One stage: the gradients of the states go into a product and elsewhere. For such a tile a pipelined loop keeps one
+    # buffer less, and on Hopper loads the next tile into it while the product still reads it (Triton 3.6 and 3.7.1).
+    options |= {"BK": min(64, options["BK"]), "STAGES": 1}
     kernels.keys_bwd_kernel[(G * blocks, M, B)](
         do, inputs.q, inputs.k, inputs.v, inputs.from_start, inputs.to_end, states, later, dscores,
         dq, dk, entered, kept, *inputs.strides, *inputs.sizes, **options,

@@ -67,11 +67,16 @@ def _(grads, inputs, starts, kept):
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tensors, _, starts = inputs
+    ctx.mark_non_differentiable(output[2])
+    ctx.set_materialize_grads(False)  # zeros for the states kept would be as large as these
     ctx.save_for_backward(output[2], starts, *tensors)
 
 
-def _gradients(ctx: Any, grad_o: Tensor, grad_final: Tensor, grad_kept: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     kept, starts, *tensors = ctx.saved_tensors
+    (B, _, H, K), V = tensors[0].shape, tensors[3].shape[3]
+    grad_o = kept.new_zeros(tensors[3].shape) if grad_o is None else grad_o
+    grad_final = kept.new_zeros(B, H, K, V) if grad_final is None else grad_final
     present = [x for x in tensors if x is not None]
     *grads, grad_state = recur_backward([grad_o, grad_final], present, starts, kept)
     return *[*grads, None, None][:6], grad_state, None

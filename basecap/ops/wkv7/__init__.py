@@ -5,6 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import use_triton
+from basecap.ops._shapes import check_segments, check_state
 from basecap.ops.wkv6 import empty_state
 from basecap.ops.wkv6.blocks import starts
 from basecap.ops.wkv6.operators import recur
@@ -48,6 +49,7 @@ def wkv7(
         ConfigError: shapes that do not fit together.
     """
     _validate(r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK)
+    _validate_history(v_BTHV, r_BTHK.shape[3], state_BHKV, segments)
     inputs = r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK
     triton = use_triton("wkv7", "auto", v_BTHV)
     with torch.autocast(v_BTHV.device.type, enabled=False):
@@ -71,10 +73,11 @@ def wkv7_bounded(
 ) -> tuple[Tensor, Tensor]:
     """Run `wkv7` for decays the caller knows to be bounded: every log decay is at least `LOWEST`, as in RWKV-7.
 
-    With that promise half precision runs by chunks on a GPU; with stronger decays those kernels overflow. Arguments,
-    results and errors are those of `wkv7`.
+    With that promise half precision of more than one chunk, heads of at most 128 channels, runs by chunks on a GPU;
+    with stronger decays those kernels overflow. Arguments, results and errors are those of `wkv7`.
     """
     _validate(r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK)
+    _validate_history(v_BTHV, r_BTHK.shape[3], state_BHKV, segments)
     inputs = r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK
     if _chunked(k_BTHK, v_BTHV) and use_triton("wkv7", "auto", v_BTHV):
         state = None if state_BHKV is None else state_BHKV.float()
@@ -84,7 +87,11 @@ def wkv7_bounded(
 
 
 def _chunked(k_BTHK: Tensor, v_BTHV: Tensor) -> bool:
-    """Return whether the kernels by chunks suit; the recurrence is as fast for one chunk and exacter in float32."""
+    """Return whether the kernels by chunks suit.
+
+    The recurrence is exacter in float32. For a single token in half precision these kernels read outside their memory
+    on Hopper (Triton 3.6), so that rows of one chunk, for which the recurrence is as fast, are not trusted to them.
+    """
     _, T, _, K = k_BTHK.shape
     half = v_BTHV.dtype in (torch.bfloat16, torch.float16)
     return half and max(K, v_BTHV.shape[3]) <= WIDEST and operators.tokens_per_chunk(K, v_BTHV.dtype) < T
@@ -98,3 +105,9 @@ def _validate(r: Tensor, log_decay: Tensor, k: Tensor, v: Tensor, a: Tensor, b: 
         raise ConfigError(f"v {tuple(v.shape)} must be [B, T, H, V] with {tuple(r.shape[:3])} in front.")
     if r.shape[1] < 1:
         raise ConfigError("wkv7 needs at least one token.")
+
+
+def _validate_history(v_BTHV: Tensor, K: int, state: Tensor | None, segments: Tensor | None) -> None:
+    B, T, H, V = v_BTHV.shape
+    check_state(state, (B, H, K, V))
+    check_segments(segments, (B, T))

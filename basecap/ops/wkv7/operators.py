@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: The most tokens per chunk. The exponents of half a chunk's decays, 19.5 for 64 tokens, are within the range of
+#: The most tokens per chunk; float32 is only for the tests, see `wkv7_bounded`.
+#: The exponents of half a chunk's decays, 19.5 for 64 tokens, are within the range of
 #: bfloat16 and TF32; float32 keeps more of its digits with smaller ones.
 CHUNKS = {torch.bfloat16: 64, torch.float16: 32, torch.float32: 16}
 
