@@ -94,6 +94,13 @@ def test_half_precision(device: str, dtype: torch.dtype, sizes: tuple[int, ...],
 
 
 @anywhere
+@pytest.mark.parametrize("sizes", [(1, 1, 8, 96, 96), (1, 5, 4, 64, 64)])
+def test_what_passes_through_a_chunk_keeps_float32(device: str, sizes: tuple[int, ...]):
+    """The gradient of a lone chunk's decays comes from the first state, which is float32 in a half-precision model."""
+    assert_kernels(inputs(*sizes, device, torch.float16))
+
+
+@anywhere
 def test_nothing_else_leaks_into_the_results(device: str):
     """Rows, heads and segments by themselves give the same as together."""
     q, k, v, beta, log_decay, _ = inputs(2, 70, 2, 16, 16, device, torch.float32)

@@ -4,8 +4,12 @@ import pytest
 import torch
 
 from basecap.errors import ConfigError
-from basecap.ops.linear_cross_entropy import linear_cross_entropy
+from basecap.ops._dispatch import interpreted
+from basecap.ops.linear_cross_entropy import linear_cross_entropy, operators
+from basecap.ops.linear_cross_entropy.eager import rows
 from basecap.ops.linear_cross_entropy.reference import linear_cross_entropy as reference
+from basecap.testing.marks import requires_gpu
+from basecap.testing.tolerance import assert_as_accurate
 
 
 def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -58,6 +62,49 @@ def test_one_compiled_graph():
 def test_all_targets_left_out_gives_zero():
     hidden, weight, targets = inputs(torch.float32)
     assert linear_cross_entropy(hidden, weight, torch.full_like(targets, -1)).item() == 0.0
+
+
+KERNELS = [
+    pytest.param("cpu", torch.float32, marks=pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")),
+    *(pytest.param("cuda", dtype, marks=requires_gpu) for dtype in (torch.float32, torch.bfloat16, torch.float16)),
+]
+
+
+@pytest.mark.parametrize(("device", "dtype"), KERNELS)
+@pytest.mark.parametrize("vocabulary", [1, 29, 9000])
+def test_kernel_is_as_accurate_as_eager(device: str, dtype: torch.dtype, vocabulary: int):
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = (4 * torch.randn(11, vocabulary, generator=generator)).to(device, dtype)
+    targets = torch.randint(0, vocabulary, (11,), generator=generator).to(device)
+    targets[3:5] = -1
+    count = torch.tensor(9, device=device)
+    exact, plain, found = (
+        f(x, targets, count) for f, x in ((rows, logits.double()), (rows, logits), (operators.rows, logits))
+    )
+    for name, ours, eager, true in zip(("losses", "gradient"), found, plain, exact, strict=True):
+        assert_as_accurate(name, ours, eager, true)
+    assert not found[0][3:5].any()
+    assert not found[1][3:5].any()
+
+
+@pytest.mark.parametrize(("device", "dtype"), KERNELS[:2])
+def test_mean_loss_on_kernels(device: str, dtype: torch.dtype):
+    low = [x.detach().to(device) for x in inputs(dtype)]
+    results = []
+    for backend in ("triton", "eager"):
+        hidden, weight = (x.clone().requires_grad_() for x in low[:2])
+        loss = linear_cross_entropy(hidden, weight, low[2], chunk=4, backend=backend)
+        results.append([loss, *torch.autograd.grad(loss, (hidden, weight))])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(("device", "dtype"), KERNELS[:2])
+def test_the_operator_keeps_its_promises(device: str, dtype: torch.dtype):
+    logits, targets = torch.randn(5, 7, device=device, dtype=dtype), torch.arange(5, device=device)
+    torch.library.opcheck(
+        operators.rows, (logits, targets, torch.tensor(5, device=device)), test_utils=("test_schema", "test_faketensor")
+    )
 
 
 def test_shapes_that_do_not_fit_are_named():

@@ -2,6 +2,7 @@
 
 import functools
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -59,6 +60,7 @@ def test_a_million_tokens():
 
 
 @on_gpu
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
 def test_one_compiled_graph_of_kernels():
     q, k, v, do = draw(1000, 4, 64)
 

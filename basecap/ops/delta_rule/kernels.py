@@ -153,7 +153,7 @@ def walk_fwd_kernel(
         b_low = b_state.to(b_k.dtype)
         if states is not None:
             p_state, m_state = state(states, i_b, i_m, i_h, M, H, o_k, K, o_v, V)
-            tl.store(p_state, b_low, mask=m_state)
+            tl.store(p_state, b_state, mask=m_state)
         b_kept = tl.dot(b_k, b_low, input_precision=PRECISION) * b_from[:, None]
         b_right = ((b_v - b_kept) * b_beta[:, None]).to(b_k.dtype)
         b_u = tl.dot(b_inverse, b_right, input_precision=PRECISION)

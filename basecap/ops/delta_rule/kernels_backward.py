@@ -48,7 +48,7 @@ def walk_bwd_kernel(
 
         b_low = b_later.to(b_k.dtype)
         p_later, m_state = state(later, i_b, i_m, i_h, M, H, o_k, K, o_v, V)
-        tl.store(p_later, b_low, mask=m_state)
+        tl.store(p_later, b_later, mask=m_state)
         b_du = tl.dot(b_k, b_low, input_precision=PRECISION) * b_to[:, None]
         b_du += tl.dot(tl.trans(b_scores), b_do, input_precision=PRECISION)
         b_dright = tl.dot(tl.trans(b_inverse), b_du.to(b_k.dtype), input_precision=PRECISION)
@@ -162,11 +162,12 @@ def scan_bwd_kernel(
             b_dright = tl.load(p_dright, mask=m_v, other=0.0)
             b_state = tl.load(p_state, mask=m_state, other=0.0)
             b_later = tl.load(p_later, mask=m_state, other=0.0)
+            if dlog is not None:
+                b_passes += tl.sum(b_state * b_later, 1)
+            b_state = b_state.to(b_u.dtype)
             b_dq += tl.dot(b_do, tl.trans(b_state), input_precision=PRECISION)
             b_dkept += tl.dot(b_dright, tl.trans(b_state), input_precision=PRECISION)
-            b_dk += tl.dot(b_u, tl.trans(b_later), input_precision=PRECISION)
-            if dlog is not None:
-                b_passes += tl.sum(b_state.to(tl.float32) * b_later.to(tl.float32), 1)
+            b_dk += tl.dot(b_u, tl.trans(b_later.to(b_u.dtype)), input_precision=PRECISION)
         p_q, m_k = rows(q, i_b, o_t, T, i_h, H, o_k, K)
         p_k, _ = rows(k, i_b, o_t, T, i_h, H, o_k, K)
         b_q = tl.load(p_q, mask=m_k, other=0.0)

@@ -132,7 +132,8 @@ def backward(
     do = grads[0].contiguous()
     dlast = None if grads[1] is None else grads[1].contiguous()
     first = None if first is None else first.contiguous()
-    states, later = inputs.v.new_empty(2, B, M, H, K, V)
+    # In float32: how much passes through a chunk, which the log decays need, is their product.
+    states, later = inputs.v.new_empty(2, B, M, H, K, V, dtype=torch.float32)
     u, dright, dv = (torch.empty_like(inputs.v) for _ in range(3))
     dfirst = None if first is None else torch.empty_like(first)
     kernels.walk_fwd_kernel[inputs.walk_grid()](

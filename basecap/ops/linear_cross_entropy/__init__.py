@@ -5,6 +5,7 @@ from typing import Literal
 from torch import Tensor
 
 from basecap.errors import ConfigError
+from basecap.ops._dispatch import Backend, use_triton
 from basecap.ops.linear_cross_entropy.eager import MeanLoss, token_losses
 
 
@@ -14,7 +15,8 @@ def linear_cross_entropy(
     targets: Tensor,
     *,
     reduction: Literal["mean", "none"] = "mean",
-    chunk: int = 4096,
+    chunk: int = 8192,
+    backend: Backend = "auto",
 ) -> Tensor:
     """Return the loss -log softmax(hidden @ weight.T)[target] in nats, in float32 (float64 for float64).
 
@@ -25,6 +27,10 @@ def linear_cross_entropy(
         reduction: "mean" over the targets that count, differentiable; "none" gives [...], zero where left out,
             without gradient.
         chunk: tokens whose logits exist at one time.
+        backend: of the mean: "auto", or insist on "eager" (plain PyTorch) or "triton".
+
+    Raises:
+        ConfigError: shapes that do not fit together, or an impossible backend.
     """
     if hidden.shape[:-1] != targets.shape or hidden.shape[-1] != weight.shape[-1]:
         raise ConfigError(
@@ -34,4 +40,5 @@ def linear_cross_entropy(
     flat, wanted = hidden.flatten(0, -2), targets.flatten()
     if reduction == "none":
         return token_losses(flat, weight, wanted, chunk).view(targets.shape)
-    return MeanLoss.apply(flat, weight, wanted, chunk)
+    kernels = use_triton("linear_cross_entropy", backend, hidden)
+    return MeanLoss.apply(flat, weight, wanted, chunk, kernels)

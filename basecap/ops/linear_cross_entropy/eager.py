@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from basecap.ops.linear_cross_entropy import operators
+
 
 def _product_dtype(hidden: Tensor) -> torch.dtype:
     kind = hidden.device.type
@@ -31,35 +33,40 @@ def token_losses(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk:
     return torch.cat(parts)
 
 
+def rows(logits_NV: Tensor, targets_N: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Return losses [N] and their gradient [N, V] over `count`; zero where the target is negative."""
+    kept = (targets_N >= 0)[:, None]
+    index = targets_N.clamp(min=0)[:, None]
+    log_probabilities = logits_NV.to(_wide(logits_NV.dtype)).log_softmax(-1)
+    losses = -log_probabilities.gather(1, index).masked_fill(~kept, 0.0)[:, 0]
+    gradient = log_probabilities.exp()
+    gradient.scatter_add_(1, index, -torch.ones_like(index, dtype=gradient.dtype))
+    return losses, (gradient * (kept / count)).to(logits_NV.dtype)
+
+
 class MeanLoss(torch.autograd.Function):
     """Mean cross-entropy over the targets that are not negative."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int) -> Tensor:
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int, kernels: bool) -> Tensor:
         """Return the scalar loss, keeping the gradients with respect to hidden and weight."""
         dtype = _product_dtype(hidden_ND)
         weight = weight_VD.to(dtype)
         count = (targets_N >= 0).sum().clamp(min=1)
         loss = torch.zeros((), dtype=_wide(dtype), device=hidden_ND.device)
-        vocabulary = torch.arange(weight.shape[0], device=weight.device, dtype=torch.int32)
         grad_hidden = []
         grad_weight = torch.zeros(weight_VD.shape, dtype=_wide(dtype), device=weight_VD.device)
         for h, wanted in zip(hidden_ND.split(chunk), targets_N.split(chunk), strict=True):
-            kept = (wanted >= 0)[:, None]
-            index = wanted.clamp(min=0)[:, None]
-            log_probabilities = (h.to(dtype) @ weight.T).to(_wide(dtype)).log_softmax(-1)
-            loss = loss - log_probabilities.gather(1, index).masked_fill(~kept, 0.0).sum()
-            # A comparison, not a scatter, so that the compiler makes one pass of it.
-            hit = (vocabulary == index.to(torch.int32)).to(log_probabilities.dtype)
-            gradient = (log_probabilities.exp() - hit) * (kept / count)
-            gradient = gradient.to(dtype)
+            logits = h.to(dtype) @ weight.T
+            losses, gradient = (operators.rows if kernels else rows)(logits, wanted, count)
+            loss = loss + losses.sum()
             grad_hidden.append((gradient @ weight).to(hidden_ND.dtype))
             grad_weight += gradient.T @ h.to(dtype)
         ctx.save_for_backward(torch.cat(grad_hidden), grad_weight.to(weight_VD.dtype))
         return loss / count
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         """Scale the gradients kept by the forward pass."""
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad_loss, grad_weight * grad_loss, None, None
+        return grad_hidden * grad_loss, grad_weight * grad_loss, None, None, None

@@ -251,8 +251,8 @@ def keys_bwd_kernel(
         b_to = tl.load(to_end + p_row + o_t, mask=o_t < T, other=0.0)
         b_read = tl.dot(b_do, tl.trans(b_s), input_precision=PRECISION) * b_from[:, None]
         b_dq += b_read
-        b_v = (b_v * b_to[:, None]).to(b_e.dtype)
-        b_dk = tl.dot(b_v, tl.trans(b_e), b_dk, input_precision=PRECISION)
+        # Scaled afterwards, which also keeps float32's sums over heads from being one long chain of roundings.
+        b_dk += tl.dot(b_v, tl.trans(b_e), input_precision=PRECISION) * b_to[:, None]
         b_kept = tl.sum(tl.sum(b_s.to(tl.float32) * b_e.to(tl.float32), 1), 0)
         tl.store(entered + (p_block + i_h) * T + o_t, tl.sum(b_read * b_q, 1), mask=o_t < T)
         tl.store(kept + (p_block + i_h) * M + i_m, b_kept)

@@ -7,6 +7,8 @@ Tensors are contiguous: [B, T, H, X], sums [B, H, M, K + 1, K + 1, V + 1].
 import triton
 import triton.language as tl
 
+from basecap.ops.kernels_product import add_product
+
 
 @triton.jit
 def _rows(p, o_t, m_t, stride, o_x, X: tl.constexpr):
@@ -82,7 +84,7 @@ def fwd_kernel(
         b_v = _rows(p_v + first * V, o_s, o_s < T, H * V, o_v, V)
         b_y = 1.0 + scale * tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         b_w = tl.where(o_s[None, :] <= o_t[:, None], 0.5 + 0.5 * b_y * b_y, 0.0)
-        b_o = tl.dot(b_w.to(b_v.dtype), b_v, b_o, input_precision=PRECISION)
+        b_o = add_product(b_o, b_w.to(b_v.dtype), b_v, PRECISION)
         b_norm += tl.sum(b_w, 1)
     if i_m > 0:
         p_sums = p_state + (i_bh * M + i_m) * (K + 1) * (K + 1) * (V + 1)
@@ -133,7 +135,7 @@ def bwd_q_kernel(
         # The difference first: the two cancel.
         b_dw = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION) - b_delta[:, None]
         b_dy = tl.where(o_s[None, :] <= o_t[:, None], b_dw * b_factor[:, None] * b_y, 0.0)
-        b_dq = tl.dot(b_dy.to(b_k.dtype), b_k, b_dq, input_precision=PRECISION)
+        b_dq = add_product(b_dq, b_dy.to(b_k.dtype), b_k, PRECISION)
     b_dq *= scale
     if i_m > 0:
         p_sums = p_state + (i_bh * M + i_m) * (K + 1) * (K + 1) * (V + 1)
@@ -179,10 +181,10 @@ def bwd_kv_kernel(
         seen = (o_t[None, :] >= o_s[:, None]) & m_t[None, :]
         b_y = 1.0 + scale * tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
         b_w = tl.where(seen, (0.5 + 0.5 * b_y * b_y) * b_factor[None, :], 0.0)
-        b_dv = tl.dot(b_w.to(b_do.dtype), b_do, b_dv, input_precision=PRECISION)
+        b_dv = add_product(b_dv, b_w.to(b_do.dtype), b_do, PRECISION)
         b_dw = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION) - b_delta[None, :]
         b_dy = tl.where(seen, b_dw * b_factor[None, :] * b_y, 0.0)
-        b_dk = tl.dot(b_dy.to(b_q.dtype), b_q, b_dk, input_precision=PRECISION)
+        b_dk = add_product(b_dk, b_dy.to(b_q.dtype), b_q, PRECISION)
     b_dk *= scale
     if i_m < M - 1:
         p_sums = p_state + (i_bh * M + i_m) * (K + 1) * (K + 1) * (V + 1)

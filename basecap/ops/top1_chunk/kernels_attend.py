@@ -7,6 +7,8 @@ where a chunk is cut into blocks of keys. They are merged by their logsumexp, in
 import triton
 import triton.language as tl
 
+from basecap.ops.kernels_product import add_product
+
 
 @triton.jit
 def find_work(p_grid, p_share, p_chunk, g, item, M, EXTRA):
@@ -225,10 +227,10 @@ def backward_tile(b_k, b_v, b_q, b_do, lse, delta, visible, scale2, dk, dv, MASK
     if MASK:
         s = tl.where(visible, s, float("-inf"))
     p = exp2(s, b_q.dtype == tl.float32)
-    dv = tl.dot(p.to(b_do.dtype), b_do, dv, input_precision="ieee")
+    dv = add_product(dv, p.to(b_do.dtype), b_do)
     dp = tl.dot(b_v, tl.trans(b_do), input_precision="ieee")
     ds = (p * (dp - delta[None, :])).to(b_q.dtype)
-    dk = tl.dot(ds, b_q, dk, input_precision="ieee")
+    dk = add_product(dk, ds, b_q)
     return dk, dv, tl.dot(tl.trans(ds), b_k, input_precision="ieee")
 
 
