@@ -38,7 +38,7 @@ class Setting:
     hidden: int = 768
     vocab: int = 32_000
     length: int = 2048
-    batch: int = 32
+    batch: int = 16
     steps: int = 10
 
 

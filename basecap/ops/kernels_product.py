@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def add_product(total, a, b, PRECISION: tl.constexpr = "ieee"):
+def add_product(total, a, b, PRECISION: tl.constexpr):
     """Return total + a @ b, in float32 with every tile's product summed by itself.
 
     A product that starts from `total`, or is only added to it, is compiled to one chain of multiply-adds through all

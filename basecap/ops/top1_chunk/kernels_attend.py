@@ -227,10 +227,10 @@ def backward_tile(b_k, b_v, b_q, b_do, lse, delta, visible, scale2, dk, dv, MASK
     if MASK:
         s = tl.where(visible, s, float("-inf"))
     p = exp2(s, b_q.dtype == tl.float32)
-    dv = add_product(dv, p.to(b_do.dtype), b_do)
+    dv = add_product(dv, p.to(b_do.dtype), b_do, "ieee")
     dp = tl.dot(b_v, tl.trans(b_do), input_precision="ieee")
     ds = (p * (dp - delta[None, :])).to(b_q.dtype)
-    dk = add_product(dk, ds, b_q)
+    dk = add_product(dk, ds, b_q, "ieee")
     return dk, dv, tl.dot(tl.trans(ds), b_k, input_precision="ieee")
 
 
