@@ -17,7 +17,7 @@ def rows(logits_NV: Tensor, targets_N: Tensor, count: Tensor) -> tuple[Tensor, T
     losses, gradient = logits.new_empty(N, dtype=torch.float32), torch.empty_like(logits)
     kernels.rows_kernel[(N,)](
         logits, targets_N.contiguous(), count, losses, gradient, V,
-        BLOCK=min(4096, triton.next_power_of_2(V)), num_warps=8,
+        BLOCK=min(8192, triton.next_power_of_2(V)), num_warps=8,
     )  # fmt: skip
     return losses, gradient
 
