@@ -1,0 +1,214 @@
+"""Every kernel compiles for a Hopper GPU as the operators launch it; no GPU is needed.
+
+Where there is none, the other tests run kernels in Triton's interpreter, which takes programs that its compiler
+refuses. A process either interprets or compiles, so that this file is also the program that a test starts.
+"""
+
+import importlib
+import os
+import pkgutil
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+import basecap.ops
+from basecap.ops import _dispatch, top1_chunk, top1_chunk_cache, top1_chunk_step
+from basecap.ops.delta_rule import delta_rule
+from basecap.ops.linear_cross_entropy import linear_cross_entropy
+from basecap.ops.selective_scan import selective_scan
+from basecap.ops.short_convolution import short_convolution
+from basecap.ops.ssd import ssd
+from basecap.ops.taylor_attention import operators as taylor_operators
+from basecap.ops.taylor_attention import taylor_attention
+from basecap.ops.top1_element import operators as element_operators
+from basecap.ops.wkv4 import wkv4
+from basecap.ops.wkv6 import wkv6
+from basecap.ops.wkv7 import wkv7, wkv7_bounded
+
+#: Bytes of shared memory: the most a program can have on an H200, and those of a multiprocessor.
+PROGRAM, MULTIPROCESSOR = 227 * 1024, 228 * 1024
+
+B, T, H = 2, 256, 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_kernels_compile(dtype: str, tmp_path: Path):
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, __file__, dtype]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return a tensor that wants a gradient; nobody looks at its numbers."""
+    return torch.ones(shape, dtype=dtype, requires_grad=True)
+
+
+def packed(x: Tensor) -> Tensor:
+    """Return segments [B, T] of 100 tokens each for inputs [B, T, ...]."""
+    return (torch.arange(x.shape[1]) // 100).expand(x.shape[:2])
+
+
+def train(op: Callable[..., tuple[Tensor, ...]], *inputs: Tensor, **history: Tensor) -> None:
+    """Run an operator and its backward pass.
+
+    In bfloat16 with a first state, packed sequences and a gradient of the final state; in float32, to take the other
+    branches and to spare time, with nothing of these.
+    """
+    if inputs[0].dtype == torch.float32:
+        outputs = op(*inputs)[:1]
+    else:
+        outputs = op(*inputs, **history, segments=packed(inputs[0]))
+    torch.autograd.backward(outputs, [torch.ones_like(x) for x in outputs])
+
+
+def launch_delta_rule(dtype: torch.dtype) -> None:
+    K, V = (96, 128) if dtype == torch.bfloat16 else (32, 32)
+    q, k, v = (leaf(B, T, H, width, dtype=dtype) for width in (K, K, V))
+    beta, log_decay = leaf(B, T, H), leaf(B, T, H)
+    if dtype == torch.float32:
+        train(delta_rule, q, k, v, beta)
+    else:
+        train(delta_rule, q, k, v, beta, log_decay, state_BHKV=leaf(B, H, K, V))
+
+
+def launch_linear_cross_entropy(dtype: torch.dtype) -> None:
+    hidden, weight = leaf(4, 16, dtype=dtype), leaf(50304, 16, dtype=dtype)
+    linear_cross_entropy(hidden, weight, torch.zeros(4, dtype=torch.int64)).backward()
+
+
+def launch_selective_scan(dtype: torch.dtype) -> None:
+    D, N = 64, 16
+    length = 4096 if dtype == torch.bfloat16 else T  # two spans, and one
+    x, dt = leaf(B, length, D, dtype=dtype), leaf(B, length, D)
+    enter, read = leaf(B, length, N, dtype=dtype), leaf(B, length, N, dtype=dtype)
+    train(selective_scan, x, dt, leaf(D, N), enter, read, state_BDN=leaf(B, D, N))
+
+
+def launch_short_convolution(dtype: torch.dtype) -> None:
+    wide, weight, bias = leaf(B, T, 256, dtype=dtype), leaf(128, 4), leaf(128)
+    x = wide[..., :128]
+    short_convolution(x, weight, bias, activation="silu").sum().backward()
+    short_convolution(x, weight, segments=packed(x)).sum().backward()
+
+
+def launch_ssd(dtype: torch.dtype) -> None:
+    (K, V), heads = (128, 64) if dtype == torch.bfloat16 else (32, 32), 16
+    q, k, v = leaf(B, T, 1, K, dtype=dtype), leaf(B, T, 1, K, dtype=dtype), leaf(B, T, heads, V, dtype=dtype)
+    train(partial(ssd, backend="triton"), q, k, v, leaf(B, T, heads), state_BHKV=leaf(B, heads, K, V))
+
+
+def launch_taylor_attention(dtype: torch.dtype) -> None:
+    V = 64 if dtype == torch.bfloat16 else 32
+    q, k, v = (leaf(1, 2 * taylor_operators.CHUNK, 1, width, dtype=dtype) for width in (16, 16, V))
+    taylor_attention(q, k, v).sum().backward()
+
+
+def launch_top1_chunk(dtype: torch.dtype) -> None:
+    settings = [(32, "exact", 1), (32, "approx", 1)]
+    if dtype == torch.bfloat16:
+        # Every row of the tables of tiles.
+        settings = [(64, "exact", 2), (128, "exact", 1), (256, "approx", 1)]
+    for K, mode, remote in settings:
+        q, k, v = (leaf(B, 4 * T, heads, K, dtype=dtype) for heads in (H, 1, 1))
+        top1_chunk(q, k, v, mode=mode, remote=remote).sum().backward()
+        token, cache = [x[:, :1] for x in (q, k, v)], top1_chunk_cache(B, 4 * T, 1, K, dtype=dtype)
+        top1_chunk_step(*token, cache, 4 * T - 1, mode=mode, remote=remote)
+
+
+def launch_top1_element(dtype: torch.dtype) -> None:
+    q, k, v = (leaf(B * T, heads, 64, dtype=dtype) for heads in (H, 1, 1))
+    element_operators.choose(q.detach(), k.detach(), torch.zeros(B * T, dtype=torch.int32), True)
+    # What the kernel would have chosen is not there to gather.
+    element_operators.gather(v, torch.zeros(B * T, H, dtype=torch.int32), True).sum().backward()
+
+
+def launch_wkv4(dtype: torch.dtype) -> None:
+    k, v = leaf(B, T, 128, dtype=dtype), leaf(B, T, 128, dtype=dtype)
+    train(wkv4, k, v, leaf(128), leaf(128), state_B2D=leaf(B, 2, 128))
+
+
+def launch_wkv6(dtype: torch.dtype) -> None:
+    for V in (64, 128):  # by chunks, and the recurrence
+        r, k, v = (leaf(B, T, H, width, dtype=dtype) for width in (64, 64, V))
+        train(wkv6, r, k, v, leaf(B, T, H, 64), leaf(H, 64), state_BHKV=leaf(B, H, 64, V))
+
+
+def launch_wkv7(dtype: torch.dtype) -> None:
+    r, k, v, a, b = (leaf(B, T, H, 64, dtype=dtype) for _ in range(5))
+    for op in (wkv7, wkv7_bounded):
+        train(op, r, leaf(B, T, H, 64), k, v, a, b, state_BHKV=leaf(B, H, 64, 64))
+
+
+LAUNCHES = [function for name, function in sorted(globals().items()) if name.startswith("launch_")]
+
+
+def kernels() -> set[str]:
+    """Return the names of all kernels of the operators; functions that kernels call are called otherwise."""
+    from triton.runtime import JITFunction
+
+    names = [module.name for module in pkgutil.walk_packages(basecap.ops.__path__, "basecap.ops.")]
+    found = {x for name in names for x in vars(importlib.import_module(name)).values() if isinstance(x, JITFunction)}
+    return {f"{x.__module__}.{x.__name__}" for x in found if x.__name__.endswith("_kernel")}
+
+
+def pretend_hopper() -> dict[str, str]:
+    """Have launches compile for a Hopper GPU and run nothing; return what is wrong with each kernel, "" for nothing."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import JITFunction
+    from triton.runtime.driver import driver
+
+    faults: dict[str, str] = {}
+    run = JITFunction.run
+
+    def compile_only(kernel: JITFunction, *arguments: object, warmup: bool, **options: object) -> None:
+        name = f"{kernel.__module__}.{kernel.__name__}"
+        fault = ""
+        try:
+            shared = run(kernel, *arguments, warmup=True, **options).metadata.shared
+            if shared > PROGRAM:
+                fault = f"takes {shared} bytes of shared memory"
+        except Exception as error:
+            fault = "does not compile: " + "".join(traceback.format_exception(error, limit=-1))
+        faults[name] = faults.get(name) or fault
+
+    JITFunction.run = compile_only
+    driver.set_active(
+        SimpleNamespace(
+            get_current_target=lambda: GPUTarget("cuda", 90, 32),
+            get_current_device=lambda: 0,
+            get_current_stream=lambda device: 0,
+        )
+    )
+    # The operators are to take these tensors, which lie on the CPU, for a GPU's.
+    torch.Tensor.is_cuda = True
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(shared_memory_per_multiprocessor=MULTIPROCESSOR)
+    _dispatch._unsupported = lambda device, dtype, shared: None
+    return faults
+
+
+def main(dtype: torch.dtype) -> None:
+    """Compile every operator's kernels; fail if one cannot be launched or, in bfloat16, which all take, was not."""
+    faults = pretend_hopper()
+    for launch in LAUNCHES:
+        launch(dtype)
+    report = [f"{name} {fault}" for name, fault in faults.items() if fault]
+    if dtype == torch.bfloat16:
+        report += [f"{name} is launched by nothing in this file" for name in sorted(kernels() - faults.keys())]
+        report += [f"{name} is launched: call it ..._kernel" for name in sorted(faults.keys() - kernels())]
+    if report:
+        sys.exit("\n".join(report))
+
+
+if __name__ == "__main__":
+    main(getattr(torch, sys.argv[1]))
