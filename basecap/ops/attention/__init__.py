@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.errors import ConfigError
+from basecap.ops._shapes import check_devices, check_segments
 from basecap.ops.attention import eager, flex
 from basecap.ops.attention.reference import entropy, weights
 
@@ -36,7 +37,7 @@ def attention(
         FlexAttention, elsewhere as blocks of SDPA with a mask.
 
     Raises:
-        ConfigError: shapes or dtypes that do not fit, or a window below 1.
+        ConfigError: shapes, dtypes or devices that do not fit, or a window below 1.
     """
     _check_keys(q_BTHK, k_BTGK, v_BTGV)
     B, T, H, K = q_BTHK.shape
@@ -46,8 +47,8 @@ def attention(
         raise ConfigError(f"window must be at least 1, not {window}.")
     if slopes is not None and slopes.shape != (H,):
         raise ConfigError(f"slopes {list(slopes.shape)} must be one per query head, [{H}].")
-    if segments is not None and segments.shape != (B, T):
-        raise ConfigError(f"segments {list(segments.shape)} must be [B, T] = [{B}, {T}].")
+    check_segments(segments, (B, T))
+    check_devices({"q": q_BTHK, "k": k_BTGK, "v": v_BTGV, "slopes": slopes, "segments": segments})
     if window is not None and window >= T:
         window = None
     scale = K**-0.5 if scale is None else scale
@@ -72,9 +73,10 @@ def attention_step(
         [B, 1, H, V] in the dtype of q.
 
     Raises:
-        ConfigError: shapes or dtypes that do not fit.
+        ConfigError: shapes, dtypes or devices that do not fit.
     """
     _check_keys(q_B1HK, k_BSGK, v_BSGV)
+    check_devices({"q": q_B1HK, "k": k_BSGK, "v": v_BSGV, "bias": bias_HS})
     scale = q_B1HK.shape[3] ** -0.5 if scale is None else scale
     q, k, v = (x.transpose(1, 2) for x in (q_B1HK, k_BSGK, v_BSGV))
     grouped = q_B1HK.shape[2] != k_BSGK.shape[2]

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
-from basecap.ops._shapes import GONE, check_segments, check_state
+from basecap.ops._shapes import GONE, check_devices, check_segments, check_state
 from basecap.ops.delta_rule import eager, library, operators
 
 #: Channels per head of queries and keys that the kernels of this package take.
@@ -40,12 +40,14 @@ def delta_rule(
         o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes that do not fit together, or an impossible backend.
+        ConfigError: shapes or devices that do not fit together, or an impossible backend.
     """
     _validate(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH)
     (B, T, H, V), K = v_BTHV.shape, q_BTHK.shape[3]
     check_state(state_BHKV, (B, H, K, V))
     check_segments(segments, (B, T))
+    given = {"q": q_BTHK, "k": k_BTHK, "v": v_BTHV, "beta": beta_BTH, "log_decay": log_decay_BTH}
+    check_devices({**given, "state": state_BHKV, "segments": segments})
     if log_decay_BTH is not None:
         log_decay_BTH = log_decay_BTH.clamp(min=GONE)
     decodes = T == 1 and state_BHKV is not None and backend != "triton"

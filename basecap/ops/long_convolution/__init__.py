@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
+from basecap.ops._shapes import check_devices, check_segments
 from basecap.ops.long_convolution import eager
 
 
@@ -20,12 +21,14 @@ def long_convolution(u_BTD: Tensor, filter_LD: Tensor, *, segments: Tensor | Non
         of the size of its neighbours', also of later ones.
 
     Raises:
-        ConfigError: shapes that do not fit together.
+        ConfigError: shapes or devices that do not fit together.
     """
     if u_BTD.dim() != 3 or u_BTD.shape[1] < 1:
         raise ConfigError(f"u {tuple(u_BTD.shape)} must be [B, T, D] with at least one token.")
     if filter_LD.dim() != 2 or filter_LD.shape[1] != u_BTD.shape[2] or filter_LD.shape[0] < 1:
         raise ConfigError(f"filter {tuple(filter_LD.shape)} must be [L, {u_BTD.shape[2]}] with at least one tap.")
+    check_segments(segments, u_BTD.shape[:2])
+    check_devices({"u": u_BTD, "filter": filter_LD, "segments": segments})
     if not u_BTD.numel():
         return torch.zeros_like(u_BTD)  # the FFT of nothing is an error
     with torch.autocast(u_BTD.device.type, enabled=False):

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
-from basecap.ops._shapes import check_segments, check_state
+from basecap.ops._shapes import check_devices, check_segments, check_state
 from basecap.ops.selective_scan import operators
 
 
@@ -36,12 +36,12 @@ def selective_scan(
         y [B, T, D] in the dtype of x and the final state [B, D, N] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes that do not fit together, or an impossible backend.
+        ConfigError: shapes or devices that do not fit together, or an impossible backend.
     """
+    if x_BTD.dim() != 3 or x_BTD.shape[1] < 1:
+        raise ConfigError(f"x {tuple(x_BTD.shape)} must be [B, T, D] with at least one token.")
     B, T, D = x_BTD.shape
     N = A_DN.shape[-1]
-    if T < 1:
-        raise ConfigError("selective_scan needs at least one token.")
     for name, tensor, shape in (
         ("dt", dt_BTD, (B, T, D)),
         ("A", A_DN, (D, N)),
@@ -52,11 +52,13 @@ def selective_scan(
             raise ConfigError(f"{name} {tuple(tensor.shape)} must be {shape} for x {tuple(x_BTD.shape)}.")
     check_state(state_BDN, (B, D, N))
     check_segments(segments, (B, T))
+    given = {"x": x_BTD, "dt": dt_BTD, "A": A_DN, "B": B_BTN, "C": C_BTN}
+    check_devices({**given, "state": state_BDN, "segments": segments})
     triton = use_triton("selective_scan", backend, x_BTD)
     # Under autocast the products with the states would be rounded to half precision.
     with torch.autocast(x_BTD.device.type, enabled=False):
-        given = (x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, state_BDN)
-        training = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+        inputs = (x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, state_BDN)
+        training = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
         kernels = "none" if not triton else "training" if training else "forward"
-        y, final, _ = operators.scan(*given, segments, kernels)
+        y, final, _ = operators.scan(*inputs, segments, kernels)
         return y, final

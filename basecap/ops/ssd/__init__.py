@@ -5,7 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
-from basecap.ops._shapes import GONE, check_segments, check_state
+from basecap.ops._shapes import GONE, check_devices, check_segments, check_state
 from basecap.ops.ssd import eager, operators
 
 #: Largest states K V of the kernels by the bytes of a number: a chunk's inputs and a whole state stay on the chip.
@@ -37,12 +37,14 @@ def ssd(
         o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes that do not fit together, or an impossible backend.
+        ConfigError: shapes or devices that do not fit together, or an impossible backend.
     """
     _validate(q_BTGK, k_BTGK, v_BTHV, log_decay_BTH)
     (B, T, H, V), K = v_BTHV.shape, q_BTGK.shape[3]
     check_state(state_BHKV, (B, H, K, V))
     check_segments(segments, (B, T))
+    given = {"q": q_BTGK, "k": k_BTGK, "v": v_BTHV, "log_decay": log_decay_BTH}
+    check_devices({**given, "state": state_BHKV, "segments": segments})
     log_decay_BTH = log_decay_BTH.clamp(min=GONE)
     triton = _use_triton(backend, q_BTGK, v_BTHV)
     # Under autocast the states would be rounded to half precision between chunks.

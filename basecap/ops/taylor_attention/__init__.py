@@ -5,6 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops._shapes import check_devices, check_segments, check_state
 from basecap.ops.taylor_attention import eager, operators
 
 
@@ -36,9 +37,11 @@ def taylor_attention(
         [B, T, H, V] in the dtype of v.
 
     Raises:
-        ConfigError: shapes that do not fit together, or an impossible backend.
+        ConfigError: shapes or devices that do not fit together, or an impossible backend.
     """
-    _validate(q_BTHK, k_BTHK, v_BTHV)
+    _validate(q_BTHK, k_BTHK, v_BTHV, state_BHFX)
+    check_segments(segments, v_BTHV.shape[:2])
+    check_devices({"q": q_BTHK, "k": k_BTHK, "v": v_BTHV, "state": state_BHFX, "segments": segments})
     small = q_BTHK.shape[3] < 32 and v_BTHV.shape[3] <= 128
     if state_BHFX is None and segments is None and small:
         if use_triton("taylor_attention", backend, v_BTHV):
@@ -59,16 +62,19 @@ def taylor_state(k_BTHK: Tensor, v_BTHV: Tensor, state_BHFX: Tensor | None = Non
 
     F = 1 + K + K (K + 1) / 2, the features of `eager.features`; `state_BHFX` holds the sums before the first token.
     """
-    _validate(k_BTHK, k_BTHK, v_BTHV)
+    _validate(k_BTHK, k_BTHK, v_BTHV, state_BHFX)
+    check_devices({"k": k_BTHK, "v": v_BTHV, "state": state_BHFX})
     with torch.autocast(v_BTHV.device.type, enabled=False):
         added = eager.sums(k_BTHK, v_BTHV)
         return added if state_BHFX is None else state_BHFX + added
 
 
-def _validate(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _validate(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> None:
     if q.dim() != 4 or q.shape != k.shape:
         raise ConfigError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must both be [B, T, H, K].")
     if v.dim() != 4 or v.shape[:3] != q.shape[:3]:
         raise ConfigError(f"v {tuple(v.shape)} must be [B, T, H, V] with B, T, H = {tuple(q.shape[:3])}.")
     if v.shape[1] < 1:
         raise ConfigError("Taylor attention needs at least one token.")
+    (B, _, H, V), K = v.shape, q.shape[3]
+    check_state(state, (B, H, 1 + K + K * (K + 1) // 2, V + 1))

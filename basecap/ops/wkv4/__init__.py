@@ -5,6 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops._shapes import check_devices, check_segments, check_state
 from basecap.ops.wkv4 import operators
 
 
@@ -35,7 +36,7 @@ def wkv4(
         o [B, T, D] in the dtype of v and the final state [B, 2, D] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes that do not fit together, or an impossible backend.
+        ConfigError: shapes or devices that do not fit together, or an impossible backend.
     """
     if k_BTD.dim() != 3 or k_BTD.shape != v_BTD.shape:
         raise ConfigError(f"k {tuple(k_BTD.shape)} and v {tuple(v_BTD.shape)} must both be [B, T, D].")
@@ -44,6 +45,11 @@ def wkv4(
             raise ConfigError(f"{name} {tuple(x.shape)} must be [D] = {tuple(v_BTD.shape[2:])}.")
     if v_BTD.shape[1] < 1:
         raise ConfigError("wkv4 needs at least one token.")
+    B, T, D = v_BTD.shape
+    check_state(state_B2D, (B, 2, D))
+    check_segments(segments, (B, T))
+    given = {"k": k_BTD, "v": v_BTD, "decay": decay_D, "bonus": bonus_D}
+    check_devices({**given, "state": state_B2D, "segments": segments})
     # Every channel is a head of its own.
     triton = use_triton("wkv4", backend, v_BTD[..., None])
     with torch.autocast(v_BTD.device.type, enabled=False):

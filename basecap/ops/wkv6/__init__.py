@@ -5,7 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, unsupported, use_triton
-from basecap.ops._shapes import check_segments, check_state
+from basecap.ops._shapes import check_devices, check_segments, check_state
 from basecap.ops.wkv6 import eager, operators, operators_chunk
 from basecap.ops.wkv6.blocks import starts
 
@@ -37,12 +37,14 @@ def wkv6(
         o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes that do not fit together, or an impossible backend.
+        ConfigError: shapes or devices that do not fit together, or an impossible backend.
     """
     _validate(r_BTHK, k_BTHK, v_BTHV, log_decay_BTHK, bonus_HK)
     (B, T, H, V), K = v_BTHV.shape, r_BTHK.shape[3]
     check_state(state_BHKV, (B, H, K, V))
     check_segments(segments, (B, T))
+    given = {"r": r_BTHK, "k": k_BTHK, "v": v_BTHV, "log_decay": log_decay_BTHK, "bonus": bonus_HK}
+    check_devices({**given, "state": state_BHKV, "segments": segments})
     triton = use_triton("wkv6", backend, v_BTHV)
     with torch.autocast(v_BTHV.device.type, enabled=False):
         if not triton:

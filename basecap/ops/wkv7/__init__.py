@@ -5,7 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import use_triton
-from basecap.ops._shapes import check_segments, check_state
+from basecap.ops._shapes import check_devices, check_segments, check_state
 from basecap.ops.wkv6 import empty_state
 from basecap.ops.wkv6.blocks import starts
 from basecap.ops.wkv6.operators import recur
@@ -46,11 +46,10 @@ def wkv7(
         o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes that do not fit together.
+        ConfigError: shapes or devices that do not fit together.
     """
-    _validate(r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK)
-    _validate_history(v_BTHV, r_BTHK.shape[3], state_BHKV, segments)
     inputs = r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK
+    _validate(*inputs, state_BHKV, segments)
     triton = use_triton("wkv7", "auto", v_BTHV)
     with torch.autocast(v_BTHV.device.type, enabled=False):
         if not triton:
@@ -76,9 +75,8 @@ def wkv7_bounded(
     With that promise half precision of more than one chunk, heads of at most 128 channels, runs by chunks on a GPU;
     with stronger decays those kernels overflow. Arguments, results and errors are those of `wkv7`.
     """
-    _validate(r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK)
-    _validate_history(v_BTHV, r_BTHK.shape[3], state_BHKV, segments)
     inputs = r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK
+    _validate(*inputs, state_BHKV, segments)
     if _chunked(k_BTHK, v_BTHV) and use_triton("wkv7", "auto", v_BTHV):
         state = None if state_BHKV is None else state_BHKV.float()
         o, final, *_ = operators.scan(*inputs, state, segments)
@@ -97,17 +95,25 @@ def _chunked(k_BTHK: Tensor, v_BTHV: Tensor) -> bool:
     return half and max(K, v_BTHV.shape[3]) <= WIDEST and operators.tokens_per_chunk(K, v_BTHV.dtype) < T
 
 
-def _validate(r: Tensor, log_decay: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> None:
-    for name, x in {"log_decay": log_decay, "k": k, "a": a, "b": b}.items():
+def _validate(
+    r: Tensor,
+    log_decay: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    state: Tensor | None,
+    segments: Tensor | None,
+) -> None:
+    given = {"log_decay": log_decay, "k": k, "a": a, "b": b}
+    for name, x in given.items():
         if r.dim() != 4 or x.shape != r.shape:
             raise ConfigError(f"r {tuple(r.shape)} and {name} {tuple(x.shape)} must both be [B, T, H, K].")
     if v.dim() != 4 or v.shape[:3] != r.shape[:3]:
         raise ConfigError(f"v {tuple(v.shape)} must be [B, T, H, V] with {tuple(r.shape[:3])} in front.")
     if r.shape[1] < 1:
         raise ConfigError("wkv7 needs at least one token.")
-
-
-def _validate_history(v_BTHV: Tensor, K: int, state: Tensor | None, segments: Tensor | None) -> None:
-    B, T, H, V = v_BTHV.shape
+    (B, T, H, V), K = v.shape, r.shape[3]
     check_state(state, (B, H, K, V))
     check_segments(segments, (B, T))
+    check_devices({"r": r, "v": v, **given, "state": state, "segments": segments})
