@@ -93,7 +93,10 @@ class RunRecords:
         return self.path / "checkpoints"
 
     def write_info(self, info: dict[str, Any]) -> None:
-        """Store run.json: name, seed, use, parameters, hash, status (running, finished or failed), message."""
+        """Store run.json: name, seed, use, parameters, hash, status (running, finished or failed), message, ops.
+
+        `ops` names the implementation of each op that ran, other than within compiled code.
+        """
         _write_json(self.path / "run.json", info)
 
     def info(self) -> dict[str, Any]:

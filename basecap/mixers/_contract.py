@@ -236,7 +236,8 @@ class LayerChoice:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise ConfigError(f"option {where!r} of mixer {self.mixer.__name__}: {first['msg']}") from error
+            given = f"option {where!r} of mixer {self.mixer.__name__} cannot be {first['input']!r}"
+            raise ConfigError(f"{given}: {first['msg'][0].lower()}{first['msg'][1:]}.") from error
 
 
 @dataclass(frozen=True, kw_only=True)

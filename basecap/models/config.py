@@ -71,13 +71,19 @@ def model_config(
         backbone: another block family.
         tied: whether the head is the transposed embedding; the family's choice when None.
         max_length: longest training sequence in tokens.
+
+    Raises:
+        ConfigError: an unknown name, or a pattern longer than the depth.
     """
     family = backbone or ARCHITECTURES.get(use).backbone
     chosen = BACKBONES.get(family)
+    depth = chosen.depth(hidden, layers)
+    if pattern is not None and len(pattern) > depth:
+        raise ConfigError(f"a pattern of {len(pattern)} layers does not fit into {depth} blocks; give more layers.")
     return ModelConfig(
         hidden=hidden,
         vocab=vocab,
-        depth=chosen.depth(hidden, layers),
+        depth=depth,
         backbone=family,
         layers=pattern or (LayerConfig(use=use),),
         tied=chosen.tied if tied is None else tied,

@@ -14,6 +14,20 @@ Backend = Literal["auto", "eager", "triton"]
 
 logger = logging.getLogger("basecap.ops")
 
+#: What each op runs on, and why where that is plain PyTorch; the ops used since this was last emptied.
+IMPLEMENTATIONS: dict[str, str] = {}
+
+
+def note(op: str, implementation: str, reason: str | None) -> None:
+    """Remember what `op` runs on, and say it once: with a warning where something (`reason`) keeps it from kernels."""
+    IMPLEMENTATIONS[op] = implementation if reason is None else f"{implementation}: {reason}"
+    _say(op, IMPLEMENTATIONS[op], logging.INFO if reason is None else logging.WARNING)
+
+
+@cache
+def _say(op: str, what: str, level: int) -> None:
+    logger.log(level, "%s runs %s", op, what)
+
 
 def interpreted() -> bool:
     """Whether Triton runs its kernels in the interpreter, on the CPU (TRITON_INTERPRET=1)."""
@@ -76,13 +90,5 @@ def use_triton(op: str, backend: Backend, x: Tensor, *, widest: int | None = Non
     if reason is None and not x.is_cuda:
         reason = f"the tensors are on {x.device.type}"
     if not torch.compiler.is_compiling():
-        _say(op, reason)
+        note(op, "its Triton kernels" if reason is None else "in plain PyTorch", reason)
     return reason is None
-
-
-@cache
-def _say(op: str, reason: str | None) -> None:
-    if reason is None:
-        logger.info("%s runs its Triton kernels", op)
-    else:
-        logger.info("%s runs in plain PyTorch: %s", op, reason)

@@ -1,7 +1,6 @@
 """Which kernels of flash-linear-attention (the extra `gpu`) run: where they are installed, known and right."""
 
 import importlib.util
-import logging
 import re
 from functools import cache
 from importlib.metadata import version
@@ -11,9 +10,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
-from basecap.ops._dispatch import Backend
-
-logger = logging.getLogger("basecap.ops")
+from basecap.ops._dispatch import Backend, note
 
 BACKENDS = ("auto", "eager", "triton")
 
@@ -50,7 +47,8 @@ def use_library(op: str, backend: Backend, reason: str | None) -> bool:
     if backend == "triton" and reason is not None:
         raise ConfigError(f"{op} cannot run library kernels: {reason}; use backend='auto' or 'eager'.")
     if not torch.compiler.is_compiling():
-        _say(op, reason)
+        runs = "flash-linear-attention's kernels" if reason is None else "without flash-linear-attention's kernels"
+        note(op, runs, reason)
     return reason is None
 
 
@@ -90,11 +88,3 @@ def known_bad(op: str, fla: str, triton: str, capability: tuple[int, int]) -> st
 
 def _numbers(release: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", release)[:3])
-
-
-@cache
-def _say(op: str, reason: str | None) -> None:
-    if reason is None:
-        logger.info("%s runs flash-linear-attention's kernels", op)
-    else:
-        logger.info("%s does without flash-linear-attention's kernels: %s", op, reason)

@@ -54,7 +54,9 @@ class ArchitectureEntry(_Section):
     use: str = Field(description="name of an architecture, see `basecap list mixers`")
     mixer: dict[str, Any] = Field(default_factory=dict, description="options of the mixer")
     backbone: str | None = Field(None, description="another block family, see `basecap list backbones`")
-    layers: tuple[PatternEntry, ...] | None = Field(None, description="layer pattern, repeated to the depth")
+    layers: tuple[PatternEntry, ...] | None = Field(
+        None, min_length=1, description="layer pattern, repeated to the depth"
+    )
     model: SizeOverride = Field(default_factory=SizeOverride)
     train: dict[str, Any] = Field(default_factory=dict, description="training options that differ, such as lr")
 

@@ -16,6 +16,7 @@ from basecap.data import PreparedData, bigram_loss, check_vocabulary, prepare
 from basecap.errors import BasecapError, ConfigError
 from basecap.evals._contract import Context, Evaluation
 from basecap.models.language_model import LanguageModel
+from basecap.ops._dispatch import IMPLEMENTATIONS
 from basecap.records import Record, RunRecords, StudyRecords
 from basecap.registry import load_plugin
 from basecap.study.config import StudyConfig
@@ -145,6 +146,7 @@ def _attempt(
     if info.get("status") == "finished":
         return info
     began = time.perf_counter()
+    IMPLEMENTATIONS.clear()
     info = {
         "name": run.name,
         "seed": run.seed,
@@ -164,6 +166,7 @@ def _attempt(
         info |= {"status": "failed", "message": f"{type(error).__name__}: {error}".splitlines()[0]}
         info["traceback"] = traceback.format_exc()
     info["seconds"] = time.perf_counter() - began
+    info["ops"] = dict(sorted(IMPLEMENTATIONS.items()))
     if group.leads:
         records.write_info(info)
         if info["status"] == "failed":

@@ -22,6 +22,12 @@ def test_auto_runs_plain_pytorch_on_a_cpu_and_says_so_once(caplog):
     assert [record.message.split(":")[0] for record in caplog.records] == ["some op runs in plain PyTorch"]
 
 
+def test_what_keeps_an_op_from_kernels_is_said_unasked_and_kept(caplog):
+    use_triton("some op", "auto", torch.ones(2))
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert _dispatch.IMPLEMENTATIONS["some op"].startswith("in plain PyTorch: ")
+
+
 def test_eager_never_runs_kernels():
     assert not use_triton("some op", "eager", torch.ones(1))
 

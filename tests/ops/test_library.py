@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from basecap.errors import ConfigError
-from basecap.ops import _library, delta_rule
+from basecap.ops import _dispatch, _library, delta_rule
 from tests.ops._recurrences import draw
 
 
 @pytest.fixture(autouse=True)
 def forget():
-    _library._say.cache_clear()
+    _dispatch._say.cache_clear()
     _library._refusal.cache_clear()
 
 
@@ -92,7 +92,7 @@ def test_a_decision_is_said_once(caplog: pytest.LogCaptureFixture):
             _library.use_library("some op", "auto", reason)
     assert [record.message for record in caplog.records] == [
         "some op runs flash-linear-attention's kernels",
-        "some op does without flash-linear-attention's kernels: a reason",
+        "some op runs without flash-linear-attention's kernels: a reason",
     ]
 
 

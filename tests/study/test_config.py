@@ -84,6 +84,7 @@ def test_shipped_studies_are_planned(name: str):
         ("architectures.1.mixr", {}, "mixer"),
         ("architectures.1.name", "transformer++", "two entries"),
         ("train.lr", -1, r"train\.lr"),
+        ("architectures.1.layers", [], r"architectures\.1\.layers"),
         ("reference", "transformer+", r"transformer\+\+"),
     ],
 )
@@ -99,6 +100,8 @@ def test_wrong_keys_and_values_are_named(tmp_path, place, value, words):
         ("architectures.1.mixer", {"windw": 3}, "window"),
         ("architectures.1.mixer", {"heads": 5}, "divide"),
         ("architectures.1.backbone", "gtp", "gpt"),
+        ("architectures.1.mixer", {"window": 0}, "option 'window' of mixer Attention cannot be 0"),
+        ("architectures.1.layers", ["transformer++"] * 9, "a pattern of 9 layers does not fit"),
         ("architectures.1.train", {"lrr": 3}, "lr"),
         ("architectures.1.train", {"lr": "fast"}, "lr"),
         ("evals", ["domain-los"], "domain-loss"),

@@ -12,7 +12,7 @@ from basecap.models.backbones._contract import Backbone, backbone
 
 
 def _channel_mix(kind: str, width: float, layer: LayerSpec) -> ChannelMix:
-    inner = int(width * layer.hidden) // 32 * 32
+    inner = max(32, int(width * layer.hidden) // 32 * 32)
     return ChannelMix(kind, layer.hidden, inner, layer.index, layer.depth)
 
 
