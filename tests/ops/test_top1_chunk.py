@@ -42,6 +42,13 @@ CASES = [
     (1, 520, 1, 1, 32, 256, "approx", 1, False),
     (2, 1, 2, 2, 32, 16, "exact", 1, False),
     (3, 15, 1, 1, 256, 16, "approx", 1, False),
+    (1, 70, 2, 2, 64, 16, "approx", 1, True),
+    (1, 100, 2, 1, 100, 16, "exact", 2, True),
+    (1, 150, 2, 1, 128, 32, "exact", 1, False),
+    (1, 300, 1, 1, 128, 128, "exact", 1, False),
+    (1, 90, 2, 1, 128, 16, "approx", 2, True),
+    (1, 140, 1, 1, 256, 64, "exact", 1, False),
+    (1, 90, 1, 1, 256, 16, "approx", 1, False),
 ]
 
 
@@ -259,21 +266,22 @@ def test_dense_weights_reproduce_the_output_and_are_differentiable():
 
 
 @pytest.mark.parametrize("mode", ["exact", "approx"])
+@pytest.mark.parametrize(("K", "chunk"), [(32, 16), (64, 16), (128, 16), (256, 64)])
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float64), *KERNELS])
-def test_decoding_equals_the_whole_sequence(mode, device, dtype):
-    backend = "eager" if dtype == torch.float64 else "triton"
-    q, k, v, _ = (x.to(device, dtype) for x in draw(1, 70, 2, 1, 32))
-    whole = top1_chunk(q, k, v, chunk=16, mode=mode, remote=2, backend=backend)
-    cache = top1_chunk_cache(1, 70, 1, 32, chunk=16, dtype=dtype, device=device)
-    top1_chunk_fill(k[:, :40], v[:, :40], cache, chunk=16)
+def test_decoding_equals_the_whole_sequence(mode, K, chunk, device, dtype):
+    options = {"chunk": chunk, "mode": mode, "remote": 2, "backend": "eager" if dtype == torch.float64 else "triton"}
+    T, first = 4 * chunk + 6, 3 * chunk - 8
+    q, k, v, _ = (x.to(device, dtype) for x in draw(1, T, 2, 1, K))
+    whole = top1_chunk(q, k, v, **options)
+    cache = top1_chunk_cache(1, T, 1, K, chunk=chunk, dtype=dtype, device=device)
+    top1_chunk_fill(k[:, :first], v[:, :first], cache, chunk=chunk)
     steps = [
-        top1_chunk_step(*(x[:, t : t + 1] for x in (q, k, v)), cache, t, chunk=16, mode=mode, remote=2, backend=backend)
-        for t in range(40, 56)
+        top1_chunk_step(*(x[:, t : t + 1] for x in (q, k, v)), cache, t, **options) for t in range(first, first + 16)
     ]
     rounding = 4 * torch.finfo(dtype).eps
-    torch.testing.assert_close(torch.cat(steps, 1), whole[:, 40:56], atol=rounding, rtol=rounding)
+    torch.testing.assert_close(torch.cat(steps, 1), whole[:, first : first + 16], atol=rounding, rtol=rounding)
     with pytest.raises(ConfigError, match="full"):
-        top1_chunk_step(*(x[:, :1] for x in (q, k, v)), cache, 70, chunk=16)
+        top1_chunk_step(*(x[:, :1] for x in (q, k, v)), cache, T, chunk=chunk)
 
 
 @pytest.mark.parametrize("triton", [False, pytest.param(True, marks=in_interpreter)])

@@ -20,7 +20,15 @@ KERNELS = [
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 
 #: B, T, H, G, K, segments
-CASES = [(2, 90, 4, 2, 32, True), (1, 150, 2, 2, 40, False), (1, 1, 1, 1, 32, False), (2, 70, 4, 1, 64, False)]
+CASES = [
+    (2, 90, 4, 2, 32, True),
+    (1, 150, 2, 2, 40, False),
+    (1, 1, 1, 1, 32, False),
+    (2, 70, 4, 1, 64, False),
+    (1, 90, 2, 1, 100, True),
+    (1, 150, 2, 1, 128, False),
+    (1, 80, 1, 1, 256, False),
+]
 
 
 def draw(B: int, T: int, H: int, G: int, K: int) -> list[Tensor]:
