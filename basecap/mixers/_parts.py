@@ -158,6 +158,11 @@ class AttentionHeads(nn.Module):
         self.rotary_dims = self.dim if rotary_fraction == 1.0 else 2 * round(self.dim * rotary_fraction / 2)
         if rope_base is not None and self.rotary_dims % 2:
             raise ConfigError(f"RoPE needs an even head size, not {self.dim}; choose other heads than {self.heads}.")
+        if rope_base is not None and self.rotary_dims < 2:
+            raise ConfigError(
+                f"rotary_fraction {rotary_fraction} of {self.dim} channels per head leaves RoPE none to rotate; "
+                "choose a larger one, or larger heads."
+            )
         self.qkv = nn.Linear(hidden, (self.heads + 2 * self.groups) * self.dim, bias=bias)
         self.q_gain = nn.Parameter(torch.empty(self.dim)) if norm == "gain" else None
         self.k_gain = nn.Parameter(torch.empty(self.dim)) if norm == "gain" else None

@@ -21,7 +21,7 @@ from basecap.mixers._contract import (
     uniform,
     values,
 )
-from basecap.mixers._parts import ShortConvolution
+from basecap.mixers._parts import ShortConvolution, remember
 from basecap.ops.long_convolution import long_convolution, reference
 
 
@@ -138,12 +138,10 @@ class Hyena(Mixer):
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Mix one more token: one product with the whole filter, O(T)."""
         q, k, v = self.conv.step(self.in_proj(x_B1D), cache.tensors["conv"]).chunk(3, dim=-1)
+        self._remember(k * v, cache)
         past, taps = cache.tensors["past"], cache.tensors["filter"]
         capacity = past.shape[1]
-        slot = cache.length % capacity
-        past[:, slot] = (k * v)[:, 0]
-        age = (slot - torch.arange(capacity, device=past.device)) % capacity
-        cache.length += 1
+        age = (cache.length - 1 - torch.arange(capacity, device=past.device)) % capacity
         y = (past.to(taps.dtype) * taps[:, age]).sum(1, keepdim=True)
         return self.out(q * y.to(q.dtype))
 
@@ -152,11 +150,13 @@ class Hyena(Mixer):
         projected = self.in_proj(x_BTD)
         self.conv.fill(projected, cache.tensors["conv"])
         q, k, v = self.conv(projected).chunk(3, dim=-1)
-        past, length = cache.tensors["past"], x_BTD.shape[1]
-        kept = torch.arange(max(0, length - past.shape[1]), length, device=past.device)
-        past[:, kept % past.shape[1]] = (k * v)[:, kept].to(past.dtype)
-        cache.length = length
-        return self.out(q * long_convolution(k * v, self.filter(length)))
+        self._remember(k * v, cache)
+        return self.out(q * long_convolution(k * v, self.filter(x_BTD.shape[1])))
+
+    def _remember(self, inputs_BTD: Tensor, cache: Cache) -> None:
+        # Only what no tap reaches may be overwritten.
+        whole = cache.tensors["past"].shape[1] == self.layer.max_length
+        remember(cache, {"past": inputs_BTD}, ring=whole)
 
     def influence(self, x_BTD: Tensor) -> Tensor:
         """Return [B, D, T, T], the factor q_t filter_{t-s} k_s in front of v_s, channel by channel."""

@@ -12,6 +12,7 @@ from basecap.models.backbones._contract import BACKBONES
 from basecap.models.blocks import Block, BlockCache
 from basecap.models.config import ModelConfig
 from basecap.ops import keep_choice
+from basecap.ops._shapes import check_devices, check_segments
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
 
 Caches = list[BlockCache]
@@ -68,8 +69,14 @@ class LanguageModel(nn.Module):
         return recipes
 
     def hidden(self, tokens_BT: Tensor, segments_BT: Tensor | None = None) -> Tensor:
-        """Return the normalised final activations [B, T, D]."""
+        """Return the normalised final activations [B, T, D].
+
+        Raises:
+            ConfigError: no token, or segments that do not fit the tokens.
+        """
         x = self._embed(tokens_BT, 0)
+        check_segments(segments_BT, tokens_BT.shape)
+        check_devices({"tokens": tokens_BT, "segments": segments_BT})
         shared: dict[str, Tensor] = {}
         training = torch.is_grad_enabled()
         for block in self._training_blocks if training else self._blocks:
@@ -108,7 +115,14 @@ class LanguageModel(nn.Module):
         return [block.init_cache(batch, max_length) for block in self._blocks]
 
     def prefill(self, tokens_BT: Tensor, caches: Caches) -> Tensor:
-        """Read a prompt into empty `caches`; return the logits of the token after it [B, vocab]."""
+        """Read a prompt into empty `caches`; return the logits of the token after it [B, vocab].
+
+        Raises:
+            ConfigError: an empty prompt, or caches that have seen tokens.
+        """
+        seen = caches[0].mixer.length
+        if seen:
+            raise ConfigError(f"the caches have seen {seen} tokens; prefill new ones, or go on with step.")
         x = self._embed(tokens_BT, 0)
         shared: dict[str, Tensor] = {}
         for block, cache in zip(self._blocks, caches, strict=True):
@@ -137,6 +151,8 @@ class LanguageModel(nn.Module):
         return sum(block.state_bytes(length) for block in self._blocks)
 
     def _embed(self, tokens: Tensor, start: int) -> Tensor:
+        if tokens.dim() != 2 or tokens.shape[1] < 1:
+            raise ConfigError(f"tokens {tuple(tokens.shape)} must be [B, T] with at least one token.")
         x = self.embedding(tokens)
         if self.positions is not None:
             x = x + self.positions(torch.arange(start, start + tokens.shape[1], device=tokens.device))

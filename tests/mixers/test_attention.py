@@ -207,6 +207,7 @@ def test_flops_of_a_window_are_the_pairs_it_sees():
     ("options", "message"),
     [
         ({"heads": 64}, "RoPE needs an even head size, not 1"),
+        ({"rotary_fraction": 0.01}, "leaves RoPE none to rotate"),
         ({"heads": 7}, "hidden size by heads does not divide: 64 into 7"),
         ({"heads": 4, "kv_heads": 3}, "heads by kv_heads does not divide: 4 into 3"),
         ({"heads": 0}, "heads"),
@@ -222,5 +223,6 @@ def test_bad_options_are_named(options, message):
         build(**options)
 
 
-def test_odd_heads_need_no_rope():
-    assert build(heads=64, position="none")(draw(1, 3, HIDDEN)).shape == (1, 3, HIDDEN)
+def test_heads_need_no_channels_to_rotate_without_rope():
+    for options in ({"heads": 64}, {"rotary_fraction": 0.01}):
+        assert build(**options, position="none")(draw(1, 3, HIDDEN)).shape == (1, 3, HIDDEN)

@@ -98,6 +98,19 @@ def test_decoding_beyond_the_filter_forgets_the_oldest_inputs():
         torch.testing.assert_close(torch.cat(parts, dim=1), expected)
 
 
+def test_decoding_beyond_a_cache_shorter_than_the_filter_is_refused():
+    mixer = build(max_length=20)
+    x = torch.randn(2, 12, 12, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    with torch.no_grad():
+        cache = mixer.init_cache(2, 8)
+        parts = [mixer.prefill(x[:, :3], cache)] + [mixer.step(x[:, t : t + 1], cache) for t in range(3, 8)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), mixer(x[:, :8]))
+        with pytest.raises(ConfigError, match="room for 8 tokens; make it for at least 9"):
+            mixer.step(x[:, 8:9], cache)
+        with pytest.raises(ConfigError, match="room for 8 tokens; make it for at least 12"):
+            mixer.prefill(x, mixer.init_cache(2, 8))
+
+
 def test_published_size():
     with torch.device("meta"):
         model = LanguageModel(model_config("hyena", hidden=864, vocab=50_257))

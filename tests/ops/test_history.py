@@ -1,6 +1,9 @@
-"""State and segments that do not fit are refused by every recurrence; decays may be as strong as they like."""
+"""Every op refuses states, segments and devices that do not fit; decays may be as strong as they like."""
 
+import inspect
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -8,66 +11,141 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import interpreted
+from basecap.ops._shapes import check_devices, check_segments, check_state
+from basecap.ops.attention import attention, attention_step
 from basecap.ops.delta_rule import delta_rule
 from basecap.ops.delta_rule import reference as delta_reference
+from basecap.ops.long_convolution import long_convolution
 from basecap.ops.selective_scan import selective_scan
+from basecap.ops.short_convolution import short_convolution
 from basecap.ops.ssd import reference as ssd_reference
 from basecap.ops.ssd import ssd
+from basecap.ops.taylor_attention import taylor_attention, taylor_state
+from basecap.ops.wkv4 import wkv4
 from basecap.ops.wkv6 import wkv6
 from basecap.ops.wkv7 import wkv7, wkv7_bounded
 from tests.ops._recurrences import draw
 
 in_interpreter = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
 
-B, T, H, K, V = 2, 9, 3, 4, 5
-decays = -draw(9, B, T, H, K).abs() * 0.1
+B, T, H, K, V, D = 2, 9, 3, 4, 5, 6
+FEATURES = 1 + K + K * (K + 1) // 2
 
 
-def run_delta(**options: Tensor) -> object:
-    return delta_rule(draw(0, B, T, H, K), draw(1, B, T, H, K), draw(2, B, T, H, V), draw(3, B, T, H), **options)
+@dataclass(frozen=True)
+class Case:
+    """An op, its inputs by the names of its arguments, and the name and shape of its state."""
+
+    op: Callable[..., object]
+    inputs: dict[str, Tensor]
+    state: str = ""
+    shape: tuple[int, ...] = ()
+
+    @property
+    def segmented(self) -> bool:
+        """Whether the op takes segments."""
+        return "segments" in inspect.signature(self.op).parameters
+
+    def history(self) -> dict[str, Tensor]:
+        """Return a state and segments that fit, of those the op takes."""
+        given = {self.state: draw(5, *self.shape)} if self.state else {}
+        return given | ({"segments": torch.zeros(B, T, dtype=torch.int64)} if self.segmented else {})
 
 
-def run_ssd(**options: Tensor) -> object:
-    return ssd(draw(0, B, T, 1, K), draw(1, B, T, 1, K), draw(2, B, T, H, V), decays[..., 0], **options)
+q, k, a, b = (draw(seed, B, T, H, K) for seed in range(4))
+v, beta = draw(4, B, T, H, V), draw(5, B, T, H).sigmoid()
+decays, x = -draw(6, B, T, H, K).abs(), draw(7, B, T, D)
+wkv7_inputs = {"r_BTHK": q, "log_decay_BTHK": decays, "k_BTHK": k, "v_BTHV": v, "a_BTHK": a, "b_BTHK": b}
+per_head = "state_BHKV", (B, H, K, V)
+CASES = {
+    "attention": Case(attention, {"q_BTHK": q, "k_BTGK": k, "v_BTGV": v, "slopes": draw(8, H).abs()}),
+    "attention step": Case(attention_step, {"q_B1HK": q[:, :1], "k_BSGK": k, "v_BSGV": v, "bias_HS": draw(8, H, T)}),
+    "delta rule": Case(
+        delta_rule,
+        {"q_BTHK": q, "k_BTHK": k, "v_BTHV": v, "beta_BTH": beta, "log_decay_BTH": decays[..., 0]},
+        *per_head,
+    ),
+    "long convolution": Case(long_convolution, {"u_BTD": x, "filter_LD": draw(8, T, D)}),
+    "selective scan": Case(
+        selective_scan,
+        {
+            "x_BTD": x,
+            "dt_BTD": x.abs(),
+            "A_DN": -draw(8, D, V).abs(),
+            "B_BTN": draw(9, B, T, V),
+            "C_BTN": draw(10, B, T, V),
+        },
+        "state_BDN",
+        (B, D, V),
+    ),
+    "short convolution": Case(short_convolution, {"x_BTD": x, "weight_DW": draw(8, D, 3), "bias_D": draw(9, D)}),
+    "ssd": Case(ssd, {"q_BTGK": q[:, :, :1], "k_BTGK": k[:, :, :1], "v_BTHV": v, "log_decay_BTH": -beta}, *per_head),
+    "Taylor attention": Case(
+        taylor_attention, {"q_BTHK": q, "k_BTHK": k, "v_BTHV": v}, "state_BHFX", (B, H, FEATURES, V + 1)
+    ),
+    "Taylor state": Case(taylor_state, {"k_BTHK": k, "v_BTHV": v}, "state_BHFX", (B, H, FEATURES, V + 1)),
+    "wkv4": Case(
+        wkv4,
+        {"k_BTD": x, "v_BTD": x, "decay_D": draw(8, D).abs(), "bonus_D": draw(9, D)},
+        "state_B2D",
+        (B, 2, D),
+    ),
+    "wkv6": Case(
+        wkv6,
+        {"r_BTHK": q, "k_BTHK": k, "v_BTHV": v, "log_decay_BTHK": decays, "bonus_HK": draw(8, H, K)},
+        *per_head,
+    ),
+    "wkv7": Case(wkv7, wkv7_inputs, *per_head),
+    "wkv7 bounded": Case(wkv7_bounded, wkv7_inputs, *per_head),
+}
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
-def run_wkv6(**options: Tensor) -> object:
-    return wkv6(draw(0, B, T, H, K), draw(1, B, T, H, K), draw(2, B, T, H, V), decays, draw(3, H, K), **options)
+@every_case
+def test_a_history_of_another_shape_is_refused(case: Case):
+    case.op(**case.inputs, **case.history())
+    if case.state:
+        for shape in ((1, *case.shape[1:]), (*case.shape[:-1], 1), case.shape[1:]):
+            message = f"state {shape} must be {case.shape}"
+            with pytest.raises(ConfigError, match=re.escape(message)):
+                case.op(**case.inputs, **{case.state: torch.zeros(shape)})
+    if case.segmented:
+        for shape in ((1, T), (B, T - 1), (B, T + 1), (T,)):
+            with pytest.raises(ConfigError, match=re.escape(f"segments {shape} must be [B, T] = (2, 9)")):
+                case.op(**case.inputs, segments=torch.zeros(shape, dtype=torch.int64))
 
 
-def run_wkv7(op: Callable[..., object] = wkv7, **options: Tensor) -> object:
-    r, k, a, b = (draw(seed, B, T, H, K) for seed in range(4))
-    return op(r, decays, k, draw(4, B, T, H, V), a, b, **options)
+@every_case
+def test_tensors_of_several_devices_are_refused_by_name(case: Case):
+    given = case.inputs | case.history()
+    first, *others = given
+    for argument in others:
+        name = argument if argument in ("segments", "slopes") else argument.rpartition("_")[0]
+        with pytest.raises(ConfigError, match=f"^{name} is on meta but {first.partition('_')[0]} on cpu"):
+            case.op(**given | {argument: given[argument].to("meta")})
+    with pytest.raises(ConfigError, match=f" is on cpu but {first.partition('_')[0]} on meta"):
+        case.op(**given | {first: given[first].to("meta")})
 
 
-def run_wkv7_bounded(**options: Tensor) -> object:
-    return run_wkv7(wkv7_bounded, **options)
+def test_the_checks_break_no_compiled_graph():
+    def checked(x: Tensor, state: Tensor | None, segments: Tensor) -> Tensor:
+        check_state(state, (B, D))
+        check_segments(segments, x.shape[:2])
+        check_devices({"x": x, "state": state, "segments": segments})
+        return x + 1
+
+    torch.compiler.reset()
+    compiled = torch.compile(checked, backend="eager", fullgraph=True)
+    for state in (None, x[:, 0]):
+        assert torch.equal(compiled(x, state, torch.zeros(B, T)), x + 1)
 
 
-OPS = [run_delta, run_ssd, run_wkv6, run_wkv7, run_wkv7_bounded]
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_a_history_of_another_shape_is_refused(op: Callable[..., object]):
-    op(state_BHKV=draw(5, B, H, K, V), segments=torch.zeros(B, T, dtype=torch.int64))
-    with pytest.raises(ConfigError, match=r"state \(1, 3, 4, 5\) must be \(2, 3, 4, 5\)"):
-        op(state_BHKV=draw(5, 1, H, K, V))
-    with pytest.raises(ConfigError, match=r"segments \(2, 3\) must be \[B, T\] = \(2, 9\)"):
-        op(segments=torch.zeros(B, 3, dtype=torch.int64))
-
-
-def test_the_selective_scan_refuses_it_too():
-    x, dt, A, Bs, Cs = (
-        draw(0, B, T, K),
-        draw(1, B, T, K).abs(),
-        -draw(2, K, V).abs(),
-        draw(3, B, T, V),
-        draw(4, B, T, V),
-    )
-    with pytest.raises(ConfigError, match="state"):
-        selective_scan(x, dt, A, Bs, Cs, state_BDN=draw(5, B, V, K))
-    with pytest.raises(ConfigError, match="segments"):
-        selective_scan(x, dt, A, Bs, Cs, segments=torch.zeros(1, T, dtype=torch.int64))
+@pytest.mark.parametrize("name", ["selective scan", "short convolution"])
+@pytest.mark.parametrize("broken", [x[0], x[:, :0]], ids=["two dimensions", "no token"])
+def test_inputs_of_no_sequence_are_refused(name: str, broken: Tensor):
+    case = CASES[name]
+    with pytest.raises(ConfigError, match=r"must be \[B, T, D\] with at least one token"):
+        case.op(**case.inputs | {"x_BTD": broken})
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=in_interpreter)])
