@@ -67,8 +67,9 @@ def run(
     if not infos:  # a process that helps to train: the leading one reports
         return
     _report([directory], directory)
-    if all(info["status"] == "failed" for info in infos):
-        raise BasecapError("every run failed; the reasons stand above and in the report.")
+    if failed := [info["name"] for info in infos if info["status"] == "failed"]:
+        typer.echo(f"failed: {', '.join(failed)}; the reasons stand above and in the report.", err=True)
+        raise typer.Exit(1)
 
 
 @app.command(epilog="Example: basecap plan limited-110m")
@@ -271,7 +272,7 @@ def _cell(value: Any) -> str:
 
 
 def main() -> None:
-    """Run the command line: exit code 2 and one sentence for bad input, 130 when interrupted."""
+    """Run the command line: exit code 1 where runs or checks fail, 2 and one sentence for bad input, 130 interrupted."""
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:

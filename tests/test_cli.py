@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.study.conftest import study, study_file  # noqa: F401 (fixtures)
+from tests.study.test_execute import PLUGIN
 
 
 def basecap(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess:
@@ -50,6 +52,16 @@ def test_run_report_generate(study_file, tmp_path):  # noqa: F811
     weights = next(run.glob("checkpoints/*/model.safetensors"))
     weights.write_bytes(weights.read_bytes()[:100])
     assert "unreadable" in refused("generate", run, "the")
+
+
+def test_a_failed_run_shows_in_the_exit_code(study, tmp_path):  # noqa: F811
+    plugin, path = tmp_path / "breaks.py", tmp_path / "tiny.yaml"
+    plugin.write_text(PLUGIN)
+    path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", "breaks"]}))
+    done = basecap("run", path, "--out", tmp_path / "out", "--device", "cpu", "--plugin", plugin)
+    assert done.returncode == 1
+    assert "failed: breaks; the reasons" in done.stderr and "Traceback" not in done.stderr
+    assert (tmp_path / "out" / "report.html").exists()
 
 
 def test_plan_and_lists_answer_without_writing(study_file, tmp_path):  # noqa: F811
