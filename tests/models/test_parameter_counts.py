@@ -1,0 +1,140 @@
+"""How many parameters the published sizes have: vocabulary 32,000, "110M" is hidden 768, "1.3B" hidden 2048."""
+
+import pytest
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+)
+
+from basecap.models.config import model_config
+from basecap.models.language_model import LanguageModel
+
+VOCAB = 32_000
+HEADS = {768: 12, 2048: 16}
+
+
+def build(use: str, hidden: int, **options) -> LanguageModel:
+    with torch.device("meta"):
+        return LanguageModel(model_config(use, hidden=hidden, **{"vocab": VOCAB, **options}))
+
+
+#: Name, parameters in millions at hidden 768 and 2048 with a tied head.
+SIZES = [
+    ("transformer", 111.2, 1278.3),
+    ("transformer++", 109.5, 1279.9),
+    ("transformer++ window", 109.5, 1279.9),
+    ("top1-element", 109.5, 1279.9),
+    ("top1-chunk-exact", 109.5, 1279.9),
+    ("top1-chunk-approx", 109.5, 1279.9),
+    ("mamba-1", 115.1, 1334.7),
+    ("mamba-2", 114.9, 1306.3),
+    ("based", 121.1, 1431.3),
+    ("rwkv-4", 88.4, 972.1),
+    ("rwkv-5", 116.7, 1374.9),
+    ("rwkv-6", 120.9, 1397.0),
+    ("rwkv-7", 114.9, 1324.5),
+    ("deltanet", 109.7, 1281.3),
+    ("gated-deltanet", 123.9, 1482.4),
+    ("pythia", 81.3, 1274.1),
+]
+
+
+@pytest.mark.parametrize(("use", "small", "large"), SIZES)
+def test_published_sizes(use: str, small: float, large: float):
+    counts = [build(use, hidden, tied=True).parameters_count() / 1e6 for hidden in (768, 2048)]
+    assert [round(count, 1) for count in counts] == [small, large]
+
+
+def their_transformer(hidden: int, layers: int) -> int:
+    config = GPT2Config(vocab_size=VOCAB, n_embd=hidden, n_layer=layers, n_head=HEADS[hidden], n_positions=2048)
+    return GPT2LMHeadModel(config).num_parameters()
+
+
+def their_pythia(hidden: int, layers: int) -> int:
+    config = GPTNeoXConfig(
+        vocab_size=VOCAB,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS[hidden],
+        intermediate_size=4 * hidden,
+    )
+    return GPTNeoXForCausalLM(config).num_parameters()
+
+
+def their_mamba_1(hidden: int, layers: int) -> int:
+    config = MambaConfig(vocab_size=VOCAB, hidden_size=hidden, num_hidden_layers=layers, tie_word_embeddings=True)
+    return MambaForCausalLM(config).num_parameters()
+
+
+def their_mamba_2(hidden: int, layers: int) -> int:
+    config = Mamba2Config(
+        vocab_size=VOCAB,
+        hidden_size=hidden,
+        num_heads=hidden // 32,
+        n_groups=1,
+        num_hidden_layers=layers,
+        tie_word_embeddings=True,
+    )
+    return Mamba2ForCausalLM(config).num_parameters()
+
+
+@pytest.mark.parametrize(
+    ("use", "theirs", "layers"),
+    [
+        ("transformer", their_transformer, {768: 12, 2048: 24}),
+        ("pythia", their_pythia, {768: 8, 2048: 24}),
+        ("mamba-1", their_mamba_1, {768: 24, 2048: 48}),
+        ("mamba-2", their_mamba_2, {768: 24, 2048: 48}),
+    ],
+)
+@pytest.mark.parametrize("hidden", [768, 2048])
+def test_as_many_as_transformers_builds(use: str, theirs, layers: dict[int, int], hidden: int):
+    with torch.device("meta"):
+        expected = theirs(hidden, layers[hidden])
+    assert build(use, hidden).parameters_count() == expected
+
+
+@pytest.mark.parametrize(("use", "millions"), [("rwkv-5", 116.6), ("rwkv-6", 120.7), ("rwkv-7", 114.8)])
+def test_matrices_of_rwkv(use: str, millions: float):
+    """The figures that are quoted for these models count matrices alone, without norms, shares, decays and bonuses."""
+    model = build(use, 768, tied=True)
+    vectors = sum(p.numel() for p in model.parameters() if p.numel() <= 768)
+    assert round((model.parameters_count() - vectors) / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize("use", ["transformer++", "transformer++ window", "top1-chunk-exact", "top1-chunk-approx"])
+def test_the_body_of_rwkv_7_of_135_million(use: str):
+    """Attention instead of RWKV-7's mixing; the figure is with an untied head."""
+    count = build(use, 768, backbone="rwkv-7").parameters_count()
+    assert build(use, 768, backbone="rwkv-7", tied=True).parameters_count() == count - 768 * VOCAB
+    assert round(count / 1e6, 1) == 134.1
+
+
+def test_the_pythia_of_133_million():
+    """The second paper's figure is with Pythia's own vocabulary and an untied head."""
+    assert build("pythia", 768, vocab=50_304).parameters_count() // 1_000_000 == 133
+    # EleutherAI/pythia-160m, of which it keeps 8 layers of 12.
+    assert build("pythia", 768, vocab=50_304, layers=12).parameters_count() == 162_322_944
+
+
+def test_the_hyena_of_153_million():
+    assert build("hyena", 864, vocab=50_257).parameters_count() // 1_000_000 == 153
+
+
+@pytest.mark.parametrize("vocab", [20_000, 32_000, 50_277])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_rwkv_4_that_is_not_153_million(vocab: int, tied: bool):
+    """The second paper's 153M names neither vocabulary nor head, and none of the papers' vocabularies gives it.
+
+    Its width and depth have 113.4M parameters besides; what is left to 153M would be 38,700 tokens, or 19,300 untied.
+    """
+    count = build("rwkv-4", 1024, vocab=vocab, tied=tied).parameters_count()
+    assert count == 113_385_472 + 1024 * vocab * (1 if tied else 2)
+    assert count // 1_000_000 != 153
