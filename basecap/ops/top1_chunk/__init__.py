@@ -5,12 +5,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from basecap.errors import ConfigError, nearest
 from basecap.ops._dispatch import Backend, use_triton
 from basecap.ops.top1_chunk import operators, reference
 from basecap.ops.top1_chunk.cache import top1_chunk_cache, top1_chunk_fill, top1_chunk_step
 from basecap.ops.top1_chunk.checkpoint import keep_choice
-from basecap.ops.top1_chunk.grid import check_packing, chunk_grid
+from basecap.ops.top1_chunk.grid import check_heads, check_options, check_packing, chunk_grid
 
 __all__ = [
     "keep_choice",
@@ -70,9 +69,13 @@ def top1_chunk(
     >>> top1_chunk(q, k, v, chunk=16).shape
     torch.Size([1, 40, 2, 32])
     """
-    _validate(q, k, v, chunk, mode, remote, scale)
+    check_heads({"q": q, "k": k, "v": v})
+    check_options(chunk, mode, scale, remote)
     check_packing(q, segments, cu_seqlens)
     triton = use_triton("top1_chunk", backend, q, widest=256, shared=SHARED)
+    if q.shape[0] == 0:
+        # There is nothing to cut; the sums are 0 and keep the gradients of k and v defined.
+        return q + k.sum() + v.sum()
     scale = q.shape[3] ** -0.5 if scale is None else scale
     layout = chunk_grid(q, chunk, segments, cu_seqlens)
     q_NHK, k_NGK, v_NGK = (x.flatten(0, 1) for x in (q, k, v))
@@ -96,9 +99,12 @@ def top1_chunk_choice(
 
     The arguments are those of `top1_chunk`.
     """
-    _validate(q, k, k, chunk, mode, remote, scale)
+    check_heads({"q": q, "k": k})
+    check_options(chunk, mode, scale, remote)
     check_packing(q, segments, None)
     triton = use_triton("top1_chunk", backend, q, widest=256, shared=SHARED)
+    if q.shape[0] == 0:
+        return q.new_empty(*q.shape[:3], remote, dtype=torch.int32)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     grid, own = chunk_grid(q, chunk, segments, None)
     q_NHK, k_NGK = q.detach().flatten(0, 1), k.detach().flatten(0, 1)
@@ -121,31 +127,8 @@ def top1_chunk_weights(
 
     The arguments are those of `top1_chunk`.
     """
-    _validate(q, k, k, chunk, mode, remote, scale)
+    check_heads({"q": q, "k": k})
+    check_options(chunk, mode, scale, remote)
     check_packing(q, segments, None)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     return reference.weights(q, k, chunk, mode, scale, remote, segments)
-
-
-def _validate(q: Tensor, k: Tensor, v: Tensor, chunk: int, mode: str, remote: int, scale: float | None) -> None:
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dim() != 4 or x.shape[1] < 1:
-            raise ConfigError(f"{name} {tuple(x.shape)} must be [B, T, heads, K] with T of at least 1.")
-        if x.dtype != q.dtype or x.device != q.device:
-            raise ConfigError(f"{name} is {x.dtype} on {x.device}, q is {q.dtype} on {q.device}; make them alike.")
-    if not q.is_floating_point():
-        raise ConfigError(f"q must be floating point, not {q.dtype}.")
-    if k.shape != v.shape or k.shape[:2] != q.shape[:2] or k.shape[3] != q.shape[3]:
-        raise ConfigError(
-            f"k {tuple(k.shape)} and v {tuple(v.shape)} must be [B, T, G, K] of q's {tuple(q.shape)} = [B, T, H, K]."
-        )
-    if q.shape[2] % k.shape[2]:
-        raise ConfigError(f"q has {q.shape[2]} heads, no multiple of the {k.shape[2]} heads of k and v.")
-    if not 16 <= chunk <= 256 or chunk & (chunk - 1):
-        raise ConfigError(f"chunk must be a power of two from 16 to 256, not {chunk}.")
-    if mode not in ("exact", "approx"):
-        raise ConfigError(f"unknown mode {mode!r}: {nearest(str(mode), ('exact', 'approx'))}")
-    if scale is not None and not scale > 0:
-        raise ConfigError(f"scale must be positive, not {scale}.")
-    if remote < 1:
-        raise ConfigError(f"remote must be at least 1, not {remote}.")

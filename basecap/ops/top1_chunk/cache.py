@@ -5,6 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops.top1_chunk.grid import check_chunk, check_heads, check_options, is_whole
 
 
 def top1_chunk_cache(
@@ -27,7 +28,17 @@ def top1_chunk_cache(
         chunk: C, as in `top1_chunk`.
         dtype: of keys and values; the sums are in float32 (float64 for float64).
         device: where the cache lies.
+
+    Raises:
+        ConfigError: a size, chunk or dtype that cannot be.
     """
+    check_chunk(chunk)
+    sizes = {"batch": (batch, 0), "max_length": (max_length, 0), "heads": (heads, 1), "head_dim": (head_dim, 1)}
+    for name, (size, least) in sizes.items():
+        if not is_whole(size) or size < least:
+            raise ConfigError(f"{name} must be at least {least} and whole, not {size!r}.")
+    if not dtype.is_floating_point:
+        raise ConfigError(f"dtype must be floating point, not {dtype}.")
     wide = torch.promote_types(dtype, torch.float32)
     shape = (batch, max_length, heads, head_dim)
     return {
@@ -37,11 +48,49 @@ def top1_chunk_cache(
     }
 
 
+def check_cache(new: dict[str, Tensor], cache: dict[str, Tensor], length: int, *, chunk: int | None = None) -> None:
+    """Raise ConfigError unless a cache of `length` tokens takes these.
+
+    Args:
+        new: "k" and "v" [B, T, G, K], and for a step, where T = 1, "q" [B, 1, H, K].
+        cache: "k" and "v" [B, max_length, G, K], on the same device, in a dtype that holds the new numbers exactly:
+            under autocast they are narrower than the parameters.
+        length: tokens already in the cache.
+        chunk: C, where the cache has "sums" too.
+    """
+    check_heads(new)
+    k = new["k"]
+    B, T, G, K = k.shape
+    capacity = cache["k"].shape[1]
+    if "q" in new and T != 1:
+        raise ConfigError(f"q, k and v have {T} tokens; a step takes one at a time.")
+    if not is_whole(length) or length < 0:
+        raise ConfigError(f"length must be the number of tokens in the cache, not {length!r}.")
+    if length + T > capacity:
+        raise ConfigError(f"the cache is full: {length} and {T} tokens exceed its {capacity}; make max_length larger.")
+    shapes = {"k": (B, capacity, G, K), "v": (B, capacity, G, K)}
+    if chunk is not None:
+        shapes["sums"] = (B, -(-capacity // chunk), G, K)
+    for name, shape in shapes.items():
+        held = cache[name]
+        if held.shape != shape:
+            use = f"k {tuple(k.shape)}" if chunk is None else f"k {tuple(k.shape)} and chunk {chunk}"
+            raise ConfigError(f"the cache's {name} {tuple(held.shape)} must be {shape} for {use}; make it for these.")
+        if held.device != k.device:
+            raise ConfigError(f"the cache's {name} is on {held.device}, k is on {k.device}; put both on one device.")
+        if torch.promote_types(held.dtype, k.dtype) != held.dtype:
+            raise ConfigError(f"k is {k.dtype}, the cache's {name} {held.dtype}; make the cache with dtype={k.dtype}.")
+
+
 def top1_chunk_fill(k: Tensor, v: Tensor, cache: dict[str, Tensor], *, chunk: int = 128) -> None:
-    """Put the keys and values [B, T, G, K] of a prompt into an empty cache."""
+    """Put the keys and values [B, T, G, K] of a prompt into an empty cache, made with the same `chunk`.
+
+    Raises:
+        ConfigError: a prompt that is longer than the cache or does not fit it.
+    """
+    check_chunk(chunk)
+    check_cache({"k": k, "v": v}, cache, 0, chunk=chunk)
     T = k.shape[1]
-    if cache["k"].shape[1] < T:
-        raise ConfigError(f"the cache holds {cache['k'].shape[1]} tokens, the prompt has {T}; make max_length larger.")
     cache["k"][:, :T] = k
     cache["v"][:, :T] = v
     full, wide = T // chunk, cache["sums"].dtype
@@ -78,25 +127,25 @@ def top1_chunk_step(
         backend: see `top1_chunk`.
 
     Returns:
-        [B, 1, H, K].
+        [B, 1, H, K] in the dtype of q.
 
     Raises:
-        ConfigError: a full cache.
+        ConfigError: a full cache, another than the arguments are for, an impossible option or backend.
     """
-    if length >= cache["k"].shape[1]:
-        raise ConfigError(f"the cache is full at {length} tokens; make max_length larger.")
-    if mode not in ("exact", "approx"):
-        raise ConfigError(f"unknown mode {mode!r}; take 'exact' or 'approx'.")
+    check_options(chunk, mode, scale, remote)
+    check_cache({"q": q, "k": k, "v": v}, cache, length, chunk=chunk)
+    dtype = q.dtype
+    q, k, v = (x.to(cache["k"].dtype) for x in (q, k, v))
     scale = q.shape[3] ** -0.5 if scale is None else scale
     if use_triton("top1_chunk_step", backend, q, widest=256):
         from basecap.ops.top1_chunk import launch
 
         launch.append(k, v, cache, length, chunk)
-        return launch.decode(q, cache, length + 1, chunk, mode == "exact", scale, remote)
+        return launch.decode(q, cache, length + 1, chunk, mode == "exact", scale, remote).to(dtype)
     cache["k"][:, length] = k[:, 0]
     cache["v"][:, length] = v[:, 0]
     cache["sums"][:, length // chunk] += k[:, 0].to(cache["sums"].dtype)
-    return _step(q, cache, length + 1, chunk, mode == "exact", scale, remote)
+    return _step(q, cache, length + 1, chunk, mode == "exact", scale, remote).to(dtype)
 
 
 def _step(

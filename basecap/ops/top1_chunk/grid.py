@@ -1,11 +1,14 @@
-"""Where the chunks lie: sequences of any lengths, packed in one row of tokens, each cut into chunks from its start."""
+"""Where the chunks lie: sequences of any lengths, packed in one row of tokens, each cut into chunks from its start.
+
+And the checks of what is cut: kernels would read and write outside of what does not fit.
+"""
 
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from basecap.errors import ConfigError
+from basecap.errors import ConfigError, nearest
 
 
 @lru_cache(maxsize=32)
@@ -53,11 +56,65 @@ def bounds_of(segments: Tensor) -> Tensor:
     return torch.cat([positions, positions.new_tensor([segments.numel()])])
 
 
+def is_whole(number: object) -> bool:
+    """Whether this is an integer, and no truth value."""
+    return isinstance(number, int) and not isinstance(number, bool)
+
+
+def check_heads(tensors: dict[str, Tensor]) -> None:
+    """Raise ConfigError unless "q" [B, T, H, K], "k" and "v" [B, T, G, K], as many as are given, fit together."""
+    (first, like), *_ = tensors.items()
+    for name, x in tensors.items():
+        if x.dim() != 4 or 0 in x.shape[1:]:
+            raise ConfigError(f"{name} {tuple(x.shape)} must be [B, T, heads, K], with all but B at least 1.")
+        if not x.is_floating_point():
+            raise ConfigError(f"{name} must be floating point, not {x.dtype}.")
+        if x.dtype != like.dtype or x.device != like.device:
+            raise ConfigError(
+                f"{name} is {x.dtype} on {x.device}, {first} is {like.dtype} on {like.device}; make them alike."
+            )
+        if x.shape[:2] != like.shape[:2] or x.shape[3] != like.shape[3]:
+            raise ConfigError(f"{name} {tuple(x.shape)} must have the B, T and K of {first} {tuple(like.shape)}.")
+    k = tensors["k"]
+    v = tensors.get("v", k)
+    if v.shape != k.shape:
+        raise ConfigError(f"v {tuple(v.shape)} must have the shape of k {tuple(k.shape)}.")
+    if like.shape[2] % k.shape[2]:
+        raise ConfigError(f"q has {like.shape[2]} heads, no multiple of the {k.shape[2]} heads of k and v.")
+
+
+def check_chunk(chunk: int) -> None:
+    """Raise ConfigError unless the kernels can cut chunks of this size."""
+    if not is_whole(chunk) or not 16 <= chunk <= 256 or chunk & (chunk - 1):
+        raise ConfigError(f"chunk must be a power of two from 16 to 256, not {chunk!r}.")
+
+
+def check_scale(scale: float | None) -> None:
+    """Raise ConfigError unless this is a positive number, or None."""
+    if scale is None:
+        return
+    if not (is_whole(scale) or isinstance(scale, float)) or not 0 < scale < float("inf"):
+        raise ConfigError(f"scale must be positive and finite, not {scale!r}.")
+
+
+def check_options(chunk: int, mode: str, scale: float | None, remote: int) -> None:
+    """Raise ConfigError unless these are options of `top1_chunk`."""
+    check_chunk(chunk)
+    check_scale(scale)
+    if mode not in ("exact", "approx"):
+        raise ConfigError(f"unknown mode {mode!r}: {nearest(str(mode), ('exact', 'approx'))}")
+    if not is_whole(remote) or remote < 1:
+        raise ConfigError(f"remote must be at least 1 and whole, not {remote!r}.")
+
+
 def check_packing(x_BTHK: Tensor, segments: Tensor | None, cu_seqlens: Tensor | None) -> None:
     """Raise ConfigError unless at most one of `segments` and `cu_seqlens` is given and it fits [B, T]."""
     batch, length = x_BTHK.shape[:2]
     if segments is not None and cu_seqlens is not None:
         raise ConfigError("segments and cu_seqlens say the same thing; give one of them.")
+    for name, x in (("segments", segments), ("cu_seqlens", cu_seqlens)):
+        if x is not None and x.device != x_BTHK.device:
+            raise ConfigError(f"{name} is on {x.device}, q is on {x_BTHK.device}; put both on one device.")
     if segments is not None and segments.shape != (batch, length):
         raise ConfigError(f"segments {tuple(segments.shape)} must be [B, T] = {(batch, length)}.")
     if cu_seqlens is None:

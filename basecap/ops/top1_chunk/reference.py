@@ -39,7 +39,7 @@ def visible(
     if segments is None:
         segments = torch.zeros(B, T, dtype=torch.int64, device=q_BTHK.device)
     chunk_BT = _chunks(T, chunk, segments)
-    M = int(chunk_BT.max()) + 1
+    M = int(chunk_BT.max()) + 1 if B else 0
     k_BTHK = k_BTGK.repeat_interleave(H // k_BTGK.shape[2], dim=2)
     s_BHTT = torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) * scale
     member_BMT = chunk_BT[:, None] == torch.arange(M, device=q_BTHK.device)[:, None]

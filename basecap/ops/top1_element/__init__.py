@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
 from basecap.ops.attention import attention
+from basecap.ops.top1_chunk.cache import check_cache
+from basecap.ops.top1_chunk.grid import check_heads, check_packing, check_scale
 from basecap.ops.top1_element import operators, reference
 
 
@@ -39,10 +40,13 @@ def top1_element(
     Raises:
         ConfigError: shapes, dtypes or devices that do not fit together, or an impossible backend.
     """
-    _validate(q, k, v, segments)
-    if scale is not None and not scale > 0:
-        raise ConfigError(f"scale must be positive, not {scale}.")
+    check_heads({"q": q, "k": k, "v": v})
+    check_scale(scale)
+    check_packing(q, segments, None)
     triton = use_triton("top1_element", backend, q, widest=256)
+    if q.shape[0] == 0:
+        # There is nothing to choose from; the sums are 0 and keep the gradients of k and v defined.
+        return q + k.sum() + v.sum()
     first = _first(q, segments)
     choice = operators.choose(q.detach().flatten(0, 1), k.detach().flatten(0, 1), first, triton)
     o = operators.gather(v.flatten(0, 1), choice, triton).unflatten(0, q.shape[:2])
@@ -54,7 +58,8 @@ def top1_element(
 
 def top1_element_choice(q: Tensor, k: Tensor, *, segments: Tensor | None = None, backend: Backend = "auto") -> Tensor:
     """Return the position of the chosen key in its row, int32 [B, T, H]; the arguments are those of `top1_element`."""
-    _validate(q, k, k, segments)
+    check_heads({"q": q, "k": k})
+    check_packing(q, segments, None)
     triton = use_triton("top1_element", backend, q, widest=256)
     choice = operators.choose(q.detach().flatten(0, 1), k.detach().flatten(0, 1), _first(q, segments), triton)
     B, T = q.shape[:2]
@@ -64,12 +69,13 @@ def top1_element_choice(q: Tensor, k: Tensor, *, segments: Tensor | None = None,
 
 def top1_element_weights(q: Tensor, k: Tensor, *, segments: Tensor | None = None) -> Tensor:
     """Return [B, H, T, T], 1 at the chosen key of each query and 0 elsewhere; the arguments are those above."""
-    _validate(q, k, k, segments)
+    check_heads({"q": q, "k": k})
+    check_packing(q, segments, None)
     return reference.one_hot(reference.scores(q, k, 1.0, segments))
 
 
 def top1_element_step(q: Tensor, k: Tensor, v: Tensor, cache: dict[str, Tensor], length: int) -> Tensor:
-    """Append one token to the cache, in place, and return the value [B, 1, H, K] of its best key.
+    """Append one token to the cache, in place, and return the value [B, 1, H, K] of its best key, in its dtype.
 
     Args:
         q: the query [B, 1, H, K].
@@ -79,15 +85,14 @@ def top1_element_step(q: Tensor, k: Tensor, v: Tensor, cache: dict[str, Tensor],
         length: tokens already in the cache; the caller adds one after each step.
 
     Raises:
-        ConfigError: a full cache.
+        ConfigError: a full cache, or another than the arguments are for.
     """
-    if length >= cache["k"].shape[1]:
-        raise ConfigError(f"the cache is full at {length} tokens; make max_length larger.")
+    check_cache({"q": q, "k": k, "v": v}, cache, length)
     cache["k"][:, length] = k[:, 0]
     cache["v"][:, length] = v[:, 0]
     B, _, H, K = q.shape
     G = k.shape[2]
-    wide = torch.promote_types(q.dtype, torch.float32)
+    wide = torch.promote_types(cache["k"].dtype, torch.float32)
     q_BGRK = q[:, 0].unflatten(1, (G, H // G)).to(wide)
     scores = torch.einsum("bgrk,bsgk->bgrs", q_BGRK, cache["k"][:, : length + 1].to(wide))
     best = scores == scores.amax(-1, keepdim=True)
@@ -103,23 +108,7 @@ def _first(q: Tensor, segments: Tensor | None) -> Tensor:
     B, T = q.shape[:2]
     token = torch.arange(B * T, device=q.device, dtype=torch.int32).view(B, T)
     if segments is None:
-        return token[:, 0].repeat_interleave(T)
+        return token[:, :1].expand(B, T).flatten()
     fresh = torch.ones_like(segments, dtype=torch.bool)
     fresh[:, 1:] = segments[:, 1:] != segments[:, :-1]
     return torch.where(fresh, token, 0).flatten().cummax(0).values.to(torch.int32)
-
-
-def _validate(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None) -> None:
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dim() != 4 or x.shape[1] < 1:
-            raise ConfigError(f"{name} {tuple(x.shape)} must be [B, T, heads, K] with T of at least 1.")
-        if x.dtype != q.dtype or x.device != q.device:
-            raise ConfigError(f"{name} is {x.dtype} on {x.device}, q is {q.dtype} on {q.device}; make them alike.")
-    if k.shape != v.shape or k.shape[:2] != q.shape[:2] or k.shape[3] != q.shape[3]:
-        raise ConfigError(
-            f"k {tuple(k.shape)} and v {tuple(v.shape)} must be [B, T, G, K] of q's {tuple(q.shape)} = [B, T, H, K]."
-        )
-    if q.shape[2] % k.shape[2]:
-        raise ConfigError(f"q has {q.shape[2]} heads, no multiple of the {k.shape[2]} heads of k and v.")
-    if segments is not None and segments.shape != q.shape[:2]:
-        raise ConfigError(f"segments {tuple(segments.shape)} must be [B, T] = {tuple(q.shape[:2])}.")
