@@ -108,7 +108,7 @@ def _first(q: Tensor, segments: Tensor | None) -> Tensor:
     B, T = q.shape[:2]
     token = torch.arange(B * T, device=q.device, dtype=torch.int32).view(B, T)
     if segments is None:
-        return token[:, :1].expand(B, T).flatten()
+        return token[:, 0].repeat_interleave(T)
     fresh = torch.ones_like(segments, dtype=torch.bool)
     fresh[:, 1:] = segments[:, 1:] != segments[:, :-1]
     return torch.where(fresh, token, 0).flatten().cummax(0).values.to(torch.int32)
