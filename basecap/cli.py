@@ -272,7 +272,7 @@ def _cell(value: Any) -> str:
 
 
 def main() -> None:
-    """Run the command line: exit code 1 where runs or checks fail, 2 and one sentence for bad input, 130 interrupted."""
+    """Run the command line: exit code 1 where runs or checks fail, 2 and a sentence for bad input, 130 when stopped."""
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
