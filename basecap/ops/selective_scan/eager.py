@@ -2,10 +2,12 @@
 
 The time axis is cut into M chunks of C tokens. A first sweep over the C positions gives what each chunk adds to
 the state, the M states are chained, and a second sweep starts every chunk from the state that really enters it. Only
-decays at most 1 are ever multiplied, so that nothing overflows however strong they are. The loop has at most C turns,
-each on tensors [B, M, N, D]; short sequences are one chunk and need one sweep.
+decays at most 1 are ever multiplied, so that nothing overflows however strong they are. A sweep has at most C turns,
+each on tensors [B, M, N, D]; short sequences are one chunk and need one sweep. Decays and states exist for S positions
+at a time: on a processor, memory outside its cache costs more than computing them anew.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,19 +15,40 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 128
+#: exp(x) = exp2(x log2(e)), whose CPU kernel is several times faster.
+LOG2_E = math.log2(math.e)
+#: Positions for which decays and states exist at a time.
+SPAN = 4
 
 
 @dataclass(frozen=True)
 class _Pieces:
-    """Inputs cut into chunks, positions first: decays and added states [C, B, M, N, D], the rest broadcast to it."""
+    """Inputs cut into chunks, positions first, all to be broadcast to [C, B, M, N, D]."""
 
-    decay: Tensor
-    added: Tensor
     x: Tensor
     dt: Tensor
     B: Tensor
     C: Tensor
     A_ND: Tensor
+    begins: Tensor | None
+
+    def spans(self) -> list[slice]:
+        """Return the C positions, S at a time."""
+        return [slice(start, start + SPAN) for start in range(0, len(self.x), SPAN)]
+
+    def decay(self, span: slice) -> Tensor:
+        """Return the factors in front of the state before [S, B, M, N, D]."""
+        decay = (self.dt[span] * (self.A_ND * LOG2_E)).exp2_()
+        return decay if self.begins is None else decay.masked_fill_(self.begins[span], 0)
+
+    def added(self, span: slice) -> Tensor:
+        """Return what is added to the state [S, B, M, N, D]."""
+        return (self.x[span] * self.dt[span]) * self.B[span]
+
+    def decay_of_chunks(self) -> Tensor:
+        """Return the product of a chunk's decays [B, M, N, D]."""
+        decay = (self.dt.sum(0) * (self.A_ND * LOG2_E)).exp2_()
+        return decay if self.begins is None else decay.masked_fill_(self.begins.any(0), 0)
 
 
 def _cut(x_BTX: Tensor, wide: torch.dtype) -> Tensor:
@@ -45,31 +68,29 @@ def _prepare(x: Tensor, dt: Tensor, A_DN: Tensor, B: Tensor, C: Tensor, segments
     wide = torch.promote_types(dt.dtype, torch.float32)
     x, dt = (_cut(part, wide)[..., None, :] for part in (x, dt))
     B, C = (_cut(part, wide)[..., None] for part in (B, C))
-    A_ND = A_DN.to(wide).T.contiguous()
-    decay = (dt * A_ND).exp_()
+    begins = None
     if segments is not None:
         begins = torch.zeros_like(segments, dtype=torch.bool)
         begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
-        decay.masked_fill_(_cut(begins[..., None], torch.bool)[..., None], 0)
-    return _Pieces(decay=decay, added=(x * dt) * B, x=x, dt=dt, B=B, C=C, A_ND=A_ND)
+        begins = _cut(begins[..., None], torch.bool)[..., None]
+    return _Pieces(x=x, dt=dt, B=B, C=C, A_ND=A_DN.to(wide).T.contiguous(), begins=begins)
 
 
-def _sweep(decay: Tensor, added: Tensor, state: Tensor, keep: bool) -> Tensor:
-    """Return the last state of h_c = decay_c h_{c-1} + added_c; with `keep`, every h_c replaces added_c."""
-    for c in range(added.shape[0]):
-        state = torch.addcmul(added[c], decay[c], state, out=added[c] if keep else None)
-    return state
+def _states(decay: Tensor, added: Tensor, state: Tensor) -> Tensor:
+    """Turn added_c into h_c = decay_c h_{c-1} + added_c, given the state before; return a copy of the last."""
+    for c in range(len(added)):
+        state = added[c].addcmul_(decay[c], state)
+    return state.clone()
 
 
-def _sweep_back(decay: Tensor, added: Tensor, later: Tensor, keep: bool) -> Tensor:
-    """Return decay_0 g_0 of g_c = added_c + decay_{c+1} g_{c+1}, `later` being the term after the last one.
+def _cotangents(decay: Tensor, added: Tensor, later: Tensor) -> Tensor:
+    """Turn added_c into g_c = added_c + decay_{c+1} g_{c+1} and decay_c into decay_c g_c; return a copy of its first.
 
-    With `keep`, every g_c replaces added_c.
+    `later` is the term after the last one.
     """
-    passed = torch.empty_like(added[0])
-    for c in reversed(range(added.shape[0])):
-        later = torch.mul(decay[c], torch.add(added[c], later, out=added[c] if keep else None), out=passed)
-    return later
+    for c in reversed(range(len(added))):
+        later = decay[c].mul_(added[c].add_(later))
+    return later.clone()
 
 
 def _chain(decay_BMND: Tensor, added_BMND: Tensor, first_BND: Tensor) -> Tensor:
@@ -80,28 +101,27 @@ def _chain(decay_BMND: Tensor, added_BMND: Tensor, first_BND: Tensor) -> Tensor:
     return torch.stack(states, dim=1)
 
 
-def _run(pieces: _Pieces, state_BDN: Tensor | None) -> Tensor:
-    """Turn what is added at every position into the state there; return the one that enters each chunk."""
-    _, B, M, N, D = pieces.added.shape
-    first = pieces.added.new_zeros(B, N, D) if state_BDN is None else state_BDN.to(pieces.added.dtype).mT
-    entering = first[:, None]
-    if M > 1:
-        alone = _sweep(pieces.decay, pieces.added, torch.zeros_like(pieces.added[0]), keep=False)
-        entering = _chain(pieces.decay.prod(0), alone, first)[:, :-1]
-    _sweep(pieces.decay, pieces.added, entering, keep=True)
-    return entering
+def _entering(pieces: _Pieces, state_BDN: Tensor | None) -> Tensor:
+    """Return the state that enters each chunk [B, M, N, D]."""
+    _, B, M, _, D = pieces.x.shape
+    N = pieces.A_ND.shape[0]
+    first = pieces.x.new_zeros(B, N, D) if state_BDN is None else state_BDN.to(pieces.x.dtype).mT
+    if M == 1:
+        return first[:, None]
+    alone = pieces.x.new_zeros(B, M, N, D)
+    for span in pieces.spans():
+        alone = _states(pieces.decay(span), pieces.added(span), alone)
+    return _chain(pieces.decay_of_chunks(), alone, first)[:, :-1]
 
 
-def _through_decays(pieces: _Pieces, entering: Tensor, h: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what the decays exp(dt A) pass on to dt [C, B, M, D] and to A [N, D]."""
-    ddt, dA_BMND = torch.empty_like(pieces.dt[..., 0, :]), torch.zeros_like(h[0])
-    # Position by position, since products of the full size would cost more in fresh memory than in arithmetic.
-    exponent, product = torch.empty_like(h[0]), torch.empty_like(h[0])
-    for c in range(h.shape[0]):
-        torch.mul(entering if c == 0 else h[c - 1], pieces.decay[c], out=exponent).mul_(dh[c])
-        torch.sum(torch.mul(exponent, pieces.A_ND, out=product), -2, out=ddt[c])
-        dA_BMND.addcmul_(exponent, pieces.dt[c])
-    return ddt, dA_BMND.sum((0, 1))
+def _leaving(pieces: _Pieces, dy: Tensor, final_BND: Tensor) -> Tensor:
+    """Return the gradient of the state that leaves each chunk [B, M, N, D], given that of the last."""
+    if dy.shape[2] == 1:
+        return final_BND[:, None]
+    alone = torch.zeros_like(dy[0])
+    for span in reversed(pieces.spans()):
+        alone = _cotangents(pieces.decay(span), pieces.C[span] * dy[span], alone)
+    return _chain(pieces.decay_of_chunks().flip(1), alone.flip(1), final_BND)[:, :-1].flip(1)
 
 
 def forward(
@@ -113,15 +133,14 @@ def forward(
     state_BDN: Tensor | None = None,
     segments: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return outputs [B, T, D] in the dtype of x and the final state [B, D, N], at least float32.
-
-    Memory: two tensors of B T D N numbers, freed on return.
-    """
+    """Return outputs [B, T, D] in the dtype of x and the final state [B, D, N], at least float32."""
     pieces = _prepare(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
-    _run(pieces, state_BDN)
-    h = pieces.added
-    y = (pieces.C.mT @ h)[..., 0, :]
-    return _join(y, x_BTD), h[-1, :, -1].mT.contiguous()
+    state, y = _entering(pieces, state_BDN), []
+    for span in pieces.spans():
+        h = pieces.added(span)
+        state = _states(pieces.decay(span), h, state)
+        y.append((pieces.C[span].mT @ h)[..., 0, :])
+    return _join(torch.cat(y), x_BTD), state[:, -1].mT.contiguous()
 
 
 def backward(
@@ -136,30 +155,38 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x, dt, A, B, C and the first state, given those of the outputs and the final state.
 
-    States are computed anew; memory: three tensors of B T D N numbers, freed on return.
+    Memory: the states before every S positions, B T D N / S numbers, and those of S positions, computed anew.
     """
     pieces = _prepare(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
-    entering = _run(pieces, state_BDN)
-    h = pieces.added
-    dy = _cut(grads[0], h.dtype)[..., None, :]
-    final = grads[1].to(h.dtype).mT
-    dh = pieces.C * dy
-    leaving = final[:, None]
-    if h.shape[2] > 1:
-        alone = _sweep_back(pieces.decay, dh, torch.zeros_like(dh[0]), keep=False)
-        leaving = _chain(pieces.decay.prod(0).flip(1), alone.flip(1), final)[:, :-1].flip(1)
-    dstate_BDN = _sweep_back(pieces.decay, dh, leaving, keep=True)[:, 0].mT.contiguous()
+    dy = _cut(grads[0], pieces.x.dtype)[..., None, :]
+    spans, states = pieces.spans(), [_entering(pieces, state_BDN)]
+    for span in spans[:-1]:
+        states.append(_states(pieces.decay(span), pieces.added(span), states[-1]))
 
-    dC = (h @ dy.mT)[..., 0]
-    du = pieces.B.mT @ dh
-    dB = (dh @ (pieces.x * pieces.dt).mT)[..., 0]
-    ddt, dA_ND = _through_decays(pieces, entering, h, dh)
-    ddt += (pieces.x * du)[..., 0, :]
+    later = _leaving(pieces, dy, grads[1].to(dy.dtype).mT)
+    du, ddt = torch.empty_like(dy), torch.empty_like(dy)
+    dB, dC = torch.empty_like(pieces.B), torch.empty_like(pieces.C)
+    dA_BMND = dy.new_zeros(states[0].shape)
+    for span, state in zip(reversed(spans), reversed(states), strict=True):
+        decay, h, dh = pieces.decay(span), pieces.added(span), pieces.C[span] * dy[span]
+        _states(decay, h, state)
+        later = _cotangents(decay, dh, later)
+        dC[span] = h @ dy[span].mT
+        du[span] = pieces.B[span].mT @ dh
+        dB[span] = dh @ (pieces.x[span] * pieces.dt[span]).mT
+        # The gradient of the exponent dt A is h_{c-1} decay_c g_c.
+        exponent = decay
+        exponent[0].mul_(state)
+        exponent[1:].mul_(h[:-1])
+        for gradient, dt in zip(exponent, pieces.dt[span], strict=True):
+            dA_BMND.addcmul_(gradient, dt)
+        ddt[span] = exponent.mul_(pieces.A_ND).sum(-2, keepdim=True)
+    ddt.addcmul_(pieces.x, du)
     return (
         _join((pieces.dt * du)[..., 0, :], x_BTD),
-        _join(ddt, dt_BTD),
-        dA_ND.T.to(A_DN.dtype).contiguous(),
-        _join(dB, B_BTN),
-        _join(dC, C_BTN),
-        dstate_BDN,
+        _join(ddt[..., 0, :], dt_BTD),
+        dA_BMND.sum((0, 1)).T.to(A_DN.dtype).contiguous(),
+        _join(dB[..., 0], B_BTN),
+        _join(dC[..., 0], C_BTN),
+        later[:, 0].mT.contiguous(),
     )
