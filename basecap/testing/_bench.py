@@ -145,10 +145,7 @@ class Bench:
 
     def check(self, name: str, error: float, allowed: float, broken: str) -> Check:
         """Return a check; `broken` says what is wrong if the error is too large."""
-        message = f"{self.subject}: {name} holds, error {error:.1e} of {allowed:.1e}."
-        if not error <= allowed:
-            message = f"{self.subject}: {name} broke: {broken}, by {error:.2e} where {allowed:.1e} is allowed."
-        return Check(subject=self.subject, name=name, error=error, allowed=allowed, message=message)
+        return judge(self.subject, name, error, allowed, broken)
 
     def segments(self) -> Tensor:
         """Return [2, T] ids with boundaries off every grid, segments of one token and a padding segment at the end."""
@@ -159,6 +156,14 @@ class Bench:
             marks[cuts] = torch.tensor([1, 1, 3, 4])
             rows.append(marks.cumsum(0))
         return torch.stack(rows).to(self.device)
+
+
+def judge(subject: str, name: str, error: float, allowed: float, broken: str) -> Check:
+    """Return a check; `broken` says what is wrong if the error is too large."""
+    message = f"{subject}: {name} holds, error {error:.1e} of {allowed:.1e}."
+    if not error <= allowed:
+        message = f"{subject}: {name} broke: {broken}, by {error:.2e} where {allowed:.1e} is allowed."
+    return Check(subject=subject, name=name, error=error, allowed=allowed, message=message)
 
 
 def tiny_options(choice: LayerChoice, hidden: int) -> dict[str, Any]:

@@ -4,25 +4,23 @@
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import ARCHITECTURES, Architecture, Cache, LayerChoice, LayerSpec, Mixer, initialise
-from basecap.mixers._parts import rms_norm
+from basecap.mixers._contract import ARCHITECTURES, Cache, LayerChoice, Mixer, initialise
 from basecap.testing._bench import BATCH, Bench, Check, Layers, Report, largest, root_mean_square, roundoff
+from basecap.testing._initialisation import initialisation
 
 #: Default length of the sequences: on no grid of chunks, longer than the usual chunks of 64 and 128.
 LENGTH = 147
-#: Layers of the stack whose initialisation is judged.
-DEPTH = 12
 
 
 def check_mixer(
-    architecture: str | Architecture,
+    name: str,
     *,
     hidden: int = 64,
     length: int = LENGTH,
@@ -32,10 +30,10 @@ def check_mixer(
     compiled: bool = False,
     seed: int = 0,
 ) -> Report:
-    """Prove the contract of `Mixer` for every distinct layer of an architecture, at a small size.
+    """Prove the contract of `Mixer` for every distinct layer of an architecture, and that its models start well.
 
     Args:
-        architecture: a registered name, or an Architecture.
+        name: a registered architecture.
         hidden: model width.
         length: tokens per sequence, at least 32.
         dtypes: precisions compared with float64, besides the checks made in float64 itself.
@@ -53,15 +51,14 @@ def check_mixer(
     """
     if length < 32:
         raise ConfigError(f"the suite needs sequences of at least 32 tokens, not {length}.")
-    if isinstance(architecture, str):
-        architecture = ARCHITECTURES.get(architecture)
+    architecture = ARCHITECTURES.get(name)
     checks: list[Check] = []
     seen: list[LayerChoice] = []
     for choice in architecture.layers:
         if choice in seen:
             continue
         seen.append(choice)
-        subject = architecture.name if len(architecture.layers) == 1 else f"{architecture.name}, layer {len(seen)}"
+        subject = name if len(architecture.layers) == 1 else f"{name}, layer {len(seen)}"
         bench = Bench(choice, subject, hidden, length, torch.device(device), options or {}, seed)
         for prove in PROOFS:
             checks += prove(bench)
@@ -69,7 +66,8 @@ def check_mixer(
             checks += precision(bench, dtype)
         if compiled:
             checks += compilation(bench)
-    return Report(architecture=architecture.name, checks=tuple(checks))
+    checks += initialisation(architecture, hidden, torch.device(device), options or {}, seed)
+    return Report(architecture=name, checks=tuple(checks))
 
 
 # --- proofs in float64 -----------------------------------------------------------------------------------------
@@ -265,36 +263,6 @@ def influence(bench: Bench) -> Iterator[Check]:
         yield bench.check("influence", largest(product, y, scale=terms), bench.allowed, broken)
 
 
-def initialisation(bench: Bench) -> Iterator[Check]:
-    """As initialised, a residual stack stays finite and no layer amplifies its normalised input.
-
-    Branches of at most unit size add up to at most 1 + depth, in activations and, the other way, in gradients.
-    """
-    stack = nn.ModuleList()
-    for index in range(DEPTH):
-        spec = LayerSpec(hidden=bench.hidden, index=index, depth=DEPTH, max_length=bench.length)
-        mixer = bench.choice.mixer(bench.config, spec)
-        initialise(mixer, mixer.recipe(), bench.seed + index)
-        stack.append(mixer.to(bench.device))
-    x = bench.x.float().requires_grad_()
-    shared: dict[str, Tensor] = {}
-    h = x
-    for mixer in cast(Sequence[Mixer], stack):
-        h = h + mixer(rms_norm(h), None, *((shared,) if mixer.takes_shared else ()))
-    weight = bench.weight.float()
-    parameters = list(stack.parameters())
-    grad, *rest = torch.autograd.grad((h * weight).sum(), [x, *parameters], allow_unused=True)
-    for name, ratio in (
-        ("activations", root_mean_square(h) / root_mean_square(x)),
-        ("gradients", root_mean_square(grad) / root_mean_square(weight)),
-    ):
-        yield bench.check(
-            f"initialised {name}", max(ratio, 1 / ratio), 1.0 + DEPTH, f"{DEPTH} fresh layers change the size of {name}"
-        )
-    bad = sum(1 for g in rest if g is not None and not g.isfinite().all())
-    yield bench.check("initialised parameters", bad, 0.0, "some gradients of fresh parameters are not finite")
-
-
 def recipes(bench: Bench) -> Iterator[Check]:
     """Every parameter has a recipe (else `initialise` refuses) and starts the same from the same seed."""
     starts = []
@@ -308,7 +276,6 @@ def recipes(bench: Bench) -> Iterator[Check]:
 
 PROOFS: tuple[Callable[[Bench], Iterator[Check]], ...] = (
     recipes,
-    initialisation,
     causality,
     causal_gradients,
     decoding,

@@ -120,6 +120,17 @@ class Explodes(Attention):
         return {**super().recipe(), "out.weight": ParameterRecipe(init=normal(100.0))}
 
 
+class ExplodesWhenDeep(Attention):
+    def recipe(self):
+        usual = super().recipe()["out.weight"].init
+
+        def init(parameter, generator):
+            usual(parameter, generator)
+            parameter *= 1000.0 if self.layer.depth > 12 else 1.0
+
+        return {**super().recipe(), "out.weight": ParameterRecipe(init=init)}
+
+
 class Dies(Attention):
     def recipe(self):
         return {name: ParameterRecipe(init=constant(float("nan"))) for name in super().recipe()}
@@ -130,9 +141,18 @@ class DrawsFromNowhere(Attention):
         return {**super().recipe(), "out.weight": ParameterRecipe(init=lambda p, generator: p.normal_())}
 
 
-def architecture(*mixers, **options):
-    layers = tuple(LayerChoice(mixer=mixer, options=options) for mixer in mixers)
-    return Architecture(name="broken", layers=layers, backbone="gpt", summary="", paper="")
+@pytest.fixture
+def register(monkeypatch):
+    """Register an architecture of these mixers for one test; return its name."""
+
+    def add(*mixers):
+        layers = tuple(LayerChoice(mixer=mixer) for mixer in mixers)
+        entry = Architecture(name="broken", layers=layers, backbone="gpt", summary="", paper="")
+        ARCHITECTURES.names()  # else the plain mixers' files, imported later, would go with the test
+        monkeypatch.setitem(ARCHITECTURES._entries, "broken", entry)
+        return "broken"
+
+    return add
 
 
 @pytest.mark.parametrize(
@@ -149,35 +169,36 @@ def architecture(*mixers, **options):
         (UnderstatesState, {"state bytes at 147, torch.float32"}),
         (UnderstatesFlops, {"flops cover the linear layers"}),
         (WrongInfluence, {"influence"}),
-        (Explodes, {"initialised activations"}),
+        (Explodes, {"initialised activations, 12 layers", "initialised activations, 48 layers"}),
+        (ExplodesWhenDeep, {"initialised growth, 24 layers", "initialised growth, 48 layers"}),
         (DrawsFromNowhere, {"recipe"}),
     ],
 )
-def test_notices(mixer, broken):
-    report = check_mixer(architecture(mixer), dtypes=FLOAT32)
+def test_notices(mixer, broken, register):
+    report = check_mixer(register(mixer), dtypes=FLOAT32)
     assert broken <= {check.name for check in report.failures}
     with pytest.raises(AssertionError, match=r"broken: .* broke: .* by .* where .* is allowed"):
         report.raise_failures()
 
 
-def test_notices_nan():
-    report = check_mixer(architecture(Dies), dtypes=())
-    assert "initialised activations" in {check.name for check in report.failures}
+def test_notices_nan(register):
+    report = check_mixer(register(Dies), dtypes=())
+    assert "initialised parameters, 12 layers" in {check.name for check in report.failures}
 
 
-def test_notices_a_changed_dtype():
-    report = check_mixer(architecture(ReturnsFloat32), dtypes=(torch.bfloat16,))
+def test_notices_a_changed_dtype(register):
+    report = check_mixer(register(ReturnsFloat32), dtypes=(torch.bfloat16,))
     assert "forward keeps bfloat16" in {check.name for check in report.failures}
 
 
-def test_sound_mixer_breaks_nothing():
-    check_mixer(architecture(Attention), dtypes=FLOAT32).raise_failures()
-    assert not check_mixer(architecture(Attention), length=32, dtypes=FLOAT32).failures
+def test_sound_mixer_breaks_nothing(register):
+    check_mixer(register(Attention), dtypes=FLOAT32).raise_failures()
+    assert not check_mixer(register(Attention), length=32, dtypes=FLOAT32).failures
 
 
-def test_checks_every_distinct_layer_of_a_pattern():
-    report = check_mixer(architecture(Attention, Attention, UnderstatesState), dtypes=())
-    assert {check.subject for check in report.checks} == {"broken, layer 1", "broken, layer 2"}
+def test_checks_every_distinct_layer_of_a_pattern(register):
+    report = check_mixer(register(Attention, Attention, UnderstatesState), dtypes=())
+    assert {check.subject for check in report.checks} == {"broken", "broken, layer 1", "broken, layer 2"}
     assert {check.subject for check in report.failures} == {"broken, layer 2"}
 
 
@@ -205,8 +226,8 @@ class SharesValues(Attention):
         return None
 
 
-def test_shared_values_pass_between_layers():
-    report = check_mixer(architecture(SharesValues), dtypes=FLOAT32)
+def test_shared_values_pass_between_layers(register):
+    report = check_mixer(register(SharesValues), dtypes=FLOAT32)
     report.raise_failures()
     assert not any(check.name.startswith("influence") for check in report.checks)
 
@@ -216,9 +237,9 @@ class NoRecipe(Attention):
         return {name: recipe for name, recipe in super().recipe().items() if name != "out.weight"}
 
 
-def test_missing_recipe_names_the_parameter():
+def test_missing_recipe_names_the_parameter(register):
     with pytest.raises(ConfigError, match=r"mixers\.0\.out\.weight"):
-        check_mixer(architecture(NoRecipe))
+        check_mixer(register(NoRecipe))
 
 
 def test_unknown_architecture_suggests_the_nearest():

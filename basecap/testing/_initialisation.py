@@ -1,0 +1,96 @@
+"""How the models of an architecture start: whole language models of the published depths, with small widths.
+
+What a block adds is of at most unit size, as its input is normalised; so L blocks amplify activations at most 1 + L
+times their unit, and a relative change of the first activations moves the loss at most 1 + L times as much as one of
+the last. Branches that do not shrink with depth make activations grow in proportion to it, if they all agree; twice
+that is allowed.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from basecap.mixers._contract import Architecture
+from basecap.models.config import LayerConfig, model_config
+from basecap.models.language_model import LanguageModel
+from basecap.testing._bench import BATCH, Check, judge, tiny_options
+
+#: Blocks of the models; the first is what the others are compared with.
+DEPTHS = (12, 24, 48)
+LENGTH, VOCAB = 16, 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a fresh model does with random tokens.
+
+    Attributes:
+        loss: in nats per token.
+        first, last: root mean square of the activations before the first and after the last block.
+        sensitivity: of the loss to a relative change of the first activations, over that to one of the last.
+        broken: names of the parameters whose gradient is not finite.
+    """
+
+    loss: float
+    first: Tensor
+    last: Tensor
+    sensitivity: Tensor
+    broken: list[str]
+
+
+def initialisation(
+    architecture: Architecture, hidden: int, device: torch.device, options: Mapping[str, Any], seed: int
+) -> Iterator[Check]:
+    """As initialised, models of 12, 24 and 48 blocks stay finite, of sane size, and guess uniformly.
+
+    Args:
+        architecture: a registered one, in its own block family.
+        hidden: model width.
+        device: where to run.
+        options: of the mixers, on top of the architecture's and of `Mixer.tiny`.
+        seed: of parameters and tokens.
+    """
+    tiny = {k: v for choice in architecture.layers for k, v in tiny_options(choice, hidden).items()}
+    layer = LayerConfig(use=architecture.name, mixer={**tiny, **options})
+    config = model_config(architecture.name, hidden=hidden, vocab=VOCAB, pattern=(layer,), max_length=LENGTH)
+    usual = torch.tensor(math.nan)
+    for depth in DEPTHS:
+        model = LanguageModel(config.model_copy(update={"depth": depth})).initialise(seed).to(device)
+        start = _start(model, seed)
+        usual = start.last if depth == DEPTHS[0] else usual
+        for name, error, allowed, broken in (
+            # Logits of unit variance add half a nat to the logarithm of the vocabulary.
+            ("loss", abs(start.loss - math.log(VOCAB)), 0.5, "the loss is not that of a uniform guess"),
+            ("activations", start.last, 1.0 + depth, "the blocks amplify their normalised inputs"),
+            ("fading", start.first / start.last, 1.0 + depth, "the blocks lose the embeddings"),
+            ("growth", start.last / usual, 2 * depth / DEPTHS[0], f"activations outgrow those of {DEPTHS[0]} layers"),
+            ("gradients", start.sensitivity, 1.0 + depth, "the blocks amplify gradients"),
+            ("fading gradients", 1 / start.sensitivity, 1.0 + depth, "the blocks lose gradients"),
+            ("parameters", len(start.broken), 0.0, f"no finite gradient for {', '.join(start.broken)}"),
+        ):
+            yield judge(architecture.name, f"initialised {name}, {depth} layers", float(error), allowed, broken)
+
+
+def _start(model: LanguageModel, seed: int) -> Start:
+    stream: list[Tensor] = []
+    for module in (model.blocks[0], model.norm):
+        module.register_forward_pre_hook(lambda module, inputs: stream.append(inputs[0]))
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(VOCAB, (BATCH, LENGTH + 1), generator=generator).to(model.embedding.weight.device)
+    loss = model(tokens[:, :-1], tokens[:, 1:])
+    parameters = dict(model.named_parameters())
+    early, late, *grads = torch.autograd.grad(loss, [*stream, *parameters.values()], allow_unused=True)
+    first, last = map(_size, stream)
+    broken = [
+        name for name, grad in zip(parameters, grads, strict=True) if grad is not None and not grad.isfinite().all()
+    ]
+    sensitivity = first * _size(early) / (last * _size(late))
+    return Start(loss=loss.item(), first=first, last=last, sensitivity=sensitivity, broken=broken)
+
+
+def _size(x: Tensor) -> Tensor:
+    return x.detach().double().square().mean().sqrt()
