@@ -86,7 +86,7 @@ def test_element_steps_are_checked_alike(new, change, message):
 @pytest.mark.parametrize(
     ("new", "chunk", "message"),
     [
-        (token(T=41), 16, "the cache is full: 0 and 41 tokens exceed its 40"),
+        (token(T=41), 16, "the cache is full: it has room for 40 tokens, not 41"),
         (token(T=40), 32, "cache's sums"),
         (token(T=40), 48, "chunk must be a power of two"),
         (token(T=20, G=1), 16, "cache's k"),

@@ -67,7 +67,9 @@ def check_cache(new: dict[str, Tensor], cache: dict[str, Tensor], length: int, *
     if not is_whole(length) or length < 0:
         raise ConfigError(f"length must be the number of tokens in the cache, not {length!r}.")
     if length + T > capacity:
-        raise ConfigError(f"the cache is full: {length} and {T} tokens exceed its {capacity}; make max_length larger.")
+        raise ConfigError(
+            f"the cache is full: it has room for {capacity} tokens, not {length + T}; make max_length larger."
+        )
     shapes = {"k": (B, capacity, G, K), "v": (B, capacity, G, K)}
     if chunk is not None:
         shapes["sums"] = (B, -(-capacity // chunk), G, K)
@@ -130,7 +132,7 @@ def top1_chunk_step(
         [B, 1, H, K] in the dtype of q.
 
     Raises:
-        ConfigError: a full cache, another than the arguments are for, an impossible option or backend.
+        ConfigError: a full cache, one made for other shapes, dtypes or devices, an impossible option or backend.
     """
     check_options(chunk, mode, scale, remote)
     check_cache({"q": q, "k": k, "v": v}, cache, length, chunk=chunk)

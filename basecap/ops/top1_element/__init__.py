@@ -75,7 +75,7 @@ def top1_element_weights(q: Tensor, k: Tensor, *, segments: Tensor | None = None
 
 
 def top1_element_step(q: Tensor, k: Tensor, v: Tensor, cache: dict[str, Tensor], length: int) -> Tensor:
-    """Append one token to the cache, in place, and return the value [B, 1, H, K] of its best key, in its dtype.
+    """Append one token to the cache, in place, and return the value [B, 1, H, K] of its best key, in the cache's dtype.
 
     Args:
         q: the query [B, 1, H, K].
@@ -85,7 +85,7 @@ def top1_element_step(q: Tensor, k: Tensor, v: Tensor, cache: dict[str, Tensor],
         length: tokens already in the cache; the caller adds one after each step.
 
     Raises:
-        ConfigError: a full cache, or another than the arguments are for.
+        ConfigError: a full cache, or one made for other shapes, dtypes or devices.
     """
     check_cache({"q": q, "k": k, "v": v}, cache, length)
     cache["k"][:, length] = k[:, 0]
