@@ -62,8 +62,6 @@ class Top1Chunk(Mixer):
         self.out = nn.Linear(layer.hidden, layer.hidden, bias=False)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, *, segments: Tensor | None = None) -> Tensor:
-        if q.shape[0] == 0:
-            return torch.zeros_like(q)
         c = self.config
         return top1_chunk(q, k, v, chunk=c.chunk, mode=c.mode, remote=c.remote, segments=segments)
 
