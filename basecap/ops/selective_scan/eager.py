@@ -36,19 +36,29 @@ class _Pieces:
         """Return the C positions, S at a time."""
         return [slice(start, start + SPAN) for start in range(0, len(self.x), SPAN)]
 
-    def decay(self, span: slice) -> Tensor:
+    def space(self, count: int) -> list[Tensor]:
+        """Return tensors [S, B, M, N, D] to compute in: used again for every span, they are fetched only once."""
+        _, B, M, _, D = self.x.shape
+        return list(self.x.new_empty(count, min(SPAN, len(self.x)), B, M, len(self.A_ND), D))
+
+    def decay(self, span: slice, out: Tensor) -> Tensor:
         """Return the factors in front of the state before [S, B, M, N, D]."""
-        decay = (self.dt[span] * (self.A_ND * LOG2_E)).exp2_()
+        decay = _product(self.dt[span], self.A_ND * LOG2_E, out).exp2_()
         return decay if self.begins is None else decay.masked_fill_(self.begins[span], 0)
 
-    def added(self, span: slice) -> Tensor:
+    def added(self, span: slice, out: Tensor) -> Tensor:
         """Return what is added to the state [S, B, M, N, D]."""
-        return (self.x[span] * self.dt[span]) * self.B[span]
+        return _product(self.x[span] * self.dt[span], self.B[span], out)
 
     def decay_of_chunks(self) -> Tensor:
         """Return the product of a chunk's decays [B, M, N, D]."""
         decay = (self.dt.sum(0) * (self.A_ND * LOG2_E)).exp2_()
         return decay if self.begins is None else decay.masked_fill_(self.begins.any(0), 0)
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    """Return a b in the first places of `out`: the last span may be shorter than the others."""
+    return torch.mul(a, b, out=out[: len(a)])
 
 
 def _cut(x_BTX: Tensor, wide: torch.dtype) -> Tensor:
@@ -109,8 +119,9 @@ def _entering(pieces: _Pieces, state_BDN: Tensor | None) -> Tensor:
     if M == 1:
         return first[:, None]
     alone = pieces.x.new_zeros(B, M, N, D)
+    space = pieces.space(2)
     for span in pieces.spans():
-        alone = _states(pieces.decay(span), pieces.added(span), alone)
+        alone = _states(pieces.decay(span, space[0]), pieces.added(span, space[1]), alone)
     return _chain(pieces.decay_of_chunks(), alone, first)[:, :-1]
 
 
@@ -119,8 +130,9 @@ def _leaving(pieces: _Pieces, dy: Tensor, final_BND: Tensor) -> Tensor:
     if dy.shape[2] == 1:
         return final_BND[:, None]
     alone = torch.zeros_like(dy[0])
+    space = pieces.space(2)
     for span in reversed(pieces.spans()):
-        alone = _cotangents(pieces.decay(span), pieces.C[span] * dy[span], alone)
+        alone = _cotangents(pieces.decay(span, space[0]), _product(pieces.C[span], dy[span], space[1]), alone)
     return _chain(pieces.decay_of_chunks().flip(1), alone.flip(1), final_BND)[:, :-1].flip(1)
 
 
@@ -135,10 +147,10 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [B, T, D] in the dtype of x and the final state [B, D, N], at least float32."""
     pieces = _prepare(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
-    state, y = _entering(pieces, state_BDN), []
+    state, y, space = _entering(pieces, state_BDN), [], pieces.space(2)
     for span in pieces.spans():
-        h = pieces.added(span)
-        state = _states(pieces.decay(span), h, state)
+        h = pieces.added(span, space[0])
+        state = _states(pieces.decay(span, space[1]), h, state)
         y.append((pieces.C[span].mT @ h)[..., 0, :])
     return _join(torch.cat(y), x_BTD), state[:, -1].mT.contiguous()
 
@@ -159,16 +171,17 @@ def backward(
     """
     pieces = _prepare(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
     dy = _cut(grads[0], pieces.x.dtype)[..., None, :]
-    spans, states = pieces.spans(), [_entering(pieces, state_BDN)]
+    spans, states, space = pieces.spans(), [_entering(pieces, state_BDN)], pieces.space(3)
     for span in spans[:-1]:
-        states.append(_states(pieces.decay(span), pieces.added(span), states[-1]))
+        states.append(_states(pieces.decay(span, space[0]), pieces.added(span, space[1]), states[-1]))
 
     later = _leaving(pieces, dy, grads[1].to(dy.dtype).mT)
     du, ddt = torch.empty_like(dy), torch.empty_like(dy)
     dB, dC = torch.empty_like(pieces.B), torch.empty_like(pieces.C)
     dA_BMND = dy.new_zeros(states[0].shape)
     for span, state in zip(reversed(spans), reversed(states), strict=True):
-        decay, h, dh = pieces.decay(span), pieces.added(span), pieces.C[span] * dy[span]
+        decay, h = pieces.decay(span, space[0]), pieces.added(span, space[1])
+        dh = _product(pieces.C[span], dy[span], space[2])
         _states(decay, h, state)
         later = _cotangents(decay, dh, later)
         dC[span] = h @ dy[span].mT
