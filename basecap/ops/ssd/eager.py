@@ -34,7 +34,8 @@ def ssd(
     tail = M * C - T
 
     def cut(x: Tensor) -> Tensor:
-        return F.pad(x, (0, 0) * (x.dim() - 2) + (0, tail)).unflatten(1, (M, C))
+        padded = F.pad(x, (0, 0) * (x.dim() - 2) + (0, tail)) if tail else x  # padding by nothing copies
+        return padded.unflatten(1, (M, C))
 
     q_BMGCK, k_BMGCK = (cut(x).transpose(2, 3) for x in (q_BTGK, k_BTGK))
     v_BMGCRV = cut(v_BTHV).unflatten(3, (G, R)).transpose(2, 3)
@@ -53,10 +54,10 @@ def ssd(
     left = (v_BMGCRV * per_position(to_end)).to(v_BTHV.dtype).flatten(-2)
     added_BMGKRV = (k_BMGCK.transpose(-1, -2) @ left).to(wide).unflatten(-1, (R, V))
     added_BMHKV = added_BMGKRV.transpose(3, 4).flatten(2, 3)
-    states_BMHKV, final = _carry(added_BMHKV, total_BMCH[:, :, -1], ids_BMC, state_BHKV)
 
-    o_BMGCRV = own_BMGRCV.transpose(3, 4)
+    o_BMGCRV, final = own_BMGRCV.transpose(3, 4), added_BMHKV[:, -1]
     if M > 1 or state_BHKV is not None:
+        states_BMHKV, final = _carry(added_BMHKV, total_BMCH[:, :, -1], ids_BMC, state_BHKV)
         entering = states_BMHKV.unflatten(2, (G, R)).transpose(3, 4).flatten(-2)
         past = (q_BMGCK @ entering.to(v_BTHV.dtype)).unflatten(-1, (R, V)) * per_position(from_start)
         o_BMGCRV = o_BMGCRV + past
