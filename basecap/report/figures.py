@@ -107,7 +107,9 @@ def along(study: dict[str, Any]) -> Chart | None:
     chosen = _choice()
     x = alt.X("loss:Q", scale=alt.Scale(zero=False), title=f"{ABSCISSAE['held_out']} ({NATS})")
     title = f"gap to {study['reference']} ({NATS})"
-    base = _chart(rows).encode(x=x, color=_colour(study), tooltip=_tooltip("name", "loss", "value", "low", "high"))
+    base = _chart(rows).encode(
+        x=x, color=_colour(study, lines=True), tooltip=_tooltip("name", "loss", "value", "low", "high")
+    )
     shade = alt.when(chosen).then(alt.value(0.15)).otherwise(alt.value(0))
     bands = base.mark_area().encode(y=alt.Y("low:Q", title=title), y2="high:Q", opacity=shade)
     y = alt.Y("value:Q", title=title)
@@ -192,12 +194,15 @@ def _names(study: dict[str, Any]) -> list[str]:
     return [entry["name"] for entry in study["settings"]["architectures"]]
 
 
-def _legend() -> alt.Legend:
-    return alt.Legend(title=None, orient="bottom", columns=2, symbolOpacity=1)
+def _legend(lines: bool = False) -> alt.Legend:
+    """Return the legend below a chart; with `lines` it shows pieces of them, which tell dashed from solid."""
+    symbol, size = ("stroke", 500) if lines else (alt.Undefined, alt.Undefined)
+    return alt.Legend(title=None, orient="bottom", columns=2, symbolOpacity=1, symbolType=symbol, symbolSize=size)
 
 
-def _colour(study: dict[str, Any]) -> alt.Color:
-    return alt.Color("name:N", scale=architecture_scales(_names(study), study["reference"])[0], legend=_legend())
+def _colour(study: dict[str, Any], lines: bool = False) -> alt.Color:
+    scale = architecture_scales(_names(study), study["reference"])[0]
+    return alt.Color("name:N", scale=scale, legend=_legend(lines))
 
 
 def _shape(study: dict[str, Any]) -> alt.Shape:
@@ -205,7 +210,7 @@ def _shape(study: dict[str, Any]) -> alt.Shape:
 
 
 def _dash(study: dict[str, Any]) -> alt.StrokeDash:
-    return alt.StrokeDash("name:N", scale=dash_scale(_names(study), study["reference"]), legend=_legend())
+    return alt.StrokeDash("name:N", scale=dash_scale(_names(study), study["reference"]), legend=_legend(lines=True))
 
 
 def _choice() -> alt.Parameter:
