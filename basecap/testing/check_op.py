@@ -1,6 +1,13 @@
-"""Kernels against plain PyTorch on the machine at hand, judged by the definition in float64."""
+"""Every op against its definition in float64, on the machine at hand.
 
-from collections.abc import Callable, Sequence
+Where an op's kernels run, they may err at most twice as much as plain PyTorch in the same dtype, in the mean and at
+the worst place. Where they do not, on a CPU above all, plain PyTorch itself is held to that in the mean, beside the
+definition evaluated in that dtype. (At single places chunks err more than a walk over the tokens: a decay across many
+tokens is the exponential of a difference of sums, which are rounded at their own size.)
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,13 +17,72 @@ from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
 from basecap.ops._dispatch import unsupported
+from basecap.ops.attention import attention
+from basecap.ops.attention import reference as attention_reference
+from basecap.ops.delta_rule import delta_rule
+from basecap.ops.delta_rule import reference as delta_rule_reference
+from basecap.ops.linear_cross_entropy import linear_cross_entropy
+from basecap.ops.linear_cross_entropy import reference as linear_cross_entropy_reference
+from basecap.ops.long_convolution import long_convolution
+from basecap.ops.long_convolution import reference as long_convolution_reference
+from basecap.ops.selective_scan import reference as selective_scan_reference
+from basecap.ops.selective_scan import selective_scan
+from basecap.ops.short_convolution import reference as short_convolution_reference
+from basecap.ops.short_convolution import short_convolution
+from basecap.ops.ssd import reference as ssd_reference
+from basecap.ops.ssd import ssd
+from basecap.ops.taylor_attention import eager as taylor_eager
+from basecap.ops.taylor_attention import operators as taylor_operators
+from basecap.ops.taylor_attention import reference as taylor_reference
+from basecap.ops.taylor_attention import taylor_attention
 from basecap.ops.top1_chunk import Mode, top1_chunk, top1_chunk_weights
 from basecap.ops.top1_chunk import reference as chunk_reference
 from basecap.ops.top1_element import reference as element_reference
 from basecap.ops.top1_element import top1_element
+from basecap.ops.wkv4 import reference as wkv4_reference
+from basecap.ops.wkv4 import wkv4
+from basecap.ops.wkv6 import reference as wkv6_reference
+from basecap.ops.wkv6 import wkv6
+from basecap.ops.wkv7 import eager as wkv7_eager
+from basecap.ops.wkv7 import reference as wkv7_reference
+from basecap.ops.wkv7 import wkv7, wkv7_bounded
 from basecap.testing.tolerance import assert_as_accurate, relative_error
 
-Op = Callable[..., Tensor]
+Function = Callable[..., Any]
+Draw = Callable[..., Tensor]
+
+#: Rows, tokens (on no grid of chunks), heads, channels of a head; channels, states, vocabulary.
+B, T, H, K = 2, 200, 2, 32
+D, N, V = 48, 16, 300
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """One op: functions of the same tensors that return one tensor or several.
+
+    Attributes:
+        plain: in plain PyTorch (or, without kernels of ours, in PyTorch's own).
+        definition: the formula.
+        inputs: draws the tensors by name; those in `wide` stay float32, the others take the dtype.
+        kernels: with Triton kernels; None: there are none.
+        cuda: these kernels can be asked for by no name, they run where the tensors are on a GPU.
+    """
+
+    plain: Function
+    definition: Function
+    inputs: Callable[[Draw], Mapping[str, Tensor]]
+    wide: tuple[str, ...] = ()
+    kernels: Function | None = None
+    cuda: bool = False
+
+    def without_kernels(self, x: Tensor) -> str | None:
+        """Return why no kernels run on a tensor like `x`, or None."""
+        if self.kernels is None:
+            return "the op has no kernels of its own"
+        if self.cuda and not x.is_cuda:
+            return f"the tensors are on {x.device.type}"
+        return unsupported(x)
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, mode: Mode) -> Tensor:
@@ -27,58 +93,197 @@ def _element(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return element_reference.top1_element(q, k, v, q.shape[3] ** -0.5)
 
 
-#: Name -> the op, with `backend` left open, and its definition.
-OPS: dict[str, tuple[Op, Op]] = {
-    "top1-chunk exact": (partial(top1_chunk, chunk=64, mode="exact"), partial(_dense, mode="exact")),
-    "top1-chunk approx": (partial(top1_chunk, chunk=64, mode="approx"), partial(_dense, mode="approx")),
-    "top1-element": (top1_element, _element),
+def _loss(op: Function, hidden: Tensor, weight: Tensor) -> Tensor:
+    return op(hidden, weight, torch.arange(len(hidden), device=hidden.device) % V)
+
+
+def _choices(draw: Draw) -> dict[str, Tensor]:
+    # Queries and keys are multiples of 1/8: scores are exact and all choose alike.
+    q, k = ((F.rms_norm(x, (K,)) * 8).round() / 8 for x in (draw(B, T, 2 * H, K), draw(B, T, H, K)))
+    return {"q": q, "k": k, "v": draw(B, T, H, K)}
+
+
+def _grouped(draw: Draw) -> dict[str, Tensor]:
+    return {"q": draw(B, T, 2 * H, K), "k": draw(B, T, H, K), "v": draw(B, T, H, K)}
+
+
+def _memory(draw: Draw) -> dict[str, Tensor]:
+    q, k = (F.normalize(draw(B, T, H, K), dim=-1) for _ in range(2))
+    return {
+        "q": q,
+        "k": k,
+        "v": draw(B, T, H, K),
+        "beta": draw(B, T, H).sigmoid(),
+        "log_decay": -0.1 * draw(B, T, H).abs(),
+    }
+
+
+def _ssd(draw: Draw) -> dict[str, Tensor]:
+    return {
+        "q": draw(B, T, 1, K),
+        "k": draw(B, T, 1, K),
+        "v": draw(B, T, H, K),
+        "log_decay": -0.1 * draw(B, T, H).abs(),
+    }
+
+
+def _scan(draw: Draw) -> dict[str, Tensor]:
+    return {
+        "x": draw(B, T, D),
+        "dt": 0.2 * draw(B, T, D).abs(),
+        "A": -draw(D, N).abs(),
+        "B": draw(B, T, N),
+        "C": draw(B, T, N),
+    }
+
+
+def _wkv4(draw: Draw) -> dict[str, Tensor]:
+    return {"k": draw(B, T, D), "v": draw(B, T, D), "decay": draw(D).exp(), "bonus": draw(D)}
+
+
+def _wkv6(draw: Draw) -> dict[str, Tensor]:
+    r, k, v, decay = (draw(B, T, H, K) for _ in range(4))
+    return {"r": r, "k": k, "v": v, "log_decay": -(decay - 2).exp(), "bonus": draw(H, K)}
+
+
+def _wkv7(draw: Draw) -> dict[str, Tensor]:
+    # As RWKV-7 makes them: log decays of at least -exp(-1/2), b is minus a times a rate in 0..1.
+    r, decay, k, v, rate = (draw(B, T, H, K) for _ in range(5))
+    a = -F.normalize(draw(B, T, H, K), dim=-1)
+    return {"r": r, "log_decay": -0.6 * decay.sigmoid(), "k": k, "v": v, "a": a, "b": -a * rate.sigmoid()}
+
+
+def _taylor(draw: Draw) -> dict[str, Tensor]:
+    return {"q": draw(2 * B, T, H, N), "k": draw(2 * B, T, H, N), "v": draw(2 * B, T, H, K)}
+
+
+def _taps(draw: Draw) -> dict[str, Tensor]:
+    return {"x": draw(B, T, D), "weight": 0.5 * draw(D, 4), "bias": draw(D)}
+
+
+def _filter(draw: Draw) -> dict[str, Tensor]:
+    return {"u": draw(B, T, D), "filter": draw(T, D)}
+
+
+def _head(draw: Draw) -> dict[str, Tensor]:
+    return {"hidden": draw(B * T, D), "weight": draw(V, D)}
+
+
+def _switched(op: Function, definition: Function, inputs: Callable[[Draw], Mapping[str, Tensor]], *wide: str) -> Op:
+    """An op whose `backend` says what runs."""
+    kernels, plain = (partial(op, backend=backend) for backend in ("triton", "eager"))
+    return Op(kernels=kernels, plain=plain, definition=definition, inputs=inputs, wide=wide)
+
+
+def _seventh(op: Function) -> Op:
+    return Op(kernels=op, plain=wkv7_eager.wkv7, definition=wkv7_reference.wkv7, inputs=_wkv7, cuda=True)
+
+
+def _chunks(mode: Mode) -> Op:
+    return _switched(partial(top1_chunk, chunk=64, mode=mode), partial(_dense, mode=mode), _choices)
+
+
+OPS: dict[str, Op] = {
+    "top1-chunk exact": _chunks("exact"),
+    "top1-chunk approx": _chunks("approx"),
+    "top1-element": _switched(top1_element, _element, _choices),
+    "delta rule": _switched(delta_rule, delta_rule_reference.delta_rule, _memory, "beta", "log_decay"),
+    "ssd": _switched(ssd, ssd_reference.ssd, _ssd, "log_decay"),
+    "selective scan": _switched(selective_scan, selective_scan_reference.selective_scan, _scan, "dt", "A"),
+    "wkv4": _switched(wkv4, wkv4_reference.wkv4, _wkv4),
+    "wkv6": _switched(wkv6, wkv6_reference.wkv6, _wkv6),
+    "wkv7": _seventh(wkv7),
+    "wkv7 bounded": _seventh(wkv7_bounded),
+    "taylor attention": Op(
+        kernels=partial(taylor_attention, backend="triton"),
+        # The kernels' own chunks: what goes through sums of features is rounded otherwise than through scores.
+        plain=partial(taylor_eager.taylor_attention, chunk=taylor_operators.CHUNK),
+        definition=taylor_reference.taylor_attention,
+        inputs=_taylor,
+    ),
+    "short convolution": _switched(
+        partial(short_convolution, activation="silu"),
+        partial(short_convolution_reference.short_convolution, activation="silu"),
+        _taps,
+        "weight",
+        "bias",
+    ),
+    "linear cross entropy": Op(
+        kernels=partial(_loss, partial(linear_cross_entropy, backend="triton")),
+        plain=partial(_loss, partial(linear_cross_entropy, backend="eager")),
+        definition=partial(_loss, linear_cross_entropy_reference.linear_cross_entropy),
+        inputs=_head,
+    ),
+    "attention": Op(plain=attention, definition=partial(attention_reference.attention, scale=K**-0.5), inputs=_grouped),
+    "attention window": Op(
+        plain=partial(attention, window=50),
+        definition=partial(attention_reference.attention, scale=K**-0.5, window=50),
+        inputs=_grouped,
+    ),
+    "long convolution": Op(
+        plain=long_convolution, definition=long_convolution_reference.long_convolution, inputs=_filter
+    ),
 }
 
 
 def check_op(name: str, device: torch.device, seed: int = 0) -> list[dict[str, Any]]:
-    """Compare an op's kernels with plain PyTorch, outputs and gradients; one row per tensor and dtype.
-
-    A row holds the relative errors of both and the result, "passed" or what is wrong. Where no kernels run there is
-    one row that says so. Queries and keys are multiples of 1/8, so that scores are exact and all choose alike.
+    """Compare an op with its definition in float64, outputs and gradients; one row per tensor and dtype.
 
     Args:
         name: one of `OPS`.
         device: where to run.
         seed: of the random inputs.
 
+    Returns:
+        Rows with the tensor's name, what ran (`path`: "kernels", or "plain PyTorch" and why), its relative error,
+        that of what it is compared with (`beside`), and the result, "passed" or what is wrong.
+
     Raises:
         ConfigError: an unknown name.
     """
     if name not in OPS:
         raise ConfigError(f"unknown op {name!r}: {nearest(name, OPS)}")
-    op, definition = OPS[name]
+    op = OPS[name]
+    generator = torch.Generator().manual_seed(seed)
+    drawn = op.inputs(lambda *shape: torch.randn(shape, generator=generator))
     rows: list[dict[str, Any]] = []
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        inputs = [x.to(device, dtype) for x in _inputs(seed)]
-        reason = unsupported(inputs[0])
-        if reason is not None:
-            rows.append({"op": name, "dtype": str(dtype), "result": f"no kernels: {reason}"})
-            continue
-        truth = _results(definition, [x.double() for x in inputs])
-        plain, found = (_results(partial(op, backend=backend), inputs) for backend in ("eager", "triton"))
-        for label, x, y, z in zip(("o", "dq", "dk", "dv"), found, plain, truth, strict=True):
-            row: dict[str, Any] = {"op": name, "dtype": str(dtype), "tensor": label}
-            row |= {"error": relative_error(x, z), "plain PyTorch": relative_error(y, z), "result": "passed"}
+    for dtype in DTYPES:
+        inputs = {key: x.to(device, torch.float32 if key in op.wide else dtype) for key, x in drawn.items()}
+        tensors = list(inputs.values())
+        truth = _results(op.definition, [x.double() for x in tensors], seed)
+        reason = op.without_kernels(tensors[0])
+        judge: Callable[[str, Tensor, Tensor, Tensor], None]
+        if op.kernels is not None and reason is None:
+            path, judge = "kernels", assert_as_accurate
+            found, beside = _results(op.kernels, tensors, seed), _results(op.plain, tensors, seed)
+        else:
+            path, judge = f"plain PyTorch: {reason}", _assert_as_accurate_in_the_mean
+            found = _results(op.plain, tensors, seed)
+            beside = _results(op.definition, [x.to(dtype) for x in tensors], seed)  # it takes one dtype
+        outputs = ["o", "state"][: len(truth) - len(inputs)]
+        labels = [*outputs, *(f"d{key}" for key in inputs)]
+        for label, x, y, z in zip(labels, found, beside, truth, strict=True):
+            row: dict[str, Any] = {"op": name, "dtype": str(dtype), "tensor": label, "path": path, "result": "passed"}
+            row |= {"error": relative_error(x, z), "beside": relative_error(y, z)}
             try:
-                assert_as_accurate(label, x, y, z)
+                judge(label, x, y, z)
             except AssertionError as error:
                 row["result"] = str(error)
             rows.append(row)
     return rows
 
 
-def _inputs(seed: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    q, k, v, do = (torch.randn(2, 200, heads, 32, generator=generator) for heads in (4, 2, 2, 4))
-    return [*((F.rms_norm(x, (32,)) * 8).round() / 8 for x in (q, k)), v, do]
+def _assert_as_accurate_in_the_mean(label: str, found: Tensor, beside: Tensor, truth: Tensor) -> None:
+    error = relative_error(found, truth)
+    allowed = 2 * relative_error(beside, truth) + 2 * torch.finfo(found.dtype).eps
+    assert error <= allowed, f"{label} errs by {error:.3g} of its norm; at most {allowed:.3g} is allowed"
 
 
-def _results(op: Op, inputs: Sequence[Tensor]) -> list[Tensor]:
-    leaves = [x.detach().clone().requires_grad_() for x in inputs[:3]]
-    o = op(*leaves)
-    return [o.detach(), *torch.autograd.grad(o, leaves, inputs[3])]
+def _results(function: Function, inputs: Sequence[Tensor], seed: int) -> list[Tensor]:
+    """Return the outputs and the gradients of a random weighting of them."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    outputs = function(*leaves)
+    outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    generator = torch.Generator().manual_seed(seed + 1)
+    weights = [torch.randn(x.shape, generator=generator).to(x) for x in outputs]
+    return [x.detach() for x in (*outputs, *torch.autograd.grad(outputs, leaves, weights))]

@@ -1,0 +1,94 @@
+"""The checks of ops that users run."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from basecap.errors import ConfigError
+from basecap.ops._dispatch import interpreted
+from basecap.testing import check_op as module
+from basecap.testing.check_all import _op_rows, failed
+from basecap.testing.check_op import OPS, check_op
+from basecap.testing.tolerance import assert_as_accurate, relative_error
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+
+
+#: Ops whose kernels run in the interpreter; it takes minutes for the selective scan's, which have tests of their own.
+INTERPRETED = [name for name, op in OPS.items() if op.kernels is not None and not op.cuda and name != "selective scan"]
+#: What an op returns, besides one gradient per input.
+OUTPUTS = {"delta rule": 2, "ssd": 2, "selective scan": 2, "wkv4": 2, "wkv6": 2, "wkv7": 2, "wkv7 bounded": 2}
+
+
+def is_complete(name: str, rows: list[dict]) -> bool:
+    """Whether every output and gradient was judged."""
+    inputs = OPS[name].inputs(lambda *shape: torch.zeros(shape))
+    labels = [*["o", "state"][: OUTPUTS.get(name, 1)], *(f"d{key}" for key in inputs)]
+    return [row["tensor"] for row in rows] == labels * 3
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_plain_pytorch_passes_here(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "unsupported", lambda x: "not tried")
+    rows = check_op(name, torch.device("cpu"))
+    assert is_complete(name, rows)
+    assert all(row["path"].startswith("plain PyTorch: ") for row in rows)
+    assert [row["result"] for row in rows] == ["passed"] * len(rows)
+
+
+@pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
+@pytest.mark.parametrize("name", INTERPRETED)
+def test_kernels_pass_here(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "T", 70)
+    monkeypatch.setattr(module, "DTYPES", (torch.float32,))
+    rows = check_op(name, torch.device("cpu"))
+    assert {row["path"] for row in rows} == {"kernels"}
+    assert [row["result"] for row in rows] == ["passed"] * len(rows)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_wrong_path_is_found(name: str, monkeypatch: pytest.MonkeyPatch):
+    """What runs is off by a thousandth, in plain PyTorch and as kernels."""
+    op = OPS[name]
+
+    def wrong(*tensors):
+        outputs = op.plain(*tensors)
+        return outputs * 1.001 if isinstance(outputs, torch.Tensor) else [x * 1.001 for x in outputs]
+
+    monkeypatch.setattr(module, "DTYPES", (torch.float32,))
+    monkeypatch.setattr(module, "unsupported", lambda x: None)
+    broken = {"plain": replace(op, plain=wrong, kernels=None), "kernels": replace(op, kernels=wrong, cuda=False)}
+    for path, entry in broken.items():
+        monkeypatch.setitem(OPS, name, entry)
+        rows = check_op(name, torch.device("cpu"))
+        assert all(row["path"].startswith(path) for row in rows)
+        assert [row["result"].split(" errs")[0] for row in rows] == [row["tensor"] for row in rows]
+
+
+def test_rows_for_people_say_what_ran():
+    rows = list(_op_rows("attention", torch.device("cpu")))
+    assert {row["result"] for row in rows} == {"passed, plain PyTorch: the op has no kernels of its own"}
+    assert failed(rows) == 0
+    assert failed([{**rows[0], "result": "o errs by 1 of its norm"}]) == 1
+
+
+def test_an_unknown_op_is_refused():
+    with pytest.raises(ConfigError, match="did you mean 'top1-element'"):
+        check_op("top1-elements", torch.device("cpu"))
+
+
+def test_tolerance_compares_with_plain_pytorch():
+    exact = torch.linspace(1, 2, 100, dtype=torch.float64)
+    plain = (exact * (1 + 1e-4)).float()
+    assert relative_error(plain, exact) == pytest.approx(1e-4, rel=1e-2)
+    assert_as_accurate("x", (exact * (1 + 1.9e-4)).float(), plain, exact)
+    with pytest.raises(AssertionError, match="x errs by"):
+        assert_as_accurate("x", (exact * (1 + 2.2e-4)).float(), plain, exact)
+    spike = plain.clone()
+    spike[3] += 1e-3
+    with pytest.raises(AssertionError, match="at its worst place"):
+        assert_as_accurate("x", spike, plain, exact)
+    spike[3] = float("nan")
+    with pytest.raises(AssertionError, match="not finite"):
+        assert_as_accurate("x", spike, plain, exact)
