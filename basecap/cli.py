@@ -147,7 +147,10 @@ def check(
     plugin: Plugins = [],
     as_json: AsJson = False,
 ) -> None:
-    """Prove every mixer and op against its reference: kernels on a GPU, else plain PyTorch. Exit code 1 when anything fails."""
+    """Prove every mixer and op against its reference on this machine: kernels on a GPU, else plain PyTorch.
+
+    Exit code 1 when anything fails.
+    """
     from basecap.environment import choose_device
     from basecap.testing.check_all import check_all, failed
 
