@@ -9,6 +9,8 @@ it is.
 import triton
 import triton.language as tl
 
+from basecap.ops.kernels_shared import exp2
+
 LN2 = tl.constexpr(0.6931471805599453)
 
 
@@ -112,7 +114,7 @@ def walk_fwd_kernel(
             b_W = tl.load(W + p_row)
             if BACK:
                 b_W = tl.flip(b_W, 0)
-            b_a = tl.exp2(b_A[None, :] * b_dt)
+            b_a = exp2(b_A[None, :] * b_dt, x.dtype.element_ty == tl.float32)
             if ids is not None:
                 b_a = tl.where(b_new[:, None], 0.0, b_a)
             b_own = b_u * b_W[:, None]
@@ -243,7 +245,7 @@ def scan_bwd_kernel(
         p_row = (i_b * N + n) * M * BT + o_t
         b_B = tl.load(B + p_row)
         b_C = tl.load(C + p_row)
-        b_a = tl.exp2(b_A[None, :] * b_dt)
+        b_a = exp2(b_A[None, :] * b_dt, x.dtype.element_ty == tl.float32)
         if ids is not None:
             b_a = tl.where(b_new[:, None], 0.0, b_a)
         b_own = b_u * b_B[:, None]

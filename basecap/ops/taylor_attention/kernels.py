@@ -7,7 +7,7 @@ Tensors are contiguous: [B, T, H, X], sums [B, H, M, K + 1, K + 1, V + 1].
 import triton
 import triton.language as tl
 
-from basecap.ops.kernels_product import add_product
+from basecap.ops.kernels_shared import add_product
 
 
 @triton.jit

@@ -7,7 +7,7 @@ where a chunk is cut into blocks of keys. They are merged by their logsumexp, in
 import triton
 import triton.language as tl
 
-from basecap.ops.kernels_product import add_product
+from basecap.ops.kernels_shared import add_product, exp2, log2
 
 
 @triton.jit
@@ -28,22 +28,6 @@ def find_work(p_grid, p_share, p_chunk, g, item, M, EXTRA):
     start = tl.load(p_grid + 3 * chunk, chunk >= 0, other=0)
     end = tl.load(p_grid + 3 * chunk + 1, chunk >= 0, other=0)
     return chunk, share, start, end
-
-
-@triton.jit
-def exp2(x, EXACT: tl.constexpr):
-    """2^x; EXACT: rounded once, where the hardware errs by two units in the last place, for equal x always alike."""
-    if EXACT:
-        return tl.exp2(x.to(tl.float64)).to(tl.float32)
-    return tl.exp2(x)
-
-
-@triton.jit
-def log2(x, EXACT: tl.constexpr):
-    """The logarithm of base 2; EXACT as in `exp2`."""
-    if EXACT:
-        return tl.log2(x.to(tl.float64)).to(tl.float32)
-    return tl.log2(x)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""A sum of products over tiles, for the Triton kernels of all operators."""
+"""What the Triton kernels of several operators share: arithmetic that float32 needs done with more care."""
 
 import triton
 import triton.language as tl
@@ -17,3 +17,19 @@ def add_product(total, a, b, PRECISION: tl.constexpr):
     else:
         out = tl.dot(a, b, total, input_precision=PRECISION)
     return out
+
+
+@triton.jit
+def exp2(x, EXACT: tl.constexpr):
+    """2^x; EXACT: rounded once, where the hardware errs by two units in the last place, for equal x always alike."""
+    if EXACT:
+        return tl.exp2(x.to(tl.float64)).to(tl.float32)
+    return tl.exp2(x)
+
+
+@triton.jit
+def log2(x, EXACT: tl.constexpr):
+    """The logarithm of base 2; EXACT as in `exp2`."""
+    if EXACT:
+        return tl.log2(x.to(tl.float64)).to(tl.float32)
+    return tl.log2(x)
