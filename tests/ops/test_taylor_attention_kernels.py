@@ -86,7 +86,7 @@ def test_operators(device: str):
 @pytest.mark.parametrize("option", ["segments", "state", "features"])
 def test_what_they_cannot_do_is_refused(option: str):
     q, k, v = inputs(8, 40 if option == "features" else 4, 8, "cpu")
-    segments = packed(2, [3], 8) if option == "segments" else None
-    state = torch.zeros(2, 2, 15, 9) if option == "state" else None
+    segments = packed(len(q), [3], 8) if option == "segments" else None
+    state = torch.zeros(len(q), 2, 15, 9) if option == "state" else None
     with pytest.raises(ConfigError, match="kernels of Taylor attention"):
         taylor_attention(q, k, v, segments=segments, state_BHFX=state, backend="triton")
