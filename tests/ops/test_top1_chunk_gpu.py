@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.ops import top1_chunk, top1_chunk_choice
+from basecap.ops.top1_chunk.grid import chunk_grid
 from basecap.testing.marks import requires_gpu
 
 
@@ -29,9 +30,10 @@ def outcome(inputs: list[Tensor], **options) -> list[Tensor]:
 
 
 @on_gpu
-def test_offsets_beyond_32_bits():
+@pytest.mark.parametrize("K", [64, 256])
+def test_offsets_beyond_32_bits(K):
     """The last of many packed sequences comes out as if it were alone."""
-    H, K, length = 4, 256, 4096
+    H, length = 4, 4096
     count = 2**31 // (H * K * length) + 2
     inputs = draw(count * length, H, K)
     assert inputs[0].numel() > 2**31
@@ -72,3 +74,47 @@ def test_one_compiled_graph_of_kernels():
     found = torch.autograd.grad(compiled(*leaves), leaves)
     for x, y in zip(found, torch.autograd.grad(loss(*leaves), leaves), strict=True):
         torch.testing.assert_close(x, y)
+
+
+def scores(q: Tensor, k: Tensor, start: Tensor, mode: str) -> Tensor:
+    """Return the scores in float64 of queries [n, K] for the chunk of 128 keys [N, K] that begins at `start` [n]."""
+    keys = k[start.long()[:, None] + torch.arange(128, device="cuda")].double()
+    products = torch.einsum("nk,nsk->ns", q.double(), keys)
+    return (products * q.shape[1] ** -0.5).logsumexp(1) if mode == "exact" else products.mean(1)
+
+
+@on_gpu
+@pytest.mark.parametrize("lengths", [[1], [100], [385], [5001], [1, 127, 128, 129, 640, 1500, 3, 257]], ids=str)
+@pytest.mark.parametrize("heads", [(2, 2), (6, 2)], ids=["own keys", "shared keys"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("K", [64, 128])
+@pytest.mark.parametrize("mode", ["exact", "approx"])
+def test_hopper_chooses_as_other_gpus_do(mode, K, dtype, heads, lengths, monkeypatch):
+    """Both kinds of kernels choose the same chunks, or such whose scores differ by rounding; some scores are large."""
+    launch = pytest.importorskip("basecap.ops.top1_chunk.launch")
+    (H, G), N = heads, sum(lengths)
+    generator = torch.Generator("cuda").manual_seed(N)
+    q, k = (torch.randn(N, count, K, generator=generator, device="cuda", dtype=dtype) for count in heads)
+    q, k = F.rms_norm(q, (K,)), F.rms_norm(k, (K,))
+    q[N // 3 : N // 3 + 20] *= 50
+    bounds = torch.tensor([0, *lengths], device="cuda").cumsum(0)
+    grid, own = chunk_grid(k[None], 128, None, bounds)
+    if not launch._streams(q, 128, mode == "exact", 1):
+        pytest.skip("needs a Hopper GPU")
+
+    def choose() -> Tensor:
+        return launch.choose(q, k, grid, own, 128, mode == "exact", K**-0.5, 1)[..., 0]
+
+    found = choose()
+    monkeypatch.setattr(launch, "_streams", lambda *_: False)
+    expected = choose()
+    first = grid[own.long(), 2][:, None].expand(N, H)
+    assert torch.equal(found >= 0, own[:, None] > first)
+    assert ((found == -1) | (first <= found) & (found < own[:, None])).all()
+    t, h = (found != expected).nonzero(as_tuple=True)
+    assert t.numel() <= 0.01 * found.numel()
+    for g in range(G):
+        at = h // (H // G) == g
+        rows = q[t[at], h[at]]
+        found_g, expected_g = (scores(rows, k[:, g], grid[c[t[at], h[at]].long(), 0], mode) for c in (found, expected))
+        torch.testing.assert_close(found_g, expected_g, atol=1e-5, rtol=1e-5)

@@ -67,6 +67,22 @@ def _stages(stages: int, x: Tensor, rows: int, chunk: int) -> int:
     return min(stages, max(1, (SHARED - rows * row) // (chunk * row)))
 
 
+def _streams(q: Tensor, chunk: int, exact: bool, remote: int) -> bool:
+    """Return whether `kernels_hopper` makes this choice; what it does not, the kernels of `kernels_choose` make."""
+    return (
+        remote == 1
+        and exact
+        and chunk == 128
+        and q.shape[-1] in (64, 128)
+        and q.element_size() == 2
+        and q.is_cuda
+        and not interpreted()
+        and torch.cuda.get_device_capability(q.device)[0] == 9
+        # Its dialect is an experiment of Triton's and may change with any version.
+        and triton.__version__.startswith(("3.6.", "3.7."))
+    )
+
+
 def choose(
     q: Tensor,
     k: Tensor,
@@ -97,7 +113,12 @@ def choose(
     launch["num_stages"] = _stages(tile.stages, q, tile.rows, chunk)
     # The interpreter knows no assembly.
     assembly = "" if interpreted() else kernels_choose.exp2_assembly(POLYNOMIALS)
-    for bounded in (True, False):
+    streams = _streams(q, chunk, exact, remote)
+    if streams:
+        from basecap.ops.top1_chunk import kernels_hopper
+
+        kernels_hopper.choose_exact(q, k, grid, own, norm, choice, chunk, scale * LOG2E)
+    for bounded in (False,) if streams else (True, False):
         kernels_choose.choose_exact_kernel[programs](
             q, k, grid, own, norm, choice, *q.stride()[:2], *k.stride()[:2], N, scale * LOG2E,
             **shape, C=chunk, BQ=tile.rows, BN=columns, BOUNDED=bounded, ASSEMBLY=assembly, **launch,
