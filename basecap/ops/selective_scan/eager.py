@@ -18,7 +18,7 @@ CHUNK = 128
 #: exp(x) = exp2(x log2(e)), whose CPU kernel is several times faster.
 LOG2_E = math.log2(math.e)
 #: Positions for which decays and states exist at a time.
-SPAN = 4
+SPAN = 8
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ def _prepare(x: Tensor, dt: Tensor, A_DN: Tensor, B: Tensor, C: Tensor, segments
 
 def _states(decay: Tensor, added: Tensor, state: Tensor) -> Tensor:
     """Turn added_c into h_c = decay_c h_{c-1} + added_c, given the state before; return a copy of the last."""
-    for c in range(len(added)):
-        state = added[c].addcmul_(decay[c], state)
+    for decay_c, added_c in zip(decay.unbind(), added.unbind(), strict=True):
+        state = added_c.addcmul_(decay_c, state)
     return state.clone()
 
 
@@ -98,8 +98,8 @@ def _cotangents(decay: Tensor, added: Tensor, later: Tensor) -> Tensor:
 
     `later` is the term after the last one.
     """
-    for c in reversed(range(len(added))):
-        later = decay[c].mul_(added[c].add_(later))
+    for decay_c, added_c in zip(reversed(decay.unbind()), reversed(added.unbind()), strict=True):
+        later = decay_c.mul_(added_c.add_(later))
     return later.clone()
 
 
