@@ -71,8 +71,7 @@ def _streams(q: Tensor, chunk: int, exact: bool, remote: int) -> bool:
     """Return whether `kernels_hopper` makes this choice; what it does not, the kernels of `kernels_choose` make."""
     return (
         remote == 1
-        and exact
-        and chunk == 128
+        and (chunk == 128 or not exact)
         and q.shape[-1] in (64, 128)
         and q.element_size() == 2
         and q.is_cuda
@@ -103,6 +102,12 @@ def choose(
     tile = _tile(EXACT if exact else APPROX, q)
     launch = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers}
     programs = (triton.cdiv(N, tile.rows), H)
+    streams = _streams(q, chunk, exact, remote)
+    if streams:
+        from basecap.ops.top1_chunk import kernels_hopper
+    if streams and not exact:
+        kernels_hopper.choose_approx(q, means, low, grid, own, choice)
+        return choice
     if not exact:
         kernels_choose.choose_approx_kernel[programs](
             q, means, low, grid, own, choice, *q.stride()[:2], N, M,
@@ -113,10 +118,7 @@ def choose(
     launch["num_stages"] = _stages(tile.stages, q, tile.rows, chunk)
     # The interpreter knows no assembly.
     assembly = "" if interpreted() else kernels_choose.exp2_assembly(POLYNOMIALS)
-    streams = _streams(q, chunk, exact, remote)
     if streams:
-        from basecap.ops.top1_chunk import kernels_hopper
-
         kernels_hopper.choose_exact(q, k, grid, own, norm, choice, chunk, scale * LOG2E)
     for bounded in (False,) if streams else (True, False):
         kernels_choose.choose_exact_kernel[programs](
