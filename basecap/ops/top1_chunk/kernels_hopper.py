@@ -11,6 +11,7 @@ them, of two warpgroups each, share a multiprocessor: one begins while the other
 import torch
 import triton
 import triton.experimental.gluon
+import triton.language as tl
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -184,6 +185,8 @@ def exact_kernel(
     bounded_2 = gl.sqrt(largest_norm(s_q.index(2), BQ, K) * norm) * scale2 < bound
     # Nobody is to wait for keys that nobody reads.
     high = gl.where(bounded_0 | bounded_1 | bounded_2, high, low)
+    # Triton 3.6 hands arguments over where the largest norm was reduced, without waiting until all warps have read it.
+    tl.debug_barrier()
     gl.warp_specialize(
         [
             (

@@ -104,6 +104,7 @@ def choose(
     programs = (triton.cdiv(N, tile.rows), H)
     streams = _streams(q, chunk, exact, remote)
     if streams:
+        # Other versions of Triton may be unable to import it.
         from basecap.ops.top1_chunk import kernels_hopper
     if streams and not exact:
         kernels_hopper.choose_approx(q, means, low, grid, own, choice)
