@@ -97,8 +97,8 @@ def _edges(total_BMCH: Tensor, ids_BMC: Tensor | None, wide: torch.dtype) -> tup
 class _Weights(torch.autograd.Function):
     """weights[t, s] = (q_t . k_s) exp(total_t - total_s) for s <= t in the same segment, else 0.
 
-    A backward pass of its own: autograd's writes [B, M, H, C, C] numbers four times more, half of them in float64, and
-    leaves the keys' gradient transposed.
+    A backward pass of its own: autograd's writes twice as many tensors [B, M, H, C, C] and leaves the keys' gradient
+    transposed.
     """
 
     @staticmethod
