@@ -98,14 +98,14 @@ def test_hopper_chooses_as_other_gpus_do(mode, K, dtype, heads, lengths, monkeyp
     q[N // 3 : N // 3 + 20] *= 50
     bounds = torch.tensor([0, *lengths], device="cuda").cumsum(0)
     grid, own = chunk_grid(k[None], 128, None, bounds)
-    if not launch._streams(q, 128, mode == "exact", 1):
+    if not launch._gluon(q):
         pytest.skip("needs a Hopper GPU")
 
     def choose() -> Tensor:
         return launch.choose(q, k, grid, own, 128, mode == "exact", K**-0.5, 1)[..., 0]
 
     found = choose()
-    monkeypatch.setattr(launch, "_streams", lambda *_: False)
+    monkeypatch.setattr(launch, "_gluon", lambda _: False)
     expected = choose()
     first = grid[own.long(), 2][:, None].expand(N, H)
     assert torch.equal(found >= 0, own[:, None] > first)
@@ -117,3 +117,35 @@ def test_hopper_chooses_as_other_gpus_do(mode, K, dtype, heads, lengths, monkeyp
         rows = q[t[at], h[at]]
         found_g, expected_g = (scores(rows, k[:, g], grid[c[t[at], h[at]].long(), 0], mode) for c in (found, expected))
         torch.testing.assert_close(found_g, expected_g, atol=1e-5, rtol=1e-5)
+
+
+@on_gpu
+@pytest.mark.parametrize("lengths", [[1], [385], [5001], [1, 127, 128, 129, 640, 1500, 3, 257]], ids=str)
+@pytest.mark.parametrize(("dtype", "heads"), [(torch.bfloat16, (6, 2)), (torch.float16, (2, 2))], ids=str)
+@pytest.mark.parametrize("remote", [1, 2])
+@pytest.mark.parametrize("K", [64, 128])
+def test_hopper_goes_back_as_other_gpus_do(K, remote, dtype, heads, lengths, monkeypatch):
+    """Both kinds of kernels have the same gradients, of queries within a wider tensor too; one chunk is popular."""
+    launch = pytest.importorskip("basecap.ops.top1_chunk.launch")
+    (H, G), N = heads, sum(lengths)
+    generator = torch.Generator("cuda").manual_seed(N)
+    q, k, v, do = (torch.randn(N, n, K + 8, generator=generator, device="cuda", dtype=dtype) for n in (H, G, G, H))
+    q, k, v, do = q[..., 8:], *(x[..., :K].contiguous() for x in (k, v, do))
+    bounds = torch.tensor([0, *lengths], device="cuda").cumsum(0)
+    grid, own = chunk_grid(k[None], 128, None, bounds)
+    if not launch._gluon(q):
+        pytest.skip("needs a Hopper GPU")
+    choice = launch.choose(q, k, grid, own, 128, False, K**-0.5, remote)
+    popular = grid[own.long(), 2][:, None].expand(N, H)
+    choice[..., 0] = torch.where((choice[..., 0] >= 0) & (choice[..., -1] != popular), popular, choice[..., 0])
+    o, lse, index = launch.attend(q, k, v, choice, grid, own, 128, K**-0.5)
+
+    def back() -> tuple[Tensor, ...]:
+        return launch.attend_backward(do, (q, k, v, o, lse, index, choice, grid, own), 128, K**-0.5)
+
+    found, again = back(), back()
+    monkeypatch.setattr(launch, "_gluon", lambda _: False)
+    for x, y, expected in zip(found, again, back(), strict=True):
+        assert torch.equal(x, y)
+        # Both round ds and the sums once to this dtype.
+        assert (x - expected).norm() <= torch.finfo(dtype).eps * expected.norm()

@@ -84,9 +84,11 @@ def attend_fwd_kernel(
 ):
     """Write the partial outputs and logsumexps of all queries that attend a block of keys."""
     P: tl.constexpr = C // BN
-    item = tl.program_id(0) // P
-    sub = tl.program_id(0) % P
-    g = tl.program_id(1).to(INDEX)
+    G: tl.constexpr = H // GROUP
+    # Heads come first: what they read lies side by side.
+    item = tl.program_id(0) // (P * G)
+    sub = tl.program_id(0) // G % P
+    g = (tl.program_id(0) % G).to(INDEX)
     chunk, share, start, end = find_work(p_grid, p_share, p_chunk, g, item, M, EXTRA)
     if start == end:
         return
@@ -265,9 +267,9 @@ def attend_bwd_kernel(
     """
     P: tl.constexpr = C // BN
     H: tl.constexpr = G * GROUP
-    item = FIRST + tl.program_id(0) // P
-    sub = tl.program_id(0) % P
-    g = tl.program_id(1).to(INDEX)
+    item = FIRST + tl.program_id(0) // (P * G)
+    sub = tl.program_id(0) // G % P
+    g = (tl.program_id(0) % G).to(INDEX)
     chunk, share, start, end = find_work(p_grid, p_share, p_chunk, g, item, M, EXTRA)
     if start == end:
         return

@@ -8,19 +8,22 @@ import triton.language as tl
 POWERS = ("0f3C1CCBDA", "0f3D650A2B", "0f3E76036E", "0f3F31706E", "0f3F7FFFF4")
 
 
-def exp2_assembly(polynomials: int) -> str:
-    """Return assembly that makes $0..$3 = 2^($4..$7 times $8..$11), the last `polynomials` of the four by polynomial.
+def exp2_assembly(polynomials: int, pack: int = 4) -> str:
+    """Return assembly that makes `pack` powers 2^(x scale), the last `polynomials` of them by polynomial.
 
-    The special-function unit makes 16 exponentials a cycle and is what the exact choice waits for, while the
-    multiply-add units, with 128 operations a cycle, have room. Arguments must be below 100 in size.
+    Operands are the powers, then as many x and as many scales. The special-function unit makes 16 exponentials a cycle
+    and is what the exact choice waits for, while the multiply-add units, with 128 operations a cycle, have room.
+    Arguments must be below 100 in size.
     """
     lines = ["{", ".reg .f32 t, r, f, p;", ".reg .b32 i, j;"]
-    for n in range(4 - polynomials):
-        lines += [f"mul.f32 ${n}, ${n + 4}, ${n + 8};", f"ex2.approx.ftz.f32 ${n}, ${n};"]
-    for n in range(4 - polynomials, 4):
+    for n in range(pack):
+        x, scale = f"${n + pack}", f"${n + 2 * pack}"
+        if n < pack - polynomials:
+            lines += [f"mul.f32 ${n}, {x}, {scale};", f"ex2.approx.ftz.f32 ${n}, ${n};"]
+            continue
         # Adding 1.5 * 2^23 rounds to an integer, which then stands in the lowest bits.
-        lines += [f"fma.rn.f32 t, ${n + 4}, ${n + 8}, 0f4B400000;", "sub.f32 r, 0f4B400000, t;"]
-        lines += [f"fma.rn.f32 f, ${n + 4}, ${n + 8}, r;", f"fma.rn.f32 p, f, {POWERS[0]}, {POWERS[1]};"]
+        lines += [f"fma.rn.f32 t, {x}, {scale}, 0f4B400000;", "sub.f32 r, 0f4B400000, t;"]
+        lines += [f"fma.rn.f32 f, {x}, {scale}, r;", f"fma.rn.f32 p, f, {POWERS[0]}, {POWERS[1]};"]
         lines += [f"fma.rn.f32 p, p, f, {power};" for power in POWERS[2:]]
         lines += ["mov.b32 i, t;", "shl.b32 i, i, 23;", "mov.b32 j, p;", "add.s32 j, j, i;", f"mov.b32 ${n}, j;"]
     return "\n".join([*lines, "}"])
@@ -48,6 +51,7 @@ def summarise_kernel(
     stride_t,
     stride_g,
     M,
+    G: tl.constexpr,
     K: tl.constexpr,
     BK: tl.constexpr,
     C: tl.constexpr,
@@ -59,8 +63,9 @@ def summarise_kernel(
 
     SPLIT writes the mean as the sum of two numbers of the keys' dtype, so that it keeps twice their precision.
     """
-    m = tl.program_id(0)
-    g = tl.program_id(1).to(tl.int64)
+    # Heads come first: what they read lies side by side.
+    m = tl.program_id(0) // G
+    g = (tl.program_id(0) % G).to(tl.int64)
     start = tl.load(p_grid + 3 * m)
     end = tl.load(p_grid + 3 * m + 1)
     o_k = tl.arange(0, BK)

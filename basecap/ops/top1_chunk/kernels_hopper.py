@@ -23,13 +23,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from basecap.ops.top1_chunk.kernels_choose import exp2_assembly
+
 #: Queries of a warpgroup, and chunks of a tile of means.
 ROWS = 128
 MEANS = 64
 
 #: Stages of the ring for each head size: what shared memory has room for.
 EXACT_STAGES = {64: 4, 128: 3}
-APPROX_STAGES = {64: 8, 128: 3}
+APPROX_STAGES = {64: 4, 128: 3}
+
+#: Heads of this size or less wait for their exponentials, of which they make one of eight by polynomial.
+POLYNOMIAL_HEADS = 64
+
+#: The operands of `kernels_choose.exp2_assembly` for eight numbers.
+EIGHT: gl.constexpr = gl.constexpr(",".join(["=&f"] * 8 + ["f"] * 16))
 
 #: Scores up to this size (base 2) are bounded. `kernels_choose` takes all from 60 on: rounding leaves nobody out.
 BOUND = 60.01
@@ -54,6 +62,18 @@ def largest_norm(s_q, BQ: gl.constexpr, K: gl.constexpr):
 
 
 @triton.experimental.gluon.jit
+def powers(s, scale2, ASSEMBLY: gl.constexpr):
+    """Return 2^(s * scale2), by the special-function units alone if there is no ASSEMBLY."""
+    if ASSEMBLY == "":
+        out = gl.exp2(s * scale2)
+    else:
+        out = gl.inline_asm_elementwise(
+            ASSEMBLY, EIGHT, [s, scale2], dtype=gl.float32, is_pure=True, pack=8
+        )  # fmt: skip
+    return out
+
+
+@triton.experimental.gluon.jit
 def exact_queries(
     p_own,
     p_grid,
@@ -63,6 +83,7 @@ def exact_queries(
     ready,
     full,
     empty,
+    turn,
     row,
     low,
     high,
@@ -74,8 +95,16 @@ def exact_queries(
     BQ: gl.constexpr,
     C: gl.constexpr,
     S: gl.constexpr,
+    ASSEMBLY: gl.constexpr,
+    PART: gl.constexpr,
 ):
-    """Choose for the BQ queries from `row` on, unless their masses are not `bounded`; empty the ring in any case."""
+    """Choose for the BQ queries from `row` on, unless their masses are not `bounded`; empty the ring in any case.
+
+    With ASSEMBLY for the exponentials, which small heads wait for, the warpgroups' products take turns: so two of them
+    are always at their exponentials.
+    """
+    FIRST: gl.constexpr = 1 if PART == 0 else 0
+    NEXT: gl.constexpr = (PART + 1) % 3
     tile: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, C, 16])
     rows: gl.constexpr = gl.SliceLayout(1, tile)
     o_t = row + gl.arange(0, BQ, layout=rows)
@@ -91,18 +120,25 @@ def exact_queries(
     if bounded:
         for c in range(low, high):
             mbarrier.wait(full.index(stage), phase)
+            if ASSEMBLY != "":
+                mbarrier.wait(turn.index(PART), (c - low + FIRST) & 1)
             s = warpgroup_mma(s_q, s_k.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
             s = warpgroup_mma_wait(0, deps=[s])
+            if ASSEMBLY != "":
+                mbarrier.arrive(turn.index(NEXT))
             mbarrier.arrive(empty.index(stage))
-            score = gl.sum(gl.exp2(s * scale2), 1)
+            score = gl.sum(powers(s, scale2, ASSEMBLY), 1)
             better = (score > best) & (first <= c) & (c < own)
             best = gl.where(better, score, best)
             index = gl.where(better, c, index)
             stage, phase = next_stage(stage, phase, S)
         gl.store(p_choice + o_t.to(gl.int64) * H + h, index, m_t)
     else:
-        for _ in range(low, high):
+        for c in range(low, high):
             mbarrier.wait(full.index(stage), phase)
+            if ASSEMBLY != "":
+                mbarrier.wait(turn.index(PART), (c - low + FIRST) & 1)
+                mbarrier.arrive(turn.index(NEXT))
             mbarrier.arrive(empty.index(stage))
             stage, phase = next_stage(stage, phase, S)
 
@@ -152,6 +188,7 @@ def exact_kernel(
     C: gl.constexpr,
     BQ: gl.constexpr,
     S: gl.constexpr,
+    ASSEMBLY: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
     """Choose by attention mass, as `kernels_choose.choose_exact_kernel` does where it is BOUNDED.
@@ -170,10 +207,13 @@ def exact_kernel(
     ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())
+    turn = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
     mbarrier.init(ready, count=1)
     for i in gl.static_range(S):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=3)
+    for i in gl.static_range(3):
+        mbarrier.init(turn.index(i), count=1)
     fence_async_shared()
     mbarrier.expect(ready, 3 * BQ * K * 2)
     for w in gl.static_range(3):
@@ -191,18 +231,18 @@ def exact_kernel(
         [
             (
                 exact_queries,
-                (p_own, p_grid, p_choice, s_q.index(0), s_k, ready, full, empty, row, low, high, h, N, scale2,
-                 bounded_0, H, BQ, C, S),
+                (p_own, p_grid, p_choice, s_q.index(0), s_k, ready, full, empty, turn, row, low, high, h, N,
+                 scale2, bounded_0, H, BQ, C, S, ASSEMBLY, 0),
             ),
             (
                 exact_queries,
-                (p_own, p_grid, p_choice, s_q.index(1), s_k, ready, full, empty, row + BQ, low, high, h, N, scale2,
-                 bounded_1, H, BQ, C, S),
+                (p_own, p_grid, p_choice, s_q.index(1), s_k, ready, full, empty, turn, row + BQ, low, high, h, N,
+                 scale2, bounded_1, H, BQ, C, S, ASSEMBLY, 1),
             ),
             (
                 exact_queries,
-                (p_own, p_grid, p_choice, s_q.index(2), s_k, ready, full, empty, row + 2 * BQ, low, high, h, N, scale2,
-                 bounded_2, H, BQ, C, S),
+                (p_own, p_grid, p_choice, s_q.index(2), s_k, ready, full, empty, turn, row + 2 * BQ, low, high, h, N,
+                 scale2, bounded_2, H, BQ, C, S, ASSEMBLY, 2),
             ),
             (exact_keys, (p_grid, d_k, s_k, full, empty, low, high, g, K, C, S)),
         ],
@@ -409,9 +449,10 @@ def choose_exact(
     """
     q, k = _rows(q), _rows(k)
     N, H, K = q.shape
+    assembly = exp2_assembly(1, 8) if K <= POLYNOMIAL_HEADS else ""
     exact_kernel[triton.cdiv(N, 3 * ROWS), H](
         _descriptor(q, ROWS), _descriptor(k, chunk), grid, own, norm, choice, N, scale2, BOUND,
-        H=H, GROUP=H // k.shape[1], K=K, C=chunk, BQ=ROWS, S=EXACT_STAGES[K], REGISTERS=160,
+        H=H, GROUP=H // k.shape[1], K=K, C=chunk, BQ=ROWS, S=EXACT_STAGES[K], ASSEMBLY=assembly, REGISTERS=160,
         num_warps=4, maxnreg=128,
     )  # fmt: skip
 

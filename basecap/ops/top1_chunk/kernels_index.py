@@ -32,11 +32,15 @@ def count_kernel(
     block = tl.program_id(0)
     g = tl.program_id(1)
     p_count += (g * tl.num_programs(0) + block).to(tl.int64) * M
+    i = block * BLOCK + tl.arange(0, BT)
     o = tl.arange(0, BT)
-    for at in range(0, BLOCK, BT):
-        i = block * BLOCK + at + o
+    following = tl.load(p_choice + pair_of(i, g, H, GROUP, REMOTE), i < pairs, other=-1)
+    for _ in range(0, BLOCK, BT):
         pair = pair_of(i, g, H, GROUP, REMOTE)
-        c = tl.load(p_choice + pair, i < pairs, other=-1)
+        i += BT
+        c = following
+        # The next tile's choices come while this one's are counted.
+        following = tl.load(p_choice + pair_of(i, g, H, GROUP, REMOTE), i < pairs, other=-1)
         real = c >= 0
         before = tl.load(p_count + c, real, other=0, volatile=True)
         equal = (c[:, None] == c[None, :]).to(tl.int32)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -67,17 +68,15 @@ def _stages(stages: int, x: Tensor, rows: int, chunk: int) -> int:
     return min(stages, max(1, (SHARED - rows * row) // (chunk * row)))
 
 
-def _streams(q: Tensor, chunk: int, exact: bool, remote: int) -> bool:
-    """Return whether `kernels_hopper` makes this choice; what it does not, the kernels of `kernels_choose` make."""
+def _gluon(q: Tensor) -> bool:
+    """Return whether there are kernels in Gluon, Triton's lower dialect, for these queries [N, H, K]: on Hopper."""
     return (
-        remote == 1
-        and (chunk == 128 or not exact)
-        and q.shape[-1] in (64, 128)
+        q.shape[-1] in (64, 128)
         and q.element_size() == 2
         and q.is_cuda
         and not interpreted()
         and torch.cuda.get_device_capability(q.device)[0] == 9
-        # Its dialect is an experiment of Triton's and may change with any version.
+        # The dialect is an experiment of Triton's: other versions may not even import it.
         and triton.__version__.startswith(("3.6.", "3.7."))
     )
 
@@ -102,9 +101,8 @@ def choose(
     tile = _tile(EXACT if exact else APPROX, q)
     launch = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers}
     programs = (triton.cdiv(N, tile.rows), H)
-    streams = _streams(q, chunk, exact, remote)
+    streams = remote == 1 and (chunk == 128 or not exact) and _gluon(q)
     if streams:
-        # Other versions of Triton may be unable to import it.
         from basecap.ops.top1_chunk import kernels_hopper
     if streams and not exact:
         kernels_hopper.choose_approx(q, means, low, grid, own, choice)
@@ -137,9 +135,9 @@ def _summarise(k: Tensor, grid: Tensor, chunk: int, exact: bool) -> tuple[Tensor
     means = k.new_empty(G, M, K) if not exact else k
     low = k.new_empty(G, M, K) if split else None
     norm = torch.zeros(G, dtype=torch.float32, device=k.device)
-    kernels_choose.summarise_kernel[M, G](
+    kernels_choose.summarise_kernel[(M * G,)](
         k, grid, means, low, norm, *k.stride()[:2], M,
-        K=K, BK=_width(K), C=chunk, BN=min(chunk, 8192 // _width(K)), MEAN=not exact, SPLIT=split,
+        G=G, K=K, BK=_width(K), C=chunk, BN=min(chunk, 8192 // _width(K)), MEAN=not exact, SPLIT=split,
     )  # fmt: skip
     return means, low, norm
 
@@ -240,7 +238,7 @@ def attend(
     index = invert(choice, M, G, shape["SHARE"])
     part = q.new_empty((1 + remote) * blocks, N, H, K)
     part_lse = torch.empty((1 + remote) * blocks, N, H, dtype=torch.float32, device=q.device)
-    kernels_attend.attend_fwd_kernel[(M + index.extra) * blocks, G](
+    kernels_attend.attend_fwd_kernel[((M + index.extra) * blocks * G,)](
         q, k, v, part, part_lse, grid, *index.parts,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], N, M, max(1, index.extra), scale * LOG2E,
         H=H, INDEX=_index(part, q, k, v), **shape,
@@ -270,9 +268,16 @@ def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: floa
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     size = 2 * shape["BN"] * shape["BK"]
     scratch = torch.empty(G, max(1, lists.extra), blocks, size, dtype=torch.float32, device=q.device)
+    kernel: Any = kernels_attend.attend_bwd_kernel
+    if chunk == 128 and _gluon(q):
+        from basecap.ops.top1_chunk import kernels_hopper_backward as hopper
+
+        q, k, v, do = (hopper.aligned(x) for x in (q, k, v, do))
+        kernel = hopper.attend_bwd_kernel
+        shape = {key: shape[key] for key in ("GROUP", "REMOTE", "SHARE", "K", "C")} | hopper.options(K)
     for first, items in ((M, lists.extra), (0, M)):
         if items:
-            kernels_attend.attend_bwd_kernel[items * blocks, G](
+            kernel[(items * blocks * G,)](
                 q, k, v, do, lse, delta, part, dk, dv, scratch, grid, *lists.parts,
                 *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], N, M, max(1, lists.extra), scale, first,
                 G=G, INDEX=_index(part, q, k, v), **shape,
