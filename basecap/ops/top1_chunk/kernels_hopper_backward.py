@@ -21,8 +21,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 #: Queries of a tile and keys of a warpgroup, which a product takes at least.
 ROWS = 64
 
-#: Stages of the ring: what shared memory has room for at K = 128.
-STAGES = 3
+#: Stages of the ring for each head size.
+STAGES = {64: 4, 128: 2}
 
 #: For each head size the registers a thread of the key warpgroups has, of the query warpgroup, of the fetching one.
 REGISTERS = {64: (176, 96, 64), 128: (208, 64, 32)}
@@ -490,4 +490,4 @@ def options(K: int) -> dict[str, int]:
     """Return the kernel's tile, stages, registers and warps for heads of size K, 64 or 128."""
     keys, queries, fetching = REGISTERS[K]
     registers = {"R_KEYS": keys, "R_QUERIES": queries, "R_FETCH": fetching}
-    return {"BM": ROWS, "S": STAGES, "num_warps": 4, "maxnreg": 128} | registers
+    return {"BM": ROWS, "S": STAGES[K], "num_warps": 4, "maxnreg": 128} | registers

@@ -104,7 +104,7 @@ def choose(
     streams = remote == 1 and (chunk == 128 or not exact) and _gluon(q)
     if streams:
         from basecap.ops.top1_chunk import kernels_hopper
-    if streams and not exact:
+    if streams and low is not None:
         kernels_hopper.choose_approx(q, means, low, grid, own, choice)
         return choice
     if not exact:
@@ -137,7 +137,7 @@ def _summarise(k: Tensor, grid: Tensor, chunk: int, exact: bool) -> tuple[Tensor
     norm = torch.zeros(G, dtype=torch.float32, device=k.device)
     kernels_choose.summarise_kernel[(M * G,)](
         k, grid, means, low, norm, *k.stride()[:2], M,
-        G=G, K=K, BK=_width(K), C=chunk, BN=min(chunk, 8192 // _width(K)), MEAN=not exact, SPLIT=split,
+        G=G, K=K, BK=_width(K), C=chunk, BN=min(chunk, 16384 // _width(K)), MEAN=not exact, SPLIT=split,
     )  # fmt: skip
     return means, low, norm
 
@@ -192,7 +192,7 @@ def invert(choice: Tensor, M: int, groups: int, size: int) -> Index:
     total = choice.new_empty(groups, M)
     offset, lists, share, chunk = index.parts
     shape = {"H": H, "GROUP": H // groups, "REMOTE": remote, "BLOCK": block}
-    kernels_index.count_kernel[blocks, groups](choice, count, rank, pairs, M, **shape, BT=64, num_stages=1)
+    kernels_index.count_kernel[blocks, groups](choice, count, rank, pairs, M, **shape, BT=32, num_warps=1)
     kernels_index.scan_kernel[triton.cdiv(M, 64), groups](count, total, blocks, M, BC=64, BB=32)
     kernels_index.offset_kernel[(groups,)](
         total, offset, share, chunk, M, SHARE=size, EXTRA=max(1, index.extra), BC=1024
