@@ -165,6 +165,7 @@ def check(
 @bench_app.command("ops", epilog="Example: basecap bench ops --json kernels.json")
 def bench_ops(
     length: Annotated[int, typer.Option(min=256, help="tokens of the training figures")] = 102_400,
+    peer: Annotated[bool, typer.Option("--peer", help="also flash-linear-attention's mixture of blocks")] = False,
     device: Device = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -172,7 +173,7 @@ def bench_ops(
     from basecap.bench.ops import run as bench
     from basecap.environment import choose_device
 
-    found = bench(device=choose_device(device), length=length, keep=partial(_store, path=json_file))
+    found = bench(device=choose_device(device), length=length, peer=peer, keep=partial(_store, path=json_file))
     for name, rows in found.items():
         if isinstance(rows, list):
             _table(name, rows, as_json=False)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from basecap.bench import peers
 from basecap.environment import describe
 from basecap.errors import ConfigError
 from basecap.ops.top1_chunk import top1_chunk, top1_chunk_cache, top1_chunk_fill, top1_chunk_step
@@ -31,6 +32,7 @@ def run(
     device: torch.device,
     length: int = 102_400,
     repeats: int = 10,
+    peer: bool = False,
     keep: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
     """Time training and decoding of Top-1 chunk selection and its rivals, in bfloat16, batch 1 (decoding: 64).
@@ -43,6 +45,7 @@ def run(
         device: a CUDA device.
         length: tokens of the training figures; decoding has half as many in its cache.
         repeats: runs timed.
+        peer: whether to add the table peers, flash-linear-attention's mixture of block attention.
         keep: called after each table with all that is found so far.
 
     Returns:
@@ -50,17 +53,20 @@ def run(
         is False when the run was interrupted.
 
     Raises:
-        ConfigError: a device without CUDA.
+        ConfigError: a device without CUDA; peers without flash-linear-attention.
     """
+    if peer:
+        peers.require()
     if device.type != "cuda":
         raise ConfigError(f"the kernels are timed on a CUDA device, not on {device.type}; give --device cuda.")
     setting = {"length": length, "repeats": repeats, "chunk": CHUNK, "window": WINDOW, "dtype": "bfloat16", "batch": 1}
     found: dict[str, Any] = {"environment": describe(device), "setting": setting, "complete": False}
-    found |= {name: [] for name in TABLES}
+    tables = TABLES | ({"peers": _peers} if peer else {})
+    found |= {name: [] for name in tables}
     try:
-        with progress("bench ops", total=len(TABLES) * len(SHAPES), unit="tables") as advance:
+        with progress("bench ops", total=len(tables) * len(SHAPES), unit="tables") as advance:
             for heads, width in SHAPES:
-                for name, measure in TABLES.items():
+                for name, measure in tables.items():
                     rows = measure(heads, width, length, repeats, device)
                     found[name] += [{"heads": heads, "head_dim": width, **row} for row in rows]
                     torch.cuda.empty_cache()
@@ -167,7 +173,7 @@ def _refusal(run: Callable[[], object]) -> str | None:
     """Return why a rival cannot run here, or None."""
     try:
         run()
-    except RuntimeError as error:
+    except (ImportError, RuntimeError) as error:
         return str(error).splitlines()[0]
     return None
 
@@ -283,6 +289,28 @@ def _crossover(heads: int, width: int, length: int, repeats: int, device: torch.
                 times = max(1, min(10, 65_536 // tokens))
                 row[f"{name} ms"] = _median(_graph(partial(_step, attention, q, k, v, do), times), repeats) / times
         rows.append(row)
+    return rows
+
+
+def _peers(heads: int, width: int, length: int, repeats: int, device: torch.device) -> list[dict[str, Any]]:
+    """Time training of mixture of block attention with one remote chunk, which approx mode is too.
+
+    Both are launched from Python: the peer reads sizes back from the device, which a CUDA graph cannot hold.
+    """
+    q, k, v, do = _inputs(1, length, heads, width, device)
+    for x in (q, k, v):
+        x.requires_grad_()
+    contenders = {
+        "top1-chunk approx": partial(top1_chunk, chunk=CHUNK, mode="approx", backend="triton"),
+        "flash-linear-attention moba": peers.moba(length, CHUNK, device),
+    }
+    rows: list[dict[str, Any]] = []
+    for name, attention in contenders.items():
+        step = partial(_step, attention, q, k, v, do)
+        reason = _refusal(step)
+        rows.append(
+            {"op": name, **({"cannot run": reason} if reason else {"launched from Python ms": _median(step, repeats)})}
+        )
     return rows
 
 

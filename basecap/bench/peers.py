@@ -1,11 +1,12 @@
-"""Whole models of flash-linear-attention, built as its users build them, to be timed beside our own."""
+"""Models and attention of flash-linear-attention, as its users build them, to be timed beside our own."""
 
 import importlib
 import importlib.util
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from basecap.errors import ConfigError
 
@@ -43,3 +44,10 @@ def build(peer: Peer, *, hidden: int, vocab: int) -> nn.Module:
     config = getattr(models, f"{peer.stem}Config")
     options = {"hidden_size": hidden, "vocab_size": vocab, "num_hidden_layers": peer.blocks, **peer.heads(hidden)}
     return getattr(models, f"{peer.stem}ForCausalLM")(config(**options))
+
+
+def moba(length: int, chunk: int, device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return its mixture of block attention of q, k, v [1, length, H, K] with the own chunk and one more."""
+    attend: Any = importlib.import_module("fla.ops.moba").parallel_moba
+    bounds = torch.tensor([0, length], dtype=torch.int32, device=device)
+    return lambda q, k, v: attend(q, k, v, bounds, length, chunk, 2)

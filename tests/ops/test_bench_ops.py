@@ -48,3 +48,13 @@ def test_what_was_measured_before_an_interruption_is_kept(monkeypatch: pytest.Mo
     assert found["training"] == found["skew"] == [{"heads": 12, "head_dim": 64, "ms": 1.0}]
     assert kept == [0, 1]
     assert not found["complete"]
+
+
+def test_a_peer_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch):
+    def lacking(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        raise ImportError("needs a package\nand more")
+
+    monkeypatch.setattr(ops.peers, "moba", lambda length, chunk, device: lacking)
+    monkeypatch.setattr(ops, "top1_chunk", lacking)
+    rows = ops._peers(2, 16, 256, 1, torch.device("cpu"))
+    assert [row["cannot run"] for row in rows] == ["needs a package"] * 2
