@@ -300,7 +300,7 @@ def _peers(heads: int, width: int, length: int, repeats: int, device: torch.devi
     q, k, v, do = _inputs(1, length, heads, width, device)
     for x in (q, k, v):
         x.requires_grad_()
-    contenders = {
+    contenders: dict[str, Attention] = {
         "top1-chunk approx": partial(top1_chunk, chunk=CHUNK, mode="approx", backend="triton"),
         "flash-linear-attention moba": peers.moba(length, CHUNK, device),
     }
@@ -308,9 +308,10 @@ def _peers(heads: int, width: int, length: int, repeats: int, device: torch.devi
     for name, attention in contenders.items():
         step = partial(_step, attention, q, k, v, do)
         reason = _refusal(step)
-        rows.append(
-            {"op": name, **({"cannot run": reason} if reason else {"launched from Python ms": _median(step, repeats)})}
+        timed: dict[str, Any] = (
+            {"cannot run": reason} if reason else {"launched from Python ms": _median(step, repeats)}
         )
+        rows.append({"op": name, **timed})
     return rows
 
 

@@ -51,7 +51,7 @@ def test_what_was_measured_before_an_interruption_is_kept(monkeypatch: pytest.Mo
 
 
 def test_a_peer_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch):
-    def lacking(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def lacking(*inputs: torch.Tensor, **options: object) -> torch.Tensor:
         raise ImportError("needs a package\nand more")
 
     monkeypatch.setattr(ops.peers, "moba", lambda length, chunk, device: lacking)
