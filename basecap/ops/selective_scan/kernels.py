@@ -101,8 +101,9 @@ def walk_fwd_kernel(
         m_t = o_t < T
         if states is not None:
             tl.store(states + (i_b * M + i_m) * N * D + p_state, b_h, mask=m_state)
+        b_span = tl.sum(b_dt, 0)
         if total is not None:
-            b_total += tl.sum(b_dt, 0)
+            b_total += b_span
         if ids is not None:
             b_new = _begins(ids, i_b * T, o_t, m_t)
         if not BACK:
@@ -120,12 +121,18 @@ def walk_fwd_kernel(
             b_own = b_u * b_W[:, None]
             if BACK:
                 b_own = b_a * b_own
-            b_own = tl.where((o_row == 0)[:, None], b_a * _row(b_h, o_n, n)[None, :] + b_own, b_own)
-            _, b_own = tl.associative_scan((b_a, b_own), 0, _join)
+            b_before = _row(b_h, o_n, n)
+            b_own = tl.where((o_row == 0)[:, None], b_a * b_before[None, :] + b_own, b_own)
+            b_a, b_own = tl.associative_scan((b_a, b_own), 0, _join)
             if y is not None:
                 b_C = tl.load(C + p_row)
                 b_y += b_C[:, None] * b_own
-            b_h = tl.where((o_n == n)[:, None], _row(b_own, o_row, BT - 1)[None, :], b_h)
+            # A chunk's decay as one exponential in place of the product of BT, whose errors would add up along T.
+            b_product = _row(b_a, o_row, BT - 1)
+            b_decay = exp2(b_A * b_span, x.dtype.element_ty == tl.float32)
+            b_error = tl.where(b_product > 0.0, b_decay - b_product, 0.0)
+            b_last = _row(b_own, o_row, BT - 1) + b_error * b_before
+            b_h = tl.where((o_n == n)[:, None], b_last[None, :], b_h)
         if y is not None:
             p = ((i_g * tl.num_programs(2) + i_b) * T + o_t)[:, None] * D + o_d[None, :]
             tl.store(y + p, b_y.to(y.dtype.element_ty), mask=m_t[:, None] & m_d[None, :])
