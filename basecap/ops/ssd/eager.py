@@ -4,12 +4,9 @@ Within a chunk the outputs are a masked attention; between chunks only the state
 those states are combined by one more masked product. There is no loop over time steps.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 #: Chunks whose states are combined by one product; more of them are taken block by block.
 SPAN = 64
@@ -45,9 +42,10 @@ def ssd(
     # Differences of these sums are the exponents: in float32 strong decays would leave few digits for weak ones.
     total_BMCH = cut(log_decay_BTH.to(torch.float64)).cumsum(2)
     ids_BMC = None if segments is None else _pad_last(segments, tail).unflatten(1, (M, C))
-    to_end, from_start = _edges(total_BMCH, ids_BMC, wide)
+    within, to_end, from_start = _decays(total_BMCH, ids_BMC, wide)
 
-    weights = _Weights.apply(q_BMGCK, k_BMGCK, total_BMCH.transpose(2, 3).unflatten(2, (G, R)), ids_BMC)
+    scores_BMGCC = q_BMGCK @ k_BMGCK.transpose(-1, -2)
+    weights = scores_BMGCC[:, :, :, None] * within.unflatten(2, (G, R))
     own_BMGRCV = weights.to(v_BTHV.dtype) @ v_BMGCRV.transpose(3, 4)
 
     def per_position(x_BMCH: Tensor) -> Tensor:
@@ -83,44 +81,17 @@ def _pad_last(ids_BT: Tensor, tail: int) -> Tensor:
     return torch.cat([ids_BT, ids_BT[:, -1:].expand(-1, tail)], dim=1)
 
 
-def _edges(total_BMCH: Tensor, ids_BMC: Tensor | None, wide: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the decay from each position to its chunk's end and from the chunk's start [B, M, C, H]."""
+def _decays(total_BMCH: Tensor, ids_BMC: Tensor | None, wide: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the decay between positions [B, M, H, C, C], to the chunk's end and from its start [B, M, C, H]."""
     to_end = (total_BMCH[:, :, -1:] - total_BMCH).to(wide).exp()
     from_start = total_BMCH.to(wide).exp()
+    same = None
     if ids_BMC is not None:
+        same = (ids_BMC[..., :, None] == ids_BMC[..., None, :])[:, :, None]
         to_end = to_end * (ids_BMC == ids_BMC[..., -1:])[..., None]
         before = torch.cat([ids_BMC[:, :1, 0], ids_BMC[:, :-1, -1]], dim=1)
         from_start = from_start * (ids_BMC == before[..., None])[..., None]
-    return to_end, from_start
-
-
-class _Weights(torch.autograd.Function):
-    """weights[t, s] = (q_t . k_s) exp(total_t - total_s) for s <= t in the same segment, else 0.
-
-    A backward pass of its own: autograd's writes twice as many tensors [B, M, H, C, C] and leaves the keys' gradient
-    transposed.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, q_BMGCK: Tensor, k_BMGCK: Tensor, total_BMGRC: Tensor, ids_BMC: Tensor | None) -> Tensor:
-        """Return the weights [B, M, G, R, C, C], at least float32; the sums of log decays are float64."""
-        same = None if ids_BMC is None else (ids_BMC[..., :, None] == ids_BMC[..., None, :])[:, :, None, None]
-        within = _between(total_BMGRC, same, torch.promote_types(q_BMGCK.dtype, torch.float32))
-        scores_BMGCC = q_BMGCK @ k_BMGCK.mT
-        ctx.save_for_backward(q_BMGCK, k_BMGCK, scores_BMGCC, within)
-        return scores_BMGCC[:, :, :, None] * within
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dweights_BMGRCC: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Return the gradients of queries, keys and the sums of log decays."""
-        q_BMGCK, k_BMGCK, scores_BMGCC, within = ctx.saved_tensors
-        shares = dweights_BMGRCC * within
-        dscores_BMGCC = shares.sum(3).to(q_BMGCK.dtype)
-        # A pair's share is added at t and taken away at s, both in float64: before both it must cancel.
-        shares = shares.mul_(scores_BMGCC[:, :, :, None]).to(torch.float64)
-        dtotal_BMGRC = shares.sum(-1) - shares.sum(-2)
-        return dscores_BMGCC @ k_BMGCK, dscores_BMGCC.mT @ q_BMGCK, dtotal_BMGRC, None
+    return _between(total_BMCH.transpose(2, 3), same, wide), to_end, from_start
 
 
 def _between(total: Tensor, same: Tensor | None, wide: torch.dtype) -> Tensor:
@@ -130,7 +101,7 @@ def _between(total: Tensor, same: Tensor | None, wide: torch.dtype) -> Tensor:
         visible = visible & same
     exponent = (total[..., :, None] - total[..., None, :]).to(wide)
     # Masked before the exponential: above the diagonal it would overflow and spoil the gradient.
-    return exponent.masked_fill_(~visible, float("-inf")).exp_()
+    return exponent.masked_fill(~visible, float("-inf")).exp()
 
 
 def _carry(
