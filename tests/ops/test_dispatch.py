@@ -28,6 +28,11 @@ def test_what_keeps_an_op_from_kernels_is_said_unasked_and_kept(caplog):
     assert _dispatch.IMPLEMENTATIONS["some op"].startswith("in plain PyTorch: ")
 
 
+def test_of_references_nothing_is_said(caplog):
+    assert not use_triton("some op", "auto", torch.ones(2, dtype=torch.float64))
+    assert not caplog.records
+
+
 def test_eager_never_runs_kernels():
     assert not use_triton("some op", "eager", torch.ones(1))
 

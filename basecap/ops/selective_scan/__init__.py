@@ -59,6 +59,5 @@ def selective_scan(
     with torch.autocast(x_BTD.device.type, enabled=False):
         inputs = (x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, state_BDN)
         training = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-        kernels = "none" if not triton else "training" if training else "forward"
-        y, final, _ = operators.scan(*inputs, segments, kernels)
+        y, final, _ = operators.scan(*inputs, segments, triton, training)
         return y, final

@@ -136,6 +136,13 @@ def _leaving(pieces: _Pieces, dy: Tensor, final_BND: Tensor) -> Tensor:
     return _chain(pieces.decay_of_chunks().flip(1), alone.flip(1), final_BND)[:, :-1].flip(1)
 
 
+def kept_shape(x_BTD: Tensor, A_DN: Tensor) -> tuple[int, int, int, int, int]:
+    """Return the shape [C / S, B, M, N, D] of the states that `forward` keeps."""
+    B, T, D = x_BTD.shape
+    C = min(CHUNK, T)
+    return -(-C // SPAN), B, -(-T // C), A_DN.shape[1], D
+
+
 def forward(
     x_BTD: Tensor,
     dt_BTD: Tensor,
@@ -144,15 +151,23 @@ def forward(
     C_BTN: Tensor,
     state_BDN: Tensor | None = None,
     segments: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return outputs [B, T, D] in the dtype of x and the final state [B, D, N], at least float32."""
+    *,
+    keep: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return outputs [B, T, D] in the dtype of x and the final state [B, D, N], at least float32.
+
+    Third come the states before every S positions, which `backward` starts from; without `keep` none.
+    """
     pieces = _prepare(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
     state, y, space = _entering(pieces, state_BDN), [], pieces.space(2)
-    for span in pieces.spans():
+    kept = pieces.x.new_empty(kept_shape(x_BTD, A_DN) if keep else 0)
+    for i, span in enumerate(pieces.spans()):
+        if keep:
+            kept[i] = state
         h = pieces.added(span, space[0])
         state = _states(pieces.decay(span, space[1]), h, state)
         y.append((pieces.C[span].mT @ h)[..., 0, :])
-    return _join(torch.cat(y), x_BTD), state[:, -1].mT.contiguous()
+    return _join(torch.cat(y), x_BTD), state[:, -1].mT.contiguous(), kept
 
 
 def backward(
@@ -162,24 +177,21 @@ def backward(
     A_DN: Tensor,
     B_BTN: Tensor,
     C_BTN: Tensor,
-    state_BDN: Tensor | None = None,
-    segments: Tensor | None = None,
+    segments: Tensor | None,
+    states: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x, dt, A, B, C and the first state, given those of the outputs and the final state.
 
-    Memory: the states before every S positions, B T D N / S numbers, and those of S positions, computed anew.
+    `states` are those that `forward` kept, B T D N / S numbers; the S after each are computed anew.
     """
     pieces = _prepare(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
     dy = _cut(grads[0], pieces.x.dtype)[..., None, :]
-    spans, states, space = pieces.spans(), [_entering(pieces, state_BDN)], pieces.space(3)
-    for span in spans[:-1]:
-        states.append(_states(pieces.decay(span, space[0]), pieces.added(span, space[1]), states[-1]))
-
+    space = pieces.space(3)
     later = _leaving(pieces, dy, grads[1].to(dy.dtype).mT)
     du, ddt = torch.empty_like(dy), torch.empty_like(dy)
     dB, dC = torch.empty_like(pieces.B), torch.empty_like(pieces.C)
-    dA_BMND = dy.new_zeros(states[0].shape)
-    for span, state in zip(reversed(spans), reversed(states), strict=True):
+    dA_BMND = torch.zeros_like(states[0])
+    for span, state in zip(reversed(pieces.spans()), reversed(states.unbind()), strict=True):
         decay, h = pieces.decay(span, space[0]), pieces.added(span, space[1])
         dh = _product(pieces.C[span], dy[span], space[2])
         _states(decay, h, state)

@@ -13,7 +13,7 @@ BT = 16
 
 
 def kept_shape(x_BTD: Tensor, A_DN: Tensor) -> tuple[int, int, int, int]:
-    """Return the shape [B, M, N, D] of the states between chunks."""
+    """Return the shape [B, M, N, D] of the states that the kernels keep, one before each chunk."""
     B, T, D = x_BTD.shape
     return B, -(-T // BT), A_DN.shape[1], D
 
@@ -34,15 +34,16 @@ def scan(
     C: Tensor,
     state: Tensor | None,
     segments: Tensor | None,
-    kernels: str,
+    kernels: bool,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return outputs [B, T, D], the final state [B, D, N] and the states between chunks [B, M, N, D].
+    """Return outputs [B, T, D], the final state [B, D, N] and the states that the backward pass starts from.
 
-    `kernels` is "none", "forward", or "training", which fills the last, as it must where gradients will be wanted.
+    These are empty unless `keep`, which must be where gradients will be wanted. `kernels`: by them, or in PyTorch.
     """
-    if kernels != "none":
-        return _kernels().forward(x, dt, A, B, C, state, segments, keep=kernels == "training")
-    return *eager.forward(x, dt, A, B, C, state, segments), x.new_empty(0, dtype=torch.float32)
+    if kernels:
+        return _kernels().forward(x, dt, A, B, C, state, segments, keep=keep)
+    return eager.forward(x, dt, A, B, C, state, segments, keep=keep)
 
 
 @torch.library.custom_op("basecap::selective_scan_backward", mutates_args=())
@@ -53,16 +54,13 @@ def scan_backward(
     A: Tensor,
     B: Tensor,
     C: Tensor,
-    initial: list[Tensor | None],
+    segments: Tensor | None,
     states: Tensor,
+    kernels: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of x, dt, A, B, C and the first state; `initial` holds that state and the segments.
-
-    Without the states that `scan` fills in training the kernels do not run.
-    """
-    if states.numel():
-        return _kernels().backward((grads[0], grads[1]), x, dt, A, B, C, initial[1], states)
-    return eager.backward((grads[0], grads[1]), x, dt, A, B, C, *initial)
+    """Return the gradients of x, dt, A, B, C and the first state; `states` are those that `scan` kept."""
+    backward = _kernels().backward if kernels else eager.backward
+    return backward((grads[0], grads[1]), x, dt, A, B, C, segments, states)
 
 
 def _fake_state(x: Tensor, dt: Tensor, A: Tensor) -> Tensor:
@@ -70,23 +68,23 @@ def _fake_state(x: Tensor, dt: Tensor, A: Tensor) -> Tensor:
 
 
 @scan.register_fake
-def _(x, dt, A, B, C, state, segments, kernels):
-    shape = kept_shape(x, A) if kernels == "training" else (0,)
+def _(x, dt, A, B, C, state, segments, kernels, keep):
     state = _fake_state(x, dt, A)
-    return x.new_empty(x.shape), state if kernels == "none" else state.float(), x.new_empty(shape, dtype=torch.float32)
+    state = state.float() if kernels else state
+    shape = kept_shape(x, A) if kernels else eager.kept_shape(x, A)
+    return x.new_empty(x.shape), state, state.new_empty(shape if keep else (0,))
 
 
 @scan_backward.register_fake
-def _(grads, x, dt, A, B, C, initial, states):
-    dstate = _fake_state(x, dt, A)
+def _(grads, x, dt, A, B, C, segments, states, kernels):
     parts = (part.new_empty(part.shape) for part in (x, dt, A, B, C))
-    return *parts, dstate.float() if states.numel() else dstate
+    return *parts, states.new_empty(x.shape[0], *A.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, _ = inputs
+    *tensors, ctx.kernels, _ = inputs
     ctx.mark_non_differentiable(output[2])
-    ctx.set_materialize_grads(False)  # zeros for the states between chunks would be as large as these
+    ctx.set_materialize_grads(False)  # zeros for the states kept would be as large as these
     ctx.save_for_backward(*tensors, output[2])
 
 
@@ -94,8 +92,8 @@ def _gradients(ctx: Any, dy: Tensor | None, dfinal: Tensor | None, _: None) -> t
     x, dt, A, B, C, state, segments, states = ctx.saved_tensors
     dy = torch.zeros_like(x) if dy is None else dy
     dfinal = torch.zeros_like(_fake_state(x, dt, A)) if dfinal is None else dfinal
-    *grads, dstate = scan_backward([dy, dfinal], x, dt, A, B, C, [state, segments], states)
-    return *grads, None if state is None else dstate.to(state.dtype), None, None
+    *grads, dstate = scan_backward([dy, dfinal], x, dt, A, B, C, segments, states, ctx.kernels)
+    return *grads, None if state is None else dstate.to(state.dtype), None, None, None
 
 
 scan.register_autograd(_gradients, setup_context=_save)
