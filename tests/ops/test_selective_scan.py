@@ -74,7 +74,7 @@ def test_influence_times_inputs_is_the_output():
 
 def test_the_custom_operator_is_well_formed():
     x, dt, A, Bs, Cs, state = inputs(2, 9, 4, 3, dtype=torch.float32)
-    arguments = (x, dt, A, Bs, Cs, state, packed(2, 9), False, True)
+    arguments = (x, dt, A, Bs, Cs, state, packed(2, 9), "eager training")
     result = torch.library.opcheck(torch.ops.basecap.selective_scan.default, arguments)
     assert set(result.values()) == {"SUCCESS"}
 
@@ -82,8 +82,8 @@ def test_the_custom_operator_is_well_formed():
 @in_interpreter
 def test_states_are_only_kept_for_a_backward_pass():
     x, dt, A, Bs, Cs, state = inputs(1, 20, 4, 3, dtype=torch.float32)
-    kept = operators.scan(x, dt, A, Bs, Cs, state, None, True, True)
-    dropped = operators.scan(x, dt, A, Bs, Cs, state, None, True, False)
+    kept = operators.scan(x, dt, A, Bs, Cs, state, None, "kernels training")
+    dropped = operators.scan(x, dt, A, Bs, Cs, state, None, "kernels")
     assert kept[2].shape == (1, 2, 3, 4) and dropped[2].numel() == 0
     assert all(torch.equal(a, b) for a, b in zip(kept[:2], dropped[:2], strict=True))
     torch.testing.assert_close(kept[2][:, 0], state.mT)

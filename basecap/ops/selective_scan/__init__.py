@@ -59,5 +59,6 @@ def selective_scan(
     with torch.autocast(x_BTD.device.type, enabled=False):
         inputs = (x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, state_BDN)
         training = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-        y, final, _ = operators.scan(*inputs, segments, triton, training)
+        run = ("kernels" if triton else "eager") + (" training" if training else "")
+        y, final, _ = operators.scan(*inputs, segments, run)
         return y, final

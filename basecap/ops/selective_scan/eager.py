@@ -149,10 +149,10 @@ def forward(
     A_DN: Tensor,
     B_BTN: Tensor,
     C_BTN: Tensor,
-    state_BDN: Tensor | None = None,
-    segments: Tensor | None = None,
+    state_BDN: Tensor | None,
+    segments: Tensor | None,
     *,
-    keep: bool = False,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return outputs [B, T, D] in the dtype of x and the final state [B, D, N], at least float32.
 
