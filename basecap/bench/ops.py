@@ -37,9 +37,9 @@ def run(
 ) -> dict[str, Any]:
     """Time training and decoding of Top-1 chunk selection and its rivals, in bfloat16, batch 1 (decoding: 64).
 
-    Times are medians in milliseconds over `repeats` replays of a CUDA graph, so they are the device's alone;
-    compilation and warm-up are left out, ratios are of medians. Queries and keys are random, normalised to root mean
-    square 1 per head as in the architecture.
+    Times are medians in milliseconds over `repeats` replays of a CUDA graph, so they are the device's alone (unless a
+    column says that Python launches); compilation and warm-up are left out, ratios are of medians. Queries and keys are
+    random, normalised to root mean square 1 per head as in the architecture.
 
     Args:
         device: a CUDA device.
@@ -49,8 +49,8 @@ def run(
         keep: called after each table with all that is found so far.
 
     Returns:
-        environment, setting, the tables training, skew, decode and crossover as lists of rows, and `complete`, which
-        is False when the run was interrupted.
+        environment, setting, the tables training, skew, decode, crossover and peers as lists of rows, and `complete`,
+        which is False when the run was interrupted.
 
     Raises:
         ConfigError: a device without CUDA; peers without flash-linear-attention.

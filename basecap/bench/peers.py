@@ -48,6 +48,10 @@ def build(peer: Peer, *, hidden: int, vocab: int) -> nn.Module:
 
 def moba(length: int, chunk: int, device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Return its mixture of block attention of q, k, v [1, length, H, K] with the own chunk and one more."""
-    attend: Any = importlib.import_module("fla.ops.moba").parallel_moba
     bounds = torch.tensor([0, length], dtype=torch.int32, device=device)
-    return lambda q, k, v: attend(q, k, v, bounds, length, chunk, 2)
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = importlib.import_module("fla.ops.moba").parallel_moba(q, k, v, bounds, length, chunk, 2)
+        return out
+
+    return attention

@@ -43,6 +43,12 @@ EIGHT: gl.constexpr = gl.constexpr(",".join(["=&f"] * 8 + ["f"] * 16))
 BOUND = 60.01
 
 
+@triton.experimental.gluon.constexpr_function
+def product_layout(columns):
+    """Return how a warpgroup holds a product of 64 rows or more: each warp 16 rows of every 64."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
+
+
 @triton.experimental.gluon.jit
 def next_stage(stage, phase, S: gl.constexpr):
     """Return the ring's next stage and the phase of its barriers."""
@@ -105,7 +111,7 @@ def exact_queries(
     """
     FIRST: gl.constexpr = 1 if PART == 0 else 0
     NEXT: gl.constexpr = (PART + 1) % 3
-    tile: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, C, 16])
+    tile: gl.constexpr = product_layout(C)
     rows: gl.constexpr = gl.SliceLayout(1, tile)
     o_t = row + gl.arange(0, BQ, layout=rows)
     m_t = o_t < N
@@ -290,7 +296,7 @@ def approx_queries(
     S: gl.constexpr,
 ):
     """Choose for the BQ queries from `row` on. Each thread keeps the best of its own columns until the end."""
-    tile: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BM, 16])
+    tile: gl.constexpr = product_layout(BM)
     rows: gl.constexpr = gl.SliceLayout(1, tile)
     o_t = row + gl.arange(0, BQ, layout=rows)
     m_t = o_t < N

@@ -18,6 +18,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from basecap.ops.top1_chunk.kernels_hopper import product_layout
+
 #: Queries of a tile and keys of a warpgroup, which a product takes at least.
 ROWS = 64
 
@@ -169,8 +171,8 @@ def key_tile(
 
     Scores are held transposed, [64, BM], so that both sums over queries take them as the left factor as they are.
     """
-    square: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BM, 16])
-    total: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, K, 16])
+    square: gl.constexpr = product_layout(BM)
+    total: gl.constexpr = product_layout(K)
     left: gl.constexpr = gl.DotOperandLayout(0, total, 2)
     column: gl.constexpr = gl.SliceLayout(0, square)
     i = j % S
@@ -243,8 +245,8 @@ def key_gradients(
     INDEX: gl.constexpr,
 ):
     """Write dk and dv of half the chunk's keys, or leave them in scratch memory for the first share to add."""
-    square: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BM, 16])
-    total: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, K, 16])
+    square: gl.constexpr = product_layout(BM)
+    total: gl.constexpr = product_layout(K)
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [256 // K, K // 8], [4, 1], [1, 0])
     scale2 = scale * 1.4426950408889634
     dk = gl.zeros([BM, K], gl.float32, layout=total)
@@ -302,7 +304,7 @@ def query_tile(
     BM: gl.constexpr,
 ):
     """Write the partial dq of the j-th tile of queries to the rows `row`, 64 columns at a time."""
-    total: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
+    total: gl.constexpr = product_layout(64)
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     i = j % 2
     mbarrier.wait(ds_full.index(i), (j // 2) & 1)

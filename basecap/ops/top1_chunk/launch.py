@@ -68,8 +68,8 @@ def _stages(stages: int, x: Tensor, rows: int, chunk: int) -> int:
     return min(stages, max(1, (SHARED - rows * row) // (chunk * row)))
 
 
-def _gluon(q: Tensor) -> bool:
-    """Return whether there are kernels in Gluon, Triton's lower dialect, for these queries [N, H, K]: on Hopper."""
+def _on_hopper(q: Tensor) -> bool:
+    """Return whether the kernels for Hopper, in Triton's lower dialect Gluon, run on these queries [N, H, K]."""
     return (
         q.shape[-1] in (64, 128)
         and q.element_size() == 2
@@ -95,16 +95,17 @@ def choose(
     q, k = _dense(q), _dense(k)
     N, H, K = q.shape
     G, M = k.shape[1], grid.shape[0]
-    choice = torch.empty(N, H, remote, dtype=torch.int32, device=q.device)
+    # Queries that are NaN choose nothing, and no kernel may find them to be its own.
+    choice = torch.full((N, H, remote), -1, dtype=torch.int32, device=q.device)
     means, low, norm = _summarise(k, grid, chunk, exact)
     shape = {"H": H, "GROUP": H // G, "K": K, "BK": _width(K), "REMOTE": remote, "R": triton.next_power_of_2(remote)}
     tile = _tile(EXACT if exact else APPROX, q)
     launch = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers}
     programs = (triton.cdiv(N, tile.rows), H)
-    streams = remote == 1 and (chunk == 128 or not exact) and _gluon(q)
-    if streams:
+    hopper = remote == 1 and (chunk == 128 or not exact) and _on_hopper(q)
+    if hopper:
         from basecap.ops.top1_chunk import kernels_hopper
-    if streams and low is not None:
+    if hopper and low is not None:
         kernels_hopper.choose_approx(q, means, low, grid, own, choice)
         return choice
     if not exact:
@@ -117,9 +118,9 @@ def choose(
     launch["num_stages"] = _stages(tile.stages, q, tile.rows, chunk)
     # The interpreter knows no assembly.
     assembly = "" if interpreted() else kernels_choose.exp2_assembly(POLYNOMIALS)
-    if streams:
+    if hopper:
         kernels_hopper.choose_exact(q, k, grid, own, norm, choice, chunk, scale * LOG2E)
-    for bounded in (False,) if streams else (True, False):
+    for bounded in (False,) if hopper else (True, False):
         kernels_choose.choose_exact_kernel[programs](
             q, k, grid, own, norm, choice, *q.stride()[:2], *k.stride()[:2], N, scale * LOG2E,
             **shape, C=chunk, BQ=tile.rows, BN=columns, BOUNDED=bounded, ASSEMBLY=assembly, **launch,
@@ -257,24 +258,23 @@ def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: floa
     q, k, v, do = _dense(q), _dense(k), _dense(v), do.contiguous()
     N, H, K = q.shape
     G, M, remote = k.shape[1], grid.shape[0], choice.shape[2]
-    tile = _tile(BACKWARD, q)
-    shape = _shape(q, k, remote, chunk, tile)
+    shape = _shape(q, k, remote, chunk, _tile(BACKWARD, q))
     blocks = chunk // shape["BN"]
+    kernel: Any = kernels_attend.attend_bwd_kernel
+    if chunk == 128 and _on_hopper(q):
+        from basecap.ops.top1_chunk import kernels_hopper_backward as hopper
+
+        q, k, v, do = (hopper.aligned(x) for x in (q, k, v, do))
+        kernel, blocks = hopper.attend_bwd_kernel, 1
+        shape = {key: shape[key] for key in ("GROUP", "REMOTE", "SHARE", "K", "C")} | hopper.options(K)
     part = q.new_empty((1 + remote) * blocks, N, H, K)
     rows = {"K": K, "BK": _width(K), "BR": 64, "INDEX": _index(part)}
     lists = Index(index, G, choice.numel() // G, M, shape["SHARE"])
     delta = torch.empty(N, H, dtype=torch.float32, device=q.device)
     kernels_attend.delta_kernel[(triton.cdiv(N * H, 64),)](o, do, delta, N * H, **rows)
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    size = 2 * shape["BN"] * shape["BK"]
-    scratch = torch.empty(G, max(1, lists.extra), blocks, size, dtype=torch.float32, device=q.device)
-    kernel: Any = kernels_attend.attend_bwd_kernel
-    if chunk == 128 and _gluon(q):
-        from basecap.ops.top1_chunk import kernels_hopper_backward as hopper
-
-        q, k, v, do = (hopper.aligned(x) for x in (q, k, v, do))
-        kernel = hopper.attend_bwd_kernel
-        shape = {key: shape[key] for key in ("GROUP", "REMOTE", "SHARE", "K", "C")} | hopper.options(K)
+    size = 2 * chunk * _width(K)
+    scratch = torch.empty(G, max(1, lists.extra), size, dtype=torch.float32, device=q.device)
     for first, items in ((M, lists.extra), (0, M)):
         if items:
             kernel[(items * blocks * G,)](
