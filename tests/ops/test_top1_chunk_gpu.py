@@ -98,14 +98,14 @@ def test_hopper_chooses_as_other_gpus_do(mode, K, dtype, heads, lengths, monkeyp
     q[N // 3 : N // 3 + 20] *= 50
     bounds = torch.tensor([0, *lengths], device="cuda").cumsum(0)
     grid, own = chunk_grid(k[None], 128, None, bounds)
-    if not launch._on_hopper(q):
+    if not launch._on_hopper(q, 128):
         pytest.skip("needs a Hopper GPU")
 
     def choose() -> Tensor:
         return launch.choose(q, k, grid, own, 128, mode == "exact", K**-0.5, 1)[..., 0]
 
     found = choose()
-    monkeypatch.setattr(launch, "_on_hopper", lambda _: False)
+    monkeypatch.setattr(launch, "_on_hopper", lambda *_: False)
     expected = choose()
     first = grid[own.long(), 2][:, None].expand(N, H)
     assert torch.equal(found >= 0, own[:, None] > first)
@@ -148,7 +148,7 @@ def test_hopper_goes_back_as_other_gpus_do(K, remote, dtype, heads, lengths, mon
     q, k, v, do = q[..., 8:], *(x[..., :K].contiguous() for x in (k, v, do))
     bounds = torch.tensor([0, *lengths], device="cuda").cumsum(0)
     grid, own = chunk_grid(k[None], 128, None, bounds)
-    if not launch._on_hopper(q):
+    if not launch._on_hopper(q, 128):
         pytest.skip("needs a Hopper GPU")
     choice = launch.choose(q, k, grid, own, 128, False, K**-0.5, remote)
     popular = grid[own.long(), 2][:, None].expand(N, H)
@@ -159,7 +159,7 @@ def test_hopper_goes_back_as_other_gpus_do(K, remote, dtype, heads, lengths, mon
         return launch.attend_backward(do, (q, k, v, o, lse, index, choice, grid, own), 128, K**-0.5)
 
     found, again = back(), back()
-    monkeypatch.setattr(launch, "_on_hopper", lambda _: False)
+    monkeypatch.setattr(launch, "_on_hopper", lambda *_: False)
     for x, y, expected in zip(found, again, back(), strict=True):
         assert torch.equal(x, y)
         # Both round ds and the sums once to this dtype.

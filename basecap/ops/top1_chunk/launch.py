@@ -68,10 +68,11 @@ def _stages(stages: int, x: Tensor, rows: int, chunk: int) -> int:
     return min(stages, max(1, (SHARED - rows * row) // (chunk * row)))
 
 
-def _on_hopper(q: Tensor) -> bool:
+def _on_hopper(q: Tensor, chunk: int) -> bool:
     """Return whether the kernels for Hopper, in Triton's lower dialect Gluon, run on these queries [N, H, K]."""
     return (
-        q.shape[-1] in (64, 128)
+        chunk == 128
+        and q.shape[-1] in (64, 128)
         and q.element_size() == 2
         and q.is_cuda
         and not interpreted()
@@ -102,7 +103,7 @@ def choose(
     tile = _tile(EXACT if exact else APPROX, q)
     launch = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers}
     programs = (triton.cdiv(N, tile.rows), H)
-    hopper = remote == 1 and (chunk == 128 or not exact) and _on_hopper(q)
+    hopper = remote == 1 and _on_hopper(q, chunk)
     if hopper:
         from basecap.ops.top1_chunk import kernels_hopper
     if hopper and low is not None:
@@ -261,7 +262,7 @@ def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: floa
     shape = _shape(q, k, remote, chunk, _tile(BACKWARD, q))
     blocks = chunk // shape["BN"]
     kernel: Any = kernels_attend.attend_bwd_kernel
-    if chunk == 128 and _on_hopper(q):
+    if _on_hopper(q, chunk):
         from basecap.ops.top1_chunk import kernels_hopper_backward as hopper
 
         q, k, v, do = (hopper.aligned(x) for x in (q, k, v, do))
