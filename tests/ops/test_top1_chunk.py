@@ -199,6 +199,21 @@ def test_runs_repeat_bit_for_bit(device, dtype):
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=in_interpreter)])
+@pytest.mark.parametrize("mode", ["exact", "approx"])
+def test_queries_that_are_no_numbers_choose_nothing(mode: str, backend: str):
+    generator = torch.Generator().manual_seed(0)
+    q, k = (F.rms_norm(torch.randn(1, 128, 1, 16, generator=generator), (16,)) for _ in range(2))
+    lost = torch.zeros(128, dtype=torch.bool)
+    lost[32:64], lost[90:93] = True, True
+    choice = top1_chunk_choice(
+        q.masked_fill(lost[:, None, None], float("nan")), k, chunk=16, mode=mode, backend=backend
+    )
+    whole = top1_chunk_choice(q, k, chunk=16, mode=mode, backend=backend)
+    assert (choice[0, lost] == -1).all()
+    assert torch.equal(choice[0, ~lost], whole[0, ~lost])
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=in_interpreter)])
 def test_the_future_and_other_sequences_leave_no_trace(backend):
     case = (1, 90, 2, 1, 32, 16, "exact", 1, True)
     inputs = draw(*case[:5], torch.float32)
