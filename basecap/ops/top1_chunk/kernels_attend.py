@@ -247,7 +247,6 @@ def attend_bwd_kernel(
     M,
     EXTRA,
     scale,
-    FIRST,
     G: tl.constexpr,
     GROUP: tl.constexpr,
     REMOTE: tl.constexpr,
@@ -262,12 +261,12 @@ def attend_bwd_kernel(
 ):
     """Write a block's dk and dv and the partial dq of all queries that attend it.
 
-    Launched first for the extra shares (FIRST = M), which leave their dk and dv in p_scratch [G, EXTRA, P, 2, BN, BK],
-    then for the chunks (FIRST = 0), which add them up in order.
+    Where a list has extra shares every share leaves its dk and dv in p_scratch [G, 2 * EXTRA, P, 2, BN, BK]: extra
+    ones at their number, the first one EXTRA places behind the first of them. `share_kernel` adds them up.
     """
     P: tl.constexpr = C // BN
     H: tl.constexpr = G * GROUP
-    item = FIRST + tl.program_id(0) // (P * G)
+    item = tl.program_id(0) // (P * G)
     sub = tl.program_id(0) // G % P
     g = (tl.program_id(0) % G).to(INDEX)
     chunk, share, start, end = find_work(p_grid, p_share, p_chunk, g, item, M, EXTRA)
@@ -293,12 +292,6 @@ def attend_bwd_kernel(
     dv = tl.zeros([BN, BK], tl.float32)
     o_scratch = o_n[:, None] * BK + o_k[None, :]
     if share == 0:
-        lower = tl.load(p_share + g * (M + 1) + chunk)
-        upper = tl.load(p_share + g * (M + 1) + chunk + 1)
-        for e in range(lower, upper):
-            p = p_scratch + ((g * EXTRA + e) * P + sub) * (2 * BN * BK)
-            dk += tl.load(p + o_scratch)
-            dv += tl.load(p + BN * BK + o_scratch)
         for n in range(GROUP * (C // BL)):
             h = g * GROUP + n // (C // BL)
             o_t = start + n % (C // BL) * BL + tl.arange(0, BL)
@@ -327,14 +320,66 @@ def attend_bwd_kernel(
         dk, dv, dq = backward_tile(b_k, b_v, b_q, b_do, lse, delta, None, scale2, dk, dv, False)
         row = ((1 + pair % REMOTE) * P + sub) * rows + query
         tl.store(p_part + row[:, None] * K + o_k, (dq * scale).to(p_part.dtype.element_ty), m_ik)
-    if share == 0:
+    lower = tl.load(p_share + g * (M + 1) + chunk)
+    if lower == tl.load(p_share + g * (M + 1) + chunk + 1):
         o = (o_s.to(INDEX)[:, None] * G + g) * K + o_k
         tl.store(p_dk + o, (dk * scale).to(p_dk.dtype.element_ty), m_sk)
         tl.store(p_dv + o, dv.to(p_dv.dtype.element_ty), m_sk)
     else:
-        p = p_scratch + ((g * EXTRA + item - M) * P + sub) * (2 * BN * BK)
+        slot = tl.where(share == 0, EXTRA + lower, item - M)
+        p = p_scratch + ((g * (2 * EXTRA) + slot) * P + sub) * (2 * BN * BK)
         tl.store(p + o_scratch, dk)
         tl.store(p + BN * BK + o_scratch, dv)
+
+
+@triton.jit
+def share_kernel(
+    p_scratch,
+    p_dk,
+    p_dv,
+    p_grid,
+    p_share,
+    p_chunk,
+    M,
+    EXTRA,
+    scale,
+    G: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    C: tl.constexpr,
+    BN: tl.constexpr,
+    BR: tl.constexpr,
+    PARTS: tl.constexpr,
+    INDEX: tl.constexpr,
+):
+    """Add up the shares' dk and dv of chunks with long lists, PARTS programs for an extra share.
+
+    Those of a chunk take its rows BR at a time, in turn. Such a chunk has been chosen, so that it is full.
+    """
+    e = tl.program_id(0) // (PARTS * G)
+    part = tl.program_id(0) // G % PARTS
+    g = (tl.program_id(0) % G).to(INDEX)
+    if e >= tl.load(p_share + g * (M + 1) + M):
+        return
+    chunk = tl.load(p_chunk + g * EXTRA + e)
+    lower = tl.load(p_share + g * (M + 1) + chunk)
+    upper = tl.load(p_share + g * (M + 1) + chunk + 1)
+    start = tl.load(p_grid + 3 * chunk)
+    o_r = tl.arange(0, BR)
+    o_k = tl.arange(0, BK)
+    for low in range(((e - lower) * PARTS + part) * BR, C, (upper - lower) * PARTS * BR):
+        # Blocks of BN keys have their places one after the other.
+        place = low // BN * (2 * BN * BK) + (low % BN + o_r)[:, None] * BK + o_k[None, :]
+        p = p_scratch + (g * (2 * EXTRA) + EXTRA + lower) * (2 * C * BK) + place
+        dk = tl.load(p)
+        dv = tl.load(p + BN * BK)
+        for other in range(lower, upper):
+            p = p_scratch + (g * (2 * EXTRA) + other) * (2 * C * BK) + place
+            dk += tl.load(p)
+            dv += tl.load(p + BN * BK)
+        o = ((start + low + o_r).to(INDEX)[:, None] * G + g) * K + o_k
+        tl.store(p_dk + o, (dk * scale).to(p_dk.dtype.element_ty), (o_k < K)[None, :])
+        tl.store(p_dv + o, dv.to(p_dv.dtype.element_ty), (o_k < K)[None, :])
 
 
 @triton.jit

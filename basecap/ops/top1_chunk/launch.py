@@ -167,7 +167,7 @@ class Index:
     def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Offset, pairs, share and chunk, as the kernels take them."""
         # The lists come first, where vector loads find them aligned.
-        widths = [self.pairs_per_group, self.M + 1, self.M + 1, max(1, self.extra)]
+        widths = [self.pairs_per_group, self.M + 1, self.M + 1, self.extra]
         pairs, offset, share, chunk = self.buffer.split([self.groups * width for width in widths])
         return offset, pairs, share, chunk
 
@@ -175,7 +175,7 @@ class Index:
 def empty_index(choice: Tensor, M: int, groups: int, size: int) -> Index:
     """Return an index of `choice` that is yet to be filled; places no list needs stay zero."""
     pairs = choice.numel() // groups
-    length = groups * (pairs + 2 * (M + 1) + max(1, pairs // size))
+    length = groups * (pairs + 2 * (M + 1) + pairs // size)
     return Index(choice.new_zeros(length), groups, pairs, M, size)
 
 
@@ -197,7 +197,7 @@ def invert(choice: Tensor, M: int, groups: int, size: int) -> Index:
     kernels_index.count_kernel[blocks, groups](choice, count, rank, pairs, M, **shape, BT=32, num_warps=1)
     kernels_index.scan_kernel[triton.cdiv(M, 64), groups](count, total, blocks, M, BC=64, BB=32)
     kernels_index.offset_kernel[(groups,)](
-        total, offset, share, chunk, M, SHARE=size, EXTRA=max(1, index.extra), BC=1024
+        total, offset, share, chunk, M, SHARE=size, EXTRA=index.extra, BC=1024
     )
     kernels_index.scatter_kernel[triton.cdiv(pairs, 1024), groups](
         choice, rank, count, offset, lists, pairs, blocks, M, **shape, BT=1024
@@ -219,6 +219,7 @@ def _shape(q: Tensor, k: Tensor, remote: int, chunk: int, tile: Tile) -> dict[st
         "BL": min(chunk, tile.rows),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
+        "maxnreg": tile.registers,
     }
 
 
@@ -242,7 +243,7 @@ def attend(
     part_lse = torch.empty((1 + remote) * blocks, N, H, dtype=torch.float32, device=q.device)
     kernels_attend.attend_fwd_kernel[((M + index.extra) * blocks * G,)](
         q, k, v, part, part_lse, grid, *index.parts,
-        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], N, M, max(1, index.extra), scale * LOG2E,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], N, M, index.extra, scale * LOG2E,
         H=H, INDEX=_index(part, q, k, v), **shape,
     )  # fmt: skip
     o = q.new_empty(N, H, K)
@@ -261,28 +262,32 @@ def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: floa
     G, M, remote = k.shape[1], grid.shape[0], choice.shape[2]
     shape = _shape(q, k, remote, chunk, _tile(BACKWARD, q))
     blocks = chunk // shape["BN"]
+    lists = Index(index, G, choice.numel() // G, M, shape["SHARE"])
+    items = M + lists.extra
     kernel: Any = kernels_attend.attend_bwd_kernel
     if _on_hopper(q, chunk):
         from basecap.ops.top1_chunk import kernels_hopper_backward as hopper
 
         q, k, v, do = (hopper.aligned(x) for x in (q, k, v, do))
-        kernel, blocks = hopper.attend_bwd_kernel, 1
+        kernel, blocks, items = hopper.attend_bwd_kernel, 1, hopper.programs(K, items, G)
         shape = {key: shape[key] for key in ("GROUP", "REMOTE", "SHARE", "K", "C")} | hopper.options(K)
     part = q.new_empty((1 + remote) * blocks, N, H, K)
-    rows = {"K": K, "BK": _width(K), "BR": 64, "INDEX": _index(part)}
-    lists = Index(index, G, choice.numel() // G, M, shape["SHARE"])
+    wide = {"K": K, "BK": _width(K), "INDEX": _index(part, q, k, v)}
+    rows = wide | {"BR": 64}
     delta = torch.empty(N, H, dtype=torch.float32, device=q.device)
     kernels_attend.delta_kernel[(triton.cdiv(N * H, 64),)](o, do, delta, N * H, **rows)
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    size = 2 * chunk * _width(K)
-    scratch = torch.empty(G, max(1, lists.extra), size, dtype=torch.float32, device=q.device)
-    for first, items in ((M, lists.extra), (0, M)):
-        if items:
-            kernel[(items * blocks * G,)](
-                q, k, v, do, lse, delta, part, dk, dv, scratch, grid, *lists.parts,
-                *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], N, M, max(1, lists.extra), scale, first,
-                G=G, INDEX=_index(part, q, k, v), **shape,
-            )  # fmt: skip
+    scratch = dk.new_empty(G, 2 * lists.extra, 2 * chunk * _width(K), dtype=torch.float32)
+    kernel[(items * blocks * G,)](
+        q, k, v, do, lse, delta, part, dk, dv, scratch, grid, *lists.parts,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], N, M, lists.extra, scale,
+        G=G, INDEX=wide["INDEX"], **shape,
+    )  # fmt: skip
+    if lists.extra:
+        kernels_attend.share_kernel[(4 * lists.extra * G,)](
+            scratch, dk, dv, grid, *lists.parts[2:], M, lists.extra, scale,
+            G=G, C=chunk, BN=chunk // blocks, BR=16, PARTS=4, **wide,
+        )  # fmt: skip
     kernels_attend.sum_kernel[(triton.cdiv(N * H, 64),)](part, choice, dq, N * H, P=blocks, REMOTE=remote, **rows)
     return dq, dk, dv
 
