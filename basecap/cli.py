@@ -155,9 +155,17 @@ def check(
     from basecap.testing.check_all import check_all, failed
 
     _load(plugin)
-    rows = check_all(mixer, choose_device(device))
+    rows: list[dict[str, Any]] = []
+    stopped = False
+    try:
+        check_all(mixer, choose_device(device), keep=rows.extend)
+    except KeyboardInterrupt:
+        stopped = True
     _table("checks", rows, as_json)
     _say(f"{len(rows)} checks, {failed(rows)} failed")
+    if stopped:
+        _say("interrupted: the table holds what was checked so far.")
+        raise typer.Exit(130)
     if failed(rows):
         raise typer.Exit(1)
 

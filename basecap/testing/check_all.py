@@ -1,6 +1,6 @@
 """`basecap check`: the conformance suite over every architecture and op, as rows for people."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,12 +11,13 @@ from basecap.testing.check_mixer import check_mixer
 from basecap.testing.check_op import OPS, check_op
 
 
-def check_all(names: Sequence[str], device: torch.device) -> list[dict[str, Any]]:
+def check_all(names: Sequence[str], device: torch.device, keep: Callable[[Iterator[dict[str, Any]]], None]) -> None:
     """Prove the contract for architectures; one row per check, its `result` "passed" or a sentence.
 
     Args:
         names: registered architectures; all of them, and all ops, when empty.
         device: where to run; on a GPU mixers and ops use their kernels, elsewhere an op's result says what ran.
+        keep: called with each subject's rows, so that an interrupted check loses none of those before.
 
     Raises:
         ConfigError: an unknown name.
@@ -25,15 +26,13 @@ def check_all(names: Sequence[str], device: torch.device) -> list[dict[str, Any]
         ARCHITECTURES.get(name)
     chosen = list(names) or ARCHITECTURES.names()
     ops = [] if names else list(OPS)
-    rows: list[dict[str, Any]] = []
     with progress("check", total=len(chosen) + len(ops), unit="subjects") as advance:
         for name in chosen:
-            rows += _mixer_rows(name, device)
+            keep(_mixer_rows(name, device))
             advance(1, note=name)
         for name in ops:
-            rows += _op_rows(name, device)
+            keep(_op_rows(name, device))
             advance(1, note=name)
-    return rows
 
 
 def failed(rows: Sequence[dict[str, Any]]) -> int:

@@ -145,7 +145,7 @@ def fetch(
     j = 0
     n = 0
     begin, stop = find_list(p_offset, g, chunk, share, M, SHARE)
-    for trip in range(0, 1 if KV == 1 else gl.cdiv(extras + M - first, step)):
+    for trip in range(1 if KV == 1 else gl.cdiv(extras + M - first, step)):
         item = first + trip * step
         if start < end:
             u = n % KV
@@ -313,7 +313,7 @@ def key_gradients(
     o_t = gl.arange(0, BM, layout=gl.SliceLayout(0, square))
     j = 0
     n = 0
-    for trip in range(0, 1 if KV == 1 else gl.cdiv(extras + M - first, step)):
+    for trip in range(1 if KV == 1 else gl.cdiv(extras + M - first, step)):
         item = first + trip * step
         if start < end:
             # Not read ahead: Triton 3.6 keeps the first ones for all items, as nothing but a loop's bounds needs them.
@@ -431,7 +431,7 @@ def query_gradients(
     j = 0
     n = 0
     begin, stop = find_list(p_offset, g, chunk, share, M, SHARE)
-    for trip in range(0, 1 if KV == 1 else gl.cdiv(extras + M - first, step)):
+    for trip in range(1 if KV == 1 else gl.cdiv(extras + M - first, step)):
         item = first + trip * step
         if start < end:
             pair = gl.load(p_list + begin + o_m, begin + o_m < stop, other=0)

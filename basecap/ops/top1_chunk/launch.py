@@ -196,16 +196,14 @@ def invert(choice: Tensor, M: int, groups: int, size: int) -> Index:
     shape = {"H": H, "GROUP": H // groups, "REMOTE": remote, "BLOCK": block}
     kernels_index.count_kernel[blocks, groups](choice, count, rank, pairs, M, **shape, BT=32, num_warps=1)
     kernels_index.scan_kernel[triton.cdiv(M, 64), groups](count, total, blocks, M, BC=64, BB=32)
-    kernels_index.offset_kernel[(groups,)](
-        total, offset, share, chunk, M, SHARE=size, EXTRA=index.extra, BC=1024
-    )
+    kernels_index.offset_kernel[(groups,)](total, offset, share, chunk, M, SHARE=size, EXTRA=index.extra, BC=1024)
     kernels_index.scatter_kernel[triton.cdiv(pairs, 1024), groups](
         choice, rank, count, offset, lists, pairs, blocks, M, **shape, BT=1024
     )
     return index
 
 
-def _shape(q: Tensor, k: Tensor, remote: int, chunk: int, tile: Tile) -> dict[str, int]:
+def _shape(q: Tensor, k: Tensor, remote: int, chunk: int, tile: Tile) -> dict[str, Any]:
     H, K = q.shape[1:]
     return {
         "GROUP": H // k.shape[1],

@@ -1,0 +1,25 @@
+"""`basecap check` on the command line."""
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from basecap.cli import app
+from basecap.testing import check_all
+
+
+def rows(name: str, device: torch.device) -> list[dict]:
+    if name == "mamba-2":
+        raise KeyboardInterrupt
+    return [{"subject": name, "check": "runs", "error": 0.0, "allowed": 0.0, "result": "passed"}]
+
+
+def test_an_interrupted_check_shows_what_it_has_found(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(check_all, "_mixer_rows", rows)
+    command = ["check", "--device", "cpu", *(f"--mixer={name}" for name in ("mamba-1", "mamba-2", "rwkv-7"))]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 130
+    assert "mamba-1" in done.output
+    assert "1 checks, 0 failed" in done.output
+    assert "interrupted" in done.output
+    assert "rwkv-7" not in done.output
