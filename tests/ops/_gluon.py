@@ -1,8 +1,9 @@
 """Runs kernels in Gluon, which has no interpreter, with PyTorch: a thread for each warpgroup, real barriers.
 
-It shows wrong numbers, barriers nobody arrives at, and data used before it is there: copies write noise until the
-barrier they signal completes, products can be read only after the wait for them. Layouts, registers and caches, the
-barriers within a warpgroup and fences are beyond it.
+It shows wrong numbers, barriers nobody arrives at, and data used before it is there or while it changes: at every barrier
+chance decides which warpgroup goes on and which copy arrives; copies write noise until they have arrived; what a product
+reads must stay the same from its beginning to the wait for it. One seed is one order of events. Layouts, registers,
+caches, 32-bit overflow, the barriers within a warpgroup and fences are beyond it.
 """
 
 import inspect
@@ -46,7 +47,8 @@ class Pointer:
 
 
 def pointer(x: Tensor) -> Pointer:
-    return Pointer(x.as_strided((x.untyped_storage().size() // x.element_size() - x.storage_offset(),), (1,)))
+    extent = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)) + 1 if x.numel() else 0
+    return Pointer(x.as_strided((extent,), (1,)))
 
 
 def load(p: Pointer, mask: Any = None, other: float = 0) -> Any:
@@ -54,6 +56,7 @@ def load(p: Pointer, mask: Any = None, other: float = 0) -> Any:
         assert 0 <= p.place < len(p.memory)
         return p.memory[p.place].item()
     mask = torch.ones(p.place.shape, dtype=torch.bool) if mask is None else mask.expand(p.place.shape)
+    assert (p.place[mask] >= 0).all()
     out = torch.full(p.place.shape, other, dtype=p.memory.dtype)
     out[mask] = p.memory[p.place[mask].long()]
     return out
@@ -61,7 +64,12 @@ def load(p: Pointer, mask: Any = None, other: float = 0) -> Any:
 
 def store(p: Pointer, x: Tensor, mask: Tensor | None = None) -> None:
     mask = torch.ones(p.place.shape, dtype=torch.bool) if mask is None else mask.expand(p.place.shape)
+    assert (p.place[mask] >= 0).all()
     p.memory[p.place[mask].long()] = x[mask]
+
+
+#: The one warpgroup there is before they part.
+ALONE = -1
 
 
 class Machine:
@@ -71,60 +79,65 @@ class Machine:
         self.turn = threading.Condition()
         self.random = random.Random(seed)
         self.copies: list[Callable[[], None]] = []
-        self.running = 1
-        self.waiting: list[Callable[[], bool]] = []
+        self.waiting: dict[int, Callable[[], bool]] = {}
+        self.running = ALONE
         self.failure: BaseException | None = None
         self.program, self.programs = (0,), (1,)
         self.own = threading.local()
 
-    def arrive(self) -> None:
-        """Let others run, or not."""
-        self.turn.notify_all()
-        if self.random.random() < 0.5:
-            self.turn.release()
-            self.turn.acquire()
-
-    def wait(self, ready: Callable[[], bool]) -> None:
-        self.waiting.append(ready)
-        while not ready():
-            if self.copies:
-                self.copies.pop(self.random.randrange(len(self.copies)))()
-                self.turn.notify_all()
-            elif self.failure is None:
-                self.fail_if_stuck()
-                self.turn.wait()
-            if self.failure is not None:
-                raise self.failure
-        self.waiting.remove(ready)
-
-    def fail_if_stuck(self) -> None:
-        if len(self.waiting) == self.running > 0 and not self.copies and not any(ready() for ready in self.waiting):
-            self.failure = RuntimeError("every warpgroup that is left waits at a barrier")
-            self.turn.notify_all()
+    def wait(self, ready: Callable[[], bool] = lambda: True) -> None:
+        """Go on some time after `ready`."""
+        number = getattr(self.own, "number", ALONE)
+        self.waiting[number] = ready
+        self.pass_on()
+        while self.running != number and self.failure is None:
+            self.turn.wait()
+        if self.failure is not None:
             raise self.failure
 
+    def pass_on(self) -> None:
+        """Let copies arrive and a warpgroup go on, whichever chance decides."""
+        while self.failure is None:
+            able = [number for number, ready in self.waiting.items() if ready()]
+            if not able and not self.copies:
+                self.failure = RuntimeError("every warpgroup that is left waits at a barrier")
+                break
+            at = self.random.randrange(len(able) + len(self.copies))
+            if at < len(able):
+                self.running = able[at]
+                del self.waiting[self.running]
+                break
+            self.copies.pop(at - len(able))()
+        self.turn.notify_all()
+
     def specialise(self, parts: list[tuple[Callable, tuple]], *_: object) -> None:
-        def body(function: Callable, arguments: tuple) -> None:
+        def body(number: int, function: Callable, arguments: tuple) -> None:
+            self.own.number = number
             with self.turn:
                 try:
-                    function(*arguments)
-                    self.running -= 1
-                    self.fail_if_stuck()
+                    while self.running != number and self.failure is None:
+                        self.turn.wait()
+                    if self.failure is None:
+                        function(*arguments)
                 except BaseException as error:
                     self.failure = self.failure or error
-                self.turn.notify_all()
+                if self.waiting:
+                    self.pass_on()
 
-        self.running = len(parts)
-        threads = [threading.Thread(target=body, args=part) for part in parts]
+        self.waiting = {number: lambda: True for number in range(len(parts))}
+        self.pass_on()
+        threads = [threading.Thread(target=body, args=(number, *part)) for number, part in enumerate(parts)]
         self.turn.release()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         self.turn.acquire()
-        self.running = 1
+        self.running = ALONE
         if self.failure is not None:
             raise self.failure
+        while self.copies:
+            self.copies.pop()()
 
 
 MACHINE = Machine()
@@ -143,7 +156,7 @@ class Barrier:
         assert self.left >= number > 0, "more arrive than the barrier counts"
         self.left -= number
         self.turn()
-        MACHINE.arrive()
+        MACHINE.wait()
 
     def expect(self, size: int) -> None:
         self.bytes += size
@@ -245,15 +258,22 @@ def copy_block(d: Descriptor, place: list[int], barrier: Barrier, target: Shared
     MACHINE.copies.append(finish)
 
 
+def value_of(x: Any) -> Tensor:
+    return x.data if isinstance(x, Shared) else x.value if isinstance(x, Product) else x
+
+
 class Product:
-    """A product begun; it has a value after the wait for it, and reads shared memory as late as that."""
+    """A product begun, which has a value after the wait for it."""
 
     def __init__(self, a: Any, b: Any, to: Any):
         self.terms, self.value = (a, b, to), None
+        self.begun = [value_of(x).clone() for x in (a, b)]
 
     def finish(self) -> None:
-        a, b, to = (x.data if isinstance(x, Shared) else x.value if isinstance(x, Product) else x for x in self.terms)
-        assert to is not None
+        a, b, to = (value_of(x) for x in self.terms)
+        for x, begun in zip((a, b), self.begun, strict=True):
+            assert ((x == begun) | (x != x) & (begun != begun)).all(), "what a product reads changes before its end"
+        assert to is not None, "a product adds to one that has no value yet"
         self.value = to + a.float() @ b.float()
 
 
@@ -268,7 +288,7 @@ def wait_products(left: int, deps: list) -> Any:
     products = own_list("products")
     while len(products) > left:
         products.pop(0).finish()
-    values = [x.value if isinstance(x, Product) else x for x in deps]
+    values = [value_of(x) for x in deps]
     assert all(x is not None for x in values)
     return values[0] if len(values) == 1 else values
 
@@ -327,7 +347,7 @@ TYPES = {"int32": torch.int32, "int64": torch.int64}
 
 
 class Kernel:
-    """A kernel that runs its programs one after the other; `seed` decides which warpgroup goes on where two could."""
+    """A kernel that runs its programs one after the other; `seed` decides on the order of events."""
 
     def __init__(self, function: Callable):
         self.function, self.names = function, list(inspect.signature(function).parameters)
@@ -342,7 +362,6 @@ class Kernel:
                 MACHINE.program, MACHINE.programs = program, grid
                 with MACHINE.turn:
                     self.function(**values)
-                assert not MACHINE.copies, "a program ends while copies are on their way"
 
         return launch
 

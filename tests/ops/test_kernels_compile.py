@@ -208,7 +208,9 @@ def pretend_hopper() -> dict[str, str]:
     )
     # The operators are to take these tensors, which lie on the CPU, for a GPU's.
     torch.Tensor.is_cuda = True
-    torch.cuda.get_device_properties = lambda device: SimpleNamespace(shared_memory_per_multiprocessor=MULTIPROCESSOR)
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(
+        shared_memory_per_multiprocessor=MULTIPROCESSOR, multi_processor_count=132
+    )
     _dispatch._unsupported = lambda device, dtype, shared: None
     return faults
 

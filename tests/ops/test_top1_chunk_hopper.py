@@ -3,7 +3,7 @@
 import importlib
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from tests.ops import _gluon
 pytestmark = [
     pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1"),
     pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),
+    pytest.mark.usefixtures("poisoned"),
 ]
 
 PACKED = [1, 127, 128, 129, 640]
@@ -63,7 +64,7 @@ def test_backward_is_as_accurate_as_plain_pytorch(K, lengths, heads, remote, pro
     if chosen is not None:
         choice = torch.where(choice >= 0, chosen, choice)
     o, lse, index = launch.attend(q, k, v, choice, grid, own, 128, scale)
-    monkeypatch.setattr(kernels, "MULTIPROCESSORS", programs)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=programs))
     monkeypatch.setattr(sys.modules["basecap.ops.top1_chunk"], "kernels_hopper_backward", kernels, raising=False)
     monkeypatch.setattr(launch, "_on_hopper", lambda *_: True)
     found = launch.attend_backward(do, (q, k, v, o, lse, index, choice, grid, own), 128, scale)

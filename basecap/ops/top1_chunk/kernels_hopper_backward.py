@@ -1,9 +1,10 @@
-"""The backward attention pass on Hopper GPUs, in Gluon: one program for a chunk of 128 keys, as in `kernels_attend`.
+"""The backward attention pass on Hopper GPUs, in Gluon: chunks of 128 keys, the work items of `kernels_attend`.
 
-Four warpgroups share the work. One gathers tiles of queries, own ones and then those of the chunk's list, into a ring
+Four warpgroups share an item's work. One gathers tiles of queries, own ones and then those of the chunk's list, into a ring
 of S stages. Two hold 64 keys each and add up their dk and dv in registers; what they find for ds they leave in shared
-memory, where the last one makes the queries' partial dq of it. Barriers: `full` and `empty` for each stage of the
-ring, `ds_full` and `ds_empty` for each of the two tiles of ds that can wait.
+memory, where the last one makes the queries' partial dq of it. Barriers: `ready` and `done` for each place that keys and
+values have, `full` and `empty` for each stage of the ring, `ds_full` and `ds_empty` for each of the two tiles of ds that
+can wait.
 """
 
 import torch
@@ -29,9 +30,6 @@ STAGES = {64: 4, 128: 2}
 
 #: Chunks whose keys and values have room at a time.
 CHUNKS = {64: 2, 128: 1}
-
-#: Multiprocessors of an H100 or H200, each of which has room for one program.
-MULTIPROCESSORS = 132
 
 #: For each head size the registers a thread of the key warpgroups has, of the query warpgroup, of the fetching one.
 REGISTERS = {64: (176, 96, 64), 128: (208, 64, 32)}
@@ -577,15 +575,17 @@ def aligned(x: Tensor) -> Tensor:
     return x if visible else x.clone(memory_format=torch.contiguous_format)
 
 
-def programs(K: int, items: int, G: int) -> int:
+def programs(K: int, items: int, G: int, device: torch.device) -> int:
     """Return how many programs share the work items of each of G heads."""
     if CHUNKS[K] == 1:
         # Nothing could be copied for the next item, so that other programs' work is as good.
         return items
-    count = MULTIPROCESSORS // G
-    if count * G < 0.95 * MULTIPROCESSORS:
+    # A multiprocessor has room for one program.
+    room = torch.cuda.get_device_properties(device).multi_processor_count
+    count = room // G
+    if count * G < 0.95 * room:
         # They cannot all be busy at once: many programs even that out.
-        count = max(1, 4 * MULTIPROCESSORS // G)
+        count = max(1, 4 * room // G)
     return min(items, count)
 
 

@@ -222,7 +222,7 @@ def _shape(q: Tensor, k: Tensor, remote: int, chunk: int, tile: Tile) -> dict[st
 
 
 def share_of(chunk: int) -> int:
-    """Return how many queries of a chunk's list one program takes."""
+    """Return how many queries of a chunk's list one work item has."""
     return max(512, 4 * chunk)
 
 
@@ -267,15 +267,15 @@ def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: floa
         from basecap.ops.top1_chunk import kernels_hopper_backward as hopper
 
         q, k, v, do = (hopper.aligned(x) for x in (q, k, v, do))
-        kernel, blocks, items = hopper.attend_bwd_kernel, 1, hopper.programs(K, items, G)
+        kernel, blocks, items = hopper.attend_bwd_kernel, 1, hopper.programs(K, items, G, q.device)
         shape = {key: shape[key] for key in ("GROUP", "REMOTE", "SHARE", "K", "C")} | hopper.options(K)
     part = q.new_empty((1 + remote) * blocks, N, H, K)
-    wide = {"K": K, "BK": _width(K), "INDEX": _index(part, q, k, v)}
+    scratch = k.new_empty(G, 2 * lists.extra, 2 * chunk * _width(K), dtype=torch.float32)
+    wide = {"K": K, "BK": _width(K), "INDEX": _index(part, q, k, v, scratch)}
     rows = wide | {"BR": 64}
     delta = torch.empty(N, H, dtype=torch.float32, device=q.device)
     kernels_attend.delta_kernel[(triton.cdiv(N * H, 64),)](o, do, delta, N * H, **rows)
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    scratch = dk.new_empty(G, 2 * lists.extra, 2 * chunk * _width(K), dtype=torch.float32)
     kernel[(items * blocks * G,)](
         q, k, v, do, lse, delta, part, dk, dv, scratch, grid, *lists.parts,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], N, M, lists.extra, scale,
