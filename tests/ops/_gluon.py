@@ -1,9 +1,9 @@
 """Runs kernels in Gluon, which has no interpreter, with PyTorch: a thread for each warpgroup, real barriers.
 
-It shows wrong numbers, barriers nobody arrives at, and data used before it is there or while it changes: at every barrier
-chance decides which warpgroup goes on and which copy arrives; copies write noise until they have arrived; what a product
-reads must stay the same from its beginning to the wait for it. One seed is one order of events. Layouts, registers,
-caches, 32-bit overflow, the barriers within a warpgroup and fences are beyond it.
+It shows wrong numbers, barriers nobody arrives at, and data used before it is there or while it changes: at every
+barrier chance decides which warpgroup goes on and which copy arrives; copies write noise until they have arrived; what
+a product reads must stay the same from its beginning to the wait for it. One seed is one order of events. Layouts,
+registers, caches, 32-bit overflow, the barriers within a warpgroup and fences are beyond it.
 """
 
 import inspect

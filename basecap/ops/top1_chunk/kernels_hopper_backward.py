@@ -1,10 +1,10 @@
 """The backward attention pass on Hopper GPUs, in Gluon: chunks of 128 keys, the work items of `kernels_attend`.
 
-Four warpgroups share an item's work. One gathers tiles of queries, own ones and then those of the chunk's list, into a ring
-of S stages. Two hold 64 keys each and add up their dk and dv in registers; what they find for ds they leave in shared
-memory, where the last one makes the queries' partial dq of it. Barriers: `ready` and `done` for each place that keys and
-values have, `full` and `empty` for each stage of the ring, `ds_full` and `ds_empty` for each of the two tiles of ds that
-can wait.
+Four warpgroups share an item's work. One gathers tiles of queries, own ones and then those of the chunk's list, into
+a ring of S stages. Two hold 64 keys each and add up their dk and dv in registers; what they find for ds they leave in
+shared memory, where the last one makes the queries' partial dq of it. Barriers: `ready` and `done` for each place that
+keys and values have, `full` and `empty` for each stage of the ring, `ds_full` and `ds_empty` for each of the two tiles
+of ds that can wait.
 """
 
 import torch
