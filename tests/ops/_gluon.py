@@ -75,14 +75,18 @@ ALONE = -1
 class Machine:
     """One program's warpgroups, of which one runs at a time, and the copies on their way."""
 
-    def __init__(self, seed: int = 0):
+    def __init__(self) -> None:
+        self.begin((0,), (1,), seed=0)
+
+    def begin(self, program: tuple[int, ...], programs: tuple[int, ...], seed: int) -> None:
+        """Forget all before and be this program of so many."""
         self.turn = threading.Condition()
         self.random = random.Random(seed)
         self.copies: list[Callable[[], None]] = []
         self.waiting: dict[int, Callable[[], bool]] = {}
         self.running = ALONE
         self.failure: BaseException | None = None
-        self.program, self.programs = (0,), (1,)
+        self.program, self.programs = program, programs
         self.own = threading.local()
 
     def wait(self, ready: Callable[[], bool] = lambda: True) -> None:
@@ -358,8 +362,7 @@ class Kernel:
             values = dict(zip(self.names, args, strict=False)) | {k: v for k, v in options.items() if k in self.names}
             values = {name: pointer(x) if isinstance(x, Tensor) else TYPES.get(str(x), x) for name, x in values.items()}
             for program in itertools.product(*map(range, grid)):
-                MACHINE.__init__(hash((self.seed, *program)))
-                MACHINE.program, MACHINE.programs = program, grid
+                MACHINE.begin(program, grid, hash((self.seed, *program)))
                 with MACHINE.turn:
                     self.function(**values)
 

@@ -78,35 +78,41 @@ def test_backward_is_as_accurate_as_plain_pytorch(K, lengths, heads, remote, pro
         assert_as_accurate(f"d{name}", *values)
 
 
-@pytest.mark.parametrize("K", [64, 128])
-@pytest.mark.parametrize(("lengths", "heads"), [([1], (1, 1)), ([385], (4, 2)), ([1200], (1, 1)), (PACKED, (2, 2))])
+def inputs_of_choice(K: int, lengths: list[int], heads: tuple[int, int]) -> tuple[Tensor, ...]:
+    """Return q and k in bfloat16, the grid, each token's own chunk and a choice that is yet to be made."""
+    q, k, *_, grid, own = draw(lengths, *heads, K)
+    return q.bfloat16(), k.bfloat16(), grid, own, torch.full((*q.shape[:2], 1), -1, dtype=torch.int32)
+
+
+every_choice = pytest.mark.parametrize(
+    ("K", "lengths", "heads"),
+    [(K, *case) for K in (64, 128) for case in (([1], (1, 1)), ([385], (4, 2)), ([1200], (1, 1)), (PACKED, (2, 2)))],
+)
+
+
+@every_choice
 def test_exact_choice_is_that_of_plain_pytorch(K, lengths, heads):
     """Where scores are bounded. Blocks of queries with larger ones are left to other kernels."""
-    kernels = simulated("kernels_hopper")
-    q, k, *_, grid, own = draw(lengths, *heads, K)
-    q, k = q.bfloat16(), k.bfloat16()
+    q, k, grid, own, choice = inputs_of_choice(K, lengths, heads)
     large = torch.arange(len(q)) // 128 == 2
     q[large] *= 40
-    choice = torch.full((len(q), q.shape[1], 1), -1, dtype=torch.int32)
     norm = k.float().square().sum(-1).amax(0)
-    kernels.choose_exact(q, k, grid, own, norm, choice, 128, K**-0.5 * load("launch").LOG2E)
+    scale2 = K**-0.5 * load("launch").LOG2E
+    simulated("kernels_hopper").choose_exact(q, k, grid, own, norm, choice, 128, scale2)
     expected = eager.choose(q.float(), k.float(), grid, own, 128, True, K**-0.5, 1)
     assert torch.equal(choice[~large], expected[~large])
     assert (choice[large] == -1).all()
 
 
-@pytest.mark.parametrize("K", [64, 128])
-@pytest.mark.parametrize(("lengths", "heads"), [([1], (1, 1)), ([385], (4, 2)), ([1200], (1, 1)), (PACKED, (2, 2))])
+@every_choice
 def test_approximate_choice_is_that_of_plain_pytorch(K, lengths, heads):
-    kernels = simulated("kernels_hopper")
-    q, k, *_, grid, own = draw(lengths, *heads, K)
-    q, k = q.bfloat16(), k.bfloat16()
+    q, k, grid, own, choice = inputs_of_choice(K, lengths, heads)
     q[200:210] = float("nan")
     rows = (grid[:, :1].long() + torch.arange(128)).clamp(max=len(k) - 1)
     mean = k.float()[rows].mean(1).transpose(0, 1).contiguous()
     means = mean.bfloat16()
-    choice = torch.full((len(q), q.shape[1], 1), -1, dtype=torch.int32)
-    kernels.choose_approx(q, means, (mean - means.float()).bfloat16(), grid, own, choice)
+    low = (mean - means.float()).bfloat16()
+    simulated("kernels_hopper").choose_approx(q, means, low, grid, own, choice)
     expected = eager.choose(q.float(), k.float(), grid, own, 128, False, K**-0.5, 1)
     number = ~q[:, 0].isnan().any(-1)
     assert torch.equal(choice[number], expected[number])
