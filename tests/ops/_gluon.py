@@ -68,6 +68,11 @@ def store(p: Pointer, x: Tensor, mask: Tensor | None = None) -> None:
     p.memory[p.place[mask].long()] = x[mask]
 
 
+def atomic_add(p: Pointer, x: Tensor, mask: Tensor, sem: str) -> None:
+    mask = mask.expand(p.place.shape)
+    p.memory.index_add_(0, p.place[mask].long(), x[mask])
+
+
 #: The one warpgroup there is before they part.
 ALONE = -1
 
@@ -327,6 +332,7 @@ def language() -> SimpleNamespace:
         static_range=range,
         load=load,
         store=store,
+        atomic_add=atomic_add,
         where=where,
         arange=lambda start, end, layout: torch.arange(start, end, dtype=torch.int32),
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),

@@ -192,15 +192,26 @@ def merge_kernel(
 
 @triton.jit
 def delta_kernel(
-    p_o, p_do, p_delta, rows, K: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr, INDEX: tl.constexpr
-):  # fmt: skip
-    """Write sum(do * o) of each query."""
+    p_o,
+    p_do,
+    p_delta,
+    p_dq,
+    rows,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    BR: tl.constexpr,
+    ADD: tl.constexpr,
+    INDEX: tl.constexpr,
+):
+    """Write sum(do * o) of each query, and zeros where its dq is to be added up."""
     row = tl.program_id(0).to(INDEX) * BR + tl.arange(0, BR)
     o_k = tl.arange(0, BK)
     mask = (row < rows)[:, None] & (o_k[None, :] < K)
     b_o = tl.load(p_o + row[:, None] * K + o_k, mask, other=0.0).to(tl.float32)
     b_do = tl.load(p_do + row[:, None] * K + o_k, mask, other=0.0).to(tl.float32)
     tl.store(p_delta + row, tl.sum(b_o * b_do, 1), row < rows)
+    if ADD:
+        tl.store(p_dq + row[:, None] * K + o_k, tl.zeros([BR, BK], p_dq.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -257,10 +268,12 @@ def attend_bwd_kernel(
     BN: tl.constexpr,
     BM: tl.constexpr,
     BL: tl.constexpr,
+    ADD: tl.constexpr,
     INDEX: tl.constexpr,
 ):
     """Write a block's dk and dv and the partial dq of all queries that attend it.
 
+    ADD: there are two for a query, which are added to zeros; in either order the sum is the same, bit for bit.
     Where a list has extra shares every share leaves its dk and dv in p_scratch [G, 2 * EXTRA, P, 2, BN, BK]: extra
     ones at their number, the first one EXTRA places behind the first of them. `share_kernel` adds them up.
     """
@@ -304,8 +317,11 @@ def attend_bwd_kernel(
             delta = tl.load(p_delta + row, m_t, other=0.0)
             visible = (o_s[:, None] <= o_t[None, :]) & m_s[:, None]
             dk, dv, dq = backward_tile(b_k, b_v, b_q, b_do, lse, delta, visible, scale2, dk, dv, True)
-            row += sub * rows
-            tl.store(p_part + row[:, None] * K + o_k, (dq * scale).to(p_part.dtype.element_ty), m_tk)
+            b_dq = (dq * scale).to(p_part.dtype.element_ty)
+            if ADD:
+                tl.atomic_add(p_part + row[:, None] * K + o_k, b_dq, m_tk, sem="relaxed")
+            else:
+                tl.store(p_part + (sub * rows + row)[:, None] * K + o_k, b_dq, m_tk)
     for at in range(begin, stop, BM):
         o_i = at + tl.arange(0, BM)
         m_i = o_i < stop
@@ -318,8 +334,12 @@ def attend_bwd_kernel(
         lse = tl.load(p_lse + query, m_i, other=float("inf"))
         delta = tl.load(p_delta + query, m_i, other=0.0)
         dk, dv, dq = backward_tile(b_k, b_v, b_q, b_do, lse, delta, None, scale2, dk, dv, False)
-        row = ((1 + pair % REMOTE) * P + sub) * rows + query
-        tl.store(p_part + row[:, None] * K + o_k, (dq * scale).to(p_part.dtype.element_ty), m_ik)
+        b_dq = (dq * scale).to(p_part.dtype.element_ty)
+        if ADD:
+            tl.atomic_add(p_part + query[:, None] * K + o_k, b_dq, m_ik, sem="relaxed")
+        else:
+            row = ((1 + pair % REMOTE) * P + sub) * rows + query
+            tl.store(p_part + row[:, None] * K + o_k, b_dq, m_ik)
     lower = tl.load(p_share + g * (M + 1) + chunk)
     if lower == tl.load(p_share + g * (M + 1) + chunk + 1):
         o = (o_s.to(INDEX)[:, None] * G + g) * K + o_k

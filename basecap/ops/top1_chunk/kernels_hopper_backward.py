@@ -25,6 +25,10 @@ from basecap.ops.top1_chunk.kernels_hopper import product_layout
 #: Queries of a tile and keys of a warpgroup, which a product takes at least.
 ROWS = 64
 
+#: Queries that a warpgroup of keys takes at a time. At K = 128 more do not fit into its registers, and then every
+#: instruction of a product in the kernel waits for the one before.
+COLUMNS = {64: 64, 128: 32}
+
 #: Stages of the ring for each head size.
 STAGES = {64: 4, 128: 2}
 
@@ -32,7 +36,7 @@ STAGES = {64: 4, 128: 2}
 CHUNKS = {64: 2, 128: 1}
 
 #: For each head size the registers a thread of the key warpgroups has, of the query warpgroup, of the fetching one.
-REGISTERS = {64: (176, 96, 64), 128: (208, 64, 32)}
+REGISTERS = {64: (176, 96, 64), 128: (192, 80, 48)}
 
 
 @triton.experimental.gluon.jit
@@ -198,7 +202,8 @@ def key_tile(
     j,
     dk,
     dv,
-    visible,
+    o_s,
+    first_t,
     b_k,
     b_v,
     s_q,
@@ -215,13 +220,14 @@ def key_tile(
     HALF: gl.constexpr,
     K: gl.constexpr,
     BM: gl.constexpr,
+    BS: gl.constexpr,
     S: gl.constexpr,
 ):
     """Return dk, dv [64, K] with the parts of the j-th tile of queries added; leave ds in shared memory.
 
     Scores are held transposed, [64, BM], so that both sums over queries take them as the left factor as they are.
     """
-    square: gl.constexpr = product_layout(BM)
+    square: gl.constexpr = product_layout(BS)
     total: gl.constexpr = product_layout(K)
     left: gl.constexpr = gl.DotOperandLayout(0, total, 2)
     column: gl.constexpr = gl.SliceLayout(0, square)
@@ -229,29 +235,33 @@ def key_tile(
     mbarrier.wait(full.index(i), (j // S) & 1)
     # Products read shared memory another way than the copies have written it.
     fence_async_shared()
-    b_q = s_q.index(i)
-    b_do = s_do.index(i)
-    zero = gl.zeros([BM, BM], gl.float32, layout=square)
-    s = warpgroup_mma(b_k, b_q.permute((1, 0)), zero, use_acc=False, is_async=True)
-    dp = warpgroup_mma(b_v, b_do.permute((1, 0)), zero, use_acc=False, is_async=True)
-    lse = s_lse.index(i).load(column)
-    s = warpgroup_mma_wait(1, deps=[s])
-    x = s * scale2 - lse[None, :]
-    if MASK:
-        x = gl.where(visible, x, float("-inf"))
-    p = gl.exp2(x)
-    delta = s_delta.index(i).load(column)
-    dp = warpgroup_mma_wait(0, deps=[dp])
-    b_p = gl.convert_layout(p.to(s_q.dtype), left)
-    dv = warpgroup_mma(b_p, b_do, dv, is_async=True)
-    ds = (p * (dp - delta[None, :])).to(s_q.dtype)
-    b_ds = gl.convert_layout(ds, left)
-    dk = warpgroup_mma(b_ds, b_q, dk, is_async=True)
-    mbarrier.wait(ds_empty.index(j % 2), ((j // 2) & 1) ^ 1)
-    s_ds.index(j % 2 * 2 + HALF).store(ds)
-    fence_async_shared()
-    mbarrier.arrive(ds_full.index(j % 2))
-    dk, dv, b_p, b_ds = warpgroup_mma_wait(0, deps=[dk, dv, b_p, b_ds])
+    zero = gl.zeros([BM, BS], gl.float32, layout=square)
+    for low in gl.static_range(0, BM, BS):
+        b_q = s_q.index(i).slice(low, BS, dim=0)
+        b_do = s_do.index(i).slice(low, BS, dim=0)
+        s = warpgroup_mma(b_k, b_q.permute((1, 0)), zero, use_acc=False, is_async=True)
+        dp = warpgroup_mma(b_v, b_do.permute((1, 0)), zero, use_acc=False, is_async=True)
+        lse = s_lse.index(i).slice(low, BS, dim=0).load(column)
+        s = warpgroup_mma_wait(1, deps=[s])
+        x = s * scale2 - lse[None, :]
+        if MASK:
+            o_t = first_t + low + gl.arange(0, BS, layout=column)
+            x = gl.where(o_s[:, None] <= o_t[None, :], x, float("-inf"))
+        p = gl.exp2(x)
+        delta = s_delta.index(i).slice(low, BS, dim=0).load(column)
+        dp = warpgroup_mma_wait(0, deps=[dp])
+        b_p = gl.convert_layout(p.to(s_q.dtype), left)
+        dv = warpgroup_mma(b_p, b_do, dv, is_async=True)
+        ds = (p * (dp - delta[None, :])).to(s_q.dtype)
+        b_ds = gl.convert_layout(ds, left)
+        dk = warpgroup_mma(b_ds, b_q, dk, is_async=True)
+        if low == 0:
+            mbarrier.wait(ds_empty.index(j % 2), ((j // 2) & 1) ^ 1)
+        s_ds.index(j % 2 * 2 + HALF).slice(low, BS, dim=1).store(ds)
+        if low + BS == BM:
+            fence_async_shared()
+            mbarrier.arrive(ds_full.index(j % 2))
+        dk, dv, b_p, b_ds = warpgroup_mma_wait(0, deps=[dk, dv, b_p, b_ds])
     mbarrier.arrive(empty.index(i))
     return dk, dv
 
@@ -295,20 +305,20 @@ def key_gradients(
     K: gl.constexpr,
     C: gl.constexpr,
     BM: gl.constexpr,
+    BS: gl.constexpr,
     S: gl.constexpr,
     KV: gl.constexpr,
     HALF: gl.constexpr,
     INDEX: gl.constexpr,
 ):
     """Write dk and dv of half of each chunk's keys; those of a list in shares go to scratch memory."""
-    square: gl.constexpr = product_layout(BM)
+    square: gl.constexpr = product_layout(BS)
     total: gl.constexpr = product_layout(K)
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [256 // K, K // 8], [4, 1], [1, 0])
     scale2 = scale * 1.4426950408889634
     o_n = HALF * BM + gl.arange(0, BM, layout=gl.SliceLayout(1, total))
     o_scratch = o_n[:, None] * K + gl.arange(0, K, layout=gl.SliceLayout(0, total))[None, :]
     o_s = HALF * BM + gl.arange(0, BM, layout=gl.SliceLayout(1, square))
-    o_t = gl.arange(0, BM, layout=gl.SliceLayout(0, square))
     j = 0
     n = 0
     for trip in range(1 if KV == 1 else gl.cdiv(extras + M - first, step)):
@@ -325,16 +335,15 @@ def key_gradients(
             fence_async_shared()
             if share == 0:
                 for own in range(GROUP * (C // BM)):
-                    visible = o_s[:, None] <= (own % (C // BM) * BM + o_t)[None, :]
                     dk, dv = key_tile(
-                        j, dk, dv, visible, b_k, b_v, s_q, s_do, s_lse, s_delta, s_ds, full, empty, ds_full, ds_empty,
-                        scale2, True, HALF, K, BM, S,
+                        j, dk, dv, o_s, own % (C // BM) * BM, b_k, b_v, s_q, s_do, s_lse, s_delta, s_ds, full, empty,
+                        ds_full, ds_empty, scale2, True, HALF, K, BM, BS, S,
                     )  # fmt: skip
                     j += 1
             for _ in range(begin, stop, BM):
                 dk, dv = key_tile(
-                    j, dk, dv, None, b_k, b_v, s_q, s_do, s_lse, s_delta, s_ds, full, empty, ds_full, ds_empty, scale2,
-                    False, HALF, K, BM, S,
+                    j, dk, dv, None, None, b_k, b_v, s_q, s_do, s_lse, s_delta, s_ds, full, empty, ds_full, ds_empty,
+                    scale2, False, HALF, K, BM, BS, S,
                 )  # fmt: skip
                 j += 1
             mbarrier.arrive(done.index(u))
@@ -369,8 +378,9 @@ def query_tile(
     scale,
     K: gl.constexpr,
     BM: gl.constexpr,
+    ADD: gl.constexpr,
 ):
-    """Write the partial dq of the j-th tile of queries to the rows `row`, 64 columns at a time."""
+    """Write the partial dq of the j-th tile of queries to the rows `row`, 64 columns at a time, or ADD it to them."""
     total: gl.constexpr = product_layout(64)
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     i = j % 2
@@ -385,7 +395,10 @@ def query_tile(
             mbarrier.arrive(ds_empty.index(i))
         o_k = low + gl.arange(0, 64, layout=gl.SliceLayout(0, wide))
         b_dq = gl.convert_layout((dq * scale).to(p_part.dtype.element_ty), wide)
-        gl.store(p_part + (row[:, None] * K + o_k[None, :]), b_dq, mask[:, None])
+        if ADD:
+            gl.atomic_add(p_part + (row[:, None] * K + o_k[None, :]), b_dq, mask[:, None], sem="relaxed")
+        else:
+            gl.store(p_part + (row[:, None] * K + o_k[None, :]), b_dq, mask[:, None])
 
 
 @triton.experimental.gluon.jit
@@ -422,9 +435,10 @@ def query_gradients(
     C: gl.constexpr,
     BM: gl.constexpr,
     KV: gl.constexpr,
+    ADD: gl.constexpr,
     INDEX: gl.constexpr,
 ):
-    """Write the partial dq of all queries that attend each chunk."""
+    """Write the partial dq of all queries that attend each chunk, or ADD them up."""
     o_m = gl.arange(0, BM, layout=gl.SliceLayout(1, gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])))
     j = 0
     n = 0
@@ -440,12 +454,14 @@ def query_gradients(
                 for own in range(GROUP * (C // BM)):
                     o_t = start + own % (C // BM) * BM + o_m
                     row = o_t.to(INDEX) * H + g * GROUP + own // (C // BM)
-                    query_tile(j, u, row, o_t < end, p_part, s_k, s_ds, ds_full, ds_empty, scale, K, BM)
+                    query_tile(j, u, row, o_t < end, p_part, s_k, s_ds, ds_full, ds_empty, scale, K, BM, ADD)
                     j += 1
             for at in range(begin, stop, BM):
-                row = (1 + pair % REMOTE) * (gl.cast(N, INDEX) * H) + (pair // REMOTE).to(INDEX)
+                row = (pair // REMOTE).to(INDEX)
+                if not ADD:
+                    row += (1 + pair % REMOTE) * (gl.cast(N, INDEX) * H)
                 pair = gl.load(p_list + at + BM + o_m, at + BM + o_m < stop, other=0)
-                query_tile(j, u, row, at + o_m < stop, p_part, s_k, s_ds, ds_full, ds_empty, scale, K, BM)
+                query_tile(j, u, row, at + o_m < stop, p_part, s_k, s_ds, ds_full, ds_empty, scale, K, BM, ADD)
                 j += 1
             mbarrier.arrive(done.index(u))
             n += 1
@@ -488,11 +504,13 @@ def attend_bwd_kernel(
     K: gl.constexpr,
     C: gl.constexpr,
     BM: gl.constexpr,
+    BS: gl.constexpr,
     S: gl.constexpr,
     KV: gl.constexpr,
     R_KEYS: gl.constexpr,
     R_QUERIES: gl.constexpr,
     R_FETCH: gl.constexpr,
+    ADD: gl.constexpr,
     INDEX: gl.constexpr,
 ):
     """Write dk and dv of chunks and the partial dq of all queries that attend them.
@@ -519,7 +537,9 @@ def attend_bwd_kernel(
     s_do = gl.allocate_shared_memory(dtype, [S, BM, K], swizzled)
     s_lse = gl.allocate_shared_memory(gl.float32, [S, BM], plain)
     s_delta = gl.allocate_shared_memory(gl.float32, [S, BM], plain)
-    s_ds = gl.allocate_shared_memory(dtype, [4, BM, BM], swizzled)
+    # A warpgroup writes BS columns of it at a time.
+    halves: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=2 * BS, element_bitwidth=16, rank=2)
+    s_ds = gl.allocate_shared_memory(dtype, [4, BM, BM], halves)
     ready = gl.allocate_shared_memory(gl.int64, [KV, 1], mbarrier.MBarrierLayout())
     done = gl.allocate_shared_memory(gl.int64, [KV, 1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())
@@ -542,19 +562,19 @@ def attend_bwd_kernel(
                 key_gradients,
                 (p_dk, p_dv, p_scratch, p_grid, p_offset, p_share, p_chunk, s_k, s_v, s_q, s_do, s_lse, s_delta, s_ds,
                  ready, done, full, empty, ds_full, ds_empty, first, step, extras, chunk, share, start, end, g, M,
-                 EXTRA, scale, G, GROUP, SHARE, K, C, BM, S, KV, 0, INDEX),
+                 EXTRA, scale, G, GROUP, SHARE, K, C, BM, BS, S, KV, 0, INDEX),
             ),
             (
                 key_gradients,
                 (p_dk, p_dv, p_scratch, p_grid, p_offset, p_share, p_chunk, s_k, s_v, s_q, s_do, s_lse, s_delta, s_ds,
                  ready, done, full, empty, ds_full, ds_empty, first, step, extras, chunk, share, start, end, g, M,
-                 EXTRA, scale, G, GROUP, SHARE, K, C, BM, S, KV, 1, INDEX),
+                 EXTRA, scale, G, GROUP, SHARE, K, C, BM, BS, S, KV, 1, INDEX),
             ),
             (
                 query_gradients,
                 (p_part, p_list, p_grid, p_offset, p_share, p_chunk, s_k, s_ds, ready, done, ds_full, ds_empty, first,
                  step, extras, chunk, share, start, end, g, N, M, EXTRA, scale, H, GROUP, REMOTE, SHARE, K, C, BM, KV,
-                 INDEX),
+                 ADD, INDEX),
             ),
             (
                 fetch,
@@ -593,4 +613,4 @@ def options(K: int) -> dict[str, int]:
     """Return the kernel's tile, stages, registers and warps for heads of size K, 64 or 128."""
     keys, queries, fetching = REGISTERS[K]
     registers = {"R_KEYS": keys, "R_QUERIES": queries, "R_FETCH": fetching}
-    return {"BM": ROWS, "S": STAGES[K], "KV": CHUNKS[K], "num_warps": 4, "maxnreg": 128} | registers
+    return {"BM": ROWS, "BS": COLUMNS[K], "S": STAGES[K], "KV": CHUNKS[K], "num_warps": 4, "maxnreg": 128} | registers

@@ -252,6 +252,11 @@ def attend(
     return o, lse, index.buffer
 
 
+def _adds_at_once(q: Tensor) -> bool:
+    """Return whether memory can add to numbers of this dtype by itself, for which bfloat16 needs Hopper."""
+    return interpreted() or torch.cuda.get_device_capability(q.device) >= (9, 0)
+
+
 def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk, dv (arXiv 2505.18522, algorithm 2); `saved` as in `operators.attend_backward`."""
     q, k, v, o, lse, index, choice, grid, _ = saved
@@ -269,23 +274,27 @@ def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: floa
         q, k, v, do = (hopper.aligned(x) for x in (q, k, v, do))
         kernel, blocks, items = hopper.attend_bwd_kernel, 1, hopper.programs(K, items, G, q.device)
         shape = {key: shape[key] for key in ("GROUP", "REMOTE", "SHARE", "K", "C")} | hopper.options(K)
-    part = q.new_empty((1 + remote) * blocks, N, H, K)
+    adds = (1 + remote) * blocks == 2 and _adds_at_once(q)
+    part = q.new_empty(1 if adds else (1 + remote) * blocks, N, H, K)
     scratch = k.new_empty(G, 2 * lists.extra, 2 * chunk * _width(K), dtype=torch.float32)
     wide = {"K": K, "BK": _width(K), "INDEX": _index(part, q, k, v, scratch)}
     rows = wide | {"BR": 64}
     delta = torch.empty(N, H, dtype=torch.float32, device=q.device)
-    kernels_attend.delta_kernel[(triton.cdiv(N * H, 64),)](o, do, delta, N * H, **rows)
-    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    kernels_attend.delta_kernel[(triton.cdiv(N * H, 64),)](o, do, delta, part, N * H, ADD=adds, **rows)
+    dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
     kernel[(items * blocks * G,)](
         q, k, v, do, lse, delta, part, dk, dv, scratch, grid, *lists.parts,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], N, M, lists.extra, scale,
-        G=G, INDEX=wide["INDEX"], **shape,
+        G=G, ADD=adds, INDEX=wide["INDEX"], **shape,
     )  # fmt: skip
     if lists.extra:
         kernels_attend.share_kernel[(4 * lists.extra * G,)](
             scratch, dk, dv, grid, *lists.parts[2:], M, lists.extra, scale,
             G=G, C=chunk, BN=chunk // blocks, BR=16, PARTS=4, **wide,
         )  # fmt: skip
+    if adds:
+        return part[0], dk, dv
+    dq = q.new_empty(q.shape)
     kernels_attend.sum_kernel[(triton.cdiv(N * H, 64),)](part, choice, dq, N * H, P=blocks, REMOTE=remote, **rows)
     return dq, dk, dv
 
