@@ -41,6 +41,9 @@ SHARED = 163 * 1024
 #: How many of four exponentials of the exact choice are made by polynomial.
 POLYNOMIALS = 1
 
+#: Parts that the caches of a batch are cut into for the exact choice of one step: enough to fill a card.
+PARTS = 4096
+
 #: Largest head size -> tile, chosen on an H200. With 168 registers a thread, three programs share a multiprocessor.
 EXACT = {64: Tile(128, 128, 4, 3, 168), 128: Tile(256, 128, 8, 3), 256: Tile(128, 64, 8, 2)}
 APPROX = {64: Tile(128, 64, 4, 3), 128: Tile(128, 64, 4, 2), 256: Tile(64, 64, 4, 2)}
@@ -317,8 +320,7 @@ def decode(
     B, H, K = q.shape
     G = k.shape[2]
     full = (length - 1) // chunk
-    # Enough programs to fill the card.
-    part = max(1, triton.cdiv(full * B * G, 4096)) if exact else 64
+    part = max(1, triton.cdiv(full * B * G, PARTS)) if exact else 64
     splits = triton.cdiv(full, part)
     score = torch.empty(B, H, splits, remote, dtype=torch.float32, device=q.device)
     index = torch.empty(B, H, splits, remote, dtype=torch.int32, device=q.device)
