@@ -67,6 +67,7 @@ class Op:
         inputs: draws the tensors by name; those in `wide` stay float32, the others take the dtype.
         kernels: with Triton kernels; None: there are none.
         cuda: these kernels can be asked for by no name, they run where the tensors are on a GPU.
+        half: they multiply in the tensors' dtype, and no output is judged as more exact than that.
     """
 
     plain: Function
@@ -75,6 +76,7 @@ class Op:
     wide: tuple[str, ...] = ()
     kernels: Function | None = None
     cuda: bool = False
+    half: bool = False
 
     def without_kernels(self, x: Tensor) -> str | None:
         """Return why no kernels run on a tensor like `x`, or None."""
@@ -175,8 +177,8 @@ def _switched(op: Function, definition: Function, inputs: Callable[[Draw], Mappi
     return Op(kernels=kernels, plain=plain, definition=definition, inputs=inputs, wide=wide)
 
 
-def _seventh(op: Function) -> Op:
-    return Op(kernels=op, plain=wkv7_eager.wkv7, definition=wkv7_reference.wkv7, inputs=_wkv7, cuda=True)
+def _seventh(op: Function, half: bool = False) -> Op:
+    return Op(kernels=op, plain=wkv7_eager.wkv7, definition=wkv7_reference.wkv7, inputs=_wkv7, cuda=True, half=half)
 
 
 def _chunks(mode: Mode) -> Op:
@@ -193,7 +195,7 @@ OPS: dict[str, Op] = {
     "wkv4": _switched(wkv4, wkv4_reference.wkv4, _wkv4),
     "wkv6": _switched(wkv6, wkv6_reference.wkv6, _wkv6),
     "wkv7": _seventh(wkv7),
-    "wkv7 bounded": _seventh(wkv7_bounded),
+    "wkv7 bounded": _seventh(wkv7_bounded, half=True),
     "taylor attention": Op(
         kernels=partial(taylor_attention, backend="triton"),
         # The kernels' own chunks: what goes through sums of features is rounded otherwise than through scores.
@@ -256,6 +258,8 @@ def check_op(name: str, device: torch.device, seed: int = 0) -> list[dict[str, A
         if op.kernels is not None and reason is None:
             path, judge = "kernels", assert_as_accurate
             found, beside = _results(op.kernels, tensors, seed), _results(op.plain, tensors, seed)
+            if op.half:
+                found, beside = ([x.to(tensors[0].dtype) for x in results] for results in (found, beside))
         else:
             path, judge = f"plain PyTorch: {reason}", _assert_as_accurate_in_the_mean
             found = _results(op.plain, tensors, seed)

@@ -30,13 +30,13 @@ ROWS = 64
 COLUMNS = {64: 64, 128: 32}
 
 #: Stages of the ring for each head size.
-STAGES = {64: 4, 128: 2}
+STAGES = {64: 4, 128: 3}
 
 #: Chunks whose keys and values have room at a time.
 CHUNKS = {64: 2, 128: 1}
 
 #: For each head size the registers a thread of the key warpgroups has, of the query warpgroup, of the fetching one.
-REGISTERS = {64: (176, 96, 64), 128: (192, 80, 48)}
+REGISTERS = {64: (184, 88, 56), 128: (192, 80, 48)}
 
 
 @triton.experimental.gluon.jit

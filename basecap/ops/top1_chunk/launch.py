@@ -42,12 +42,13 @@ SHARED = 163 * 1024
 POLYNOMIALS = 1
 
 #: Parts that the caches of a batch are cut into for the exact choice of one step: enough to fill a card.
-PARTS = 4096
+PARTS = 16384
 
 #: Largest head size -> tile, chosen on an H200. With 168 registers a thread, three programs share a multiprocessor.
 EXACT = {64: Tile(128, 128, 4, 3, 168), 128: Tile(256, 128, 8, 3), 256: Tile(128, 64, 8, 2)}
 APPROX = {64: Tile(128, 64, 4, 3), 128: Tile(128, 64, 4, 2), 256: Tile(64, 64, 4, 2)}
 FORWARD = {64: Tile(64, 128, 4, 1, 128), 128: Tile(64, 128, 4, 1), 256: Tile(64, 64, 8, 1)}
+STEP = {64: Tile(16, 128, 4, 4), 128: Tile(16, 64, 4, 3), 256: Tile(16, 32, 4, 3)}
 BACKWARD = {64: Tile(32, 128, 4, 1), 128: Tile(64, 128, 8, 1), 256: Tile(32, 64, 8, 1)}
 
 
@@ -325,12 +326,13 @@ def decode(
     score = torch.empty(B, H, splits, remote, dtype=torch.float32, device=q.device)
     index = torch.empty(B, H, splits, remote, dtype=torch.int32, device=q.device)
     width = {"GROUP": H // G, "K": K, "BK": _width(K), "REMOTE": remote}
+    tile = next(tile for widest, tile in STEP.items() if widest >= K)
     places = triton.next_power_of_2(remote)
     if splits and exact:
         kernels_decode.score_exact_kernel[splits, G, B](
             q, k, score, index, *q.stride()[:2], *k.stride()[:3], full, part, scale * LOG2E,
-            **width, C=chunk, BN=min(chunk, 8192 // _width(K)), R=places,
-            GP=max(16, triton.next_power_of_2(H // G)), num_stages=_stages(3, k, 16, chunk),
+            **width, C=chunk, BN=min(chunk, tile.columns), R=places, GP=max(tile.rows, triton.next_power_of_2(H // G)),
+            num_stages=_stages(tile.stages, k, tile.rows, chunk), num_warps=tile.warps,
         )  # fmt: skip
     elif splits:
         kernels_decode.score_approx_kernel[splits, G, B](
