@@ -78,6 +78,24 @@ def test_backward_is_as_accurate_as_plain_pytorch(K, lengths, heads, remote, pro
         assert_as_accurate(f"d{name}", *values)
 
 
+@pytest.mark.parametrize("hopper", [False, True])
+def test_dq_is_the_same_whether_memory_adds_or_a_kernel(hopper, monkeypatch):
+    launch = load("launch")
+    q, k, v, do, grid, own = draw([129, 300], 2, 1, 64)
+    choice = eager.choose(q, k, grid, own, 128, False, 0.125, 1)
+    o, lse, index = launch.attend(q, k, v, choice, grid, own, 128, 0.125)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=2))
+    kernels = simulated("kernels_hopper_backward")
+    monkeypatch.setattr(sys.modules["basecap.ops.top1_chunk"], "kernels_hopper_backward", kernels, raising=False)
+    monkeypatch.setattr(launch, "_on_hopper", lambda *_: hopper)
+    found = []
+    for adds in (True, False):
+        monkeypatch.setattr(launch, "_adds_at_once", lambda q, adds=adds: adds)
+        found.append(launch.attend_backward(do, (q, k, v, o, lse, index, choice, grid, own), 128, 0.125))
+    for with_memory, with_kernel in zip(*found, strict=True):
+        assert torch.equal(with_memory, with_kernel)
+
+
 def inputs_of_choice(K: int, lengths: list[int], heads: tuple[int, int]) -> tuple[Tensor, ...]:
     """Return q and k in bfloat16, the grid, each token's own chunk and a choice that is yet to be made."""
     q, k, *_, grid, own = draw(lengths, *heads, K)
