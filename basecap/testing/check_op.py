@@ -67,7 +67,7 @@ class Op:
         inputs: draws the tensors by name; those in `wide` stay float32, the others take the dtype.
         kernels: with Triton kernels; None: there are none.
         cuda: these kernels can be asked for by no name, they run where the tensors are on a GPU.
-        half: they multiply in the tensors' dtype, and no output is judged as more exact than that.
+        half: most of their products are in the tensors' dtype, and no output is judged as more exact than that.
     """
 
     plain: Function
@@ -259,7 +259,7 @@ def check_op(name: str, device: torch.device, seed: int = 0) -> list[dict[str, A
             path, judge = "kernels", assert_as_accurate
             found, beside = _results(op.kernels, tensors, seed), _results(op.plain, tensors, seed)
             if op.half:
-                found, beside = ([x.to(tensors[0].dtype) for x in results] for results in (found, beside))
+                found, beside = ([x.to(dtype) for x in results] for results in (found, beside))
         else:
             path, judge = f"plain PyTorch: {reason}", _assert_as_accurate_in_the_mean
             found = _results(op.plain, tensors, seed)

@@ -70,6 +70,7 @@ def store(p: Pointer, x: Tensor, mask: Tensor | None = None) -> None:
 
 def atomic_add(p: Pointer, x: Tensor, mask: Tensor, sem: str) -> None:
     mask = mask.expand(p.place.shape)
+    assert (p.place[mask] >= 0).all()
     p.memory.index_add_(0, p.place[mask].long(), x[mask])
 
 

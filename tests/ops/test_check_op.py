@@ -66,6 +66,21 @@ def test_a_wrong_path_is_found(name: str, monkeypatch: pytest.MonkeyPatch):
         assert [row["result"].split(" errs")[0] for row in rows] == [row["tensor"] for row in rows]
 
 
+def test_a_state_is_judged_in_the_dtype_of_kernels_that_multiply_in_it(monkeypatch: pytest.MonkeyPatch):
+    op = OPS["wkv7 bounded"]
+
+    def rounded(*tensors):
+        o, state = op.plain(*tensors)
+        return o, state * (1 + torch.finfo(tensors[0].dtype).eps / 4)
+
+    monkeypatch.setattr(module, "DTYPES", (torch.bfloat16,))
+    monkeypatch.setattr(module, "unsupported", lambda x: None)
+    for half in (True, False):
+        monkeypatch.setitem(OPS, "wkv7 bounded", replace(op, kernels=rounded, cuda=False, half=half))
+        rows = {row["tensor"]: row["result"] for row in check_op("wkv7 bounded", torch.device("cpu"))}
+        assert (rows["o"], rows["state"] == "passed") == ("passed", half)
+
+
 def test_rows_for_people_say_what_ran():
     rows = list(_op_rows("attention", torch.device("cpu")))
     assert {row["result"] for row in rows} == {"passed, plain PyTorch: the op has no kernels of its own"}

@@ -36,8 +36,8 @@ from basecap.ops.wkv7 import wkv7, wkv7_bounded
 #: Bytes of shared memory: the most a program can have on an H200, and those of a multiprocessor.
 PROGRAM, MULTIPROCESSOR = 227 * 1024, 228 * 1024
 
-#: Loads of spilled registers that a kernel in Gluon may have: at K = 128 this one's accumulators nearly fill them.
-SPILLED = {("attend_bwd_kernel", 64): 5, ("attend_bwd_kernel", 128): 60}
+#: Loads of spilled registers that a kernel in Gluon may have: this one's accumulators nearly fill them.
+SPILLED = {("attend_bwd_kernel", 128): 60}
 
 B, T, H = 2, 256, 4
 
@@ -122,19 +122,20 @@ def launch_top1_chunk(dtype: torch.dtype) -> None:
 
     from basecap.ops.top1_chunk import launch
 
-    settings = [(32, "exact", 1, 9), (32, "approx", 1, 9)]
+    settings = [(32, "exact", 1, 9, 128), (32, "approx", 1, 9, 128)]
     if dtype == torch.bfloat16:
-        # Every row of the tables of tiles; and on Hopper, where other kernels choose one chunk.
-        settings = [(64, "exact", 2, 9), (128, "exact", 1, 8), (256, "approx", 1, 9)]
-        settings += [(K, mode, 1, 9) for K in (64, 128) for mode in ("exact", "approx")]
-    for K, mode, remote, major in settings:
+        # Tiles of every size; and on Hopper, where other kernels choose and go back, and where memory adds.
+        settings = [(64, "exact", 2, 9, 128), (128, "exact", 1, 8, 128), (256, "approx", 1, 9, 128)]
+        settings += [(K, mode, 1, 9, 128) for K in (64, 128) for mode in ("exact", "approx")]
+        settings += [(64, "approx", 1, 9, 64), (128, "exact", 2, 9, 128), (256, "exact", 1, 8, 64)]
+    for K, mode, remote, major, chunk in settings:
         torch.cuda.get_device_capability = lambda device, major=major: (major, 0)
         # More numbers than 32 bits reach, for one of each pair.
         launch._index = lambda *tensors, mode=mode: tl.int64 if mode == "approx" else tl.int32
         q, k, v = (leaf(B, 4 * T, heads, K, dtype=dtype) for heads in (H, 1, 1))
-        top1_chunk(q, k, v, mode=mode, remote=remote).sum().backward()
-        token, cache = [x[:, :1] for x in (q, k, v)], top1_chunk_cache(B, 4 * T, 1, K, dtype=dtype)
-        top1_chunk_step(*token, cache, 4 * T - 1, mode=mode, remote=remote)
+        top1_chunk(q, k, v, mode=mode, remote=remote, chunk=chunk).sum().backward()
+        token, cache = [x[:, :1] for x in (q, k, v)], top1_chunk_cache(B, 4 * T, 1, K, dtype=dtype, chunk=chunk)
+        top1_chunk_step(*token, cache, 4 * T - 1, mode=mode, remote=remote, chunk=chunk)
 
 
 def launch_top1_element(dtype: torch.dtype) -> None:

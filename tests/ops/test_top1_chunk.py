@@ -289,7 +289,6 @@ def test_decoding_equals_the_whole_sequence(mode, K, chunk, device, dtype):
     T, first = 4 * chunk + 6, 3 * chunk - 8
     q, k, v, _ = (x.to(device, dtype) for x in draw(1, T, 2, 1, K))
     whole = top1_chunk(q, k, v, **options)
-    plain = top1_chunk(q, k, v, **options | {"backend": "eager"})
     cache = top1_chunk_cache(1, T, 1, K, chunk=chunk, dtype=dtype, device=device)
     top1_chunk_fill(k[:, :first], v[:, :first], cache, chunk=chunk)
     steps = [
@@ -299,9 +298,11 @@ def test_decoding_equals_the_whole_sequence(mode, K, chunk, device, dtype):
     if dtype == torch.float64:
         torch.testing.assert_close(o, whole, atol=1e-15, rtol=1e-15)
     else:
-        exact = top1_chunk(*(x.double() for x in (q, k, v)), **options | {"backend": "eager"})[:, first : first + 16]
-        assert_as_accurate("the whole sequence", whole, plain[:, first : first + 16], exact)
-        assert_as_accurate("a step", o, plain[:, first : first + 16], exact)
+        options["backend"] = "eager"
+        inputs = (q, k, v), (x.double() for x in (q, k, v))
+        beside, truth = (top1_chunk(*x, **options)[:, first : first + 16] for x in inputs)
+        assert_as_accurate("the whole sequence", whole, beside, truth)
+        assert_as_accurate("a step", o, beside, truth)
     with pytest.raises(ConfigError, match="full"):
         top1_chunk_step(*(x[:, :1] for x in (q, k, v)), cache, T, chunk=chunk)
 

@@ -273,7 +273,7 @@ def attend_bwd_kernel(
 ):
     """Write a block's dk and dv and the partial dq of all queries that attend it.
 
-    ADD: there are two for a query, which are added to zeros; in either order the sum is the same, bit for bit.
+    ADD: a query has at most two, which are added to zeros; in either order the sum is the same, bit for bit.
     Where a list has extra shares every share leaves its dk and dv in p_scratch [G, 2 * EXTRA, P, 2, BN, BK]: extra
     ones at their number, the first one EXTRA places behind the first of them. `share_kernel` adds them up.
     """

@@ -41,8 +41,11 @@ SHARED = 163 * 1024
 #: How many of four exponentials of the exact choice are made by polynomial.
 POLYNOMIALS = 1
 
-#: Parts that the caches of a batch are cut into for the exact choice of one step: enough to fill a card.
-PARTS = 16384
+#: Parts that the caches of a batch are cut into for the exact choice of one step: many, so that the last wave is short.
+SPLITS = 16384
+
+#: The most candidates the parts of one cache may leave: a step's last kernel holds them in registers.
+CANDIDATES = 4096
 
 #: Largest head size -> tile, chosen on an H200. With 168 registers a thread, three programs share a multiprocessor.
 EXACT = {64: Tile(128, 128, 4, 3, 168), 128: Tile(256, 128, 8, 3), 256: Tile(128, 64, 8, 2)}
@@ -257,7 +260,7 @@ def attend(
 
 
 def _adds_at_once(q: Tensor) -> bool:
-    """Return whether memory can add to numbers of this dtype by itself, for which bfloat16 needs Hopper."""
+    """Return whether memory adds by itself, 16 bytes at a time: from Hopper on."""
     return interpreted() or torch.cuda.get_device_capability(q.device) >= (9, 0)
 
 
@@ -278,14 +281,14 @@ def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: floa
         q, k, v, do = (hopper.aligned(x) for x in (q, k, v, do))
         kernel, blocks, items = hopper.attend_bwd_kernel, 1, hopper.programs(K, items, G, q.device)
         shape = {key: shape[key] for key in ("GROUP", "REMOTE", "SHARE", "K", "C")} | hopper.options(K)
-    adds = (1 + remote) * blocks == 2 and _adds_at_once(q)
-    part = q.new_empty(1 if adds else (1 + remote) * blocks, N, H, K)
+    adds = remote == 1 and blocks == 1 and _adds_at_once(q)
+    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    part = dq if adds else q.new_empty((1 + remote) * blocks, N, H, K)
     scratch = k.new_empty(G, 2 * lists.extra, 2 * chunk * _width(K), dtype=torch.float32)
     wide = {"K": K, "BK": _width(K), "INDEX": _index(part, q, k, v, scratch)}
     rows = wide | {"BR": 64}
     delta = torch.empty(N, H, dtype=torch.float32, device=q.device)
     kernels_attend.delta_kernel[(triton.cdiv(N * H, 64),)](o, do, delta, part, N * H, ADD=adds, **rows)
-    dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
     kernel[(items * blocks * G,)](
         q, k, v, do, lse, delta, part, dk, dv, scratch, grid, *lists.parts,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], N, M, lists.extra, scale,
@@ -296,10 +299,8 @@ def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: floa
             scratch, dk, dv, grid, *lists.parts[2:], M, lists.extra, scale,
             G=G, C=chunk, BN=chunk // blocks, BR=16, PARTS=4, **wide,
         )  # fmt: skip
-    if adds:
-        return part[0], dk, dv
-    dq = q.new_empty(q.shape)
-    kernels_attend.sum_kernel[(triton.cdiv(N * H, 64),)](part, choice, dq, N * H, P=blocks, REMOTE=remote, **rows)
+    if not adds:
+        kernels_attend.sum_kernel[(triton.cdiv(N * H, 64),)](part, choice, dq, N * H, P=blocks, REMOTE=remote, **rows)
     return dq, dk, dv
 
 
@@ -321,7 +322,7 @@ def decode(
     B, H, K = q.shape
     G = k.shape[2]
     full = (length - 1) // chunk
-    part = max(1, triton.cdiv(full * B * G, PARTS)) if exact else 64
+    part = max(1, triton.cdiv(full * B * G, SPLITS), triton.cdiv(full * remote, CANDIDATES)) if exact else 64
     splits = triton.cdiv(full, part)
     score = torch.empty(B, H, splits, remote, dtype=torch.float32, device=q.device)
     index = torch.empty(B, H, splits, remote, dtype=torch.int32, device=q.device)
