@@ -87,8 +87,8 @@ class Op:
         return unsupported(x)
 
 
-def _dense(q: Tensor, k: Tensor, v: Tensor, mode: Mode) -> Tensor:
-    return chunk_reference.top1_chunk(q, k, v, top1_chunk_weights(q, k, chunk=64, mode=mode))
+def _dense(q: Tensor, k: Tensor, v: Tensor, chunk: int, mode: Mode) -> Tensor:
+    return chunk_reference.top1_chunk(q, k, v, top1_chunk_weights(q, k, chunk=chunk, mode=mode))
 
 
 def _element(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -99,10 +99,18 @@ def _loss(op: Function, hidden: Tensor, weight: Tensor) -> Tensor:
     return op(hidden, weight, torch.arange(len(hidden), device=hidden.device) % V)
 
 
-def _choices(draw: Draw) -> dict[str, Tensor]:
+def _alike(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
     # Queries and keys are multiples of 1/8: scores are exact and all choose alike.
-    q, k = ((F.rms_norm(x, (K,)) * 8).round() / 8 for x in (draw(B, T, 2 * H, K), draw(B, T, H, K)))
-    return {"q": q, "k": k, "v": draw(B, T, H, K)}
+    q, k = ((F.rms_norm(x, x.shape[-1:]) * 8).round() / 8 for x in (q, k))
+    return {"q": q, "k": k, "v": v}
+
+
+def _choices(draw: Draw) -> dict[str, Tensor]:
+    return _alike(draw(B, T, 2 * H, K), draw(B, T, H, K), draw(B, T, H, K))
+
+
+def _wide_choices(draw: Draw, width: int) -> dict[str, Tensor]:
+    return _alike(draw(1, 2 * T, 2, width), draw(1, 2 * T, 1, width), draw(1, 2 * T, 1, width))
 
 
 def _grouped(draw: Draw) -> dict[str, Tensor]:
@@ -181,13 +189,19 @@ def _seventh(op: Function, half: bool = False) -> Op:
     return Op(kernels=op, plain=wkv7_eager.wkv7, definition=wkv7_reference.wkv7, inputs=_wkv7, cuda=True, half=half)
 
 
-def _chunks(mode: Mode) -> Op:
-    return _switched(partial(top1_chunk, chunk=64, mode=mode), partial(_dense, mode=mode), _choices)
+def _chunks(mode: Mode, chunk: int = 64, inputs: Callable[[Draw], Mapping[str, Tensor]] = _choices) -> Op:
+    op, definition = (partial(function, chunk=chunk, mode=mode) for function in (top1_chunk, _dense))
+    return _switched(op, definition, inputs)
 
 
 OPS: dict[str, Op] = {
     "top1-chunk exact": _chunks("exact"),
     "top1-chunk approx": _chunks("approx"),
+    # The sizes for which Hopper GPUs have kernels of their own.
+    "top1-chunk exact, heads of 64": _chunks("exact", 128, partial(_wide_choices, width=64)),
+    "top1-chunk approx, heads of 64": _chunks("approx", 128, partial(_wide_choices, width=64)),
+    "top1-chunk exact, heads of 128": _chunks("exact", 128, partial(_wide_choices, width=128)),
+    "top1-chunk approx, heads of 128": _chunks("approx", 128, partial(_wide_choices, width=128)),
     "top1-element": _switched(top1_element, _element, _choices),
     "delta rule": _switched(delta_rule, delta_rule_reference.delta_rule, _memory, "beta", "log_decay"),
     "ssd": _switched(ssd, ssd_reference.ssd, _ssd, "log_decay"),

@@ -3,13 +3,14 @@
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.ops._dispatch import Backend, use_triton
 from basecap.ops.top1_chunk import operators, reference
 from basecap.ops.top1_chunk.cache import top1_chunk_cache, top1_chunk_fill, top1_chunk_step
 from basecap.ops.top1_chunk.checkpoint import keep_choice
-from basecap.ops.top1_chunk.grid import check_heads, check_options, check_packing, chunk_grid
+from basecap.ops.top1_chunk.grid import check_heads, check_options, check_packing, chunk_grid, most_remote
 
 __all__ = [
     "keep_choice",
@@ -78,6 +79,7 @@ def top1_chunk(
         return q + k.sum() + v.sum()
     scale = q.shape[3] ** -0.5 if scale is None else scale
     layout = chunk_grid(q, chunk, segments, cu_seqlens)
+    remote = min(remote, most_remote(q.shape[1], chunk))
     q_NHK, k_NGK, v_NGK = (x.flatten(0, 1) for x in (q, k, v))
     choice = operators.choose(q_NHK.detach(), k_NGK.detach(), layout, chunk, mode == "exact", scale, remote, triton)
     o_NHK, *_ = operators.attend(q_NHK, k_NGK, v_NGK, choice, layout, chunk, scale, triton)
@@ -108,9 +110,11 @@ def top1_chunk_choice(
     scale = q.shape[3] ** -0.5 if scale is None else scale
     grid, own = chunk_grid(q, chunk, segments, None)
     q_NHK, k_NGK = q.detach().flatten(0, 1), k.detach().flatten(0, 1)
-    choice = operators.choose(q_NHK, k_NGK, [grid, own], chunk, mode == "exact", scale, remote, triton)
+    some = min(remote, most_remote(q.shape[1], chunk))
+    choice = operators.choose(q_NHK, k_NGK, [grid, own], chunk, mode == "exact", scale, some, triton)
     first = grid[own.long(), 2][:, None, None]
-    return torch.where(choice >= 0, choice - first, -1).unflatten(0, q.shape[:2])
+    choice = torch.where(choice >= 0, choice - first, -1)
+    return F.pad(choice, (0, remote - some), value=-1).unflatten(0, q.shape[:2])
 
 
 def top1_chunk_weights(
@@ -131,4 +135,5 @@ def top1_chunk_weights(
     check_options(chunk, mode, scale, remote)
     check_packing(q, segments, None)
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    return reference.weights(q, k, chunk, mode, scale, remote, segments)
+    with torch.autocast(q.device.type, enabled=False):
+        return reference.weights(q, k, chunk, mode, scale, remote, segments)

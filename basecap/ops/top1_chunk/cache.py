@@ -5,7 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
-from basecap.ops.top1_chunk.grid import check_chunk, check_heads, check_options, is_whole
+from basecap.ops.top1_chunk.grid import check_chunk, check_heads, check_options, is_whole, most_remote
 
 
 def top1_chunk_cache(
@@ -139,6 +139,7 @@ def top1_chunk_step(
     dtype = q.dtype
     q, k, v = (x.to(cache["k"].dtype) for x in (q, k, v))
     scale = q.shape[3] ** -0.5 if scale is None else scale
+    remote = min(remote, most_remote(cache["k"].shape[1], chunk))
     if use_triton("top1_chunk_step", backend, q, widest=256):
         from basecap.ops.top1_chunk import launch
 
@@ -147,7 +148,9 @@ def top1_chunk_step(
     cache["k"][:, length] = k[:, 0]
     cache["v"][:, length] = v[:, 0]
     cache["sums"][:, length // chunk] += k[:, 0].to(cache["sums"].dtype)
-    return _step(q, cache, length + 1, chunk, mode == "exact", scale, remote).to(dtype)
+    # Under autocast the scores would be rounded to half precision.
+    with torch.autocast(q.device.type, enabled=False):
+        return _step(q, cache, length + 1, chunk, mode == "exact", scale, remote).to(dtype)
 
 
 def _step(

@@ -107,6 +107,11 @@ def check_options(chunk: int, mode: str, scale: float | None, remote: int) -> No
         raise ConfigError(f"remote must be at least 1 and whole, not {remote!r}.")
 
 
+def most_remote(length: int, chunk: int) -> int:
+    """Return how many chunks a query can choose in sequences of up to `length` tokens; at least 1, as kernels want."""
+    return max(1, (length - 1) // chunk)
+
+
 def check_packing(x_BTHK: Tensor, segments: Tensor | None, cu_seqlens: Tensor | None) -> None:
     """Raise ConfigError unless at most one of `segments` and `cu_seqlens` is given and it fits [B, T]."""
     batch, length = x_BTHK.shape[:2]
@@ -115,6 +120,8 @@ def check_packing(x_BTHK: Tensor, segments: Tensor | None, cu_seqlens: Tensor | 
     for name, x in (("segments", segments), ("cu_seqlens", cu_seqlens)):
         if x is not None and x.device != x_BTHK.device:
             raise ConfigError(f"{name} is on {x.device}, q is on {x_BTHK.device}; put both on one device.")
+    if segments is not None and segments.is_floating_point():
+        raise ConfigError(f"segments must be integers, not {segments.dtype}.")
     if segments is not None and segments.shape != (batch, length):
         raise ConfigError(f"segments {tuple(segments.shape)} must be [B, T] = {(batch, length)}.")
     if cu_seqlens is None:
@@ -123,10 +130,8 @@ def check_packing(x_BTHK: Tensor, segments: Tensor | None, cu_seqlens: Tensor | 
         raise ConfigError(f"cu_seqlens packs sequences into one row, so q, k and v need B = 1, not {batch}.")
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2 or cu_seqlens.is_floating_point():
         raise ConfigError("cu_seqlens must be an integer vector of at least two bounds, [0, ..., T].")
-    if torch.compiler.is_compiling():
-        return
     increasing = (cu_seqlens[1:] > cu_seqlens[:-1]).all() & (cu_seqlens[0] == 0) & (cu_seqlens[-1] == length)
-    if cu_seqlens.is_cuda:
+    if cu_seqlens.is_cuda or torch.compiler.is_compiling():
         # Without waiting for the device: a violation stops the program at the next synchronisation.
         torch._assert_async(increasing, "cu_seqlens must increase strictly from 0 to T.")
     elif not increasing:

@@ -1,6 +1,7 @@
 """The passes as PyTorch operators: one compiled graph, and selective checkpointing can keep the choice.
 
-Tokens stand in one row of N = B * T; `layout` is the pair that `chunk_grid` returns.
+Tokens stand in one row of N = B * T; `layout` is the pair that `chunk_grid` returns. Autocast is kept out: it would
+round the scores in plain PyTorch to half precision.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,8 @@ def choose(
     """Return int32 [N, H, remote], the chosen chunks, -1 where there is none."""
     run = _kernels().choose if triton else eager.choose
     grid, own = layout
-    return run(q, k, grid, own, chunk, exact, scale, remote)
+    with torch.autocast(q.device.type, enabled=False):
+        return run(q, k, grid, own, chunk, exact, scale, remote)
 
 
 @choose.register_fake
@@ -54,7 +56,8 @@ def attend(
     """Return o [N, H, K]; and for the backward pass the logsumexp of the attended scores [N, H] and an index."""
     run = _kernels().attend if triton else eager.attend
     grid, own = layout
-    return run(q, k, v, choice, grid, own, chunk, scale)
+    with torch.autocast(q.device.type, enabled=False):
+        return run(q, k, v, choice, grid, own, chunk, scale)
 
 
 @attend.register_fake
@@ -73,7 +76,8 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk, dv; `saved` is q, k, v, o, logsumexp, index, choice and the layout."""
     run = _kernels().attend_backward if triton else eager.attend_backward
-    return run(do, saved, chunk, scale)
+    with torch.autocast(do.device.type, enabled=False):
+        return run(do, saved, chunk, scale)
 
 
 @attend_backward.register_fake

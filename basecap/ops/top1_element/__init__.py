@@ -17,9 +17,10 @@ def top1_element(
     *,
     scale: float | None = None,
     segments: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Return o_t = v_s of the s <= t with the highest q_t.k_s; the earliest among equals.
+    """Return o_t = v_s of the s <= t with the highest q_t.k_s; the earliest among equals, never one that is NaN.
 
     Backward is straight through: o = (onehot + P - stop_gradient(P)) v with P the softmax of scale * q.k, so dv comes
     from the choice, dq and dk from the softmax. The gradients of q and k are those of softmax attention to the values,
@@ -32,6 +33,8 @@ def top1_element(
         v: values [B, T, G, K].
         scale: positive factor of the scores in the softmax; 1/sqrt(K) when None.
         segments: int64 [B, T], non-decreasing along T; positions with one id form one independent sequence.
+        cu_seqlens: int32 [S + 1], instead of `segments` for B = 1: sequence i is the tokens from cu_seqlens[i] to
+            cu_seqlens[i + 1].
         backend: "auto", or insist on "eager" (plain PyTorch) or "triton".
 
     Returns:
@@ -42,11 +45,13 @@ def top1_element(
     """
     check_heads({"q": q, "k": k, "v": v})
     check_scale(scale)
-    check_packing(q, segments, None)
+    check_packing(q, segments, cu_seqlens)
     triton = use_triton("top1_element", backend, q, widest=256)
     if q.shape[0] == 0:
         # There is nothing to choose from; the sums are 0 and keep the gradients of k and v defined.
         return q + k.sum() + v.sum()
+    if cu_seqlens is not None:
+        segments = torch.searchsorted(cu_seqlens[1:], torch.arange(q.shape[1], device=q.device), right=True)[None]
     first = _first(q, segments)
     choice = operators.choose(q.detach().flatten(0, 1), k.detach().flatten(0, 1), first, triton)
     o = operators.gather(v.flatten(0, 1), choice, triton).unflatten(0, q.shape[:2])
@@ -71,7 +76,8 @@ def top1_element_weights(q: Tensor, k: Tensor, *, segments: Tensor | None = None
     """Return [B, H, T, T], 1 at the chosen key of each query and 0 elsewhere; the arguments are those above."""
     check_heads({"q": q, "k": k})
     check_packing(q, segments, None)
-    return reference.one_hot(reference.scores(q, k, 1.0, segments))
+    with torch.autocast(q.device.type, enabled=False):
+        return reference.one_hot(reference.scores(q, k, 1.0, segments))
 
 
 def top1_element_step(q: Tensor, k: Tensor, v: Tensor, cache: dict[str, Tensor], length: int) -> Tensor:
@@ -94,7 +100,9 @@ def top1_element_step(q: Tensor, k: Tensor, v: Tensor, cache: dict[str, Tensor],
     G = k.shape[2]
     wide = torch.promote_types(cache["k"].dtype, torch.float32)
     q_BGRK = q[:, 0].unflatten(1, (G, H // G)).to(wide)
-    scores = torch.einsum("bgrk,bsgk->bgrs", q_BGRK, cache["k"][:, : length + 1].to(wide))
+    with torch.autocast(q.device.type, enabled=False):
+        scores = torch.einsum("bgrk,bsgk->bgrs", q_BGRK, cache["k"][:, : length + 1].to(wide))
+    scores = scores.masked_fill(scores.isnan(), float("-inf"))
     best = scores == scores.amax(-1, keepdim=True)
     position = torch.arange(length + 1, device=q.device)
     chosen = torch.where(best, position, length).amin(-1)

@@ -8,7 +8,10 @@ SLICE = 1 << 22
 
 
 def choose(q_NHK: Tensor, k_NGK: Tensor, first_N: Tensor) -> Tensor:
-    """Return int32 [N, H], the row of the key first_t <= s <= t with the highest q_t.k_s, the earliest among equals."""
+    """Return int32 [N, H], the row of the key first_t <= s <= t with the highest q_t.k_s, the earliest among equals.
+
+    A score that is NaN is never the highest.
+    """
     N, H, _ = q_NHK.shape
     G = k_NGK.shape[1]
     wide = torch.promote_types(q_NHK.dtype, torch.float32)
@@ -22,8 +25,9 @@ def choose(q_NHK: Tensor, k_NGK: Tensor, first_N: Tensor) -> Tensor:
         scores = torch.bmm(q_GTK, k_GKN[:, :, low:stop]).view(H, stop - at, stop - low)
         s = torch.arange(low, stop, device=q_NHK.device, dtype=torch.int32)
         t = torch.arange(at, stop, device=q_NHK.device, dtype=torch.int32)[:, None]
-        scores = scores.masked_fill((s > t) | (s < first_N[at:stop, None]), float("-inf"))
-        best = scores == scores.amax(-1, keepdim=True)
+        visible = (s <= t) & (s >= first_N[at:stop, None])
+        scores = scores.masked_fill(~visible | scores.isnan(), float("-inf"))
+        best = visible & (scores == scores.amax(-1, keepdim=True))
         choice[at:stop] = torch.where(best, s, stop - 1).amin(-1).T
         at = stop
     return choice

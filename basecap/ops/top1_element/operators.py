@@ -17,7 +17,9 @@ def _kernels():
 def choose(q: Tensor, k: Tensor, first: Tensor, triton: bool) -> Tensor:
     """Return int32 [N, H], the row of the chosen key; `first` int32 [N] is the start of each token's sequence."""
     run = _kernels().choose if triton else eager.choose
-    return run(q, k, first)
+    # Under autocast plain PyTorch would round the scores to half precision.
+    with torch.autocast(q.device.type, enabled=False):
+        return run(q, k, first)
 
 
 @choose.register_fake

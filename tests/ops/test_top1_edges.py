@@ -1,0 +1,127 @@
+"""Top-1 selection at the edges: autocast, numbers that are none, more chunks asked for than there are."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from basecap.errors import ConfigError
+from basecap.ops import (
+    top1_chunk,
+    top1_chunk_cache,
+    top1_chunk_choice,
+    top1_chunk_step,
+    top1_chunk_weights,
+    top1_element,
+)
+from basecap.ops.top1_element import top1_element_choice, top1_element_step, top1_element_weights
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+
+B, T, H, K = 2, 200, 2, 32
+
+
+def drawn(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Return q, k and v [B, T, H, K]."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(B, T, H, K, generator=generator).to(dtype) for _ in range(3)]
+
+
+def chunk_step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    cache = top1_chunk_cache(B, T, H, K, chunk=16, dtype=q.dtype)
+    return torch.cat([top1_chunk_step(*(x[:, t : t + 1] for x in (q, k, v)), cache, t, chunk=16) for t in range(40)])
+
+
+def element_step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    cache = {"k": torch.zeros_like(k), "v": torch.zeros_like(v)}
+    return torch.cat([top1_element_step(*(x[:, t : t + 1] for x in (q, k, v)), cache, t) for t in range(40)])
+
+
+FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "exact": lambda q, k, v: top1_chunk(q, k, v, chunk=16),
+    "approx": lambda q, k, v: top1_chunk(q, k, v, chunk=16, mode="approx"),
+    "weights": lambda q, k, v: top1_chunk_weights(q, k, chunk=16),
+    "step": chunk_step,
+    "element": lambda q, k, v: top1_element(q, k, v),
+    "element choice": lambda q, k, v: top1_element_choice(q, k),
+    "element weights": lambda q, k, v: top1_element_weights(q, k),
+    "element step": element_step,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_autocast_changes_nothing(name: str, dtype: torch.dtype):
+    inputs = drawn(dtype)
+    want = FUNCTIONS[name](*inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(FUNCTIONS[name](*inputs), want)
+
+
+def test_autocast_changes_no_gradient():
+    inputs = [x.requires_grad_() for x in drawn()]
+    want = torch.autograd.grad(top1_chunk(*inputs, chunk=16).sum(), inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = torch.autograd.grad(top1_chunk(*inputs, chunk=16).sum(), inputs)
+    assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("backend", ["eager", "triton"])
+@pytest.mark.parametrize("place", ["query", "key"])
+def test_an_element_that_is_no_number_is_not_chosen(place: str, backend: str):
+    q, k, _ = drawn()
+    segments = torch.arange(T).expand(B, T) // 50
+    clean = top1_element_choice(q, k, segments=segments, backend=backend)
+    (q if place == "query" else k)[:, 60] = float("nan")
+    found = top1_element_choice(q, k, segments=segments, backend=backend)
+    position = torch.arange(T)[:, None]
+    assert (found <= position).all() and (found >= position // 50 * 50).all()
+    same = torch.arange(T) != 60 if place == "query" else torch.arange(T) < 60
+    assert torch.equal(found[:, same], clean[:, same])
+    if place == "key":
+        assert (found[:, 61:] != 60).all()
+
+
+@pytest.mark.parametrize("backend", ["eager", "triton"])
+def test_more_chunks_than_there_are(backend: str):
+    q, k, v = (x[:1, :60, :1] for x in drawn())
+    some, many = (top1_chunk(q, k, v, chunk=16, remote=remote, backend=backend) for remote in (3, 10**9))
+    assert torch.equal(some, many)
+    choice = top1_chunk_choice(q, k, chunk=16, remote=20, backend=backend)
+    assert choice.shape == (1, 60, 1, 20)
+    assert torch.equal((choice >= 0).sum(-1), (torch.arange(60) // 16)[None, :, None])
+    cache = top1_chunk_cache(1, 3, 1, K, chunk=16)
+    assert top1_chunk_step(q[:, :1], k[:, :1], v[:, :1], cache, 0, chunk=16, remote=10**9).shape == (1, 1, 1, K)
+
+
+def test_bounds_and_segments_say_the_same_to_top1_element():
+    q, k, v = (x[:1].requires_grad_() for x in drawn())
+    bounds = torch.tensor([0, 1, 70, 71, T], dtype=torch.int32)
+    segments = torch.repeat_interleave(torch.arange(4), bounds.diff())[None]
+    outputs = [top1_element(q, k, v, cu_seqlens=bounds), top1_element(q, k, v, segments=segments)]
+    assert torch.equal(*outputs)
+    grads = [torch.autograd.grad(o.square().sum(), (q, k, v)) for o in outputs]
+    assert all(torch.equal(x, y) for x, y in zip(*grads, strict=True))
+    with pytest.raises(ConfigError, match="cu_seqlens must increase"):
+        top1_element(q, k, v, cu_seqlens=torch.tensor([0, 70, 60, T]))
+
+
+@pytest.mark.parametrize("bounds", [[0, 20, 60], [0, 30, 20, 50], [5, 20, 50], [0, 20, 40]])
+def test_a_compiled_graph_checks_its_bounds(bounds: list[int]):
+    def packed(q: Tensor, bounds: Tensor) -> Tensor:
+        return top1_chunk(q, q, q, chunk=16, cu_seqlens=bounds)
+
+    compiled = torch.compile(packed, fullgraph=True, backend="aot_eager")
+    q = torch.randn(1, 50, 2, 32)
+    right = torch.tensor([0, 20, 50])
+    assert torch.equal(compiled(q, right), top1_chunk(q, q, q, chunk=16, cu_seqlens=right))
+    with pytest.raises(RuntimeError, match="cu_seqlens must increase strictly"):
+        compiled(q, torch.tensor(bounds))
+
+
+def test_segments_are_integers():
+    q, k, v = drawn()
+    for op in (top1_chunk, top1_element):
+        with pytest.raises(ConfigError, match="segments must be integers"):
+            op(q, k, v, segments=torch.zeros(B, T))
