@@ -192,7 +192,10 @@ def bench_ops(
     "models", epilog="Example: basecap bench models --use transformer++ --use mamba-2 --json models.json"
 )
 def bench_models(
-    use: Annotated[list[str], typer.Option("--use", help="an architecture; repeatable; all if absent")] = [],
+    use: Annotated[
+        list[str],
+        typer.Option("--use", help="an architecture, or 'X in rwkv-7' for another body; repeatable; all if absent"),
+    ] = [],
     hidden: Annotated[int, typer.Option(help="model width")] = 768,
     length: Annotated[int, typer.Option(help="tokens per sequence")] = 2048,
     batch: Annotated[int, typer.Option(help="sequences per step")] = 16,

@@ -57,7 +57,7 @@ def run(
     interrupted, the rows so far are returned and `complete` is False.
 
     Args:
-        names: architectures; all when empty.
+        names: architectures, also in another's body, as "top1-chunk-exact in rwkv-7"; all when empty.
         setting: sizes.
         device: where to run.
         peer: whether to time flash-linear-attention's own models too, in the same setting but not compiled: that
@@ -69,7 +69,10 @@ def run(
     """
     jobs: list[tuple[str, Callable[[], Row]]] = []
     for name in list(names) or ARCHITECTURES.names():
-        config = model_config(name, hidden=setting.hidden, vocab=setting.vocab, max_length=setting.length)
+        use, _, body = name.partition(" in ")
+        config = model_config(
+            use, hidden=setting.hidden, vocab=setting.vocab, max_length=setting.length, backbone=body or None
+        )
         jobs.append((name, partial(_own, config, setting, device)))
     if peer:
         peers.require()
