@@ -344,12 +344,27 @@ def _gradient_precision(bench: Bench, dtype: torch.dtype, word: str) -> Check:
 
 
 def compilation(bench: Bench) -> Iterator[Check]:
-    """Forward and backward trace into one graph each and compute the same."""
-    plain = gradients(bench.layers, bench.x, bench.weight)
+    """Forward and backward trace into one graph each and compute the same, with packed segments too."""
     traced = torch.compile(bench.layers, backend="aot_eager", fullgraph=True)
-    yield bench.same("compiled", traced(bench.x), bench.y, "compiled and eager disagree")
-    graphed = gradients(bench.layers, bench.x, bench.weight, run=traced)
-    for name, grad in plain.items():
-        error = largest(graphed[name], grad)
-        yield bench.check(f"compiled gradient of {name}", error, bench.allowed, "compiled and eager disagree")
+    broken = "compiled and eager disagree"
+    for packed, ids in (("", None), (" with segments", bench.segments())):
+        y, plain = _forward_and_backward(bench, bench.layers, ids)
+        graphed_y, graphed = _forward_and_backward(bench, traced, ids)
+        yield bench.same(f"compiled{packed}", graphed_y, y, broken)
+        for name, grad in plain.items():
+            error = largest(graphed[name], grad)
+            yield bench.check(f"compiled gradient of {name}{packed}", error, bench.allowed, broken)
     torch.compiler.reset()
+
+
+def _forward_and_backward(
+    bench: Bench, run: Callable[..., Tensor], ids: Tensor | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    outputs: list[Tensor] = []
+
+    def keep(x: Tensor) -> Tensor:
+        outputs.append(run(x, ids))
+        return outputs[0]
+
+    grads = gradients(bench.layers, bench.x, bench.weight, run=keep)
+    return outputs[0].detach(), grads

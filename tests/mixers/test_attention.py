@@ -35,6 +35,7 @@ def causal_mask():
 
 def assert_parity(ours, theirs, pairs, **tolerance):
     """Compare outputs, and gradients of the parameters in `pairs` (ours, theirs, theirs -> ours) and of the input."""
+    assert len(pairs) == len(list(ours.parameters()))
     x = draw(2, T, HIDDEN).requires_grad_()
     weight = draw(2, T, HIDDEN, seed=1)
     y, expected = ours(x), theirs(x)

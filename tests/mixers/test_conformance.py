@@ -40,7 +40,7 @@ def one_name_per_mixer():
 @pytest.mark.parametrize("name", [*one_name_per_mixer(), "transformer++ alibi", "transformer++ window"])
 def test_conforms_compiled(name):
     report = check_mixer(name, length=48, dtypes=(), compiled=True)
-    assert any(check.name == "compiled" for check in report.checks)
+    assert {"compiled", "compiled with segments"} <= {check.name for check in report.checks}
     report.raise_failures()
 
 
@@ -66,6 +66,11 @@ class MiscountsTokens(Attention):
 class IgnoresSegments(Attention):
     def forward(self, x_BTD, segments=None):
         return super().forward(x_BTD, None)
+
+
+class IgnoresSegmentsCompiled(Attention):
+    def forward(self, x_BTD, segments=None):
+        return super().forward(x_BTD, None if torch.compiler.is_compiling() else segments)
 
 
 class MixesTheBatch(Attention):
@@ -179,6 +184,13 @@ def test_notices(mixer, broken, register):
     assert broken <= {check.name for check in report.failures}
     with pytest.raises(AssertionError, match=r"broken: .* broke: .* by .* where .* is allowed"):
         report.raise_failures()
+
+
+def test_notices_a_graph_without_segments(register):
+    report = check_mixer(register(IgnoresSegmentsCompiled), length=32, dtypes=(), compiled=True)
+    names = {check.name for check in report.failures}
+    assert {"compiled with segments", "compiled gradient of x with segments"} <= names
+    assert all(name.endswith("with segments") for name in names)
 
 
 def test_notices_nan(register):

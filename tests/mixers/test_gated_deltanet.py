@@ -25,8 +25,31 @@ def test_compiles():
     check_mixer("gated-deltanet", length=80, dtypes=(), compiled=True).raise_failures()
 
 
+def in_their_layout(mixer: GatedDeltaNet, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return what `values` holds for each parameter of `mixer` by transformers' names, interleaved by head."""
+    memory = mixer.memory
+    H, keys = memory.heads, memory.heads * memory.key_dim
+
+    def by_head(*parts: Tensor) -> Tensor:
+        return torch.cat([part.unflatten(0, (H, -1)) for part in parts], dim=1).flatten(0, 1)
+
+    left = dict(values)
+    q, k, v = left.pop("memory.qkv.weight").split([keys, keys, H * memory.value_dim])
+    theirs = {
+        "in_proj_qkvz.weight": by_head(q, k, v, left.pop("gate.weight")),
+        "in_proj_ba.weight": by_head(left.pop("memory.beta.weight"), left.pop("decay.weight")),
+        "conv1d.weight": left.pop("memory.conv.weight")[:, None],
+        "A_log": left.pop("A_log"),
+        "dt_bias": left.pop("dt_bias"),
+        "norm.weight": left.pop("norm_weight"),
+        "out_proj.weight": left.pop("out.weight"),
+    }
+    assert not left
+    return theirs
+
+
 def oracle(mixer: GatedDeltaNet) -> torch.nn.Module:
-    """Return transformers' layer with the weights of `mixer`, which it keeps interleaved by head."""
+    """Return transformers' layer with the weights of `mixer`."""
     from transformers.models.qwen3_next import Qwen3NextConfig
     from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
@@ -43,52 +66,35 @@ def oracle(mixer: GatedDeltaNet) -> torch.nn.Module:
         rms_norm_eps=1e-5,
     )
     layer = Qwen3NextGatedDeltaNet(config, layer_idx=0)
-
-    def by_head(weight: Tensor) -> Tensor:
-        return weight.unflatten(0, (H, -1))
-
-    q, k, v = memory.qkv.weight.split([H * K, H * K, H * V])
-    state = {
-        "in_proj_qkvz.weight": torch.cat([by_head(x) for x in (q, k, v, mixer.gate.weight)], dim=1).flatten(0, 1),
-        "in_proj_ba.weight": torch.cat([by_head(x.weight) for x in (memory.beta, mixer.decay)], dim=1).flatten(0, 1),
-        "conv1d.weight": memory.conv.weight[:, None],
-        "A_log": mixer.A_log,
-        "dt_bias": mixer.dt_bias,
-        "norm.weight": mixer.norm_weight,
-        "out_proj.weight": mixer.out.weight,
-    }
-    layer.load_state_dict(state)
+    layer.load_state_dict(in_their_layout(mixer, dict(mixer.named_parameters())))
     return layer
 
 
-def test_equals_qwen3_next_in_outputs_and_gradients(monkeypatch):
+def test_equals_qwen3_next_in_outputs_and_all_gradients(monkeypatch):
     # Where flash-linear-attention is installed transformers would run its GPU kernels.
     monkeypatch.setitem(sys.modules, "fla", None)
     mixer = build()
-    layer = oracle(mixer)
     generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in mixer.parameters():  # as initialised, the norm does nothing
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    layer = oracle(mixer)
     x, weight = torch.randn(2, 2, 150, 32, generator=generator)
-    results = []
+    found = []
     for module in (mixer, layer):
         inputs = x.clone().requires_grad_()
         y = module(inputs)
-        (y * weight).sum().backward()
-        results.append((y, inputs.grad))
-    memory = mixer.memory
-    pairs = [
-        *zip(*results, strict=True),
-        (mixer.A_log.grad, layer.A_log.grad),
-        (mixer.dt_bias.grad, layer.dt_bias.grad),
-        (mixer.norm_weight.grad, layer.norm.weight.grad),
-        (mixer.out.weight.grad, layer.out_proj.weight.grad),
-        (memory.conv.weight.grad, layer.conv1d.weight.grad[:, 0]),
-        (torch.cat([memory.beta.weight.grad, mixer.decay.weight.grad]),
-         layer.in_proj_ba.weight.grad.unflatten(0, (2, 2)).transpose(0, 1).flatten(0, 1)),
-        (memory.qkv.weight.grad[:8], layer.in_proj_qkvz.weight.grad[:8]),
-        (mixer.gate.weight.grad[:16], layer.in_proj_qkvz.weight.grad[32:48]),
-    ]  # fmt: skip
-    for ours, theirs in pairs:
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5 * theirs.detach().abs().max().item())
+        parameters = dict(module.named_parameters())
+        grad, *grads = torch.autograd.grad((y * weight).sum(), [inputs, *parameters.values()])
+        found.append(({"y": y, "x": grad}, dict(zip(parameters, grads, strict=True))))
+    (ours, our_grads), (theirs, their_grads) = found
+    ours, theirs = ours | in_their_layout(mixer, our_grads), theirs | their_grads
+    assert ours.keys() == theirs.keys()
+    for name, expected in theirs.items():
+        atol = 1e-5 * expected.detach().abs().max().item()
+        torch.testing.assert_close(
+            ours[name], expected, rtol=1e-4, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def test_without_decay_it_reads_what_deltanet_reads():

@@ -55,6 +55,7 @@ def test_parity_with_transformers(groups: int):
         (ours.norm_weight, theirs.norm.weight),
         (ours.out_proj.weight, theirs.out_proj.weight),
     ]
+    assert len(pairs) == len(list(ours.parameters())) == len(list(theirs.parameters()))
     with torch.no_grad():
         for own, other in pairs:
             other.copy_(own.reshape(other.shape))

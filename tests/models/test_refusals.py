@@ -44,16 +44,6 @@ def test_no_token(use: str):
 
 
 @pytest.mark.parametrize("use", USES)
-def test_an_empty_batch_stays_empty(use: str):
-    model, nobody = small(use), tokens(0, 5)
-    assert model.logits(nobody).shape == (0, 5, 61)
-    with torch.no_grad():
-        caches = model.init_cache(0, 8)
-        assert model.prefill(nobody, caches).shape == (0, 61)
-        assert model.step(nobody[:, :1], caches).shape == (0, 61)
-
-
-@pytest.mark.parametrize("use", USES)
 @torch.no_grad()
 def test_a_second_prompt_into_the_same_caches(use: str):
     model, prompt = small(use), tokens(2, 5)

@@ -2,12 +2,27 @@
 
 from pathlib import Path
 
+import pytest
+import torch
+
 import basecap.mixers
 from basecap.mixers import ARCHITECTURES
+from basecap.models.language_model import LanguageModel
 from basecap.records import StudyRecords
-from basecap.study.config import load_study
+from basecap.study.config import StudyConfig, load_study
 from basecap.study.execute import execute
+from basecap.study.plan import plan_runs
 from tests.study.conftest import write_text
+
+#: Shorter than the study's own, so that made-up text is enough; the depths are the study's.
+SETTINGS = ["train.tokens=480", "train.batch=4", "train.eval_every=480", "model.hidden=32"]
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> StudyConfig:
+    text = write_text(tmp_path / "text", documents=12, words=60)
+    data = f"data={{source: text, path: {text}, tokenizer: bytes, seq_len: 40, train: [prose], ood: [code]}}"
+    return load_study("zoo", [data, *SETTINGS])
 
 
 def test_the_zoo_is_complete():
@@ -16,14 +31,32 @@ def test_the_zoo_is_complete():
     assert {entry.use for entry in load_study("zoo").architectures} == known
 
 
-def test_every_architecture_trains(tmp_path):
-    text = write_text(tmp_path / "text", documents=12, words=60)
-    settings = [f"data={{source: text, path: {text}, tokenizer: bytes, seq_len: 40, train: [prose], ood: [code]}}"]
-    settings += ["train.tokens=480", "train.batch=4", "train.eval_every=480", "model={hidden: 32, layers: 1}"]
-    study = load_study("zoo", settings)
-    names = {entry.name for entry in study.architectures}
+def test_every_model_holds_what_its_architecture_is_named_after(zoo: StudyConfig):
+    for study in (load_study("zoo"), zoo):
+        length = study.data.seq_len
+        for run in plan_runs(study, vocab=256):
+            with torch.device("meta"):
+                blocks = LanguageModel(run.model).blocks
+            mixers = [block.mixer for block in blocks]
+            kinds = [choice.mixer for choice in ARCHITECTURES.get(run.use).layers]
+            assert {type(mixer) for mixer in mixers} == set(kinds), run.name
+            # The second layer is where RWKV-7 mixes in the first one's values.
+            assert len(mixers) >= max(2, len(set(kinds))), run.name
+            windows = [mixer.config.window for mixer in mixers if getattr(mixer.config, "window", None)]
+            assert bool(windows) == (run.use in ("based", "transformer++ window")), run.name
+            assert all(2 * window <= length for window in windows), run.name
+            long = [mixer for mixer in mixers if getattr(mixer, "long_conv", None) is not None]
+            shares = {"mamba-1 global selection": 1.0, "mamba-1 global selection lm": 0.25}
+            assert len(long) / len(mixers) == shares.get(run.use, 0.0), run.name
+            chunks = [mixer.config.chunk for mixer in mixers if hasattr(mixer.config, "chunk")]
+            assert bool(chunks) == run.use.startswith("top1-chunk"), run.name
+            assert all(2 * chunk < length for chunk in chunks), run.name  # the third chunk forces a choice
+
+
+def test_every_architecture_trains(zoo: StudyConfig, tmp_path: Path):
+    names = {entry.name for entry in zoo.architectures}
     said: list[str] = []
-    infos = execute(study, tmp_path / "out", only=names, device="cpu", plugins=(), say=said.append)
+    infos = execute(zoo, tmp_path / "out", only=names, device="cpu", plugins=(), say=said.append)
     assert not said and {info["status"] for info in infos} == {"finished"}
     for run in StudyRecords(tmp_path / "out").runs():
         assert len(run.metrics()) == 3
