@@ -318,7 +318,7 @@ def divide(whole: int, parts: int, what: str) -> int:
 def choose_heads(hidden: int, heads: int | None, head_dim: int = 64) -> int:
     """Return `heads`, or as many heads of `head_dim` as fit into `hidden` (at least one, dividing it evenly)."""
     if heads is not None:
-        divide(hidden, heads, "hidden size by heads")
+        divide(hidden, heads, "channels by heads")
         return heads
     count = max(1, hidden // head_dim)
     while hidden % count:

@@ -30,6 +30,14 @@ def test_rows_agree_with_their_setting():
     assert found["complete"]
 
 
+def test_an_architecture_in_another_body():
+    (own, other) = run(["transformer++", "transformer++ in rwkv-7"], **TINY)["rows"]
+    assert other["architecture"] == "transformer++ in rwkv-7"
+    assert other["parameters"] != own["parameters"] and other["tokens_per_s"] > 0
+    with pytest.raises(ConfigError, match="did you mean 'rwkv-7'"):
+        run(["transformer++ in rwkw-7"], **TINY)
+
+
 @pytest.mark.parametrize("broken", NAMES)
 @pytest.mark.parametrize(
     ("error", "note"),

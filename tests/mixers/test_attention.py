@@ -209,7 +209,7 @@ def test_flops_of_a_window_are_the_pairs_it_sees():
     [
         ({"heads": 64}, "RoPE needs an even head size, not 1"),
         ({"rotary_fraction": 0.01}, "leaves RoPE none to rotate"),
-        ({"heads": 7}, "hidden size by heads does not divide: 64 into 7"),
+        ({"heads": 7}, "channels by heads does not divide: 64 into 7"),
         ({"heads": 4, "kv_heads": 3}, "heads by kv_heads does not divide: 4 into 3"),
         ({"heads": 0}, "heads"),
         ({"window": 0}, "window"),

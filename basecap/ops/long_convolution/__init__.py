@@ -30,7 +30,8 @@ def long_convolution(u_BTD: Tensor, filter_LD: Tensor, *, segments: Tensor | Non
     check_segments(segments, u_BTD.shape[:2])
     check_devices({"u": u_BTD, "filter": filter_LD, "segments": segments})
     if not u_BTD.numel():
-        return torch.zeros_like(u_BTD)  # the FFT of nothing is an error
+        # The FFT of nothing is an error; the sum is added to nothing and keeps the filter's gradient defined.
+        return u_BTD + filter_LD.sum().to(u_BTD.dtype)
     with torch.autocast(u_BTD.device.type, enabled=False):
         if segments is None:
             return eager.long_convolution(u_BTD, filter_LD)
