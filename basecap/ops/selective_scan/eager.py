@@ -87,20 +87,22 @@ def _prepare(x: Tensor, dt: Tensor, A_DN: Tensor, B: Tensor, C: Tensor, segments
 
 
 def _states(decay: Tensor, added: Tensor, state: Tensor) -> Tensor:
-    """Turn added_c into h_c = decay_c h_{c-1} + added_c, given the state before; return a copy of the last."""
+    """Turn added_c into h_c = decay_c h_{c-1} + added_c, given the state before; return the last, a view."""
     for decay_c, added_c in zip(decay.unbind(), added.unbind(), strict=True):
         state = added_c.addcmul_(decay_c, state)
-    return state.clone()
+    return state
 
 
-def _cotangents(decay: Tensor, added: Tensor, later: Tensor) -> Tensor:
-    """Turn added_c into g_c = added_c + decay_{c+1} g_{c+1} and decay_c into decay_c g_c; return a copy of its first.
+def _cotangents(decay: Tensor, C: Tensor, dy: Tensor, later: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """Return g_c = C_c dy_c + decay_{c+1} g_{c+1} in the first places of `out`, and a copy of decay_0 g_0.
 
-    `later` is the term after the last one.
+    `later` is the term after the last one; decay_c becomes decay_c g_c.
     """
-    for decay_c, added_c in zip(reversed(decay.unbind()), reversed(added.unbind()), strict=True):
-        later = decay_c.mul_(added_c.add_(later))
-    return later.clone()
+    g = out[: len(decay)]
+    parts = [reversed(part.unbind()) for part in (decay, C, dy, g)]
+    for decay_c, C_c, dy_c, g_c in zip(*parts, strict=True):
+        later = decay_c.mul_(torch.addcmul(later, C_c, dy_c, out=g_c))
+    return g, later.clone()
 
 
 def _chain(decay_BMND: Tensor, added_BMND: Tensor, first_BND: Tensor) -> Tensor:
@@ -121,7 +123,7 @@ def _entering(pieces: _Pieces, state_BDN: Tensor | None) -> Tensor:
     alone = pieces.x.new_zeros(B, M, N, D)
     space = pieces.space(2)
     for span in pieces.spans():
-        alone = _states(pieces.decay(span, space[0]), pieces.added(span, space[1]), alone)
+        alone = _states(pieces.decay(span, space[0]), pieces.added(span, space[1]), alone).clone()
     return _chain(pieces.decay_of_chunks(), alone, first)[:, :-1]
 
 
@@ -132,7 +134,7 @@ def _leaving(pieces: _Pieces, dy: Tensor, final_BND: Tensor) -> Tensor:
     alone = torch.zeros_like(dy[0])
     space = pieces.space(2)
     for span in reversed(pieces.spans()):
-        alone = _cotangents(pieces.decay(span, space[0]), _product(pieces.C[span], dy[span], space[1]), alone)
+        _, alone = _cotangents(pieces.decay(span, space[0]), pieces.C[span], dy[span], alone, space[1])
     return _chain(pieces.decay_of_chunks().flip(1), alone.flip(1), final_BND)[:, :-1].flip(1)
 
 
@@ -162,8 +164,8 @@ def forward(
     state, y, space = _entering(pieces, state_BDN), [], pieces.space(2)
     kept = pieces.x.new_empty(kept_shape(x_BTD, A_DN) if keep else 0)
     for i, span in enumerate(pieces.spans()):
-        if keep:
-            kept[i] = state
+        # A copy: the space that holds the state so far is about to be used again.
+        state = kept[i].copy_(state) if keep else state.clone()
         h = pieces.added(span, space[0])
         state = _states(pieces.decay(span, space[1]), h, state)
         y.append((pieces.C[span].mT @ h)[..., 0, :])
@@ -189,16 +191,16 @@ def backward(
     space = pieces.space(3)
     later = _leaving(pieces, dy, grads[1].to(dy.dtype).mT)
     du, ddt = torch.empty_like(dy), torch.empty_like(dy)
-    dB, dC = torch.empty_like(pieces.B), torch.empty_like(pieces.C)
+    dB, dC = torch.empty_like(pieces.B).mT, torch.empty_like(pieces.C).mT
     dA_BMND = torch.zeros_like(states[0])
     for span, state in zip(reversed(pieces.spans()), reversed(states.unbind()), strict=True):
         decay, h = pieces.decay(span, space[0]), pieces.added(span, space[1])
-        dh = _product(pieces.C[span], dy[span], space[2])
         _states(decay, h, state)
-        later = _cotangents(decay, dh, later)
-        dC[span] = h @ dy[span].mT
+        dh, later = _cotangents(decay, pieces.C[span], dy[span], later, space[2])
+        # Rows times matrices: matrices times columns take half as long again.
+        dC[span] = dy[span] @ h.mT
         du[span] = pieces.B[span].mT @ dh
-        dB[span] = dh @ (pieces.x[span] * pieces.dt[span]).mT
+        dB[span] = (pieces.x[span] * pieces.dt[span]) @ dh.mT
         # The gradient of the exponent dt A is h_{c-1} decay_c g_c.
         exponent = decay
         exponent[0].mul_(state)
@@ -211,7 +213,7 @@ def backward(
         _join((pieces.dt * du)[..., 0, :], x_BTD),
         _join(ddt[..., 0, :], dt_BTD),
         dA_BMND.sum((0, 1)).T.to(A_DN.dtype).contiguous(),
-        _join(dB[..., 0], B_BTN),
-        _join(dC[..., 0], C_BTN),
+        _join(dB[..., 0, :], B_BTN),
+        _join(dC[..., 0, :], C_BTN),
         later[:, 0].mT.contiguous(),
     )
