@@ -99,9 +99,10 @@ def _between(total: Tensor, same: Tensor | None, wide: torch.dtype) -> Tensor:
     visible = torch.ones(total.shape[-1], total.shape[-1], dtype=torch.bool, device=total.device).tril()
     if same is not None:
         visible = visible & same
-    exponent = (total[..., :, None] - total[..., None, :]).to(wide)
-    # Masked before the exponential: above the diagonal it would overflow and spoil the gradient.
-    return exponent.masked_fill(~visible, float("-inf")).exp()
+    hidden = torch.zeros(visible.shape, dtype=wide, device=total.device).masked_fill_(~visible, float("-inf"))
+    # Masked before the exponential: above the diagonal it would overflow and spoil the gradient. Masked by a sum, whose
+    # backward pass is free; in place, since fresh memory takes longer to fetch than to fill.
+    return (total[..., :, None] - total[..., None, :]).to(wide).add_(hidden).exp_()
 
 
 def _carry(
