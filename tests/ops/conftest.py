@@ -18,6 +18,6 @@ def _poison(x: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fill uninitialised tensors with NaN, or with an index far outside."""
-    empty, new_empty = torch.empty, torch.Tensor.new_empty
-    monkeypatch.setattr(torch, "empty", lambda *a, **k: _poison(empty(*a, **k)))
-    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: _poison(new_empty(*a, **k)))
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        make = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, make=make, **k: _poison(make(*a, **k)))

@@ -22,6 +22,7 @@ from basecap.ops.top1_chunk import eager, operators, reference
 from basecap.ops.top1_chunk.grid import chunk_grid
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import assert_as_accurate
+from tests.ops._choices import Rules, assert_choice, assert_earlier_among_equals
 
 in_interpreter = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
 KERNELS = [
@@ -107,9 +108,12 @@ def plain(inputs: list[Tensor], case: tuple, segments: Tensor | None) -> list[Te
 
 
 def assert_kernels(inputs: list[Tensor], case: tuple, segments: Tensor | None) -> Tensor:
-    """Compare the kernels with plain PyTorch and the definition; return their choice."""
+    """Compare the kernels with plain PyTorch and the definition, both choices with scores in float64; return theirs."""
     there = None if segments is None else segments.to(inputs[0].device)
     choice, found = run(inputs, case, there, "triton")
+    rules = Rules(*case[5:8], segments=there)
+    assert_choice(choice, *inputs[:2], rules, "the kernels' choice")
+    assert_choice(top1_chunk_choice(*inputs[:2], **vars(rules), backend="eager"), *inputs[:2], rules, "plain PyTorch's")
     truth = exact(inputs, case, choice, segments)
     for name, x, y, z in zip(("o", "dq", "dk", "dv"), found, plain(inputs, case, there), truth, strict=True):
         assert_as_accurate(name, x, y, z)
@@ -121,6 +125,7 @@ def test_plain_pytorch_is_the_definition(case):
     inputs = draw(*case[:5])
     segments = cut(*case[:2]) if case[8] else None
     choice, found = run(inputs, case, segments, "eager")
+    assert_choice(choice, *inputs[:2], Rules(*case[5:8], segments=segments))
     _, score = reference.visible(*inputs[:2], *case[5:7], case[4] ** -0.5, case[7], segments)
     assert torch.equal(along_row(choice.long(), case[5], segments), _best(score, case[7]))
     for name, x, y in zip(("o", "dq", "dk", "dv"), found, exact(inputs, case, choice, segments), strict=True):
@@ -142,12 +147,7 @@ def _best(score_BHTM: Tensor, remote: int) -> Tensor:
 def test_kernels_are_as_accurate_as_plain_pytorch(case, device, dtype, poisoned):
     inputs = [x.to(device, dtype) for x in draw(*case[:5])]
     segments = cut(*case[:2]) if case[8] else None
-    choice = assert_kernels(inputs, case, segments)
-    there = None if segments is None else segments.to(device)
-    options = {"chunk": case[5], "mode": case[6], "remote": case[7], "segments": there, "backend": "eager"}
-    other = top1_chunk_choice(*inputs[:2], **options)
-    # Two choices may differ where two scores agree to rounding.
-    assert (choice.sort(-1).values == other.sort(-1).values).float().mean() > 0.99
+    assert_kernels(inputs, case, segments)
 
 
 @pytest.mark.parametrize(("device", "dtype"), KERNELS)
@@ -170,13 +170,14 @@ def structured(kind: str, T: int, K: int) -> list[Tensor]:
     elif kind == "equal keys":
         # Whole numbers, so that equal scores are equal in any order of summation.
         q, k = q.round(), k[:, :1].round().expand_as(k)
-    elif kind == "alternating":
-        k = torch.cat([k[:, 16:32], k[:, 16:]], dim=1)
+    elif kind == "equal chunks":
+        # Eighths, for the same reason.
+        q, k = ((8 * x).round() / 8 for x in (q, torch.cat([k[:, 16:32], k[:, 16:]], dim=1)))
     return [x.contiguous() for x in (q, k, v, do)]
 
 
 @pytest.mark.parametrize(("device", "dtype"), KERNELS[:2])
-@pytest.mark.parametrize("kind", ["one chunk", "equal keys", "alternating"])
+@pytest.mark.parametrize("kind", ["one chunk", "equal keys", "equal chunks"])
 @pytest.mark.parametrize("mode", ["exact", "approx"])
 def test_structured_inputs(kind, mode, device, dtype, poisoned):
     case = (1, 620, 1, 1, 32, 16, mode, 1, False)
@@ -185,8 +186,8 @@ def test_structured_inputs(kind, mode, device, dtype, poisoned):
     if kind == "one chunk":
         # Longer than a share: the list of chunk 0 is cut.
         assert (choice[:, 16:] == 0).sum() > 512
-    elif kind == "equal keys":
-        assert not choice[:, 16:].any()
+    else:
+        assert_earlier_among_equals(choice, *inputs[:2], Rules(16, mode))
 
 
 @pytest.mark.parametrize(("device", "dtype"), KERNELS)
@@ -242,6 +243,10 @@ def test_packed_lengths_are_segments(backend):
     a = top1_chunk(q, k, v, chunk=16, cu_seqlens=lengths, backend=backend)
     b = top1_chunk(q, k, v, chunk=16, segments=segments, backend=backend)
     alone = top1_chunk(*(x[:, 26:75] for x in (q, k, v)), chunk=16, backend=backend)
+    choice = top1_chunk_choice(q, k, chunk=16, segments=segments, backend=backend)
+    assert_choice(choice, q, k, Rules(16, segments=segments))
+    truth, *_ = exact([q, k, v, v.expand_as(q)], (*q.shape, None, 16, "exact", 1), choice, segments)
+    torch.testing.assert_close(a, truth.float())
     torch.testing.assert_close(a, b)
     torch.testing.assert_close(a[:, 26:75], alone)
 
@@ -253,6 +258,10 @@ def test_inputs_need_not_be_contiguous(backend):
     views = joined.unbind(2)
     turned = [x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) for x in (q, k, v)]
     o = top1_chunk(q, k, v, chunk=16, backend=backend)
+    choice = top1_chunk_choice(q, k, chunk=16, backend=backend)
+    assert_choice(choice, q, k, Rules(16))
+    truth, *_ = exact([q, k, v, v], (*q.shape, None, 16, "exact", 1), choice, None)
+    torch.testing.assert_close(o, truth.float())
     assert torch.equal(o, top1_chunk(*views, chunk=16, backend=backend))
     assert torch.equal(o, top1_chunk(*turned, chunk=16, backend=backend))
 

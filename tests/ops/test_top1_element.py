@@ -1,5 +1,8 @@
 """Top-1 element selection against its definition in float64: plain PyTorch anywhere, kernels by interpreter or GPU."""
 
+import random
+import secrets
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +14,7 @@ from basecap.ops._dispatch import interpreted
 from basecap.ops.top1_element import operators, reference
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import assert_as_accurate
+from tests.ops._choices import assert_element_choice
 
 in_interpreter = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
 KERNELS = [
@@ -63,8 +67,9 @@ def test_kernels_are_as_accurate_as_plain_pytorch(case, device, dtype, poisoned)
     inputs = [x.to(device, dtype) for x in draw(*case[:5])]
     segments = cut(case)
     there = None if segments is None else segments.to(device)
-    choice = top1_element_choice(*inputs[:2], segments=there, backend="triton")
-    assert torch.equal(choice, top1_element_choice(*inputs[:2], segments=there, backend="eager"))
+    choice, other = (top1_element_choice(*inputs[:2], segments=there, backend=b) for b in ("triton", "eager"))
+    assert_element_choice(choice, *inputs[:2], there, "the kernels' choice")
+    assert_element_choice(other, *inputs[:2], there, "plain PyTorch's")
     hard = F.one_hot(choice.long().cpu(), case[1]).double().transpose(1, 2)
     wide = [x.double().cpu() for x in inputs]
     truth = gradients(lambda q, k, v: reference.top1_element(q, k, v, case[4] ** -0.5, segments, hard), wide)
@@ -74,6 +79,21 @@ def test_kernels_are_as_accurate_as_plain_pytorch(case, device, dtype, poisoned)
     )
     for name, x, y, z in zip(("o", "dq", "dk", "dv"), found, plain, truth, strict=True):
         assert_as_accurate(name, x, y, z)
+
+
+@pytest.mark.parametrize(("device", "dtype"), KERNELS)
+@pytest.mark.parametrize("backend", ["eager", "triton"])
+def test_choices_are_best_whatever_the_input(backend, device, dtype, poisoned):
+    """Another seed each time: the message names it."""
+    seed = secrets.randbits(60)
+    dice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    for _ in range(4):
+        B, T, G, K = dice.choice([1, 2]), dice.randint(1, 150), dice.choice([1, 2]), dice.choice([16, 40, 64, 256])
+        H, packed = G * dice.choice([1, 2]), dice.random() < 0.5
+        q, k = (torch.randn(B, T, n, K, generator=generator).to(device, dtype) for n in (H, G))
+        segments = (torch.rand(B, T, generator=generator) < 0.03).long().cumsum(1).to(device) if packed else None
+        choice = top1_element_choice(q, k, segments=segments, backend=backend)
+        assert_element_choice(choice, q, k, segments, f"seed {seed}, {(B, T, H, G, K)=}, {packed=}")
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=in_interpreter)])
