@@ -31,8 +31,8 @@ def draw(seed: int, B: int, T: int, heads: tuple[int, int], K: int) -> list[Tens
 
 
 def cut(seed: int, B: int, T: int) -> Tensor:
-    """Return segments, of which every row has about four."""
-    return (torch.rand(B, T, generator=torch.Generator().manual_seed(seed)) < 3 / T).long().cumsum(1)
+    """Return segments, of which every row has about three."""
+    return (torch.rand(B, T, generator=torch.Generator().manual_seed(seed)) < 2 / T).long().cumsum(1)
 
 
 @pytest.mark.parametrize(("backend", "device", "dtype"), PATHS)
@@ -41,14 +41,15 @@ def test_choices_are_best_whatever_the_input(mode, backend, device, dtype, poiso
     """Another seed each time: the message names it, and what it gives."""
     seed = secrets.randbits(60)
     dice = random.Random(seed)
-    for trial in range(4):
-        B, G, chunk = dice.choice([1, 2]), dice.choice([1, 2]), dice.choice([16, 16, 32, 64, 128])
-        H, T, K = G * dice.choice([1, 2]), dice.randint(chunk, max(80, 4 * chunk)), dice.choice([16, 24, 40, 64, 128])
+    for trial in range(3):
+        B, G, chunk = dice.choice([1, 2]), dice.choice([1, 2]), dice.choice([16, 16, 16, 32, 64])
+        H, K = G * dice.choice([1, 2]), dice.choice([16, 24, 40, 64, 128])
+        T = chunk * dice.randint(4, 3 + 96 // chunk) + dice.randrange(chunk)
         packed, scale, gain = dice.random() < 0.5, dice.choice([None, 0.03, 1.0]), dice.choice([0.5, 1.0, 20.0])
         q, k = draw(seed + trial, B, T, (H, G), K)
         q, k = (q * gain).to(device, dtype), k.to(device, dtype)
         segments = cut(seed + trial, B, T).to(device) if packed else None
-        remote = dice.choice([1, 1, 2, 3])
+        remote = dice.choice([1, 1, 1, 2, 3])
         rules = Rules(chunk, mode, remote, scale, segments)
         choice = top1_chunk_choice(q, k, **vars(rules), backend=backend)
         name = f"seed {seed}, trial {trial}, {(B, T, H, G, K)=}, {chunk=}, {remote=}, {scale=}, {gain=}, {packed=}"
