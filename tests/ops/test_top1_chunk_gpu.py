@@ -66,11 +66,13 @@ def test_a_million_tokens():
 
 @on_gpu
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
-def test_one_compiled_graph_of_kernels():
+@pytest.mark.parametrize("bounds", [None, [0, 300, 1000]], ids=str)
+def test_one_compiled_graph_of_kernels(bounds):
     q, k, v, do = draw(1000, 4, 64)
+    packing = None if bounds is None else torch.tensor(bounds, dtype=torch.int32, device="cuda")
 
     def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return (top1_chunk(q, k, v, chunk=64, backend="triton").float() * do).sum()
+        return (top1_chunk(q, k, v, chunk=64, cu_seqlens=packing, backend="triton").float() * do).sum()
 
     leaves = [x.requires_grad_() for x in (q, k, v)]
     compiled = torch.compile(loss, fullgraph=True)
