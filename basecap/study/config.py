@@ -15,7 +15,7 @@ LIBRARY = Path(__file__).parent / "library"
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class SizeConfig(_Section):

@@ -10,7 +10,7 @@ from basecap.data.config import Count
 class TrainConfig(BaseModel):
     """How a run trains. Defaults follow the first paper (appendix A); what it leaves open is marked *our choice*."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     tokens: Count = Field(ge=1, description="training tokens, rounded up to whole batches")
     batch: Count = Field(256, ge=1, description="sequences per optimiser step, over all devices")
