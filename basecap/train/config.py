@@ -22,7 +22,9 @@ class TrainConfig(BaseModel):
     lr: float = Field(2e-4, gt=0, description="peak learning rate")
     final_lr: float = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak")
     warmup: Count = Field(2500, ge=0, description="steps of linear warm-up")
-    schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="decay after the warm-up")
+    schedule: Literal["linear", "cosine", "constant"] = Field(
+        "linear", description="linear, cosine or constant (none): decay after the warm-up"
+    )
     betas: tuple[float, float] = Field((0.9, 0.95), description="decay rates of Adam's moments")
     weight_decay: float = Field(0.1, ge=0, description="decoupled, on matrices (our choice)")
     clip: float = Field(1.0, gt=0, description="largest gradient norm (our choice)")

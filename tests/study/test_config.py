@@ -144,5 +144,5 @@ def test_unknown_study_and_setting(tmp_path):
         load_study(str(tmp_path / "none.yaml"))
     with pytest.raises(ConfigError, match=r"a\.b=value"):
         load_study(write(tmp_path), ["train.lr"])
-    with pytest.raises(ConfigError, match="not a section"):
+    with pytest.raises(ConfigError, match="not a section; `basecap list settings` shows the keys"):
         load_study(write(tmp_path), ["name.x=1"])
