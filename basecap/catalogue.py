@@ -1,10 +1,12 @@
 """What there is to name: the rows of `basecap list`."""
 
-from collections.abc import Callable
-from typing import Any
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
 
 import torch
 import yaml
+from pydantic import BaseModel
 
 from basecap.data.sources import SOURCES
 from basecap.evals._contract import EVALUATIONS
@@ -12,7 +14,7 @@ from basecap.mixers._contract import ARCHITECTURES
 from basecap.models.backbones._contract import BACKBONES
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
-from basecap.study.config import library
+from basecap.study.config import StudyConfig, library
 
 #: Where sizes are compared: the published small size.
 HIDDEN, VOCAB, LENGTH = 768, 32_000, 2048
@@ -75,7 +77,34 @@ def _evals(full: bool) -> list[dict[str, Any]]:
 
 
 def _domains(full: bool) -> list[dict[str, Any]]:
-    return [{"source": name, "domain": domain} for name, entry in SOURCES.items() for domain in entry.known_domains]
+    return [
+        {"source": name, "domain": domain, "summary": (entry.__doc__ or "").partition("\n")[0]}
+        for name, entry in SOURCES.items()
+        for domain in entry.known_domains or ("(those of data.path)",)
+    ]
+
+
+def _settings(full: bool) -> list[dict[str, Any]]:
+    return list(_keys(StudyConfig, ""))
+
+
+def _keys(section: type[BaseModel], place: str) -> Iterator[dict[str, Any]]:
+    """Yield every key of a section of the study file and of the sections in it; "[]" is each entry of a list."""
+    for name, field in section.model_fields.items():
+        inner = _section_in(field.annotation)
+        if inner is not field.annotation:
+            default = "(required)" if field.is_required() else field.get_default(call_default_factory=True)
+            text = default if isinstance(default, str | None) else json.dumps(default)
+            yield {"key": place + name, "default": text, "description": field.description or ""}
+        if inner is not None:
+            yield from _keys(inner, f"{place}{name}." if inner is field.annotation else f"{place}{name}[].")
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the section that a type is, or holds."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _section_in(part))), None)
 
 
 #: Kind to rows; the argument asks for all columns (for JSON).
@@ -85,4 +114,5 @@ CATALOGUES: dict[str, Callable[[bool], list[dict[str, Any]]]] = {
     "studies": _studies,
     "evals": _evals,
     "domains": _domains,
+    "settings": _settings,
 }

@@ -1,6 +1,7 @@
 """The command line: arguments in, one call, printed answer. No logic lives here."""
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -29,12 +30,26 @@ app.add_typer(data_app, name="data")
 
 StudyArgument = Annotated[str, typer.Argument(help="a built-in study (`basecap list studies`) or a YAML file")]
 Settings = Annotated[
-    list[str], typer.Option("--set", help="override a key of the study, such as train.lr=3e-4; repeatable")
+    list[str],
+    typer.Option(
+        "--set", help="override a key of the study (`basecap list settings`), such as train.lr=3e-4; repeatable"
+    ),
 ]
 Plugins = Annotated[list[Path], typer.Option("--plugin", help="Python file that registers mixers; repeatable")]
 Out = Annotated[Path | None, typer.Option("--out", help="directory of the study; runs/NAME when not given")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:0; the best there is when not given")]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="also write everything to this file")]
+
+
+def _new_file(path: Path | None) -> Path | None:
+    """Refuse a file that could not be written, before hours are spent on what is to stand in it."""
+    if path is not None:
+        held = path if path.exists() else path.parent
+        if path.is_dir() or not path.parent.is_dir() or not os.access(held, os.W_OK):
+            raise ConfigError(f"--json {path} cannot be written; give a file in a directory that you may write to.")
+    return path
+
+
+JsonFile = Annotated[Path | None, typer.Option("--json", callback=_new_file, help="also write everything to this file")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
@@ -95,7 +110,7 @@ def report(
 
 @app.command("list", epilog="Example: basecap list mixers")
 def list_(
-    what: Annotated[str, typer.Argument(help="mixers, backbones, studies, evals or domains")],
+    what: Annotated[str, typer.Argument(help="mixers, backbones, studies, evals, domains or settings")],
     plugin: Plugins = [],
     as_json: AsJson = False,
 ) -> None:
@@ -127,7 +142,7 @@ def generate(
     tokens: Annotated[int, typer.Option(min=1, help="how many tokens to add")] = 100,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the most probable token")] = 0.8,
     top_k: Annotated[int | None, typer.Option(min=1, help="sample among the k most probable tokens")] = None,
-    seed: Annotated[int, typer.Option(help="of the sampling")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="of the sampling")] = 0,
     device: Device = None,
     plugin: Plugins = [],
 ) -> None:
@@ -177,7 +192,7 @@ def bench_ops(
     device: Device = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Time the Top-1 kernels beside PyTorch's attention. Needs a CUDA device."""
+    """Time the Top-1 kernels beside PyTorch's attention. Needs a CUDA GPU."""
     from basecap.bench.ops import run as bench
     from basecap.environment import choose_device
 
@@ -196,9 +211,9 @@ def bench_models(
         list[str],
         typer.Option("--use", help="an architecture, or 'X in rwkv-7' for another body; repeatable; all if absent"),
     ] = [],
-    hidden: Annotated[int, typer.Option(help="model width")] = 768,
-    length: Annotated[int, typer.Option(help="tokens per sequence")] = 2048,
-    batch: Annotated[int, typer.Option(help="sequences per step")] = 16,
+    hidden: Annotated[int, typer.Option(min=1, help="model width")] = 768,
+    length: Annotated[int, typer.Option(min=1, help="tokens per sequence")] = 2048,
+    batch: Annotated[int, typer.Option(min=1, help="sequences per step")] = 16,
     peer: Annotated[bool, typer.Option("--peer", help="also flash-linear-attention's own models, uncompiled")] = False,
     device: Device = None,
     json_file: JsonFile = None,

@@ -1,6 +1,7 @@
 """The machine: the one place that asks about device, versions and how the process was started."""
 
 import platform
+import re
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -20,16 +21,17 @@ def choose_device(name: str | None) -> torch.device:
     """
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"unknown device {name!r}; use cpu, cuda or cuda:0.") from error
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
+        raise ConfigError(f"unknown device {name!r}; use cpu, cuda or cuda:0.")
+    device = torch.device(name)
     if device.type == "cuda":
         count = torch.cuda.device_count()
         local = dist.get_node_local_rank(fallback_rank=0)
         device = torch.device("cuda", local if device.index is None else device.index)
         if device.index >= count:
-            raise ConfigError(f"device {name!r} does not exist: this machine has {count} GPUs; use --device cpu.")
+            raise ConfigError(
+                f"device {name!r} does not exist: this machine has {count} CUDA GPUs; leave --device out."
+            )
         torch.cuda.set_device(device)  # Triton launches its kernels on the current device, wherever the tensors are
     return device
 

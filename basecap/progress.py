@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Protocol, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
+from rich.table import Column
 from rich.text import Text
 
 
@@ -107,24 +108,35 @@ def _duration(seconds: float) -> str:
 
 
 class _Rate(ProgressColumn):
-    def __init__(self, unit: str):
-        super().__init__()
+    def __init__(self, unit: str, table_column: Column):
+        super().__init__(table_column)
         self.unit = unit
 
     def render(self, task: Task) -> Text:
         return Text(f"{task.speed:,.3g} {self.unit}/s" if task.speed else "")
 
 
+class _Words(ProgressColumn):
+    """What gives way on a narrow terminal, so that the numbers stand in full."""
+
+    def __init__(self, words: Callable[[Task], str]):
+        super().__init__()
+        self.words = words
+
+    def render(self, task: Task) -> Text:
+        return Text(self.words(task), no_wrap=True, overflow="ellipsis")
+
+
 @contextmanager
 def _bar(label: str, total: float, unit: str, stream: TextIO) -> Iterator[Advance]:
     columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Rate(unit),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
+        _Words(lambda task: task.description),
+        BarColumn(bar_width=None, table_column=Column(ratio=1)),  # takes what the others leave
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        _Rate(unit, table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        _Words(lambda task: task.fields["note"]),
     )
-    with Progress(*columns, console=Console(file=stream)) as bar:
+    with Progress(*columns, console=Console(file=stream), expand=True) as bar:
         task = bar.add_task(label, total=total, note="")
         yield lambda n, note="": bar.update(task, advance=n, note=note)

@@ -227,8 +227,11 @@ class StudyRecords:
     def declarations(self) -> dict[str, Declaration]:
         """Return the declarations by name, empty when none were stored."""
         path = self.path / "declarations.json"
-        rows = _read_json(path)["declarations"] if path.exists() else []
-        return {row["name"]: Declaration(**{**row, "axes": tuple(row["axes"])}) for row in rows}
+        try:
+            rows = _read_json(path)["declarations"] if path.exists() else []
+            return {row["name"]: Declaration(**{**row, "axes": tuple(row["axes"])}) for row in rows}
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{path} is damaged ({type(error).__name__}: {error}); restore or remove it.") from error
 
     def run(self, name: str, seed: int) -> RunRecords:
         """Return the records of one run; touches no file."""
@@ -328,9 +331,12 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError as error:
             raise DataError(f"{path}:{number} is not JSON; remove that line.") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{path}:{number} is not a JSON object; remove that line.")
+        rows.append(row)
     return rows
 
 

@@ -13,14 +13,19 @@ from tests.study.conftest import study, study_file  # noqa: F401 (fixtures)
 from tests.study.test_execute import PLUGIN
 
 
-def basecap(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess:
+def basecap(*arguments: str | bytes | Path, cwd: Path | None = None) -> subprocess.CompletedProcess:
     """Run the command line in a process of its own."""
-    command = [sys.executable, "-m", "basecap.cli", *map(str, arguments)]
+    command = [
+        sys.executable,
+        "-m",
+        "basecap.cli",
+        *(part if isinstance(part, bytes) else str(part) for part in arguments),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=250, check=False)
 
 
-def refused(*arguments: str | Path) -> str:
+def refused(*arguments: str | bytes | Path) -> str:
     """Run bad input; return the sentence on stderr."""
     done = basecap(*arguments)
     assert done.returncode == 2, done.stderr
@@ -49,6 +54,11 @@ def test_run_report_generate(study_file, tmp_path):  # noqa: F811
     assert texts[0].stdout.startswith("the river")
 
     assert "transformer++-s0" in refused("generate", out, "the")
+    assert "--seed" in basecap("generate", run, "the", "--seed", "9" * 23).stderr
+    kept = (out / "study.yaml").read_text()
+    (out / "study.yaml").write_text("schema: 1\nname: tiny\n")
+    assert "study.yaml: 'data' is missing" in refused("generate", run, "the")
+    (out / "study.yaml").write_text(kept)
     weights = next(run.glob("checkpoints/*/model.safetensors"))
     weights.write_bytes(weights.read_bytes()[:100])
     assert "unreadable" in refused("generate", run, "the")
@@ -69,7 +79,7 @@ def test_plan_and_lists_answer_without_writing(study_file, tmp_path):  # noqa: F
     rows = json.loads(done.stdout)
     assert [row["architecture"] for row in rows] == ["transformer++", "window 4"]
     assert rows[0]["parameters (M)"] > 0 and rows[0]["hours here"] > 0
-    for what in ("mixers", "backbones", "studies", "evals", "domains"):
+    for what in ("mixers", "backbones", "studies", "evals", "domains", "settings"):
         listed = basecap("list", what, "--json")
         assert listed.returncode == 0, listed.stderr
         assert json.loads(listed.stdout)
@@ -93,6 +103,9 @@ def test_data_inspect_counts_every_domain(study_file, tmp_path):  # noqa: F811
         (("run", "quickstart", "--plugin", "none.py"), "does not exist"),
         (("run", "quickstart", "--device", "tpu0"), "device"),
         (("report", "nowhere"), "study"),
+        (("run", "quickstart", "--device", "meta"), "unknown device"),
+        (("generate", "nowhere", b"\xff"), "not text in UTF-8"),
+        (("bench", "ops", "--device", "cpu"), "bench ops needs a CUDA GPU"),
     ],
 )
 def test_bad_input_gets_one_sentence(arguments, words):

@@ -2,6 +2,8 @@
 
 import io
 
+import pytest
+
 from basecap.progress import progress
 
 
@@ -11,6 +13,11 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_plain_lines_come_at_intervals_with_rate_and_time_left():
@@ -44,12 +51,18 @@ def test_quick_work_writes_nothing():
 
 
 def test_a_terminal_gets_a_bar():
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     stream = Terminal()
     with progress("run [a]", total=10, unit="tokens", stream=stream) as advance:
         advance(10, note="loss [3.1]")
     shown = stream.getvalue()
     assert "run [a]" in shown and "10/10" in shown and "loss [3.1]" in shown
+
+
+def test_a_bar_keeps_its_numbers_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = Terminal()
+    with progress("transformer++ without rotary positions (seed 0)", total=60_000_000, stream=stream) as advance:
+        advance(30_081_024, note="a note far longer than what is left of the line")
+    shown = stream.getvalue()
+    assert "30081024/60000000" in shown and "transf" in shown
+    assert shown.count("\n") == 1

@@ -161,3 +161,20 @@ def test_a_row_with_other_keys_is_refused(records):
     path.write_text(path.read_text().replace('"subset"', '"domain"'))
     with pytest.raises(DataError, match="other keys"):
         run.evals()
+
+
+@pytest.mark.parametrize("content", [{}, {"declarations": 5}, {"declarations": [{"name": "a"}]}])
+def test_incomplete_declarations_are_named(records, content):
+    (records.path / "declarations.json").write_text(json.dumps({"schema": 1, **content}))
+    with pytest.raises(DataError, match=r"declarations\.json is damaged"):
+        records.declarations()
+
+
+@pytest.mark.parametrize("line", ["5", "[]", "null"])
+def test_a_row_that_is_no_object_is_named(records, line):
+    run = records.run("a", 0)
+    run.append_evals([record()])
+    with (run.path / "evals.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(DataError, match=r"evals\.jsonl:2 is not a JSON object"):
+        run.evals()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from basecap.analysis.comparison import Runs, Setting, compare_runs
+from basecap.analysis.files import RunFile, StudyFile, complete
 from basecap.analysis.gap import CONFIDENCE
 from basecap.analysis.losses import EVALUATION, load
 from basecap.errors import DataError
@@ -51,9 +52,13 @@ class Run:
     evals: list[Record]
 
     @classmethod
-    def read(cls, records: RunRecords) -> "Run":
-        """Read all but the documents."""
-        return cls(records=records, info=records.info(), metrics=records.metrics(), evals=records.evals())
+    def read(cls, records: RunRecords, names: Sequence[str]) -> "Run":
+        """Read all but the documents; raises DataError, also for an architecture that is not among `names`."""
+        path = records.path / "run.json"
+        info = complete(records.info(), RunFile, path)
+        if info["name"] not in names:
+            raise DataError(f"{path} is of {info['name']!r}, which the study has not; remove its directory.")
+        return cls(records=records, info=info, metrics=records.metrics(), evals=records.evals())
 
     @property
     def label(self) -> dict[str, Any]:
@@ -62,10 +67,11 @@ class Run:
 
 
 def _analyse_study(records: StudyRecords) -> dict[str, Any]:
-    study = records.study()
+    study = complete(records.study(), StudyFile, records.path / "study.yaml")
     train, ood = list(study["data"]["train"]), list(study["data"]["ood"])
     names = [entry["name"] for entry in study["architectures"]]
-    runs = sorted(map(Run.read, records.runs()), key=lambda run: (names.index(run.info["name"]), run.info["seed"]))
+    runs = [Run.read(found, names) for found in records.runs()]
+    runs.sort(key=lambda run: (names.index(run.info["name"]), run.info["seed"]))
     losses, failures = _load(runs, (*train, *ood))
     setting = Setting(
         reference=study["reference"],

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from basecap.bench import peers
 from basecap.environment import describe
+from basecap.errors import ConfigError
 from basecap.mixers._contract import ARCHITECTURES
 from basecap.models.config import ModelConfig, model_config
 from basecap.models.language_model import LanguageModel
@@ -73,6 +74,7 @@ def run(
         config = model_config(
             use, hidden=setting.hidden, vocab=setting.vocab, max_length=setting.length, backbone=body or None
         )
+        _refuse_impossible(name, config)
         jobs.append((name, partial(_own, config, setting, device)))
     if peer:
         peers.require()
@@ -91,6 +93,15 @@ def run(
     except KeyboardInterrupt:
         pass  # what was measured is worth keeping
     return found
+
+
+def _refuse_impossible(name: str, config: ModelConfig) -> None:
+    """Raise ConfigError when a model cannot be built at this size on any machine."""
+    try:
+        with torch.device("meta"):
+            LanguageModel(config)
+    except ConfigError as error:
+        raise ConfigError(f"architecture {name!r} at width {config.hidden}: {error}") from error
 
 
 def _attempt(job: Callable[[], Row]) -> Row:

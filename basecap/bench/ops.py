@@ -58,7 +58,7 @@ def run(
     if peer:
         peers.require()
     if device.type != "cuda":
-        raise ConfigError(f"the kernels are timed on a CUDA device, not on {device.type}; give --device cuda.")
+        raise ConfigError(f"bench ops needs a CUDA GPU, not {device.type}: it times kernels that run nowhere else.")
     setting = {"length": length, "repeats": repeats, "chunk": CHUNK, "window": WINDOW, "dtype": "bfloat16", "batch": 1}
     found: dict[str, Any] = {"environment": describe(device), "setting": setting, "complete": False}
     tables = TABLES | ({"peers": _peers} if peer else {})

@@ -83,7 +83,10 @@ def evaluation(
 
 def build_evaluation(entry: str | dict[str, Any]) -> Evaluation:
     """Build an evaluation from a study's entry: a name, or {name: options}; raises ConfigError."""
-    name, options = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
+    named = {entry: None} if isinstance(entry, str) else entry
+    name, options = next(iter(named.items()), ("", None))
+    if len(named) != 1 or not isinstance(options, dict | None):
+        raise ConfigError(f"evals: {entry!r} is not one evaluation; write its name, or its name: {{option: value}}.")
     cls = EVALUATIONS.get(name)
     fields = cls.Config.model_fields
     for key in options or {}:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError, nearest
+from basecap.mixers._faults import place_of
 from basecap.registry import Registry
 
 Initialiser = Callable[[Tensor, torch.Generator], object]
@@ -286,6 +287,10 @@ def mixer(
     def register(cls: type[Mixer]) -> type[Mixer]:
         if not issubclass(cls, Mixer):
             raise ConfigError(f"{name!r} must subclass basecap.mixers._contract.Mixer.")
+        if missing := ", ".join(sorted(cls.__abstractmethods__)):
+            raise ConfigError(f"mixer {name!r} ({place_of(cls)}) lacks {missing}; define it.")
+        if not (isinstance(cls.Config, type) and issubclass(cls.Config, MixerConfig)):
+            raise ConfigError(f"mixer {name!r} ({place_of(cls)}): its Config must subclass basecap.mixers.MixerConfig.")
         plain = Variant(options=options or {}, summary=summary)
         for key, variant in {name: plain, **(variants or {})}.items():
             architecture = Architecture(

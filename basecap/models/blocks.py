@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from basecap.mixers._contract import Cache, Mixer, ParameterRecipe, default_recipe
+from basecap.mixers._faults import declared
 from basecap.models.backbones._contract import Backbone, FeedForwardLayer
 
 
@@ -76,12 +77,14 @@ class Block(nn.Module):
 
     def flops(self, length: int) -> float:
         """Floating-point operations of one forward pass over one sequence."""
-        return self.mixer.flops(length) + (0.0 if self.feed_forward is None else self.feed_forward.flops(length))
+        return declared(self.mixer, "flops", length) + (
+            0.0 if self.feed_forward is None else self.feed_forward.flops(length)
+        )
 
     def state_bytes(self, length: int) -> int:
         """Bytes of decoding state per sequence of `length` tokens."""
         feed_forward = 0 if self.feed_forward is None else self.feed_forward.state_bytes(length)
-        return self.mixer.state_bytes(length) + feed_forward
+        return int(declared(self.mixer, "state_bytes", length)) + feed_forward
 
     def _residual(
         self, x: Tensor, mix: Callable[[Tensor], Tensor], feed: Callable[[FeedForwardLayer, Tensor], Tensor]

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from basecap.errors import ConfigError, nearest
 from basecap.mixers._contract import ARCHITECTURES, LayerSpec, Mixer
+from basecap.mixers._faults import build
 from basecap.models.backbones._contract import BACKBONES
 
 
@@ -32,7 +33,7 @@ class ModelConfig(BaseModel):
     max_length: int = Field(2048, ge=1, description="longest training sequence in tokens")
 
     def build_mixers(self) -> list[Mixer]:
-        """Build one mixer per block; raises ConfigError for options that do not exist or do not fit."""
+        """Build one mixer per block; raises ConfigError for options that do not fit and unfinished mixers."""
         mixers = []
         for index in range(self.depth):
             layer = self.layers[index % len(self.layers)]
@@ -44,7 +45,7 @@ class ModelConfig(BaseModel):
                     raise ConfigError(f"unknown option {key!r} of {layer.use!r}: {nearest(key, known)}")
             own = {key: value for key, value in layer.mixer.items() if key in choice.mixer.Config.model_fields}
             spec = LayerSpec(hidden=self.hidden, index=index, depth=self.depth, max_length=self.max_length)
-            mixers.append(choice.mixer(choice.configure(self.hidden, own), spec))
+            mixers.append(build(choice.mixer, choice.configure(self.hidden, own), spec))
         return mixers
 
 

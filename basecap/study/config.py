@@ -15,7 +15,7 @@ LIBRARY = Path(__file__).parent / "library"
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class SizeConfig(_Section):
@@ -35,16 +35,16 @@ class SizeConfig(_Section):
 class SizeOverride(_Section):
     """What one architecture's size differs in."""
 
-    hidden: Count | None = Field(None, ge=1)
-    layers: Count | None = Field(None, ge=1)
-    tied: bool | None = None
+    hidden: Count | None = Field(None, ge=1, description="model width; the study's when not given, as below")
+    layers: Count | None = Field(None, ge=1, description="depth in Transformer layers")
+    tied: bool | None = Field(None, description="tie head and embedding")
 
 
 class PatternEntry(_Section):
     """One layer of a pattern."""
 
-    use: str
-    mixer: dict[str, Any] = Field(default_factory=dict)
+    use: str = Field(description="name of an architecture, see `basecap list mixers`")
+    mixer: dict[str, Any] = Field(default_factory=dict, description="options of the mixer")
 
 
 class ArchitectureEntry(_Section):
@@ -82,9 +82,13 @@ class StudyConfig(_Section):
     data: DataConfig
     model: SizeConfig
     train: TrainConfig
-    architectures: tuple[ArchitectureEntry, ...] = Field(min_length=1)
+    architectures: tuple[ArchitectureEntry, ...] = Field(
+        min_length=1, description="what is compared: names, or entries with the keys below"
+    )
     reference: str = Field("transformer++", description="the architecture the others are compared with")
-    evals: tuple[str | dict[str, Any], ...] = Field(("domain-loss",), min_length=1)
+    evals: tuple[str | dict[str, Any], ...] = Field(
+        ("domain-loss",), min_length=1, description="names, see `basecap list evals`, or name: {option: value}"
+    )
     gap: GapConfig = Field(default_factory=GapConfig)
 
     @field_validator("architectures", mode="before")
@@ -130,7 +134,7 @@ def load_study(study: str, settings: Sequence[str] = ()) -> StudyConfig:
     content = _read(study)
     for setting in settings:
         _override(content, setting)
-    config = _validate(content, study)
+    config = validate(content, study)
     _check_name(config, config.reference)
     return config
 
@@ -179,11 +183,12 @@ def _override(content: dict[str, Any], setting: str) -> None:
     for parent in parents:
         place = place.setdefault(parent, {})
         if not isinstance(place, dict):
-            raise ConfigError(f"--set {key}: {parent!r} is not a section; see `basecap plan` for the keys.")
+            raise ConfigError(f"--set {key}: {parent!r} is not a section; `basecap list settings` shows the keys.")
     place[last] = value
 
 
-def _validate(content: dict[str, Any], study: str) -> StudyConfig:
+def validate(content: dict[str, Any], study: str) -> StudyConfig:
+    """Return the study that `content`, read from `study`, describes; raises ConfigError for the first thing wrong."""
     try:
         return StudyConfig.model_validate(content)
     except ValidationError as error:

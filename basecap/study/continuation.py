@@ -8,7 +8,7 @@ from basecap import environment
 from basecap.errors import ConfigError
 from basecap.models.generate import generate
 from basecap.records import RunRecords, StudyRecords
-from basecap.study.config import StudyConfig
+from basecap.study.config import validate
 from basecap.study.execute import data_of
 from basecap.train.checkpoint import load_model
 
@@ -26,9 +26,13 @@ def continuation(
     """Return `prompt` and its continuation by the model in `run` (DIR/runs/NAME-sSEED).
 
     Raises:
-        ConfigError: `run` is not the directory of a run.
+        ConfigError: `run` is not the directory of a run, or `prompt` not text.
         CheckpointError: the run has no readable checkpoint.
     """
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError("the prompt is not text in UTF-8; convert it.") from error
     if not (run / "run.json").is_file():
         known = ", ".join(str(found.path) for found in StudyRecords(run).runs())
         raise ConfigError(
@@ -36,7 +40,7 @@ def continuation(
             + (f"choose among: {known}." if known else "give DIR/runs/NAME-sSEED.")
         )
     out = run.parent.parent
-    study = StudyConfig.model_validate(StudyRecords(out).study())
+    study = validate(StudyRecords(out).study(), str(out / "study.yaml"))
     place = environment.choose_device(device)
     model = load_model(RunRecords(run).checkpoints).to(place)
     tokenizer = data_of(study, out).tokenizer

@@ -1,11 +1,13 @@
 """`basecap check`: the conformance suite over every architecture and op, as rows for people."""
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from basecap.mixers._contract import ARCHITECTURES
+from basecap.mixers._faults import in_words, raised_at
 from basecap.progress import progress
 from basecap.testing.check_mixer import check_mixer
 from basecap.testing.check_op import OPS, check_op
@@ -44,7 +46,9 @@ def _mixer_rows(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
     try:
         checks = check_mixer(name, device=device).checks
     except Exception as error:  # a mixer that raises has failed; the others are checked all the same
-        reason = f"raised {type(error).__name__}: {error}".splitlines()[0]
+        places = [raised_at(error, choice.mixer) for choice in ARCHITECTURES.get(name).layers]
+        place = next((f" ({Path(place).name})" for place in places if place), "")
+        reason = f"raised {in_words(error)}{place}"
         yield {"subject": name, "check": "runs", "error": None, "allowed": None, "result": reason}
         return
     for check in checks:

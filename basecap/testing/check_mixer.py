@@ -60,6 +60,9 @@ def check_mixer(
         seen.append(choice)
         subject = name if len(architecture.layers) == 1 else f"{name}, layer {len(seen)}"
         bench = Bench(choice, subject, hidden, length, torch.device(device), options or {}, seed)
+        checks.append(shape(bench))
+        if not checks[-1].passed:  # the proofs compare outputs with each other and would say little
+            return Report(architecture=name, checks=tuple(checks))
         for prove in PROOFS:
             checks += prove(bench)
         for dtype in dtypes:
@@ -71,6 +74,15 @@ def check_mixer(
 
 
 # --- proofs in float64 -----------------------------------------------------------------------------------------
+
+
+def shape(bench: Bench) -> Check:
+    """Return the check that forward gives [B, T, D] like its input: a width of 1 would be broadcast ever after."""
+    found = list(bench.y.shape) if isinstance(bench.y, Tensor) else type(bench.y).__name__
+    wanted = list(bench.x.shape)
+    return bench.check(
+        "shape", float(found != wanted), 0.0, f"forward must return [B, T, D] like x, {wanted}, not {found}"
+    )
 
 
 @torch.no_grad()

@@ -20,8 +20,9 @@ from basecap.models.language_model import LanguageModel
 
 
 def _steps(directory: Path) -> list[tuple[int, Path]]:
-    found = [(int(path.name.removeprefix("step-")), path) for path in directory.glob("step-*")]
-    return sorted(found)
+    """Return the checkpoints by step; directories of other names are left alone."""
+    steps = {path: path.name.removeprefix("step-") for path in directory.glob("step-*")}
+    return sorted((int(step), path) for path, step in steps.items() if step.isdecimal())
 
 
 def latest(directory: Path) -> Path | None:
@@ -69,12 +70,15 @@ def _read(path: Path, name: str) -> dict[str, Tensor]:
         ) from error
 
 
-def _read_state(path: Path) -> dict:
+def _read_state(path: Path) -> tuple[int, ModelConfig]:
+    """Return step and model configuration; raises CheckpointError."""
     try:
-        return json.loads((path / "state.json").read_text())
-    except (OSError, ValueError) as error:
+        state = json.loads((path / "state.json").read_text())
+        return int(state["step"]), ModelConfig.model_validate(state["model"])
+    except (OSError, ValueError, KeyError, TypeError) as error:  # pydantic's error is a ValueError
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise CheckpointError(
-            f"checkpoint {path} is unreadable (state.json: {error}); remove that directory to start the run again."
+            f"checkpoint {path} is unreadable (state.json: {reason}); remove that directory to start the run again."
         ) from error
 
 
@@ -103,7 +107,7 @@ def restore(path: Path, model: LanguageModel, optimiser: torch.optim.Optimizer) 
             for key, value in state.items()
             if key.rpartition("/")[0] == name
         }
-    return _read_state(path)["step"]
+    return _read_state(path)[0]
 
 
 def load_model(directory: Path) -> LanguageModel:
@@ -111,7 +115,6 @@ def load_model(directory: Path) -> LanguageModel:
     path = latest(directory)
     if path is None:
         raise CheckpointError(f"{directory} holds no checkpoint; give the directory of a run that has trained.")
-    state = _read_state(path)
-    model = LanguageModel(ModelConfig.model_validate(state["model"]))
+    model = LanguageModel(_read_state(path)[1])
     _load_weights(path, model)
     return model

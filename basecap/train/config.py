@@ -10,7 +10,7 @@ from basecap.data.config import Count
 class TrainConfig(BaseModel):
     """How a run trains. Defaults follow the first paper (appendix A); what it leaves open is marked *our choice*."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     tokens: Count = Field(ge=1, description="training tokens, rounded up to whole batches")
     batch: Count = Field(256, ge=1, description="sequences per optimiser step, over all devices")
@@ -22,7 +22,9 @@ class TrainConfig(BaseModel):
     lr: float = Field(2e-4, gt=0, description="peak learning rate")
     final_lr: float = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak")
     warmup: Count = Field(2500, ge=0, description="steps of linear warm-up")
-    schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="decay after the warm-up")
+    schedule: Literal["linear", "cosine", "constant"] = Field(
+        "linear", description="linear, cosine or constant (none): decay after the warm-up"
+    )
     betas: tuple[float, float] = Field((0.9, 0.95), description="decay rates of Adam's moments")
     weight_decay: float = Field(0.1, ge=0, description="decoupled, on matrices (our choice)")
     clip: float = Field(1.0, gt=0, description="largest gradient norm (our choice)")

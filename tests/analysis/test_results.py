@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from basecap.analysis import analyse
-from basecap.errors import ConfigError
+from basecap.errors import ConfigError, DataError
 from basecap.records import DocumentLosses, StudyRecords
 from tests.report.synthetic import write_study
 
@@ -154,6 +155,32 @@ def test_a_damaged_file_costs_one_run_only(tmp_path):
     (failure,) = found["failures"]
     assert failure["name"] == "other" and "damaged" in failure["message"]
     assert [row["gap"] is None for row in found["comparisons"]] == [True, False]
+
+
+@pytest.mark.parametrize("key", ["name", "reference", "architectures", "data", "train", "gap"])
+def test_an_incomplete_study_file_is_named(tmp_path, key):
+    records = write_study(tmp_path, architectures=TWO, seeds=())
+    content = {"schema": 1, **records.study()}
+    del content[key]
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(DataError, match=rf"study\.yaml is damaged at '{key}' \(Field required\)"):
+        analyse([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("name", None, "damaged at 'name'"),
+        ("seed", "zero", "damaged at 'seed'"),
+        ("status", None, "damaged at 'status'"),
+        ("name", "third", "is of 'third', which the study has not"),
+    ],
+)
+def test_a_damaged_run_file_is_named(tmp_path, key, value, words):
+    run = write_study(tmp_path, architectures=TWO, documents=40).run("other", 0)
+    run.write_info({**run.info(), key: value})
+    with pytest.raises(DataError, match=rf"run\.json .*{words}"):
+        analyse([tmp_path])
 
 
 def test_a_directory_without_a_study_is_refused(tmp_path):

@@ -68,6 +68,30 @@ def test_an_unknown_name_is_refused_before_anything_runs(monkeypatch: pytest.Mon
         run(["transformer++", "transformer+"], **TINY)
 
 
+def test_a_size_that_cannot_be_built_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(models, "_own", lambda *x: pytest.fail("something ran"))
+    with pytest.raises(ConfigError, match=r"architecture 'transformer\+\+' at width 65: RoPE needs an even head size"):
+        run(NAMES, device=torch.device("cpu"), setting=models.Setting(hidden=65))
+
+
+@pytest.mark.parametrize("option", ["--hidden=0", "--length=0", "--batch=-2"])
+def test_sizes_below_one_are_refused(option: str):
+    assert CliRunner().invoke(app, ["bench", "models", "--device", "cpu", option]).exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["models", "ops"])
+@pytest.mark.parametrize("file", ["none/found.json", "."])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(command: str, file: str, tmp_path):
+    done = CliRunner().invoke(app, ["bench", command, "--device", "cpu", "--json", str(tmp_path / file)])
+    assert isinstance(done.exception, ConfigError) and "cannot be written" in str(done.exception)
+
+
+def test_a_file_without_permission_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    done = CliRunner().invoke(app, ["bench", "ops", "--device", "cpu", "--json", str(tmp_path / "found.json")])
+    assert isinstance(done.exception, ConfigError) and "cannot be written" in str(done.exception)
+
+
 def test_an_interrupted_run_keeps_its_rows(monkeypatch: pytest.MonkeyPatch, tmp_path):
     def interrupt(config, setting, device):
         if config.layers[0].use == NAMES[1]:

@@ -209,6 +209,10 @@ def test_text_in_another_encoding_is_refused(tmp_path):
     assert "one.txt is not text in UTF-8" in refused(source="text", path=str(tmp_path), train=["notes"])
 
 
+class Unreachable(Exception):
+    """What a library for HTTP raises: not an OSError."""
+
+
 def test_a_hub_dataset_streams(slimpajama, tmp_path):
     pytest.importorskip("datasets")
     options = {"source": "slimpajama", "train": ["c4"], "hub": str(slimpajama)}
@@ -218,6 +222,18 @@ def test_a_hub_dataset_streams(slimpajama, tmp_path):
     )
     assert len(SOURCES.get("slimpajama")(DataConfig(**options)).parts()) == 6
     assert "check data.hub" in refused(**{**options, "hub": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(Unreachable("no route\nmore"), "no route"), (Unreachable(), "Unreachable")]
+)
+def test_a_hub_out_of_reach_is_one_sentence(monkeypatch, error: Exception, reason: str):
+    def fail(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", fail)
+    sentence = refused(source="slimpajama", train=["c4"], hub="nobody/nothing")
+    assert f"dataset 'nobody/nothing' cannot be read ({reason}); check data.hub and the network" in sentence
 
 
 def test_a_hub_dataset_needs_its_library(monkeypatch, slimpajama):

@@ -140,6 +140,23 @@ def test_only_mixers_are_registered(registry):
         mixer("linear", backbone="gpt", paper="none", summary="no")(nn.Linear)
 
 
+class NoStep(Decay):
+    step = Mixer.step
+
+
+class NoConfig(Decay):
+    Config = dict
+
+
+@pytest.mark.parametrize(
+    ("unfinished", "words"), [(NoStep, "lacks step; define it"), (NoConfig, "Config must subclass .*MixerConfig")]
+)
+def test_unfinished_mixers_are_refused_with_their_place(registry, unfinished, words):
+    with pytest.raises(ConfigError, match=rf"mixer 'new' \(.*test_contract\.py:\d+\):? .*{words}"):
+        mixer("new", backbone="gpt", paper="none", summary="no")(unfinished)
+    assert not registry.names()
+
+
 def test_hybrid_keeps_its_pattern(registry):
     layers = (LayerChoice(mixer=Decay), LayerChoice(mixer=Decay, options={"rate": 0.1}))
     made = hybrid("two", layers=layers, backbone="gpt", paper="none", summary="two rates")

@@ -31,7 +31,7 @@ def test_ratios_are_to_the_rivals_of_the_same_run():
 
 
 def test_a_cpu_is_refused():
-    with pytest.raises(ConfigError, match="CUDA device"):
+    with pytest.raises(ConfigError, match="needs a CUDA GPU, not cpu"):
         ops.run(device=torch.device("cpu"))
 
 

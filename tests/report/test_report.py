@@ -139,6 +139,14 @@ def test_several_studies_in_one_page(tmp_path):
     assert "There is one seed" not in page.text
 
 
+@pytest.mark.parametrize(("documents", "charts"), [(60, 2), (5, 1)])
+def test_only_charts_that_are_there_are_described(tmp_path, documents, charts):
+    write_study(tmp_path, architectures=TWO, documents=documents, checkpoints=4)
+    page = Page(write_report([tmp_path], tmp_path))
+    assert sum(name in ("gaps", "gap-along-training") for name in page.charts) == charts
+    assert ("Second: the mean" in page.text) == (charts == 2)
+
+
 def test_terminal_table(tmp_path):
     records = write_study(tmp_path, architectures={**TWO, "slow": (0.02, 0.0)}, documents=60)
     write_report([tmp_path], tmp_path)

@@ -84,6 +84,9 @@ def test_shipped_studies_are_planned(name: str):
         ("architectures.1.mixr", {}, "mixer"),
         ("architectures.1.name", "transformer++", "two entries"),
         ("train.lr", -1, r"train\.lr"),
+        ("train.clip", float("inf"), r"train\.clip = inf: Input should be a finite number"),
+        ("gap", {"tolerance": float("inf")}, r"gap\.tolerance = inf: Input should be a finite number"),
+        ("data.weights", {"prose": float("nan")}, r"data\.weights\.prose = nan: Input should be a finite number"),
         ("architectures.1.layers", [], r"architectures\.1\.layers"),
         ("reference", "transformer+", r"transformer\+\+"),
     ],
@@ -106,6 +109,9 @@ def test_wrong_keys_and_values_are_named(tmp_path, place, value, words):
         ("architectures.1.train", {"lr": "fast"}, "lr"),
         ("evals", ["domain-los"], "domain-loss"),
         ("evals", [{"domain-loss": {"splt": "test"}}], "split"),
+        ("evals", [{}], "is not one evaluation"),
+        ("evals", [{"domain-loss": 5}], "{'domain-loss': 5} is not one evaluation"),
+        ("evals", [{"domain-loss": {}, "other": {}}], "is not one evaluation"),
     ],
 )
 def test_names_and_sizes_are_refused_before_anything_runs(tmp_path, place, value, words):
@@ -138,5 +144,5 @@ def test_unknown_study_and_setting(tmp_path):
         load_study(str(tmp_path / "none.yaml"))
     with pytest.raises(ConfigError, match=r"a\.b=value"):
         load_study(write(tmp_path), ["train.lr"])
-    with pytest.raises(ConfigError, match="not a section"):
+    with pytest.raises(ConfigError, match="not a section; `basecap list settings` shows the keys"):
         load_study(write(tmp_path), ["name.x=1"])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from basecap.data.sources._contract import SPLITS, Part
-from basecap.errors import ConfigError, DataError
+from basecap.errors import BasecapError, ConfigError, DataError
 
 
 def parts(name: str) -> list[Part]:
@@ -62,6 +62,8 @@ def _dataset(name: str, split: str) -> Any:
 def _errors_of(name: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
+    except BasecapError:
+        raise
+    except Exception as error:  # the libraries below raise what their own libraries raise, which changes
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise DataError(f"dataset {name!r} cannot be read ({reason}); check data.hub and the network.") from error

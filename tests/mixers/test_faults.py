@@ -1,0 +1,108 @@
+"""Unfinished mixers: one sentence with class, file and what is missing, wherever a model is built or priced."""
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+from basecap.catalogue import CATALOGUES
+from basecap.errors import ConfigError
+from basecap.mixers._contract import ARCHITECTURES, Architecture, LayerChoice
+from basecap.mixers.attention import Attention
+from basecap.models.config import model_config
+from basecap.models.language_model import LanguageModel
+from basecap.testing.check_all import check_all
+from basecap.testing.check_mixer import check_mixer
+
+
+class ForgetsSuper(Attention):
+    def __init__(self, config, layer):
+        self.out = nn.Linear(layer.hidden, layer.hidden)
+
+
+class ForgetsSuperWithoutModules(Attention):
+    def __init__(self, config, layer):
+        self.width = layer.hidden
+
+
+class TextFlops(Attention):
+    def flops(self, length):
+        return "many"
+
+
+class FailingState(Attention):
+    def state_bytes(self, length):
+        return length + None
+
+
+class FailingForward(Attention):
+    def forward(self, x_BTD, segments=None):
+        return self._helper(x_BTD)
+
+    def _helper(self, x_BTD):
+        return x_BTD + "one"  # here
+
+
+class WidthOne(Attention):
+    def forward(self, x_BTD, segments=None):
+        return super().forward(x_BTD, segments)[..., :1]
+
+
+class ReturnsNothing(Attention):
+    def forward(self, x_BTD, segments=None):
+        super().forward(x_BTD, segments)
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """Register a mixer for one test; return its name."""
+
+    def add(mixer):
+        layers = (LayerChoice(mixer=mixer),)
+        entry = Architecture(name="unfinished", layers=layers, backbone="gpt", summary="", paper="")
+        ARCHITECTURES.names()
+        monkeypatch.setitem(ARCHITECTURES._entries, "unfinished", entry)
+        monkeypatch.setitem(ARCHITECTURES._origins, "unfinished", "here")
+        return "unfinished"
+
+    return add
+
+
+def model(name: str) -> LanguageModel:
+    with torch.device("meta"):
+        return LanguageModel(model_config(name, hidden=32, vocab=61, layers=1))
+
+
+@pytest.mark.parametrize("mixer", [ForgetsSuper, ForgetsSuperWithoutModules])
+def test_a_forgotten_super_is_named(mixer, register):
+    name = register(mixer)
+    for build in (lambda: model(name), lambda: CATALOGUES["mixers"](False)):
+        with pytest.raises(
+            ConfigError, match=rf"mixer {mixer.__name__} \(.*test_faults\.py:\d+\) .*super\(\)\.__init__"
+        ):
+            build()
+
+
+def test_costs_that_are_no_numbers_are_named(register):
+    with pytest.raises(ConfigError, match=r"flops of mixer TextFlops \(.*test_faults\.py:\d+\) returns 'many'"):
+        model(register(TextFlops)).flops(8)
+    with pytest.raises(ConfigError, match=r"state_bytes of mixer FailingState \(.*\.py:\d+\) fails: TypeError"):
+        model(register(FailingState)).state_bytes(8)
+
+
+def test_check_says_where_a_mixer_raised(register):
+    rows = []
+    check_all([register(FailingForward)], torch.device("cpu"), keep=rows.extend)
+    lines, first = inspect.getsourcelines(FailingForward)
+    number = first + next(index for index, line in enumerate(lines) if "# here" in line)
+    assert [row["result"].startswith("raised TypeError: ") for row in rows] == [True]
+    assert rows[0]["result"].endswith(f"(test_faults.py:{number})")
+
+
+@pytest.mark.parametrize(("mixer", "found"), [(WidthOne, r"\[2, 147, 1\]"), (ReturnsNothing, "NoneType")])
+def test_an_output_of_another_shape_is_the_first_thing_said(mixer, found, register):
+    (failure,) = check_mixer(register(mixer)).checks
+    assert failure.name == "shape"
+    with pytest.raises(AssertionError, match=rf"forward must return \[B, T, D\] like x, \[2, 147, 64\], not {found}"):
+        check_mixer(register(mixer)).raise_failures()

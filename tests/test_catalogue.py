@@ -1,0 +1,18 @@
+"""The lists name everything that a study can name."""
+
+from basecap.catalogue import CATALOGUES
+from basecap.data.sources import SOURCES
+from basecap.train.config import TrainConfig
+
+
+def test_every_source_is_listed():
+    assert {row["source"] for row in CATALOGUES["domains"](False)} == set(SOURCES.names())
+
+
+def test_every_key_of_a_study_is_listed_with_its_default_and_meaning():
+    rows = {row["key"]: row for row in CATALOGUES["settings"](False)}
+    assert {f"train.{name}" for name in TrainConfig.model_fields} <= rows.keys()
+    assert {"name", "gap.tolerance", "architectures", "architectures[].layers[].use"} <= rows.keys()
+    assert rows["train.lr"]["default"] == "0.0002" and rows["train.tokens"]["default"] == "(required)"
+    assert rows["data.path"]["default"] is None and rows["train.warmup"]["default"] == "2500"
+    assert all(row["description"] for row in rows.values())
