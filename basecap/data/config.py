@@ -23,7 +23,7 @@ Count = Annotated[int, BeforeValidator(_number)]
 class DataConfig(BaseModel):
     """What a study trains and tests on."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     source: str = Field(description="kind of text, see `basecap list domains`: installed, slimpajama, jsonl, text, ...")
     path: str | None = Field(None, description="directory of the text, for sources that read one")
