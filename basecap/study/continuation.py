@@ -8,8 +8,8 @@ from basecap import environment
 from basecap.errors import ConfigError
 from basecap.models.generate import generate
 from basecap.records import RunRecords, StudyRecords
-from basecap.study.config import StudyConfig
-from basecap.study.execute import data_of
+from basecap.study.config import resolved
+from basecap.study.execute import recorded_data
 from basecap.train.checkpoint import load_model
 
 
@@ -26,20 +26,20 @@ def continuation(
     """Return `prompt` and its continuation by the model in `run` (DIR/runs/NAME-sSEED).
 
     Raises:
-        ConfigError: `run` is not the directory of a run.
+        ConfigError: `run` is not the directory of a run, or the text of its study has changed.
         CheckpointError: the run has no readable checkpoint.
     """
-    if not (run / "run.json").is_file():
+    if not RunRecords(run).info():
         known = ", ".join(str(found.path) for found in StudyRecords(run).runs())
         raise ConfigError(
             f"{run} is not the directory of a run; "
             + (f"choose among: {known}." if known else "give DIR/runs/NAME-sSEED.")
         )
     out = run.parent.parent
-    study = StudyConfig.model_validate(StudyRecords(out).study())
+    study = resolved(StudyRecords(out).study(), str(out))
     place = environment.choose_device(device)
     model = load_model(RunRecords(run).checkpoints).to(place)
-    tokenizer = data_of(study, out).tokenizer
+    tokenizer = recorded_data(study, out).tokenizer
     ids = tokenizer.encode(prompt) or [tokenizer.end_of_text]
     start = torch.tensor([ids], dtype=torch.int64, device=place)
     added = generate(model, start, tokens, temperature=temperature, top_k=top_k, seed=seed)
