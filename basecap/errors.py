@@ -35,5 +35,5 @@ def nearest(name: str, known: Iterable[str], see: str | None = None) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     if see is not None:
-        return f"see `{see}`"
+        return f"see `{see}`."
     return f"known: {', '.join(known) or 'none'}"

@@ -51,7 +51,7 @@ class Registry(Generic[T]):
         self._discover()
         if name not in self._entries:
             hint = nearest(name, self._entries, see=f"basecap list {self.listing}")
-            raise ConfigError(f"unknown {self.kind} {name!r}: {hint} (one of your own needs its --plugin)")
+            raise ConfigError(f"unknown {self.kind} {name!r}: {hint} One of your own needs its --plugin.")
         return self._entries[name]
 
     def origin(self, name: str) -> str:

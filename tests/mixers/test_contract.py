@@ -136,7 +136,7 @@ def test_a_name_is_given_once(registry):
 
 
 def test_an_unknown_name_leads_to_the_list_and_to_plugins(registry):
-    with pytest.raises(ConfigError, match=r"unknown mixer 'mine': see `basecap list mixers` \(.*--plugin\)"):
+    with pytest.raises(ConfigError, match=r"unknown mixer 'mine': see `basecap list mixers`\. .*--plugin\."):
         ARCHITECTURES.get("mine")
 
 
