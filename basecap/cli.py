@@ -11,12 +11,26 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
 
 from basecap.errors import BasecapError, ConfigError, nearest
 
 # torch takes a second to import: every command imports what it needs, so that --help answers at once.
 
+
+class _Commands(TyperGroup):
+    """Says something when interrupted, which typer alone does not."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            typer.echo("interrupted; run the same command again to resume.", err=True)
+            raise typer.Exit(130) from error
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Does a sequence-mixing architecture keep the base capabilities of a Transformer?",
     epilog="Any command takes --debug to show the full trace of an error.",
     no_args_is_help=True,
@@ -312,9 +326,6 @@ def main() -> None:
             raise
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo("interrupted; run the same command again to resume.", err=True)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

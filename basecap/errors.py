@@ -24,8 +24,8 @@ class TrainingError(BasecapError):
     """A run that cannot go on, such as a loss that is no longer finite."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint for an unknown `name`: the nearest valid one, else all of them.
+def nearest(name: str, known: Iterable[str], see: str | None = None) -> str:
+    """Return a hint for an unknown `name`: the nearest valid one, else the command `see` that lists all, else all.
 
     >>> nearest("mamba2", ["mamba-1", "mamba-2"])
     "did you mean 'mamba-2'?"
@@ -34,4 +34,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
+    if see is not None:
+        return f"see `{see}`."
     return f"known: {', '.join(known) or 'none'}"

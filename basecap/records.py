@@ -3,6 +3,7 @@
     DIR/study.yaml            the resolved study          DIR/environment.json   versions, device, data
     DIR/declarations.json     what each evaluation means  DIR/results.json       the analysis
     DIR/report.html           what a person reads         DIR/figures/*.svg      its figures
+    DIR/lock                  held by who runs the study  DIR/data/              token shards, unless elsewhere
     DIR/runs/<name>-s<seed>/  run.json                    name, seed, parameters, status, message
                               metrics.jsonl               one row per logged training step
                               evals.jsonl                 one `Record` per row
@@ -19,11 +20,10 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -32,8 +32,13 @@ import numpy as np
 import yaml
 
 from basecap.errors import ConfigError, DataError
+from basecap.files import entries, read, replacing, writing
+from basecap.processes import locked
 
 SCHEMA = 1
+
+#: What may stand in a directory before its study begins: the lock, and text that was prepared for it.
+BEFORE = ("lock", "data")
 
 
 @dataclass(frozen=True)
@@ -101,8 +106,7 @@ class RunRecords:
 
     def info(self) -> dict[str, Any]:
         """Return run.json, empty for a run that never started."""
-        path = self.path / "run.json"
-        return _read_json(path) if path.exists() else {}
+        return _read_json(self.path / "run.json") or {}
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Append one row: step, tokens, train_loss, lr, grad_norm, tokens_per_s, seconds."""
@@ -137,7 +141,7 @@ class RunRecords:
     def write_documents(self, eval: str, step: int, losses: dict[str, DocumentLosses]) -> None:
         """Store the losses of single documents per subset."""
         parts = list(losses.values())
-        with _replacing(self._documents_path(eval, step)) as file:
+        with replacing(self._documents_path(eval, step)) as file:
             np.savez_compressed(
                 file,
                 subsets=np.array(list(losses), dtype=np.str_),
@@ -167,7 +171,7 @@ class RunRecords:
             path = self.path / name
             if path.exists():
                 rows = [row for row in _read_lines(path) if row["step"] <= step]
-                with _replacing(path) as file:
+                with replacing(path) as file:
                     file.write(_encode_lines(rows))
         for path in (self.path / "documents").glob("*.npz"):
             if int(path.stem.rpartition("-")[2]) > step:
@@ -184,28 +188,47 @@ class StudyRecords:
         self.path = Path(path)
 
     def refuse_other(self, study: dict[str, Any]) -> None:
-        """Raise ConfigError when the directory holds another study than `study`."""
-        if (self.path / "study.yaml").exists():
-            difference = _first_difference(self.study(), study)
-            if difference is not None:
-                raise ConfigError(f"{self.path} holds another study ({difference}); give another --out or remove it.")
+        """Raise ConfigError when the directory holds another study than `study`, or what is no study's."""
+        if read(self.path / "study.yaml") is None:
+            _refuse([path for path in entries(self.path) if path.name not in BEFORE and path.name[0] != "."])
+            return
+        difference = _first_difference(self.study(), study)
+        if difference is not None:
+            raise ConfigError(f"{self.path} holds another study ({difference}); give another --out or remove it.")
+
+    def refuse_foreign_report(self) -> None:
+        """Raise ConfigError, DataError when a report written here would replace what basecap did not write."""
+        if read(self.path / "study.yaml") is not None:
+            self.study()
+        elif _read_json(self.path / "results.json") is None:
+            _refuse([path for path in entries(self.path) if path.name in ("report.html", "figures")])
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from running a study here; raises ConfigError when one does."""
+        with contextlib.ExitStack() as held:
+            with writing(self.path / "lock"):
+                taken = f"another process is running this study in {self.path}; wait for it or give another --out."
+                held.enter_context(locked(self.path, taken))
+            yield
 
     def create(self, study: dict[str, Any]) -> None:
-        """Begin or resume `study` here; raises ConfigError when the directory holds another study."""
+        """Begin or resume `study` here; raises ConfigError when the directory holds something else."""
         self.refuse_other(study)
-        if (self.path / "study.yaml").exists():
+        if read(self.path / "study.yaml") is not None:
             return
-        with _replacing(self.path / "study.yaml") as file:
+        with replacing(self.path / "study.yaml") as file:
             text = yaml.safe_dump({"schema": SCHEMA, **_plain(study)}, sort_keys=False, allow_unicode=True)
             file.write(text.encode())
 
     def study(self) -> dict[str, Any]:
         """Return the resolved study; raises ConfigError when the directory holds none."""
         path = self.path / "study.yaml"
+        text = read(path)
+        if text is None:
+            raise ConfigError(f"{self.path} holds no study: it has no study.yaml; give the --out of a run.")
         try:
-            study = yaml.safe_load(path.read_bytes())
-        except FileNotFoundError as error:
-            raise ConfigError(f"{self.path} holds no study: it has no study.yaml; give the --out of a run.") from error
+            study = yaml.safe_load(text)
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise DataError(f"{path} is not valid YAML; restore or remove it.") from error
         return _without_schema(study, path)
@@ -216,8 +239,7 @@ class StudyRecords:
 
     def environment(self) -> dict[str, Any]:
         """Return what `write_environment` stored, empty when nothing was."""
-        path = self.path / "environment.json"
-        return _read_json(path) if path.exists() else {}
+        return _read_json(self.path / "environment.json") or {}
 
     def write_declarations(self, declarations: Iterable[Declaration]) -> None:
         """Store what the study's evaluations measure."""
@@ -228,7 +250,7 @@ class StudyRecords:
         """Return the declarations by name, empty when none were stored."""
         path = self.path / "declarations.json"
         try:
-            rows = _read_json(path)["declarations"] if path.exists() else []
+            rows = (_read_json(path) or {"declarations": []})["declarations"]
             return {row["name"]: Declaration(**{**row, "axes": tuple(row["axes"])}) for row in rows}
         except (KeyError, TypeError) as error:
             raise DataError(f"{path} is damaged ({type(error).__name__}: {error}); restore or remove it.") from error
@@ -239,7 +261,8 @@ class StudyRecords:
 
     def runs(self) -> list[RunRecords]:
         """Return every run that has started, in the order of their directories."""
-        return [RunRecords(path.parent) for path in sorted(self.path.glob("runs/*/run.json"))]
+        found = [RunRecords(path) for path in entries(self.path / "runs")]
+        return [run for run in found if run.info()]
 
     def write_results(self, results: dict[str, Any]) -> None:
         """Store the analysis."""
@@ -248,15 +271,16 @@ class StudyRecords:
     def results(self) -> dict[str, Any]:
         """Return the analysis; raises DataError when there is none yet."""
         path = self.path / "results.json"
-        if not path.exists():
+        results = _read_json(path)
+        if results is None:
             raise DataError(f"{path} is missing; write it with: basecap report {self.path}")
-        return _read_json(path)
+        return results
 
     def write_report(self, page: str, figures: dict[str, str]) -> Path:
         """Store report.html and its figures by file name; return the path of the page."""
         files = {f"figures/{name}": figure for name, figure in figures.items()} | {"report.html": page}
         for name, content in files.items():
-            with _replacing(self.path / name) as file:
+            with replacing(self.path / name) as file:
                 file.write(content.encode())
         return self.path / "report.html"
 
@@ -275,29 +299,9 @@ def safe_name(name: str) -> str:
     return f"{safe}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Make the directory of `path` and turn a full or forbidden disk into one sentence."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise DataError(
-            f"cannot write {path}: {error.strerror or error}; make room or give another directory with --out."
-        ) from error
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Any]:
-    """Open a file beside `path` for bytes and rename it to `path` when all went well."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with _writing(path):
-            with partial.open("wb") as file:
-                yield file
-            partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+def _refuse(foreign: Sequence[Path]) -> None:
+    if foreign:
+        raise ConfigError(f"{foreign[0]} was not written by basecap; give another --out or move it away.")
 
 
 def _plain(value: Any) -> Any:
@@ -320,16 +324,14 @@ def _encode_lines(rows: Iterable[dict[str, Any]]) -> bytes:
 
 
 def _append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    with _writing(path), path.open("ab") as file:
+    with writing(path), path.open("ab") as file:
         file.write(_encode_lines(rows))
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a .jsonl file; what follows the last newline was cut off by a kill: left out."""
-    if not path.exists():
-        return []
     rows = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+    for number, line in enumerate((read(path) or b"").split(b"\n")[:-1], start=1):
         try:
             row = json.loads(line)
         except ValueError as error:
@@ -342,13 +344,17 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     text = json.dumps({"schema": SCHEMA, **_plain(content)}, indent=1, allow_nan=False, ensure_ascii=False)
-    with _replacing(path) as file:
+    with replacing(path) as file:
         file.write(text.encode() + b"\n")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """Return the content of a file that `_write_json` wrote, None when there is no such file."""
+    text = read(path)
+    if text is None:
+        return None
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(text)
     except ValueError as error:
         raise DataError(f"{path} is not JSON; restore or remove it.") from error
     return _without_schema(content, path)
@@ -357,6 +363,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _without_schema(content: Any, path: Path) -> dict[str, Any]:
     """Return `content` without its `schema`; raises DataError when this version cannot read it."""
     found = content.pop("schema", None) if isinstance(content, dict) else None
+    if found is None:
+        raise DataError(f"{path} was not written by basecap; give another directory.")
     if found != SCHEMA:
         raise DataError(
             f"{path} has schema {found}, this version of basecap reads {SCHEMA}; use the one that wrote it."

@@ -14,6 +14,9 @@ from basecap.errors import ConfigError, nearest
 
 T = TypeVar("T")
 
+#: How the modules of plugin files begin.
+PLUGIN = "basecap_plugin_"
+
 
 class Registry(Generic[T]):
     """Names to entries of one kind, found by importing every module of a package.
@@ -22,15 +25,18 @@ class Registry(Generic[T]):
     refused, unknown names get the nearest valid one, and the origin (file:line) of every entry is known.
     """
 
-    def __init__(self, kind: str, package: str):
+    def __init__(self, kind: str, package: str, listing: str):
+        """Begin empty; entries are called a `kind`, stand in `package` and in `basecap list <listing>`."""
         self.kind = kind
         self.package = package
+        self.listing = listing
         self._entries: dict[str, T] = {}
         self._origins: dict[str, str] = {}
+        self._modules: dict[str, str] = {}
         self._discovered = False
 
-    def add(self, name: str, entry: T, defined_by: type | Callable) -> None:
-        """Register `entry` under `name`; raises ConfigError when the name is taken."""
+    def add(self, name: str, entry: T, defined_by: type | Callable, module: str | None = None) -> None:
+        """Register `entry` under `name`, by the module of `defined_by` or `module`; ConfigError for a taken name."""
         origin = f"{inspect.getsourcefile(defined_by)}:{inspect.getsourcelines(defined_by)[1]}"
         if name in self._entries:
             raise ConfigError(
@@ -38,18 +44,25 @@ class Registry(Generic[T]):
             )
         self._entries[name] = entry
         self._origins[name] = origin
+        self._modules[name] = module or defined_by.__module__
 
     def get(self, name: str) -> T:
         """Return the entry called `name`; raises ConfigError with the nearest name."""
         self._discover()
         if name not in self._entries:
-            raise ConfigError(f"unknown {self.kind} {name!r}: {nearest(name, self._entries)}")
+            hint = nearest(name, self._entries, see=f"basecap list {self.listing}")
+            raise ConfigError(f"unknown {self.kind} {name!r}: {hint} One of your own needs its --plugin.")
         return self._entries[name]
 
     def origin(self, name: str) -> str:
         """Return file:line of the class behind `name`."""
         self.get(name)
         return self._origins[name]
+
+    def from_plugin(self, name: str) -> bool:
+        """Whether a plugin file registered `name`."""
+        self.get(name)
+        return self._modules[name].startswith(PLUGIN)
 
     def items(self) -> Iterator[tuple[str, T]]:
         """Yield (name, entry) in alphabetical order."""
@@ -75,7 +88,7 @@ class Registry(Generic[T]):
 def load_plugin(path: Path) -> None:
     """Import a user's Python file, so that what it registers can be named in a study; raises ConfigError."""
     path = path.resolve()
-    name = f"basecap_plugin_{path.stem}"
+    name = PLUGIN + path.stem
     if name in sys.modules and sys.modules[name].__file__ == str(path):
         return
     if not path.is_file():

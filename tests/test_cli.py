@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from basecap.cli import main
 from tests.study.conftest import study, study_file  # noqa: F401 (fixtures)
 from tests.study.test_execute import PLUGIN
 
@@ -106,10 +107,28 @@ def test_data_inspect_counts_every_domain(study_file, tmp_path):  # noqa: F811
         (("run", "quickstart", "--device", "meta"), "unknown device"),
         (("generate", "nowhere", b"\xff"), "not text in UTF-8"),
         (("bench", "ops", "--device", "cpu"), "bench ops needs a CUDA GPU"),
+        (("report", __file__), "is a file; give a directory"),
+        (("run", "quickstart", "--out", __file__), "is a file; give a directory"),
     ],
 )
 def test_bad_input_gets_one_sentence(arguments, words):
     assert words in refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("command", "place"),
+    [(["run"], "basecap.study.execute.execute"), (["data", "inspect"], "basecap.study.execute.data_of")],
+)
+def test_an_interruption_says_how_to_go_on(command, place, tmp_path, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, interrupted)
+    monkeypatch.setattr(sys, "argv", ["basecap", *command, "quickstart", "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "interrupted; run the same command again to resume.\n"
 
 
 def test_help_has_an_example():

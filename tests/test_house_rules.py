@@ -16,6 +16,7 @@ TESTS = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "tests").r
 #: its rooms do not import each other, except downwards.
 FLOORS = (
     ("errors", "__init__"),
+    ("files", "processes"),
     ("registry", "progress", "records"),
     ("ops",),
     ("mixers",),

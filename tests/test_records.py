@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,6 +34,73 @@ def test_a_study_is_read_back_and_may_be_resumed(records):
 def test_another_study_is_refused_with_the_difference(records):
     with pytest.raises(ConfigError, match=r"train\.lr is 0\.001 there and 0\.002 here"):
         records.create({**STUDY, "train": {"lr": 2e-3}})
+
+
+def test_one_process_at_a_time_runs_a_study(records):
+    taken = pytest.raises(ConfigError, match="another process is running this study in")
+    with records.locked(), taken, records.locked():
+        pass
+    with records.locked():
+        assert records.study() == STUDY
+
+
+@pytest.mark.parametrize("name", ["report.html", "notes", "runs"])
+def test_a_directory_of_something_else_is_refused(tmp_path, name):
+    (tmp_path / "data").mkdir()
+    StudyRecords(tmp_path).refuse_other(STUDY)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigError, match=f"{name} was not written by basecap"):
+        StudyRecords(tmp_path).create(STUDY)
+    assert not (tmp_path / "study.yaml").exists()
+
+
+def test_a_report_replaces_no_foreign_file(records):
+    records.refuse_foreign_report()
+    path = records.path / "elsewhere"
+    StudyRecords(path).refuse_foreign_report()
+    StudyRecords(path).write_report("ours", {})
+    with pytest.raises(ConfigError, match=r"report\.html was not written by basecap"):
+        StudyRecords(path).refuse_foreign_report()
+    StudyRecords(path).write_results({"value": 1})
+    StudyRecords(path).refuse_foreign_report()
+
+
+def test_a_file_is_no_directory_of_a_study(records):
+    path = records.path / "file"
+    path.write_text("mine")
+    for refuse in (StudyRecords(path).refuse_foreign_report, lambda: StudyRecords(path).create(STUDY)):
+        with pytest.raises(DataError, match="file is a file; give a directory"):
+            refuse()
+    with pytest.raises(ConfigError, match="holds no study"):
+        StudyRecords(path).study()
+    with pytest.raises(DataError, match="File exists; make room"):
+        StudyRecords(path).write_results({})
+
+
+def test_a_study_of_the_users_own_is_said_to_be_none_of_ours(records):
+    (records.path / "study.yaml").write_text("name: mine")
+    with pytest.raises(DataError, match=r"study\.yaml was not written by basecap; give another directory"):
+        records.create(STUDY)
+
+
+@pytest.mark.parametrize("name", ["study.yaml", "run.json", "evals.jsonl", "runs"])
+def test_what_cannot_be_read_is_named_and_not_taken_for_empty(records, monkeypatch, name):
+    run = records.run("a", 0)
+    run.write_info({"name": "a"})
+    run.append_evals([record()])
+
+    def forbidding(read):
+        def guarded(path: Path):
+            if path.name == name:
+                raise PermissionError(13, "Permission denied", str(path))
+            return read(path)
+
+        return guarded
+
+    for method in ("read_bytes", "iterdir"):
+        monkeypatch.setattr(Path, method, forbidding(getattr(Path, method)))
+    with pytest.raises(DataError, match=f"{name} cannot be read .Permission denied.; mend that"):
+        _ = records.study(), records.runs(), run.evals()
 
 
 def test_metrics_and_records_are_read_back(records):

@@ -1,7 +1,7 @@
 """The architectures of a study against its reference: gaps with intervals, verdicts, or why there is none."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,8 @@ Runs = dict[tuple[str, int], RunLosses]
 class Setting:
     """What a comparison is about: the reference, domains, tolerance in nats per token, number of draws.
 
-    `bigram` is the held-out loss of a bigram model on the training domains, None where nobody measured it.
+    `bigram` is the held-out loss of a bigram model on the training domains, None where nobody measured it; `waiting`
+    are the architectures that have not run.
     """
 
     reference: str
@@ -31,6 +32,7 @@ class Setting:
     tolerance: float
     resamples: int
     bigram: float | None = None
+    waiting: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,8 @@ def _hindrance(name: str, runs: Runs, comparable: Runs, setting: Setting) -> str
     if not setting.ood:
         return "the study names no unseen domain"
     for who, called in ((setting.reference, f"the reference {setting.reference}"), (name, "it")):
+        if who in setting.waiting:
+            return f"{called} has not run yet"
         if not any(candidate == who for candidate, _ in runs):
             return f"{called} has no evaluated checkpoint with finite losses"
     seeds = [seed for candidate, seed in runs if candidate == name and (setting.reference, seed) in runs]

@@ -80,6 +80,7 @@ def _analyse_study(records: StudyRecords) -> dict[str, Any]:
         tolerance=study["gap"]["tolerance"],
         resamples=RESAMPLES,
         bigram=records.environment().get("bigram_loss"),
+        waiting=set(names) - {run.info["name"] for run in runs},
     )
     others = [name for name in names if name != study["reference"]]
     return {

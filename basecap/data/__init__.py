@@ -2,7 +2,7 @@
 
 from basecap.data.baseline import bigram_loss
 from basecap.data.config import DataConfig
-from basecap.data.preparation import prepare
+from basecap.data.preparation import check_text, prepare
 from basecap.data.prepared import DocumentSet, PreparedData, inspect
 from basecap.data.stream import TrainStream
 from basecap.data.tokenizer import Tokenizer, check_vocabulary
@@ -14,6 +14,7 @@ __all__ = [
     "Tokenizer",
     "TrainStream",
     "bigram_loss",
+    "check_text",
     "check_vocabulary",
     "inspect",
     "prepare",

@@ -5,14 +5,12 @@ share a cache, and a cache that holds `prepared-<hash of the options>.json` open
 """
 
 import errno
-import fcntl
 import json
 import multiprocessing
 import os
 import shutil
 import signal
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -28,8 +26,9 @@ from basecap.data.shards import Limits, Shard, token_counts, write_shard
 from basecap.data.sources._contract import SOURCES, SPLITS, Part, Source, Split
 from basecap.data.tokenizer import Tokenizer, byte_tokenizer, train_bpe
 from basecap.errors import DataError
+from basecap.processes import end_with_parent, locked
 from basecap.progress import progress
-from basecap.registry import load_plugin
+from basecap.registry import PLUGIN, load_plugin
 
 #: Characters that a tokenizer is trained on per entry of its vocabulary, shared equally by the training domains.
 SAMPLE = 2_000
@@ -46,13 +45,27 @@ def prepare(config: DataConfig, cache: Path) -> PreparedData:
         ConfigError: a tokenizer that cannot be had, a source without its directory.
         DataError: text that is missing, empty, damaged or too short; a damaged shard; a full disk.
     """
-    record = cache / f"prepared-{config.hash}.json"
-    try:
+    record = _record(config, cache)
+    with _in_one_sentence(cache):
         prepared = _reopen(config, cache, record)
         if prepared is None:
-            with _locked(cache):
+            check_text(config, cache)
+            with locked(cache):
                 prepared = _reopen(config, cache, record) or _prepare(config, cache, record)
         return prepared
+
+
+def check_text(config: DataConfig, cache: Path) -> None:
+    """Raise ConfigError, DataError when `prepare` would find no text; writes nothing and asks no network."""
+    with _in_one_sentence(cache):
+        if config.hub is None and not _record(config, cache).is_file():
+            SOURCES.get(config.source)(config).parts()
+
+
+@contextmanager
+def _in_one_sentence(cache: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         reason = "no space is left there" if full else f"{error.strerror or error} ({error.filename})"
@@ -60,6 +73,10 @@ def prepare(config: DataConfig, cache: Path) -> PreparedData:
             f"the data could not be prepared in {cache}: {reason}; mend that or set data.cache to another directory, "
             "and run again: finished shards are kept."
         ) from error
+
+
+def _record(config: DataConfig, cache: Path) -> Path:
+    return cache / f"prepared-{config.hash}.json"
 
 
 def _limits(config: DataConfig) -> Limits:
@@ -181,7 +198,7 @@ def _written(config: DataConfig, write: Callable[[Part], Path], parts: Sequence[
 def _plugin_of(config: DataConfig) -> Path | None:
     """Return the plugin file that defines the source, which other processes must load first."""
     module = sys.modules[SOURCES.get(config.source).__module__]
-    return Path(module.__file__ or "") if module.__name__.startswith("basecap_plugin_") else None
+    return Path(module.__file__ or "") if module.__name__.startswith(PLUGIN) else None
 
 
 _worker: dict[str, Callable[[Part], Path]] = {}
@@ -189,31 +206,14 @@ _worker: dict[str, Callable[[Part], Path]] = {}
 
 def _begin_worker(write: Callable[[Part], Path], plugin: Path | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says what is to be said
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     if plugin is not None:
         load_plugin(plugin)
     _worker["write"] = write
 
 
-def _end_with_parent() -> None:
-    """Do not outlive a killed parent: the pool alone would wait for it for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
 def _work(part: Part) -> Path:
     return _worker["write"](part)
-
-
-@contextmanager
-def _locked(cache: Path) -> Iterator[None]:
-    """Let one process at a time prepare into a cache; the others wait and then find the work done."""
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _write_atomically(path: Path, text: str) -> None:

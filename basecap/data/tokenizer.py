@@ -16,6 +16,9 @@ from basecap.errors import ConfigError
 #: What ends a document, in the order of preference.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
 
+#: Vocabulary of `byte_tokenizer`: the bytes and the end of a text.
+BYTES = 257
+
 
 class Tokenizer:
     """A tokenizer made from its JSON description.

@@ -65,7 +65,7 @@ class Evaluation(ABC):
         """Measure `model`, which is on the context's device; no gradients are recorded."""
 
 
-EVALUATIONS: Registry[type[Evaluation]] = Registry("evaluation", "basecap.evals")
+EVALUATIONS: Registry[type[Evaluation]] = Registry("evaluation", "basecap.evals", "evals")
 
 
 def evaluation(

@@ -6,6 +6,7 @@ that is all the rest of the house ever needs to train, evaluate, decode, cost an
 
 import hashlib
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -261,7 +262,7 @@ class Variant:
     summary: str = ""
 
 
-ARCHITECTURES: Registry[Architecture] = Registry("mixer", "basecap.mixers")
+ARCHITECTURES: Registry[Architecture] = Registry("mixer", "basecap.mixers", "mixers")
 
 
 def mixer(
@@ -307,9 +308,9 @@ def mixer(
 
 
 def hybrid(name: str, *, layers: tuple[LayerChoice, ...], backbone: str, paper: str, summary: str) -> Architecture:
-    """Register an architecture whose layers follow a pattern of several mixers."""
+    """Register an architecture whose layers follow a pattern of several mixers; it belongs to the calling module."""
     architecture = Architecture(name=name, layers=layers, backbone=backbone, summary=summary, paper=paper)
-    ARCHITECTURES.add(name, architecture, layers[0].mixer)
+    ARCHITECTURES.add(name, architecture, layers[0].mixer, sys._getframe(1).f_globals["__name__"])
     return architecture
 
 

@@ -25,10 +25,11 @@ def write_report(study_paths: Sequence[Path], out: Path) -> Path:
     """Analyse studies; write results.json, report.html and figures/*.svg into `out`; return the path of the page.
 
     Raises:
-        ConfigError: a directory holds no study.
+        ConfigError: a directory holds no study, or `out` a report that basecap did not write.
         DataError: records that cannot be read, or no room to write.
     """
     records = StudyRecords(out)
+    records.refuse_foreign_report()
     records.write_results(analyse(study_paths))
     studies = records.results()["studies"]
     drawn = [draw(study, f"{index}-" if len(studies) > 1 else "") for index, study in enumerate(studies, start=1)]

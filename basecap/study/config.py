@@ -1,17 +1,23 @@
 """The study file: read, completed, checked. Nothing runs and nothing is written here."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from basecap.data.config import Count, DataConfig
+from basecap.data.tokenizer import BYTES
 from basecap.errors import ConfigError, nearest
+from basecap.files import read
 from basecap.train.config import TrainConfig
 
 LIBRARY = Path(__file__).parent / "library"
+
+#: Names of studies: they become directories.
+NAME = re.compile(r"\w[\w .+,=-]{0,99}")
 
 
 class _Section(BaseModel):
@@ -77,7 +83,7 @@ class GapConfig(_Section):
 class StudyConfig(_Section):
     """A complete study."""
 
-    name: str = Field(min_length=1, description="what the report is called")
+    name: str = Field(description="what the report is called, and its directory below runs/")
     summary: str = Field("", description="one line for `basecap list studies`")
     data: DataConfig
     model: SizeConfig
@@ -90,6 +96,15 @@ class StudyConfig(_Section):
         ("domain-loss",), min_length=1, description="names, see `basecap list evals`, or name: {option: value}"
     )
     gap: GapConfig = Field(default_factory=GapConfig)
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_directory(cls, value: str) -> str:
+        if not NAME.fullmatch(value):
+            raise ValueError(
+                "a name begins with a letter or digit and holds letters, digits, spaces and _ . + , = - only"
+            )
+        return value
 
     @field_validator("architectures", mode="before")
     @classmethod
@@ -107,12 +122,22 @@ class StudyConfig(_Section):
                 raise ValueError(f"two entries are called {name!r}; give one another name")
         return value
 
+    @model_validator(mode="after")
+    def _vocabulary_fits(self) -> "StudyConfig":
+        needed = {"bytes": BYTES, "bpe": self.data.vocab}.get(self.data.tokenizer, 0)
+        if self.model.vocab is not None and self.model.vocab < needed:
+            raise ConfigError(
+                f"model.vocab = {self.model.vocab} is less than the tokeniser's {needed}; set at least that."
+            )
+        return self
+
 
 def _entry(item: Any) -> Any:
     if isinstance(item, str):
         return {"name": item, "use": item}
     if isinstance(item, dict):
-        return {"use": item.get("name"), "name": item.get("use"), **item}
+        named = [item[key] for key in ("name", "use") if key in item]
+        return {"name": named[0], "use": named[-1], **item} if named else item
     return item
 
 
@@ -154,20 +179,29 @@ def _check_name(study: StudyConfig, name: str) -> None:
 
 def _read(study: str) -> dict[str, Any]:
     path = library().get(study, Path(study))
-    if path.suffix not in (".yaml", ".yml") or not path.is_file():
-        if path.suffix in (".yaml", ".yml"):
-            raise ConfigError(f"study file {study} does not exist; give a path, or a name of `basecap list studies`.")
+    if path.is_dir():
+        raise ConfigError(f"{study} is a directory; give the YAML file of a study.")
+    if path.suffix not in (".yaml", ".yml"):
+        if path.is_file():
+            raise ConfigError(f"{study} is not called .yaml; give the YAML file of a study, or rename it.")
         raise ConfigError(f"unknown study {study!r}: {nearest(study, library())}")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" at line {where.line + 1}" if where else ""
-        raise ConfigError(f"study file {path} is not valid YAML{line}; mend it.") from error
+    content = _parse(path)
     if not isinstance(content, dict):
         raise ConfigError(f"study file {path} is not a study; it must have keys such as name, data, architectures.")
     content.pop("schema", None)
     return content
+
+
+def _parse(path: Path) -> Any:
+    text = read(path)
+    if text is None:
+        raise ConfigError(f"study file {path} does not exist; give a path, or a name of `basecap list studies`.")
+    try:
+        return yaml.safe_load(text.decode("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" at line {where.line + 1}" if where else ""
+        raise ConfigError(f"study file {path} is not valid YAML{line}; mend it.") from error
 
 
 def _override(content: dict[str, Any], setting: str) -> None:
@@ -192,7 +226,8 @@ def validate(content: dict[str, Any], study: str) -> StudyConfig:
     try:
         return StudyConfig.model_validate(content)
     except ValidationError as error:
-        problem = error.errors()[0]
+        problems = error.errors()
+        problem = next((one for one in problems if one["type"] == "extra_forbidden"), problems[0])
         where = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
             *parents, last = problem["loc"]

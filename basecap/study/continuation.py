@@ -9,7 +9,7 @@ from basecap.errors import ConfigError
 from basecap.models.generate import generate
 from basecap.records import RunRecords, StudyRecords
 from basecap.study.config import validate
-from basecap.study.execute import data_of
+from basecap.study.execute import recorded_data
 from basecap.train.checkpoint import load_model
 
 
@@ -26,14 +26,14 @@ def continuation(
     """Return `prompt` and its continuation by the model in `run` (DIR/runs/NAME-sSEED).
 
     Raises:
-        ConfigError: `run` is not the directory of a run, or `prompt` not text.
+        ConfigError: `run` is not the directory of a run, the text of its study has changed, or `prompt` is not text.
         CheckpointError: the run has no readable checkpoint.
     """
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
         raise ConfigError("the prompt is not text in UTF-8; convert it.") from error
-    if not (run / "run.json").is_file():
+    if not RunRecords(run).info():
         known = ", ".join(str(found.path) for found in StudyRecords(run).runs())
         raise ConfigError(
             f"{run} is not the directory of a run; "
@@ -43,7 +43,7 @@ def continuation(
     study = validate(StudyRecords(out).study(), str(out / "study.yaml"))
     place = environment.choose_device(device)
     model = load_model(RunRecords(run).checkpoints).to(place)
-    tokenizer = data_of(study, out).tokenizer
+    tokenizer = recorded_data(study, out).tokenizer
     ids = tokenizer.encode(prompt) or [tokenizer.end_of_text]
     start = torch.tensor([ids], dtype=torch.int64, device=place)
     added = generate(model, start, tokens, temperature=temperature, top_k=top_k, seed=seed)

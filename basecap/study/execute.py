@@ -1,5 +1,6 @@
 """Run a study: prepare the data, train what is not finished, keep what failed from stopping the rest."""
 
+import contextlib
 import multiprocessing
 import time
 import traceback
@@ -12,15 +13,20 @@ from typing import Any
 import torch
 
 from basecap import environment
-from basecap.data import PreparedData, bigram_loss, check_vocabulary, prepare
+from basecap.data import PreparedData, bigram_loss, check_text, check_vocabulary, prepare
+from basecap.data.hashes import file_digest
 from basecap.errors import BasecapError, ConfigError
 from basecap.evals._contract import Context, Evaluation
+from basecap.mixers import ARCHITECTURES
+from basecap.models.backbones._contract import BACKBONES
 from basecap.models.language_model import LanguageModel
 from basecap.ops._dispatch import IMPLEMENTATIONS
+from basecap.processes import end_with_parent
 from basecap.records import Record, RunRecords, StudyRecords
 from basecap.registry import load_plugin
 from basecap.study.config import StudyConfig
 from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs
+from basecap.train.checkpoint import latest
 from basecap.train.distributed import Processes, processes
 from basecap.train.loop import Place, Trainer
 
@@ -55,20 +61,24 @@ def execute(
         DataError: text that cannot be prepared.
     """
     chosen = environment.choose_device(device)
-    check(study)
-    with processes(chosen) as group:
+    with processes(chosen) as group, contextlib.ExitStack() as held:
+        check(study, group.world)
         records = StudyRecords(out)
         if group.leads:
             content = study.model_dump(mode="json")
             records.refuse_other(content)
-            prepared = prepare(study.data, _cache(study, out))  # may fail: the directory is not yet this study's
+            check_text(study.data, _cache(study, out))
+            held.enter_context(records.locked())
+            prepared = data_of(study, out)  # may fail: the directory is not yet this study's
+            if study.model.vocab is not None:
+                check_vocabulary(study.model.vocab, prepared.tokenizer)
             records.create(content)
             _write_surroundings(records, study, prepared, chosen)
         group.wait()
-        data = prepare(study.data, _cache(study, out))
+        data = data_of(study, out)
         runs = [run for run in plan_runs(study, data.tokenizer.vocab_size) if run.name in only]
         for run in runs:
-            check_vocabulary(run.model.vocab, data.tokenizer)
+            _refuse_other(records.run(run.name, run.seed), run, plugins)
         execution = Execution(study=study, out=out, device=str(chosen), plugins=tuple(plugins))
         gpus = torch.cuda.device_count() if chosen.type == "cuda" and device is None and group.world == 1 else 0
         if gpus > 1 and len(runs) > 1:
@@ -77,13 +87,16 @@ def execute(
         return infos if group.leads else []
 
 
-def check(study: StudyConfig) -> None:
-    """Build every model of the study without memory and every evaluation; raises ConfigError."""
+def check(study: StudyConfig, world: int = 1) -> None:
+    """Build every model of the study without memory and every evaluation; raises ConfigError.
+
+    Args:
+        study: the study.
+        world: the processes among which batches must divide.
+    """
     for run in plan_runs(study, study.data.vocab):
-        try:
-            cost(run)
-        except ConfigError as error:
-            raise ConfigError(f"architecture {run.name!r}: {error}") from error
+        cost(run)
+        run.train.forward_batch(world)
     plan_evaluations(study)
 
 
@@ -92,16 +105,28 @@ def data_of(study: StudyConfig, out: Path) -> PreparedData:
     return prepare(study.data, _cache(study, out))
 
 
+def recorded_data(study: StudyConfig, out: Path) -> PreparedData:
+    """Return the data that the study in `out` was run with; raises ConfigError when its text has changed."""
+    data = data_of(study, out)
+    _refuse_other_data(StudyRecords(out), data)
+    return data
+
+
+def _refuse_other_data(records: StudyRecords, data: PreparedData) -> None:
+    held = records.environment().get("data")
+    if held not in (None, data.manifest_hash):
+        raise ConfigError(
+            f"{records.path} was begun with other data (manifest {held}, now {data.manifest_hash}); restore the text, "
+            "or run into another --out."
+        )
+
+
 def _cache(study: StudyConfig, out: Path) -> Path:
     return Path(study.data.cache) if study.data.cache else out / "data"
 
 
 def _write_surroundings(records: StudyRecords, study: StudyConfig, data: PreparedData, device: torch.device) -> None:
-    held = records.environment().get("data")
-    if held not in (None, data.manifest_hash):
-        raise ConfigError(
-            f"{records.path} was begun with other data (manifest {held}, now {data.manifest_hash}); give another --out."
-        )
+    _refuse_other_data(records, data)
     surroundings = {"data": data.manifest_hash, "bigram_loss": bigram_loss(data, study.data.seq_len)}
     records.write_environment({**environment.describe(device), **surroundings})
     records.write_declarations(evaluation.declaration for evaluation in plan_evaluations(study))
@@ -123,6 +148,7 @@ _worker: dict[str, Any] = {}
 
 
 def _begin_worker(devices: Any, execution: Execution) -> None:
+    end_with_parent()
     for plugin in execution.plugins:
         load_plugin(plugin)
     _worker["execution"] = Execution(
@@ -141,8 +167,6 @@ def _attempt(
     """Train one run unless it is finished; a failure is recorded and said, not raised."""
     records = StudyRecords(execution.out).run(run.name, run.seed)
     info = records.info()
-    if info.get("hash") not in (None, run.hash):
-        raise ConfigError(f"{records.path} holds another run of that name; remove it or give another --out.")
     if info.get("status") == "finished":
         return info
     began = time.perf_counter()
@@ -152,6 +176,7 @@ def _attempt(
         "seed": run.seed,
         "use": run.use,
         "hash": run.hash,
+        "plugins": _sources(run, execution.plugins),
         "status": "running",
         "message": "",
     }
@@ -172,6 +197,28 @@ def _attempt(
         if info["status"] == "failed":
             say(f"{run.label} failed: {info['message']}")
     return info
+
+
+def _sources(run: RunSpec, plugins: Sequence[Path]) -> dict[str, str]:
+    """Return the plugin files' names by the hash of their content, none for an architecture that is built in."""
+    own = any(ARCHITECTURES.from_plugin(layer.use) for layer in run.model.layers)
+    if not own and not BACKBONES.from_plugin(run.model.backbone):
+        return {}
+    return {file_digest(path): path.name for path in plugins}
+
+
+def _refuse_other(records: RunRecords, run: RunSpec, plugins: Sequence[Path]) -> None:
+    """Raise ConfigError when another run is there, or weights that another version of a plugin trained."""
+    info = records.info()
+    if info.get("hash") not in (None, run.hash):
+        raise ConfigError(f"{records.path} holds another run of that name; remove it or give another --out.")
+    sources = _sources(run, plugins)
+    changed = [name for content, name in info.get("plugins", {}).items() if content not in sources]
+    if changed and latest(records.checkpoints) is not None:
+        raise ConfigError(
+            f"{records.path} was trained with another version of {changed[0]}; give another --out or remove that "
+            "directory."
+        )
 
 
 def _train(execution: Execution, run: RunSpec, data: PreparedData, group: Processes, records: RunRecords) -> int:

@@ -86,9 +86,12 @@ def plan_evaluations(study: StudyConfig) -> list[Evaluation]:
 
 
 def cost(run: RunSpec) -> Cost:
-    """Predict what a run takes; raises ConfigError when its model cannot be built."""
-    with torch.device("meta"):
-        model = LanguageModel(run.model)
+    """Predict what a run takes; raises ConfigError, naming the architecture, when its model cannot be built."""
+    try:
+        with torch.device("meta"):
+            model = LanguageModel(run.model)
+    except ConfigError as error:
+        raise ConfigError(f"architecture {run.name!r}: {error}") from error
     length = run.model.max_length
     timetable = Timetable(run.train, length)
     tokens = timetable.steps * timetable.step_tokens
@@ -111,6 +114,8 @@ def _train(study: StudyConfig, entry: ArchitectureEntry) -> TrainConfig:
             raise ConfigError(f"architecture {entry.name!r}: unknown key train.{key}: {nearest(key, known)}")
     try:
         return TrainConfig.model_validate({**study.train.model_dump(), **entry.train})
+    except ConfigError as error:
+        raise ConfigError(f"architecture {entry.name!r}: {error}") from error
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])

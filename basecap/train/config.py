@@ -1,10 +1,15 @@
 """The options of training."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from basecap.data.config import Count
+from basecap.errors import ConfigError
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+#: Batches are drawn by the hash of a seed of 64 bits.
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class TrainConfig(BaseModel):
@@ -25,13 +30,13 @@ class TrainConfig(BaseModel):
     schedule: Literal["linear", "cosine", "constant"] = Field(
         "linear", description="linear, cosine or constant (none): decay after the warm-up"
     )
-    betas: tuple[float, float] = Field((0.9, 0.95), description="decay rates of Adam's moments")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="decay rates of Adam's moments")
     weight_decay: float = Field(0.1, ge=0, description="decoupled, on matrices (our choice)")
     clip: float = Field(1.0, gt=0, description="largest gradient norm (our choice)")
     precision: Literal["auto", "bf16", "fp32"] = Field(
         "auto", description="of the products; master weights are fp32. auto: bf16 on a GPU, else fp32"
     )
-    seeds: tuple[int, ...] = Field((0,), min_length=1, description="one run per architecture and seed")
+    seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one run per architecture and seed")
     eval_every: Count | None = Field(
         None, ge=1, description="tokens between evaluations; a tenth of the run when not given"
     )
@@ -40,6 +45,30 @@ class TrainConfig(BaseModel):
     )
     checkpointing: bool = Field(False, description="recompute activations in the backward pass")
     compile: bool | None = Field(None, description="torch.compile; on a GPU when not given")
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_differ(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("a seed is named twice; remove one")
+        return value
+
+    @model_validator(mode="after")
+    def _batches_divide(self) -> "TrainConfig":
+        self.forward_batch(1)
+        return self
+
+    def forward_batch(self, world: int) -> int:
+        """Return the sequences of one forward pass in each of `world` processes; ConfigError unless they divide."""
+        share, left = divmod(self.batch, world)
+        if left:
+            raise ConfigError(f"train.batch = {self.batch} does not divide among {world} processes; change it.")
+        size = self.micro_batch or share
+        if share % size:
+            raise ConfigError(
+                f"train.micro_batch = {size} does not divide each process's {share} sequences; choose a divisor."
+            )
+        return size
 
 
 class Timetable:

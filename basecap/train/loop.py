@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from basecap.errors import ConfigError, TrainingError
+from basecap.errors import TrainingError
 from basecap.models.language_model import LanguageModel
 from basecap.progress import progress
 from basecap.records import RunRecords
@@ -81,7 +81,7 @@ class Trainer:
         self.place = place
         self.seq_len = model.config.max_length
         self.timetable = Timetable(config, self.seq_len)
-        self.micro_batch = _micro_batch(config, place.processes.world)
+        self.micro_batch = config.forward_batch(place.processes.world)
         self.optimiser = build_optimiser(model, model.recipe(), config)
         if place.device.type == "cuda" if config.compile is None else config.compile:
             model.compile_training()
@@ -183,15 +183,3 @@ class Trainer:
         raise TrainingError(
             f"the loss stopped being finite at step {step + 1}; first bad: {where}. Lower train.lr or mend that module."
         )
-
-
-def _micro_batch(config: TrainConfig, world: int) -> int:
-    share, left = divmod(config.batch, world)
-    if left:
-        raise ConfigError(f"train.batch = {config.batch} does not divide among {world} processes; change it.")
-    size = config.micro_batch or share
-    if share % size:
-        raise ConfigError(
-            f"train.micro_batch = {size} does not divide each process's {share} sequences; choose a divisor."
-        )
-    return size

@@ -105,7 +105,7 @@ def test_a_study_of_one_architecture_compares_nothing(tmp_path):
 def test_a_study_that_has_not_begun(tmp_path):
     write_study(tmp_path, architectures=TWO, seeds=())
     found = study(tmp_path)
-    assert found["runs"] == [] and "base has no evaluated checkpoint" in found["comparisons"][0]["words"]
+    assert found["runs"] == [] and "base has not run yet" in found["comparisons"][0]["words"]
 
 
 def test_missing_reference_and_other_seeds_are_undecided(tmp_path):
@@ -114,7 +114,14 @@ def test_missing_reference_and_other_seeds_are_undecided(tmp_path):
         (records.run(name, seed).path / "run.json").unlink()
     assert "no seed" in only_row(tmp_path)["words"]
     (records.run("base", 1).path / "run.json").unlink()
-    assert "base has no evaluated checkpoint" in only_row(tmp_path)["words"]
+    assert "base has not run yet" in only_row(tmp_path)["words"]
+
+
+def test_an_architecture_that_was_left_out_has_not_run(tmp_path):
+    records = write_study(tmp_path, architectures=TWO, documents=40)
+    (records.run("other", 0).path / "run.json").unlink()
+    row = only_row(tmp_path)
+    assert (row["verdict"], row["words"]) == ("undecided", "it has not run yet")
 
 
 def test_a_failed_run_is_told_and_its_checkpoints_still_count(tmp_path):

@@ -63,7 +63,7 @@ class Decay(Mixer):
 @pytest.fixture
 def registry(monkeypatch):
     """An empty registry in the place of the real one."""
-    fresh = Registry("mixer", "basecap.mixers")
+    fresh = Registry("mixer", "basecap.mixers", "mixers")
     fresh._discovered = True
     monkeypatch.setattr("basecap.mixers._contract.ARCHITECTURES", fresh)
     return fresh
@@ -133,6 +133,11 @@ def test_a_name_is_given_once(registry):
     register(Decay)
     with pytest.raises(ConfigError, match="registered twice"):
         register(Decay)
+
+
+def test_an_unknown_name_leads_to_the_list_and_to_plugins(registry):
+    with pytest.raises(ConfigError, match=r"unknown mixer 'mine': see `basecap list mixers`\. .*--plugin\."):
+        ARCHITECTURES.get("mine")
 
 
 def test_only_mixers_are_registered(registry):

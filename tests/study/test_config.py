@@ -1,11 +1,14 @@
 """The study file: completed, checked, refused with a sentence."""
 
+import math
 from pathlib import Path
 
 import pytest
 import yaml
 
-from basecap.errors import ConfigError
+from basecap.data.shards import LEAST_DOCUMENTS
+from basecap.data.sources.installed import LONGEST_FILE, SHORTEST_FILE
+from basecap.errors import BasecapError, ConfigError
 from basecap.study.config import StudyConfig, library, load_study, select
 from basecap.study.plan import cost, plan_evaluations, plan_runs
 
@@ -89,6 +92,21 @@ def test_shipped_studies_are_planned(name: str):
         ("data.weights", {"prose": float("nan")}, r"data\.weights\.prose = nan: Input should be a finite number"),
         ("architectures.1.layers", [], r"architectures\.1\.layers"),
         ("reference", "transformer+", r"transformer\+\+"),
+        ("name", "../evil", r"name = '\.\./evil': a name begins with a letter or digit"),
+        ("name", "", "a name begins with"),
+        ("architectures", [{"nam": "x"}], r"unknown key 'architectures\.0\.nam': did you mean 'name'"),
+        ("architectures", [{"mixer": {}}], r"'architectures\.0\.name' is missing"),
+        ("train.micro_batch", 3, r"train\.micro_batch = 3 does not divide"),
+        ("train.betas", [0.9, 1.0], r"train\.betas\.1"),
+        ("train.betas", [-0.1, 0.9], r"train\.betas\.0"),
+        ("train.lr", math.inf, r"train\.lr"),
+        ("train.lr", math.nan, r"train\.lr"),
+        ("train.weight_decay", math.inf, r"train\.weight_decay"),
+        ("train.clip", math.inf, r"train\.clip"),
+        ("train.seeds", [1, 1], r"train\.seeds.*twice"),
+        ("train.seeds", [2**63], r"train\.seeds\.0"),
+        ("train.seeds", [-(2**63) - 1], r"train\.seeds\.0"),
+        ("model.vocab", 100, r"model\.vocab = 100 is less than the tokeniser's 4096"),
     ],
 )
 def test_wrong_keys_and_values_are_named(tmp_path, place, value, words):
@@ -107,6 +125,8 @@ def test_wrong_keys_and_values_are_named(tmp_path, place, value, words):
         ("architectures.1.layers", ["transformer++"] * 9, "a pattern of 9 layers does not fit"),
         ("architectures.1.train", {"lrr": 3}, "lr"),
         ("architectures.1.train", {"lr": "fast"}, "lr"),
+        ("architectures.1.train", {"micro_batch": 3}, "architecture 'window 8': train.micro_batch = 3 does not divide"),
+        ("architectures.1.mixer", {"window": -5}, "architecture 'window 8': option 'window'"),
         ("evals", ["domain-los"], "domain-loss"),
         ("evals", [{"domain-loss": {"splt": "test"}}], "split"),
         ("evals", [{}], "is not one evaluation"),
@@ -135,6 +155,34 @@ def test_files_that_are_no_study_are_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ConfigError, match="study file"):
         load_study(str(path))
+
+
+def test_seeds_may_be_any_number_of_64_bits(tmp_path):
+    seeds = [-(2**63), 2**63 - 1]
+    assert load_study(write(tmp_path, changed("train.seeds", seeds))).train.seeds == tuple(seeds)
+
+
+def test_files_of_another_kind_are_said_to_be_what_they_are(tmp_path, monkeypatch):
+    (tmp_path / "study.txt").write_text("name: x")
+    (tmp_path / "folder.yaml").mkdir()
+    with pytest.raises(ConfigError, match=r"study\.txt is not called \.yaml"):
+        load_study(str(tmp_path / "study.txt"))
+    with pytest.raises(ConfigError, match=r"folder\.yaml is a directory"):
+        load_study(str(tmp_path / "folder.yaml"))
+
+    def forbidden(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", forbidden)
+    with pytest.raises(BasecapError, match=r"study\.yaml cannot be read .Permission denied"):
+        load_study(write(tmp_path))
+
+
+@pytest.mark.parametrize("name", library())
+def test_studies_of_installed_text_keep_half_of_the_code_on_any_machine(name: str):
+    data = load_study(name).data
+    longest = (data.max_test_tokens or math.inf) / LEAST_DOCUMENTS * 1.5  # bytes per token of code, or more
+    assert data.source != "installed" or longest > (SHORTEST_FILE + LONGEST_FILE) / 2
 
 
 def test_unknown_study_and_setting(tmp_path):

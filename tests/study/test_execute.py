@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,9 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError, DataError
+from basecap.mixers import ARCHITECTURES
 from basecap.records import StudyRecords
+from basecap.registry import load_plugin
 from basecap.study.config import StudyConfig, load_study, select
+from basecap.study.continuation import continuation
 from basecap.study.execute import Execution, data_of, execute, side_by_side
 from basecap.study.plan import plan_runs
 from tests.study.conftest import write_text
@@ -44,6 +49,17 @@ class Breaks(Mixer):
     def state_bytes(self, length):
         return 0
 """
+
+
+STEADY = (
+    PLUGIN.replace('"breaks"', '"steady"').replace("self.calls >= 3", "False")
+    + """
+from basecap.mixers._contract import LayerChoice, hybrid
+from basecap.mixers.attention import Attention
+
+hybrid("steady pair", layers=(LayerChoice(mixer=Attention),), backbone="gpt", paper="none", summary="of ours")
+"""
+)
 
 
 def run(path: Path, out: Path, settings: tuple[str, ...] = (), only: tuple[str, ...] = (), plugins=()) -> list[dict]:
@@ -110,9 +126,48 @@ def test_another_study_in_the_directory_is_refused(study_file, tmp_path):
         run(study_file, tmp_path / "out", settings=("train.lr=1e-4",))
 
 
+def test_a_study_that_is_running_is_refused_at_once(study_file, tmp_path):
+    with StudyRecords(tmp_path / "out").locked(), pytest.raises(ConfigError, match="another process is running this"):
+        run(study_file, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["lock"]
+
+
+def test_another_version_of_a_plugin_is_refused(study, tmp_path):
+    plugin, path = tmp_path / "steady.py", tmp_path / "tiny.yaml"
+    plugin.write_text(STEADY)
+    load_plugin(plugin)
+    path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", "steady"]}))
+    infos = run(path, tmp_path / "out", plugins=(plugin,))
+    assert run(path, tmp_path / "out", plugins=(plugin,)) == infos
+    plugin.write_text(STEADY + "# changed")
+    with pytest.raises(ConfigError, match=r"steady-s0 was trained with another version of steady\.py; give another"):
+        run(path, tmp_path / "out", plugins=(plugin,))
+    assert run(path, tmp_path / "out", only=("transformer++",), plugins=(plugin,)) == infos[:1]
+    own = [ARCHITECTURES.from_plugin(name) for name in ("steady", "steady pair", "transformer++", "based")]
+    assert own == [True, True, False, False]
+
+
+def test_changed_text_is_refused_where_a_run_is_continued(study, study_file, tmp_path):
+    out = tmp_path / "out"
+    run(study_file, out, only=("transformer++",))
+    shutil.rmtree(out / "data")
+    (Path(study["data"]["path"]) / "prose" / "more.txt").write_text("another text " * 50)
+    with pytest.raises(ConfigError, match="begun with other data"):
+        continuation(out / "runs" / "transformer++-s0", "the", 1, temperature=0, top_k=None, seed=0, device="cpu")
+
+
+def test_a_vocabulary_too_small_for_a_tokenizer_of_ones_own_leaves_no_study(study_file, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(byte_tokenizer().description)
+    settings = ("model.vocab=256", f"data.tokenizer={tmp_path / 'tokenizer.json'}")
+    with pytest.raises(ConfigError, match="the model knows 256 tokens but the data has 257"):
+        run(study_file, tmp_path / "out", settings=settings)
+    assert not (tmp_path / "out" / "study.yaml").exists()
+
+
 def test_text_that_is_missing_leaves_the_directory_free(study_file, study, tmp_path):
     with pytest.raises(DataError, match="not a directory"):
         run(study_file, tmp_path / "out", settings=(f"data.path={tmp_path / 'nowhere'}",))
+    assert not (tmp_path / "out").exists()
     assert run(study_file, tmp_path / "out", only=("transformer++",))[0]["status"] == "finished"
 
 
@@ -128,8 +183,6 @@ def test_other_text_under_the_same_study_is_refused(study_file, study, tmp_path)
 def test_a_run_that_breaks_does_not_stop_the_others(study, tmp_path):
     plugin = tmp_path / "breaks.py"
     plugin.write_text(PLUGIN)
-    from basecap.registry import load_plugin
-
     load_plugin(plugin)
     study["architectures"].insert(1, "breaks")
     path = tmp_path / "tiny.yaml"

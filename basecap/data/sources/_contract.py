@@ -78,7 +78,8 @@ class Source(ABC):
             raise ConfigError(f"source {self.config.source!r} reads a directory; give it with --set data.path=DIR.")
         path = Path(self.config.path)
         if not path.is_dir():
-            raise DataError(f"data.path {path} is not a directory; give the one that holds the text.")
+            below = "" if path.is_absolute() else f" below {Path.cwd()}"
+            raise DataError(f"data.path {path} is not a directory{below}; give the one that holds the text.")
         return path
 
     def missing(self, domain: str, known: Iterable[str]) -> DataError:
@@ -86,7 +87,7 @@ class Source(ABC):
         return DataError(f"{self.config.path} has no domain {domain!r}: {nearest(domain, known)}")
 
 
-SOURCES: Registry[type[Source]] = Registry("source", "basecap.data.sources")
+SOURCES: Registry[type[Source]] = Registry("source", "basecap.data.sources", "domains")
 
 
 def source(name: str) -> Callable[[type[Source]], type[Source]]:

@@ -65,7 +65,7 @@ class Backbone:
         return nn.RMSNorm(hidden, self.eps) if self.norm == "rms" else nn.LayerNorm(hidden, self.eps)
 
 
-BACKBONES: Registry[Backbone] = Registry("backbone", "basecap.models.backbones")
+BACKBONES: Registry[Backbone] = Registry("backbone", "basecap.models.backbones", "backbones")
 
 
 def backbone(name: str) -> Callable[[Callable[[], Backbone]], Callable[[], Backbone]]:
