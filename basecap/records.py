@@ -250,7 +250,8 @@ class StudyRecords:
         """Return the declarations by name, empty when none were stored."""
         path = self.path / "declarations.json"
         try:
-            rows = (_read_json(path) or {"declarations": []})["declarations"]
+            found = _read_json(path)
+            rows = [] if found is None else found["declarations"]
             return {row["name"]: Declaration(**{**row, "axes": tuple(row["axes"])}) for row in rows}
         except (KeyError, TypeError) as error:
             raise DataError(f"{path} is damaged ({type(error).__name__}: {error}); restore or remove it.") from error
