@@ -43,7 +43,7 @@ def _packed_grid(bounds: Tensor, tokens: int, chunk: int) -> tuple[Tensor, Tenso
     end = torch.minimum(start + chunk, bounds[sequence + 1]).masked_fill(empty, tokens)
     first = torch.where(empty, index, first)
     token = torch.arange(tokens, device=bounds.device)
-    sequence = torch.searchsorted(bounds[1:], token, right=True)
+    sequence = torch.searchsorted(bounds, token, right=True) - 1  # torch 2.11 compiles no search in a slice for GPUs
     own = after[sequence] - count[sequence] + (token - bounds[sequence]) // chunk
     return torch.stack([start, end, first], dim=1).to(torch.int32), own.to(torch.int32)
 

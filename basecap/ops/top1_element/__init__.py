@@ -51,7 +51,7 @@ def top1_element(
         # There is nothing to choose from; the sums are 0 and keep the gradients of k and v defined.
         return q + k.sum() + v.sum()
     if cu_seqlens is not None:
-        segments = torch.searchsorted(cu_seqlens[1:], torch.arange(q.shape[1], device=q.device), right=True)[None]
+        segments = torch.searchsorted(cu_seqlens, torch.arange(q.shape[1], device=q.device), right=True)[None]
     first = _first(q, segments)
     choice = operators.choose(q.detach().flatten(0, 1), k.detach().flatten(0, 1), first, triton)
     o = operators.gather(v.flatten(0, 1), choice, triton).unflatten(0, q.shape[:2])
