@@ -42,7 +42,7 @@ CASES = [
     (1, 300, 1, 1, 32, 128, "exact", 1, False),
     (1, 520, 1, 1, 32, 256, "approx", 1, False),
     # Many rows: the exact dq is 0 where there is one key, and the worst of few roundings is luck.
-    (32, 1, 2, 2, 32, 16, "exact", 1, False),
+    (64, 1, 2, 2, 32, 16, "exact", 1, False),
     (3, 15, 1, 1, 256, 16, "approx", 1, False),
     (1, 70, 2, 2, 64, 16, "approx", 1, True),
     (1, 100, 2, 1, 100, 16, "exact", 2, True),
