@@ -13,7 +13,6 @@ from basecap.cli import main
 from tests.study.conftest import study, study_file  # noqa: F401 (fixtures)
 from tests.study.test_execute import PLUGIN
 
-
 #: Exit code, stdout, stderr.
 Answer = tuple[int, str, str]
 

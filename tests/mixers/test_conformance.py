@@ -39,7 +39,7 @@ def one_name_per_mixer():
 
 @pytest.mark.parametrize("name", [*one_name_per_mixer(), "transformer++ alibi", "transformer++ window"])
 def test_conforms_compiled(name):
-    report = check_mixer(name, length=48, dtypes=(), compiled=True)
+    report = check_mixer(name, length=80, dtypes=(), compiled=True)
     assert {"compiled", "compiled with segments"} <= {check.name for check in report.checks}
     report.raise_failures()
 

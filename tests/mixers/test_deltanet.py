@@ -10,11 +10,6 @@ from basecap.mixers._contract import ARCHITECTURES, LayerSpec, initialise
 from basecap.mixers.deltanet import DeltaNet
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
-from basecap.testing.check_mixer import check_mixer
-
-
-def test_compiles():
-    check_mixer("deltanet", length=80, dtypes=(), compiled=True).raise_failures()
 
 
 def by_the_paper(mixer: DeltaNet, x_TD: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from basecap.mixers._contract import ARCHITECTURES, LayerSpec, initialise
 from basecap.mixers.hyena import Hyena
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
-from basecap.testing.check_mixer import check_mixer
 
 
 def build(hidden: int = 12, max_length: int = 40) -> Hyena:
@@ -19,10 +18,6 @@ def build(hidden: int = 12, max_length: int = 40) -> Hyena:
     mixer.double()
     initialise(mixer, mixer.recipe(), 0)
     return mixer
-
-
-def test_compiles():
-    check_mixer("hyena", length=80, dtypes=(), compiled=True).raise_failures()
 
 
 def filter_by_the_paper(mixer: Hyena, trained: bool) -> Tensor:
