@@ -10,26 +10,35 @@ from pydantic import BaseModel
 
 from basecap.data.sources import SOURCES
 from basecap.evals._contract import EVALUATIONS
-from basecap.mixers._contract import ARCHITECTURES
+from basecap.mixers._contract import ARCHITECTURES, split_body
 from basecap.models.backbones._contract import BACKBONES
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
-from basecap.study.config import StudyConfig, library
+from basecap.study.config import StudyConfig, library, load_study
 
 #: Where sizes are compared: the published small size.
 HIDDEN, VOCAB, LENGTH = 768, 32_000, 2048
 
 
+def _in_other_bodies() -> list[str]:
+    """Return "X in Y" for each architecture that a built-in study puts into another block family."""
+    entries = [entry for name in library() for entry in load_study(name).architectures]
+    return sorted({f"{entry.use} in {entry.backbone}" for entry in entries if entry.backbone is not None})
+
+
 def _mixers(full: bool) -> list[dict[str, Any]]:
     rows = []
-    for name, architecture in ARCHITECTURES.items():
+    for name in sorted([*ARCHITECTURES.names(), *_in_other_bodies()]):
+        use, body = split_body(name)
+        architecture = ARCHITECTURES.get(use)
         with torch.device("meta"):
-            model = LanguageModel(model_config(name, hidden=HIDDEN, vocab=VOCAB, max_length=LENGTH))
+            config = model_config(use, hidden=HIDDEN, vocab=VOCAB, max_length=LENGTH, backbone=body)
+            model = LanguageModel(config)
         row = {
             "name": name,
             "parameters (M)": round(model.parameters_count() / 1e6, 1),
             "state (KiB)": model.state_bytes(LENGTH) // 1024,
-            "backbone": architecture.backbone,
+            "backbone": body or architecture.backbone,
             "summary": architecture.summary,
         }
         if full:
@@ -41,7 +50,7 @@ def _mixers(full: bool) -> list[dict[str, Any]]:
                 "parameters": model.parameters_count(),
                 "state_bytes": model.state_bytes(LENGTH),
                 "paper": architecture.paper,
-                "origin": ARCHITECTURES.origin(name),
+                "origin": ARCHITECTURES.origin(use),
             }
         rows.append(row)
     return rows

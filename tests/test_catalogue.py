@@ -16,3 +16,9 @@ def test_every_key_of_a_study_is_listed_with_its_default_and_meaning():
     assert rows["train.lr"]["default"] == "0.0002" and rows["train.tokens"]["default"] == "(required)"
     assert rows["data.path"]["default"] is None and rows["train.warmup"]["default"] == "2500"
     assert all(row["description"] for row in rows.values())
+
+
+def test_mixers_that_studies_put_in_other_bodies_are_listed():
+    rows = {row["name"]: row for row in CATALOGUES["mixers"](True)}
+    other = rows["transformer++ in rwkv-7"]
+    assert other["backbone"] == "rwkv-7" and other["parameters"] > rows["transformer++"]["parameters"]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from basecap.bench import peers
 from basecap.environment import describe
 from basecap.errors import ConfigError
-from basecap.mixers._contract import ARCHITECTURES
+from basecap.mixers._contract import ARCHITECTURES, split_body
 from basecap.models.config import ModelConfig, model_config
 from basecap.models.language_model import LanguageModel
 from basecap.progress import progress
@@ -70,10 +70,8 @@ def run(
     """
     jobs: list[tuple[str, Callable[[], Row]]] = []
     for name in list(names) or ARCHITECTURES.names():
-        use, _, body = name.partition(" in ")
-        config = model_config(
-            use, hidden=setting.hidden, vocab=setting.vocab, max_length=setting.length, backbone=body or None
-        )
+        use, body = split_body(name)
+        config = model_config(use, hidden=setting.hidden, vocab=setting.vocab, max_length=setting.length, backbone=body)
         _refuse_impossible(name, config)
         jobs.append((name, partial(_own, config, setting, device)))
     if peer:

@@ -12,6 +12,7 @@ from basecap.data.config import Count, DataConfig
 from basecap.data.tokenizer import BYTES
 from basecap.errors import ConfigError, nearest
 from basecap.files import read
+from basecap.mixers._contract import split_body
 from basecap.train.config import TrainConfig
 
 LIBRARY = Path(__file__).parent / "library"
@@ -57,7 +58,7 @@ class ArchitectureEntry(_Section):
     """One series of the comparison."""
 
     name: str = Field(min_length=1, description="as it appears in the report")
-    use: str = Field(description="name of an architecture, see `basecap list mixers`")
+    use: str = Field(description="name of an architecture, see `basecap list mixers`; also in another's body: X in Y")
     mixer: dict[str, Any] = Field(default_factory=dict, description="options of the mixer")
     backbone: str | None = Field(None, description="another block family, see `basecap list backbones`")
     layers: tuple[PatternEntry, ...] | None = Field(
@@ -133,12 +134,14 @@ class StudyConfig(_Section):
 
 
 def _entry(item: Any) -> Any:
-    if isinstance(item, str):
-        return {"name": item, "use": item}
-    if isinstance(item, dict):
-        named = [item[key] for key in ("name", "use") if key in item]
-        return {"name": named[0], "use": named[-1], **item} if named else item
-    return item
+    entry = {"use": item} if isinstance(item, str) else item
+    named = [entry[key] for key in ("name", "use") if key in entry] if isinstance(entry, dict) else []
+    if not named:
+        return entry
+    use, body = split_body(str(named[-1]))
+    if body is not None and "backbone" not in entry:
+        return {"name": named[0], **entry, "use": use, "backbone": body}
+    return {"name": named[0], "use": named[-1], **entry}
 
 
 def library() -> dict[str, Path]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from basecap.mixers._contract import ARCHITECTURES
+from basecap.mixers._contract import ARCHITECTURES, split_body
 from basecap.mixers._faults import in_words, raised_at
 from basecap.progress import progress
 from basecap.testing.check_mixer import check_mixer
@@ -24,9 +24,10 @@ def check_all(names: Sequence[str], device: torch.device, keep: Callable[[Iterat
     Raises:
         ConfigError: an unknown name.
     """
-    for name in names:
+    # A mixer keeps its contract in any body.
+    chosen = [split_body(name)[0] for name in names] or ARCHITECTURES.names()
+    for name in chosen:
         ARCHITECTURES.get(name)
-    chosen = list(names) or ARCHITECTURES.names()
     ops = [] if names else list(OPS)
     with progress("check", total=len(chosen) + len(ops), unit="subjects") as advance:
         for name in chosen:

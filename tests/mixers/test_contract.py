@@ -63,6 +63,7 @@ class Decay(Mixer):
 @pytest.fixture
 def registry(monkeypatch):
     """An empty registry in the place of the real one."""
+    ARCHITECTURES.names()  # modules that were imported now would be registered in the wrong one
     fresh = Registry("mixer", "basecap.mixers", "mixers")
     fresh._discovered = True
     monkeypatch.setattr("basecap.mixers._contract.ARCHITECTURES", fresh)
@@ -133,6 +134,11 @@ def test_a_name_is_given_once(registry):
     register(Decay)
     with pytest.raises(ConfigError, match="registered twice"):
         register(Decay)
+
+
+def test_a_name_does_not_look_like_a_mixer_in_another_body(registry):
+    with pytest.raises(ConfigError, match="block family; name it otherwise"):
+        mixer("wolf in sheep", backbone="mamba", paper="none", summary="decays")(Decay)
 
 
 def test_an_unknown_name_leads_to_the_list_and_to_plugins(registry):

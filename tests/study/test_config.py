@@ -54,6 +54,17 @@ def test_a_study_becomes_runs(tmp_path):
     assert len({run.hash for run in runs}) == 6
 
 
+def test_an_architecture_can_stand_in_another_body(tmp_path):
+    inside = "transformer++ in rwkv-7"
+    entries = [inside, {"name": "own name", "use": inside}, {"name": "plain in rwkv-7", "use": "transformer++"}]
+    study = load_study(write(tmp_path, STUDY | {"architectures": ["transformer++", *entries]}))
+    assert [(entry.name, entry.use, entry.backbone) for entry in study.architectures[1:]] == [
+        (inside, "transformer++", "rwkv-7"),
+        ("own name", "transformer++", "rwkv-7"),
+        ("plain in rwkv-7", "transformer++", None),
+    ]
+
+
 def test_settings_override_and_only_selects(tmp_path):
     study = load_study(write(tmp_path), ["train.lr=3e-4", "data.vocab=512", "train.seeds=[7]"])
     assert (study.train.lr, study.data.vocab, study.train.seeds) == (3e-4, 512, (7,))
