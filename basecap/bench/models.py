@@ -126,7 +126,7 @@ def _own(config: ModelConfig, setting: Setting, device: torch.device) -> Row:
     if device.type == "cuda":
         model.compile_training()
     row = _row(model, lambda x: model(x[:, :-1], x[:, 1:]), optimiser, setting, device)
-    rate = 3.0 * model.flops(setting.length) * setting.batch / (row["ms_per_step"] / 1e3)
+    rate = model.training_flops(setting.length) * setting.batch / (row["ms_per_step"] / 1e3)
     peak = next((peak for part, peak in PEAK.items() if part in describe(device)["device"]), None)
     return {**row, "tflops": rate / 1e12, "mfu": rate / peak if peak else None}
 

@@ -129,6 +129,10 @@ class Mixer(nn.Module, ABC):
     def flops(self, length: int) -> float:
         """Floating-point operations of one forward pass over one sequence of `length` tokens (multiply-add = 2)."""
 
+    def training_flops(self, length: int) -> float:
+        """Floating-point operations of a forward and a backward pass; 3 * flops unless some part has no gradient."""
+        return 3.0 * self.flops(length)
+
     @abstractmethod
     def state_bytes(self, length: int) -> int:
         """Bytes of `init_cache(1, length)` in the module's dtype."""

@@ -124,11 +124,11 @@ class ShortConvolution(nn.Module):
             last[:, self.width - 1 - kept :] = x_BTD[:, x_BTD.shape[1] - kept :]
 
     def recipe(self) -> dict[str, ParameterRecipe]:
-        """Weights uniform within 1/sqrt(width), PyTorch's default for a depthwise convolution; bias zero."""
+        """Weights and biases uniform within 1/sqrt(width): PyTorch's default, which the official models keep."""
         bound = self.width**-0.5
         recipes = {"weight": ParameterRecipe(init=uniform(-bound, bound))}
         if self.bias is not None:
-            recipes["bias"] = ParameterRecipe(init=constant(0.0), decay=False)
+            recipes["bias"] = ParameterRecipe(init=uniform(-bound, bound), decay=False)
         return recipes
 
 

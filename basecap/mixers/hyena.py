@@ -18,7 +18,6 @@ from basecap.mixers._contract import (
     mixer,
     normal,
     residual_std,
-    uniform,
     values,
 )
 from basecap.mixers._parts import ShortConvolution, remember
@@ -171,11 +170,9 @@ class Hyena(Mixer):
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Normal(0.02), biases zero, the output projection shrunk with depth; the convolutions' own."""
-        bound = self.config.conv_width**-0.5
         return {
             **{f"in_proj.{name}": recipe for name, recipe in default_recipe(self.in_proj).items()},
             **{f"conv.{name}": recipe for name, recipe in self.conv.recipe().items()},
-            "conv.bias": ParameterRecipe(init=uniform(-bound, bound), decay=False),
             **{f"filter.{name}": recipe for name, recipe in self.filter.recipe(self.config.filter_frequency).items()},
             "out.weight": ParameterRecipe(init=normal(residual_std(self.layer))),
             "out.bias": ParameterRecipe(init=constant(0.0), decay=False),

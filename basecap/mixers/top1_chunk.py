@@ -109,14 +109,25 @@ class Top1Chunk(Mixer):
 
     def flops(self, length: int) -> float:
         """Projections, the scores of all keys (exact) or all mean keys (approx), and attention to the chunks seen."""
+        return self._choosing(length) + self._attending(length)
+
+    def training_flops(self, length: int) -> float:
+        """Three times the rest, but the choice once: nothing flows back through it."""
+        return self._choosing(length) + 3.0 * self._attending(length)
+
+    def _choosing(self, length: int) -> float:
         C = self.config.chunk
         full, rest = divmod(length, C)
         earlier = C * full * (full - 1) / 2 + rest * full  # summed over queries, the chunks before their own
+        return 2.0 * earlier * (C if self.config.mode == "exact" else 1) * self.layer.hidden
+
+    def _attending(self, length: int) -> float:
+        C = self.config.chunk
+        full, rest = divmod(length, C)
         remote = sum((C if c < full else rest) * min(c, self.config.remote) for c in range(full + 1)) * C
         local = full * C * (C + 1) / 2 + rest * (rest + 1) / 2
-        choosing = earlier * (C if self.config.mode == "exact" else 1)
         linear = self.project.qkv.weight.numel() + self.out.weight.numel()
-        return 2.0 * length * linear + (2.0 * choosing + 4.0 * (remote + local)) * self.layer.hidden
+        return 2.0 * length * linear + 4.0 * (remote + local) * self.layer.hidden
 
     def state_bytes(self, length: int) -> int:
         """Keys and values of every token, and the sums, which are float32 or wider."""

@@ -94,6 +94,14 @@ class Top1Element(Mixer):
         linear = self.project.qkv.weight.numel() + self.out.weight.numel()
         return 2.0 * length * linear + length * (length + 1.0) * self.layer.hidden
 
+    def training_flops(self, length: int) -> float:
+        """Projections three times; the scores once to choose, softmax attention's two products once, their gradients.
+
+        Nothing flows back through the choice, and softmax attention's values are constants: three products go back.
+        """
+        linear = self.project.qkv.weight.numel() + self.out.weight.numel()
+        return 6.0 * length * linear + 6.0 * length * (length + 1.0) * self.layer.hidden
+
     def state_bytes(self, length: int) -> int:
         """Keys and values of every token."""
         return self.project.state_bytes(length)

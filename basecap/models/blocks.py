@@ -81,6 +81,11 @@ class Block(nn.Module):
             0.0 if self.feed_forward is None else self.feed_forward.flops(length)
         )
 
+    def training_flops(self, length: int) -> float:
+        """Floating-point operations of one forward and backward pass over one sequence."""
+        feed_forward = 0.0 if self.feed_forward is None else self.feed_forward.flops(length)
+        return declared(self.mixer, "training_flops", length) + 3.0 * feed_forward
+
     def state_bytes(self, length: int) -> int:
         """Bytes of decoding state per sequence of `length` tokens."""
         feed_forward = 0 if self.feed_forward is None else self.feed_forward.state_bytes(length)

@@ -26,6 +26,9 @@ def generate(
         temperature: 0 takes the most probable token; else logits are divided by it and sampled.
         top_k: sample among the k most probable tokens only.
         seed: of the sampling.
+
+    Raises:
+        ConfigError: an empty prompt, or more tokens than the model has learned positions.
     """
     if prompt_BT.shape[1] == 0:
         raise ConfigError("the prompt has no token; give at least one character.")

@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from basecap.errors import ConfigError
 from basecap.mixers._contract import ParameterRecipe, default_recipe, initialise, normal
+from basecap.mixers._parts import positions_of
 from basecap.models.backbones._contract import BACKBONES
 from basecap.models.blocks import Block, BlockCache
 from basecap.models.config import ModelConfig
@@ -58,7 +59,8 @@ class LanguageModel(nn.Module):
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Return the recipe of every parameter by its full name."""
         recipes = default_recipe(self)
-        recipes["embedding.weight"] = ParameterRecipe(init=self.backbone.embedding)
+        shared = self.backbone.head if self.head is None else self.backbone.embedding
+        recipes["embedding.weight"] = ParameterRecipe(init=shared)
         if self.positions is not None:
             recipes["positions.weight"] = ParameterRecipe(init=normal(0.02))
         if self.head is not None:
@@ -74,9 +76,9 @@ class LanguageModel(nn.Module):
         Raises:
             ConfigError: no token, or segments that do not fit the tokens.
         """
-        x = self._embed(tokens_BT, 0)
         check_segments(segments_BT, tokens_BT.shape)
         check_devices({"tokens": tokens_BT, "segments": segments_BT})
+        x = self._embed(tokens_BT, 0, segments_BT)
         shared: dict[str, Tensor] = {}
         training = torch.is_grad_enabled()
         for block in self._training_blocks if training else self._blocks:
@@ -87,17 +89,26 @@ class LanguageModel(nn.Module):
         return self.norm(x)
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor, segments_BT: Tensor | None = None) -> Tensor:
-        """Return the mean loss in nats per token over targets >= 0 (a scalar, float32)."""
+        """Return the mean loss in nats per token over targets >= 0 (a scalar, float32).
+
+        Tokens and targets are int64 [B, T]; raises ConfigError as `hidden` does.
+        """
         return self._training_loss(self.hidden(tokens_BT, segments_BT), self.head_weight, targets_BT)
 
     def token_losses(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Return the loss of every token in nats [B, T], float32, zero where the target is negative; no gradient."""
+        """Return the loss of every token in nats [B, T], float32, zero where the target is negative; no gradient.
+
+        Tokens and targets are int64 [B, T]; raises ConfigError as `hidden` does.
+        """
         with torch.no_grad():
             hidden = self.hidden(tokens_BT)
             return linear_cross_entropy(hidden, self.head_weight, targets_BT, reduction="none")
 
     def logits(self, tokens_BT: Tensor, segments_BT: Tensor | None = None) -> Tensor:
-        """Return the logits of the next token [B, T, vocab]."""
+        """Return the logits of the next token [B, T, vocab], in the parameters' dtype or autocast's.
+
+        Tokens are int64 [B, T]; raises ConfigError as `hidden` does.
+        """
         return nn.functional.linear(self.hidden(tokens_BT, segments_BT), self.head_weight)
 
     @property
@@ -106,7 +117,11 @@ class LanguageModel(nn.Module):
         return self.embedding.weight if self.head is None else self.head.weight
 
     def init_cache(self, batch: int, max_length: int) -> Caches:
-        """Return the empty decoding state for `batch` sequences of at most `max_length` tokens."""
+        """Return the empty decoding state for `batch` sequences of at most `max_length` tokens.
+
+        Raises:
+            ConfigError: more tokens than there are learned positions.
+        """
         if self.positions is not None and max_length > self.config.max_length:
             raise ConfigError(
                 f"learned positions end at {self.config.max_length} tokens; ask for at most that many, "
@@ -115,7 +130,7 @@ class LanguageModel(nn.Module):
         return [block.init_cache(batch, max_length) for block in self._blocks]
 
     def prefill(self, tokens_BT: Tensor, caches: Caches) -> Tensor:
-        """Read a prompt into empty `caches`; return the logits of the token after it [B, vocab].
+        """Read a prompt, int64 [B, T], into empty `caches`; return the logits of the token after it [B, vocab].
 
         Raises:
             ConfigError: an empty prompt, or caches that have seen tokens.
@@ -130,7 +145,7 @@ class LanguageModel(nn.Module):
         return nn.functional.linear(self.norm(x[:, -1]), self.head_weight)
 
     def step(self, tokens_B1: Tensor, caches: Caches) -> Tensor:
-        """Read one more token; return the logits of the token after it [B, vocab]."""
+        """Read one more token, int64 [B, 1]; return the logits of the token after it [B, vocab]."""
         x = self._embed(tokens_B1, caches[0].mixer.length)
         shared: dict[str, Tensor] = {}
         for block, cache in zip(self._blocks, caches, strict=True):
@@ -146,14 +161,20 @@ class LanguageModel(nn.Module):
         head = 2.0 * length * self.config.vocab * self.config.hidden
         return head + sum(block.flops(length) for block in self._blocks)
 
+    def training_flops(self, length: int) -> float:
+        """Floating-point operations of one forward and backward pass over one sequence, nothing computed twice."""
+        head = 2.0 * length * self.config.vocab * self.config.hidden
+        return 3.0 * head + sum(block.training_flops(length) for block in self._blocks)
+
     def state_bytes(self, length: int) -> int:
         """Bytes of decoding state per sequence of `length` tokens, in the parameters' dtype."""
         return sum(block.state_bytes(length) for block in self._blocks)
 
-    def _embed(self, tokens: Tensor, start: int) -> Tensor:
+    def _embed(self, tokens: Tensor, start: int, segments: Tensor | None = None) -> Tensor:
         if tokens.dim() != 2 or tokens.shape[1] < 1:
             raise ConfigError(f"tokens {tuple(tokens.shape)} must be [B, T] with at least one token.")
         x = self.embedding(tokens)
         if self.positions is not None:
-            x = x + self.positions(torch.arange(start, start + tokens.shape[1], device=tokens.device))
+            along_row = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+            x = x + self.positions(along_row if segments is None else positions_of(segments))
         return x if self.embedding_norm is None else self.embedding_norm(x)

@@ -3,7 +3,7 @@
 import importlib.util
 import re
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 import torch
@@ -72,7 +72,11 @@ def _installed(op: str, device: torch.device) -> str | None:
 def _refusal(op: str, device: torch.device) -> str | None:
     if importlib.util.find_spec("fla") is None:
         return "flash-linear-attention is not installed (pip install 'basecap[gpu]')"
-    return known_bad(op, version("fla-core"), version("triton"), torch.cuda.get_device_capability(device))
+    try:
+        releases = version("fla-core"), version("triton")
+    except PackageNotFoundError as error:
+        return f"the release of {error.name} cannot be told: install it as a package of that name"
+    return known_bad(op, *releases, torch.cuda.get_device_capability(device))
 
 
 def known_bad(op: str, fla: str, triton: str, capability: tuple[int, int]) -> str | None:

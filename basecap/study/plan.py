@@ -100,7 +100,7 @@ def cost(run: RunSpec) -> Cost:
         parameters=parameters,
         blocks=run.model.depth,
         tokens=tokens,
-        flops=3.0 * model.flops(length) / length * tokens,
+        flops=model.training_flops(length) / length * tokens,
         memory=16 * parameters,
         state=model.state_bytes(length),
         evaluations=timetable.evaluations,

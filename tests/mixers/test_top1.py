@@ -138,6 +138,12 @@ def test_flops_count_what_is_computed(length, remote):
     exact, approx = (build(name, chunk=16, remote=remote).flops(length) for name in CHUNKED)
     assert exact == linear + HIDDEN * (4 * attended + 2 * 16 * sum(own))
     assert approx == linear + HIDDEN * (4 * attended + 2 * sum(own))
+    exact, approx = (build(name, chunk=16, remote=remote).training_flops(length) for name in CHUNKED)
+    assert exact == 3 * linear + HIDDEN * (12 * attended + 2 * 16 * sum(own))
+    assert approx == 3 * linear + HIDDEN * (12 * attended + 2 * sum(own))
+    pairs = length * (length + 1) / 2
+    element = build("top1-element").training_flops(length)
+    assert element == 3 * linear + HIDDEN * pairs * (2 + 4 + 6)  # choose; two products of attention; three gradients
 
 
 @pytest.mark.parametrize("name", ["top1-element", *CHUNKED])

@@ -54,6 +54,14 @@ def test_initialisation_depends_on_seed_and_name_alone():
     assert torch.equal(first.embedding.weight, deeper.embedding.weight)
 
 
+@pytest.mark.parametrize("use", ["transformer++", "rwkv-6", "rwkv-7"])
+def test_a_tied_matrix_starts_as_a_head(use: str):
+    """Embeddings of RWKV start at 1e-4, below a norm that takes their size away; as a head that would be no start."""
+    tied, untied = (small(use, tied=shared) for shared in (True, False))
+    heads = tied.head_weight.std(), untied.head_weight.std()
+    assert heads[0].item() == pytest.approx(heads[1].item(), rel=0.1)
+
+
 def test_recomputing_activations_changes_no_gradient():
     batch = tokens(2, 17)
     plain, saving = small(), LanguageModel(small().config, checkpointing=True).initialise(0)
@@ -63,8 +71,9 @@ def test_recomputing_activations_changes_no_gradient():
         torch.testing.assert_close(a.grad, b.grad, msg=name)
 
 
-def test_segments_are_independent_documents():
-    model = small().double()
+@pytest.mark.parametrize("backbone", BACKBONES.names())
+def test_segments_are_independent_documents(backbone: str):
+    model = small(backbone=backbone).double()
     first, second = tokens(1, 7, 1), tokens(1, 9, 2)
     packed = torch.cat([first, second], dim=1)
     segments = torch.tensor([[0] * 7 + [1] * 9])
@@ -98,6 +107,11 @@ def test_flops_count_the_products():
     counted = counter.get_total_flops()
     attention = 2 * 4 * (32 * 33 / 2) * 32  # layers x operations per pair and channel x causal pairs x channels
     assert counted <= model.flops(32) <= counted + attention  # the counter leaves out fused attention on a CPU
+
+
+def test_training_takes_three_times_the_operations():
+    model = small()
+    assert model.training_flops(32) == 3 * model.flops(32)
 
 
 def test_hybrid_pattern_is_repeated():

@@ -1,5 +1,6 @@
 """Which library kernels run: by tensor, by version and card, by request; said once."""
 
+import importlib.metadata
 import logging
 from types import SimpleNamespace
 
@@ -62,6 +63,9 @@ def test_versions_and_card_are_asked_for(monkeypatch: pytest.MonkeyPatch):
     v = on_card(2, 5, 3, 64)
     assert "Triton 3.6.0" in _library.unsupported("the delta rule", v, None)
     assert _library.unsupported("some op", v, None) is None
+    monkeypatch.setattr(_library, "version", lambda name: importlib.metadata.version(f"no-{name}"))
+    _library._refusal.cache_clear()
+    assert "release of no-fla-core cannot be told" in _library.unsupported("some op", v, None)
     monkeypatch.setattr(_library.importlib.util, "find_spec", lambda name: None)
     _library._refusal.cache_clear()
     assert "basecap[gpu]" in _library.unsupported("some op", v, None)

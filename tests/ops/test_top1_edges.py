@@ -125,3 +125,11 @@ def test_segments_are_integers():
     for op in (top1_chunk, top1_element):
         with pytest.raises(ConfigError, match="segments must be integers"):
             op(q, k, v, segments=torch.zeros(B, T))
+
+
+def test_a_look_without_gradients_leaves_nothing_that_training_cannot_use():
+    q, k, v = (x[:, :77].requires_grad_() for x in drawn())
+    with torch.inference_mode():
+        top1_chunk(q, k, v, chunk=16)
+    top1_chunk(q, k, v, chunk=16).sum().backward()
+    assert q.grad is not None

@@ -99,7 +99,7 @@ def top1_chunk_choice(
 ) -> Tensor:
     """Return the chosen chunks, int32 [B, T, H, remote], best first: the index within the sequence, -1 for none.
 
-    The arguments are those of `top1_chunk`.
+    The arguments are those of `top1_chunk`, but for values and cu_seqlens; raises ConfigError as that does.
     """
     check_heads({"q": q, "k": k})
     check_options(chunk, mode, scale, remote)
@@ -129,7 +129,7 @@ def top1_chunk_weights(
 ) -> Tensor:
     """Return the attention distribution [B, H, T, T], dense and differentiable: for looking at, T x T in memory.
 
-    The arguments are those of `top1_chunk`.
+    The arguments are those of `top1_chunk_choice`, but for the backend; raises ConfigError as that does.
     """
     check_heads({"q": q, "k": k})
     check_options(chunk, mode, scale, remote)

@@ -13,7 +13,8 @@ from basecap.errors import ConfigError, nearest
 
 @lru_cache(maxsize=32)
 def _uniform(batch: int, length: int, chunk: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    return _uniform_grid(batch, length, chunk, device)
+    with torch.inference_mode(False):  # what is kept may meet a training step next
+        return _uniform_grid(batch, length, chunk, device)
 
 
 def _uniform_grid(batch: int, length: int, chunk: int, device: torch.device) -> tuple[Tensor, Tensor]:

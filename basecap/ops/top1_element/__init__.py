@@ -62,7 +62,10 @@ def top1_element(
 
 
 def top1_element_choice(q: Tensor, k: Tensor, *, segments: Tensor | None = None, backend: Backend = "auto") -> Tensor:
-    """Return the position of the chosen key in its row, int32 [B, T, H]; the arguments are those of `top1_element`."""
+    """Return the position of the chosen key in its row, int32 [B, T, H].
+
+    The arguments are those of `top1_element`, but for values, scale and cu_seqlens; raises ConfigError as that does.
+    """
     check_heads({"q": q, "k": k})
     check_packing(q, segments, None)
     triton = use_triton("top1_element", backend, q, widest=256)
@@ -73,7 +76,10 @@ def top1_element_choice(q: Tensor, k: Tensor, *, segments: Tensor | None = None,
 
 
 def top1_element_weights(q: Tensor, k: Tensor, *, segments: Tensor | None = None) -> Tensor:
-    """Return [B, H, T, T], 1 at the chosen key of each query and 0 elsewhere; the arguments are those above."""
+    """Return [B, H, T, T], 1 at the chosen key of each query and 0 elsewhere: for looking at, T x T in memory.
+
+    The arguments are those of `top1_element_choice`, but for the backend; raises ConfigError as that does.
+    """
     check_heads({"q": q, "k": k})
     check_packing(q, segments, None)
     with torch.autocast(q.device.type, enabled=False):
