@@ -31,7 +31,7 @@ def nearest(name: str, known: Iterable[str], see: str | None = None) -> str:
     "did you mean 'mamba-2'?"
     """
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
     if see is not None:

@@ -103,6 +103,6 @@ def load_plugin(path: Path) -> None:
     except ConfigError:
         del sys.modules[name]
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ConfigError(f"plugin file {path} cannot be imported: {type(error).__name__}: {error}") from error

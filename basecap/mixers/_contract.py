@@ -300,8 +300,10 @@ def mixer(
     """
 
     def register(cls: type[Mixer]) -> type[Mixer]:
-        if not issubclass(cls, Mixer):
-            raise ConfigError(f"{name!r} must subclass basecap.mixers._contract.Mixer.")
+        if not (isinstance(name, str) and isinstance(backbone, str)):
+            raise ConfigError(f"@mixer({name!r}, backbone={backbone!r}): both must be text, such as 'transformer++'.")
+        if not (isinstance(cls, type) and issubclass(cls, Mixer)):
+            raise ConfigError(f"mixer {name!r} must be a class that extends basecap.mixers.Mixer.")
         if missing := ", ".join(sorted(cls.__abstractmethods__)):
             raise ConfigError(f"mixer {name!r} ({place_of(cls)}) lacks {missing}; define it.")
         if not (isinstance(cls.Config, type) and issubclass(cls.Config, MixerConfig)):

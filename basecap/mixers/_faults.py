@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from basecap.errors import ConfigError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from basecap.mixers._contract import LayerSpec, Mixer, MixerConfig
 
 
@@ -16,14 +18,14 @@ def place_of(cls: type) -> str:
     return f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"
 
 
-def raised_at(error: Exception, cls: type) -> str | None:
+def raised_at(error: BaseException, cls: type) -> str | None:
     """Return file:line of the innermost frame of `error` in the file of `cls`, None when there is none."""
     file = inspect.getsourcefile(cls)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f"{file}:{lines[-1]}" if lines else None
 
 
-def in_words(error: Exception) -> str:
+def in_words(error: BaseException) -> str:
     """Return the kind of an error and the first line of what it says."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
@@ -35,7 +37,7 @@ def build(cls: "type[Mixer]", config: "MixerConfig", layer: "LayerSpec") -> "Mix
         mixer = cls(config, layer)
     except ConfigError:
         raise
-    except Exception as error:  # whatever the author's code raises, they must learn where
+    except (Exception, SystemExit) as error:  # whatever the author's code raises, they must learn where
         place = raised_at(error, cls) or place_of(cls)
         raise ConfigError(f"mixer {cls.__name__} ({place}) cannot be built: {in_words(error)}; {needed}.") from error
     if "layer" not in vars(mixer):
@@ -43,16 +45,26 @@ def build(cls: "type[Mixer]", config: "MixerConfig", layer: "LayerSpec") -> "Mix
     return mixer
 
 
+def refuse_other_shape(mixer: "Mixer", output: "Tensor", x_BTD: "Tensor") -> None:
+    """Raise ConfigError unless a mixer gave what it was given: a width of 1 would be broadcast without a word."""
+    found = getattr(output, "shape", type(output).__name__)
+    if found != x_BTD.shape:
+        where = f"{type(mixer).__name__} ({place_of(type(mixer))})"
+        wanted, given = list(x_BTD.shape), found if isinstance(found, str) else list(found)
+        raise ConfigError(f"mixer {where} must return [B, T, D] like its input, {wanted}, not {given}.")
+
+
 def declared(mixer: "Mixer", what: str, length: int) -> float:
     """Return `mixer.flops(length)` or `mixer.state_bytes(length)`; raises ConfigError unless that is a number."""
     cls = type(mixer)
     try:
         number = getattr(mixer, what)(length)
-    except Exception as error:  # as above
+    except (Exception, SystemExit) as error:  # as above
         place = raised_at(error, cls) or place_of(cls)
         raise ConfigError(f"{what} of mixer {cls.__name__} ({place}) fails: {in_words(error)}; mend it.") from error
-    if not isinstance(number, int | float) or not math.isfinite(number):
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    if not is_number or not math.isfinite(number) or number < 0:
         raise ConfigError(
-            f"{what} of mixer {cls.__name__} ({place_of(cls)}) returns {number!r}; it must return a number."
+            f"{what} of mixer {cls.__name__} ({place_of(cls)}) returns {number!r}; it must return a number from 0 on."
         )
     return number

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from basecap.mixers._contract import Cache, Mixer, ParameterRecipe, default_recipe
-from basecap.mixers._faults import declared
+from basecap.mixers._faults import declared, refuse_other_shape
 from basecap.models.backbones._contract import Backbone, FeedForwardLayer
 
 
@@ -94,7 +94,9 @@ class Block(nn.Module):
     def _residual(
         self, x: Tensor, mix: Callable[[Tensor], Tensor], feed: Callable[[FeedForwardLayer, Tensor], Tensor]
     ) -> Tensor:
-        mixed = x + mix(self.mixer_norm(x))
+        added = mix(self.mixer_norm(x))
+        refuse_other_shape(self.mixer, added, x)
+        mixed = x + added
         if self.feed_forward is None or self.feed_forward_norm is None:
             return mixed
         return mixed + feed(self.feed_forward, self.feed_forward_norm(x if self.parallel else mixed))

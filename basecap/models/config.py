@@ -76,7 +76,7 @@ def model_config(
     Raises:
         ConfigError: an unknown name, or a pattern longer than the depth.
     """
-    family = backbone or ARCHITECTURES.get(use).backbone
+    family = ARCHITECTURES.get(use).backbone if backbone is None else backbone
     chosen = BACKBONES.get(family)
     depth = chosen.depth(hidden, layers)
     if pattern is not None and len(pattern) > depth:

@@ -53,6 +53,13 @@ class PatternEntry(_Section):
     use: str = Field(description="name of an architecture, see `basecap list mixers`")
     mixer: dict[str, Any] = Field(default_factory=dict, description="options of the mixer")
 
+    @field_validator("use")
+    @classmethod
+    def _is_no_body(cls, value: str) -> str:
+        if split_body(value)[1] is not None:
+            raise ValueError("a layer of a pattern has no body of its own; set the entry's backbone")
+        return value
+
 
 class ArchitectureEntry(_Section):
     """One series of the comparison."""
@@ -139,7 +146,9 @@ def _entry(item: Any) -> Any:
     if not named:
         return entry
     use, body = split_body(str(named[-1]))
-    if body is not None and "backbone" not in entry:
+    if body is not None and "backbone" in entry:
+        raise ValueError(f"{named[-1]!r} names a body, and so does backbone; leave out one of them")
+    if body is not None:
         return {"name": named[0], **entry, "use": use, "backbone": body}
     return {"name": named[0], "use": named[-1], **entry}
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basecap.mixers._contract import Architecture
+from basecap.mixers._contract import ARCHITECTURES, split_body
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
 from basecap.testing._bench import BATCH, Check, judge, tiny_options
@@ -43,26 +43,27 @@ class Start:
 
 
 def initialisation(
-    architecture: Architecture, hidden: int, device: torch.device, options: Mapping[str, Any], seed: int
+    name: str, hidden: int, device: torch.device, options: Mapping[str, Any], seed: int
 ) -> Iterator[Check]:
     """As initialised, models of 12, 24 and 48 blocks stay finite, of sane size, and guess uniformly.
 
     Args:
-        architecture: a registered one, in its own block family.
+        name: of a registered architecture, in its own block family or, as "X in Y", in another.
         hidden: model width.
         device: where to run.
         options: of the mixers, on top of the architecture's and of `Mixer.tiny`.
         seed: of parameters and tokens.
     """
-    tiny = {k: v for choice in architecture.layers for k, v in tiny_options(choice, hidden).items()}
-    layer = LayerConfig(use=architecture.name, mixer={**tiny, **options})
-    config = model_config(architecture.name, hidden=hidden, vocab=VOCAB, pattern=(layer,), max_length=LENGTH)
+    use, body = split_body(name)
+    tiny = {k: v for choice in ARCHITECTURES.get(use).layers for k, v in tiny_options(choice, hidden).items()}
+    layer = LayerConfig(use=use, mixer={**tiny, **options})
+    config = model_config(use, hidden=hidden, vocab=VOCAB, pattern=(layer,), backbone=body, max_length=LENGTH)
     usual = torch.tensor(math.nan)
     for depth in DEPTHS:
         model = LanguageModel(config.model_copy(update={"depth": depth})).initialise(seed).to(device)
         start = _start(model, seed)
         usual = start.last if depth == DEPTHS[0] else usual
-        for name, error, allowed, broken in (
+        for what, error, allowed, broken in (
             # Logits of unit variance add half a nat to the logarithm of the vocabulary.
             ("loss", abs(start.loss - math.log(VOCAB)), 0.5, "the loss is not that of a uniform guess"),
             ("activations", start.last, 1.0 + depth, "the blocks amplify their normalised inputs"),
@@ -72,7 +73,7 @@ def initialisation(
             ("fading gradients", 1 / start.sensitivity, 1.0 + depth, "the blocks lose gradients"),
             ("parameters", len(start.broken), 0.0, f"no finite gradient for {', '.join(start.broken)}"),
         ):
-            yield judge(architecture.name, f"initialised {name}, {depth} layers", float(error), allowed, broken)
+            yield judge(name, f"initialised {what}, {depth} layers", float(error), allowed, broken)
 
 
 def _start(model: LanguageModel, seed: int) -> Start:

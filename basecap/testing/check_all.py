@@ -8,6 +8,7 @@ import torch
 
 from basecap.mixers._contract import ARCHITECTURES, split_body
 from basecap.mixers._faults import in_words, raised_at
+from basecap.models.backbones._contract import BACKBONES
 from basecap.progress import progress
 from basecap.testing.check_mixer import check_mixer
 from basecap.testing.check_op import OPS, check_op
@@ -17,17 +18,18 @@ def check_all(names: Sequence[str], device: torch.device, keep: Callable[[Iterat
     """Prove the contract for architectures; one row per check, its `result` "passed" or a sentence.
 
     Args:
-        names: registered architectures; all of them, and all ops, when empty.
+        names: registered architectures, also in another's body, as "X in Y"; all, and all ops, when empty.
         device: where to run; on a GPU mixers and ops use their kernels, elsewhere an op's result says what ran.
         keep: called with each subject's rows, so that an interrupted check loses none of those before.
 
     Raises:
         ConfigError: an unknown name.
     """
-    # A mixer keeps its contract in any body.
-    chosen = [split_body(name)[0] for name in names] or ARCHITECTURES.names()
-    for name in chosen:
-        ARCHITECTURES.get(name)
+    for use, body in map(split_body, names):
+        ARCHITECTURES.get(use)
+        if body is not None:
+            BACKBONES.get(body)
+    chosen = list(dict.fromkeys(names)) or ARCHITECTURES.names()
     ops = [] if names else list(OPS)
     with progress("check", total=len(chosen) + len(ops), unit="subjects") as advance:
         for name in chosen:
@@ -47,7 +49,7 @@ def _mixer_rows(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
     try:
         checks = check_mixer(name, device=device).checks
     except Exception as error:  # a mixer that raises has failed; the others are checked all the same
-        places = [raised_at(error, choice.mixer) for choice in ARCHITECTURES.get(name).layers]
+        places = [raised_at(error, choice.mixer) for choice in ARCHITECTURES.get(split_body(name)[0]).layers]
         place = next((f" ({Path(place).name})" for place in places if place), "")
         reason = f"raised {in_words(error)}{place}"
         yield {"subject": name, "check": "runs", "error": None, "allowed": None, "result": reason}

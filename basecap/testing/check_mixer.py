@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import ARCHITECTURES, Cache, LayerChoice, Mixer, initialise
+from basecap.mixers._contract import ARCHITECTURES, Cache, LayerChoice, Mixer, initialise, split_body
 from basecap.testing._bench import BATCH, Bench, Check, Layers, Report, largest, root_mean_square, roundoff
 from basecap.testing._initialisation import initialisation
 
@@ -33,7 +33,7 @@ def check_mixer(
     """Prove the contract of `Mixer` for every distinct layer of an architecture, and that its models start well.
 
     Args:
-        name: a registered architecture.
+        name: a registered architecture; as "X in Y" its models are those of block family Y.
         hidden: model width.
         length: tokens per sequence, at least 32.
         dtypes: precisions compared with float64, besides the checks made in float64 itself.
@@ -51,7 +51,7 @@ def check_mixer(
     """
     if length < 32:
         raise ConfigError(f"the suite needs sequences of at least 32 tokens, not {length}.")
-    architecture = ARCHITECTURES.get(name)
+    architecture = ARCHITECTURES.get(split_body(name)[0])
     checks: list[Check] = []
     seen: list[LayerChoice] = []
     for choice in architecture.layers:
@@ -61,6 +61,8 @@ def check_mixer(
         subject = name if len(architecture.layers) == 1 else f"{name}, layer {len(seen)}"
         bench = Bench(choice, subject, hidden, length, torch.device(device), options or {}, seed)
         checks.append(shape(bench))
+        if checks[-1].passed:
+            checks.append(repetition(bench))
         if not checks[-1].passed:  # the proofs compare outputs with each other and would say little
             return Report(architecture=name, checks=tuple(checks))
         for prove in PROOFS:
@@ -69,7 +71,7 @@ def check_mixer(
             checks += precision(bench, dtype)
         if compiled:
             checks += compilation(bench)
-    checks += initialisation(architecture, hidden, torch.device(device), options or {}, seed)
+    checks += initialisation(name, hidden, torch.device(device), options or {}, seed)
     return Report(architecture=name, checks=tuple(checks))
 
 
@@ -83,6 +85,14 @@ def shape(bench: Bench) -> Check:
     return bench.check(
         "shape", float(found != wanted), 0.0, f"forward must return [B, T, D] like x, {wanted}, not {found}"
     )
+
+
+@torch.no_grad()
+def repetition(bench: Bench) -> Check:
+    """Return the check that the same input gives the same output; GPUs may add up in another order."""
+    error = largest(bench.layers(bench.x).nan_to_num(), bench.y.nan_to_num())
+    allowed = roundoff(torch.float64) * bench.slack(torch.float64)
+    return bench.check("repetition", error, allowed, "the same input twice gives two outputs; take out what is random")
 
 
 @torch.no_grad()

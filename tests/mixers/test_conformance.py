@@ -5,6 +5,7 @@ A new file in `basecap/mixers` is tested by existing.
 
 import pytest
 import torch
+from torch import nn
 
 from basecap.errors import ConfigError
 from basecap.mixers._contract import (
@@ -61,6 +62,13 @@ class MiscountsTokens(Attention):
         y = super().prefill(x_BTD, cache)
         cache.length -= 1
         return y
+
+
+class RandomAndLeaking(Attention):
+    """Its noise would make everything excusable."""
+
+    def forward(self, x_BTD, segments=None):
+        return super().forward(nn.functional.dropout(x_BTD + x_BTD.flip(1), 0.5), segments)
 
 
 class IgnoresSegments(Attention):
@@ -164,6 +172,7 @@ def register(monkeypatch):
     ("mixer", "broken"),
     [
         (SeesTheFuture, {"causality before 1", "causal gradients"}),
+        (RandomAndLeaking, {"repetition"}),
         (ForgetsInDecoding, {"decode", "decode in float32"}),
         (MiscountsTokens, {"prefill: cache length"}),
         (IgnoresSegments, {"packed segments", "packed gradients"}),

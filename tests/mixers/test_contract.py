@@ -147,7 +147,7 @@ def test_an_unknown_name_leads_to_the_list_and_to_plugins(registry):
 
 
 def test_only_mixers_are_registered(registry):
-    with pytest.raises(ConfigError, match="must subclass"):
+    with pytest.raises(ConfigError, match="must be a class that extends"):
         mixer("linear", backbone="gpt", paper="none", summary="no")(nn.Linear)
 
 

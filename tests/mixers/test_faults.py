@@ -31,6 +31,16 @@ class TextFlops(Attention):
         return "many"
 
 
+class NegativeFlops(Attention):
+    def flops(self, length):
+        return -1.0
+
+
+class LeavesInInit(Attention):
+    def __init__(self, config, layer):
+        raise SystemExit(0)
+
+
 class FailingState(Attention):
     def state_bytes(self, length):
         return length + None
@@ -89,6 +99,22 @@ def test_costs_that_are_no_numbers_are_named(register):
         model(register(TextFlops)).flops(8)
     with pytest.raises(ConfigError, match=r"state_bytes of mixer FailingState \(.*\.py:\d+\) fails: TypeError"):
         model(register(FailingState)).state_bytes(8)
+    with pytest.raises(ConfigError, match=r"returns -\d.*; it must return a number from 0 on"):
+        model(register(NegativeFlops)).training_flops(8)
+
+
+def test_a_mixer_does_not_end_the_program(register):
+    with pytest.raises(ConfigError, match=r"mixer LeavesInInit .* cannot be built: SystemExit: 0"):
+        model(register(LeavesInInit))
+
+
+@pytest.mark.parametrize(("mixer", "found"), [(WidthOne, r"\[2, 5, 1\]"), (ReturnsNothing, "NoneType")])
+def test_a_model_refuses_an_output_of_another_shape(mixer, found, register):
+    name = register(mixer)
+    built = LanguageModel(model_config(name, hidden=32, vocab=61, layers=1)).initialise(0)
+    tokens = torch.zeros(2, 5, dtype=torch.int64)
+    with pytest.raises(ConfigError, match=rf"{mixer.__name__} \(.*\) must return \[B, T, D\] like .*, not {found}"):
+        built(tokens, tokens)
 
 
 def test_check_says_where_a_mixer_raised(register):

@@ -65,6 +65,18 @@ def test_an_architecture_can_stand_in_another_body(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"use": "mamba-2 in rwkv-7", "backbone": "gpt"}, "names a body, and so does backbone"),
+        ({"use": "mamba-2", "layers": ["mamba-2 in rwkv-7"]}, "no body of its own"),
+    ],
+)
+def test_a_body_is_named_once_and_for_whole_models(entry, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        load_study(write(tmp_path, STUDY | {"architectures": ["transformer++", {"name": "other", **entry}]}))
+
+
 def test_settings_override_and_only_selects(tmp_path):
     study = load_study(write(tmp_path), ["train.lr=3e-4", "data.vocab=512", "train.seeds=[7]"])
     assert (study.train.lr, study.data.vocab, study.train.seeds) == (3e-4, 512, (7,))

@@ -176,6 +176,6 @@ def _step(
         place = torch.cat([(chosen[..., None] * chunk + inside).flatten(3), local], dim=3)
     row = torch.arange(B, device=q.device)[:, None, None, None]
     head = torch.arange(G, device=q.device)[:, None, None]
-    s = torch.einsum("bgrk,bgrsk->bgrs", q_BGRK, k[row, place, head]).to(wide) * scale
+    s = torch.einsum("bgrk,bgrsk->bgrs", q_BGRK.to(wide), k[row, place, head].to(wide)) * scale
     o = torch.einsum("bgrs,bgrsk->bgrk", s.softmax(-1).to(v.dtype), v[row, place, head])
     return o.reshape(B, 1, H, K)

@@ -91,6 +91,12 @@ def _blocks(choice: Tensor, grid: Tensor, own: Tensor, groups: int, block: int) 
     return pairs, torch.repeat_interleave(torch.arange(groups * M, device=own.device), blocks)
 
 
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b, [n, T, K] by [n, K, S], in float32 or wider: rounded to half precision, large scores are wrong."""
+    wide = torch.promote_types(a.dtype, torch.float32)
+    return torch.bmm(a.to(wide), b.to(wide))
+
+
 class _Slice:
     """The queries, keys, values and masked scores of some blocks."""
 
@@ -113,8 +119,7 @@ class _Slice:
 
     def scores(self, scale: float) -> Tensor:
         """Return the scores [n, block, C] in float32 or wider; -inf outside the mask."""
-        s = torch.bmm(self.q, self.k.transpose(1, 2))
-        return (s.to(torch.promote_types(s.dtype, torch.float32)) * scale).masked_fill(~self.mask, float("-inf"))
+        return (wide_product(self.q, self.k.transpose(1, 2)) * scale).masked_fill(~self.mask, float("-inf"))
 
 
 def _slices(q: Tensor, k: Tensor, v: Tensor, choice: Tensor, grid: Tensor, own: Tensor, chunk: int):
@@ -159,7 +164,7 @@ def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: floa
     for piece in _slices(q, k, v, choice, grid, own, chunk):
         p = (piece.scores(scale) - lse[piece.t, piece.h][..., None]).exp()
         g = do[piece.t, piece.h]
-        dp = torch.bmm(g, piece.v.transpose(1, 2)).to(wide)
+        dp = wide_product(g, piece.v.transpose(1, 2))
         ds = (p * (dp - delta[piece.t, piece.h][..., None]) * scale).to(q.dtype)
         dv.index_add_(0, piece.key, torch.bmm(p.to(v.dtype).transpose(1, 2), g).to(wide))
         dk.index_add_(0, piece.key, torch.bmm(ds.transpose(1, 2), piece.q).to(wide))

@@ -151,5 +151,6 @@ def chunk_grid(x_BTGK: Tensor, chunk: int, segments: Tensor | None, cu_seqlens: 
         cu_seqlens = bounds_of(segments)
     if cu_seqlens is not None:
         return _packed_grid(cu_seqlens, B * T, chunk)
-    make = _uniform_grid if torch.compiler.is_compiling() else _uniform
-    return make(B, T, chunk, x_BTGK.device)
+    # What is traced must not be kept for others.
+    plain = type(x_BTGK) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
+    return (_uniform if plain else _uniform_grid)(B, T, chunk, x_BTGK.device)
