@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from basecap.analysis.gap import Interval, compare, interval, resample, scatter, tokens_to_reach, verdict
+from basecap.analysis.gap import Interval, Scatter, compare, interval, resample, scatter, tokens_to_reach, verdict
 from basecap.analysis.losses import RunLosses
 
 #: With fewer documents an interval from drawing them is too narrow to be believed.
@@ -162,17 +162,23 @@ def _measure(
     nats = dict.fromkeys(setting.ood, 1.0)
     bits = {domain: _bits_per_byte(documents, domain) for domain in setting.ood}
 
-    def mean(domains: Sequence[str], unit: dict[str, float]) -> dict[str, Any]:
-        along = np.mean([np.stack(gaps[domain]) * unit[domain] for domain in domains], axis=0)
+    def over(domains: Sequence[str], unit: dict[str, float]) -> ndarray:
+        return np.mean([np.stack(gaps[domain]) * unit[domain] for domain in domains], axis=0)
+
+    def scattered(values: ndarray) -> tuple[Scatter | None, Scatter | None]:
         (ours, theirs), *more = pairs
-        single = None if more else scatter(places[0][0], along[0, 0], ours.x[0], theirs.x[0])
-        found = interval(along.mean(-1), generator, single)
+        return (None, None) if more else scatter(places[0][0], values[0, 0], ours.x[0], theirs.x[0])
+
+    def mean(domains: Sequence[str], unit: dict[str, float]) -> dict[str, Any]:
+        values = over(domains, unit)
+        found = interval(values.mean(-1), generator, scattered(values)[0])
         return _numbers(found, _enough_documents(documents, setting.train, domains))
 
     def summary(domains: Sequence[str]) -> dict[str, Any]:
         return mean(domains, nats) | {"bits_per_byte": mean(domains, bits)}
 
-    along = interval(np.mean([gaps[domain] for domain in setting.ood], axis=0), generator)
+    values = over(setting.ood, nats)
+    along = interval(values, generator, scattered(values)[1])
     middles = np.mean(places, axis=0)[0]
     half = (middles[1] - middles[0]) / 2
     return {
@@ -211,26 +217,46 @@ def _judge(row: dict[str, Any], reason: str | None, setting: Setting) -> dict[st
     """Return the verdict on a row and the words that explain it; with a `reason` it is undecided.
 
     An architecture keeps the capability only if it also does so at the end of the range: at the losses of early
-    training all architectures are alike, and a mean over them could hide a gap that opens later.
+    training all architectures are alike, and a mean over them could hide a gap that opens later. Where the end forbids
+    *keeps*, the mean alone decides between the other two. A gap that opens late, surely above the tolerance at the end
+    while the mean may be none, stays undecided: *degrades* speaks of the whole range, and the end is a single place,
+    with one seed little more than the last checkpoint of each run. The words tell of it.
     """
     if reason is not None:
         return {"verdict": "undecided", "words": reason}
-    gap = row["gap"]
-    found = verdict(gap["low"], gap["high"], setting.tolerance)
-    at_the_end = row["along"]["high"][0]
+    gap, end = row["gap"], {key: row["along"][key][0] for key in ("low", "high")}
+    found = verdict(gap["low"], gap["high"], end["high"], setting.tolerance)
     if found == "degrades":
-        return {"verdict": found, "words": "worse out of domain than the reference at equal pre-training loss"}
-    if found == "undecided":
-        words = "the interval holds both zero and the tolerance: more documents, tokens or seeds are needed"
-        return {"verdict": found, "words": words}
-    if at_the_end >= setting.tolerance:
-        words = f"small on the whole, but at the lowest shared loss it may reach {at_the_end:.3f}: train longer"
-        return {"verdict": "undecided", "words": words}
+        words = "worse out of domain than the reference at equal pre-training loss"
+        if gap["high"] < setting.tolerance:
+            words += f", a little on the whole, but {_at_the_end(end, setting.tolerance)}"
+    elif found == "undecided":
+        if end["low"] > setting.tolerance:
+            words = f"not measurably worse on the whole, but {_at_the_end(end, setting.tolerance)}: train longer"
+        elif gap["high"] < setting.tolerance:
+            words = f"small on the whole, but {_at_the_end(end, setting.tolerance)}: train longer or use more seeds"
+        else:
+            words = "the interval holds both zero and the tolerance: more documents, tokens or seeds are needed"
+    else:
+        words = _kept(row, setting.tolerance)
+    return {"verdict": found, "words": words}
+
+
+def _at_the_end(end: dict[str, float], tolerance: float) -> str:
+    """Say how large the gap is at the lowest shared loss, whose interval reaches the tolerance."""
+    if end["low"] > tolerance:
+        return f"at the lowest shared loss by {end['low']:.3f} to {end['high']:.3f}"
+    return f"at the lowest shared loss the gap may reach {end['high']:.3f}"
+
+
+def _kept(row: dict[str, Any], tolerance: float) -> str:
+    """Say how an architecture keeps the capability, and on which domains it is worse all the same."""
+    gap = row["gap"]
     if gap["high"] < 0:
         words = "better out of domain than the reference at equal pre-training loss"
     elif gap["low"] > 0:
-        words = f"a little worse than the reference, by less than the tolerance of {setting.tolerance:g}"
+        words = f"a little worse than the reference, by less than the tolerance of {tolerance:g}"
     else:
-        words = f"any gap to the reference is below the tolerance of {setting.tolerance:g}"
+        words = f"any gap to the reference is below the tolerance of {tolerance:g}"
     worse = ", ".join(part["domain"] for part in row["domains"] if part["low"] is not None and part["low"] > 0)
-    return {"verdict": found, "words": f"{words}; measurably worse on {worse}" if worse else words}
+    return f"{words}; measurably worse on {worse}" if worse else words

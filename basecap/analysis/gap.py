@@ -91,40 +91,47 @@ def compare(x: ndarray, y: ndarray, x_reference: ndarray, y_reference: ndarray) 
 
 @dataclass(frozen=True)
 class Scatter:
-    """The error of a mean gap that the scatter of checkpoints causes: standard error and degrees of freedom."""
+    """The error of a gap that the scatter of checkpoints causes: standard error, a number or [...]; its freedom."""
 
-    error: float
+    error: ndarray
     freedom: float
 
 
-def scatter(places: ndarray, difference: ndarray, x: ndarray, x_reference: ndarray) -> Scatter:
-    """Estimate from a single pair of runs how far the scatter of their checkpoints moves the mean gap.
+def scatter(places: ndarray, difference: ndarray, x: ndarray, x_reference: ndarray) -> tuple[Scatter, Scatter]:
+    """Estimate from a single pair of runs how far the scatter of their checkpoints moves the gap.
 
     The loss out of domain jumps from checkpoint to checkpoint, most where the learning rate is high, and no document
     is to blame. Seen as independent noise of one variance on every checkpoint, carried to the places by linear
     interpolation, it leaves a known share of that variance in the residuals of the difference about its linear trend,
-    with the degrees of freedom of Satterthwaite (Biometrics Bulletin 2, 1946).
+    with the degrees of freedom of Satterthwaite (Biometrics Bulletin 2, 1946). The mean over all places averages over
+    many checkpoints; a place near the end of the range carries all the noise of one or two of them.
+
+    The curves are cubics: between distant checkpoints they move further than lines, and leave as much more in the
+    residuals; at both ends they move like lines. Intervals of 95 % thereby hold the truth in 93 to 99 % of simulated
+    studies, on the mean and at the places. Noise that falls with the learning rate makes those at the lowest loss wider
+    still, and at the highest a little too narrow; were it to grow in the course of training, it would be the reverse.
 
     Args:
         places, difference: [PLACES] what `compare` returns for the sample itself.
         x, x_reference: [K], [K'] pre-training losses of the checkpoints.
 
     Returns:
-        The standard error of the mean difference; NaN when there are too few checkpoints to tell.
+        The error of the mean difference, and that of the difference at each place [PLACES]; NaN when there are too few
+        checkpoints to tell.
     """
     carried = np.concatenate([_weights(x, places), _weights(x_reference, places)], axis=1)
     trend, _ = np.linalg.qr(np.stack([np.ones_like(places), places], axis=1))
     left = carried - trend @ (trend.T @ carried)
     covariance = left.T @ left
     share = np.trace(covariance) / len(places)
-    if share < SMALLEST_SHARE:
-        return Scatter(error=np.nan, freedom=1.0)
-    residual = difference - trend @ (trend.T @ difference)
-    variance = np.mean(residual**2) / share
-    return Scatter(
-        error=float(np.sqrt(variance * np.sum(carried.mean(0) ** 2))),
-        freedom=float(np.trace(covariance) ** 2 / np.sum(covariance**2)),
-    )
+    variance, freedom = np.nan, 1.0
+    if share >= SMALLEST_SHARE:
+        residual = difference - trend @ (trend.T @ difference)
+        variance = np.mean(residual**2) / share
+        freedom = float(np.trace(covariance) ** 2 / np.sum(covariance**2))
+    errors = (np.sqrt(variance * np.sum(weights**2, axis=-1)) for weights in (carried.mean(0), carried))
+    mean, along = (Scatter(error=error, freedom=freedom) for error in errors)
+    return mean, along
 
 
 def interval(values: ndarray, generator: np.random.Generator, single: Scatter | None = None) -> Interval:
@@ -138,7 +145,7 @@ def interval(values: ndarray, generator: np.random.Generator, single: Scatter | 
     Args:
         values: [S, R + 1, ...] an estimate per seed and draw, row 0 from the sample itself, which must not be NaN.
         generator: source of the deviates of t.
-        single: with one seed, what to add for the scatter of its checkpoints.
+        single: with one seed, what to add for the scatter of its checkpoints; its error has the shape [...].
     """
     value = values[:, 0].mean(0)
     kept = ~np.isnan(values).any(axis=(0, *range(2, values.ndim)))
@@ -154,15 +161,19 @@ def interval(values: ndarray, generator: np.random.Generator, single: Scatter | 
         student = generator.standard_t(seeds - 1, size=len(deviations)).reshape(-1, *[1] * value.ndim)
         deviations = common * deviations + sample.std(axis=0, ddof=1) / np.sqrt(seeds) * student
     elif single is not None:
-        deviations = deviations + single.error * generator.standard_t(single.freedom, size=len(deviations))
+        student = generator.standard_t(single.freedom, size=len(deviations)).reshape(-1, *[1] * value.ndim)
+        deviations = deviations + single.error * student
     tail = (1 - CONFIDENCE) / 2
     low, high = value + np.quantile(deviations, [tail, 1 - tail], axis=0, method="weibull")
     return Interval(value=value, low=low, high=high)
 
 
-def verdict(low: float, high: float, tolerance: float) -> Verdict:
-    """Return what an interval of a gap says: keeps below `tolerance`, degrades above zero, else undecided."""
-    if high < tolerance:
+def verdict(low: float, high: float, end: float, tolerance: float) -> Verdict:
+    """Return what the interval of a gap says, and the upper end `end` of that at the lowest shared loss.
+
+    Keeps below `tolerance`, there too; else degrades above zero; else undecided.
+    """
+    if high < tolerance and end < tolerance:
         return "keeps"
     return "degrades" if low > 0 else "undecided"
 

@@ -75,6 +75,7 @@ def test_two_checkpoints_give_a_gap_without_interval(tmp_path):
     row = only_row(tmp_path)
     assert row["verdict"] == "undecided" and "too few checkpoints" in row["words"]
     assert row["gap"]["value"] > 0 and row["gap"]["low"] is None
+    assert row["along"]["value"][0] > 0 and row["along"]["low"] is None
 
 
 @pytest.mark.parametrize("documents", [1, 10])

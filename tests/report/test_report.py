@@ -145,6 +145,7 @@ def test_only_charts_that_are_there_are_described(tmp_path, documents, charts):
     page = Page(write_report([tmp_path], tmp_path))
     assert sum(name in ("gaps", "gap-along-training") for name in page.charts) == charts
     assert ("Second: the mean" in page.text) == (charts == 2)
+    assert ("its band the interval at each place" in page.text) == (charts == 2)
 
 
 def test_terminal_table(tmp_path):
