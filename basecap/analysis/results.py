@@ -79,7 +79,7 @@ def _analyse_study(records: StudyRecords) -> dict[str, Any]:
         ood=ood,
         tolerance=study["gap"]["tolerance"],
         resamples=RESAMPLES,
-        bigram=records.environment().get("bigram_loss"),
+        bigram=_bigram_loss(records),
         waiting=set(names) - {run.info["name"] for run in runs},
     )
     others = [name for name in names if name != study["reference"]]
@@ -102,6 +102,15 @@ def _analyse_study(records: StudyRecords) -> dict[str, Any]:
         "settings": study,
         "environment": records.environment(),
     }
+
+
+def _bigram_loss(records: StudyRecords) -> float:
+    """Return what a study has to get below before there can be a verdict; raises DataError where it is not known."""
+    found = records.environment().get("bigram_loss")
+    if not isinstance(found, int | float):
+        place = records.path / "environment.json"
+        raise DataError(f"{place} does not hold the loss of a bigram model; run the study again, which writes it.")
+    return float(found)
 
 
 def _load(runs: Sequence[Run], domains: Sequence[str]) -> tuple[Runs, list[dict[str, Any]]]:

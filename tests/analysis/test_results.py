@@ -202,6 +202,13 @@ def test_results_survive_the_disk(tmp_path):
     assert StudyRecords(tmp_path).results()["studies"][0]["comparisons"][0]["verdict"] == "degrades"
 
 
+def test_no_verdict_without_the_loss_of_pairs_of_tokens(tmp_path):
+    write_study(tmp_path, architectures=TWO, documents=40)
+    (tmp_path / "environment.json").unlink()
+    with pytest.raises(DataError, match=r"environment\.json does not hold the loss of a bigram model"):
+        analyse([tmp_path])
+
+
 @pytest.mark.parametrize(("bigram", "expected"), [(0.1, "undecided"), (50.0, "degrades")])
 def test_models_that_have_not_beaten_pairs_of_tokens_are_undecided(tmp_path, bigram, expected):
     write_study(tmp_path, architectures=TWO, documents=200)

@@ -46,7 +46,9 @@ def write_study(
             "gap": {"tolerance": 0.02},
         }
     )
-    records.write_environment({"basecap": "0.1.0", "packages": {"torch": "2.13.0"}, "device": "CPU"})
+    records.write_environment(
+        {"basecap": "0.1.0", "packages": {"torch": "2.13.0"}, "device": "CPU", "bigram_loss": 50.0}
+    )
     declarations = [Declaration(name="domain-loss", unit="nats per token", better="lower")]
     if more_evaluations:
         declarations += [
