@@ -15,7 +15,7 @@ import torch
 from basecap import environment
 from basecap.data import PreparedData, bigram_loss, check_text, check_vocabulary, prepare
 from basecap.data.hashes import file_digest
-from basecap.errors import BasecapError, ConfigError
+from basecap.errors import BasecapError, ConfigError, TrainingError
 from basecap.evals._contract import Context, Evaluation
 from basecap.mixers import ARCHITECTURES
 from basecap.models.backbones._contract import BACKBONES
@@ -27,7 +27,7 @@ from basecap.registry import load_plugin
 from basecap.study.config import StudyConfig
 from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs
 from basecap.train.checkpoint import latest
-from basecap.train.distributed import Processes, processes
+from basecap.train.distributed import Processes, SharedError, processes, sentence
 from basecap.train.loop import Place, Trainer
 
 
@@ -64,17 +64,7 @@ def execute(
     with processes(chosen) as group, contextlib.ExitStack() as held:
         check(study, group.world)
         records = StudyRecords(out)
-        if group.leads:
-            content = study.model_dump(mode="json")
-            records.refuse_other(content)
-            check_text(study.data, _cache(study, out))
-            held.enter_context(records.locked())
-            prepared = data_of(study, out)  # may fail: the directory is not yet this study's
-            if study.model.vocab is not None:
-                check_vocabulary(study.model.vocab, prepared.tokenizer)
-            records.create(content)
-            _write_surroundings(records, study, prepared, chosen)
-        group.wait()
+        group.lead(lambda: _begin(records, study, chosen, held))
         data = data_of(study, out)
         runs = [run for run in plan_runs(study, data.tokenizer.vocab_size) if run.name in only]
         for run in runs:
@@ -85,6 +75,19 @@ def execute(
             return side_by_side(execution, runs, [f"cuda:{index}" for index in range(gpus)])
         infos = [_attempt(execution, run, data, group, say) for run in runs]
         return infos if group.leads else []
+
+
+def _begin(records: StudyRecords, study: StudyConfig, device: torch.device, held: contextlib.ExitStack) -> None:
+    """Prepare the data, make the directory this study's and keep other processes out for as long as `held` is."""
+    content = study.model_dump(mode="json")
+    records.refuse_other(content)
+    check_text(study.data, _cache(study, records.path))
+    held.enter_context(records.locked())
+    prepared = data_of(study, records.path)  # may fail: the directory is not yet this study's
+    if study.model.vocab is not None:
+        check_vocabulary(study.model.vocab, prepared.tokenizer)
+    records.create(content)
+    _write_surroundings(records, study, prepared, device)
 
 
 def check(study: StudyConfig, world: int = 1) -> None:
@@ -164,7 +167,11 @@ def _work(run: RunSpec) -> dict[str, Any]:
 def _attempt(
     execution: Execution, run: RunSpec, data: PreparedData, group: Processes, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Train one run unless it is finished; a failure is recorded and said, not raised."""
+    """Train one run unless it is finished; a failure is recorded and said, not raised.
+
+    Except what fails in one of several processes alone: the others wait for it in the middle of a step, so it is raised
+    and `torchrun` ends them all.
+    """
     records = StudyRecords(execution.out).run(run.name, run.seed)
     info = records.info()
     if info.get("status") == "finished":
@@ -180,23 +187,35 @@ def _attempt(
         "status": "running",
         "message": "",
     }
-    if group.leads:
-        records.write_info(info)
+    group.lead(lambda: records.write_info(info))
+    alone: Exception | None = None
     try:
         info["parameters"] = _train(execution, run, data, group, records)
         info["status"] = "finished"
-    except BasecapError as error:
-        info |= {"status": "failed", "message": str(error)}
     except Exception as error:  # a bug in one mixer must not cost the other runs; the trace is kept with the run
-        info |= {"status": "failed", "message": f"{type(error).__name__}: {error}".splitlines()[0]}
-        info["traceback"] = traceback.format_exc()
+        info |= {"status": "failed", "message": sentence(error)}
+        if not isinstance(error.__cause__ if isinstance(error, SharedError) else error, BasecapError | None):
+            info["traceback"] = traceback.format_exc()
+        alone = None if group.world == 1 or isinstance(error, TrainingError) else error
     info["seconds"] = time.perf_counter() - began
     info["ops"] = dict(sorted(IMPLEMENTATIONS.items()))
+    if alone is not None:
+        _leave(records, run, group, info, say)
+        raise alone
     if group.leads:
         records.write_info(info)
         if info["status"] == "failed":
             say(f"{run.label} failed: {info['message']}")
     return info
+
+
+def _leave(
+    records: RunRecords, run: RunSpec, group: Processes, info: dict[str, Any], say: Callable[[str], None]
+) -> None:
+    """Record and say what failed in this process, unless another was first: then this one fails for its absence."""
+    if records.info().get("status") != "failed":
+        records.write_info(info)
+        say(f"{run.label} failed in process {group.rank}, which ends all of them: {info['message']}")
 
 
 def _sources(run: RunSpec, plugins: Sequence[Path]) -> dict[str, str]:

@@ -88,7 +88,13 @@ class Trainer:
         self.module = place.processes.wrap(model)
 
     def run(self, label: str, evaluate: Evaluate) -> None:
-        """Train to the end, from the newest checkpoint if there is one; raises TrainingError, CheckpointError."""
+        """Train to the end, from the newest checkpoint if there is one.
+
+        Raises:
+            TrainingError: a loss that is not finite, and with several processes what fails in one of them while it
+                evaluates, reads or writes; all processes raise it alike. Other errors may be of one process alone.
+            CheckpointError, DataError: files that cannot be read or written, with one process.
+        """
         done = self._resume()
         tokens = self.timetable.step_tokens
         with self._progress(label, self.timetable.steps * tokens) as advance:
@@ -99,9 +105,9 @@ class Trainer:
                 done += 1
                 advance(tokens, note=f"loss {loss:.3f}")
                 if self.timetable.evaluates(done):
-                    self._lead(lambda: evaluate(self.model, done, done * tokens))  # noqa: B023
+                    self.place.processes.lead(lambda: evaluate(self.model, done, done * tokens))  # noqa: B023
                 if self.timetable.saves(done):
-                    self._lead(
+                    self.place.processes.lead(
                         lambda: checkpoint.save(self.records.checkpoints, self.model, self.optimiser, done)  # noqa: B023
                     )
                 batch = following
@@ -113,16 +119,14 @@ class Trainer:
         return contextlib.nullcontext(lambda amount, note="": None)
 
     def _resume(self) -> int:
-        found = checkpoint.latest(self.records.checkpoints)
-        done = 0 if found is None else checkpoint.restore(found, self.model, self.optimiser)
-        self._lead(lambda: self.records.rewind(done))
+        group = self.place.processes
+        done = group.together(self._restore)[group.rank]
+        group.lead(lambda: self.records.rewind(done))
         return done
 
-    def _lead(self, action: Callable[[], None]) -> None:
-        """Let the leading process act while the others wait."""
-        if self.place.processes.leads:
-            action()
-        self.place.processes.wait()
+    def _restore(self) -> int:
+        found = checkpoint.latest(self.records.checkpoints)
+        return 0 if found is None else checkpoint.restore(found, self.model, self.optimiser)
 
     def _batch(self, step: int) -> Tensor:
         group = self.place.processes

@@ -61,6 +61,31 @@ hybrid("steady pair", layers=(LayerChoice(mixer=Attention),), backbone="gpt", pa
 """
 )
 
+ALONE = (
+    PLUGIN.replace('"breaks"', '"alone"').replace(
+        "return x * torch.nan if self.calls >= 3 else x", "return fail(self.calls, x)"
+    )
+    + """
+import torch.distributed as dist
+from basecap.evals._contract import Evaluation, Outcome, evaluation
+
+def fail(calls, x):
+    if calls == 3 and dist.get_rank() == 1:
+        raise MemoryError("no room in process 1")
+    return x
+
+@evaluation("fails-once", unit="none", better="lower")
+class FailsOnce(Evaluation):
+    fresh = True
+
+    def run(self, model, context):
+        if FailsOnce.fresh:
+            FailsOnce.fresh = False
+            raise RuntimeError("this evaluation cannot")
+        return Outcome(measurements=[])
+"""
+)
+
 
 def run(path: Path, out: Path, settings: tuple[str, ...] = (), only: tuple[str, ...] = (), plugins=()) -> list[dict]:
     study = load_study(str(path), settings)
@@ -225,22 +250,36 @@ def test_kill_and_resume_gives_the_same_curve_to_the_bit(study, tmp_path):
     assert one == two
 
 
+def in_two_processes(*arguments: object, timeout: int) -> subprocess.CompletedProcess:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launcher, "-m", "basecap.cli", "run", "--device", "cpu", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def test_an_error_in_one_of_two_processes_leaves_no_other_waiting(study, tmp_path):
+    plugin, path = tmp_path / "alone.py", tmp_path / "tiny.yaml"
+    plugin.write_text(ALONE)
+    names = [*study["architectures"], "alone"]
+    path.write_text(yaml.safe_dump(study | {"architectures": names, "evals": ["domain-loss", "fails-once"]}))
+    done = in_two_processes(path, "--out", tmp_path / "out", "--plugin", plugin, timeout=60)
+    assert done.returncode == 1, done.stderr[-3000:]
+    infos = {info["name"]: info for info in (found.info() for found in StudyRecords(tmp_path / "out").runs())}
+    assert {name: info["status"] for name, info in infos.items()} == {
+        "transformer++": "failed",  # the leader's evaluation: both processes know and go on
+        "window 4": "finished",
+        "alone": "failed",  # within a step: the other is ended
+    }
+    assert infos["transformer++"]["message"] == "RuntimeError: this evaluation cannot"
+    assert "in run" in infos["transformer++"]["traceback"]
+    assert infos["alone"]["message"] == "MemoryError: no room in process 1"
+    assert done.stderr.count("transformer++ (seed 0) failed: RuntimeError: this evaluation cannot") == 1
+    assert done.stderr.count("alone (seed 0) failed in process 1, which ends all of them: MemoryError") == 1
+
+
 def test_two_processes_run_a_study_and_one_reports(study_file, tmp_path):
     run(study_file, tmp_path / "one")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [
-        *launcher,
-        "-m",
-        "basecap.cli",
-        "run",
-        str(study_file),
-        "--device",
-        "cpu",
-        "--out",
-        str(tmp_path / "two"),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    done = in_two_processes(study_file, "--out", tmp_path / "two", timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("report.html") == 1
     for name, expected in losses(tmp_path / "one").items():
