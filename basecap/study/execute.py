@@ -4,9 +4,11 @@ import contextlib
 import multiprocessing
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +74,7 @@ def execute(
         execution = Execution(study=study, out=out, device=str(chosen), plugins=tuple(plugins))
         gpus = torch.cuda.device_count() if chosen.type == "cuda" and device is None and group.world == 1 else 0
         if gpus > 1 and len(runs) > 1:
-            return side_by_side(execution, runs, [f"cuda:{index}" for index in range(gpus)])
+            return side_by_side(execution, runs, [f"cuda:{index}" for index in range(gpus)], say)
         infos = [_attempt(execution, run, data, group, say) for run in runs]
         return infos if group.leads else []
 
@@ -135,28 +137,74 @@ def _write_surroundings(records: StudyRecords, study: StudyConfig, data: Prepare
     records.write_declarations(evaluation.declaration for evaluation in plan_evaluations(study))
 
 
-def side_by_side(execution: Execution, runs: Sequence[RunSpec], devices: Sequence[str]) -> list[dict[str, Any]]:
-    """Run in one process per device; a process takes the next run when it has finished one. Returns each run's info."""
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    for device in devices:
-        queue.put(device)
-    with ProcessPoolExecutor(
-        min(len(devices), len(runs)), mp_context=context, initializer=_begin_worker, initargs=(queue, execution)
-    ) as pool:
-        return list(pool.map(_work, runs))
+def side_by_side(
+    execution: Execution, runs: Sequence[RunSpec], devices: Sequence[str], say: Callable[[str], None] = print
+) -> list[dict[str, Any]]:
+    """Run in one process per device; a process takes the next run when it has finished one. Returns each run's info.
+
+    A process that is killed costs its own run alone, which is recorded and said; another takes its place.
+    """
+    infos: dict[int, dict[str, Any]] = {}
+    waiting = deque(range(len(runs)))
+    running: dict[Future, tuple[int, _Worker]] = {}
+    with contextlib.ExitStack() as pools:
+        free = [_Worker(replace(execution, device=device), pools) for device in devices]
+        while waiting or running:
+            while waiting and free:
+                index, worker = waiting.popleft(), free.pop()
+                running[worker.take(runs[index])] = index, worker
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                index, worker = running.pop(future)
+                free.append(worker)
+                try:
+                    infos[index] = future.result()
+                except BrokenProcessPool:
+                    infos[index] = _killed(execution, runs[index], say)
+    return [infos[index] for index in range(len(runs))]
+
+
+class _Worker:
+    """One process, started when it is needed and again when it was killed: a pool of its own, so that it is known."""
+
+    def __init__(self, execution: Execution, pools: contextlib.ExitStack):
+        self.execution = execution
+        self.pools = pools
+        self.pool: ProcessPoolExecutor | None = None
+
+    def take(self, run: RunSpec) -> Future:
+        if self.pool is not None:
+            with contextlib.suppress(BrokenProcessPool):
+                return self.pool.submit(_work, run)
+        context = multiprocessing.get_context("spawn")
+        self.pool = ProcessPoolExecutor(1, context, _begin_worker, (self.execution,))
+        self.pools.callback(self.pool.shutdown, cancel_futures=True)
+        return self.pool.submit(_work, run)
+
+
+def _killed(execution: Execution, run: RunSpec, say: Callable[[str], None]) -> dict[str, Any]:
+    records = StudyRecords(execution.out).run(run.name, run.seed)
+    info = {**_begun(execution, run), **records.info()}
+    if info["status"] == "finished":  # it ended between its last word and the answer
+        return info
+    info |= {
+        "status": "failed",
+        "message": "its process was killed, perhaps for want of memory; make room or mend what ended it and run "
+        "again: it goes on from its last checkpoint.",
+    }
+    info.pop("traceback", None)  # of an earlier failure
+    records.write_info(info)
+    say(f"{run.label} failed: {info['message']}")
+    return info
 
 
 _worker: dict[str, Any] = {}
 
 
-def _begin_worker(devices: Any, execution: Execution) -> None:
+def _begin_worker(execution: Execution) -> None:
     end_with_parent()
     for plugin in execution.plugins:
         load_plugin(plugin)
-    _worker["execution"] = Execution(
-        study=execution.study, out=execution.out, device=devices.get(), plugins=execution.plugins
-    )
+    _worker["execution"] = execution
     _worker["data"] = data_of(execution.study, execution.out)
 
 
@@ -178,15 +226,7 @@ def _attempt(
         return info
     began = time.perf_counter()
     IMPLEMENTATIONS.clear()
-    info = {
-        "name": run.name,
-        "seed": run.seed,
-        "use": run.use,
-        "hash": run.hash,
-        "plugins": _sources(run, execution.plugins),
-        "status": "running",
-        "message": "",
-    }
+    info = _begun(execution, run)
     group.lead(lambda: records.write_info(info))
     alone: Exception | None = None
     try:
@@ -207,6 +247,18 @@ def _attempt(
         if info["status"] == "failed":
             say(f"{run.label} failed: {info['message']}")
     return info
+
+
+def _begun(execution: Execution, run: RunSpec) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "seed": run.seed,
+        "use": run.use,
+        "hash": run.hash,
+        "plugins": _sources(run, execution.plugins),
+        "status": "running",
+        "message": "",
+    }
 
 
 def _leave(

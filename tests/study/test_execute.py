@@ -145,6 +145,24 @@ def test_processes_side_by_side_give_the_same_losses(study_file, tmp_path):
         assert losses(tmp_path / "two")[name] == pytest.approx(expected, rel=1e-5)  # threads may add in another order
 
 
+def test_a_killed_process_costs_its_own_run_alone(study, tmp_path):
+    plugin, out = tmp_path / "killed.py", tmp_path / "out"
+    plugin.write_text(PLUGIN.replace('"breaks"', '"killed"').replace("x * torch.nan", "os._exit(9)"))
+    plugin.write_text("import os\n" + plugin.read_text())
+    load_plugin(plugin)
+    made = StudyConfig.model_validate(study | {"architectures": ["transformer++", "killed"]})
+    StudyRecords(out).create(made.model_dump(mode="json"))
+    execution = Execution(study=made, out=out, device="cpu", plugins=(plugin,))
+    said: list[str] = []
+    runs = plan_runs(made, data_of(made, out).tokenizer.vocab_size)[::-1]
+    infos = side_by_side(execution, runs, ["cpu"], said.append)
+    assert [(info["name"], info["status"]) for info in infos] == [("killed", "failed"), ("transformer++", "finished")]
+    recorded = [found.info() for found in StudyRecords(out).runs()]
+    assert [info["status"] for info in recorded] == ["failed", "finished"]
+    assert said == [f"killed (seed 0) failed: {recorded[0]['message']}"] and "was killed, perhaps" in said[0]
+    assert len(losses(out)["killed"]) == 2
+
+
 def test_another_study_in_the_directory_is_refused(study_file, tmp_path):
     run(study_file, tmp_path / "out", only=("transformer++",))
     with pytest.raises(ConfigError, match="another study"):
