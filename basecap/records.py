@@ -100,6 +100,7 @@ class RunRecords:
     def write_info(self, info: dict[str, Any]) -> None:
         """Store run.json: name, seed, use, parameters, hash, status (running, finished or failed), message, ops.
 
+        `device`, `precision` and `packages` are what it runs with, `before` lists others that its checkpoint came from.
         `ops` names the implementation of each op that ran, other than within compiled code.
         """
         _write_json(self.path / "run.json", info)
@@ -234,7 +235,7 @@ class StudyRecords:
         return _without_schema(study, path)
 
     def write_environment(self, environment: dict[str, Any]) -> None:
-        """Store versions, device, seeds and the hash of the data manifest."""
+        """Store versions and device that the study began with, and the hash of the data manifest."""
         _write_json(self.path / "environment.json", environment)
 
     def environment(self) -> dict[str, Any]:

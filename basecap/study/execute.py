@@ -16,11 +16,8 @@ import torch
 
 from basecap import environment
 from basecap.data import PreparedData, bigram_loss, check_text, check_vocabulary, prepare
-from basecap.data.hashes import file_digest
 from basecap.errors import BasecapError, ConfigError, TrainingError
 from basecap.evals._contract import Context, Evaluation
-from basecap.mixers import ARCHITECTURES
-from basecap.models.backbones._contract import BACKBONES
 from basecap.models.language_model import LanguageModel
 from basecap.ops._dispatch import IMPLEMENTATIONS
 from basecap.processes import end_with_parent
@@ -28,7 +25,7 @@ from basecap.records import Record, RunRecords, StudyRecords
 from basecap.registry import load_plugin
 from basecap.study.config import StudyConfig
 from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs
-from basecap.train.checkpoint import latest
+from basecap.study.provenance import begun, refuse_other
 from basecap.train.distributed import Processes, SharedError, processes, sentence
 from basecap.train.loop import Place, Trainer
 
@@ -70,7 +67,7 @@ def execute(
         data = data_of(study, out)
         runs = [run for run in plan_runs(study, data.tokenizer.vocab_size) if run.name in only]
         for run in runs:
-            _refuse_other(records.run(run.name, run.seed), run, plugins)
+            refuse_other(records.run(run.name, run.seed), run, plugins, chosen)
         execution = Execution(study=study, out=out, device=str(chosen), plugins=tuple(plugins))
         gpus = torch.cuda.device_count() if chosen.type == "cuda" and device is None and group.world == 1 else 0
         if gpus > 1 and len(runs) > 1:
@@ -132,8 +129,11 @@ def _cache(study: StudyConfig, out: Path) -> Path:
 
 def _write_surroundings(records: StudyRecords, study: StudyConfig, data: PreparedData, device: torch.device) -> None:
     _refuse_other_data(records, data)
-    surroundings = {"data": data.manifest_hash, "bigram_loss": bigram_loss(data, study.data.seq_len)}
-    records.write_environment({**environment.describe(device), **surroundings})
+    held = records.environment()
+    machine = held if held and records.runs() else environment.describe(device)  # numbers stay with their machine
+    found = {**machine, "data": data.manifest_hash, "bigram_loss": bigram_loss(data, study.data.seq_len)}
+    if found != held:
+        records.write_environment(found)
     records.write_declarations(evaluation.declaration for evaluation in plan_evaluations(study))
 
 
@@ -183,7 +183,7 @@ class _Worker:
 
 def _killed(execution: Execution, run: RunSpec, say: Callable[[str], None]) -> dict[str, Any]:
     records = StudyRecords(execution.out).run(run.name, run.seed)
-    info = {**_begun(execution, run), **records.info()}
+    info = {**begun(records, run, execution.plugins, torch.device(execution.device)), **records.info()}
     if info["status"] == "finished":  # it ended between its last word and the answer
         return info
     info |= {
@@ -226,7 +226,7 @@ def _attempt(
         return info
     began = time.perf_counter()
     IMPLEMENTATIONS.clear()
-    info = _begun(execution, run)
+    info = begun(records, run, execution.plugins, torch.device(execution.device))
     group.lead(lambda: records.write_info(info))
     alone: Exception | None = None
     try:
@@ -249,18 +249,6 @@ def _attempt(
     return info
 
 
-def _begun(execution: Execution, run: RunSpec) -> dict[str, Any]:
-    return {
-        "name": run.name,
-        "seed": run.seed,
-        "use": run.use,
-        "hash": run.hash,
-        "plugins": _sources(run, execution.plugins),
-        "status": "running",
-        "message": "",
-    }
-
-
 def _leave(
     records: RunRecords, run: RunSpec, group: Processes, info: dict[str, Any], say: Callable[[str], None]
 ) -> None:
@@ -268,28 +256,6 @@ def _leave(
     if records.info().get("status") != "failed":
         records.write_info(info)
         say(f"{run.label} failed in process {group.rank}, which ends all of them: {info['message']}")
-
-
-def _sources(run: RunSpec, plugins: Sequence[Path]) -> dict[str, str]:
-    """Return the plugin files' names by the hash of their content, none for an architecture that is built in."""
-    own = any(ARCHITECTURES.from_plugin(layer.use) for layer in run.model.layers)
-    if not own and not BACKBONES.from_plugin(run.model.backbone):
-        return {}
-    return {file_digest(path): path.name for path in plugins}
-
-
-def _refuse_other(records: RunRecords, run: RunSpec, plugins: Sequence[Path]) -> None:
-    """Raise ConfigError when another run is there, or weights that another version of a plugin trained."""
-    info = records.info()
-    if info.get("hash") not in (None, run.hash):
-        raise ConfigError(f"{records.path} holds another run of that name; remove it or give another --out.")
-    sources = _sources(run, plugins)
-    changed = [name for content, name in info.get("plugins", {}).items() if content not in sources]
-    if changed and latest(records.checkpoints) is not None:
-        raise ConfigError(
-            f"{records.path} was trained with another version of {changed[0]}; give another --out or remove that "
-            "directory."
-        )
 
 
 def _train(execution: Execution, run: RunSpec, data: PreparedData, group: Processes, records: RunRecords) -> int:

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,11 @@ class Stream(Protocol):
         """Return int64 [batch / world, seq_len + 1], a pure function of its arguments."""
 
 
+def resolve(precision: str, device: torch.device) -> Literal["bf16", "fp32"]:
+    """Return the precision that "auto" means on a device, bf16 on a GPU and fp32 on a CPU, and any other as it is."""
+    return "bf16" if precision == "bf16" or (precision == "auto" and device.type == "cuda") else "fp32"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """Where a run trains: device, processes, precision."""
@@ -47,12 +52,8 @@ class Place:
 
     @classmethod
     def choose(cls, device: torch.device, processes: Processes, precision: str) -> "Place":
-        """Resolve "auto": bf16 on a GPU, fp32 on a CPU."""
-        return cls(
-            device=device,
-            processes=processes,
-            bf16=precision == "bf16" or (precision == "auto" and device.type == "cuda"),
-        )
+        """Resolve the precision, see `resolve`."""
+        return cls(device=device, processes=processes, bf16=resolve(precision, device) == "bf16")
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """Return the context in which products run in the run's precision."""

@@ -190,6 +190,44 @@ def test_another_version_of_a_plugin_is_refused(study, tmp_path):
     assert own == [True, True, False, False]
 
 
+def change(path: Path, **changes: object) -> None:
+    """Change keys of a JSON file; None removes one."""
+    content = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def test_an_unfinished_run_is_not_continued_in_another_precision(study_file, tmp_path):
+    only, out = ("transformer++",), tmp_path / "out"
+    (info,) = run(study_file, out, only=only)
+    assert info["precision"] == "fp32" and info["device"].startswith("CPU") and info["before"] == []
+    assert {"torch", "basecap"} <= info["packages"].keys()
+    elsewhere = {"device": "NVIDIA H200", "packages": {"torch": "2.8"}, "precision": "bf16"}
+    path = out / "runs" / "transformer++-s0" / "run.json"
+    change(path, **elsewhere)
+    assert run(study_file, out, only=only)[0]["precision"] == "bf16"  # finished: nothing goes on
+    change(path, status="failed")
+    with pytest.raises(
+        ConfigError, match=r"begun in bf16 on NVIDIA H200 and would go on in fp32 .* set --device cuda,"
+    ):
+        run(study_file, out, only=only)
+    change(path, precision="fp32")
+    again = run(study_file, out, only=only)[0]
+    assert again["before"] == [{**elsewhere, "precision": "fp32"}] and again["device"] == info["device"]
+    change(path, status="failed", device=None, precision=None, packages=None, before=None)  # as before there were any
+    assert run(study_file, out, only=only)[0]["before"] == []
+
+
+def test_the_recorded_machine_stays_once_something_has_run(study_file, tmp_path):
+    only, path = ("transformer++",), tmp_path / "out" / "environment.json"
+    run(study_file, tmp_path / "out", only=only)
+    change(path, device="NVIDIA H200")
+    run(study_file, tmp_path / "out", only=only)
+    assert json.loads(path.read_text())["device"] == "NVIDIA H200"
+    shutil.rmtree(tmp_path / "out" / "runs")
+    run(study_file, tmp_path / "out", only=only)
+    assert json.loads(path.read_text())["device"].startswith("CPU")
+
+
 def test_changed_text_is_refused_where_a_run_is_continued(study, study_file, tmp_path):
     out = tmp_path / "out"
     run(study_file, out, only=("transformer++",))
