@@ -21,6 +21,7 @@ from basecap.study.config import StudyConfig, load_study, select
 from basecap.study.continuation import continuation
 from basecap.study.execute import Execution, data_of, execute, side_by_side
 from basecap.study.plan import plan_runs
+from tests.data.test_preparation import load_anew
 from tests.study.conftest import write_text
 
 PLUGIN = """
@@ -85,6 +86,21 @@ class FailsOnce(Evaluation):
         return Outcome(measurements=[])
 """
 )
+
+VERSES = """
+from basecap.data.sources import Document, Part, Source, source
+
+@source("study-verses")
+class Verses(Source):
+    def parts(self):
+        return [Part("all")]
+
+    def read(self, part):
+        for domain in ("a", "b"):
+            for split in ("train", "validation", "test"):
+                for number in range(20):
+                    yield Document(domain, split, f"{domain} {split} {number} " * 10)
+"""
 
 
 def run(path: Path, out: Path, settings: tuple[str, ...] = (), only: tuple[str, ...] = (), plugins=()) -> list[dict]:
@@ -188,6 +204,22 @@ def test_another_version_of_a_plugin_is_refused(study, tmp_path):
     assert run(path, tmp_path / "out", only=("transformer++",), plugins=(plugin,)) == infos[:1]
     own = [ARCHITECTURES.from_plugin(name) for name in ("steady", "steady pair", "transformer++", "based")]
     assert own == [True, True, False, False]
+
+
+def test_other_text_from_a_changed_plugin_is_refused(study, tmp_path):
+    plugin, path, out = tmp_path / "verses.py", tmp_path / "tiny.yaml", tmp_path / "out"
+    plugin.write_text(VERSES)
+    load_anew(plugin, "study-verses")
+    data = {"source": "study-verses", "tokenizer": "bytes", "seq_len": 32, "train": ["a"], "ood": ["b"], "workers": 1}
+    path.write_text(yaml.safe_dump(study | {"data": data}))
+    infos = run(path, out, only=("transformer++",), plugins=(plugin,))
+    plugin.write_text(VERSES.replace("{number}", "{number} more"))
+    load_anew(plugin, "study-verses")
+    with pytest.raises(ConfigError, match="begun with other data"):
+        run(path, out, plugins=(plugin,))
+    plugin.write_text(VERSES)
+    load_anew(plugin, "study-verses")
+    assert run(path, out, only=("transformer++",), plugins=(plugin,)) == infos
 
 
 def change(path: Path, **changes: object) -> None:
