@@ -7,6 +7,7 @@ was recorded after its checkpoint and continues as if nothing had happened.
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -151,8 +152,8 @@ class Trainer:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
         following = self._batch(step + 1)
         mean_loss, grad_norm = torch.stack([group.mean(loss), norm.detach()]).tolist()
-        if not (torch.tensor([mean_loss, grad_norm]).isfinite().all()):
-            self._refuse(step, batch)
+        if not (math.isfinite(mean_loss) and math.isfinite(grad_norm)):
+            self._refuse(step, batch, "loss" if not math.isfinite(mean_loss) else "gradients")
         self.optimiser.step()
         if group.leads:
             seconds = time.perf_counter() - began
@@ -181,10 +182,28 @@ class Trainer:
             total += loss.detach()
         return total
 
-    def _refuse(self, step: int, batch: Tensor) -> None:
-        part = batch[: self.micro_batch].to(self.place.device)
-        with self.place.autocast():
-            where = first_bad_module(self.model, part[:, :-1], part[:, 1:])
+    def _refuse(self, step: int, batch: Tensor, what: Literal["loss", "gradients"]) -> None:
+        """Raise TrainingError, alike in all processes, that names what is first bad in any of them."""
+        found = self.place.processes.together(lambda: self._first_bad(batch))
+        bad = [(rank, where) for rank, where in enumerate(found) if where is not None]
+        if bad:
+            rank, where = bad[0]
+            where += f" in process {rank}" if len(found) > 1 else ""
+        elif what == "gradients":
+            where = "the backward pass"
+        else:  # such as compiled code that computes otherwise, or a module that changes as it is called
+            every = "any module of any process" if len(found) > 1 else "any module"
+            where = f"not found in {every} when the forward passes of this step are repeated"
         raise TrainingError(
-            f"the loss stopped being finite at step {step + 1}; first bad: {where}. Lower train.lr or mend that module."
+            f"the {what} stopped being finite at step {step + 1}; first bad: {where}. "
+            "Lower train.lr or mend that module."
         )
+
+    def _first_bad(self, batch: Tensor) -> str | None:
+        """Look at all sequences of this process, in the pieces that were computed; None where none of them is bad."""
+        for part in batch.to(self.place.device).split(self.micro_batch):
+            with self.place.autocast():
+                where = first_bad_module(self.model, part[:, :-1], part[:, 1:])
+            if where is not None:
+                return where
+        return None
