@@ -58,6 +58,8 @@ def execute(
         ConfigError: names, sizes or options that do not work (before anything is written), or a directory that
             holds another study.
         DataError: text that cannot be prepared.
+        TrainingError: either of these in the leading one of several processes, raised in all of them.
+        Exception: what failed in one of several processes alone, after it was recorded.
     """
     chosen = environment.choose_device(device)
     with processes(chosen) as group, contextlib.ExitStack() as held:
@@ -255,7 +257,8 @@ def _leave(
     """Record and say what failed in this process, unless another was first: then this one fails for its absence."""
     if records.info().get("status") != "failed":
         records.write_info(info)
-        say(f"{run.label} failed in process {group.rank}, which ends all of them: {info['message']}")
+        where = f"in process {group.rank}, which ends them all (--only runs the others)"
+        say(f"{run.label} failed {where}: {info['message']}")
 
 
 def _train(execution: Execution, run: RunSpec, data: PreparedData, group: Processes, records: RunRecords) -> int:

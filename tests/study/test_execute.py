@@ -362,7 +362,7 @@ def test_an_error_in_one_of_two_processes_leaves_no_other_waiting(study, tmp_pat
     assert "in run" in infos["transformer++"]["traceback"]
     assert infos["alone"]["message"] == "MemoryError: no room in process 1"
     assert done.stderr.count("transformer++ (seed 0) failed: RuntimeError: this evaluation cannot") == 1
-    assert done.stderr.count("alone (seed 0) failed in process 1, which ends all of them: MemoryError") == 1
+    assert done.stderr.count("alone (seed 0) failed in process 1, which ends them all (--only") == 1
 
 
 def test_two_processes_run_a_study_and_one_reports(study_file, tmp_path):
