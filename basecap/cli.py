@@ -55,12 +55,15 @@ Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:0;
 
 
 def _new_file(path: Path | None) -> Path | None:
-    """Refuse a file that could not be written, before hours are spent on what is to stand in it."""
-    if path is not None:
-        held = path if path.exists() else path.parent
-        if path.is_dir() or not path.parent.is_dir() or not os.access(held, os.W_OK):
-            raise ConfigError(f"--json {path} cannot be written; give a file in a directory that you may write to.")
-    return path
+    """Refuse a file that could not be replaced, before hours are spent on what is to stand in it."""
+    if path is None:
+        return None
+    file = path.resolve()  # a link stays one
+    places = [file, file.parent] if file.exists() else [file.parent]
+    foreign = file.exists() and not file.is_file()  # a directory, or a device that would be replaced
+    if foreign or not file.parent.is_dir() or not all(os.access(place, os.W_OK) for place in places):
+        raise ConfigError(f"--json {path} cannot be written; give a file in a directory that you may write to.")
+    return file
 
 
 JsonFile = Annotated[Path | None, typer.Option("--json", callback=_new_file, help="also write everything to this file")]
@@ -265,8 +268,11 @@ def _report(directories: Sequence[Path], out: Path) -> None:
 
 
 def _store(found: dict[str, Any], path: Path | None) -> None:
+    from basecap.files import replacing
+
     if path is not None:
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        with replacing(path, other="another file with --json") as file:
+            file.write(json.dumps(found, indent=1).encode() + b"\n")
 
 
 def _finish(found: dict[str, Any], path: Path | None) -> None:

@@ -38,23 +38,26 @@ def _unreadable(path: Path, error: OSError) -> DataError:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Make the directory of `path` and turn a full or forbidden disk into one sentence."""
+def writing(path: Path, other: str = "another directory with --out") -> Iterator[None]:
+    """Make the directory of `path`; a full or forbidden disk is a DataError of one sentence.
+
+    Args:
+        path: the file that is written.
+        other: what the sentence says to give instead.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        raise DataError(
-            f"cannot write {path}: {error.strerror or error}; make room or give another directory with --out."
-        ) from error
+        raise DataError(f"cannot write {path}: {error.strerror or error}; make room or give {other}.") from error
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Any]:
-    """Open a file beside `path` for bytes and rename it to `path` when all went well."""
+def replacing(path: Path, other: str = "another directory with --out") -> Iterator[Any]:
+    """Open a file beside `path` for bytes and rename it to `path` when all went well; raises DataError as `writing`."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with writing(path):
+        with writing(path, other):
             with partial.open("wb") as file:
                 yield file
             partial.replace(path)

@@ -100,12 +100,13 @@ class RunRecords:
     def write_info(self, info: dict[str, Any]) -> None:
         """Store run.json: name, seed, use, parameters, hash, status (running, finished or failed), message, ops.
 
+        `device`, `precision` and `packages` are what it runs with, `before` lists others that its checkpoint came from.
         `ops` names the implementation of each op that ran, other than within compiled code.
         """
         _write_json(self.path / "run.json", info)
 
     def info(self) -> dict[str, Any]:
-        """Return run.json, empty for a run that never started."""
+        """Return run.json, empty for a run that never started; raises DataError when it cannot be read."""
         return _read_json(self.path / "run.json") or {}
 
     def append_metrics(self, row: dict[str, Any]) -> None:
@@ -113,7 +114,7 @@ class RunRecords:
         _append_lines(self.path / "metrics.jsonl", [row])
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return all rows in the order written; a number that was not finite is NaN."""
+        """Return all rows in the order written, what was not finite as NaN; raises DataError for a damaged row."""
         rows = _read_lines(self.path / "metrics.jsonl")
         return [{key: math.nan if value is None else value for key, value in row.items()} for row in rows]
 
@@ -122,7 +123,7 @@ class RunRecords:
         _append_lines(self.path / "evals.jsonl", [dataclasses.asdict(record) for record in records])
 
     def evals(self) -> list[Record]:
-        """Return all records; of two with the same key the later one."""
+        """Return all records; of two with the same key the later one. Raises DataError for a damaged row."""
         path = self.path / "evals.jsonl"
         names = {item.name for item in dataclasses.fields(Record)}
         records: dict[tuple, Record] = {}
@@ -166,15 +167,22 @@ class RunRecords:
         return {name: DocumentLosses(*parts) for name, *parts in zip(subsets, *columns, strict=True)}
 
     def rewind(self, step: int) -> None:
-        """Forget everything recorded after `step`, and a line cut off by a kill, so that a resume starts clean."""
+        """Forget everything recorded after `step`, and a line cut off by a kill, so that a resume starts clean.
+
+        Files of other names than ours stay. Raises DataError for a damaged row, and when a file cannot be written.
+        """
         for name in ("metrics.jsonl", "evals.jsonl"):
             path = self.path / name
             if path.exists():
-                rows = [row for row in _read_lines(path) if row["step"] <= step]
+                rows = _read_lines(path)
+                if not all(isinstance(row.get("step"), int) for row in rows):
+                    raise DataError(f"{path} has a row without a step; mend or remove it.")
+                rows = [row for row in rows if row["step"] <= step]
                 with replacing(path) as file:
                     file.write(_encode_lines(rows))
         for path in (self.path / "documents").glob("*.npz"):
-            if int(path.stem.rpartition("-")[2]) > step:
+            written = path.stem.rpartition("-")[2]
+            if written.isdecimal() and int(written) > step:
                 path.unlink()
 
     def _documents_path(self, eval: str, step: int) -> Path:
@@ -234,7 +242,7 @@ class StudyRecords:
         return _without_schema(study, path)
 
     def write_environment(self, environment: dict[str, Any]) -> None:
-        """Store versions, device, seeds and the hash of the data manifest."""
+        """Store versions and device that the study began with, and the hash of the data manifest."""
         _write_json(self.path / "environment.json", environment)
 
     def environment(self) -> dict[str, Any]:

@@ -1,15 +1,18 @@
 """The command line as a newcomer meets it: answers on stdout, one sentence and exit code 2 for bad input."""
 
+import errno
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import yaml
 
-from basecap.cli import main
+from basecap.cli import _new_file, _store, main
+from basecap.errors import ConfigError, DataError
 from tests.study.conftest import study, study_file  # noqa: F401 (fixtures)
 from tests.study.test_execute import PLUGIN
 
@@ -156,3 +159,25 @@ def test_help_has_an_example(basecap):
     for command in (["run"], ["plan"], ["report"], ["list"], ["generate"], ["data", "prepare"], ["data", "inspect"]):
         code, printed, _ = basecap(*command, "--help")
         assert code == 0 and f"basecap {' '.join(command)}" in printed.replace("\n", " ")
+
+
+@pytest.mark.parametrize("fails", ["open", "replace"])
+def test_rows_of_a_benchmark_outlast_a_full_disk(fails, tmp_path, monkeypatch):
+    path = tmp_path / "rows.json"
+    _store({"rows": [1]}, path)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, fails, full)
+        with pytest.raises(DataError, match=r"cannot write .*rows\.json: No space left on device; .* file with --json"):
+            _store({"rows": [1, 2]}, path)
+    assert json.loads(path.read_text()) == {"rows": [1]} and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_benchmark_writes_through_a_link_and_over_no_device(tmp_path):
+    (tmp_path / "link.json").symlink_to(tmp_path / "rows.json")
+    assert _new_file(tmp_path / "link.json") == tmp_path / "rows.json"
+    with pytest.raises(ConfigError, match="/dev/null cannot be written"):
+        _new_file(Path("/dev/null"))

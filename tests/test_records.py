@@ -142,6 +142,29 @@ def test_rewind_forgets_what_came_after(records):
     assert run.metrics()[-1] == {"step": 3}
 
 
+@pytest.mark.parametrize("row", ['{"train_loss": 1.0}', '{"step": null}', '{"step": "two"}'])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "evals.jsonl"])
+def test_rewind_names_a_row_without_a_step_and_loses_nothing(records, name, row):
+    run = records.run("a", 0)
+    run.append_metrics({"step": 1})
+    content = f'{{"step": 1}}\n{row}\n'
+    (run.path / name).write_text(content)
+    with pytest.raises(DataError, match=f"{name} has a row without a step; mend or remove it"):
+        run.rewind(0)
+    assert (run.path / name).read_text() == content
+
+
+def test_rewind_leaves_documents_of_other_names_alone(records):
+    run = records.run("a", 0)
+    losses = {"code": DocumentLosses(np.ones(2), np.ones(2, int), np.ones(2, int))}
+    run.write_documents("domain-loss", 3, losses)
+    foreign = {"notes.npz", "domain-loss-3-copy.npz", "-.npz"}
+    for other in foreign:
+        (run.path / "documents" / other).write_text("mine")
+    run.rewind(2)
+    assert {path.name for path in (run.path / "documents").iterdir()} == foreign
+
+
 def test_documents_are_read_back_per_subset(records):
     run = records.run("a", 0)
     rng = np.random.default_rng(0)

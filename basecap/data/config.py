@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from basecap.data.hashes import digest
-from basecap.data.sources._contract import SOURCES
+from basecap.data.hashes import digest, file_digest
+from basecap.data.sources._contract import SOURCES, plugin_of
 from basecap.errors import ConfigError, nearest
 
 #: Part of every hash: raise it when the meaning of an option or of a stored file changes.
@@ -55,7 +55,8 @@ class DataConfig(BaseModel):
     cache: str | None = Field(
         None,
         description="directory for the token shards, shared between studies; inside the study's own when not given. "
-        "A prepared text is not read again: remove the directory when the text has changed",
+        "A prepared text is not read again, unless a plugin that gives it has changed: remove the directory when the "
+        "text has changed",
     )
     workers: Count | None = Field(None, ge=1, description="processes that prepare; one per core when not given")
 
@@ -80,6 +81,17 @@ class DataConfig(BaseModel):
         return self
 
     @property
-    def hash(self) -> str:
-        """Sixteen hex digits that change with anything the tokens depend on."""
+    def options_hash(self) -> str:
+        """Sixteen hex digits that change with any option the tokens depend on."""
         return digest([FORMAT, self.model_dump(mode="json", exclude={"cache", "workers", "seq_len", "weights"})])
+
+    @property
+    def code(self) -> str | None:
+        """SHA-256 of the plugin file that defines the source, None for one that is built in."""
+        plugin = plugin_of(self.source)
+        return None if plugin is None else file_digest(plugin)
+
+    @property
+    def hash(self) -> str:
+        """Sixteen hex digits that change with anything the tokens depend on, a plugin's code included."""
+        return self.options_hash if self.code is None else digest([self.options_hash, self.code])

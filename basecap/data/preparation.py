@@ -1,7 +1,8 @@
 """From text to prepared data: choose parts, make a tokenizer, write one shard per part, open the lot.
 
-Nothing is done twice: a shard is named by what it depends on, so a killed preparation continues where it was, studies
-share a cache, and a cache that holds `prepared-<hash of the options>.json` opens without the text it was made from.
+Nothing is done twice: a shard is named by what it depends on (a plugin's code too), so a killed preparation continues
+where it was, studies share a cache, and a cache that holds `prepared-<hash of the options>.json` opens without the text
+it was made from.
 """
 
 import errno
@@ -10,7 +11,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -23,12 +23,12 @@ from basecap.data.config import FORMAT, DataConfig
 from basecap.data.hashes import digest
 from basecap.data.prepared import PreparedData
 from basecap.data.shards import Limits, Shard, token_counts, write_shard
-from basecap.data.sources._contract import SOURCES, SPLITS, Part, Source, Split
+from basecap.data.sources._contract import SOURCES, SPLITS, Part, Source, Split, plugin_of
 from basecap.data.tokenizer import Tokenizer, byte_tokenizer, train_bpe
 from basecap.errors import DataError
 from basecap.processes import end_with_parent, locked
 from basecap.progress import progress
-from basecap.registry import PLUGIN, load_plugin
+from basecap.registry import load_plugin
 
 #: Characters that a tokenizer is trained on per entry of its vocabulary, shared equally by the training domains.
 SAMPLE = 2_000
@@ -169,7 +169,8 @@ def _write_part(config: DataConfig, tokenizer: Tokenizer, directory: Path, part:
     source = SOURCES.get(config.source)(config)
     files, limits = source.fingerprints(part), _limits(config)
     kept = sorted([*group, limit] for group, limit in limits.items())
-    path = directory / digest([FORMAT, config.source, files, tokenizer.fingerprint, kept])
+    code = [] if config.code is None else [config.code]  # none in the names of shards of built-in sources
+    path = directory / digest([FORMAT, config.source, files, tokenizer.fingerprint, kept, *code])
     if not path.is_dir():
         write_shard(path, source.read(part), tokenizer, limits, files)
     return path
@@ -182,7 +183,7 @@ def _written(config: DataConfig, write: Callable[[Part], Path], parts: Sequence[
         yield from map(write, parts)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _begin_worker, (write, _plugin_of(config))) as pool:
+    with ProcessPoolExecutor(workers, context, _begin_worker, (write, plugin_of(config.source))) as pool:
         try:
             for future in [pool.submit(_work, part) for part in parts]:
                 yield future.result()
@@ -193,12 +194,6 @@ def _written(config: DataConfig, write: Callable[[Part], Path], parts: Sequence[
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _plugin_of(config: DataConfig) -> Path | None:
-    """Return the plugin file that defines the source, which other processes must load first."""
-    module = sys.modules[SOURCES.get(config.source).__module__]
-    return Path(module.__file__ or "") if module.__name__.startswith(PLUGIN) else None
 
 
 _worker: dict[str, Callable[[Part], Path]] = {}

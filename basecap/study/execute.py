@@ -4,9 +4,11 @@ import contextlib
 import multiprocessing
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,8 @@ import torch
 
 from basecap import environment
 from basecap.data import PreparedData, bigram_loss, check_text, check_vocabulary, prepare
-from basecap.data.hashes import file_digest
-from basecap.errors import BasecapError, ConfigError
+from basecap.errors import BasecapError, ConfigError, TrainingError
 from basecap.evals._contract import Context, Evaluation
-from basecap.mixers import ARCHITECTURES
-from basecap.models.backbones._contract import BACKBONES
 from basecap.models.language_model import LanguageModel
 from basecap.ops._dispatch import IMPLEMENTATIONS
 from basecap.processes import end_with_parent
@@ -26,8 +25,8 @@ from basecap.records import Record, RunRecords, StudyRecords
 from basecap.registry import load_plugin
 from basecap.study.config import StudyConfig
 from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs
-from basecap.train.checkpoint import latest
-from basecap.train.distributed import Processes, processes
+from basecap.study.provenance import begun, refuse_other
+from basecap.train.distributed import Processes, SharedError, processes, sentence
 from basecap.train.loop import Place, Trainer
 
 
@@ -59,32 +58,37 @@ def execute(
         ConfigError: names, sizes or options that do not work (before anything is written), or a directory that
             holds another study.
         DataError: text that cannot be prepared.
+        TrainingError: either of these in the leading one of several processes, raised in all of them.
+        Exception: what failed in one of several processes alone, after it was recorded.
     """
     chosen = environment.choose_device(device)
     with processes(chosen) as group, contextlib.ExitStack() as held:
         check(study, group.world)
         records = StudyRecords(out)
-        if group.leads:
-            content = study.model_dump(mode="json")
-            records.refuse_other(content)
-            check_text(study.data, _cache(study, out))
-            held.enter_context(records.locked())
-            prepared = data_of(study, out)  # may fail: the directory is not yet this study's
-            if study.model.vocab is not None:
-                check_vocabulary(study.model.vocab, prepared.tokenizer)
-            records.create(content)
-            _write_surroundings(records, study, prepared, chosen)
-        group.wait()
+        group.lead(lambda: _begin(records, study, chosen, held))
         data = data_of(study, out)
         runs = [run for run in plan_runs(study, data.tokenizer.vocab_size) if run.name in only]
         for run in runs:
-            _refuse_other(records.run(run.name, run.seed), run, plugins)
+            refuse_other(records.run(run.name, run.seed), run, plugins, chosen)
         execution = Execution(study=study, out=out, device=str(chosen), plugins=tuple(plugins))
         gpus = torch.cuda.device_count() if chosen.type == "cuda" and device is None and group.world == 1 else 0
         if gpus > 1 and len(runs) > 1:
-            return side_by_side(execution, runs, [f"cuda:{index}" for index in range(gpus)])
+            return side_by_side(execution, runs, [f"cuda:{index}" for index in range(gpus)], say)
         infos = [_attempt(execution, run, data, group, say) for run in runs]
         return infos if group.leads else []
+
+
+def _begin(records: StudyRecords, study: StudyConfig, device: torch.device, held: contextlib.ExitStack) -> None:
+    """Prepare the data, make the directory this study's and keep other processes out for as long as `held` is."""
+    content = study.model_dump(mode="json")
+    records.refuse_other(content)
+    check_text(study.data, _cache(study, records.path))
+    held.enter_context(records.locked())
+    prepared = data_of(study, records.path)  # may fail: the directory is not yet this study's
+    if study.model.vocab is not None:
+        check_vocabulary(study.model.vocab, prepared.tokenizer)
+    records.create(content)
+    _write_surroundings(records, study, prepared, device)
 
 
 def check(study: StudyConfig, world: int = 1) -> None:
@@ -127,33 +131,82 @@ def _cache(study: StudyConfig, out: Path) -> Path:
 
 def _write_surroundings(records: StudyRecords, study: StudyConfig, data: PreparedData, device: torch.device) -> None:
     _refuse_other_data(records, data)
-    surroundings = {"data": data.manifest_hash, "bigram_loss": bigram_loss(data, study.data.seq_len)}
-    records.write_environment({**environment.describe(device), **surroundings})
+    held = records.environment()
+    machine = held if held and records.runs() else environment.describe(device)  # numbers stay with their machine
+    found = {**machine, "data": data.manifest_hash, "bigram_loss": bigram_loss(data, study.data.seq_len)}
+    if found != held:
+        records.write_environment(found)
     records.write_declarations(evaluation.declaration for evaluation in plan_evaluations(study))
 
 
-def side_by_side(execution: Execution, runs: Sequence[RunSpec], devices: Sequence[str]) -> list[dict[str, Any]]:
-    """Run in one process per device; a process takes the next run when it has finished one. Returns each run's info."""
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    for device in devices:
-        queue.put(device)
-    with ProcessPoolExecutor(
-        min(len(devices), len(runs)), mp_context=context, initializer=_begin_worker, initargs=(queue, execution)
-    ) as pool:
-        return list(pool.map(_work, runs))
+def side_by_side(
+    execution: Execution, runs: Sequence[RunSpec], devices: Sequence[str], say: Callable[[str], None] = print
+) -> list[dict[str, Any]]:
+    """Run in one process per device; a process takes the next run when it has finished one. Returns each run's info.
+
+    A process that is killed costs its own run alone, which is recorded and said; another takes its place.
+    """
+    infos: dict[int, dict[str, Any]] = {}
+    waiting = deque(range(len(runs)))
+    running: dict[Future, tuple[int, _Worker]] = {}
+    with contextlib.ExitStack() as pools:
+        free = [_Worker(replace(execution, device=device), pools) for device in devices]
+        while waiting or running:
+            while waiting and free:
+                index, worker = waiting.popleft(), free.pop()
+                running[worker.take(runs[index])] = index, worker
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                index, worker = running.pop(future)
+                free.append(worker)
+                try:
+                    infos[index] = future.result()
+                except BrokenProcessPool:
+                    infos[index] = _killed(execution, runs[index], say)
+    return [infos[index] for index in range(len(runs))]
+
+
+class _Worker:
+    """One process, started when it is needed and again when it was killed: a pool of its own, so that it is known."""
+
+    def __init__(self, execution: Execution, pools: contextlib.ExitStack):
+        self.execution = execution
+        self.pools = pools
+        self.pool: ProcessPoolExecutor | None = None
+
+    def take(self, run: RunSpec) -> Future:
+        if self.pool is not None:
+            with contextlib.suppress(BrokenProcessPool):
+                return self.pool.submit(_work, run)
+        context = multiprocessing.get_context("spawn")
+        self.pool = ProcessPoolExecutor(1, context, _begin_worker, (self.execution,))
+        self.pools.callback(self.pool.shutdown, cancel_futures=True)
+        return self.pool.submit(_work, run)
+
+
+def _killed(execution: Execution, run: RunSpec, say: Callable[[str], None]) -> dict[str, Any]:
+    records = StudyRecords(execution.out).run(run.name, run.seed)
+    info = {**begun(records, run, execution.plugins, torch.device(execution.device)), **records.info()}
+    if info["status"] == "finished":  # it ended between its last word and the answer
+        return info
+    info |= {
+        "status": "failed",
+        "message": "its process was killed, perhaps for want of memory; make room or mend what ended it and run "
+        "again: it goes on from its last checkpoint.",
+    }
+    info.pop("traceback", None)  # of an earlier failure
+    records.write_info(info)
+    say(f"{run.label} failed: {info['message']}")
+    return info
 
 
 _worker: dict[str, Any] = {}
 
 
-def _begin_worker(devices: Any, execution: Execution) -> None:
+def _begin_worker(execution: Execution) -> None:
     end_with_parent()
     for plugin in execution.plugins:
         load_plugin(plugin)
-    _worker["execution"] = Execution(
-        study=execution.study, out=execution.out, device=devices.get(), plugins=execution.plugins
-    )
+    _worker["execution"] = execution
     _worker["data"] = data_of(execution.study, execution.out)
 
 
@@ -164,34 +217,33 @@ def _work(run: RunSpec) -> dict[str, Any]:
 def _attempt(
     execution: Execution, run: RunSpec, data: PreparedData, group: Processes, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Train one run unless it is finished; a failure is recorded and said, not raised."""
+    """Train one run unless it is finished; a failure is recorded and said, not raised.
+
+    Except what fails in one of several processes alone: the others wait for it in the middle of a step, so it is raised
+    and `torchrun` ends them all.
+    """
     records = StudyRecords(execution.out).run(run.name, run.seed)
     info = records.info()
     if info.get("status") == "finished":
         return info
     began = time.perf_counter()
     IMPLEMENTATIONS.clear()
-    info = {
-        "name": run.name,
-        "seed": run.seed,
-        "use": run.use,
-        "hash": run.hash,
-        "plugins": _sources(run, execution.plugins),
-        "status": "running",
-        "message": "",
-    }
-    if group.leads:
-        records.write_info(info)
+    info = begun(records, run, execution.plugins, torch.device(execution.device))
+    group.lead(lambda: records.write_info(info))
+    alone: Exception | None = None
     try:
         info["parameters"] = _train(execution, run, data, group, records)
         info["status"] = "finished"
-    except BasecapError as error:
-        info |= {"status": "failed", "message": str(error)}
     except Exception as error:  # a bug in one mixer must not cost the other runs; the trace is kept with the run
-        info |= {"status": "failed", "message": f"{type(error).__name__}: {error}".splitlines()[0]}
-        info["traceback"] = traceback.format_exc()
+        info |= {"status": "failed", "message": sentence(error)}
+        if not isinstance(error.__cause__ if isinstance(error, SharedError) else error, BasecapError | None):
+            info["traceback"] = traceback.format_exc()
+        alone = None if group.world == 1 or isinstance(error, TrainingError) else error
     info["seconds"] = time.perf_counter() - began
     info["ops"] = dict(sorted(IMPLEMENTATIONS.items()))
+    if alone is not None:
+        _leave(records, run, group, info, say)
+        raise alone
     if group.leads:
         records.write_info(info)
         if info["status"] == "failed":
@@ -199,26 +251,14 @@ def _attempt(
     return info
 
 
-def _sources(run: RunSpec, plugins: Sequence[Path]) -> dict[str, str]:
-    """Return the plugin files' names by the hash of their content, none for an architecture that is built in."""
-    own = any(ARCHITECTURES.from_plugin(layer.use) for layer in run.model.layers)
-    if not own and not BACKBONES.from_plugin(run.model.backbone):
-        return {}
-    return {file_digest(path): path.name for path in plugins}
-
-
-def _refuse_other(records: RunRecords, run: RunSpec, plugins: Sequence[Path]) -> None:
-    """Raise ConfigError when another run is there, or weights that another version of a plugin trained."""
-    info = records.info()
-    if info.get("hash") not in (None, run.hash):
-        raise ConfigError(f"{records.path} holds another run of that name; remove it or give another --out.")
-    sources = _sources(run, plugins)
-    changed = [name for content, name in info.get("plugins", {}).items() if content not in sources]
-    if changed and latest(records.checkpoints) is not None:
-        raise ConfigError(
-            f"{records.path} was trained with another version of {changed[0]}; give another --out or remove that "
-            "directory."
-        )
+def _leave(
+    records: RunRecords, run: RunSpec, group: Processes, info: dict[str, Any], say: Callable[[str], None]
+) -> None:
+    """Record and say what failed in this process, unless another was first: then this one fails for its absence."""
+    if records.info().get("status") != "failed":
+        records.write_info(info)
+        where = f"in process {group.rank}, which ends them all (--only runs the others)"
+        say(f"{run.label} failed {where}: {info['message']}")
 
 
 def _train(execution: Execution, run: RunSpec, data: PreparedData, group: Processes, records: RunRecords) -> int:

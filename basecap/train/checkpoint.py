@@ -1,6 +1,6 @@
 """Checkpoints: weights and optimiser state as safetensors, the rest as JSON, complete or absent.
 
-checkpoints/step-<n>/model.safetensors      the weights, loadable alone
+checkpoints/step-<n>/model.safetensors      the weights and persistent buffers, loadable alone
                      optimiser.safetensors  Adam's moments, "<parameter>/<name>"
                      state.json             step and model configuration
 """
@@ -31,6 +31,16 @@ def latest(directory: Path) -> Path | None:
     return steps[-1][1] if steps else None
 
 
+def _buffers(model: LanguageModel) -> dict[str, Tensor]:
+    """Return the buffers that belong to the model's state; what is built in has none, a plugin's mixer may.
+
+    A complex one is seen as pairs of real numbers, as older versions of safetensors know no others.
+    """
+    state = model.state_dict()
+    persistent = {name: value for name, value in model.named_buffers() if name in state}
+    return {name: torch.view_as_real(value) if value.is_complex() else value for name, value in persistent.items()}
+
+
 def _named_state(model: LanguageModel, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     return {
         f"{name}/{key}": value
@@ -45,7 +55,9 @@ def save(directory: Path, model: LanguageModel, optimiser: torch.optim.Optimizer
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        save_file(dict(model.named_parameters()), partial / "model.safetensors")
+        # safetensors takes no views and no two names for one memory, which buffers may be
+        buffers = {name: value.clone(memory_format=torch.contiguous_format) for name, value in _buffers(model).items()}
+        save_file({**dict(model.named_parameters()), **buffers}, partial / "model.safetensors")
         save_file(_named_state(model, optimiser), partial / "optimiser.safetensors")
         state = {"schema": 1, "step": step, "model": model.config.model_dump(mode="json")}
         (partial / "state.json").write_text(json.dumps(state))
@@ -84,17 +96,19 @@ def _read_state(path: Path) -> tuple[int, ModelConfig]:
 
 def _load_weights(path: Path, model: LanguageModel) -> None:
     tensors = _read(path, "model.safetensors")
-    parameters = dict(model.named_parameters())
-    for name in sorted(parameters.keys() ^ tensors.keys()):
-        raise CheckpointError(f"checkpoint {path} is of another model: parameter {name} is on one side only.")
+    buffers = _buffers(model)
+    held = {**dict(model.named_parameters()), **buffers}
+    for name in sorted(held.keys() ^ tensors.keys()):
+        kind = "buffer" if name in buffers else "parameter"
+        raise CheckpointError(f"checkpoint {path} is of another model: {kind} {name} is on one side only.")
     with torch.no_grad():
-        for name, parameter in parameters.items():
-            if parameter.shape != tensors[name].shape:
+        for name, tensor in held.items():
+            if tensor.shape != tensors[name].shape:
                 raise CheckpointError(
                     f"checkpoint {path} is of another model: {name} is {tuple(tensors[name].shape)} there and "
-                    f"{tuple(parameter.shape)} here."
+                    f"{tuple(tensor.shape)} here."
                 )
-            parameter.copy_(tensors[name])
+            tensor.copy_(tensors[name])
 
 
 def restore(path: Path, model: LanguageModel, optimiser: torch.optim.Optimizer) -> int:

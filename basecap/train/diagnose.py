@@ -4,8 +4,11 @@ import torch
 from torch import Tensor, nn
 
 
-def first_bad_module(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor) -> str:
-    """Say in words which parameter or module is the first, in the order of computation, to hold NaN or infinity."""
+def first_bad_module(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor) -> str | None:
+    """Say in words which parameter or module is the first, in the order of computation, to hold NaN or infinity.
+
+    None where a forward pass over these tokens holds neither.
+    """
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             return f"parameter {name}"
@@ -21,8 +24,10 @@ def first_bad_module(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor) ->
     handles = [module.register_forward_hook(hook(name)) for name, module in model.named_modules() if name]
     try:
         with torch.no_grad():
-            model(tokens_BT, targets_BT)
+            loss = model(tokens_BT, targets_BT)
     finally:
         for handle in handles:
             handle.remove()
-    return f"module {bad[0]}" if bad else "the gradients, not the forward pass"
+    if bad:
+        return f"module {bad[0]}"
+    return None if loss.isfinite() else "the loss of finite activations"

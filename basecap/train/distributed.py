@@ -1,13 +1,34 @@
 """The processes that train one model together, one per device."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from basecap.errors import BasecapError, TrainingError
+
+T = TypeVar("T")
+
+#: How long a process waits for the others. The leader prepares text and evaluates alone, which may take hours; the
+#: defaults (10 minutes for NCCL, 30 for gloo) would end the study. Where a process dies, `torchrun` ends the others.
+PATIENCE = timedelta(days=7)
+
+
+class SharedError(TrainingError):
+    """What failed in one process, raised alike in all of them; its cause is known where it failed."""
+
+
+def sentence(error: Exception) -> str:
+    """Say an error in one line, the kind of it too where it is not one of ours."""
+    if isinstance(error, BasecapError):
+        return str(error)
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,20 +60,47 @@ class Processes:
         dist.all_reduce(value)
         return value / self.world
 
-    def wait(self) -> None:
-        """Wait until every process is here."""
-        if self.world > 1:
-            dist.barrier()
+    def together(self, action: Callable[[], T]) -> list[T]:
+        """Act in every process, wait for all, and return what each returned, by rank.
+
+        Args:
+            action: speaks to no other process and returns something small.
+
+        Raises:
+            SharedError: `action` failed in one of several processes. All raise it, so that none waits for another.
+        """
+        if self.world == 1:
+            return [action()]
+        failure: Exception | None = None
+        try:
+            outcome: tuple[str | None, T | None] = (None, action())
+        except Exception as error:
+            failure, outcome = error, (sentence(error), None)
+        outcomes: list = [None] * self.world
+        dist.all_gather_object(outcomes, outcome)
+        try:
+            for failed, _ in outcomes:
+                if failed is not None:
+                    raise SharedError(failed) from failure
+        finally:
+            failure = None  # its trace holds this frame: the circle would keep the tensors of a failed run alive
+        return [found for _, found in outcomes]
+
+    def lead(self, action: Callable[[], None]) -> None:
+        """Let the leading process act while the others wait; raises SharedError in all where it fails."""
+        self.together(action if self.leads else lambda: None)
 
 
 @contextlib.contextmanager
 def processes(device: torch.device) -> Iterator[Processes]:
-    """Join the group that `torchrun` started, if it started this process; yields the place in it."""
+    """Join the group that `torchrun` started, if it started this process; yields the place in it.
+
+    A process that fails leaves without a word: to part in order would wait for others that wait for this one. It ends,
+    and `torchrun` ends the others.
+    """
     if not dist.is_torchelastic_launched():
         yield Processes()
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield Processes(rank=dist.get_rank(), world=dist.get_world_size())
-    finally:
-        dist.destroy_process_group()
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    yield Processes(rank=dist.get_rank(), world=dist.get_world_size())
+    dist.destroy_process_group()

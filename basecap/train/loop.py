@@ -7,10 +7,11 @@ was recorded after its checkpoint and continues as if nothing had happened.
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,11 @@ class Stream(Protocol):
         """Return int64 [batch / world, seq_len + 1], a pure function of its arguments."""
 
 
+def resolve(precision: str, device: torch.device) -> Literal["bf16", "fp32"]:
+    """Return the precision that "auto" means on a device, bf16 on a GPU and fp32 on a CPU, and any other as it is."""
+    return "bf16" if precision == "bf16" or (precision == "auto" and device.type == "cuda") else "fp32"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """Where a run trains: device, processes, precision."""
@@ -47,12 +53,8 @@ class Place:
 
     @classmethod
     def choose(cls, device: torch.device, processes: Processes, precision: str) -> "Place":
-        """Resolve "auto": bf16 on a GPU, fp32 on a CPU."""
-        return cls(
-            device=device,
-            processes=processes,
-            bf16=precision == "bf16" or (precision == "auto" and device.type == "cuda"),
-        )
+        """Resolve the precision, see `resolve`."""
+        return cls(device=device, processes=processes, bf16=resolve(precision, device) == "bf16")
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """Return the context in which products run in the run's precision."""
@@ -88,7 +90,13 @@ class Trainer:
         self.module = place.processes.wrap(model)
 
     def run(self, label: str, evaluate: Evaluate) -> None:
-        """Train to the end, from the newest checkpoint if there is one; raises TrainingError, CheckpointError."""
+        """Train to the end, from the newest checkpoint if there is one.
+
+        Raises:
+            TrainingError: a loss that is not finite, and with several processes what fails in one of them while it
+                evaluates, reads or writes; all processes raise it alike. Other errors may be of one process alone.
+            CheckpointError, DataError: files that cannot be read or written, with one process.
+        """
         done = self._resume()
         tokens = self.timetable.step_tokens
         with self._progress(label, self.timetable.steps * tokens) as advance:
@@ -99,9 +107,9 @@ class Trainer:
                 done += 1
                 advance(tokens, note=f"loss {loss:.3f}")
                 if self.timetable.evaluates(done):
-                    self._lead(lambda: evaluate(self.model, done, done * tokens))  # noqa: B023
+                    self.place.processes.lead(lambda: evaluate(self.model, done, done * tokens))  # noqa: B023
                 if self.timetable.saves(done):
-                    self._lead(
+                    self.place.processes.lead(
                         lambda: checkpoint.save(self.records.checkpoints, self.model, self.optimiser, done)  # noqa: B023
                     )
                 batch = following
@@ -113,16 +121,14 @@ class Trainer:
         return contextlib.nullcontext(lambda amount, note="": None)
 
     def _resume(self) -> int:
-        found = checkpoint.latest(self.records.checkpoints)
-        done = 0 if found is None else checkpoint.restore(found, self.model, self.optimiser)
-        self._lead(lambda: self.records.rewind(done))
+        group = self.place.processes
+        done = group.together(self._restore)[group.rank]
+        group.lead(lambda: self.records.rewind(done))
         return done
 
-    def _lead(self, action: Callable[[], None]) -> None:
-        """Let the leading process act while the others wait."""
-        if self.place.processes.leads:
-            action()
-        self.place.processes.wait()
+    def _restore(self) -> int:
+        found = checkpoint.latest(self.records.checkpoints)
+        return 0 if found is None else checkpoint.restore(found, self.model, self.optimiser)
 
     def _batch(self, step: int) -> Tensor:
         group = self.place.processes
@@ -146,8 +152,8 @@ class Trainer:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
         following = self._batch(step + 1)
         mean_loss, grad_norm = torch.stack([group.mean(loss), norm.detach()]).tolist()
-        if not (torch.tensor([mean_loss, grad_norm]).isfinite().all()):
-            self._refuse(step, batch)
+        if not (math.isfinite(mean_loss) and math.isfinite(grad_norm)):
+            self._refuse(step, batch, "loss" if not math.isfinite(mean_loss) else "gradients")
         self.optimiser.step()
         if group.leads:
             seconds = time.perf_counter() - began
@@ -176,10 +182,28 @@ class Trainer:
             total += loss.detach()
         return total
 
-    def _refuse(self, step: int, batch: Tensor) -> None:
-        part = batch[: self.micro_batch].to(self.place.device)
-        with self.place.autocast():
-            where = first_bad_module(self.model, part[:, :-1], part[:, 1:])
+    def _refuse(self, step: int, batch: Tensor, what: Literal["loss", "gradients"]) -> None:
+        """Raise TrainingError, alike in all processes, that names what is first bad in any of them."""
+        found = self.place.processes.together(lambda: self._first_bad(batch))
+        bad = [(rank, where) for rank, where in enumerate(found) if where is not None]
+        if bad:
+            rank, where = bad[0]
+            where += f" in process {rank}" if len(found) > 1 else ""
+        elif what == "gradients":
+            where = "the backward pass"
+        else:  # such as compiled code that computes otherwise, or a module that changes as it is called
+            every = "any module of any process" if len(found) > 1 else "any module"
+            where = f"not found in {every} when the forward passes of this step are repeated"
         raise TrainingError(
-            f"the loss stopped being finite at step {step + 1}; first bad: {where}. Lower train.lr or mend that module."
+            f"the {what} stopped being finite at step {step + 1}; first bad: {where}. "
+            "Lower train.lr or mend that module."
         )
+
+    def _first_bad(self, batch: Tensor) -> str | None:
+        """Look at all sequences of this process, in the pieces that were computed; None where none of them is bad."""
+        for part in batch.to(self.place.device).split(self.micro_batch):
+            with self.place.autocast():
+                where = first_bad_module(self.model, part[:, :-1], part[:, 1:])
+            if where is not None:
+                return where
+        return None

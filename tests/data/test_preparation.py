@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from basecap.data import DataConfig, PreparedData, inspect, prepare
+from basecap.data.sources._contract import SOURCES
 from basecap.errors import ConfigError, DataError
-from basecap.registry import load_plugin
+from basecap.registry import PLUGIN, load_plugin
 from tests.data.conftest import slimpajama_records, words, write_lines
 
 
@@ -263,6 +264,48 @@ class Numbers(Source):
     assert len({tuple(documents.tokens(index)) for index in range(len(documents))}) == 4
     with pytest.raises(DataError, match=r"was killed.*set data\.workers"):
         prepare(config.model_copy(update={"path": "kill"}), tmp_path / "cache")
+
+
+def load_anew(plugin: Path, name: str) -> None:
+    """Load a plugin that defines a source as a new process would."""
+    sys.modules.pop(PLUGIN + plugin.stem, None)
+    SOURCES.names()
+    SOURCES._entries.pop(name, None)
+    load_plugin(plugin)
+
+
+def test_a_changed_plugin_is_read_again(tmp_path):
+    plugin = tmp_path / "verses.py"
+    program = """
+from basecap.data.sources import Document, Part, Source, source
+
+@source("test-verses")
+class Verses(Source):
+    def parts(self):
+        return [Part("all")]
+
+    def read(self, part):
+        for split in ("train", "validation", "test"):
+            yield Document("verses", split, f"{split} verse " * 10)
+"""
+
+    def prepared() -> str:
+        load_anew(plugin, "test-verses")
+        config = DataConfig(source="test-verses", tokenizer="bytes", seq_len=8, train=["verses"], workers=1)
+        return prepare(config, tmp_path / "cache").manifest_hash
+
+    plugin.write_text(program)
+    first = prepared()
+    assert prepared() == first and len(shards(tmp_path / "cache")) == 1
+    plugin.write_text(program + "# the same text\n")
+    assert prepared() == first and len(shards(tmp_path / "cache")) == 2
+    plugin.write_text(program.replace("verse ", "prose "))
+    assert prepared() != first and len(shards(tmp_path / "cache")) == 3
+
+
+def test_the_names_of_built_in_sources_in_a_cache_stay(options):
+    config = DataConfig(**options)
+    assert config.code is None and config.hash == config.options_hash
 
 
 def test_a_damaged_shard_is_refused_and_made_anew_when_deleted(options, tmp_path):

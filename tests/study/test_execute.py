@@ -21,6 +21,7 @@ from basecap.study.config import StudyConfig, load_study, select
 from basecap.study.continuation import continuation
 from basecap.study.execute import Execution, data_of, execute, side_by_side
 from basecap.study.plan import plan_runs
+from tests.data.test_preparation import load_anew
 from tests.study.conftest import write_text
 
 PLUGIN = """
@@ -60,6 +61,46 @@ from basecap.mixers.attention import Attention
 hybrid("steady pair", layers=(LayerChoice(mixer=Attention),), backbone="gpt", paper="none", summary="of ours")
 """
 )
+
+ALONE = (
+    PLUGIN.replace('"breaks"', '"alone"').replace(
+        "return x * torch.nan if self.calls >= 3 else x", "return fail(self.calls, x)"
+    )
+    + """
+import torch.distributed as dist
+from basecap.evals._contract import Evaluation, Outcome, evaluation
+
+def fail(calls, x):
+    if calls == 3 and dist.get_rank() == 1:
+        raise MemoryError("no room in process 1")
+    return x
+
+@evaluation("fails-once", unit="none", better="lower")
+class FailsOnce(Evaluation):
+    fresh = True
+
+    def run(self, model, context):
+        if FailsOnce.fresh:
+            FailsOnce.fresh = False
+            raise RuntimeError("this evaluation cannot")
+        return Outcome(measurements=[])
+"""
+)
+
+VERSES = """
+from basecap.data.sources import Document, Part, Source, source
+
+@source("study-verses")
+class Verses(Source):
+    def parts(self):
+        return [Part("all")]
+
+    def read(self, part):
+        for domain in ("a", "b"):
+            for split in ("train", "validation", "test"):
+                for number in range(20):
+                    yield Document(domain, split, f"{domain} {split} {number} " * 10)
+"""
 
 
 def run(path: Path, out: Path, settings: tuple[str, ...] = (), only: tuple[str, ...] = (), plugins=()) -> list[dict]:
@@ -120,6 +161,24 @@ def test_processes_side_by_side_give_the_same_losses(study_file, tmp_path):
         assert losses(tmp_path / "two")[name] == pytest.approx(expected, rel=1e-5)  # threads may add in another order
 
 
+def test_a_killed_process_costs_its_own_run_alone(study, tmp_path):
+    plugin, out = tmp_path / "killed.py", tmp_path / "out"
+    plugin.write_text(PLUGIN.replace('"breaks"', '"killed"').replace("x * torch.nan", "os._exit(9)"))
+    plugin.write_text("import os\n" + plugin.read_text())
+    load_plugin(plugin)
+    made = StudyConfig.model_validate(study | {"architectures": ["transformer++", "killed"]})
+    StudyRecords(out).create(made.model_dump(mode="json"))
+    execution = Execution(study=made, out=out, device="cpu", plugins=(plugin,))
+    said: list[str] = []
+    runs = plan_runs(made, data_of(made, out).tokenizer.vocab_size)[::-1]
+    infos = side_by_side(execution, runs, ["cpu"], said.append)
+    assert [(info["name"], info["status"]) for info in infos] == [("killed", "failed"), ("transformer++", "finished")]
+    recorded = [found.info() for found in StudyRecords(out).runs()]
+    assert [info["status"] for info in recorded] == ["failed", "finished"]
+    assert said == [f"killed (seed 0) failed: {recorded[0]['message']}"] and "was killed, perhaps" in said[0]
+    assert len(losses(out)["killed"]) == 2
+
+
 def test_another_study_in_the_directory_is_refused(study_file, tmp_path):
     run(study_file, tmp_path / "out", only=("transformer++",))
     with pytest.raises(ConfigError, match="another study"):
@@ -145,6 +204,60 @@ def test_another_version_of_a_plugin_is_refused(study, tmp_path):
     assert run(path, tmp_path / "out", only=("transformer++",), plugins=(plugin,)) == infos[:1]
     own = [ARCHITECTURES.from_plugin(name) for name in ("steady", "steady pair", "transformer++", "based")]
     assert own == [True, True, False, False]
+
+
+def test_other_text_from_a_changed_plugin_is_refused(study, tmp_path):
+    plugin, path, out = tmp_path / "verses.py", tmp_path / "tiny.yaml", tmp_path / "out"
+    plugin.write_text(VERSES)
+    load_anew(plugin, "study-verses")
+    data = {"source": "study-verses", "tokenizer": "bytes", "seq_len": 32, "train": ["a"], "ood": ["b"], "workers": 1}
+    path.write_text(yaml.safe_dump(study | {"data": data}))
+    infos = run(path, out, only=("transformer++",), plugins=(plugin,))
+    plugin.write_text(VERSES.replace("{number}", "{number} more"))
+    load_anew(plugin, "study-verses")
+    with pytest.raises(ConfigError, match="begun with other data"):
+        run(path, out, plugins=(plugin,))
+    plugin.write_text(VERSES)
+    load_anew(plugin, "study-verses")
+    assert run(path, out, only=("transformer++",), plugins=(plugin,)) == infos
+
+
+def change(path: Path, **changes: object) -> None:
+    """Change keys of a JSON file; None removes one."""
+    content = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def test_an_unfinished_run_is_not_continued_in_another_precision(study_file, tmp_path):
+    only, out = ("transformer++",), tmp_path / "out"
+    (info,) = run(study_file, out, only=only)
+    assert info["precision"] == "fp32" and info["device"].startswith("CPU") and info["before"] == []
+    assert {"torch", "basecap"} <= info["packages"].keys()
+    elsewhere = {"device": "NVIDIA H200", "packages": {"torch": "2.8"}, "precision": "bf16"}
+    path = out / "runs" / "transformer++-s0" / "run.json"
+    change(path, **elsewhere)
+    assert run(study_file, out, only=only)[0]["precision"] == "bf16"  # finished: nothing goes on
+    change(path, status="failed")
+    with pytest.raises(
+        ConfigError, match=r"begun in bf16 on NVIDIA H200 and would go on in fp32 .* set --device cuda,"
+    ):
+        run(study_file, out, only=only)
+    change(path, precision="fp32")
+    again = run(study_file, out, only=only)[0]
+    assert again["before"] == [{**elsewhere, "precision": "fp32"}] and again["device"] == info["device"]
+    change(path, status="failed", device=None, precision=None, packages=None, before=None)  # as before there were any
+    assert run(study_file, out, only=only)[0]["before"] == []
+
+
+def test_the_recorded_machine_stays_once_something_has_run(study_file, tmp_path):
+    only, path = ("transformer++",), tmp_path / "out" / "environment.json"
+    run(study_file, tmp_path / "out", only=only)
+    change(path, device="NVIDIA H200")
+    run(study_file, tmp_path / "out", only=only)
+    assert json.loads(path.read_text())["device"] == "NVIDIA H200"
+    shutil.rmtree(tmp_path / "out" / "runs")
+    run(study_file, tmp_path / "out", only=only)
+    assert json.loads(path.read_text())["device"].startswith("CPU")
 
 
 def test_changed_text_is_refused_where_a_run_is_continued(study, study_file, tmp_path):
@@ -225,22 +338,36 @@ def test_kill_and_resume_gives_the_same_curve_to_the_bit(study, tmp_path):
     assert one == two
 
 
+def in_two_processes(*arguments: object, timeout: int) -> subprocess.CompletedProcess:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launcher, "-m", "basecap.cli", "run", "--device", "cpu", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def test_an_error_in_one_of_two_processes_leaves_no_other_waiting(study, tmp_path):
+    plugin, path = tmp_path / "alone.py", tmp_path / "tiny.yaml"
+    plugin.write_text(ALONE)
+    names = [*study["architectures"], "alone"]
+    path.write_text(yaml.safe_dump(study | {"architectures": names, "evals": ["domain-loss", "fails-once"]}))
+    done = in_two_processes(path, "--out", tmp_path / "out", "--plugin", plugin, timeout=60)
+    assert done.returncode == 1, done.stderr[-3000:]
+    infos = {info["name"]: info for info in (found.info() for found in StudyRecords(tmp_path / "out").runs())}
+    assert {name: info["status"] for name, info in infos.items()} == {
+        "transformer++": "failed",  # the leader's evaluation: both processes know and go on
+        "window 4": "finished",
+        "alone": "failed",  # within a step: the other is ended
+    }
+    assert infos["transformer++"]["message"] == "RuntimeError: this evaluation cannot"
+    assert "in run" in infos["transformer++"]["traceback"]
+    assert infos["alone"]["message"] == "MemoryError: no room in process 1"
+    assert done.stderr.count("transformer++ (seed 0) failed: RuntimeError: this evaluation cannot") == 1
+    assert done.stderr.count("alone (seed 0) failed in process 1, which ends them all (--only") == 1
+
+
 def test_two_processes_run_a_study_and_one_reports(study_file, tmp_path):
     run(study_file, tmp_path / "one")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [
-        *launcher,
-        "-m",
-        "basecap.cli",
-        "run",
-        str(study_file),
-        "--device",
-        "cpu",
-        "--out",
-        str(tmp_path / "two"),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    done = in_two_processes(study_file, "--out", tmp_path / "two", timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("report.html") == 1
     for name, expected in losses(tmp_path / "one").items():

@@ -3,11 +3,94 @@
 import json
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from basecap.errors import CheckpointError
+from basecap.models.config import model_config
+from basecap.models.language_model import LanguageModel
+from basecap.records import RunRecords
+from basecap.registry import load_plugin
 from basecap.train import checkpoint
+from basecap.train.distributed import Processes
+from basecap.train.loop import Place, Trainer
 from basecap.train.optim import build_optimiser
-from tests.train.conftest import config
+from tests.train.conftest import BATCH, LENGTH, VOCAB, config
+
+BUFFERED = """
+import torch
+from basecap.mixers import Cache, Mixer, mixer
+
+@mixer("buffered", backbone="transformer++", paper="none", summary="adds the mean of what it has seen")
+class Buffered(Mixer):
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.register_buffer("mean", torch.zeros(layer.hidden, 2)[:, 0])  # a view, which safetensors refuses
+        self.register_buffer("turn", torch.zeros(1, dtype=torch.complex128))
+        self.register_buffer("scratch", torch.zeros(1), persistent=False)
+
+    def forward(self, x, segments=None):
+        if torch.is_grad_enabled():
+            self.mean.lerp_(x.detach().mean((0, 1)), 0.1)
+            self.turn += 1j
+        return x + self.mean
+
+    def init_cache(self, batch, max_length):
+        return Cache(tensors={})
+
+    def step(self, x, cache):
+        return x + self.mean
+
+    def flops(self, length):
+        return 0.0
+
+    def state_bytes(self, length):
+        return 0
+"""
+
+
+@pytest.fixture(scope="session")
+def buffered(tmp_path_factory):
+    """The options of a model whose mixer has buffers."""
+    plugin = tmp_path_factory.mktemp("plugin") / "buffered.py"
+    plugin.write_text(BUFFERED)
+    load_plugin(plugin)
+    return model_config("buffered", hidden=16, vocab=VOCAB, layers=1, max_length=LENGTH)
+
+
+def test_persistent_buffers_are_resumed_to_the_bit(buffered, stream, tmp_path):
+    def train(name, evaluate=lambda model, step, tokens: None):
+        records, place = RunRecords(tmp_path / name), Place.choose(torch.device("cpu"), Processes(), "fp32")
+        options = config(eval_every=4 * BATCH * LENGTH)
+        model = LanguageModel(buffered).initialise(0)
+        Trainer(model, options, 0, stream=stream, records=records, place=place).run(name, evaluate)
+        return model, [row["train_loss"] for row in records.metrics()]
+
+    def stop(model, step, tokens):
+        if step == 12:
+            raise InterruptedError
+
+    straight, losses = train("straight")
+    with pytest.raises(InterruptedError):
+        train("resumed", stop)
+    resumed, again = train("resumed")
+    assert again == losses
+    loaded = checkpoint.load_model(tmp_path / "straight" / "checkpoints")
+    for model in (straight, resumed, loaded):
+        assert torch.equal(model.blocks[0].mixer.mean, straight.blocks[0].mixer.mean)
+        assert model.blocks[0].mixer.turn == 20j
+
+
+def test_a_buffer_that_a_checkpoint_lacks_is_named(buffered, tmp_path):
+    model = LanguageModel(buffered).initialise(0)
+    checkpoint.save(tmp_path, model, build_optimiser(model, model.recipe(), config()), 8)
+    path = tmp_path / "step-8" / "model.safetensors"
+    tensors = load_file(path)
+    assert "blocks.0.mixer.scratch" not in tensors
+    del tensors["blocks.0.mixer.mean"]
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=r"another model: buffer blocks\.0\.mixer\.mean is on one side only"):
+        checkpoint.load_model(tmp_path)
 
 
 @pytest.fixture

@@ -3,13 +3,15 @@
 import math
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from basecap.records import RunRecords
 from basecap.train import checkpoint
-from basecap.train.distributed import Processes
+from basecap.train.distributed import PATIENCE, Processes, processes
 from basecap.train.loop import Place, Trainer
 from tests.train.conftest import config
 
@@ -32,3 +34,15 @@ def test_two_processes_train_as_one(model, stream, tmp_path):
     trained = checkpoint.load_model(two.checkpoints)
     for (name, p), q in zip(model.named_parameters(), trained.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_processes_wait_for_a_leader_that_works_alone_for_hours(monkeypatch):
+    asked = {}
+    monkeypatch.setattr(dist, "is_torchelastic_launched", lambda: True)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: asked.update(options))
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    with processes(torch.device("cpu")) as group:
+        assert (group.rank, group.world) == (1, 2)
+    assert asked == {"timeout": PATIENCE} and timedelta(days=1) <= PATIENCE

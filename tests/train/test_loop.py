@@ -98,6 +98,44 @@ def test_overflow_in_the_forward_pass_names_the_first_module(model, stream, tmp_
         train(model, stream, tmp_path, config())
 
 
+class LastRowStream:
+    """Token 30 in the last row of a batch alone."""
+
+    def batch(self, seed, step, batch, seq_len, rank=0, world=1):
+        return torch.tensor([[30 if row + 1 == batch else 1] * (seq_len + 1) for row in range(batch)])
+
+
+def test_what_is_bad_is_looked_for_in_every_micro_batch(model, tmp_path):
+    model.embedding.register_forward_hook(lambda module, inputs, x: x * torch.nan if (inputs[0] == 30).any() else x)
+    with pytest.raises(TrainingError, match="the loss stopped being finite at step 1; first bad: module embedding"):
+        train(model, LastRowStream(), tmp_path, config(micro_batch=1))
+
+
+def test_gradients_are_called_bad_where_the_loss_is_finite(model, stream, tmp_path):
+    model.embedding.weight.register_hook(lambda grad: grad * torch.nan)
+    with pytest.raises(TrainingError, match="the gradients stopped being finite at step 1; first bad: the backward"):
+        train(model, stream, tmp_path, config())
+
+
+def test_a_bad_module_that_is_not_found_again_is_not_invented(model, stream, tmp_path):
+    calls = []
+    spoiled = lambda module, inputs, x: calls.append(x) or (x * torch.nan if len(calls) == 1 else x)  # noqa: E731
+    model.embedding.register_forward_hook(spoiled)
+    with pytest.raises(TrainingError, match="first bad: not found in any module when the forward passes of this"):
+        train(model, stream, tmp_path, config())
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [([None, "module norm"], "module norm in process 1"), ([None] * 2, "not found in any module of any process")],
+)
+def test_what_is_bad_may_be_in_another_process(model, stream, tmp_path, monkeypatch, found, words):
+    monkeypatch.setattr(Processes, "together", lambda group, action: [action(), *found[1:]])
+    trainer = Trainer(model, config(), 0, stream=stream, records=RunRecords(tmp_path), place=PLACE)
+    with pytest.raises(TrainingError, match=f"first bad: {words}"):
+        trainer._refuse(0, stream.batch(0, 0, BATCH, LENGTH), "loss")
+
+
 def test_damaged_checkpoints_are_refused_in_one_sentence(model, stream, tmp_path):
     records = train(fresh(model), stream, tmp_path, config())
     path = checkpoint.latest(records.checkpoints)

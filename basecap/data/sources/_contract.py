@@ -1,5 +1,6 @@
 """What a source of text is: it names its parts, and reads the documents of one part."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from basecap.data.hashes import file_digest, text_number
 from basecap.errors import ConfigError, DataError, nearest
-from basecap.registry import Registry
+from basecap.registry import PLUGIN, Registry
 
 if TYPE_CHECKING:
     from basecap.data.config import DataConfig
@@ -64,9 +65,10 @@ class Source(ABC):
     def fingerprints(self, part: Part) -> dict[str, str]:
         """Return what the manifest says of a part: per file its name and the SHA-256 of its content.
 
-        A part without files is taken to depend on the options alone.
+        A part without files is taken to depend on the options alone. A plugin's code is no part of it: the manifest
+        holds the text that it gave.
         """
-        return {self.name_of(path): file_digest(path) for path in part.paths} or {part.name: self.config.hash}
+        return {self.name_of(path): file_digest(path) for path in part.paths} or {part.name: self.config.options_hash}
 
     def name_of(self, path: Path) -> str:
         """Return what the manifest calls a file: the same on every machine."""
@@ -88,6 +90,12 @@ class Source(ABC):
 
 
 SOURCES: Registry[type[Source]] = Registry("source", "basecap.data.sources", "domains")
+
+
+def plugin_of(name: str) -> Path | None:
+    """Return the plugin file that defines a source, None where none does; raises ConfigError for an unknown name."""
+    module = sys.modules[SOURCES.get(name).__module__]
+    return Path(module.__file__ or "") if module.__name__.startswith(PLUGIN) else None
 
 
 def source(name: str) -> Callable[[type[Source]], type[Source]]:
