@@ -59,8 +59,7 @@ class LanguageModel(nn.Module):
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Return the recipe of every parameter by its full name."""
         recipes = default_recipe(self)
-        shared = self.backbone.head if self.head is None else self.backbone.embedding
-        recipes["embedding.weight"] = ParameterRecipe(init=shared)
+        recipes["embedding.weight"] = ParameterRecipe(init=self.backbone.embedding)
         if self.positions is not None:
             recipes["positions.weight"] = ParameterRecipe(init=normal(0.02))
         if self.head is not None:

@@ -36,7 +36,7 @@ class Backbone:
         positions: whether learned absolute positions are added to the embeddings.
         embedding_norm: a LayerNorm follows the embeddings.
         tied: the head is the transposed embedding.
-        embedding, head: their initialisers; a tied matrix takes the head's.
+        embedding, head: their initialisers; a tied matrix starts as an embedding.
         depths: published depths by hidden width, in layers of a Transformer; others take 12.
         depth_factor: blocks per Transformer layer (2 where a block is a mixer alone).
     """
