@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from basecap.errors import ConfigError, nearest
 
@@ -63,6 +64,14 @@ def _unsupported(device: torch.device, dtype: torch.dtype, shared: int) -> str |
     if torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor < shared:
         return f"the kernels need {shared // 1024} KB of shared memory"
     return None
+
+
+def refuse_forward_mode(op: str, *tensors: Tensor) -> None:
+    """Raise ConfigError for forward-mode derivatives, of which custom operators would silently make zeros."""
+    if torch.compiler.is_compiling():
+        return
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise ConfigError(f"{op} has no forward-mode derivatives (jvp, jacfwd); use reverse mode, such as vjp or grad.")
 
 
 def use_triton(op: str, backend: Backend, x: Tensor, *, widest: int | None = None, shared: int = 0) -> bool:

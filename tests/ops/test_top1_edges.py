@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from basecap.errors import ConfigError
 from basecap.ops import (
@@ -133,3 +134,18 @@ def test_a_look_without_gradients_leaves_nothing_that_training_cannot_use():
         top1_chunk(q, k, v, chunk=16)
     top1_chunk(q, k, v, chunk=16).sum().backward()
     assert q.grad is not None
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
+@pytest.mark.parametrize("name", ["exact", "element"])
+def test_forward_mode_is_refused_and_not_zero(name: str):
+    q, k, v = drawn()
+    with forward_ad.dual_level(), pytest.raises(ConfigError, match="forward-mode"):
+        FUNCTIONS[name](q, k, forward_ad.make_dual(v, v))
+
+
+def test_tracing_leaves_nothing_for_others():
+    inputs = [x[:, :53] for x in drawn()]
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        top1_chunk(*(mode.from_tensor(x) for x in inputs), chunk=16)
+    assert top1_chunk(*inputs, chunk=16).isfinite().all()

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops._dispatch import Backend, refuse_forward_mode, use_triton
 from basecap.ops.top1_chunk import operators, reference
 from basecap.ops.top1_chunk.cache import top1_chunk_cache, top1_chunk_fill, top1_chunk_step
 from basecap.ops.top1_chunk.checkpoint import keep_choice
@@ -73,6 +73,7 @@ def top1_chunk(
     check_heads({"q": q, "k": k, "v": v})
     check_options(chunk, mode, scale, remote)
     check_packing(q, segments, cu_seqlens)
+    refuse_forward_mode("top1_chunk", q, k, v)
     triton = use_triton("top1_chunk", backend, q, widest=256, shared=SHARED)
     if q.shape[0] == 0:
         # There is nothing to cut; the sums are 0 and keep the gradients of k and v defined.

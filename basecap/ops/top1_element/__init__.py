@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops._dispatch import Backend, refuse_forward_mode, use_triton
 from basecap.ops.attention import attention
 from basecap.ops.top1_chunk.cache import check_cache
 from basecap.ops.top1_chunk.grid import check_heads, check_packing, check_scale
@@ -46,6 +46,7 @@ def top1_element(
     check_heads({"q": q, "k": k, "v": v})
     check_scale(scale)
     check_packing(q, segments, cu_seqlens)
+    refuse_forward_mode("top1_element", q, k, v)
     triton = use_triton("top1_element", backend, q, widest=256)
     if q.shape[0] == 0:
         # There is nothing to choose from; the sums are 0 and keep the gradients of k and v defined.
