@@ -82,6 +82,7 @@ def run(
     device: Device = None,
 ) -> None:
     """Train and evaluate a study, then write its report. Run again to resume."""
+    from basecap.records import StudyRecords
     from basecap.study.config import load_study, select
     from basecap.study.execute import execute
 
@@ -99,7 +100,8 @@ def run(
     if not infos:  # a process that helps to train: the leading one reports
         return
     _report([directory], directory)
-    if failed := [info["name"] for info in infos if info["status"] == "failed"]:
+    failures = [row for found in StudyRecords(directory).results()["studies"] for row in found["failures"]]
+    if failed := dict.fromkeys(row["name"] for row in failures):
         typer.echo(f"failed: {', '.join(failed)}; the reasons stand above and in the report.", err=True)
         raise typer.Exit(1)
 
@@ -167,7 +169,11 @@ def generate(
     from basecap.study.continuation import continuation
 
     _load(plugin)
-    typer.echo(continuation(run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed, device=device))
+    typer.echo(
+        continuation(
+            run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed, device=device, plugins=plugin
+        )
+    )
 
 
 @app.command(epilog="Example: basecap check --mixer mamba-2")

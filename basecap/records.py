@@ -161,9 +161,9 @@ class RunRecords:
                 columns = [np.split(file[name], ends) for name in ("nats", "tokens", "bytes")]
                 subsets = [str(name) for name in file["subsets"]]
         except FileNotFoundError as error:
-            raise DataError(f"{path} is missing: {eval!r} stored no documents at step {step}.") from error
+            raise DataError(f"{path} is missing; remove {self.path} to train it again.") from error
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise DataError(f"{path} is damaged ({error}); remove it and evaluate that checkpoint again.") from error
+            raise DataError(f"{path} is damaged ({error}); remove {self.path} to train it again.") from error
         return {name: DocumentLosses(*parts) for name, *parts in zip(subsets, *columns, strict=True)}
 
     def rewind(self, step: int) -> None:

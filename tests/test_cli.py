@@ -83,7 +83,12 @@ def test_run_report_generate(study_file, tmp_path, basecap, refused):  # noqa: F
     (out / "study.yaml").write_text(kept)
     weights = next(run.glob("checkpoints/*/model.safetensors"))
     weights.write_bytes(weights.read_bytes()[:100])
-    assert "unreadable" in refused("generate", run, "the")
+    assert f"remove {run} to train it again" in refused("generate", run, "the")
+
+    next(run.glob("documents/*.npz")).unlink()
+    code, printed, err = basecap("run", study_file, "--out", out, "--device", "cpu")
+    assert code == 1 and "failed: transformer++;" in err
+    assert f"remove {run} to train it again" in " ".join(printed.split())
 
 
 def test_a_failed_run_shows_in_the_exit_code(study, tmp_path):  # noqa: F811

@@ -1,6 +1,6 @@
 """How the numbers of a run came about, as run.json says it, and what may not change while it is continued."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +50,22 @@ def refuse_other(records: RunRecords, run: RunSpec, plugins: Sequence[Path], dev
         raise ConfigError(f"{records.path} holds another run of that name; remove it or give another --out.")
     if latest(records.checkpoints) is None:  # whatever is there begins again
         return
-    sources = _sources(run, plugins)
-    changed = [name for content, name in info.get("plugins", {}).items() if content not in sources]
-    if changed:
-        raise ConfigError(
-            f"{records.path} was trained with another version of {changed[0]}; give another --out or remove that "
-            "directory."
-        )
+    refuse_other_plugins(records, _sources(run, plugins))
     held, now = info.get("precision"), resolve(run.train.precision, device)
     if info.get("status") != "finished" and held not in (None, now):  # train.precision is auto: the device decides
         raise ConfigError(
             f"{records.path} was begun in {held} on {info.get('device')} and would go on in {now} on this device; set "
             f"--device {'cuda' if held == 'bf16' else 'cpu'}, or remove that directory to begin it again."
+        )
+
+
+def refuse_other_plugins(records: RunRecords, digests: Collection[str]) -> None:
+    """Raise ConfigError unless every plugin that a run was trained with is among the `digests` of those there now."""
+    changed = [name for digest, name in records.info().get("plugins", {}).items() if digest not in digests]
+    if changed:
+        raise ConfigError(
+            f"{records.path} was trained with another version of {changed[0]}; restore that one with --plugin, give "
+            "another --out, or remove that directory."
         )
 
 

@@ -78,7 +78,7 @@ def _read(path: Path, name: str) -> dict[str, Tensor]:
         return load_file(path / name)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"checkpoint {path} is unreadable ({name}: {error}); remove that directory to start the run again."
+            f"checkpoint {path} is unreadable ({name}: {error}); remove {path.parent.parent} to train it again."
         ) from error
 
 
@@ -90,7 +90,7 @@ def _read_state(path: Path) -> tuple[int, ModelConfig]:
     except (OSError, ValueError, KeyError, TypeError) as error:  # pydantic's error is a ValueError
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise CheckpointError(
-            f"checkpoint {path} is unreadable (state.json: {reason}); remove that directory to start the run again."
+            f"checkpoint {path} is unreadable (state.json: {reason}); remove {path.parent.parent} to train it again."
         ) from error
 
 

@@ -199,8 +199,15 @@ def test_another_version_of_a_plugin_is_refused(study, tmp_path):
     infos = run(path, tmp_path / "out", plugins=(plugin,))
     assert run(path, tmp_path / "out", plugins=(plugin,)) == infos
     plugin.write_text(STEADY + "# changed")
-    with pytest.raises(ConfigError, match=r"steady-s0 was trained with another version of steady\.py; give another"):
+    with pytest.raises(
+        ConfigError, match=r"steady-s0 was trained with another version of steady\.py; restore that one"
+    ):
         run(path, tmp_path / "out", plugins=(plugin,))
+    with pytest.raises(ConfigError, match=r"another version of steady\.py"):
+        continuation(
+            tmp_path / "out" / "runs" / "steady-s0", "the", 1, temperature=0, top_k=None, seed=0, device="cpu",
+            plugins=(plugin,),
+        )  # fmt: skip
     assert run(path, tmp_path / "out", only=("transformer++",), plugins=(plugin,)) == infos[:1]
     own = [ARCHITECTURES.from_plugin(name) for name in ("steady", "steady pair", "transformer++", "based")]
     assert own == [True, True, False, False]
