@@ -52,6 +52,9 @@ class DataConfig(BaseModel):
     max_test_tokens: Count | None = Field(
         None, ge=1, description="validation and test tokens kept per domain and split, likewise"
     )
+    min_ood_tokens: Count | None = Field(
+        None, ge=1, description="tokens that documents of unseen domains have at least; all are tested when not given"
+    )
     cache: str | None = Field(
         None,
         description="directory for the token shards, shared between studies; inside the study's own when not given. "
@@ -83,7 +86,10 @@ class DataConfig(BaseModel):
     @property
     def options_hash(self) -> str:
         """Sixteen hex digits that change with any option the tokens depend on."""
-        return digest([FORMAT, self.model_dump(mode="json", exclude={"cache", "workers", "seq_len", "weights"})])
+        exclude = {"cache", "workers", "seq_len", "weights"}
+        if self.min_ood_tokens is None:  # text that was prepared before there was this option stays in use
+            exclude.add("min_ood_tokens")
+        return digest([FORMAT, self.model_dump(mode="json", exclude=exclude)])
 
     @property
     def code(self) -> str | None:

@@ -170,9 +170,11 @@ def _write_part(config: DataConfig, tokenizer: Tokenizer, directory: Path, part:
     files, limits = source.fingerprints(part), _limits(config)
     kept = sorted([*group, limit] for group, limit in limits.items())
     code = [] if config.code is None else [config.code]  # none in the names of shards of built-in sources
-    path = directory / digest([FORMAT, config.source, files, tokenizer.fingerprint, kept, *code])
+    shortest = {} if config.min_ood_tokens is None else dict.fromkeys(config.ood, config.min_ood_tokens)
+    further = [sorted(shortest.items())] if shortest else []
+    path = directory / digest([FORMAT, config.source, files, tokenizer.fingerprint, kept, *code, *further])
     if not path.is_dir():
-        write_shard(path, source.read(part), tokenizer, limits, files)
+        write_shard(path, source.read(part), tokenizer, limits, files, shortest)
     return path
 
 

@@ -115,6 +115,8 @@ class PreparedData:
             if split != "validation" and not found:
                 limit = config.max_train_tokens if split == "train" else config.max_test_tokens
                 few = f" of at most {limit // LEAST_DOCUMENTS} tokens; raise data.max_{split}_tokens," if limit else ";"
+                if config.min_ood_tokens and domain in config.ood:
+                    few = f" of at least {config.min_ood_tokens} tokens; lower data.min_ood_tokens,"
                 raise DataError(f"domain {domain!r} has no {split} documents{few} add text or leave the domain out.")
         for domain in (*config.train, *config.ood):
             splits = ("train",) if domain in config.train else SPLITS[1:]

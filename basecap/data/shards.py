@@ -104,7 +104,12 @@ class Shard:
 
 
 def write_shard(
-    path: Path, documents: Iterable[Document], tokenizer: Tokenizer, limits: Limits, files: dict[str, str]
+    path: Path,
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    limits: Limits,
+    files: dict[str, str],
+    shortest: Mapping[str, int],
 ) -> None:
     """Tokenise documents into the shard `path`, replacing what a killed process left; raises what reading raises.
 
@@ -114,6 +119,7 @@ def write_shard(
         tokenizer: what encodes them.
         limits: tokens to keep per group.
         files: what the manifest says of the text.
+        shortest: tokens that documents of a domain have at least, for some domains.
     """
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
     found: dict[tuple[str, Split], list[Member]] = {}
@@ -123,6 +129,8 @@ def write_shard(
             continue
         raw = document.text.encode("utf-8", errors="replace")  # JSON may hold half of a surrogate pair
         tokens = np.array([*tokenizer.encode(raw.decode("utf-8")), tokenizer.end_of_text], dtype=dtype)
+        if len(tokens) <= shortest.get(document.domain, 0):  # the last one only ends the text
+            continue
         found.setdefault(group, []).append((text_number(document.text), len(raw), tokens))
 
     groups: dict[str, dict[str, Any]] = {}

@@ -345,6 +345,21 @@ def test_domains_without_enough_text_are_refused(options, tmp_path):
         prepare(DataConfig(**options, max_test_tokens=500), tmp_path)
 
 
+def test_short_documents_of_unseen_domains_are_left_out(options, tmp_path):
+    whole = prepare(DataConfig(**options), tmp_path)
+    (domain,) = options["ood"]
+    every = whole.documents("test", domain)
+    sizes = sorted(len(every.tokens(index)) for index in range(len(every)))
+    config = DataConfig(**options, min_ood_tokens=sizes[len(sizes) // 2])
+    long = prepare(config, tmp_path)
+    kept = sum(size for size in sizes if size >= config.min_ood_tokens)
+    assert 0 < long.documents("test", domain).total_tokens == kept < every.total_tokens
+    for trained in config.train:
+        assert long.documents("test", trained).total_tokens == whole.documents("test", trained).total_tokens
+    with pytest.raises(DataError, match=r"no test documents of at least 99999 tokens; lower data\.min_ood_tokens"):
+        prepare(DataConfig(**options, min_ood_tokens=99_999), tmp_path)
+
+
 def test_unknown_domains_and_splits_are_refused(options, tmp_path):
     prepared = prepare(DataConfig(**options), tmp_path)
     with pytest.raises(ConfigError, match="no domain 'arxv': did you mean 'arxiv'"):

@@ -19,7 +19,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 def write(path: Path, texts: list[str], limit: int | None = None, tokenizer: Tokenizer = BYTES) -> Shard:
     documents = [Document(domain, "train", text) for text in texts for domain in ("a", "b")]
-    write_shard(path, documents, tokenizer, {("a", "train"): limit}, {"file": "hash"})
+    write_shard(path, documents, tokenizer, {("a", "train"): limit}, {"file": "hash"}, {})
     return Shard(path)
 
 
