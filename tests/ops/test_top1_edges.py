@@ -17,6 +17,7 @@ from basecap.ops import (
     top1_element,
 )
 from basecap.ops.top1_element import top1_element_choice, top1_element_step, top1_element_weights
+from basecap.testing.tolerance import relative_error
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 
@@ -149,3 +150,15 @@ def test_tracing_leaves_nothing_for_others():
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
         top1_chunk(*(mode.from_tensor(x) for x in inputs), chunk=16)
     assert top1_chunk(*inputs, chunk=16).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [3.0, 300.0])
+def test_large_scores_in_half_precision(dtype: torch.dtype, size: float):
+    """One chunk is plain causal attention; scores of this size, rounded to half precision, are wrong or infinite."""
+    q, k, v = (x[:, :40].to(dtype) for x in drawn())
+    q, k = size * q, size * k
+    found = top1_chunk(q, k, v, chunk=64, backend="eager")
+    heads = [x.transpose(1, 2).double() for x in (q, k, v)]
+    exact = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2)
+    assert relative_error(found, exact) < 2 * torch.finfo(dtype).eps
