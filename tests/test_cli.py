@@ -99,6 +99,9 @@ def test_a_failed_run_shows_in_the_exit_code(study, tmp_path):  # noqa: F811
     assert code == 1
     assert "failed: breaks; the reasons" in err and "Traceback" not in err
     assert (tmp_path / "out" / "report.html").exists()
+    others = ("--only", "transformer++", "--plugin", plugin)
+    code, _, err = in_a_process("run", path, "--out", tmp_path / "out", "--device", "cpu", *others)
+    assert code == 0, err
 
 
 def test_plan_and_lists_answer_without_writing(study_file, tmp_path, basecap, monkeypatch):  # noqa: F811
