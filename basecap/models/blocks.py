@@ -9,6 +9,14 @@ from basecap.mixers._contract import Cache, Mixer, ParameterRecipe, default_reci
 from basecap.mixers._faults import declared, refuse_other_shape
 from basecap.models.backbones._contract import Backbone, FeedForwardLayer
 
+#: Activations between two blocks: the residual stream, and what the last block, if there was one, adds to it.
+Stream = tuple[Tensor, Tensor | None]
+
+
+def total(x: Tensor, added: Tensor | None) -> Tensor:
+    """Return x + added; x alone before the first block."""
+    return x if added is None else x + added
+
 
 @dataclass(kw_only=True)
 class BlockCache:
@@ -24,7 +32,10 @@ class BlockCache:
 
 
 class Block(nn.Module):
-    """x + mixer(norm(x)), then x + feed_forward(norm(x)); or both from the same x when the family is parallel."""
+    """x + mixer(norm(x)), then x + feed_forward(norm(x)); or both from the same x when the family is parallel.
+
+    The last sum is left to the block that follows, where a compiler makes one pass over memory of it and of the norm.
+    """
 
     def __init__(self, backbone: Backbone, mixer: Mixer):
         super().__init__()
@@ -37,25 +48,28 @@ class Block(nn.Module):
             self.feed_forward_norm = backbone.make_norm(mixer.layer.hidden)
             self.feed_forward = backbone.feed_forward(mixer.layer)
 
-    def forward(self, x_BTD: Tensor, segments: Tensor | None, shared: dict[str, Tensor]) -> Tensor:
-        """Transform a batch; `segments` and `shared` as in `Mixer`."""
+    def forward(
+        self, x_BTD: Tensor, added_BTD: Tensor | None, segments: Tensor | None, shared: dict[str, Tensor]
+    ) -> Stream:
+        """Transform a batch, x + added; `segments` and `shared` as in `Mixer`."""
         extra = (shared,) if self.mixer.takes_shared else ()
-        return self._residual(x_BTD, lambda h: self.mixer(h, segments, *extra), lambda feed, h: feed(h, segments))
+        x = total(x_BTD, added_BTD)
+        return self._residual(x, lambda h: self.mixer(h, segments, *extra), lambda feed, h: feed(h, segments))
 
-    def step(self, x_B1D: Tensor, cache: BlockCache, shared: dict[str, Tensor]) -> Tensor:
-        """Transform one more token, updating `cache`."""
+    def step(self, x_B1D: Tensor, added_B1D: Tensor | None, cache: BlockCache, shared: dict[str, Tensor]) -> Stream:
+        """Transform one more token, x + added, updating `cache`."""
         extra = (shared,) if self.mixer.takes_shared else ()
         return self._residual(
-            x_B1D,
+            total(x_B1D, added_B1D),
             lambda h: self.mixer.step(h, cache.mixer, *extra),
             lambda feed, h: feed.step(h, cache.feed_forward),
         )
 
-    def prefill(self, x_BTD: Tensor, cache: BlockCache, shared: dict[str, Tensor]) -> Tensor:
-        """Transform a prompt, filling the empty `cache`."""
+    def prefill(self, x_BTD: Tensor, added_BTD: Tensor | None, cache: BlockCache, shared: dict[str, Tensor]) -> Stream:
+        """Transform a prompt, x + added, filling the empty `cache`."""
         extra = (shared,) if self.mixer.takes_shared else ()
         return self._residual(
-            x_BTD,
+            total(x_BTD, added_BTD),
             lambda h: self.mixer.prefill(h, cache.mixer, *extra),
             lambda feed, h: feed.prefill(h, cache.feed_forward),
         )
@@ -93,10 +107,10 @@ class Block(nn.Module):
 
     def _residual(
         self, x: Tensor, mix: Callable[[Tensor], Tensor], feed: Callable[[FeedForwardLayer, Tensor], Tensor]
-    ) -> Tensor:
+    ) -> Stream:
         added = mix(self.mixer_norm(x))
         refuse_other_shape(self.mixer, added, x)
-        mixed = x + added
         if self.feed_forward is None or self.feed_forward_norm is None:
-            return mixed
-        return mixed + feed(self.feed_forward, self.feed_forward_norm(x if self.parallel else mixed))
+            return x, added
+        mixed = x + added
+        return mixed, feed(self.feed_forward, self.feed_forward_norm(x if self.parallel else mixed))

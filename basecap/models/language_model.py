@@ -10,7 +10,7 @@ from basecap.errors import ConfigError
 from basecap.mixers._contract import ParameterRecipe, default_recipe, initialise, normal
 from basecap.mixers._parts import positions_of
 from basecap.models.backbones._contract import BACKBONES
-from basecap.models.blocks import Block, BlockCache
+from basecap.models.blocks import Block, BlockCache, Stream, total
 from basecap.models.config import ModelConfig
 from basecap.ops import keep_choice
 from basecap.ops._shapes import check_devices, check_segments
@@ -39,17 +39,17 @@ class LanguageModel(nn.Module):
         self.blocks = nn.ModuleList(self._blocks)
         self.norm = self.backbone.make_norm(config.hidden)
         self.head = None if config.tied else nn.Linear(config.hidden, config.vocab, bias=False)
-        self._training_blocks: list[Callable[..., Tensor]] = [*self._blocks]
-        self._training_loss = linear_cross_entropy
+        self._training_blocks: list[Callable[..., Stream]] = [*self._blocks]
+        self._training_loss: Callable[..., Tensor] = self._loss
 
     def compile_training(self) -> None:
-        """Compile each block and the loss for passes with gradients; equal blocks share their code.
+        """Compile each block, and norm and loss, for passes with gradients; equal blocks share their code.
 
         Passes without gradients (evaluation, decoding) meet many lengths and run uncompiled.
         """
         torch.compiler.reset()
         self._training_blocks = [torch.compile(block, dynamic=False) for block in self._blocks]
-        self._training_loss = torch.compile(linear_cross_entropy, dynamic=False)
+        self._training_loss = torch.compile(self._loss, dynamic=False)
 
     def initialise(self, seed: int) -> "LanguageModel":
         """Set every parameter by its recipe, each a pure function of (seed, name); return self."""
@@ -75,24 +75,14 @@ class LanguageModel(nn.Module):
         Raises:
             ConfigError: no token, or segments that do not fit the tokens.
         """
-        check_segments(segments_BT, tokens_BT.shape)
-        check_devices({"tokens": tokens_BT, "segments": segments_BT})
-        x = self._embed(tokens_BT, 0, segments_BT)
-        shared: dict[str, Tensor] = {}
-        training = torch.is_grad_enabled()
-        for block in self._training_blocks if training else self._blocks:
-            if training and self.checkpointing:
-                x = checkpoint(block, x, segments_BT, shared, use_reentrant=False, context_fn=keep_choice)
-            else:
-                x = block(x, segments_BT, shared)
-        return self.norm(x)
+        return self.norm(total(*self._stream(tokens_BT, segments_BT)))
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor, segments_BT: Tensor | None = None) -> Tensor:
         """Return the mean loss in nats per token over targets >= 0 (a scalar, float32).
 
         Tokens and targets are int64 [B, T]; raises ConfigError as `hidden` does.
         """
-        return self._training_loss(self.hidden(tokens_BT, segments_BT), self.head_weight, targets_BT)
+        return self._training_loss(*self._stream(tokens_BT, segments_BT), targets_BT)
 
     def token_losses(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the loss of every token in nats [B, T], float32, zero where the target is negative; no gradient.
@@ -138,18 +128,20 @@ class LanguageModel(nn.Module):
         if seen:
             raise ConfigError(f"the caches have seen {seen} tokens; prefill new ones, or go on with step.")
         x = self._embed(tokens_BT, 0)
+        added: Tensor | None = None
         shared: dict[str, Tensor] = {}
         for block, cache in zip(self._blocks, caches, strict=True):
-            x = block.prefill(x, cache, shared)
-        return nn.functional.linear(self.norm(x[:, -1]), self.head_weight)
+            x, added = block.prefill(x, added, cache, shared)
+        return nn.functional.linear(self.norm(total(x, added)[:, -1]), self.head_weight)
 
     def step(self, tokens_B1: Tensor, caches: Caches) -> Tensor:
         """Read one more token, int64 [B, 1]; return the logits of the token after it [B, vocab]."""
         x = self._embed(tokens_B1, caches[0].mixer.length)
+        added: Tensor | None = None
         shared: dict[str, Tensor] = {}
         for block, cache in zip(self._blocks, caches, strict=True):
-            x = block.step(x, cache, shared)
-        return nn.functional.linear(self.norm(x[:, -1]), self.head_weight)
+            x, added = block.step(x, added, cache, shared)
+        return nn.functional.linear(self.norm(total(x, added)[:, -1]), self.head_weight)
 
     def parameters_count(self) -> int:
         """Number of parameters, a tied head counted once."""
@@ -168,6 +160,23 @@ class LanguageModel(nn.Module):
     def state_bytes(self, length: int) -> int:
         """Bytes of decoding state per sequence of `length` tokens, in the parameters' dtype."""
         return sum(block.state_bytes(length) for block in self._blocks)
+
+    def _stream(self, tokens_BT: Tensor, segments_BT: Tensor | None) -> Stream:
+        check_segments(segments_BT, tokens_BT.shape)
+        check_devices({"tokens": tokens_BT, "segments": segments_BT})
+        x, added = self._embed(tokens_BT, 0, segments_BT), None
+        shared: dict[str, Tensor] = {}
+        training = torch.is_grad_enabled()
+        for block in self._training_blocks if training else self._blocks:
+            given = (x, added, segments_BT, shared)
+            if training and self.checkpointing:
+                x, added = checkpoint(block, *given, use_reentrant=False, context_fn=keep_choice)
+            else:
+                x, added = block(*given)
+        return x, added
+
+    def _loss(self, x: Tensor, added: Tensor | None, targets: Tensor) -> Tensor:
+        return linear_cross_entropy(self.norm(total(x, added)), self.head_weight, targets)
 
     def _embed(self, tokens: Tensor, start: int, segments: Tensor | None = None) -> Tensor:
         if tokens.dim() != 2 or tokens.shape[1] < 1:

@@ -8,7 +8,7 @@ import triton.language as tl
 def rows_kernel(p_logits, p_target, p_count, p_loss, p_gradient, V, BLOCK: tl.constexpr):
     """Write a row's loss and the gradient of the mean loss; a row whose target is negative has neither.
 
-    The row is read twice, the second time from the cache, and only the gradient is written.
+    The row is read twice, the second time from the cache, where the hints keep it, and only the gradient is written.
     """
     row = tl.program_id(0).to(tl.int64)
     p_logits += row * V
@@ -18,7 +18,7 @@ def rows_kernel(p_logits, p_target, p_count, p_loss, p_gradient, V, BLOCK: tl.co
     total = tl.zeros([BLOCK], tl.float32)
     for at in range(0, V, BLOCK):
         o = at + tl.arange(0, BLOCK)
-        x = tl.load(p_logits + o, o < V, other=float("-inf")).to(tl.float32)
+        x = tl.load(p_logits + o, o < V, other=float("-inf"), eviction_policy="evict_last").to(tl.float32)
         higher = tl.maximum(top, tl.max(x, 0))
         total = total * tl.exp(top - higher) + tl.exp(x - higher)
         top = higher
@@ -29,8 +29,9 @@ def rows_kernel(p_logits, p_target, p_count, p_loss, p_gradient, V, BLOCK: tl.co
     share = weight / mass
     for at in range(0, V, BLOCK):
         o = at + tl.arange(0, BLOCK)
-        x = tl.load(p_logits + o, o < V, other=float("-inf")).to(tl.float32)
-        tl.store(p_gradient + o, (tl.exp(x - top) * share).to(p_gradient.dtype.element_ty), o < V)
+        x = tl.load(p_logits + o, o < V, other=float("-inf"), eviction_policy="evict_first").to(tl.float32)
+        part = (tl.exp(x - top) * share).to(p_gradient.dtype.element_ty)
+        tl.store(p_gradient + o, part, o < V, eviction_policy="evict_first")
     # The target's own, for which a comparison of every index would cost more than waiting for the row.
     tl.debug_barrier()
     own = tl.exp(logit - top) * share - weight
