@@ -80,6 +80,9 @@ def run(
     ] = [],
     plugin: Plugins = [],
     device: Device = None,
+    per_gpu: Annotated[
+        int, typer.Option("--per-gpu", min=1, max=64, help="runs at a time on each GPU; small models leave room")
+    ] = 1,
 ) -> None:
     """Train and evaluate a study, then write its report. Run again to resume."""
     from basecap.records import StudyRecords
@@ -96,6 +99,7 @@ def run(
         device=device,
         plugins=plugin,
         say=lambda line: _say(line),
+        per_gpu=per_gpu,
     )
     if not infos:  # a process that helps to train: the leading one reports
         return

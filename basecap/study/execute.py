@@ -48,11 +48,13 @@ def execute(
     device: str | None,
     plugins: Sequence[Path],
     say: Callable[[str], None],
+    per_gpu: int = 1,
 ) -> list[dict[str, Any]]:
     """Train every selected run of `study` into `out`, resuming what stands there; return each run's info.
 
     Started by `torchrun`, all processes train each run together and only the leading one returns something; else runs
-    go one after the other on one device, or side by side on the GPUs of this machine when there are several.
+    go one after the other on one device, or side by side on the GPUs of this machine when there are several, `per_gpu`
+    on each: a small model leaves room for others.
 
     Raises:
         ConfigError: names, sizes or options that do not work (before anything is written), or a directory that
@@ -64,6 +66,7 @@ def execute(
     chosen = environment.choose_device(device)
     with processes(chosen) as group, contextlib.ExitStack() as held:
         check(study, group.world)
+        devices = places(chosen, device, group.world, per_gpu)
         records = StudyRecords(out)
         group.lead(lambda: _begin(records, study, chosen, held))
         data = data_of(study, out)
@@ -71,11 +74,20 @@ def execute(
         for run in runs:
             refuse_other(records.run(run.name, run.seed), run, plugins, chosen)
         execution = Execution(study=study, out=out, device=str(chosen), plugins=tuple(plugins))
-        gpus = torch.cuda.device_count() if chosen.type == "cuda" and device is None and group.world == 1 else 0
-        if gpus > 1 and len(runs) > 1:
-            return side_by_side(execution, runs, [f"cuda:{index}" for index in range(gpus)], say)
+        if len(devices) > 1 and len(runs) > 1:
+            return side_by_side(execution, runs, devices[: len(runs)], say)
         infos = [_attempt(execution, run, data, group, say) for run in runs]
         return infos if group.leads else []
+
+
+def places(chosen: torch.device, asked: str | None, world: int, per_gpu: int) -> list[str]:
+    """Return where the runs of this process go, a device for each that goes at a time; the GPUs take turns."""
+    if per_gpu > 1 and (chosen.type != "cuda" or world > 1):
+        where = "under torchrun" if world > 1 else f"on {chosen}"
+        raise ConfigError(f"several runs at a time share a GPU; {where} leave out --per-gpu.")
+    every = chosen.type == "cuda" and asked is None and world == 1
+    devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if every else [str(chosen)]
+    return devices * per_gpu
 
 
 def _begin(records: StudyRecords, study: StudyConfig, device: torch.device, held: contextlib.ExitStack) -> None:
@@ -211,7 +223,9 @@ def _begin_worker(execution: Execution) -> None:
 
 
 def _work(run: RunSpec) -> dict[str, Any]:
-    return _attempt(_worker["execution"], run, _worker["data"], Processes(), lambda line: print(line, flush=True))
+    info = _attempt(_worker["execution"], run, _worker["data"], Processes(), lambda line: print(line, flush=True))
+    torch.cuda.empty_cache()  # what this process keeps is missing to those that share the GPU
+    return info
 
 
 def _attempt(

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from basecap.data.tokenizer import byte_tokenizer
@@ -19,7 +20,7 @@ from basecap.records import StudyRecords
 from basecap.registry import load_plugin
 from basecap.study.config import StudyConfig, load_study, select
 from basecap.study.continuation import continuation
-from basecap.study.execute import Execution, data_of, execute, side_by_side
+from basecap.study.execute import Execution, data_of, execute, places, side_by_side
 from basecap.study.plan import plan_runs
 from tests.data.test_preparation import load_anew
 from tests.study.conftest import write_text
@@ -159,6 +160,27 @@ def test_processes_side_by_side_give_the_same_losses(study_file, tmp_path):
     assert [info["status"] for info in infos] == ["finished", "finished"]
     for name, expected in losses(tmp_path / "one").items():
         assert losses(tmp_path / "two")[name] == pytest.approx(expected, rel=1e-5)  # threads may add in another order
+
+
+@pytest.mark.parametrize(
+    ("chosen", "asked", "world", "per_gpu", "expected"),
+    [
+        ("cpu", None, 1, 1, ["cpu"]),
+        ("cuda:0", None, 1, 1, ["cuda:0", "cuda:1"]),
+        ("cuda:0", None, 1, 2, ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]),
+        ("cuda:1", "cuda:1", 1, 2, ["cuda:1", "cuda:1"]),
+        ("cuda:1", None, 2, 1, ["cuda:1"]),
+    ],
+)
+def test_runs_go_to_every_gpu(monkeypatch, chosen, asked, world, per_gpu, expected):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert places(torch.device(chosen), asked, world, per_gpu) == expected
+
+
+@pytest.mark.parametrize(("chosen", "world", "where"), [("cpu", 1, "on cpu"), ("cuda", 2, "under torchrun")])
+def test_only_a_gpu_is_shared(chosen, world, where):
+    with pytest.raises(ConfigError, match=f"{where} leave out --per-gpu"):
+        places(torch.device(chosen), None, world, 2)
 
 
 def test_a_killed_process_costs_its_own_run_alone(study, tmp_path):
