@@ -74,6 +74,12 @@ def refuse_forward_mode(op: str, *tensors: Tensor) -> None:
         raise ConfigError(f"{op} has no forward-mode derivatives (jvp, jacfwd); use reverse mode, such as vjp or grad.")
 
 
+def check_backend(backend: Backend) -> None:
+    """Raise ConfigError unless this is one of the names of Backend."""
+    if backend not in ("auto", "eager", "triton"):
+        raise ConfigError(f"unknown backend {backend!r}: {nearest(backend, ('auto', 'eager', 'triton'))}")
+
+
 def use_triton(op: str, backend: Backend, x: Tensor, *, widest: int | None = None, shared: int = 0) -> bool:
     """Return whether `op` runs its Triton kernels on tensors like `x`; what runs is logged once per op and reason.
 
@@ -87,10 +93,9 @@ def use_triton(op: str, backend: Backend, x: Tensor, *, widest: int | None = Non
     Raises:
         ConfigError: an unknown backend, or "triton" where the kernels cannot run.
     """
+    check_backend(backend)
     if backend == "eager":
         return False
-    if backend not in ("auto", "triton"):
-        raise ConfigError(f"unknown backend {backend!r}: {nearest(backend, ('auto', 'eager', 'triton'))}")
     reason = unsupported(x, widest=widest, shared=shared)
     if backend == "triton":
         if reason is not None:

@@ -147,16 +147,25 @@ def test_entropy_runs_from_certainty_to_uniform():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda q, k, v: attention(q, k, v, window=0), "window must be at least 1, not 0"),
+        (lambda q, k, v: attention(q, k, v, window=0), "window must be at least 1 and whole, not 0"),
+        (lambda q, k, v: attention(q, k, v, window=2.5), "window must be at least 1 and whole, not 2.5"),
+        (lambda q, k, v: attention(q, k, v, scale=math.nan), "scale must be positive and finite, not nan"),
+        (lambda q, k, v: attention(q, k, v, scale=0.0), "scale must be positive and finite, not 0.0"),
+        (lambda q, k, v: attention_step(q[:, :1], k, v, scale=-1.0), "scale must be positive and finite, not -1.0"),
         (lambda q, k, v: attention(q[:, :, :3], k, v), "3 query heads are no multiple of 2"),
         (lambda q, k, v: attention(q, k, v[:, :, :1]), "must be"),
         (lambda q, k, v: attention(q, k[..., :4], v), "must be"),
         (lambda q, k, v: attention(q[0], k[0], v[0]), "must be"),
+        (lambda q, k, v: attention(q, k, v[..., 0]), "must be"),
+        (lambda q, k, v: attention(q, k[:, :, :0], v[:, :, :0]), "at least one head"),
         (lambda q, k, v: attention(q, k[:, :5], v[:, :5]), "k has 5 tokens where q has 37"),
         (lambda q, k, v: attention(q, k.float(), v), "share a dtype"),
         (lambda q, k, v: attention(q, k, v, slopes=torch.ones(2)), "one per query head"),
+        (lambda q, k, v: attention(q, k, v, slopes=[1.0] * 4), r"slopes must be a torch\.Tensor, not list"),
         (lambda q, k, v: attention(q, k, v, segments=torch.zeros(2, 5)), "segments"),
         (lambda q, k, v: attention_step(q[:, :1], k[1:], v[1:]), "must be"),
+        (lambda q, k, v: attention_step(q, k, v), "q has 37 tokens; a step takes one"),
+        (lambda q, k, v: attention_step(q[:, :1], k, v, bias_HS=torch.ones(37)), r"bias \[37\] must be \[H, S\]"),
     ],
 )
 def test_bad_inputs_are_named(change, message):

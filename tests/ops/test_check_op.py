@@ -1,6 +1,7 @@
 """The checks of ops that users run."""
 
 from dataclasses import replace
+from inspect import signature
 
 import pytest
 import torch
@@ -50,6 +51,23 @@ def test_kernels_pass_here(name: str, monkeypatch: pytest.MonkeyPatch):
     rows = check_op(name, torch.device("cpu"))
     assert {row["path"] for row in rows} == {"kernels"}
     assert [row["result"] for row in rows] == ["passed"] * len(rows)
+
+
+@pytest.mark.parametrize("name", sorted(OPS.keys() - {"linear cross entropy"}))
+def test_inputs_that_are_no_floating_tensors_are_named(name: str):
+    op = OPS[name].kernels or OPS[name].plain
+    inputs = OPS[name].inputs(lambda *shape: torch.zeros(shape))
+    for argument, x in inputs.items():
+        for wrong, what in ((x.tolist(), "list"), (x.numpy(), "ndarray"), (x.long(), "int64"), (x[0], "be")):
+            with pytest.raises(ConfigError, match=rf"\b{argument}\b.* must .*\b{what}\b"):
+                op(*{**inputs, argument: wrong}.values())
+    if "segments" in signature(op).parameters:
+        x = next(iter(inputs.values()))
+        ids = torch.zeros(x.shape[:2], dtype=torch.int64)
+        ids[:, 1:3] = 1
+        for wrong, what in ((ids, "decrease"), (ids.float(), "integers"), (ids.tolist(), "list"), (ids[:, 1:], "be")):
+            with pytest.raises(ConfigError, match=rf"^segments .*{what}"):
+                op(*inputs.values(), segments=wrong)
 
 
 @pytest.mark.parametrize("name", OPS)

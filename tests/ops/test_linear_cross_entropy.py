@@ -107,7 +107,24 @@ def test_the_operator_keeps_its_promises(device: str, dtype: torch.dtype):
     )
 
 
-def test_shapes_that_do_not_fit_are_named():
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda h, w, t: {"hidden": h.tolist()}, r"hidden must be a torch\.Tensor, not list"),
+        (lambda h, w, t: {"weight": w.long()}, r"weight must be floating point, not torch\.int64"),
+        (lambda h, w, t: {"targets": t[:2]}, "targets"),
+        (lambda h, w, t: {"targets": t.tolist()}, r"targets must be a torch\.Tensor, not list"),
+        (lambda h, w, t: {"targets": t.float()}, r"targets must be torch\.int64, not torch\.float32"),
+        (lambda h, w, t: {"targets": t.to("meta")}, "targets is on meta"),
+        (lambda h, w, t: {"weight": w[0]}, "weight"),
+        (lambda h, w, t: {"chunk": 0}, "chunk must be at least 1 and whole, not 0"),
+        (lambda h, w, t: {"chunk": 8.0}, "chunk must be at least 1 and whole, not 8.0"),
+        (lambda h, w, t: {"reduction": "meen"}, "did you mean 'mean'"),
+        (lambda h, w, t: {"reduction": "none", "backend": "tritn"}, "did you mean 'triton'"),
+    ],
+)
+def test_bad_inputs_are_named(change, message):
     hidden, weight, targets = inputs(torch.float32)
-    with pytest.raises(ConfigError, match="targets"):
-        linear_cross_entropy(hidden, weight, targets[:2])
+    arguments = {"hidden": hidden, "weight": weight, "targets": targets, **change(hidden, weight, targets)}
+    with pytest.raises(ConfigError, match=message):
+        linear_cross_entropy(**arguments)

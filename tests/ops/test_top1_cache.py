@@ -83,6 +83,18 @@ def test_element_steps_are_checked_alike(new, change, message):
     assert not any(x.any() for x in cache.values())
 
 
+@pytest.mark.parametrize("cache", [None, {}, {"k": [0.0], "v": [0.0], "sums": [0.0]}], ids=str)
+def test_what_is_no_cache_is_refused(cache):
+    q, k, v = token()
+    for call in (
+        lambda: top1_chunk_fill(k, v, cache),
+        lambda: top1_chunk_step(q, k, v, cache, 0),
+        lambda: top1_element_step(q, k, v, cache, 0),
+    ):
+        with pytest.raises(ConfigError, match="cache must be a dict of the tensors k, v"):
+            call()
+
+
 @pytest.mark.parametrize(
     ("new", "chunk", "message"),
     [
@@ -113,7 +125,8 @@ def test_a_prompt_that_does_not_fit_is_refused(new, chunk, message):
         ({"max_length": 1.5}, "max_length must be at least 0 and whole"),
         ({"heads": 0}, "heads must be at least 1"),
         ({"head_dim": True}, "head_dim must be at least 1 and whole"),
-        ({"dtype": torch.int32}, "dtype must be floating point"),
+        ({"dtype": torch.int32}, "dtype must be a floating-point"),
+        ({"dtype": "float32"}, "dtype must be a floating-point"),
     ],
     ids=str,
 )

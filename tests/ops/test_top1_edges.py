@@ -122,11 +122,28 @@ def test_a_compiled_graph_checks_its_bounds(bounds: list[int]):
         compiled(q, torch.tensor(bounds))
 
 
-def test_segments_are_integers():
+@pytest.mark.parametrize(
+    ("packing", "message"),
+    [
+        ({"segments": torch.zeros(B, T)}, "segments must be integers"),
+        ({"segments": [[0] * T] * B}, r"segments must be a torch\.Tensor, not list"),
+        ({"segments": -torch.arange(T).expand(B, T)}, "segments must not decrease"),
+        ({"cu_seqlens": [0, T]}, r"cu_seqlens must be a torch\.Tensor, not list"),
+    ],
+    ids=str,
+)
+def test_packing_is_checked(packing, message):
     q, k, v = drawn()
     for op in (top1_chunk, top1_element):
-        with pytest.raises(ConfigError, match="segments must be integers"):
-            op(q, k, v, segments=torch.zeros(B, T))
+        with pytest.raises(ConfigError, match=message):
+            op(q, k, v, **packing)
+
+
+@pytest.mark.parametrize("wrong", [None, [1.0], torch.ones(B, T, H, K).numpy(), torch.ones(B, T, H, K, dtype=int)])
+@pytest.mark.parametrize("op", [top1_chunk_choice, top1_chunk_weights, top1_element_choice, top1_element_weights])
+def test_keys_that_are_no_floating_tensors_are_named(op, wrong):
+    with pytest.raises(ConfigError, match=r"^k must be (a torch\.Tensor|floating point), not"):
+        op(drawn()[0], wrong)
 
 
 def test_a_look_without_gradients_leaves_nothing_that_training_cannot_use():

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._shapes import check_devices, check_segments
+from basecap.ops._shapes import check_devices, check_floating, check_scale, check_segments, is_whole
 from basecap.ops.attention import eager, flex
 from basecap.ops.attention.reference import entropy, weights
 
@@ -27,7 +27,7 @@ def attention(
         q_BTHK: queries, H a multiple of G.
         k_BTGK: keys.
         v_BTGV: values.
-        scale: factor of the scores; 1/sqrt(K) when None.
+        scale: positive factor of the scores; 1/sqrt(K) when None.
         window: a query sees the last `window` positions, itself included; None: all before it.
         slopes: [H], ALiBi slopes (arXiv 2108.12409); None: no bias.
         segments: int64 [B, T], see `Mixer.forward`.
@@ -37,16 +37,19 @@ def attention(
         FlexAttention, elsewhere as blocks of SDPA with a mask.
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not fit, or a window below 1.
+        ConfigError: shapes, dtypes or devices that do not fit, an impossible scale, or a window below 1.
     """
     _check_keys(q_BTHK, k_BTGK, v_BTGV)
     B, T, H, K = q_BTHK.shape
     if k_BTGK.shape[1] != T:
         raise ConfigError(f"k has {k_BTGK.shape[1]} tokens where q has {T}.")
-    if window is not None and window < 1:
-        raise ConfigError(f"window must be at least 1, not {window}.")
-    if slopes is not None and slopes.shape != (H,):
-        raise ConfigError(f"slopes {list(slopes.shape)} must be one per query head, [{H}].")
+    check_scale(scale)
+    if window is not None and (not is_whole(window) or window < 1):
+        raise ConfigError(f"window must be at least 1 and whole, not {window!r}.")
+    if slopes is not None:
+        check_floating({"slopes": slopes})
+        if slopes.shape != (H,):
+            raise ConfigError(f"slopes {list(slopes.shape)} must be one per query head, [{H}].")
     check_segments(segments, (B, T))
     check_devices({"q": q_BTHK, "k": k_BTGK, "v": v_BTGV, "slopes": slopes, "segments": segments})
     if window is not None and window >= T:
@@ -66,16 +69,24 @@ def attention_step(
         q_B1HK: queries, H a multiple of G.
         k_BSGK: keys, all visible, in any order.
         v_BSGV: values.
-        scale: factor of the scores; 1/sqrt(K) when None.
+        scale: positive factor of the scores; 1/sqrt(K) when None.
         bias_HS: added to the scores.
 
     Returns:
         [B, 1, H, V] in the dtype of q.
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not fit.
+        ConfigError: shapes, dtypes or devices that do not fit, or an impossible scale.
     """
     _check_keys(q_B1HK, k_BSGK, v_BSGV)
+    _, T, H, _ = q_B1HK.shape
+    if T != 1:
+        raise ConfigError(f"q has {T} tokens; a step takes one at a time.")
+    check_scale(scale)
+    if bias_HS is not None:
+        check_floating({"bias": bias_HS})
+        if bias_HS.shape != (H, k_BSGK.shape[1]):
+            raise ConfigError(f"bias {list(bias_HS.shape)} must be [H, S] = {[H, k_BSGK.shape[1]]}.")
     check_devices({"q": q_B1HK, "k": k_BSGK, "v": v_BSGV, "bias": bias_HS})
     scale = q_B1HK.shape[3] ** -0.5 if scale is None else scale
     q, k, v = (x.transpose(1, 2) for x in (q_B1HK, k_BSGK, v_BSGV))
@@ -86,9 +97,12 @@ def attention_step(
 
 
 def _check_keys(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor) -> None:
+    check_floating({"q": q_BTHK, "k": k_BSGK, "v": v_BSGV})
     q, k, v = list(q_BTHK.shape), list(k_BSGK.shape), list(v_BSGV.shape)
-    if len(q) != 4 or len(k) != 4 or k[:3] != v[:3] or (q[0], q[3]) != (k[0], k[3]):
+    if not len(q) == len(k) == len(v) == 4 or k[:3] != v[:3] or (q[0], q[3]) != (k[0], k[3]):
         raise ConfigError(f"q {q}, k {k} and v {v} must be [B, T, H, K], [B, S, G, K] and [B, S, G, V].")
+    if 0 in k[2:]:
+        raise ConfigError(f"k {k} must have at least one head and one channel.")
     if q[2] % k[2]:
         raise ConfigError(f"{q[2]} query heads are no multiple of {k[2]} key heads.")
     if not q_BTHK.dtype == k_BSGK.dtype == v_BSGV.dtype:

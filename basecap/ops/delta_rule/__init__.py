@@ -5,7 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
-from basecap.ops._shapes import GONE, check_devices, check_segments, check_state
+from basecap.ops._shapes import GONE, check_devices, check_floating, check_segments, check_state
 from basecap.ops.delta_rule import eager, library, operators
 
 #: Channels per head of queries and keys that the kernels of this package take.
@@ -40,7 +40,7 @@ def delta_rule(
         o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes or devices that do not fit together, or an impossible backend.
+        ConfigError: shapes, dtypes or devices that do not fit together, or an impossible backend.
     """
     _validate(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH)
     (B, T, H, V), K = v_BTHV.shape, q_BTHK.shape[3]
@@ -68,6 +68,7 @@ def delta_rule(
 
 def influence(q_BTHK: Tensor, k_BTHK: Tensor, beta_BTH: Tensor, log_decay_BTH: Tensor | None = None) -> Tensor:
     """Return [B, H, T, T], the factor in front of v_s in o_t: the outputs for unit vectors as values."""
+    _validate(q_BTHK, k_BTHK, k_BTHK, beta_BTH, log_decay_BTH)
     B, T, H, _ = q_BTHK.shape
     units = torch.eye(T, dtype=q_BTHK.dtype, device=q_BTHK.device)[:, None].expand(B, T, H, T)
     o_BTHT, _ = delta_rule(q_BTHK, k_BTHK, units, beta_BTH, log_decay_BTH)
@@ -75,6 +76,9 @@ def influence(q_BTHK: Tensor, k_BTHK: Tensor, beta_BTH: Tensor, log_decay_BTH: T
 
 
 def _validate(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None) -> None:
+    check_floating({"q": q, "k": k, "v": v, "beta": beta})
+    if log_decay is not None:
+        check_floating({"log_decay": log_decay})
     if q.dim() != 4 or q.shape != k.shape:
         raise ConfigError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must both be [B, T, H, K].")
     if v.dim() != 4 or v.shape[:3] != q.shape[:3]:

@@ -2,10 +2,12 @@
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, use_triton
+from basecap.errors import ConfigError, nearest
+from basecap.ops._dispatch import Backend, check_backend, use_triton
+from basecap.ops._shapes import check_devices, check_floating, check_tensor, is_whole
 from basecap.ops.linear_cross_entropy.eager import MeanLoss, token_losses
 
 
@@ -30,13 +32,23 @@ def linear_cross_entropy(
         backend: of the mean: "auto", or insist on "eager" (plain PyTorch) or "triton".
 
     Raises:
-        ConfigError: shapes that do not fit together, or an impossible backend.
+        ConfigError: shapes, dtypes or devices that do not fit together, an impossible option or backend.
     """
-    if hidden.shape[:-1] != targets.shape or hidden.shape[-1] != weight.shape[-1]:
+    check_floating({"hidden": hidden, "weight": weight})
+    check_tensor("targets", targets)
+    if targets.dtype != torch.int64:
+        raise ConfigError(f"targets must be torch.int64, not {targets.dtype}.")
+    if hidden.dim() < 1 or weight.dim() != 2 or hidden.shape != (*targets.shape, weight.shape[1]):
         raise ConfigError(
             f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)} and targets {tuple(targets.shape)} "
             "do not fit; they must be [..., D], [vocab, D] and [...]."
         )
+    check_devices({"hidden": hidden, "weight": weight, "targets": targets})
+    if reduction not in ("mean", "none"):
+        raise ConfigError(f"unknown reduction {reduction!r}: {nearest(reduction, ('mean', 'none'))}")
+    if not is_whole(chunk) or chunk < 1:
+        raise ConfigError(f"chunk must be at least 1 and whole, not {chunk!r}.")
+    check_backend(backend)
     flat, wanted = hidden.flatten(0, -2), targets.flatten()
     if reduction == "none":
         return token_losses(flat, weight, wanted, chunk).view(targets.shape)

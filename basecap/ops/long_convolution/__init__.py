@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._shapes import check_devices, check_segments
+from basecap.ops._shapes import check_devices, check_floating, check_segments
 from basecap.ops.long_convolution import eager
 
 
@@ -21,8 +21,9 @@ def long_convolution(u_BTD: Tensor, filter_LD: Tensor, *, segments: Tensor | Non
         of the size of its neighbours', also of later ones.
 
     Raises:
-        ConfigError: shapes or devices that do not fit together.
+        ConfigError: shapes, dtypes or devices that do not fit together.
     """
+    check_floating({"u": u_BTD, "filter": filter_LD})
     if u_BTD.dim() != 3 or u_BTD.shape[1] < 1:
         raise ConfigError(f"u {tuple(u_BTD.shape)} must be [B, T, D] with at least one token.")
     if filter_LD.dim() != 2 or filter_LD.shape[1] != u_BTD.shape[2] or filter_LD.shape[0] < 1:

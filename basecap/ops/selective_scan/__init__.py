@@ -5,7 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
-from basecap.ops._shapes import check_devices, check_segments, check_state
+from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops.selective_scan import operators
 
 
@@ -36,11 +36,15 @@ def selective_scan(
         y [B, T, D] in the dtype of x and the final state [B, D, N] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes or devices that do not fit together, or an impossible backend.
+        ConfigError: shapes, dtypes or devices that do not fit together, or an impossible backend.
     """
+    given = {"x": x_BTD, "dt": dt_BTD, "A": A_DN, "B": B_BTN, "C": C_BTN}
+    check_floating(given)
     if x_BTD.dim() != 3 or x_BTD.shape[1] < 1:
         raise ConfigError(f"x {tuple(x_BTD.shape)} must be [B, T, D] with at least one token.")
     B, T, D = x_BTD.shape
+    if A_DN.dim() != 2:
+        raise ConfigError(f"A {tuple(A_DN.shape)} must be [D, N] with D = {D}.")
     N = A_DN.shape[-1]
     for name, tensor, shape in (
         ("dt", dt_BTD, (B, T, D)),
@@ -52,7 +56,6 @@ def selective_scan(
             raise ConfigError(f"{name} {tuple(tensor.shape)} must be {shape} for x {tuple(x_BTD.shape)}.")
     check_state(state_BDN, (B, D, N))
     check_segments(segments, (B, T))
-    given = {"x": x_BTD, "dt": dt_BTD, "A": A_DN, "B": B_BTN, "C": C_BTN}
     check_devices({**given, "state": state_BDN, "segments": segments})
     triton = use_triton("selective_scan", backend, x_BTD)
     # Under autocast the products with the states would be rounded to half precision.

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
-from basecap.ops._dispatch import Backend, use_triton
-from basecap.ops._shapes import check_devices, check_segments
+from basecap.ops._dispatch import Backend, check_backend, use_triton
+from basecap.ops._shapes import check_devices, check_floating, check_segments
 from basecap.ops.short_convolution import eager, operators
 
 Activation = Literal["none", "silu"]
@@ -42,20 +42,24 @@ def short_convolution(
         [B, T, D] in the dtype of x.
 
     Raises:
-        ConfigError: shapes or devices that do not fit together, an unknown activation, or an impossible backend.
+        ConfigError: shapes, dtypes or devices that do not fit together, an unknown activation or backend.
     """
+    check_floating({"x": x_BTD, "weight": weight_DW})
     if x_BTD.dim() != 3 or x_BTD.shape[1] < 1:
         raise ConfigError(f"x {tuple(x_BTD.shape)} must be [B, T, D] with at least one token.")
     B, T, D = x_BTD.shape
-    width = weight_DW.shape[-1]
-    if weight_DW.shape != (D, width) or width < 1:
+    if weight_DW.dim() != 2 or weight_DW.shape[0] != D or weight_DW.shape[1] < 1:
         raise ConfigError(f"weight {tuple(weight_DW.shape)} must be ({D}, width) for x {tuple(x_BTD.shape)}.")
-    if bias_D is not None and bias_D.shape != (D,):
-        raise ConfigError(f"bias {tuple(bias_D.shape)} must be {(D,)} for x {tuple(x_BTD.shape)}.")
+    width = weight_DW.shape[1]
+    if bias_D is not None:
+        check_floating({"bias": bias_D})
+        if bias_D.shape != (D,):
+            raise ConfigError(f"bias {tuple(bias_D.shape)} must be {(D,)} for x {tuple(x_BTD.shape)}.")
     check_segments(segments, (B, T))
     check_devices({"x": x_BTD, "weight": weight_DW, "bias": bias_D, "segments": segments})
     if activation not in ("none", "silu"):
         raise ConfigError(f"unknown activation {activation!r}: {nearest(activation, ('none', 'silu'))}")
+    check_backend(backend)
     if backend == "triton" and width > WIDEST:
         raise ConfigError(f"the kernels take widths up to {WIDEST}, not {width}; use backend='auto' or 'eager'.")
     silu = activation == "silu"

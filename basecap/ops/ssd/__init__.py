@@ -5,7 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
-from basecap.ops._shapes import GONE, check_devices, check_segments, check_state
+from basecap.ops._shapes import GONE, check_devices, check_floating, check_segments, check_state
 from basecap.ops.ssd import eager, operators
 
 #: Largest states K V of the kernels by the bytes of a number: a chunk's inputs and a whole state stay on the chip.
@@ -37,7 +37,7 @@ def ssd(
         o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes or devices that do not fit together, or an impossible backend.
+        ConfigError: shapes, dtypes or devices that do not fit together, or an impossible backend.
     """
     _validate(q_BTGK, k_BTGK, v_BTHV, log_decay_BTH)
     (B, T, H, V), K = v_BTHV.shape, q_BTGK.shape[3]
@@ -74,8 +74,9 @@ def _use_triton(backend: Backend, q_BTGK: Tensor, v_BTHV: Tensor) -> bool:
 
 
 def _validate(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> None:
-    if q.dim() != 4 or q.shape != k.shape:
-        raise ConfigError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must both be [B, T, G, K].")
+    check_floating({"q": q, "k": k, "v": v, "log_decay": log_decay})
+    if q.dim() != 4 or q.shape != k.shape or q.shape[2] < 1:
+        raise ConfigError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must both be [B, T, G, K] with G at least 1.")
     if v.dim() != 4 or v.shape[:2] != q.shape[:2] or v.shape[2] % q.shape[2]:
         raise ConfigError(f"v {tuple(v.shape)} must be [B, T, H, V] with H a multiple of {q.shape[2]} groups.")
     if log_decay.shape != v.shape[:3]:

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, use_triton
-from basecap.ops._shapes import check_devices, check_segments, check_state
+from basecap.ops._dispatch import Backend, check_backend, use_triton
+from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, is_whole
 from basecap.ops.taylor_attention import eager, operators
 
 
@@ -29,7 +29,7 @@ def taylor_attention(
         v_BTHV: values.
         state_BHFX: sums before the first token as `taylor_state` returns them; zero when None.
         segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
-        eps: added to the denominator.
+        eps: added to the denominator, at least 0.
         backend: "auto", or insist on "eager" (plain PyTorch) or "triton". The kernels take neither state nor segments
             and at most 31 features of 128 values; "auto" then means plain PyTorch.
 
@@ -37,8 +37,11 @@ def taylor_attention(
         [B, T, H, V] in the dtype of v.
 
     Raises:
-        ConfigError: shapes or devices that do not fit together, or an impossible backend.
+        ConfigError: shapes, dtypes or devices that do not fit together, or an impossible eps or backend.
     """
+    check_backend(backend)
+    if not (is_whole(eps) or isinstance(eps, float)) or not 0 <= eps < float("inf"):
+        raise ConfigError(f"eps must be at least 0 and finite, not {eps!r}.")
     _validate(q_BTHK, k_BTHK, v_BTHV, state_BHFX)
     check_segments(segments, v_BTHV.shape[:2])
     check_devices({"q": q_BTHK, "k": k_BTHK, "v": v_BTHV, "state": state_BHFX, "segments": segments})
@@ -61,6 +64,7 @@ def taylor_state(k_BTHK: Tensor, v_BTHV: Tensor, state_BHFX: Tensor | None = Non
     """Return the sums that later tokens need, in float32 or wider [B, H, F, V + 1]: of features times [value, 1].
 
     F = 1 + K + K (K + 1) / 2, the features of `eager.features`; `state_BHFX` holds the sums before the first token.
+    Raises ConfigError for shapes, dtypes or devices that do not fit together.
     """
     _validate(k_BTHK, k_BTHK, v_BTHV, state_BHFX)
     check_devices({"k": k_BTHK, "v": v_BTHV, "state": state_BHFX})
@@ -70,6 +74,7 @@ def taylor_state(k_BTHK: Tensor, v_BTHV: Tensor, state_BHFX: Tensor | None = Non
 
 
 def _validate(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> None:
+    check_floating({"q": q, "k": k, "v": v})
     if q.dim() != 4 or q.shape != k.shape:
         raise ConfigError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must both be [B, T, H, K].")
     if v.dim() != 4 or v.shape[:3] != q.shape[:3]:

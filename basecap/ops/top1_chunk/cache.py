@@ -5,7 +5,8 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
-from basecap.ops.top1_chunk.grid import check_chunk, check_heads, check_options, is_whole, most_remote
+from basecap.ops._shapes import is_whole
+from basecap.ops.top1_chunk.grid import check_chunk, check_heads, check_options, most_remote
 
 
 def top1_chunk_cache(
@@ -37,8 +38,8 @@ def top1_chunk_cache(
     for name, (size, least) in sizes.items():
         if not is_whole(size) or size < least:
             raise ConfigError(f"{name} must be at least {least} and whole, not {size!r}.")
-    if not dtype.is_floating_point:
-        raise ConfigError(f"dtype must be floating point, not {dtype}.")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ConfigError(f"dtype must be a floating-point torch.dtype, not {dtype!r}.")
     wide = torch.promote_types(dtype, torch.float32)
     shape = (batch, max_length, heads, head_dim)
     return {
@@ -59,8 +60,13 @@ def check_cache(new: dict[str, Tensor], cache: dict[str, Tensor], length: int, *
         chunk: C, where the cache has "sums" too.
     """
     check_heads(new)
+    names = ("k", "v") if chunk is None else ("k", "v", "sums")
+    if not isinstance(cache, dict) or not all(isinstance(cache.get(name), Tensor) for name in names):
+        raise ConfigError(f"cache must be a dict of the tensors {', '.join(names)}, not {type(cache).__name__}.")
     k = new["k"]
     B, T, G, K = k.shape
+    if cache["k"].dim() != 4:
+        raise ConfigError(f"the cache's k {tuple(cache['k'].shape)} must be [B, max_length, G, K].")
     capacity = cache["k"].shape[1]
     if "q" in new and T != 1:
         raise ConfigError(f"q, k and v have {T} tokens; a step takes one at a time.")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
+from basecap.ops._shapes import check_floating, check_scale, check_segments, check_tensor, is_whole
 
 
 @lru_cache(maxsize=32)
@@ -57,19 +58,13 @@ def bounds_of(segments: Tensor) -> Tensor:
     return torch.cat([positions, positions.new_tensor([segments.numel()])])
 
 
-def is_whole(number: object) -> bool:
-    """Whether this is an integer, and no truth value."""
-    return isinstance(number, int) and not isinstance(number, bool)
-
-
 def check_heads(tensors: dict[str, Tensor]) -> None:
     """Raise ConfigError unless "q" [B, T, H, K], "k" and "v" [B, T, G, K], as many as are given, fit together."""
+    check_floating(tensors)
     (first, like), *_ = tensors.items()
     for name, x in tensors.items():
         if x.dim() != 4 or 0 in x.shape[1:]:
             raise ConfigError(f"{name} {tuple(x.shape)} must be [B, T, heads, K], with all but B at least 1.")
-        if not x.is_floating_point():
-            raise ConfigError(f"{name} must be floating point, not {x.dtype}.")
         if x.dtype != like.dtype or x.device != like.device:
             raise ConfigError(
                 f"{name} is {x.dtype} on {x.device}, {first} is {like.dtype} on {like.device}; make them alike."
@@ -88,14 +83,6 @@ def check_chunk(chunk: int) -> None:
     """Raise ConfigError unless the kernels can cut chunks of this size."""
     if not is_whole(chunk) or not 16 <= chunk <= 256 or chunk & (chunk - 1):
         raise ConfigError(f"chunk must be a power of two from 16 to 256, not {chunk!r}.")
-
-
-def check_scale(scale: float | None) -> None:
-    """Raise ConfigError unless this is a positive number, or None."""
-    if scale is None:
-        return
-    if not (is_whole(scale) or isinstance(scale, float)) or not 0 < scale < float("inf"):
-        raise ConfigError(f"scale must be positive and finite, not {scale!r}.")
 
 
 def check_options(chunk: int, mode: str, scale: float | None, remote: int) -> None:
@@ -118,14 +105,14 @@ def check_packing(x_BTHK: Tensor, segments: Tensor | None, cu_seqlens: Tensor | 
     batch, length = x_BTHK.shape[:2]
     if segments is not None and cu_seqlens is not None:
         raise ConfigError("segments and cu_seqlens say the same thing; give one of them.")
-    for name, x in (("segments", segments), ("cu_seqlens", cu_seqlens)):
-        if x is not None and x.device != x_BTHK.device:
-            raise ConfigError(f"{name} is on {x.device}, q is on {x_BTHK.device}; put both on one device.")
-    if segments is not None and segments.is_floating_point():
-        raise ConfigError(f"segments must be integers, not {segments.dtype}.")
-    if segments is not None and segments.shape != (batch, length):
-        raise ConfigError(f"segments {tuple(segments.shape)} must be [B, T] = {(batch, length)}.")
+    name, given = ("segments", segments) if cu_seqlens is None else ("cu_seqlens", cu_seqlens)
+    if given is None:
+        return
+    check_tensor(name, given)
+    if given.device != x_BTHK.device:
+        raise ConfigError(f"{name} is on {given.device}, q is on {x_BTHK.device}; put both on one device.")
     if cu_seqlens is None:
+        check_segments(segments, (batch, length))
         return
     if batch != 1:
         raise ConfigError(f"cu_seqlens packs sequences into one row, so q, k and v need B = 1, not {batch}.")

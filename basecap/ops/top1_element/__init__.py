@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from basecap.ops._dispatch import Backend, refuse_forward_mode, use_triton
+from basecap.ops._shapes import check_scale
 from basecap.ops.attention import attention
 from basecap.ops.top1_chunk.cache import check_cache
-from basecap.ops.top1_chunk.grid import check_heads, check_packing, check_scale
+from basecap.ops.top1_chunk.grid import check_heads, check_packing
 from basecap.ops.top1_element import operators, reference
 
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
-from basecap.ops._shapes import check_devices, check_segments, check_state
+from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops.wkv4 import operators
 
 
@@ -36,8 +36,10 @@ def wkv4(
         o [B, T, D] in the dtype of v and the final state [B, 2, D] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes or devices that do not fit together, or an impossible backend.
+        ConfigError: shapes, dtypes or devices that do not fit together, or an impossible backend.
     """
+    given = {"k": k_BTD, "v": v_BTD, "decay": decay_D, "bonus": bonus_D}
+    check_floating(given)
     if k_BTD.dim() != 3 or k_BTD.shape != v_BTD.shape:
         raise ConfigError(f"k {tuple(k_BTD.shape)} and v {tuple(v_BTD.shape)} must both be [B, T, D].")
     for name, x in (("decay", decay_D), ("bonus", bonus_D)):
@@ -48,7 +50,6 @@ def wkv4(
     B, T, D = v_BTD.shape
     check_state(state_B2D, (B, 2, D))
     check_segments(segments, (B, T))
-    given = {"k": k_BTD, "v": v_BTD, "decay": decay_D, "bonus": bonus_D}
     check_devices({**given, "state": state_B2D, "segments": segments})
     # Every channel is a head of its own.
     triton = use_triton("wkv4", backend, v_BTD[..., None])

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, unsupported, use_triton
-from basecap.ops._shapes import check_devices, check_segments, check_state
+from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops.wkv6 import eager, operators, operators_chunk
 from basecap.ops.wkv6.blocks import starts
 
@@ -37,7 +37,7 @@ def wkv6(
         o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes or devices that do not fit together, or an impossible backend.
+        ConfigError: shapes, dtypes or devices that do not fit together, or an impossible backend.
     """
     _validate(r_BTHK, k_BTHK, v_BTHV, log_decay_BTHK, bonus_HK)
     (B, T, H, V), K = v_BTHV.shape, r_BTHK.shape[3]
@@ -76,6 +76,7 @@ def _chunked(r_BTHK: Tensor, v_BTHV: Tensor) -> bool:
 
 
 def _validate(r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, bonus: Tensor) -> None:
+    check_floating({"r": r, "k": k, "v": v, "log_decay": log_decay, "bonus": bonus})
     if r.dim() != 4 or r.shape != k.shape:
         raise ConfigError(f"r {tuple(r.shape)} and k {tuple(k.shape)} must both be [B, T, H, K].")
     if v.dim() != 4 or v.shape[:3] != r.shape[:3]:

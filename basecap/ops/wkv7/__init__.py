@@ -5,7 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import use_triton
-from basecap.ops._shapes import check_devices, check_segments, check_state
+from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops.wkv6 import empty_state
 from basecap.ops.wkv6.blocks import starts
 from basecap.ops.wkv6.operators import recur
@@ -46,7 +46,7 @@ def wkv7(
         o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes or devices that do not fit together.
+        ConfigError: shapes, dtypes or devices that do not fit together.
     """
     inputs = r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK
     _validate(*inputs, state_BHKV, segments)
@@ -106,6 +106,7 @@ def _validate(
     segments: Tensor | None,
 ) -> None:
     given = {"log_decay": log_decay, "k": k, "a": a, "b": b}
+    check_floating({"r": r, **given, "v": v})
     for name, x in given.items():
         if r.dim() != 4 or x.shape != r.shape:
             raise ConfigError(f"r {tuple(r.shape)} and {name} {tuple(x.shape)} must both be [B, T, H, K].")
