@@ -162,7 +162,7 @@ def test_entropy_runs_from_certainty_to_uniform():
         (lambda q, k, v: attention(q, k.float(), v), "share a dtype"),
         (lambda q, k, v: attention(q, k, v, slopes=torch.ones(2)), "one per query head"),
         (lambda q, k, v: attention(q, k, v, slopes=[1.0] * 4), r"slopes must be a torch\.Tensor, not list"),
-        (lambda q, k, v: attention(q, k, v, segments=torch.zeros(2, 5)), "segments"),
+        (lambda q, k, v: attention(q, k, v, segments=torch.zeros(2, 5).long()), r"segments \(2, 5\) must be"),
         (lambda q, k, v: attention_step(q[:, :1], k[1:], v[1:]), "must be"),
         (lambda q, k, v: attention_step(q, k, v), "q has 37 tokens; a step takes one"),
         (lambda q, k, v: attention_step(q[:, :1], k, v, bias_HS=torch.ones(37)), r"bias \[37\] must be \[H, S\]"),

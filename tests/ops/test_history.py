@@ -11,7 +11,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import interpreted
-from basecap.ops._shapes import check_devices, check_segments, check_state
+from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops.attention import attention, attention_step
 from basecap.ops.delta_rule import delta_rule
 from basecap.ops.delta_rule import reference as delta_reference
@@ -129,6 +129,7 @@ def test_tensors_of_several_devices_are_refused_by_name(case: Case):
 
 def test_the_checks_break_no_compiled_graph():
     def checked(x: Tensor, state: Tensor | None, segments: Tensor) -> Tensor:
+        check_floating({"x": x})
         check_state(state, (B, D))
         check_segments(segments, x.shape[:2])
         check_devices({"x": x, "state": state, "segments": segments})
@@ -137,7 +138,7 @@ def test_the_checks_break_no_compiled_graph():
     torch.compiler.reset()
     compiled = torch.compile(checked, backend="eager", fullgraph=True)
     for state in (None, x[:, 0]):
-        assert torch.equal(compiled(x, state, torch.zeros(B, T)), x + 1)
+        assert torch.equal(compiled(x, state, torch.zeros(B, T, dtype=torch.int64)), x + 1)
 
 
 @pytest.mark.parametrize("name", ["selective scan", "short convolution"])

@@ -74,7 +74,7 @@ def taylor_state(k_BTHK: Tensor, v_BTHV: Tensor, state_BHFX: Tensor | None = Non
 
 
 def _validate(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> None:
-    check_floating({"q": q, "k": k, "v": v})
+    check_floating({"k": k, "q": q, "v": v})
     if q.dim() != 4 or q.shape != k.shape:
         raise ConfigError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must both be [B, T, H, K].")
     if v.dim() != 4 or v.shape[:3] != q.shape[:3]:
