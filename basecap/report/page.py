@@ -13,7 +13,7 @@ from markupsafe import Markup
 from basecap.analysis import analyse
 from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
-from basecap.report.words import duration, gap_text, headline, interval_text, unfinished
+from basecap.report.words import duration, gap_text, headline, interval_text, single_seed, unfinished
 
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 
@@ -80,6 +80,7 @@ def _page(studies: Sequence[dict[str, Any]], drawn: Sequence[Groups]) -> str:
         "gap": gap_text,
         "interval": interval_text,
         "headline": headline,
+        "single_seed": single_seed,
         "unfinished": unfinished,
         "duration": duration,
         "yaml": lambda content: yaml.safe_dump(content, sort_keys=False, allow_unicode=True),

@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from basecap.report.words import gap_text, headline, interval_text, unfinished
+from basecap.report.words import gap_text, headline, interval_text, single_seed, unfinished
 
 STYLES = {"keeps": "green", "degrades": "red", "undecided": "yellow"}
 
@@ -41,5 +41,5 @@ def _table(study: dict[str, Any]) -> list[Table | Text]:
         Text(f"failed: {failure['name']} (seed {failure['seed']}): {failure['message']}", style="red")
         for failure in study["failures"]
     ]
-    left = [Text(words, style="yellow")] if (words := unfinished(study)) else []
-    return [table, Text(headline(study)), *reasons, *left, *failures]
+    cautions = [Text(words, style="yellow") for words in (single_seed(study), unfinished(study)) if words]
+    return [table, Text(headline(study)), *reasons, *cautions, *failures]

@@ -31,6 +31,22 @@ def unfinished(study: dict[str, Any]) -> str:
     return f"Not finished, and compared by what there is: {named}. Run the study again to resume."
 
 
+def single_seed(study: dict[str, Any]) -> str:
+    """Return two sentences about the gaps measured with one seed, "" when there are none.
+
+    From a single pair of runs nobody can tell what another seed would change, so no interval holds it. Simulated
+    studies say what that costs: where seeds move the gap by 0.02 nats, 40 to 66 % of the intervals are true, not 95 %.
+    """
+    names = [row["name"] for row in study["comparisons"] if row["gap"] is not None and len(row["seeds"]) == 1]
+    if not names:
+        return ""
+    who = "" if len(names) == len(study["comparisons"]) else f" ({', '.join(names)})"
+    return (
+        f"There is one seed{who}: intervals and verdicts speak of these trained models, not yet of the architectures. "
+        "They do not hold how far another seed would move the gap; only more seeds can show that, three at least."
+    )
+
+
 def gap_text(gap: dict[str, Any] | None) -> str:
     """Return a gap as "+0.0040", a dash when there is none."""
     return "–" if gap is None else f"{gap['value']:+.4f}"

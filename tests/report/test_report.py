@@ -12,7 +12,7 @@ from rich.console import Console
 from basecap.records import StudyRecords
 from basecap.report import terminal_table, write_report
 from basecap.report.palette import architecture_scales, dash_scale
-from basecap.report.words import duration, headline, unfinished
+from basecap.report.words import duration, headline, single_seed, unfinished
 from tests.report.synthetic import write_study
 
 TWO = {"base": (1.0, 0.0), "other": (1.0, 0.2)}
@@ -162,6 +162,31 @@ def test_words():
     assert headline({"reference": "r", "comparisons": rows}).endswith("against r: a, b keep it.")
     assert headline({"reference": "r", "comparisons": []}) == "There is nothing to compare with r."
     assert [duration(seconds) for seconds in (None, 48, 130, 7500)] == ["–", "48 s", "2 min", "2 h 05 min"]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [
+        ({"a": [0], "b": [1]}, "There is one seed: intervals and verdicts speak of these trained models"),
+        ({"a": [0], "b": [0, 1]}, "There is one seed (a): intervals"),
+        ({"a": [0], "b": []}, "There is one seed (a): intervals"),
+        ({"a": [0, 1], "b": [0, 1, 2]}, ""),
+        ({}, ""),
+    ],
+)
+def test_what_a_single_seed_cannot_tell_is_said(seeds, words):
+    rows = [{"name": name, "seeds": found, "gap": {} if found else None} for name, found in seeds.items()]
+    said = single_seed({"comparisons": rows})
+    assert said.startswith(words) and bool(said) == bool(words)
+
+
+def test_a_second_seed_that_has_not_run_leaves_one(tmp_path):
+    records = write_study(tmp_path, architectures=TWO, documents=40, seeds=(0, 1))
+    page = Page(write_report([tmp_path], tmp_path))
+    assert "There is one seed" not in page.text + printed(records)
+    (records.run("other", 1).path / "run.json").unlink()
+    page = Page(write_report([tmp_path], tmp_path))
+    assert "There is one seed" in page.text and "There is one seed" in printed(records)
 
 
 def test_runs_that_are_not_at_their_end_are_named():
