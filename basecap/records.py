@@ -195,18 +195,21 @@ class StudyRecords:
     def __init__(self, path: Path):
         self.path = Path(path)
 
-    def refuse_other(self, study: dict[str, Any]) -> None:
-        """Raise ConfigError when the directory holds another study than `study`, or what is no study's."""
-        if read(self.path / "study.yaml") is None:
+    @property
+    def begun(self) -> bool:
+        """Whether the directory holds a study."""
+        return read(self.path / "study.yaml") is not None
+
+    def refuse_foreign(self) -> None:
+        """Raise ConfigError, DataError when the directory holds no study of ours but something else."""
+        if self.begun:
+            self.study()
+        else:
             _refuse([path for path in entries(self.path) if path.name not in BEFORE and path.name[0] != "."])
-            return
-        difference = _first_difference(self.study(), study)
-        if difference is not None:
-            raise ConfigError(f"{self.path} holds another study ({difference}); give another --out or remove it.")
 
     def refuse_foreign_report(self) -> None:
         """Raise ConfigError, DataError when a report written here would replace what basecap did not write."""
-        if read(self.path / "study.yaml") is not None:
+        if self.begun:
             self.study()
         elif _read_json(self.path / "results.json") is None:
             _refuse([path for path in entries(self.path) if path.name in ("report.html", "figures")])
@@ -221,13 +224,12 @@ class StudyRecords:
             yield
 
     def create(self, study: dict[str, Any]) -> None:
-        """Begin or resume `study` here; raises ConfigError when the directory holds something else."""
-        self.refuse_other(study)
-        if read(self.path / "study.yaml") is not None:
-            return
-        with replacing(self.path / "study.yaml") as file:
-            text = yaml.safe_dump({"schema": SCHEMA, **_plain(study)}, sort_keys=False, allow_unicode=True)
-            file.write(text.encode())
+        """Make this the directory of `study`; raises ConfigError, DataError when it holds what is no study's."""
+        self.refuse_foreign()
+        text = yaml.safe_dump({"schema": SCHEMA, **_plain(study)}, sort_keys=False, allow_unicode=True).encode()
+        if read(self.path / "study.yaml") != text:
+            with replacing(self.path / "study.yaml") as file:
+                file.write(text)
 
     def study(self) -> dict[str, Any]:
         """Return the resolved study; raises ConfigError when the directory holds none."""
@@ -379,15 +381,3 @@ def _without_schema(content: Any, path: Path) -> dict[str, Any]:
             f"{path} has schema {found}, this version of basecap reads {SCHEMA}; use the one that wrote it."
         )
     return content
-
-
-def _first_difference(held: Any, wanted: Any, at: str = "") -> str | None:
-    """Say where two studies differ first, None when they are the same."""
-    held, wanted = _plain(held), _plain(wanted)
-    if isinstance(held, dict) and isinstance(wanted, dict):
-        for key in [*held, *wanted]:
-            difference = _first_difference(held.get(key), wanted.get(key), f"{at}.{key}" if at else key)
-            if difference is not None:
-                return difference
-        return None
-    return None if held == wanted else f"{at} is {held!r} there and {wanted!r} here"

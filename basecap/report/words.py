@@ -43,7 +43,8 @@ def single_seed(study: dict[str, Any]) -> str:
     who = "" if len(names) == len(study["comparisons"]) else f" ({', '.join(names)})"
     return (
         f"There is one seed{who}: intervals and verdicts speak of these trained models, not yet of the architectures. "
-        "They do not hold how far another seed would move the gap; only more seeds can show that, three at least."
+        "They do not hold how far another seed would move the gap; only more seeds can show that, three at least: "
+        "run the study again with --set train.seeds=[0,1,2], which adds them."
     )
 
 

@@ -23,7 +23,8 @@ from basecap.ops._dispatch import IMPLEMENTATIONS
 from basecap.processes import end_with_parent
 from basecap.records import Record, RunRecords, StudyRecords
 from basecap.registry import load_plugin
-from basecap.study.config import StudyConfig
+from basecap.study.config import StudyConfig, validate
+from basecap.study.growth import grown
 from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs
 from basecap.study.provenance import begun, refuse_other
 from basecap.train.distributed import Processes, SharedError, processes, sentence
@@ -92,15 +93,22 @@ def places(chosen: torch.device, asked: str | None, world: int, per_gpu: int) ->
 
 def _begin(records: StudyRecords, study: StudyConfig, device: torch.device, held: contextlib.ExitStack) -> None:
     """Prepare the data, make the directory this study's and keep other processes out for as long as `held` is."""
-    content = study.model_dump(mode="json")
-    records.refuse_other(content)
+    records.refuse_foreign()
+    _whole(records, study)
     check_text(study.data, _cache(study, records.path))
     held.enter_context(records.locked())
     prepared = data_of(study, records.path)  # may fail: the directory is not yet this study's
     if study.model.vocab is not None:
         check_vocabulary(study.model.vocab, prepared.tokenizer)
-    records.create(content)
+    records.create(_whole(records, study).model_dump(mode="json"))
     _write_surroundings(records, study, prepared, device)
+
+
+def _whole(records: StudyRecords, study: StudyConfig) -> StudyConfig:
+    """Return what the directory holds with this study: an earlier one's seeds and architectures too."""
+    if not records.begun:
+        return study
+    return grown(validate(records.study(), str(records.path / "study.yaml")), study, records.path)
 
 
 def check(study: StudyConfig, world: int = 1) -> None:

@@ -37,7 +37,7 @@ class RunSpec:
             self.name,
             self.seed,
             self.model.model_dump(mode="json"),
-            self.train.model_dump(mode="json"),
+            {**self.train.model_dump(mode="json"), "seeds": [self.seed]},  # it does not depend on the others
         ]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -207,6 +207,20 @@ def test_another_study_in_the_directory_is_refused(study_file, tmp_path):
         run(study_file, tmp_path / "out", settings=("train.lr=1e-4",))
 
 
+def test_a_directory_takes_more_seeds_and_architectures(study, tmp_path):
+    path, out = tmp_path / "tiny.yaml", tmp_path / "out"
+    path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++"]}))
+    run(path, out)
+    first = StudyRecords(out).run("transformer++", 0).metrics()
+    path.write_text(yaml.safe_dump(study))
+    infos = run(path, out, settings=("train.seeds=[1]",))
+    assert [(info["name"], info["seed"]) for info in infos] == [("transformer++", 1), ("window 4", 1)]
+    infos = run(path, out, settings=("train.seeds=[1,0]",), only=("window 4",))
+    assert len(infos) == 4 and StudyRecords(out).run("transformer++", 0).metrics() == first
+    assert StudyRecords(out).study()["train"]["seeds"] == [0, 1]
+    assert {row["name"] for row in StudyRecords(out).study()["architectures"]} == {"transformer++", "window 4"}
+
+
 def test_a_study_that_is_running_is_refused_at_once(study_file, tmp_path):
     with StudyRecords(tmp_path / "out").locked(), pytest.raises(ConfigError, match="another process is running this"):
         run(study_file, tmp_path / "out")

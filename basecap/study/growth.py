@@ -1,0 +1,48 @@
+"""The study of a directory grows: run again with more seeds or architectures, it holds those too."""
+
+from pathlib import Path
+from typing import Any
+
+from basecap.errors import ConfigError
+from basecap.study.config import StudyConfig
+
+
+def grown(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyConfig:
+    """Return the study `held` in the directory `where` with the seeds and architectures of `wanted` behind its own.
+
+    Raises:
+        ConfigError: they differ in anything else, or in what an architecture of one name is.
+    """
+    theirs = {entry.name: entry for entry in wanted.architectures}
+    for entry in held.architectures:
+        _refuse_other(entry, theirs.get(entry.name, entry), where, f"architecture {entry.name!r}: ")
+    seeds = dict.fromkeys((*held.train.seeds, *wanted.train.seeds))
+    entries = {entry.name: entry for entry in held.architectures} | theirs
+    whole, alike = (
+        study.model_copy(
+            update={
+                "train": study.train.model_copy(update={"seeds": tuple(seeds)}),
+                "architectures": tuple(entries.values()),
+            }
+        )
+        for study in (held, wanted)
+    )
+    _refuse_other(whole, alike, where)
+    return whole
+
+
+def _refuse_other(held: Any, wanted: Any, where: Path, of: str = "") -> None:
+    difference = _first_difference(held.model_dump(mode="json"), wanted.model_dump(mode="json"))
+    if difference is not None:
+        raise ConfigError(f"{where} holds another study ({of}{difference}); give another --out or remove it.")
+
+
+def _first_difference(held: Any, wanted: Any, at: str = "") -> str | None:
+    """Say where two studies differ first, None when they are the same."""
+    if isinstance(held, dict) and isinstance(wanted, dict):
+        for key in [*held, *wanted]:
+            difference = _first_difference(held.get(key), wanted.get(key), f"{at}.{key}" if at else key)
+            if difference is not None:
+                return difference
+        return None
+    return None if held == wanted else f"{at} is {held!r} there and {wanted!r} here"

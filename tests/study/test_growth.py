@@ -1,0 +1,61 @@
+"""A study may grow where it stands, and in nothing else may it change."""
+
+from pathlib import Path
+
+import pytest
+
+from basecap.errors import ConfigError
+from basecap.study.config import StudyConfig
+from basecap.study.growth import grown
+from basecap.study.plan import plan_runs
+
+A, B, C = ({"name": name, "use": "transformer++"} for name in "abc")
+
+
+@pytest.fixture
+def made(study):
+    def make(architectures: list, seeds: tuple = (0,), **more) -> StudyConfig:
+        train = study["train"] | {"seeds": list(seeds)} | more.pop("train", {})
+        content = study | {"architectures": architectures, "reference": "a", "train": train} | more
+        return StudyConfig.model_validate(content)
+
+    return make
+
+
+def test_the_same_study_stays_itself(made):
+    assert grown(made([A, B]), made([A, B]), Path("out")) == made([A, B])
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "whole"),
+    [
+        (([A], [0]), ([A], [2, 1]), ([A], [0, 2, 1])),
+        (([A, B], [0]), ([C, A], [0]), ([A, B, C], [0])),
+        (([A, B], [0, 1]), ([A], [1]), ([A, B], [0, 1])),
+    ],
+)
+def test_what_is_new_comes_behind(made, held, wanted, whole):
+    assert grown(made(*held), made(*wanted), Path("out")) == made(*whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (
+            {"architectures": [A, {**B, "mixer": {"window": 4}}]},
+            r"architecture 'b': mixer\.window is None there and 4",
+        ),
+        ({"architectures": [A, C], "train": {"lr": 2e-3}}, r"train\.lr is 0\.01 there and 0\.002 here"),
+        ({"architectures": [A, B], "evals": ["influence-entropy"]}, "evals is "),
+        ({"architectures": [A, B], "reference": "b"}, "reference is 'a' there and 'b' here"),
+    ],
+)
+def test_another_study_is_refused_with_the_difference(made, change, difference):
+    with pytest.raises(ConfigError, match=f"out holds another study .{difference}.*give another --out or remove it"):
+        grown(made([A, B]), made(**change), Path("out"))
+
+
+def test_a_run_stays_itself_when_others_are_added(made):
+    alone = {(run.name, run.seed): run.hash for run in plan_runs(made([A]), 256)}
+    more = {(run.name, run.seed): run.hash for run in plan_runs(made([A, B], [1, 0]), 256)}
+    assert alone.items() < more.items() and len(set(more.values())) == 4
