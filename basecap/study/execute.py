@@ -26,7 +26,7 @@ from basecap.registry import load_plugin
 from basecap.study.config import StudyConfig, validate
 from basecap.study.growth import grown
 from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs
-from basecap.study.provenance import begun, refuse_other
+from basecap.study.provenance import begun, refuse_other, refuse_other_precision
 from basecap.train.distributed import Processes, SharedError, processes, sentence
 from basecap.train.loop import Place, Trainer
 
@@ -73,7 +73,8 @@ def execute(
         data = data_of(study, out)
         runs = [run for run in plan_runs(study, data.tokenizer.vocab_size) if run.name in only]
         for run in runs:
-            refuse_other(records.run(run.name, run.seed), run, plugins, chosen)
+            refuse_other(records.run(run.name, run.seed), run, plugins)
+        refuse_other_precision(records, _whole(records, study), runs, chosen)
         execution = Execution(study=study, out=out, device=str(chosen), plugins=tuple(plugins))
         if len(devices) > 1 and len(runs) > 1:
             return side_by_side(execution, runs, devices[: len(runs)], say)

@@ -11,7 +11,8 @@ from basecap.data.hashes import file_digest
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES
 from basecap.models.backbones._contract import BACKBONES
-from basecap.records import RunRecords
+from basecap.records import RunRecords, StudyRecords
+from basecap.study.config import StudyConfig
 from basecap.study.plan import RunSpec
 from basecap.train.checkpoint import latest
 from basecap.train.loop import resolve
@@ -43,20 +44,41 @@ def begun(records: RunRecords, run: RunSpec, plugins: Sequence[Path], device: to
     }
 
 
-def refuse_other(records: RunRecords, run: RunSpec, plugins: Sequence[Path], device: torch.device) -> None:
-    """Raise ConfigError when `run` would not be what is recorded: another run, plugin or precision."""
+def refuse_other(records: RunRecords, run: RunSpec, plugins: Sequence[Path]) -> None:
+    """Raise ConfigError when `run` would not be what is recorded: another run, or another version of a plugin."""
     info = records.info()
     if info.get("hash") not in (None, run.hash):
         raise ConfigError(f"{records.path} holds another run of that name; remove it or give another --out.")
-    if latest(records.checkpoints) is None:  # whatever is there begins again
+    if latest(records.checkpoints) is not None:  # else whatever is there begins again
+        refuse_other_plugins(records, _sources(run, plugins))
+
+
+def refuse_other_precision(
+    records: StudyRecords, study: StudyConfig, wanted: Sequence[RunSpec], device: torch.device
+) -> None:
+    """Raise ConfigError when a study would be trained in two precisions because the device decides which.
+
+    Args:
+        records: of the study.
+        study: all that its directory holds.
+        wanted: the runs that are to be finished now.
+        device: where.
+    """
+    auto = [run for run in wanted if run.train.precision == "auto"]
+    if all(records.run(run.name, run.seed).info().get("status") == "finished" for run in auto):
         return
-    refuse_other_plugins(records, _sources(run, plugins))
-    held, now = info.get("precision"), resolve(run.train.precision, device)
-    if info.get("status") != "finished" and held not in (None, now):  # train.precision is auto: the device decides
-        raise ConfigError(
-            f"{records.path} was begun in {held} on {info.get('device')} and would go on in {now} on this device; set "
-            f"--device {'cuda' if held == 'bf16' else 'cpu'}, or remove that directory to begin it again."
-        )
+    now = resolve("auto", device)
+    names = [
+        entry.name for entry in study.architectures if entry.train.get("precision", study.train.precision) == "auto"
+    ]
+    for found in (records.run(name, seed) for name in names for seed in study.train.seeds):
+        info = found.info()
+        trained = info.get("status") == "finished" or latest(found.checkpoints) is not None
+        if trained and info.get("precision") not in (None, now):
+            raise ConfigError(
+                f"{found.path} was trained in {info['precision']} on {info.get('device')}, and this device would "
+                f"train in {now}; set --device {'cpu' if now == 'bf16' else 'cuda'}, or give another --out."
+            )
 
 
 def refuse_other_plugins(records: RunRecords, digests: Collection[str]) -> None:

@@ -281,15 +281,26 @@ def test_an_unfinished_run_is_not_continued_in_another_precision(study_file, tmp
     change(path, **elsewhere)
     assert run(study_file, out, only=only)[0]["precision"] == "bf16"  # finished: nothing goes on
     change(path, status="failed")
-    with pytest.raises(
-        ConfigError, match=r"begun in bf16 on NVIDIA H200 and would go on in fp32 .* set --device cuda,"
-    ):
+    mixed = r"-s0 was trained in bf16 on NVIDIA H200, and this device would train in fp32; set --device cuda, or"
+    with pytest.raises(ConfigError, match=mixed):
         run(study_file, out, only=only)
     change(path, precision="fp32")
     again = run(study_file, out, only=only)[0]
     assert again["before"] == [{**elsewhere, "precision": "fp32"}] and again["device"] == info["device"]
     change(path, status="failed", device=None, precision=None, packages=None, before=None)  # as before there were any
     assert run(study_file, out, only=only)[0]["before"] == []
+
+
+def test_no_study_is_trained_in_two_precisions_because_of_the_device(study_file, tmp_path):
+    out = tmp_path / "out"
+    run(study_file, out, only=("transformer++",))
+    change(out / "runs" / "transformer++-s0" / "run.json", device="NVIDIA H200", precision="bf16")
+    for more in ({"only": ("window 4",)}, {"settings": ("train.seeds=[1]",)}):
+        with pytest.raises(ConfigError, match="trained in bf16 on NVIDIA H200, and this device would train in fp32"):
+            run(study_file, out, **more)
+    change(out / "runs" / "transformer++-s0" / "run.json", status="running")
+    shutil.rmtree(out / "runs" / "transformer++-s0" / "checkpoints")  # so it begins again
+    assert {info["precision"] for info in run(study_file, out)} == {"fp32"}
 
 
 def test_the_recorded_machine_stays_once_something_has_run(study_file, tmp_path):
