@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from basecap.ops.selective_scan import kernels
-from basecap.ops.selective_scan.operators import BT, kept_shape
+from basecap.ops.selective_scan.sizes import BT, kept_shape
 
 #: Channels per program.
 BD = 32

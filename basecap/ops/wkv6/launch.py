@@ -5,7 +5,7 @@ import triton
 from torch import Tensor
 
 from basecap.ops.wkv6 import kernels
-from basecap.ops.wkv6.operators import CHUNK
+from basecap.ops.wkv6.sizes import CHUNK
 
 #: Value channels per program, warps per program and tokens loaded ahead, forward and backward.
 FORWARD = (16, 1, 4)

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Tokens between two states that are kept for backward; the states of one such chunk should stay in the cache.
-CHUNK = 32
+from basecap.ops.wkv6.sizes import CHUNK
 
 
 def _kernels():

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basecap.ops.wkv6.sizes import tokens_per_chunk
+
 #: The most channels per head of keys and of values, and the shared memory that a block takes. With 8 warps, which wider
 #: values need, Triton 3.6 compiles the kernels of a chunk to wrong results on Hopper.
 WIDEST_KEYS, WIDEST_VALUES, SHARED = 128, 64, 144 * 1024
@@ -15,11 +17,6 @@ def _kernels() -> Any:
     from basecap.ops.wkv6 import launch_chunk
 
     return launch_chunk
-
-
-def tokens_per_chunk(dtype: torch.dtype) -> int:
-    """Return the kernels' chunk; exact products of float32 leave room for half as many."""
-    return 32 if dtype == torch.float32 else 64
 
 
 @torch.library.custom_op("basecap::wkv6_chunks", mutates_args=())
