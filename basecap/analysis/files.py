@@ -32,7 +32,12 @@ class StudyFile(BaseModel):
     gap: _Gap
 
 
-class RunFile(BaseModel):
+class _Machine(BaseModel):
+    device: str | None = None
+    precision: str | None = None
+
+
+class RunFile(_Machine):
     """The keys of run.json that are read, likewise."""
 
     name: str
@@ -40,6 +45,7 @@ class RunFile(BaseModel):
     use: str
     status: str
     message: str
+    before: list[_Machine] | None = None
 
 
 def complete(content: dict[str, Any], kind: type[BaseModel], path: Path) -> dict[str, Any]:

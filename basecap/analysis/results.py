@@ -133,12 +133,20 @@ def _describe(run: Run) -> dict[str, Any]:
     rates = [row["tokens_per_s"] for row in run.metrics]
     return run.label | {
         "use": run.info["use"],
+        "machines": _machines(run.info),
         "status": run.info["status"],
         "parameters": run.info.get("parameters"),
         "seconds": run.info.get("seconds"),
         "tokens": run.metrics[-1]["tokens"] if run.metrics else 0,
         "tokens_per_s": float(np.median(rates)) if rates else None,
     }
+
+
+def _machines(info: dict[str, Any]) -> list[str]:
+    """Return what a run was trained on, one after the other, as "NVIDIA H200, bf16"."""
+    every = [*(info.get("before") or []), info]
+    named = [f"{machine['device']}, {machine['precision']}" for machine in every if machine.get("device")]
+    return list(dict.fromkeys(named))
 
 
 def _points(run: Run, train: Sequence[str]) -> list[dict[str, Any]]:

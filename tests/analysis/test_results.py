@@ -57,6 +57,21 @@ def test_points_curves_and_documents(tmp_path):
     assert found["comparisons"][0]["seeds"] == [0, 1]
 
 
+def test_a_run_says_what_it_was_trained_on(tmp_path):
+    run = write_study(tmp_path, architectures=TWO, documents=60).run("other", 0)
+    elsewhere = {"device": "CPU (x86_64)", "precision": "bf16"}
+    run.write_info(run.info() | {"before": [elsewhere, elsewhere]})
+    assert [row["machines"] for row in study(tmp_path)["runs"]] == [
+        ["NVIDIA H200, bf16"],
+        ["CPU (x86_64), bf16", "NVIDIA H200, bf16"],
+    ]
+    run.write_info({key: value for key, value in run.info().items() if key not in ("before", "device", "precision")})
+    assert study(tmp_path)["runs"][1]["machines"] == []  # of an earlier version
+    run.write_info(run.info() | {"before": "yesterday"})
+    with pytest.raises(DataError, match=r"run\.json is damaged at 'before'"):
+        study(tmp_path)
+
+
 def test_other_evaluations_keep_their_declaration_and_last_rows(tmp_path):
     write_study(tmp_path, architectures=TWO, documents=40, checkpoints=2, more_evaluations=True)
     few_shot, passkey = study(tmp_path)["evaluations"]

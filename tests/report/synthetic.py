@@ -85,6 +85,9 @@ def _write_run(run, name, seed, speed, gap, sizes, own, rng, train, checkpoints)
             "message": "",
             "parameters": 29_400_000,
             "seconds": 812.0,
+            "device": "NVIDIA H200",
+            "precision": "bf16",
+            "before": [],
         }
     )
     for step in range(1, STEPS + 1):
