@@ -68,14 +68,10 @@ def execute(
     with processes(chosen) as group, contextlib.ExitStack() as held:
         check(study, group.world)
         devices = places(chosen, device, group.world, per_gpu)
-        records = StudyRecords(out)
-        group.lead(lambda: _begin(records, study, chosen, held))
-        data = data_of(study, out)
-        runs = [run for run in plan_runs(study, data.tokenizer.vocab_size) if run.name in only]
-        for run in runs:
-            refuse_other(records.run(run.name, run.seed), run, plugins)
-        refuse_other_precision(records, _whole(records, study), runs, chosen)
         execution = Execution(study=study, out=out, device=str(chosen), plugins=tuple(plugins))
+        group.lead(lambda: _begin(execution, only, held))
+        data = data_of(study, out)
+        runs = _runs(study, data, only)
         if len(devices) > 1 and len(runs) > 1:
             return side_by_side(execution, runs, devices[: len(runs)], say)
         infos = [_attempt(execution, run, data, group, say) for run in runs]
@@ -92,8 +88,12 @@ def places(chosen: torch.device, asked: str | None, world: int, per_gpu: int) ->
     return devices * per_gpu
 
 
-def _begin(records: StudyRecords, study: StudyConfig, device: torch.device, held: contextlib.ExitStack) -> None:
-    """Prepare the data, make the directory this study's and keep other processes out for as long as `held` is."""
+def _begin(execution: Execution, only: set[str], held: contextlib.ExitStack) -> None:
+    """Prepare the data, make the directory this study's and keep other processes out for as long as `held` is.
+
+    What is refused leaves study.yaml as it was: nobody could take an architecture out of it again.
+    """
+    records, study, device = StudyRecords(execution.out), execution.study, torch.device(execution.device)
     records.refuse_foreign()
     _whole(records, study)
     check_text(study.data, _cache(study, records.path))
@@ -101,8 +101,17 @@ def _begin(records: StudyRecords, study: StudyConfig, device: torch.device, held
     prepared = data_of(study, records.path)  # may fail: the directory is not yet this study's
     if study.model.vocab is not None:
         check_vocabulary(study.model.vocab, prepared.tokenizer)
-    records.create(_whole(records, study).model_dump(mode="json"))
+    _refuse_other_data(records, prepared)
+    whole, runs = _whole(records, study), _runs(study, prepared, only)
+    for run in runs:
+        refuse_other(records.run(run.name, run.seed), run, execution.plugins)
+    refuse_other_precision(records, whole, runs, device)
+    records.create(whole.model_dump(mode="json"))
     _write_surroundings(records, study, prepared, device)
+
+
+def _runs(study: StudyConfig, data: PreparedData, only: set[str]) -> list[RunSpec]:
+    return [run for run in plan_runs(study, data.tokenizer.vocab_size) if run.name in only]
 
 
 def _whole(records: StudyRecords, study: StudyConfig) -> StudyConfig:
@@ -151,7 +160,6 @@ def _cache(study: StudyConfig, out: Path) -> Path:
 
 
 def _write_surroundings(records: StudyRecords, study: StudyConfig, data: PreparedData, device: torch.device) -> None:
-    _refuse_other_data(records, data)
     held = records.environment()
     machine = held if held and records.runs() else environment.describe(device)  # numbers stay with their machine
     found = {**machine, "data": data.manifest_hash, "bigram_loss": bigram_loss(data, study.data.seq_len)}

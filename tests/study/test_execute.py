@@ -295,9 +295,11 @@ def test_no_study_is_trained_in_two_precisions_because_of_the_device(study_file,
     out = tmp_path / "out"
     run(study_file, out, only=("transformer++",))
     change(out / "runs" / "transformer++-s0" / "run.json", device="NVIDIA H200", precision="bf16")
+    held = (out / "study.yaml").read_bytes()
     for more in ({"only": ("window 4",)}, {"settings": ("train.seeds=[1]",)}):
         with pytest.raises(ConfigError, match="trained in bf16 on NVIDIA H200, and this device would train in fp32"):
             run(study_file, out, **more)
+        assert (out / "study.yaml").read_bytes() == held  # what is refused is not yet part of the study
     change(out / "runs" / "transformer++-s0" / "run.json", status="running")
     shutil.rmtree(out / "runs" / "transformer++-s0" / "checkpoints")  # so it begins again
     assert {info["precision"] for info in run(study_file, out)} == {"fp32"}
