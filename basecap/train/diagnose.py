@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from basecap.models.blocks import Block, total
+
 
 def first_bad_module(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor) -> str | None:
     """Say in words which parameter or module is the first, in the order of computation, to hold NaN or infinity.
@@ -16,7 +18,8 @@ def first_bad_module(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor) ->
 
     def hook(name: str):
         def look(module: nn.Module, inputs: tuple, output: object) -> None:
-            if isinstance(output, Tensor) and not output.isfinite().all():
+            held = total(*output) if isinstance(module, Block) and isinstance(output, tuple) else output
+            if isinstance(held, Tensor) and not held.isfinite().all():
                 bad.append(name)
 
         return look

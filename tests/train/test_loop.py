@@ -11,6 +11,7 @@ from basecap.models.language_model import LanguageModel
 from basecap.records import RunRecords
 from basecap.train import checkpoint
 from basecap.train.config import Timetable, TrainConfig
+from basecap.train.diagnose import first_bad_module
 from basecap.train.distributed import Processes
 from basecap.train.loop import Place, Trainer
 from tests.train.conftest import BATCH, LENGTH, config
@@ -109,6 +110,15 @@ def test_what_is_bad_is_looked_for_in_every_micro_batch(model, tmp_path):
     model.embedding.register_forward_hook(lambda module, inputs, x: x * torch.nan if (inputs[0] == 30).any() else x)
     with pytest.raises(TrainingError, match="the loss stopped being finite at step 1; first bad: module embedding"):
         train(model, LastRowStream(), tmp_path, config(micro_batch=1))
+
+
+def test_a_block_whose_last_sum_overflows_is_named(model):
+    large = torch.finfo(torch.float32).max
+    torch.nn.init.constant_(model.embedding.weight, large)
+    model.blocks[0].mixer.register_forward_hook(lambda module, inputs, output: torch.zeros_like(output))
+    model.blocks[0].feed_forward.register_forward_hook(lambda module, inputs, output: torch.full_like(output, large))
+    tokens = torch.zeros(1, 8, dtype=torch.int64)
+    assert first_bad_module(model, tokens, tokens) == "module blocks.0"
 
 
 def test_gradients_are_called_bad_where_the_loss_is_finite(model, stream, tmp_path):
