@@ -73,7 +73,7 @@ def execute(
         data = data_of(study, out)
         runs = _runs(study, data, only)
         if len(devices) > 1 and len(runs) > 1:
-            return side_by_side(execution, runs, devices[: len(runs)], say)
+            return side_by_side(execution, runs, devices, say)
         infos = [_attempt(execution, run, data, group, say) for run in runs]
         return infos if group.leads else []
 
@@ -175,11 +175,13 @@ def side_by_side(
 
     A process that is killed costs its own run alone, which is recorded and said; another takes its place.
     """
-    infos: dict[int, dict[str, Any]] = {}
-    waiting = deque(range(len(runs)))
+    records = StudyRecords(execution.out)
+    held = {index: records.run(run.name, run.seed).info() for index, run in enumerate(runs)}
+    infos = {index: info for index, info in held.items() if info.get("status") == "finished"}
+    waiting = deque(index for index in range(len(runs)) if index not in infos)
     running: dict[Future, tuple[int, _Worker]] = {}
     with contextlib.ExitStack() as pools:
-        free = [_Worker(replace(execution, device=device), pools) for device in devices]
+        free = [_Worker(replace(execution, device=device), pools) for device in devices[: len(waiting)]]
         while waiting or running:
             while waiting and free:
                 index, worker = waiting.popleft(), free.pop()

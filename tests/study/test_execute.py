@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,29 @@ def test_processes_side_by_side_give_the_same_losses(study_file, tmp_path):
     assert [info["status"] for info in infos] == ["finished", "finished"]
     for name, expected in losses(tmp_path / "one").items():
         assert losses(tmp_path / "two")[name] == pytest.approx(expected, rel=1e-5)  # threads may add in another order
+
+
+def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, monkeypatch):
+    out, study = tmp_path / "out", load_study(str(study_file), ("train.seeds=[0,1,2]",))
+    run(study_file, out)
+    taken = []
+
+    class Worker:
+        def __init__(self, execution, pools):
+            self.device = execution.device
+
+        def take(self, spec):
+            taken.append((spec.name, spec.seed, self.device))
+            future = Future()
+            future.set_result({"name": spec.name, "seed": spec.seed})
+            return future
+
+    monkeypatch.setattr("basecap.study.execute._Worker", Worker)
+    runs = [spec for spec in plan_runs(study, byte_tokenizer().vocab_size) if spec.seed < 2 or spec.name == "window 4"]
+    execution = Execution(study=study, out=out, device="cpu")
+    infos = side_by_side(execution, runs, ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1", "cuda:2"])
+    assert [(info["name"], info["seed"]) for info in infos] == [(spec.name, spec.seed) for spec in runs]
+    assert len(taken) == 3 and {device for _, _, device in taken} == {"cuda:0", "cuda:1", "cuda:2"}
 
 
 @pytest.mark.parametrize(
