@@ -15,7 +15,7 @@ def grown(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyConfig:
     """
     theirs = {entry.name: entry for entry in wanted.architectures}
     for entry in held.architectures:
-        _refuse_other(entry, theirs.get(entry.name, entry), where, f"architecture {entry.name!r}: ")
+        _refuse_other(entry, theirs.get(entry.name, entry), where, entry.name)
     seeds = dict.fromkeys((*held.train.seeds, *wanted.train.seeds))
     entries = {entry.name: entry for entry in held.architectures} | theirs
     whole, alike = (
@@ -31,10 +31,15 @@ def grown(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyConfig:
     return whole
 
 
-def _refuse_other(held: Any, wanted: Any, where: Path, of: str = "") -> None:
+def _refuse_other(held: Any, wanted: Any, where: Path, name: str | None = None) -> None:
     difference = _first_difference(held.model_dump(mode="json"), wanted.model_dump(mode="json"))
-    if difference is not None:
-        raise ConfigError(f"{where} holds another study ({of}{difference}); give another --out or remove it.")
+    if difference is None:
+        return
+    if name is not None:  # a study of many runs need not go because of one
+        raise ConfigError(
+            f"{where} holds another architecture {name!r} ({difference}); give yours another name, or another --out."
+        )
+    raise ConfigError(f"{where} holds another study ({difference}); give another --out or remove it.")
 
 
 def _first_difference(held: Any, wanted: Any, at: str = "") -> str | None:

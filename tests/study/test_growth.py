@@ -41,10 +41,6 @@ def test_what_is_new_comes_behind(made, held, wanted, whole):
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
-        (
-            {"architectures": [A, {**B, "mixer": {"window": 4}}]},
-            r"architecture 'b': mixer\.window is None there and 4",
-        ),
         ({"architectures": [A, C], "train": {"lr": 2e-3}}, r"train\.lr is 0\.01 there and 0\.002 here"),
         ({"architectures": [A, B], "evals": ["influence-entropy"]}, "evals is "),
         ({"architectures": [A, B], "reference": "b"}, "reference is 'a' there and 'b' here"),
@@ -53,6 +49,14 @@ def test_what_is_new_comes_behind(made, held, wanted, whole):
 def test_another_study_is_refused_with_the_difference(made, change, difference):
     with pytest.raises(ConfigError, match=f"out holds another study .{difference}.*give another --out or remove it"):
         grown(made([A, B]), made(**change), Path("out"))
+
+
+def test_another_architecture_of_one_name_is_refused_and_may_have_another(made):
+    other = {**B, "mixer": {"window": 4}}
+    said = r"out holds another architecture 'b' \(mixer\.window is None there and 4 here\); give yours another name"
+    with pytest.raises(ConfigError, match=said):
+        grown(made([A, B]), made([A, other]), Path("out"))
+    assert grown(made([A, B]), made([A, {**other, "name": "c"}]), Path("out"))
 
 
 def test_a_run_stays_itself_when_others_are_added(made):
