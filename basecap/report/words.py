@@ -44,7 +44,7 @@ def single_seed(study: dict[str, Any]) -> str:
     return (
         f"There is one seed{who}: intervals and verdicts speak of these trained models, not yet of the architectures. "
         "They do not hold how far another seed would move the gap; only more seeds can show that, three at least: "
-        "run the study again with --set train.seeds=[0,1,2], which adds them."
+        "run the same command again with --set 'train.seeds=[0,1,2]' as well, which adds them."
     )
 
 
