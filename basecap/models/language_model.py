@@ -82,7 +82,8 @@ class LanguageModel(nn.Module):
 
         Tokens and targets are int64 [B, T]; raises ConfigError as `hidden` does.
         """
-        return self._training_loss(*self._stream(tokens_BT, segments_BT), targets_BT)
+        loss = self._training_loss if torch.is_grad_enabled() else self._loss
+        return loss(*self._stream(tokens_BT, segments_BT), targets_BT)
 
     def token_losses(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the loss of every token in nats [B, T], float32, zero where the target is negative; no gradient.
