@@ -136,7 +136,7 @@ def _describe(run: Run) -> dict[str, Any]:
         "machines": _machines(run.info),
         "status": run.info["status"],
         "parameters": run.info.get("parameters"),
-        "seconds": run.info.get("seconds"),
+        "seconds": sum(row["seconds"] for row in run.metrics) if run.metrics else None,
         "tokens": run.metrics[-1]["tokens"] if run.metrics else 0,
         "tokens_per_s": float(np.median(rates)) if rates else None,
     }

@@ -2,7 +2,6 @@
 
 import contextlib
 import multiprocessing
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -259,7 +258,6 @@ def _attempt(
     info = records.info()
     if info.get("status") == "finished":
         return info
-    began = time.perf_counter()
     IMPLEMENTATIONS.clear()
     info = begun(records, run, execution.plugins, torch.device(execution.device))
     group.lead(lambda: records.write_info(info))
@@ -272,7 +270,6 @@ def _attempt(
         if not isinstance(error.__cause__ if isinstance(error, SharedError) else error, BasecapError | None):
             info["traceback"] = traceback.format_exc()
         alone = None if group.world == 1 or isinstance(error, TrainingError) else error
-    info["seconds"] = time.perf_counter() - began
     info["ops"] = dict(sorted(IMPLEMENTATIONS.items()))
     if alone is not None:
         _leave(records, run, group, info, say)

@@ -57,6 +57,14 @@ def test_points_curves_and_documents(tmp_path):
     assert found["comparisons"][0]["seeds"] == [0, 1]
 
 
+def test_the_time_of_a_run_is_that_of_its_steps_however_often_it_was_resumed(tmp_path):
+    run = write_study(tmp_path, architectures=TWO, documents=60).run("other", 0)
+    steps = run.metrics()
+    assert study(tmp_path)["runs"][1]["seconds"] == pytest.approx(sum(row["seconds"] for row in steps))
+    (run.path / "metrics.jsonl").unlink()
+    assert study(tmp_path)["runs"][1]["seconds"] is None
+
+
 def test_a_run_says_what_it_was_trained_on(tmp_path):
     run = write_study(tmp_path, architectures=TWO, documents=60).run("other", 0)
     elsewhere = {"device": "CPU (x86_64)", "precision": "bf16"}

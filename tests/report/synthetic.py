@@ -84,7 +84,6 @@ def _write_run(run, name, seed, speed, gap, sizes, own, rng, train, checkpoints)
             "status": "finished",
             "message": "",
             "parameters": 29_400_000,
-            "seconds": 812.0,
             "device": "NVIDIA H200",
             "precision": "bf16",
             "before": [],
