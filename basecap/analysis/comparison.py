@@ -8,11 +8,24 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from basecap.analysis.gap import Interval, Scatter, compare, interval, resample, scatter, tokens_to_reach, verdict
+from basecap.analysis.gap import (
+    Interval,
+    Scatter,
+    compare,
+    interval,
+    resample,
+    scatter,
+    shared_places,
+    tokens_to_reach,
+    verdict,
+)
 from basecap.analysis.losses import RunLosses
 
 #: With fewer documents an interval from drawing them is too narrow to be believed.
 FEWEST_DOCUMENTS = 30
+#: A seed counts once both its runs have seen this share of the tokens that those of the furthest seed have seen: all
+#: seeds are compared over one range, and one that has only begun would cut it short for all.
+LEAST_PROGRESS = 0.5
 
 #: The losses of every run that has some, by architecture and seed.
 Runs = dict[tuple[str, int], RunLosses]
@@ -49,27 +62,36 @@ def compare_runs(
     """Compare each of the architectures `names` with the reference.
 
     Returns:
-        A row per architecture: name, verdict, words, seeds, range of pre-training loss, gap (the mean over the unseen
-        domains), the same per domain, and along the range. What could not be computed is None or empty; words say why.
+        A row per architecture: name, verdict, words, seeds, `behind` (seeds that are not far enough to count), range of
+        pre-training loss that all runs share, gap (the mean over the unseen domains), the same per domain, and along
+        the range. What could not be computed is None or empty; words say why.
     """
     reference = next((run for (name, _), run in runs.items() if name == setting.reference), None)
     comparable = {key: run for key, run in runs.items() if reference is not None and run.same_documents(reference)}
     curves = _draw(comparable, setting, generator)
     rows = []
     for name in names:
-        row: dict[str, Any] = {"name": name, "seeds": [], "range": None, "gap": None, "domains": [], "along": None}
+        row: dict[str, Any] = {"name": name, "seeds": [], "behind": []}
+        row |= {"range": None, "gap": None, "domains": [], "along": None}
         reason = _hindrance(name, runs, comparable, setting)
         if reason is None:
-            seeds = _shared_seeds(name, comparable, setting)
+            seeds, behind = _shared_seeds(name, comparable, setting)
             pairs = [(curves[name, seed], curves[setting.reference, seed]) for seed in seeds]
             documents = comparable[name, seeds[0]]
-            row |= {"seeds": seeds} | _measure(pairs, documents, setting, generator)
+            row |= {"seeds": seeds, "behind": behind} | _measure(pairs, documents, setting)
             if row["gap"]["low"] is None:
                 reason = _missing_interval(documents, setting)
             elif setting.bigram is not None and row["range"][0] > setting.bigram:
                 reason = f"not yet below the {setting.bigram:.2f} nats of a bigram model: train longer"
-        rows.append(row | _judge(row, reason, setting))
+        judged = _judge(row, reason, setting)
+        if row["behind"]:
+            judged["words"] += f"; left out, for having come less than half as far: seed {_listed(row['behind'])}"
+        rows.append(row | judged)
     return rows
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
 
 
 def held_out_loss(run: RunLosses, train: Sequence[str]) -> ndarray:
@@ -98,15 +120,24 @@ def _draw(runs: Runs, setting: Setting, generator: np.random.Generator) -> dict[
     }
 
 
-def _shared_seeds(name: str, runs: Runs, setting: Setting) -> list[int]:
-    """Return the seeds in which architecture and reference have both seen some range of pre-training loss."""
-    seeds = []
-    for candidate, seed in runs:
-        if candidate == name and (setting.reference, seed) in runs:
-            ours, theirs = (held_out_loss(runs[one, seed], setting.train) for one in (name, setting.reference))
-            if max(ours.min(), theirs.min()) < min(ours.max(), theirs.max()):
-                seeds.append(seed)
-    return seeds
+def _shared_seeds(name: str, runs: Runs, setting: Setting) -> tuple[list[int], list[int]]:
+    """Return the seeds whose runs, with the reference's, have all seen some range of pre-training loss, and those left
+    out because they are not yet far enough: empty lists where there is no such range."""
+    pairs = {
+        seed: (runs[name, seed], runs[setting.reference, seed])
+        for candidate, seed in runs
+        if candidate == name and (setting.reference, seed) in runs
+    }
+    seen = {seed: min(run.trained.max() for run in pair) for seed, pair in pairs.items()}
+    seeds = [seed for seed in pairs if seen[seed] >= LEAST_PROGRESS * max(seen.values())]
+    if not _overlap(*(held_out_loss(run, setting.train) for seed in seeds for run in pairs[seed])):
+        return [], []
+    return seeds, [seed for seed in pairs if seed not in seeds]
+
+
+def _overlap(*curves: ndarray) -> bool:
+    """Whether curves with these pre-training losses, [K] each, have all seen some range of it."""
+    return bool(curves) and max(x.min() for x in curves) < min(x.max() for x in curves)
 
 
 def _hindrance(name: str, runs: Runs, comparable: Runs, setting: Setting) -> str | None:
@@ -123,9 +154,14 @@ def _hindrance(name: str, runs: Runs, comparable: Runs, setting: Setting) -> str
         return "no seed with which both it and the reference were trained"
     if not any((name, seed) in comparable for seed in seeds):
         return "it was evaluated on other documents than the reference"
-    if _shared_seeds(name, comparable, setting):
+    if _shared_seeds(name, comparable, setting)[0]:
         return None
-    return _apart(name, setting, runs[name, seeds[0]], runs[setting.reference, seeds[0]])
+    for seed in seeds:
+        if not _overlap(*(held_out_loss(runs[who, seed], setting.train) for who in (name, setting.reference))):
+            return _apart(name, setting, runs[name, seed], runs[setting.reference, seed])
+    lowest = {key: held_out_loss(runs[key], setting.train).min() for key in runs if key[1] in seeds}
+    who, seed = max((key for key in lowest if key[0] in (name, setting.reference)), key=lowest.__getitem__)
+    return f"no shared range of pre-training loss: {who} with seed {seed} came down to {lowest[who, seed]:.3f} only"
 
 
 def _apart(name: str, setting: Setting, run: RunLosses, reference: RunLosses) -> str:
@@ -148,17 +184,13 @@ def _apart(name: str, setting: Setting, run: RunLosses, reference: RunLosses) ->
     return f"{words}; about {more:,.0f} more tokens of {behind[0]} or earlier evaluations of {ahead[0]} would give one"
 
 
-def _measure(
-    pairs: Sequence[tuple[Curves, Curves]], documents: RunLosses, setting: Setting, generator: np.random.Generator
-) -> dict[str, Any]:
+def _measure(pairs: Sequence[tuple[Curves, Curves]], documents: RunLosses, setting: Setting) -> dict[str, Any]:
     """Return range, gap, gaps per domain and the gap along the range from (run, reference) per seed."""
-    places: list[ndarray] = []
-    gaps: dict[str, list[ndarray]] = {domain: [] for domain in setting.ood}
-    for ours, theirs in pairs:
-        for domain in setting.ood:
-            where, difference = compare(ours.x, ours.y[domain], theirs.x, theirs.y[domain])
-            gaps[domain].append(difference)
-        places.append(where)
+    places = shared_places(*(run.x for pair in pairs for run in pair))
+    gaps = {
+        domain: [compare(places, ours.x, ours.y[domain], theirs.x, theirs.y[domain]) for ours, theirs in pairs]
+        for domain in setting.ood
+    }
     nats = dict.fromkeys(setting.ood, 1.0)
     bits = {domain: _bits_per_byte(documents, domain) for domain in setting.ood}
 
@@ -167,19 +199,19 @@ def _measure(
 
     def scattered(values: ndarray) -> tuple[Scatter | None, Scatter | None]:
         (ours, theirs), *more = pairs
-        return (None, None) if more else scatter(places[0][0], values[0, 0], ours.x[0], theirs.x[0])
+        return (None, None) if more else scatter(places[0], values[0, 0], ours.x[0], theirs.x[0])
 
     def mean(domains: Sequence[str], unit: dict[str, float]) -> dict[str, Any]:
         values = over(domains, unit)
-        found = interval(values.mean(-1), generator, scattered(values)[0])
+        found = interval(values.mean(-1), scattered(values)[0])
         return _numbers(found, _enough_documents(documents, setting.train, domains))
 
     def summary(domains: Sequence[str]) -> dict[str, Any]:
         return mean(domains, nats) | {"bits_per_byte": mean(domains, bits)}
 
     values = over(setting.ood, nats)
-    along = interval(values, generator, scattered(values)[1])
-    middles = np.mean(places, axis=0)[0]
+    along = interval(values, scattered(values)[1])
+    middles = places[0]
     half = (middles[1] - middles[0]) / 2
     return {
         "range": [float(middles[0] - half), float(middles[-1] + half)],

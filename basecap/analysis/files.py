@@ -17,6 +17,10 @@ class _Data(BaseModel):
     ood: list[str]
 
 
+class _Train(BaseModel):
+    seeds: list[int]
+
+
 class _Gap(BaseModel):
     tolerance: float
 
@@ -28,7 +32,7 @@ class StudyFile(BaseModel):
     reference: str
     architectures: list[_Entry]
     data: _Data
-    train: dict[str, Any]
+    train: _Train
     gap: _Gap
 
 

@@ -1,10 +1,10 @@
 """The gap: how much worse out of domain than the reference, at equal pre-training loss.
 
 Every evaluated checkpoint is a point: x its loss on held-out text of the training domains, y its loss on a domain it
-never saw. The gap of an architecture is the mean over the range of x that both have seen of y - y_reference, both read
-off interpolated curves. Documents are drawn with replacement, the same draw for every checkpoint of every model and for
-x and y alike, and the whole estimate is computed again for each draw: so both curves carry their error, and the
-difficulty of single documents, far larger than any gap, cancels.
+never saw. The gap of an architecture is the mean over the range of x that all its runs and the reference's have seen of
+y - y_reference, both read off interpolated curves. Documents are drawn with replacement, the same draw for every
+checkpoint of every model and for x and y alike, and the whole estimate is computed again for each draw: so both curves
+carry their error, and the difficulty of single documents, far larger than any gap, cancels.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 from numpy import ndarray
+from scipy.special import stdtr, stdtrit
 
 from basecap.analysis.curve import interpolate
 
@@ -23,6 +24,8 @@ PLACES = 64
 CONFIDENCE = 0.95
 #: Largest share of draws that may lose the shared range before the interval would mislead.
 LOST_DRAWS = 0.05
+#: Steps of a bisection, after which a distribution is as good as linear: they leave 1/256 of the deviations' range.
+HALVINGS = 8
 #: No run will see e^40 tokens (2e17).
 LARGEST_EXPONENT = 40.0
 #: Below this share of their variance left in the residuals, checkpoints say nothing of their scatter.
@@ -63,30 +66,41 @@ def resample(nats: ndarray, tokens: ndarray, resamples: int, generator: np.rando
     return total[:, :-1], total[:, -1]
 
 
-def compare(x: ndarray, y: ndarray, x_reference: ndarray, y_reference: ndarray) -> tuple[ndarray, ndarray]:
-    """Compare two curves over the range of x that both have seen, many draws at once.
+def shared_places(*curves: ndarray) -> ndarray:
+    """Return the places at which curves are compared: the midpoints of equal cells of the range that all have seen.
 
     Args:
-        x, y: [R, K] losses of an architecture's K checkpoints in any order, in each of R draws.
+        curves: [R, K] pre-training losses of K checkpoints, any number of them for each curve, in each of R draws.
+
+    Returns:
+        [R, PLACES], from the lowest shared loss to the highest; NaN in draws without a shared range.
+    """
+    low = np.max([x.min(1) for x in curves], axis=0)
+    high = np.min([x.max(1) for x in curves], axis=0)
+    width = np.where(low < high, high - low, np.nan)
+    return low[:, None] + width[:, None] * ((np.arange(PLACES) + 0.5) / PLACES)
+
+
+def compare(places: ndarray, x: ndarray, y: ndarray, x_reference: ndarray, y_reference: ndarray) -> ndarray:
+    """Compare two curves at places that both have seen, many draws at once.
+
+    Args:
+        places: [R, PLACES] of R draws, within the range of both curves, or NaN.
+        x, y: [R, K] losses of an architecture's K checkpoints in any order.
         x_reference, y_reference: [R, K'] of the reference.
 
     Returns:
-        The places [R, PLACES], from the lowest shared x to the highest, and y - y_reference there. NaN in draws
-        without a shared range, and everywhere when a curve has fewer than two points.
+        y - y_reference at the places [R, PLACES]; NaN where they are.
     """
-    low = np.maximum(x.min(1), x_reference.min(1))
-    high = np.minimum(x.max(1), x_reference.max(1))
-    shared = low < high
-    places = np.full((len(x), PLACES), np.nan)
-    places[shared] = low[shared, None] + (high - low)[shared, None] * ((np.arange(PLACES) + 0.5) / PLACES)
+    there = ~np.isnan(places).any(1)
     difference = np.full_like(places, np.nan)
-    if shared.any():
+    if there.any():
         ours, theirs = (
-            interpolate(*_sorted(abscissa[shared], ordinate[shared]), places[shared])
+            interpolate(*_sorted(abscissa[there], ordinate[there]), places[there])
             for abscissa, ordinate in ((x, y), (x_reference, y_reference))
         )
-        difference[shared] = ours - theirs
-    return places, difference
+        difference[there] = ours - theirs
+    return difference
 
 
 @dataclass(frozen=True)
@@ -134,7 +148,7 @@ def scatter(places: ndarray, difference: ndarray, x: ndarray, x_reference: ndarr
     return mean, along
 
 
-def interval(values: ndarray, generator: np.random.Generator, single: Scatter | None = None) -> Interval:
+def interval(values: ndarray, single: Scatter | None = None) -> Interval:
     """Return the mean over seeds and its interval.
 
     Draws of documents give the spread for these trained models. With several seeds, a pair of models per seed, the
@@ -144,7 +158,6 @@ def interval(values: ndarray, generator: np.random.Generator, single: Scatter | 
 
     Args:
         values: [S, R + 1, ...] an estimate per seed and draw, row 0 from the sample itself, which must not be NaN.
-        generator: source of the deviates of t.
         single: with one seed, what to add for the scatter of its checkpoints; its error has the shape [...].
     """
     value = values[:, 0].mean(0)
@@ -154,18 +167,36 @@ def interval(values: ndarray, generator: np.random.Generator, single: Scatter | 
         return Interval(value=value, low=missing, high=missing)
     seeds, sample, draws = len(values), values[:, 0], values[:, kept][:, 1:]
     deviations = draws.mean(0) - value
+    tails = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
     if seeds > 1:
         own = (draws - sample[:, None]).var(axis=0, ddof=1).mean(0) / seeds
         whole = deviations.var(axis=0)
         common = np.sqrt(np.clip(1 - own / np.where(whole > 0, whole, 1.0), 0, 1))
-        student = generator.standard_t(seeds - 1, size=len(deviations)).reshape(-1, *[1] * value.ndim)
-        deviations = common * deviations + sample.std(axis=0, ddof=1) / np.sqrt(seeds) * student
+        error = sample.std(axis=0, ddof=1) / np.sqrt(seeds)
+        low, high = (_quantile(common * deviations, error, seeds - 1, tail) for tail in tails)
     elif single is not None:
-        student = generator.standard_t(single.freedom, size=len(deviations)).reshape(-1, *[1] * value.ndim)
-        deviations = deviations + single.error * student
-    tail = (1 - CONFIDENCE) / 2
-    low, high = value + np.quantile(deviations, [tail, 1 - tail], axis=0, method="weibull")
-    return Interval(value=value, low=low, high=high)
+        low, high = (_quantile(deviations, single.error, single.freedom, tail) for tail in tails)
+    else:
+        low, high = np.quantile(deviations, tails, axis=0, method="weibull")
+    return Interval(value=value, low=value + low, high=value + high)
+
+
+def _quantile(deviations: ndarray, error: ndarray, freedom: float, share: float) -> ndarray:
+    """Return the quantile of one of the deviations [R, ...], all alike likely, plus `error` [...] times Student's t.
+
+    By bisection on the distribution itself: where t is drawn, with few degrees of freedom, a few extreme draws decide.
+    """
+    error = np.maximum(error, np.finfo(np.float64).tiny ** 0.5)  # none leaves the deviations alone
+    farthest = error * stdtrit(freedom, share)
+    low, high = deviations.min(0) + farthest, deviations.max(0) + farthest
+    below, above = np.zeros_like(low), np.ones_like(high)  # the shares there
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        found = stdtr(freedom, (middle - deviations) / error).mean(0)
+        left = found < share
+        low, below = np.where(left, middle, low), np.where(left, found, below)
+        high, above = np.where(left, high, middle), np.where(left, above, found)
+    return low + (high - low) * (share - below) / (above - below)
 
 
 def verdict(low: float, high: float, end: float, tolerance: float) -> Verdict:

@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from basecap.analysis.comparison import compare_runs, held_out_loss
-from basecap.analysis.gap import compare, interval, resample, tokens_to_reach, verdict
+from basecap.analysis.gap import Scatter, compare, interval, resample, shared_places, tokens_to_reach, verdict
+from basecap.analysis.losses import RunLosses
+from basecap.records import DocumentLosses
 from tests.analysis.made_up import SPEEDS, World, gap, pretraining, runs, setting, truth
 
 
@@ -152,19 +155,87 @@ def test_draws_weigh_documents_by_their_tokens():
 
 def test_curves_that_share_no_range_cannot_be_compared():
     low, high = np.array([[1.0, 2.0, 3.0]]), np.array([[4.0, 5.0, 6.0]])
-    places, difference = compare(low, low, high, high)
-    assert np.isnan(places).all() and np.isnan(difference).all()
-    single = np.array([[2.0]])
-    assert np.isnan(compare(single, single, low, low)[1]).all()
+    places = shared_places(low, high)
+    assert np.isnan(places).all() and np.isnan(compare(places, low, low, high, high)).all()
+    assert np.isnan(shared_places(np.array([[2.0]]), low)).all()
+
+
+def test_places_lie_where_all_curves_have_been():
+    first, second, third = np.array([[1.0, 5.0]]), np.array([[4.0, 0.0, 3.0]]), np.array([[2.0, 9.0]])
+    places = shared_places(first, second, third)[0]
+    assert places[0] == pytest.approx(2 + 1 / len(places)) and places[-1] == pytest.approx(4 - 1 / len(places))
+    assert np.diff(places) == pytest.approx(2 / len(places))
 
 
 def test_too_many_draws_without_a_shared_range_give_no_interval():
     values = np.zeros((1, 101))
     values[0, 1:11] = np.nan
-    found = interval(values, np.random.default_rng(0))
+    found = interval(values)
     assert found.value == 0 and np.isnan(found.low) and np.isnan(found.high)
     values[0, 5:] = 0.0
-    assert interval(values, np.random.default_rng(0)).high == 0
+    assert interval(values).high == 0
+
+
+def test_the_spread_between_seeds_is_that_of_students_t():
+    """Without any spread from documents the interval is the textbook's, to the bisection's last step."""
+    gaps = np.array([0.009, 0.016, 0.011])
+    found = interval(np.repeat(gaps[:, None], 50, axis=1))
+    half = stats.t.ppf(0.975, 2) * gaps.std(ddof=1) / np.sqrt(3)
+    np.testing.assert_allclose([found.low, found.high], gaps.mean() + np.array([-half, half]), rtol=1e-12)
+
+
+def test_the_spread_of_documents_and_that_of_checkpoints_are_added():
+    rng = np.random.default_rng(0)
+    draws = rng.normal(0, 0.5, 4000)
+    single = Scatter(error=np.array(0.2), freedom=5.5)
+    found = interval(np.concatenate([[1.0], 1.0 + draws])[None], single)
+    sums = draws[:, None] + 0.2 * rng.standard_t(5.5, size=(4000, 200))
+    np.testing.assert_allclose([found.low, found.high], 1 + np.quantile(sums, [0.025, 0.975]), atol=0.01)
+
+
+def test_rows_do_not_depend_on_each_other():
+    world = World(documents=80, checkpoints=4, seeds=3, seed_spread=0.02)
+    found = runs(world, np.random.default_rng(3))
+    third = {("third", seed): run for (name, seed), run in found.items() if name == "other"}
+    alone = compare_runs(["other"], found, setting(200), np.random.default_rng(0))
+    both = compare_runs(["third", "other"], third | found, setting(200), np.random.default_rng(0))
+    assert both[1] == alone[0] and both[0] | {"name": "other"} == alone[0]
+
+
+def test_seeds_are_compared_over_the_range_that_all_have_seen():
+    """One that is less than half as far as the furthest is left out, and said to be."""
+    world = World(documents=80, checkpoints=8, seeds=3, seed_spread=0.02)
+    found = runs(world, np.random.default_rng(3))
+
+    def until(steps: int) -> list[dict]:
+        cut = {key: _first(run, steps) if key == ("other", 1) else run for key, run in found.items()}
+        return compare_runs(["other"], cut, setting(200), np.random.default_rng(0))
+
+    (whole,), (late,), (early,) = until(8), until(6), until(3)
+    assert whole["seeds"] == late["seeds"] == [0, 1, 2] and whole["behind"] == late["behind"] == []
+    losses = held_out_loss(_first(found["other", 1], 6), setting().train)
+    assert late["range"][0] == pytest.approx(losses.min(), abs=1e-9) and late["range"][0] > whole["range"][0]
+    assert early["seeds"] == [0, 2] and early["behind"] == [1]
+    assert early["words"].endswith("left out, for having come less than half as far: seed 1")
+
+
+def test_seeds_that_share_no_range_are_named():
+    found = runs(World(documents=80, checkpoints=8, seeds=2), np.random.default_rng(3))
+    stuck = found["other", 1]
+    trained = stuck.trained
+    found["other", 1] = RunLosses(trained=trained, domains=_first(stuck, 1, repeat=len(trained)).domains)
+    (row,) = compare_runs(["other"], found, setting(200), np.random.default_rng(0))
+    assert row["verdict"] == "undecided" and "no shared range of pre-training loss: other" in row["words"]
+
+
+def _first(run: RunLosses, steps: int, repeat: int = 1) -> RunLosses:
+    """Return a run up to its first checkpoints, the last of which may be repeated."""
+    kept = [*range(steps), *[steps - 1] * (repeat - 1)]
+    domains = {
+        name: DocumentLosses(nats=found.nats[:, kept], tokens=found.tokens, bytes=found.bytes)
+        for name, found in run.domains.items()
+    }
+    return RunLosses(trained=run.trained[kept], domains=domains)
 
 
 @pytest.mark.parametrize(
