@@ -214,6 +214,18 @@ class StudyRecords:
         elif _read_json(self.path / "results.json") is None:
             _refuse([path for path in entries(self.path) if path.name in ("report.html", "figures")])
 
+    def refuse_loss(self, replaced_by: dict[str, Any] | None = None) -> None:
+        """Raise DataError when results.json, to be `replaced_by` another analysis, is all that is left of its runs.
+
+        Without another analysis runs are to begin here; those removed to be trained again leave a directory `runs`.
+        """
+        begins = replaced_by is None
+        kept = not self.begun or ((self.path / "runs").is_dir() if begins else self.runs())
+        lost = not kept or not (begins or _evaluated(replaced_by))
+        if lost and _evaluated(_read_json(self.path / "results.json")):
+            there, here = self.path / "results.json", self.path / "runs"
+            raise DataError(f"{there} has results of runs without records; restore {here}, or give another --out.")
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from running a study here; raises ConfigError when one does."""
@@ -313,6 +325,11 @@ def safe_name(name: str) -> str:
 def _refuse(foreign: Sequence[Path]) -> None:
     if foreign:
         raise ConfigError(f"{foreign[0]} was not written by basecap; give another --out or move it away.")
+
+
+def _evaluated(results: dict[str, Any] | None) -> bool:
+    """Whether an analysis tells of any checkpoint."""
+    return any(study.get("points") for study in (results or {}).get("studies", []))
 
 
 def _plain(value: Any) -> Any:

@@ -26,11 +26,14 @@ def write_report(study_paths: Sequence[Path], out: Path) -> Path:
 
     Raises:
         ConfigError: a directory holds no study, or `out` a report that basecap did not write.
-        DataError: records that cannot be read, or no room to write.
+        DataError: records that cannot be read, results in `out` of runs that are not there any more, or no room to
+            write.
     """
     records = StudyRecords(out)
     records.refuse_foreign_report()
-    records.write_results(analyse(study_paths))
+    found = analyse(study_paths)
+    records.refuse_loss(found)
+    records.write_results(found)
     studies = records.results()["studies"]
     drawn = [draw(study, f"{index}-" if len(studies) > 1 else "") for index, study in enumerate(studies, start=1)]
     images = {

@@ -59,7 +59,7 @@ def execute(
     Raises:
         ConfigError: names, sizes or options that do not work (before anything is written), or a directory that
             holds another study.
-        DataError: text that cannot be prepared.
+        DataError: text that cannot be prepared, or results of runs whose records are not there.
         TrainingError: either of these in the leading one of several processes, raised in all of them.
         Exception: what failed in one of several processes alone, after it was recorded.
     """
@@ -94,6 +94,7 @@ def _begin(execution: Execution, only: set[str], held: contextlib.ExitStack) -> 
     """
     records, study, device = StudyRecords(execution.out), execution.study, torch.device(execution.device)
     records.refuse_foreign()
+    records.refuse_loss()
     _whole(records, study)
     check_text(study.data, _cache(study, records.path))
     held.enter_context(records.locked())

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+from basecap.errors import DataError
 from basecap.records import StudyRecords
 from basecap.report import terminal_table, write_report
 from basecap.report.palette import architecture_scales, dash_scale
@@ -137,6 +138,25 @@ def test_several_studies_in_one_page(tmp_path):
     assert sum(tag == "h1" for tag, _ in page.tags) == 2
     assert {"1-gaps", "2-gaps"} <= set(page.charts) and len(set(page.charts)) == len(page.charts)
     assert "There is one seed" not in page.text
+
+
+def test_results_are_not_replaced_when_the_records_of_their_runs_are_gone(tmp_path):
+    copy, other, empty = (write_study(tmp_path / name, seeds=()) for name in ("copy", "other", "empty"))
+    write_study(other.path, architectures=TWO, documents=5, checkpoints=2)
+    results = {"studies": [{"points": [{"step": 1}]}]}
+    for records in (copy, other):
+        records.write_results(results)
+    said = r"results\.json has results of runs without records; restore .*runs, or give another --out"
+    for studies, out in (([copy], copy), ([copy, other], copy), ([other], copy), ([empty], other)):
+        with pytest.raises(DataError, match=said):
+            write_report([study.path for study in studies], out.path)
+        assert out.results() == results
+    with pytest.raises(DataError, match=said):
+        copy.refuse_loss()
+    (copy.path / "runs").mkdir()  # they were removed to be trained again
+    for records in (copy, other, empty, StudyRecords(tmp_path / "new")):
+        assert not records.refuse_loss()
+    other.refuse_loss(replaced_by=results)
 
 
 @pytest.mark.parametrize(("documents", "charts"), [(60, 2), (5, 1)])
