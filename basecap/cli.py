@@ -174,11 +174,7 @@ def generate(
     from basecap.study.continuation import continuation
 
     _load(plugin)
-    typer.echo(
-        continuation(
-            run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed, device=device, plugins=plugin
-        )
-    )
+    typer.echo(continuation(run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed, device=device))
 
 
 @app.command(epilog="Example: basecap check --mixer mamba-2")

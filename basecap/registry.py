@@ -59,10 +59,14 @@ class Registry(Generic[T]):
         self.get(name)
         return self._origins[name]
 
+    def module(self, name: str) -> str:
+        """Return the module that registered `name`."""
+        self.get(name)
+        return self._modules[name]
+
     def from_plugin(self, name: str) -> bool:
         """Whether a plugin file registered `name`."""
-        self.get(name)
-        return self._modules[name].startswith(PLUGIN)
+        return self.module(name).startswith(PLUGIN)
 
     def items(self) -> Iterator[tuple[str, T]]:
         """Yield (name, entry) in alphabetical order."""

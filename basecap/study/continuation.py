@@ -1,19 +1,17 @@
 """Text from a trained run of a study."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from basecap import environment
-from basecap.data.hashes import file_digest
 from basecap.errors import ConfigError
 from basecap.models.generate import generate
 from basecap.records import RunRecords, StudyRecords
 from basecap.study.config import validate
 from basecap.study.execute import recorded_data
 from basecap.study.provenance import refuse_other_plugins
-from basecap.train.checkpoint import load_model
+from basecap.train.checkpoint import load_model, stored_config
 
 
 def continuation(
@@ -25,12 +23,12 @@ def continuation(
     top_k: int | None,
     seed: int,
     device: str | None,
-    plugins: Sequence[Path] = (),
 ) -> str:
     """Return `prompt` and its continuation by the model in `run` (DIR/runs/NAME-sSEED).
 
     Raises:
-        ConfigError: `run` is not the directory of a run, its text or its plugin has changed, or `prompt` is not text.
+        ConfigError: `run` is not the directory of a run, its text or its plugin is another or missing, or `prompt` is
+            not text.
         CheckpointError: the run has no readable checkpoint.
     """
     try:
@@ -43,7 +41,7 @@ def continuation(
             f"{run} is not the directory of a run; "
             + (f"choose among: {known}." if known else "give DIR/runs/NAME-sSEED.")
         )
-    refuse_other_plugins(RunRecords(run), {file_digest(path) for path in plugins})
+    refuse_other_plugins(RunRecords(run), stored_config(RunRecords(run).checkpoints))
     out = run.parent.parent
     study = validate(StudyRecords(out).study(), str(out / "study.yaml"))
     place = environment.choose_device(device)

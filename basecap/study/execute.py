@@ -104,7 +104,7 @@ def _begin(execution: Execution, only: set[str], held: contextlib.ExitStack) -> 
     _refuse_other_data(records, prepared)
     whole, runs = _whole(records, study), _runs(study, prepared, only)
     for run in runs:
-        refuse_other(records.run(run.name, run.seed), run, execution.plugins)
+        refuse_other(records.run(run.name, run.seed), run)
     refuse_other_precision(records, whole, runs, device)
     records.create(whole.model_dump(mode="json"))
     _write_surroundings(records, study, prepared, device)
@@ -216,7 +216,7 @@ class _Worker:
 
 def _killed(execution: Execution, run: RunSpec, say: Callable[[str], None]) -> dict[str, Any]:
     records = StudyRecords(execution.out).run(run.name, run.seed)
-    info = {**begun(records, run, execution.plugins, torch.device(execution.device)), **records.info()}
+    info = {**begun(records, run, torch.device(execution.device)), **records.info()}
     if info["status"] == "finished":  # it ended between its last word and the answer
         return info
     info |= {
@@ -260,7 +260,7 @@ def _attempt(
     if info.get("status") == "finished":
         return info
     IMPLEMENTATIONS.clear()
-    info = begun(records, run, execution.plugins, torch.device(execution.device))
+    info = begun(records, run, torch.device(execution.device))
     group.lead(lambda: records.write_info(info))
     alone: Exception | None = None
     try:

@@ -1,6 +1,7 @@
 """How the numbers of a run came about, as run.json says it, and what may not change while it is continued."""
 
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from basecap.data.hashes import file_digest
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES
 from basecap.models.backbones._contract import BACKBONES
+from basecap.models.config import ModelConfig
 from basecap.records import RunRecords, StudyRecords
+from basecap.registry import PLUGIN
 from basecap.study.config import StudyConfig
 from basecap.study.plan import RunSpec
 from basecap.train.checkpoint import latest
@@ -21,7 +24,7 @@ from basecap.train.loop import resolve
 MACHINE = ("device", "precision", "packages")
 
 
-def begun(records: RunRecords, run: RunSpec, plugins: Sequence[Path], device: torch.device) -> dict[str, Any]:
+def begun(records: RunRecords, run: RunSpec, device: torch.device) -> dict[str, Any]:
     """Return run.json of a run that begins or goes on now; `before` holds the other machines it was trained on."""
     found = environment.describe(device)
     machine = {
@@ -36,7 +39,7 @@ def begun(records: RunRecords, run: RunSpec, plugins: Sequence[Path], device: to
         "seed": run.seed,
         "use": run.use,
         "hash": run.hash,
-        "plugins": _sources(run, plugins),
+        "plugins": _sources(run.model),
         **machine,
         "before": held.get("before", []) + ([earlier] if earlier not in ({}, machine) else []),
         "status": "running",
@@ -44,13 +47,13 @@ def begun(records: RunRecords, run: RunSpec, plugins: Sequence[Path], device: to
     }
 
 
-def refuse_other(records: RunRecords, run: RunSpec, plugins: Sequence[Path]) -> None:
+def refuse_other(records: RunRecords, run: RunSpec) -> None:
     """Raise ConfigError when `run` would not be what is recorded: another run, or another version of a plugin."""
     info = records.info()
     if info.get("hash") not in (None, run.hash):
         raise ConfigError(f"{records.path} holds another run of that name; remove it or give another --out.")
     if latest(records.checkpoints) is not None:  # else whatever is there begins again
-        refuse_other_plugins(records, _sources(run, plugins))
+        refuse_other_plugins(records, run.model)
 
 
 def refuse_other_precision(
@@ -81,19 +84,33 @@ def refuse_other_precision(
             )
 
 
-def refuse_other_plugins(records: RunRecords, digests: Collection[str]) -> None:
-    """Raise ConfigError unless every plugin that a run was trained with is among the `digests` of those there now."""
-    changed = [name for digest, name in records.info().get("plugins", {}).items() if digest not in digests]
-    if changed:
+def refuse_other_plugins(records: RunRecords, model: ModelConfig) -> None:
+    """Raise ConfigError when a plugin that `model` needs is not there, or another than when the run was trained.
+
+    What else a run recorded does not matter: it used to be every plugin of its command.
+    """
+    held: dict[str, str] = records.info().get("plugins", {})
+    if not held:
+        return
+    try:
+        other = [name for digest, name in _sources(model).items() if digest not in held]
+    except ConfigError as error:  # a name is not registered
+        absent = [name for name in held.values() if PLUGIN + Path(name).stem not in sys.modules]
+        if absent:
+            given = " ".join(f"--plugin {name}" for name in absent)
+            raise ConfigError(f"{records.path} was trained with a plugin that is not given; add {given}.") from error
+        other = list(held.values())
+    if other:
         raise ConfigError(
-            f"{records.path} was trained with another version of {changed[0]}; restore that one with --plugin, give "
+            f"{records.path} was trained with another version of {other[0]}; restore that one with --plugin, give "
             "another --out, or remove that directory."
         )
 
 
-def _sources(run: RunSpec, plugins: Sequence[Path]) -> dict[str, str]:
-    """Return the plugin files' names by the hash of their content, none for an architecture that is built in."""
-    own = any(ARCHITECTURES.from_plugin(layer.use) for layer in run.model.layers)
-    if not own and not BACKBONES.from_plugin(run.model.backbone):
-        return {}
-    return {file_digest(path): path.name for path in plugins}
+def _sources(model: ModelConfig) -> dict[str, str]:
+    """Return the names, by the hash of their content, of the plugin files that a model's parts are defined in."""
+    modules = [BACKBONES.module(model.backbone), *(ARCHITECTURES.module(layer.use) for layer in model.layers)]
+    choices = [choice for layer in model.layers for choice in ARCHITECTURES.get(layer.use).layers]
+    modules += [part.__module__ for choice in choices for part in choice.mixer.__mro__]
+    files = [Path(sys.modules[name].__file__ or "") for name in dict.fromkeys(modules) if name.startswith(PLUGIN)]
+    return {file_digest(file): file.name for file in files}

@@ -124,11 +124,21 @@ def restore(path: Path, model: LanguageModel, optimiser: torch.optim.Optimizer) 
     return _read_state(path)[0]
 
 
-def load_model(directory: Path) -> LanguageModel:
-    """Return the model of the newest checkpoint under `directory`, on the CPU; raises CheckpointError."""
+def _newest(directory: Path) -> Path:
     path = latest(directory)
     if path is None:
         raise CheckpointError(f"{directory} holds no checkpoint; give the directory of a run that has trained.")
+    return path
+
+
+def stored_config(directory: Path) -> ModelConfig:
+    """Return what the model of the newest checkpoint under `directory` is made of; raises CheckpointError."""
+    return _read_state(_newest(directory))[1]
+
+
+def load_model(directory: Path) -> LanguageModel:
+    """Return the model of the newest checkpoint under `directory`, on the CPU; raises CheckpointError."""
+    path = _newest(directory)
     model = LanguageModel(_read_state(path)[1])
     _load_weights(path, model)
     return model

@@ -264,13 +264,44 @@ def test_another_version_of_a_plugin_is_refused(study, tmp_path):
     ):
         run(path, tmp_path / "out", plugins=(plugin,))
     with pytest.raises(ConfigError, match=r"another version of steady\.py"):
-        continuation(
-            tmp_path / "out" / "runs" / "steady-s0", "the", 1, temperature=0, top_k=None, seed=0, device="cpu",
-            plugins=(plugin,),
-        )  # fmt: skip
+        continuation(tmp_path / "out" / "runs" / "steady-s0", "the", 1, temperature=0, top_k=None, seed=0, device="cpu")
     assert run(path, tmp_path / "out", only=("transformer++",), plugins=(plugin,)) == infos[:1]
     own = [ARCHITECTURES.from_plugin(name) for name in ("steady", "steady pair", "transformer++", "based")]
     assert own == [True, True, False, False]
+
+
+def test_a_run_is_tied_to_its_own_plugin_alone(study, tmp_path, monkeypatch):
+    path, out, plugins = tmp_path / "tiny.yaml", tmp_path / "out", [tmp_path / "first.py", tmp_path / "second.py"]
+    study["train"] |= {"tokens": 512, "eval_every": 512}
+    plugins[0].write_text(PLUGIN.replace('"breaks"', '"first"').replace("self.calls >= 3", "False"))
+    plugins[1].write_text(
+        "from basecap.mixers import mixer\nfrom basecap_plugin_first import Breaks\n\n"
+        '@mixer("second", backbone="transformer++", paper="none", summary="built on the first")\n'
+        "class Second(Breaks):\n    pass\n"
+    )
+    for plugin in plugins:
+        load_plugin(plugin)
+    path.write_text(yaml.safe_dump(study | {"architectures": ["first", "second"], "reference": "first"}))
+    infos = run(path, out, plugins=plugins)
+    assert [sorted(info["plugins"].values()) for info in infos] == [["first.py"], ["first.py", "second.py"]]
+
+    plugins[1].write_text(plugins[1].read_text() + "# changed")
+    assert run(path, out, only=("first",), plugins=plugins) == infos[:1]
+    with pytest.raises(ConfigError, match=r"second-s0 was trained with another version of second\.py"):
+        run(path, out, plugins=plugins)
+    first = out / "runs" / "first-s0"
+    change(first / "run.json", plugins={**infos[0]["plugins"], "0" * 64: "second.py"})  # as it used to be
+    run(path, out, only=("first",), plugins=plugins)
+    monkeypatch.delitem(sys.modules, "basecap_plugin_second")
+
+    def text() -> str:
+        return continuation(first, "the", 1, temperature=0, top_k=None, seed=0, device="cpu")
+
+    assert text().startswith("the")
+    monkeypatch.delitem(sys.modules, "basecap_plugin_first")
+    monkeypatch.delitem(ARCHITECTURES._entries, "first")
+    with pytest.raises(ConfigError, match=r"a plugin that is not given; add --plugin first\.py --plugin second\.py\."):
+        text()
 
 
 def test_other_text_from_a_changed_plugin_is_refused(study, tmp_path):
