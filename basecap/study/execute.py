@@ -25,6 +25,7 @@ from basecap.registry import load_plugin
 from basecap.study.config import StudyConfig, validate
 from basecap.study.growth import grown
 from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs
+from basecap.study.proof import refuse_unsound
 from basecap.study.provenance import begun, refuse_other, refuse_other_precision
 from basecap.train.distributed import Processes, SharedError, processes, sentence
 from basecap.train.loop import Place, Trainer
@@ -57,8 +58,8 @@ def execute(
     on each: a small model leaves room for others.
 
     Raises:
-        ConfigError: names, sizes or options that do not work (before anything is written), or a directory that
-            holds another study.
+        ConfigError: names, sizes or options that do not work, a plugin's architecture that sees the future (before
+            anything is written), or a directory that holds another study.
         DataError: text that cannot be prepared, or results of runs whose records are not there.
         TrainingError: either of these in the leading one of several processes, raised in all of them.
         Exception: what failed in one of several processes alone, after it was recorded.
@@ -96,6 +97,7 @@ def _begin(execution: Execution, only: set[str], held: contextlib.ExitStack) -> 
     records.refuse_foreign()
     records.refuse_loss()
     _whole(records, study)
+    refuse_unsound([run for run in plan_runs(study, study.data.vocab) if run.name in only], device)
     check_text(study.data, _cache(study, records.path))
     held.enter_context(records.locked())
     prepared = data_of(study, records.path)  # may fail: the directory is not yet this study's

@@ -107,10 +107,13 @@ def refuse_other_plugins(records: RunRecords, model: ModelConfig) -> None:
         )
 
 
-def _sources(model: ModelConfig) -> dict[str, str]:
-    """Return the names, by the hash of their content, of the plugin files that a model's parts are defined in."""
+def plugin_files(model: ModelConfig) -> list[Path]:
+    """Return the plugin files that a model's parts are defined in."""
     modules = [BACKBONES.module(model.backbone), *(ARCHITECTURES.module(layer.use) for layer in model.layers)]
     choices = [choice for layer in model.layers for choice in ARCHITECTURES.get(layer.use).layers]
     modules += [part.__module__ for choice in choices for part in choice.mixer.__mro__]
-    files = [Path(sys.modules[name].__file__ or "") for name in dict.fromkeys(modules) if name.startswith(PLUGIN)]
-    return {file_digest(file): file.name for file in files}
+    return [Path(sys.modules[name].__file__ or "") for name in dict.fromkeys(modules) if name.startswith(PLUGIN)]
+
+
+def _sources(model: ModelConfig) -> dict[str, str]:
+    return {file_digest(file): file.name for file in plugin_files(model)}
