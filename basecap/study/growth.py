@@ -21,6 +21,7 @@ def grown(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyConfig:
     whole, alike = (
         study.model_copy(
             update={
+                "summary": wanted.summary,  # words, which may have been mended
                 "train": study.train.model_copy(update={"seeds": tuple(seeds)}),
                 "architectures": tuple(entries.values()),
             }

@@ -26,6 +26,10 @@ def test_the_same_study_stays_itself(made):
     assert grown(made([A, B]), made([A, B]), Path("out")) == made([A, B])
 
 
+def test_another_summary_is_no_other_study(made):
+    assert grown(made([A], summary="old"), made([A], summary="new"), Path("out")) == made([A], summary="new")
+
+
 @pytest.mark.parametrize(
     ("held", "wanted", "whole"),
     [
