@@ -196,12 +196,17 @@ def _read(study: str) -> dict[str, Any]:
     if path.suffix not in (".yaml", ".yml"):
         if path.is_file():
             raise ConfigError(f"{study} is not called .yaml; give the YAML file of a study, or rename it.")
-        raise ConfigError(f"unknown study {study!r}: {nearest(study, library())}")
+        known = [name for name in library() if _numbers(name) == _numbers(study)]  # another figure is no typing error
+        raise ConfigError(f"unknown study {study!r}: {nearest(study, known, see='basecap list studies')}")
     content = _parse(path)
     if not isinstance(content, dict):
         raise ConfigError(f"study file {path} is not a study; it must have keys such as name, data, architectures.")
     content.pop("schema", None)
     return content
+
+
+def _numbers(name: str) -> list[str]:
+    return re.findall(r"\d+[a-z]?", name.lower())
 
 
 def _parse(path: Path) -> Any:

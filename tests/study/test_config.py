@@ -1,6 +1,7 @@
 """The study file: completed, checked, refused with a sentence."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,16 @@ def test_shipped_studies_are_planned(name: str):
         assert found.parameters > 0 and found.flops > 6 * 0.5 * found.tokens
         assert found.evaluations >= 2
     assert plan_evaluations(study)
+
+
+def test_summaries_say_which_figures_they_are_of_and_count_nothing():
+    summaries = {name: yaml.safe_load(path.read_text())["summary"] for name, path in library().items()}
+    elsewhere = {"4": "figure-3f", "6": "limited-110m", "8": "figure-1a"}
+    for figure in ("1a", "1b", "3a", "3b", "3c", "3d", "3e", "3f", "4", "6", "7", "8"):
+        text = summaries[elsewhere.get(figure, f"figure-{figure}")]
+        assert re.search(rf"Figures?( \w+ and)? {figure}\b.* first paper", text), figure
+    sizes = r"\d+ ?[kMBG]\b|parameters|million|\b(three|four|five|six|seven|eight|nine|ten|twelve)\b"
+    assert not [text for text in summaries.values() if re.search(sizes, text.replace("limited-110m", ""))]
 
 
 @pytest.mark.parametrize(
@@ -211,6 +222,11 @@ def test_studies_of_installed_text_keep_half_of_the_code_on_any_machine(name: st
 def test_unknown_study_and_setting(tmp_path):
     with pytest.raises(ConfigError, match="quickstart"):
         load_study("quikstart")
+    with pytest.raises(ConfigError, match=r"did you mean 'figure-3a'\?"):
+        load_study("figure3a")
+    for name in ("figure-3", "figure-4", "figure-17", "limited-11m"):  # none of another number
+        with pytest.raises(ConfigError, match=f"unknown study '{name}': see `basecap list studies`"):
+            load_study(name)
     with pytest.raises(ConfigError, match="does not exist"):
         load_study(str(tmp_path / "none.yaml"))
     with pytest.raises(ConfigError, match=r"a\.b=value"):
