@@ -115,10 +115,14 @@ def run(
 def plan(study: StudyArgument, settings: Settings = [], plugin: Plugins = [], as_json: AsJson = False) -> None:
     """Say what a study would run and what it would cost. Runs nothing."""
     from basecap.study.config import load_study
-    from basecap.study.estimate import estimate
+    from basecap.study.estimate import estimate, remarks
 
     _load(plugin)
-    _table(f"plan of {study}", estimate(load_study(study, settings)), as_json)
+    config = load_study(study, settings)
+    rows = estimate(config)
+    _table(f"plan of {study}", rows, as_json)
+    for line in [] if as_json else remarks(config, rows, Path("runs") / config.name):
+        typer.echo(line)
 
 
 @app.command(epilog="Example: basecap report runs/quickstart")

@@ -109,12 +109,23 @@ def test_plan_and_lists_answer_without_writing(study_file, tmp_path, basecap, mo
     there = set(tmp_path.iterdir())
     rows = json.loads(basecap("plan", study_file, "--json")[1])
     assert [row["architecture"] for row in rows] == ["transformer++", "window 4"]
-    assert rows[0]["parameters (M)"] > 0 and rows[0]["hours here"] > 0
+    assert rows[0]["parameters (M)"] > 0 and rows[0]["hours if all reach 35%"] > 0
+    assert rows[0]["weights + optimiser (GiB)"] == pytest.approx(rows[0]["parameters (M)"] * 16e6 / 2**30, rel=0.1)
     for what in ("mixers", "backbones", "studies", "evals", "domains", "settings"):
         code, printed, err = basecap("list", what, "--json")
         assert code == 0, err
         assert json.loads(printed)
     assert set(tmp_path.iterdir()) == there
+
+
+def test_a_plan_says_what_it_leaves_out_and_what_is_missing(study_file, tmp_path, basecap, monkeypatch):  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    code, printed, err = basecap("plan", study_file)
+    assert code == 0, err
+    assert "All 2 runs: " in printed and "Left out: activations" in printed and "Missing" not in printed
+    printed = basecap("plan", study_file, "--set", "data.path=nowhere", "--set", "data.tokenizer=some/model")[1]
+    assert "Missing: " in printed and "nowhere is not a directory" in printed
+    assert "Missing: tokenizer 'some/model' is fetched from the hub; --set data.tokenizer=FILE" in printed
 
 
 def test_data_inspect_counts_every_domain(study_file, tmp_path, basecap):  # noqa: F811

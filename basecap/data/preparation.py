@@ -24,8 +24,8 @@ from basecap.data.hashes import digest
 from basecap.data.prepared import PreparedData
 from basecap.data.shards import Limits, Shard, token_counts, write_shard
 from basecap.data.sources._contract import SOURCES, SPLITS, Part, Source, Split, plugin_of
-from basecap.data.tokenizer import Tokenizer, byte_tokenizer, train_bpe
-from basecap.errors import DataError
+from basecap.data.tokenizer import Tokenizer, byte_tokenizer, is_local, train_bpe
+from basecap.errors import BasecapError, DataError
 from basecap.processes import end_with_parent, locked
 from basecap.progress import progress
 from basecap.registry import load_plugin
@@ -60,6 +60,24 @@ def check_text(config: DataConfig, cache: Path) -> None:
     with _in_one_sentence(cache):
         if config.hub is None and not _record(config, cache).is_file():
             SOURCES.get(config.source)(config).parts()
+
+
+def wanting(config: DataConfig, cache: Path) -> list[str]:
+    """Return a sentence for each thing that `prepare` needs and that is not on this machine; asks no network."""
+    if _record(config, cache).is_file():
+        return []
+    found = []
+    try:
+        check_text(config, cache)
+    except BasecapError as error:
+        found.append(str(error))
+    if config.hub is not None:
+        found.append(f"the text is streamed from the hub's dataset {config.hub!r}.")
+    if not is_local(config.tokenizer):
+        found.append(
+            f"tokenizer {config.tokenizer!r} is fetched from the hub; --set data.tokenizer=FILE takes a tokenizer.json."
+        )
+    return found
 
 
 @contextmanager

@@ -87,12 +87,24 @@ class Tokenizer:
         try:
             path = hf_hub_download(name, "tokenizer.json")
         except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ConfigError(
-                f"tokenizer {name!r} is neither bpe, bytes nor a local file, and the hub does not give it ({reason}); "
-                "check the name, the network and whether its licence must be accepted."
+            raise ConfigError(  # the library's own words fill a screen; --debug shows them
+                f"tokenizer {name!r} is neither bpe, bytes nor a local file, and the hub does not give it "
+                f"({type(error).__name__}); give a tokenizer.json with --set data.tokenizer=FILE, or check the name, "
+                "the network and whether its licence must be accepted."
             ) from error
         return cls.load(Path(path))
+
+
+def is_local(name: str) -> bool:
+    """Whether the tokenizer that a study calls `name` can be had without the network."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if name in ("bpe", "bytes") or Path(name).exists():
+        return True
+    try:
+        return isinstance(try_to_load_from_cache(name, "tokenizer.json"), str)
+    except ValueError:  # the hub knows no such names
+        return False
 
 
 def byte_tokenizer() -> Tokenizer:

@@ -1,23 +1,27 @@
 """What a study would cost on this machine: the rows of `basecap plan`."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from basecap import environment
+from basecap.data import wanting
 from basecap.study.config import StudyConfig
+from basecap.study.execute import cache_of
 from basecap.study.plan import cost, plan_evaluations, plan_runs
 
-#: Share of the machine's matrix rate that training is assumed to reach.
+#: Share of the machine's matrix rate that training is assumed to reach, and the column that says so.
 UTILISATION = 0.35
+HOURS = f"hours if all reach {UTILISATION:.0%}"
 
 
 def estimate(study: StudyConfig) -> list[dict[str, Any]]:
     """Return one row per run.
 
     Memory is that of weights, gradients and optimiser, without activations; state is the decoding state of a sequence
-    of the training length, in fp32; hours are at 35 % of the matrix rate measured here, without evaluations.
+    of the training length, in fp32; hours are at one share of the matrix rate measured here, without evaluations.
     """
     device = environment.choose_device(None)
     rate = matrix_rate(device)
@@ -33,13 +37,24 @@ def estimate(study: StudyConfig) -> list[dict[str, Any]]:
                 "parameters (M)": round(found.parameters / 1e6, 2),
                 "tokens (M)": round(found.tokens / 1e6, 2),
                 "PFLOP": found.flops / 1e15,
-                "memory (GiB)": found.memory / 2**30,
+                "weights + optimiser (GiB)": found.memory / 2**30,
                 "state (KiB)": found.state / 2**10,
                 "evaluations": found.evaluations,
-                "hours here": found.flops / (UTILISATION * rate) / 3600,
+                HOURS: found.flops / (UTILISATION * rate) / 3600,
             }
         )
     return rows
+
+
+def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[str]:
+    """Return what is to be said below the rows of `estimate`: the sum, what they leave out, what `out` would need."""
+    hours = sum(row[HOURS] for row in rows)
+    return [
+        f"All {len(rows)} runs: {hours:{',.0f' if hours >= 100 else '.3g'}} {HOURS} of this machine's matrix rate.",
+        "Left out: activations, which may take many times the memory of weights, gradients and optimiser; evaluations. "
+        "Architectures differ in the share they reach: `basecap bench models` measures it.",
+        *(f"Missing: {sentence}" for sentence in wanting(study.data, cache_of(study, out))),
+    ]
 
 
 def matrix_rate(device: torch.device, seconds: float = 0.2) -> float:

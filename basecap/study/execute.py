@@ -98,7 +98,7 @@ def _begin(execution: Execution, only: set[str], held: contextlib.ExitStack) -> 
     records.refuse_loss()
     _whole(records, study)
     refuse_unsound([run for run in plan_runs(study, study.data.vocab) if run.name in only], device)
-    check_text(study.data, _cache(study, records.path))
+    check_text(study.data, cache_of(study, records.path))
     held.enter_context(records.locked())
     prepared = data_of(study, records.path)  # may fail: the directory is not yet this study's
     if study.model.vocab is not None:
@@ -138,7 +138,7 @@ def check(study: StudyConfig, world: int = 1) -> None:
 
 def data_of(study: StudyConfig, out: Path) -> PreparedData:
     """Return the prepared data of the study in `out`, preparing what is missing; raises DataError."""
-    return prepare(study.data, _cache(study, out))
+    return prepare(study.data, cache_of(study, out))
 
 
 def recorded_data(study: StudyConfig, out: Path) -> PreparedData:
@@ -157,7 +157,8 @@ def _refuse_other_data(records: StudyRecords, data: PreparedData) -> None:
         )
 
 
-def _cache(study: StudyConfig, out: Path) -> Path:
+def cache_of(study: StudyConfig, out: Path) -> Path:
+    """Return where the prepared data of the study in `out` stands."""
     return Path(study.data.cache) if study.data.cache else out / "data"
 
 

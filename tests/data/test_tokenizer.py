@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from basecap.data import Tokenizer, check_vocabulary
-from basecap.data.tokenizer import byte_tokenizer, train_bpe
+from basecap.data.tokenizer import byte_tokenizer, is_local, train_bpe
 from basecap.errors import ConfigError
 
 TEXTS = ["the river runs under the bridge of stone", "über den Fluss 12345", "a\n\n  b\tc <|endoftext|> d"] * 5
@@ -76,6 +76,22 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
     path.write_text(json.dumps(content))
     with pytest.raises(ConfigError, match="end-of-text"):
         Tokenizer.load(path)
+
+
+def test_a_hub_that_gives_nothing_is_said_in_one_sentence(monkeypatch):
+    def fails(*_):
+        raise FileNotFoundError("An error happened. Please check your connection.")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fails)
+    with pytest.raises(ConfigError, match=r"\(FileNotFoundError\); give a .* --set data\.tokenizer=FILE") as told:
+        Tokenizer.from_hub("some/model")
+    assert "connection" not in str(told.value)
+
+
+def test_what_needs_no_network(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(BYTES.description, encoding="utf-8")
+    assert [is_local(name) for name in ("bpe", "bytes", str(tmp_path))] == [True] * 3
+    assert [is_local(name) for name in ("some/model-that-nobody-has", "a/b/c")] == [False] * 2
 
 
 def test_a_model_with_too_few_ids_is_refused():
