@@ -1,12 +1,15 @@
 """The study file: read, completed, checked. Nothing runs and nothing is written here."""
 
+import difflib
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
 from basecap.data.config import Count, DataConfig
 from basecap.data.tokenizer import BYTES
@@ -172,7 +175,13 @@ def load_study(study: str, settings: Sequence[str] = ()) -> StudyConfig:
     for setting in settings:
         _override(content, setting)
     config = validate(content, study)
-    _check_name(config, config.reference)
+    names = [entry.name for entry in config.architectures]
+    if config.reference not in names:
+        other = (difflib.get_close_matches(config.reference, names, n=1) or names)[0]
+        raise ConfigError(
+            f"study {study}: the reference {config.reference!r} is not among the architectures; add it to them, or "
+            f"compare with another: --set {shlex.quote(f'reference={other}')}."
+        )
     return config
 
 
@@ -251,8 +260,16 @@ def validate(content: dict[str, Any], study: str) -> StudyConfig:
             raise ConfigError(f"study {study}: unknown key {where!r}: {nearest(str(last), _keys(parents))}") from error
         if problem["type"] == "missing":
             raise ConfigError(f"study {study}: {where!r} is missing; add it.") from error
-        message = problem["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"study {study}: {where} = {problem['input']!r}: {message}.") from error
+        raise ConfigError(f"study {study}: {where} = {problem['input']!r}: {in_words(problem)}.") from error
+
+
+def in_words(problem: ErrorDetails) -> str:
+    """Return what is wrong with a value, in words that do not ask for Python."""
+    if problem["type"] == "tuple_type":
+        return f"should be a list, such as [{problem['input']}]"
+    if problem["type"] == "too_short":
+        return f"should be a list with {problem['ctx']['min_length']} or more entries"
+    return problem["msg"].removeprefix("Value error, ")
 
 
 def _keys(place: list[Any]) -> list[str]:

@@ -11,7 +11,7 @@ from basecap.errors import ConfigError, nearest
 from basecap.evals._contract import Evaluation, build_evaluation
 from basecap.models.config import LayerConfig, ModelConfig, model_config
 from basecap.models.language_model import LanguageModel
-from basecap.study.config import ArchitectureEntry, StudyConfig
+from basecap.study.config import ArchitectureEntry, StudyConfig, in_words
 from basecap.train.config import Timetable, TrainConfig
 
 
@@ -119,7 +119,7 @@ def _train(study: StudyConfig, entry: ArchitectureEntry) -> TrainConfig:
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise ConfigError(f"architecture {entry.name!r}: train.{where}: {problem['msg']}.") from error
+        raise ConfigError(f"architecture {entry.name!r}: train.{where}: {in_words(problem)}.") from error
 
 
 def _model(study: StudyConfig, entry: ArchitectureEntry, vocab: int) -> ModelConfig:
