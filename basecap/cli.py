@@ -274,7 +274,7 @@ def _report(directories: Sequence[Path], out: Path) -> None:
     from basecap.report import terminal_table, write_report
 
     page = write_report(list(directories), out)
-    _console().print(terminal_table(StudyRecords(out).results()))
+    _console().print(terminal_table(StudyRecords(out).results(), directories))
     typer.echo(f"report: {page}")
 
 

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from basecap.analysis import analyse
 from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
+from basecap.report.titles import titles
 from basecap.report.words import duration, gap_text, headline, interval_text, single_seed, unfinished
 
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
@@ -42,7 +43,7 @@ def write_report(study_paths: Sequence[Path], out: Path) -> Path:
         for charts in groups.values()
         for name, chart in charts.items()
     }
-    return records.write_report(_page(studies, drawn), images)
+    return records.write_report(_page(studies, titles(studies, study_paths), drawn), images)
 
 
 def draw(study: dict[str, Any], prefix: str = "") -> Groups:
@@ -71,7 +72,7 @@ def _evaluations(study: dict[str, Any]) -> Iterator[tuple[str, figures.Chart]]:
             yield name, figures.evaluation(study, found, metric, subset)
 
 
-def _page(studies: Sequence[dict[str, Any]], drawn: Sequence[Groups]) -> str:
+def _page(studies: Sequence[dict[str, Any]], named: Sequence[str], drawn: Sequence[Groups]) -> str:
     environment = Environment(
         loader=PackageLoader("basecap.report"),
         autoescape=True,
@@ -91,7 +92,7 @@ def _page(studies: Sequence[dict[str, Any]], drawn: Sequence[Groups]) -> str:
     }
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE).replace("</script", "<\\/script")
     return environment.get_template("report.html").render(
-        sections=list(zip(studies, drawn, strict=True)), bundle=Markup(bundle)
+        sections=list(zip(studies, named, drawn, strict=True)), bundle=Markup(bundle)
     )
 
 

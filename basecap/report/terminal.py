@@ -1,23 +1,27 @@
 """The gap table for a terminal."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from basecap.report.titles import titles
 from basecap.report.words import gap_text, headline, interval_text, single_seed, unfinished
 
 STYLES = {"keeps": "green", "degrades": "red", "undecided": "yellow"}
 
 
-def terminal_table(results: dict[str, Any]) -> Group:
-    """Return what `rich` prints: per study a line that sums up and a row per architecture."""
-    return Group(*(part for study in results["studies"] for part in (*_table(study), Text())))
+def terminal_table(results: dict[str, Any], paths: Sequence[Path]) -> Group:
+    """Return what `rich` prints: per study, in `paths`, a line that sums up and a row per architecture."""
+    named = zip(titles(results["studies"], paths), results["studies"], strict=True)
+    return Group(*(part for title, study in named for part in (*_table(title, study), Text())))
 
 
-def _table(study: dict[str, Any]) -> list[Table | Text]:
-    table = Table(title=Text(f"{study['name']}: gap to {study['reference']}, nats per token"), title_justify="left")
+def _table(title: str, study: dict[str, Any]) -> list[Table | Text]:
+    table = Table(title=Text(f"{title}: gap to {study['reference']}, nats per token"), title_justify="left")
     table.box = None
     for column in ("architecture", "verdict"):
         table.add_column(column, no_wrap=True)

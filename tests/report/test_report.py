@@ -47,7 +47,7 @@ class Page(HTMLParser):
 
 def printed(records: StudyRecords, width: int = 160) -> str:
     out = io.StringIO()
-    Console(width=width, file=out).print(terminal_table(records.results()))
+    Console(width=width, file=out).print(terminal_table(records.results(), [records.path]))
     return out.getvalue()
 
 
@@ -132,10 +132,15 @@ def test_poor_studies_still_make_a_page(tmp_path, options):
 
 
 def test_several_studies_in_one_page(tmp_path):
-    for name in ("one", "two"):
-        write_study(tmp_path / name, architectures=TWO, documents=40, checkpoints=2, seeds=(0, 1))
-    page = Page(write_report([tmp_path / "one", tmp_path / "two"], tmp_path / "both"))
+    paths = [tmp_path / name for name in ("one", "two")]
+    for path in paths:
+        write_study(path, architectures=TWO, documents=40, checkpoints=2, seeds=(0, 1))
+    page = Page(write_report(paths, tmp_path / "both"))
     assert sum(tag == "h1" for tag, _ in page.tags) == 2
+    out = io.StringIO()
+    Console(width=300, file=out).print(terminal_table(StudyRecords(tmp_path / "both").results(), paths))
+    for path in paths:  # the studies have one name
+        assert f"limited-mini ({path})" in page.text and f"limited-mini ({path}): gap" in out.getvalue()
     assert {"1-gaps", "2-gaps"} <= set(page.charts) and len(set(page.charts)) == len(page.charts)
     assert "There is one seed" not in page.text
 
