@@ -219,10 +219,10 @@ class StudyRecords:
 
         Without another analysis runs are to begin here; those removed to be trained again leave a directory `runs`.
         """
-        begins = replaced_by is None
+        held, begins = _told(_read_json(self.path / "results.json")), replaced_by is None
         kept = not self.begun or ((self.path / "runs").is_dir() if begins else self.runs())
-        lost = not kept or not (begins or _evaluated(replaced_by))
-        if lost and _evaluated(_read_json(self.path / "results.json")):
+        lost = set() if begins else held - _told(replaced_by)
+        if lost or (held and not kept):
             there, here = self.path / "results.json", self.path / "runs"
             raise DataError(f"{there} has results of runs without records; restore {here}, or give another --out.")
 
@@ -327,9 +327,9 @@ def _refuse(foreign: Sequence[Path]) -> None:
         raise ConfigError(f"{foreign[0]} was not written by basecap; give another --out or move it away.")
 
 
-def _evaluated(results: dict[str, Any] | None) -> bool:
-    """Whether an analysis tells of any checkpoint."""
-    return any(study.get("points") for study in (results or {}).get("studies", []))
+def _told(results: dict[str, Any] | None) -> set[str]:
+    """Return which of checkpoints and held-out documents an analysis tells of."""
+    return {key for study in (results or {}).get("studies", []) for key in ("points", "documents") if study.get(key)}
 
 
 def _plain(value: Any) -> Any:

@@ -162,6 +162,9 @@ def test_results_are_not_replaced_when_the_records_of_their_runs_are_gone(tmp_pa
     for records in (copy, other, empty, StudyRecords(tmp_path / "new")):
         assert not records.refuse_loss()
     other.refuse_loss(replaced_by=results)
+    other.write_results({"studies": [{"points": [1], "documents": [1]}]})
+    with pytest.raises(DataError, match=said):  # checkpoints alone, without the losses of documents, give no verdict
+        other.refuse_loss(replaced_by=results)
 
 
 @pytest.mark.parametrize(("documents", "charts"), [(60, 2), (5, 1)])
