@@ -91,12 +91,14 @@ def top1_element_weights(q: Tensor, k: Tensor, *, segments: Tensor | None = None
 def top1_element_step(q: Tensor, k: Tensor, v: Tensor, cache: dict[str, Tensor], length: int) -> Tensor:
     """Append one token to the cache, in place, and return the value [B, 1, H, K] of its best key, in the cache's dtype.
 
+    A position may be written again: with a smaller `length`, what the cache held after it makes no difference.
+
     Args:
         q: the query [B, 1, H, K].
         k: its key [B, 1, G, K].
         v: its value [B, 1, G, K].
         cache: "k" and "v" [B, max_length, G, K].
-        length: tokens already in the cache; the caller adds one after each step.
+        length: tokens already in the cache; the caller adds one after each step, or takes away any number.
 
     Raises:
         ConfigError: a full cache, or one made for other shapes, dtypes or devices.
