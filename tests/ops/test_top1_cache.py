@@ -151,6 +151,33 @@ def test_a_wider_cache_computes_in_its_dtype(mode):
     assert torch.equal(chosen.bfloat16(), top1_element(q, k, v)[:, 39:])
 
 
+@pytest.mark.parametrize(
+    ("mode", "backend", "first"),
+    [("exact", "eager", 20), ("approx", "eager", 20), pytest.param("approx", "triton", 44, marks=in_interpreter)],
+)
+def test_tokens_that_are_taken_back_leave_nothing(mode, backend, first):
+    """Drafts are overwritten, within a chunk and over the ends of chunks: every bit is as if they had not been."""
+    tokens = token(B=1, T=50, H=2, G=1)
+    drafts = [100.0 * x for x in tokens]
+    kept, pure = (top1_chunk_cache(1, 50, 1, 32, chunk=16) for _ in range(2))
+    for cache in (kept, pure):
+        top1_chunk_fill(*(x[:, :first] for x in tokens[1:]), cache, chunk=16)
+
+    def run(tensors: list[Tensor], cache: dict[str, Tensor], start: int, end: int) -> Tensor:
+        options = {"chunk": 16, "mode": mode, "backend": backend}
+        steps = [[x[:, t : t + 1] for x in tensors] for t in range(start, end)]
+        return torch.cat([top1_chunk_step(*x, cache, t, **options) for t, x in enumerate(steps, start)], 1)
+
+    expected = run(tokens, pure, first, 50)
+    run(tokens, kept, first, first + 2)
+    run(drafts, kept, first + 2, 50)
+    run(drafts, kept, first + 1, first + 3)
+    assert torch.equal(run(tokens, kept, first, 50), expected)
+    assert all(torch.equal(kept[name], pure[name]) for name in ("k", "v", "sums"))
+    whole = top1_chunk(*tokens, chunk=16, mode=mode, backend="eager")[:, first:]
+    torch.testing.assert_close(expected, whole, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("packed", [False, True])

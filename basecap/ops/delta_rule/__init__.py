@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops._dispatch import Backend, refuse_transforms, use_triton
 from basecap.ops._shapes import GONE, check_devices, check_floating, check_segments, check_state
 from basecap.ops.delta_rule import eager, library, operators
 
@@ -24,6 +24,9 @@ def delta_rule(
     backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Run S_t = a_t S_{t-1} + beta_t k_t (v_t - a_t S_{t-1}^T k_t)^T, o_t = S_t^T q_t (arXiv 2412.06464, eq. 10).
+
+    The kernels' derivatives are those of torch.autograd, of first order: torch.func's (grad, vjp, jvp), forward mode
+    and second derivatives are refused. Plain PyTorch has them all.
 
     Args:
         q_BTHK: queries, already scaled.
@@ -52,6 +55,7 @@ def delta_rule(
         log_decay_BTH = log_decay_BTH.clamp(min=GONE)
     decodes = T == 1 and state_BHKV is not None and backend != "triton"
     if backend == "auto" and not decodes and K > WIDEST and library.use_library(q_BTHK, v_BTHV, segments):
+        refuse_transforms("delta_rule", q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
         return library.delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
     triton = use_triton("delta_rule", backend, q_BTHK.to(v_BTHV.dtype), widest=WIDEST)
     # Under autocast the states would be rounded to half precision between chunks.
@@ -62,6 +66,7 @@ def delta_rule(
             return eager.delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV, segments)
         q, k = (x.to(v_BTHV.dtype) for x in (q_BTHK, k_BTHK))
         beta, log_decay, state = (None if x is None else x.float() for x in (beta_BTH, log_decay_BTH, state_BHKV))
+        refuse_transforms("delta_rule", q, k, v_BTHV, beta, log_decay, state)
         o, final, *_ = operators.scan(q, k, v_BTHV, beta, log_decay, state, segments)
         return o, final
 

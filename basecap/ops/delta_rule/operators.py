@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import no_second_derivatives
+
 
 def _kernels() -> Any:
     # Triton is only needed, and only installed, where its kernels can run.
@@ -84,3 +86,4 @@ def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: None) -> 
 
 
 scan.register_autograd(_gradients, setup_context=_save)
+scan_backward.register_autograd(no_second_derivatives("delta_rule"))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
-from basecap.ops._dispatch import Backend, check_backend, use_triton
+from basecap.ops._dispatch import Backend, check_backend, refuse_all_transforms, use_triton
 from basecap.ops._shapes import check_devices, check_floating, check_tensor, is_whole
 from basecap.ops.linear_cross_entropy.eager import MeanLoss, token_losses
 
@@ -21,6 +21,9 @@ def linear_cross_entropy(
     backend: Backend = "auto",
 ) -> Tensor:
     """Return the loss -log softmax(hidden @ weight.T)[target] in nats, in float32 (float64 for float64).
+
+    The mean's derivatives are those of torch.autograd, of first order: transforms of torch.func (grad, vjp, jvp,
+    vmap), forward mode and second derivatives are refused.
 
     Args:
         hidden: [..., D], any floating dtype; under autocast the products run in its dtype.
@@ -52,5 +55,6 @@ def linear_cross_entropy(
     flat, wanted = hidden.flatten(0, -2), targets.flatten()
     if reduction == "none":
         return token_losses(flat, weight, wanted, chunk).view(targets.shape)
+    refuse_all_transforms("linear_cross_entropy", flat, weight)
     kernels = use_triton("linear_cross_entropy", backend, hidden)
     return MeanLoss.apply(flat, weight, wanted, chunk, kernels)

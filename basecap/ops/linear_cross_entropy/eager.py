@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from basecap.ops._dispatch import refuse_create_graph
 from basecap.ops.linear_cross_entropy import operators
 
 
@@ -68,5 +69,6 @@ class MeanLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         """Scale the gradients kept by the forward pass."""
+        refuse_create_graph("linear_cross_entropy")  # what was kept has no derivatives
         grad_hidden, grad_weight = ctx.saved_tensors
         return grad_hidden * grad_loss, grad_weight * grad_loss, None, None, None

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops._dispatch import Backend, refuse_transforms, use_triton, wants_gradients
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops.selective_scan import operators
 
@@ -21,6 +21,9 @@ def selective_scan(
     backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Run h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t, y_t = C_t . h_t, per channel (arXiv 2312.00752, eq. 2 and 4).
+
+    Its derivatives are those of torch.autograd, of first order: torch.func's (grad, vjp, jvp), forward mode and second
+    derivatives are refused. `torch.func.vmap` runs it once for each part.
 
     Args:
         x_BTD: inputs.
@@ -61,7 +64,7 @@ def selective_scan(
     # Under autocast the products with the states would be rounded to half precision.
     with torch.autocast(x_BTD.device.type, enabled=False):
         inputs = (x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, state_BDN)
-        training = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-        run = ("kernels" if triton else "eager") + (" training" if training else "")
+        refuse_transforms("selective_scan", *inputs)
+        run = ("kernels" if triton else "eager") + (" training" if wants_gradients(*inputs) else "")
         y, final, _ = operators.scan(*inputs, segments, run)
         return y, final

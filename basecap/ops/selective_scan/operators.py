@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import no_second_derivatives
 from basecap.ops.selective_scan import eager
 from basecap.ops.selective_scan.sizes import kept_shape
 
@@ -88,3 +89,4 @@ def _gradients(ctx: Any, dy: Tensor | None, dfinal: Tensor | None, _: None) -> t
 
 
 scan.register_autograd(_gradients, setup_context=_save)
+scan_backward.register_autograd(no_second_derivatives("selective_scan"))

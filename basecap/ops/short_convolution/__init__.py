@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
-from basecap.ops._dispatch import Backend, check_backend, use_triton
+from basecap.ops._dispatch import Backend, check_backend, refuse_all_transforms, refuse_transforms, use_triton
 from basecap.ops._shapes import check_devices, check_floating, check_segments
 from basecap.ops.short_convolution import eager, operators
 
@@ -29,6 +29,9 @@ def short_convolution(
 
     Sums are formed in float32 or wider. Any width is allowed; the kernels take widths up to `WIDEST`, and read an x
     that is a slice of a wider tensor in place as long as its channels lie next to each other.
+
+    Its derivatives are those of torch.autograd, of first order: transforms of torch.func (grad, vjp, jvp, vmap),
+    forward mode and second derivatives are refused.
 
     Args:
         x_BTD: inputs.
@@ -64,8 +67,10 @@ def short_convolution(
         raise ConfigError(f"the kernels take widths up to {WIDEST}, not {width}; use backend='auto' or 'eager'.")
     silu = activation == "silu"
     if width <= WIDEST and x_BTD.numel() and use_triton("short_convolution", backend, x_BTD):
+        refuse_transforms("short_convolution", x_BTD, weight_DW, bias_D)
         taps_WD = weight_DW.float().T.contiguous()
         return operators.convolve(x_BTD, taps_WD, None if bias_D is None else bias_D.float(), segments, silu)
+    refuse_all_transforms("short_convolution", x_BTD, weight_DW, bias_D)
     # Under autocast the sums would be rounded to half precision.
     with torch.autocast(x_BTD.device.type, enabled=False):
         return eager.short_convolution(x_BTD, weight_DW, bias_D, segments, silu)

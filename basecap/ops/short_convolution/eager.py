@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from basecap.ops._dispatch import refuse_create_graph
 
 #: Into how many spans of time the sums over tokens are cut.
 SPANS = 16
@@ -58,9 +59,9 @@ class _Taps(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         """Return the gradients of x, the taps and the bias."""
+        refuse_create_graph("short_convolution")
         x_BTD, taps_WD, segments = ctx.saved_tensors
         T, W = x_BTD.shape[1], taps_WD.shape[0]
         dx, dtaps = dy_BTD * taps_WD[-1], torch.zeros_like(taps_WD)

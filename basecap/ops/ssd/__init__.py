@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops._dispatch import Backend, refuse_transforms, use_triton
 from basecap.ops._shapes import GONE, check_devices, check_floating, check_segments, check_state
 from basecap.ops.ssd import eager, operators
 
@@ -23,6 +23,9 @@ def ssd(
     backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Run S_t = exp(log_decay_t) S_{t-1} + k_t v_t^T, o_t = q_t^T S_t (arXiv 2405.21060, eq. 16; q = C, k = B).
+
+    The kernels' derivatives are those of torch.autograd, of first order: torch.func's (grad, vjp, jvp), forward mode
+    and second derivatives are refused. Plain PyTorch has them all.
 
     Args:
         q_BTGK: queries, one per group of H / G heads.
@@ -56,6 +59,7 @@ def ssd(
             return eager.ssd(q, k, v_BTHV, log_decay_BTH, state_BHKV, segments)
         if state_BHKV is None:
             state_BHKV = v_BTHV.new_zeros(B, H, K, V, dtype=torch.float32)
+        refuse_transforms("ssd", q, k, v_BTHV, log_decay_BTH, state_BHKV)
         return operators.scan(q, k, v_BTHV, log_decay_BTH, state_BHKV, segments)
 
 

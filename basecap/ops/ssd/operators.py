@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import no_second_derivatives
+
 
 def _kernels() -> Any:
     # Triton is only needed, and only installed, where its kernels can run.
@@ -56,3 +58,4 @@ def _gradients(ctx: Any, do: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...
 
 
 scan.register_autograd(_gradients, setup_context=_save)
+scan_backward.register_autograd(no_second_derivatives("ssd"))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, check_backend, use_triton
+from basecap.ops._dispatch import Backend, check_backend, refuse_transforms, use_triton
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, is_whole
 from basecap.ops.taylor_attention import eager, operators
 
@@ -22,6 +22,9 @@ def taylor_attention(
     """Return o_t = sum_{s<=t} w_ts v_s / (sum_{s<=t} w_ts + eps), w_ts = 1 + x + x^2 / 2 at x = q_t.k_s / sqrt(K).
 
     Equation 3 of arXiv 2402.18668 with the denominator of its equation 2; w is at least 1/2.
+
+    The kernels' derivatives are those of torch.autograd, of first order: torch.func's (grad, vjp, jvp), forward mode
+    and second derivatives are refused. Plain PyTorch has them all.
 
     Args:
         q_BTHK: queries.
@@ -49,6 +52,7 @@ def taylor_attention(
     if state_BHFX is None and segments is None and small:
         if use_triton("taylor_attention", backend, v_BTHV):
             q, k = q_BTHK.to(v_BTHV.dtype), k_BTHK.to(v_BTHV.dtype)
+            refuse_transforms("taylor_attention", q, k, v_BTHV)
             return operators.attend(q, k, v_BTHV, eps, operators.CHUNK)[0]
     elif backend == "triton":
         raise ConfigError(

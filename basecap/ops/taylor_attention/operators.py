@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import no_second_derivatives
+
 #: Tokens per chunk. Sums of features cost as much as masked tiles at about 1024 (16 features, 64 values); without any
 #: sums, short sequences are twice as fast.
 CHUNK = 2048
@@ -52,3 +54,4 @@ def _backward(ctx: Any, do: Tensor, _norm: Tensor | None) -> tuple[Tensor | None
 
 
 attend.register_autograd(_backward, setup_context=_setup)
+attend_backward.register_autograd(no_second_derivatives("taylor_attention"))

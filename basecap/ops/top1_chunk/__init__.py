@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from basecap.ops._dispatch import Backend, refuse_forward_mode, use_triton
+from basecap.ops._dispatch import Backend, refuse_mapping, refuse_transforms, use_triton
 from basecap.ops.top1_chunk import operators, reference
 from basecap.ops.top1_chunk.cache import top1_chunk_cache, top1_chunk_fill, top1_chunk_step
 from basecap.ops.top1_chunk.checkpoint import keep_choice
@@ -46,6 +46,8 @@ def top1_chunk(
     The keys are cut into chunks of C from the start of each sequence. A query scores every chunk before its own and
     attends the `remote` best ones whole. The choice has no gradient; ties go to the earlier chunk.
 
+    Its derivatives are torch.autograd's, of first order; transforms of torch.func (grad, vjp, jvp, vmap) are refused.
+
     Args:
         q: queries [B, T, H, K], H a multiple of G; float16, bfloat16, float32, and float64 in plain PyTorch.
         k: keys [B, T, G, K]; the kernels take K up to 256.
@@ -73,7 +75,8 @@ def top1_chunk(
     check_heads({"q": q, "k": k, "v": v})
     check_options(chunk, mode, scale, remote)
     check_packing(q, segments, cu_seqlens)
-    refuse_forward_mode("top1_chunk", q, k, v)
+    refuse_transforms("top1_chunk", q, k, v)
+    refuse_mapping("top1_chunk", q, k, v)
     triton = use_triton("top1_chunk", backend, q, widest=256, shared=SHARED)
     if q.shape[0] == 0:
         # There is nothing to cut; the sums are 0 and keep the gradients of k and v defined.
@@ -105,6 +108,7 @@ def top1_chunk_choice(
     check_heads({"q": q, "k": k})
     check_options(chunk, mode, scale, remote)
     check_packing(q, segments, None)
+    refuse_mapping("top1_chunk", q, k)
     triton = use_triton("top1_chunk", backend, q, widest=256, shared=SHARED)
     if q.shape[0] == 0:
         return q.new_empty(*q.shape[:3], remote, dtype=torch.int32)

@@ -19,7 +19,7 @@ def top1_chunk_cache(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> dict[str, Tensor]:
-    """Return an empty cache: "k" and "v" [B, max_length, G, K], and "sums" [B, chunks, G, K], the sums of the keys.
+    """Return an empty cache: "k" and "v" [B, max_length, G, K], and "sums" [B, chunks, G, K], of full chunks' keys.
 
     Args:
         batch: B.
@@ -101,10 +101,17 @@ def top1_chunk_fill(k: Tensor, v: Tensor, cache: dict[str, Tensor], *, chunk: in
     T = k.shape[1]
     cache["k"][:, :T] = k
     cache["v"][:, :T] = v
-    full, wide = T // chunk, cache["sums"].dtype
-    cache["sums"][:, :full] = k[:, : full * chunk].unflatten(1, (full, chunk)).sum(2, dtype=wide)
-    if full * chunk < T:
-        cache["sums"][:, full] = k[:, full * chunk :].sum(1, dtype=wide)
+    _sum_keys(cache, 0, T // chunk, chunk)
+
+
+def _sum_keys(cache: dict[str, Tensor], start: int, end: int, chunk: int) -> None:
+    """Write the sums of the full chunks from `start` to `end`.
+
+    Made at once and anew of the keys that a chunk holds when it is full, they know nothing of keys that were
+    overwritten; added up token by token they would.
+    """
+    keys = cache["k"][:, start * chunk : end * chunk].unflatten(1, (end - start, chunk))
+    cache["sums"][:, start:end] = keys.sum(2, dtype=cache["sums"].dtype)
 
 
 def top1_chunk_step(
@@ -122,12 +129,15 @@ def top1_chunk_step(
 ) -> Tensor:
     """Append one token to the cache, in place, and attend from it: `top1_chunk` at the last position.
 
+    A position may be written again, as speculative decoding does with tokens that were rejected: with a smaller
+    `length` the cache holds only the tokens before it, and whatever it held after them makes no difference.
+
     Args:
         q: the query [B, 1, H, K].
         k: its key [B, 1, G, K].
         v: its value [B, 1, G, K].
         cache: from `top1_chunk_cache`, with the same `chunk`.
-        length: tokens already in the cache; the caller adds one after each step.
+        length: tokens already in the cache; the caller adds one after each step, or takes away any number.
         chunk: see `top1_chunk`.
         mode: see `top1_chunk`.
         scale: see `top1_chunk`.
@@ -149,11 +159,12 @@ def top1_chunk_step(
     if use_triton("top1_chunk_step", backend, q, widest=256):
         from basecap.ops.top1_chunk import launch
 
-        launch.append(k, v, cache, length, chunk)
+        launch.append(k, v, cache, length)
         return launch.decode(q, cache, length + 1, chunk, mode == "exact", scale, remote).to(dtype)
     cache["k"][:, length] = k[:, 0]
     cache["v"][:, length] = v[:, 0]
-    cache["sums"][:, length // chunk] += k[:, 0].to(cache["sums"].dtype)
+    if (length + 1) % chunk == 0:
+        _sum_keys(cache, length // chunk, length // chunk + 1, chunk)
     # Under autocast the scores would be rounded to half precision.
     with torch.autocast(q.device.type, enabled=False):
         return _step(q, cache, length + 1, chunk, mode == "exact", scale, remote).to(dtype)

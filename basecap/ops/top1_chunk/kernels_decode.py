@@ -12,7 +12,6 @@ def append_kernel(
     p_v,
     p_keys,
     p_values,
-    p_sums,
     stride_b,
     stride_g,
     stride_vb,
@@ -20,15 +19,11 @@ def append_kernel(
     stride_kb,
     stride_kt,
     stride_kg,
-    stride_sb,
-    stride_sm,
-    stride_sg,
     at,
-    chunk,
     K: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Put one token's key and value into the cache and add the key to its chunk's sum."""
+    """Put one token's key and value into the cache."""
     g = tl.program_id(0)
     b = tl.program_id(1).to(tl.int64)
     o_k = tl.arange(0, BK)
@@ -38,8 +33,6 @@ def append_kernel(
     place = b * stride_kb + tl.cast(at, tl.int64) * stride_kt + g * stride_kg + o_k
     tl.store(p_keys + place, key.to(p_keys.dtype.element_ty), m_k)
     tl.store(p_values + place, value.to(p_values.dtype.element_ty), m_k)
-    p_sum = p_sums + b * stride_sb + chunk * stride_sm + g * stride_sg + o_k
-    tl.store(p_sum, tl.load(p_sum, m_k) + key.to(tl.float32), m_k)
 
 
 @triton.jit
@@ -169,10 +162,22 @@ def add_keys(q, p_k, p_v, start, length, stride_t, o_k, scale2, top, total, o, K
 
 
 @triton.jit
+def sum_keys(p_k, p_sum, start, stride_t, o_k, K: tl.constexpr, C: tl.constexpr, BN: tl.constexpr):
+    """Write the sum of a whole chunk's keys."""
+    total = tl.zeros_like(o_k).to(tl.float32)
+    for n in range(0, C, BN):
+        o_s = start + n + tl.arange(0, BN)
+        b_k = tl.load(p_k + o_s.to(tl.int64)[:, None] * stride_t + o_k, o_k[None, :] < K, other=0.0)
+        total += tl.sum(b_k.to(tl.float32), 0)
+    tl.store(p_sum + o_k, total, o_k < K)
+
+
+@triton.jit
 def step_kernel(
     p_q,
     p_k,
     p_v,
+    p_sums,
     p_score,
     p_index,
     p_o,
@@ -181,6 +186,9 @@ def step_kernel(
     stride_kb,
     stride_kt,
     stride_kg,
+    stride_sb,
+    stride_sm,
+    stride_sg,
     candidates,
     length,
     scale2,
@@ -192,20 +200,25 @@ def step_kernel(
     BC: tl.constexpr,
     REMOTE: tl.constexpr,
 ):
-    """Attend from one query to the best REMOTE of its `candidates` and to its own chunk."""
+    """Attend from one query to the best REMOTE of its `candidates` and to its own chunk; sum up a full one."""
     h = tl.program_id(0)
     b = tl.program_id(1).to(tl.int64)
     row = b * tl.num_programs(0) + h
     o_k = tl.arange(0, BK)
     q = tl.load(p_q + b * stride_qb + h * stride_qh + o_k, o_k < K, other=0.0).to(tl.float32)
-    p_k += b * stride_kb + (h // GROUP).to(tl.int64) * stride_kg
-    p_v += b * stride_kb + (h // GROUP).to(tl.int64) * stride_kg
+    g = (h // GROUP).to(tl.int64)
+    p_k += b * stride_kb + g * stride_kg
+    p_v += b * stride_kb + g * stride_kg
     own = (length - 1) // C * C
     top = -float("inf")
     total = 0.0
     o = tl.zeros([BK], tl.float32)
     for n in range(0, length - own, BN):
         top, total, o = add_keys(q, p_k, p_v, own + n, length, stride_kt, o_k, scale2, top, total, o, K, BN)
+    if length - own == C and h % GROUP == 0:
+        # Later tokens choose by the sum of a full chunk; its keys are near, this program has just read them.
+        p_sum = p_sums + b * stride_sb + tl.cast(own // C, tl.int64) * stride_sm + g * stride_sg
+        sum_keys(p_k, p_sum, own, stride_kt, o_k, K, C, BN)
     o_c = tl.arange(0, BC)
     score = tl.load(p_score + row * candidates + o_c, o_c < candidates, other=float("-inf"))
     index = tl.load(p_index + row * candidates + o_c, o_c < candidates, other=-1)

@@ -304,20 +304,20 @@ def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: floa
     return dq, dk, dv
 
 
-def append(k: Tensor, v: Tensor, cache: dict[str, Tensor], length: int, chunk: int) -> None:
-    """Put the key and value [B, 1, G, K] of one token into a cache that holds `length`."""
-    k, v, keys, sums = _dense(k[:, 0]), _dense(v[:, 0]), cache["k"], cache["sums"]
+def append(k: Tensor, v: Tensor, cache: dict[str, Tensor], length: int) -> None:
+    """Put the key and value [B, 1, G, K] of one token into a cache that holds `length`; see `decode` for the sums."""
+    k, v, keys = _dense(k[:, 0]), _dense(v[:, 0]), cache["k"]
     B, G, K = k.shape
     kernels_decode.append_kernel[G, B](
-        k, v, keys, cache["v"], sums, *k.stride()[:2], *v.stride()[:2], *keys.stride()[:3], *sums.stride()[:3],
-        length, length // chunk, K=K, BK=_width(K), num_warps=1,
+        k, v, keys, cache["v"], *k.stride()[:2], *v.stride()[:2], *keys.stride()[:3],
+        length, K=K, BK=_width(K), num_warps=1,
     )  # fmt: skip
 
 
 def decode(
     q: Tensor, cache: dict[str, Tensor], length: int, chunk: int, exact: bool, scale: float, remote: int
 ) -> Tensor:
-    """Return the output [B, 1, H, K] of the last of `length` tokens in the cache."""
+    """Return the output [B, 1, H, K] of the last of `length` tokens in the cache; write the sum of a chunk it fills."""
     q, k, v, sums = _dense(q[:, 0]), cache["k"], cache["v"], cache["sums"]
     B, H, K = q.shape
     G = k.shape[2]
@@ -341,7 +341,8 @@ def decode(
         )
     o = q.new_empty(B, 1, H, K)
     kernels_decode.step_kernel[H, B](
-        q, k, v, score, index, o, *q.stride()[:2], *k.stride()[:3], splits * remote, length, scale * LOG2E,
+        q, k, v, sums, score, index, o, *q.stride()[:2], *k.stride()[:3], *sums.stride()[:3],
+        splits * remote, length, scale * LOG2E,
         **width, C=chunk, BN=min(chunk, 8192 // _width(K)), BC=triton.next_power_of_2(max(1, splits * remote)),
     )  # fmt: skip
     return o

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import no_second_derivatives
 from basecap.ops.top1_chunk import eager
 
 
@@ -98,3 +99,4 @@ def _backward(ctx, do, *_):
 
 
 attend.register_autograd(_backward, setup_context=_setup)
+attend_backward.register_autograd(no_second_derivatives("top1_chunk"))

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import Backend, refuse_forward_mode, use_triton
+from basecap.ops._dispatch import Backend, refuse_forward_mode, refuse_transforms, use_triton, wants_gradients
 from basecap.ops._shapes import check_scale
 from basecap.ops.attention import attention
 from basecap.ops.top1_chunk.cache import check_cache
@@ -28,6 +28,9 @@ def top1_element(
     and are left to PyTorch's fused attention; its GPU kernels add dq in varying order unless
     `torch.use_deterministic_algorithms` is on.
 
+    Its derivatives are those of torch.autograd, of first order: torch.func's (grad, vjp, jvp), forward mode and second
+    derivatives are refused. `torch.func.vmap` runs it once for each part.
+
     Args:
         q: queries [B, T, H, K], H a multiple of G.
         k: keys [B, T, G, K].
@@ -47,7 +50,8 @@ def top1_element(
     check_heads({"q": q, "k": k, "v": v})
     check_scale(scale)
     check_packing(q, segments, cu_seqlens)
-    refuse_forward_mode("top1_element", q, k, v)
+    refuse_forward_mode("top1_element", q, k)
+    refuse_transforms("top1_element", v)
     triton = use_triton("top1_element", backend, q, widest=256)
     if q.shape[0] == 0:
         # There is nothing to choose from; the sums are 0 and keep the gradients of k and v defined.
@@ -57,7 +61,7 @@ def top1_element(
     first = _first(q, segments)
     choice = operators.choose(q.detach().flatten(0, 1), k.detach().flatten(0, 1), first, triton)
     o = operators.gather(v.flatten(0, 1), choice, triton).unflatten(0, q.shape[:2])
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
+    if wants_gradients(q, k):
         soft = attention(q, k, v.detach(), scale=scale, segments=segments)
         o = o + (soft - soft.detach())
     return o
@@ -91,12 +95,14 @@ def top1_element_weights(q: Tensor, k: Tensor, *, segments: Tensor | None = None
 def top1_element_step(q: Tensor, k: Tensor, v: Tensor, cache: dict[str, Tensor], length: int) -> Tensor:
     """Append one token to the cache, in place, and return the value [B, 1, H, K] of its best key, in the cache's dtype.
 
+    A position may be written again: with a smaller `length`, what the cache held after it makes no difference.
+
     Args:
         q: the query [B, 1, H, K].
         k: its key [B, 1, G, K].
         v: its value [B, 1, G, K].
         cache: "k" and "v" [B, max_length, G, K].
-        length: tokens already in the cache; the caller adds one after each step.
+        length: tokens already in the cache; the caller adds one after each step, or takes away any number.
 
     Raises:
         ConfigError: a full cache, or one made for other shapes, dtypes or devices.

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import no_second_derivatives
 from basecap.ops.top1_element import eager
 
 
@@ -61,3 +62,4 @@ def _backward(ctx, do):
 
 
 gather.register_autograd(_backward, setup_context=_setup)
+scatter.register_autograd(no_second_derivatives("top1_element"))

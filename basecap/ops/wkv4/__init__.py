@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops._dispatch import Backend, refuse_transforms, use_triton
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops.wkv4 import operators
 
@@ -22,6 +22,9 @@ def wkv4(
     """Average values: o_t = sum_{s<=t} w_ts v_s / sum_{s<=t} w_ts for every channel by itself.
 
     w_ts = exp(k_s - (t - 1 - s) decay) for s < t and w_tt = exp(k_t + bonus).
+
+    Its derivatives are those of torch.autograd, of first order: torch.func's (grad, vjp, jvp), forward mode and second
+    derivatives are refused. `torch.func.vmap` runs it once for each part.
 
     Args:
         k_BTD: keys, logarithms of weights of any size.
@@ -51,6 +54,7 @@ def wkv4(
     check_state(state_B2D, (B, 2, D))
     check_segments(segments, (B, T))
     check_devices({**given, "state": state_B2D, "segments": segments})
+    refuse_transforms("wkv4", *given.values(), state_B2D)
     # Every channel is a head of its own.
     triton = use_triton("wkv4", backend, v_BTD[..., None])
     with torch.autocast(v_BTD.device.type, enabled=False):

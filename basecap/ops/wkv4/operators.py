@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import no_second_derivatives
 from basecap.ops.wkv4 import eager
 from basecap.ops.wkv6.blocks import starts
 
@@ -85,6 +86,7 @@ def _gradients(ctx: Any, grad_W: Tensor, grad_m: Tensor) -> tuple[Tensor | None,
 
 
 scan.register_autograd(_gradients, setup_context=_save)
+accumulate.register_autograd(no_second_derivatives("wkv4"))
 
 
 def wkv4(

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, unsupported, use_triton
+from basecap.ops._dispatch import Backend, refuse_transforms, unsupported, use_triton
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops.wkv6 import eager, operators, operators_chunk
 from basecap.ops.wkv6.blocks import starts
@@ -22,6 +22,9 @@ def wkv6(
     backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Run o_t = r_t^T (S_{t-1} + diag(bonus) k_t v_t^T), S_t = diag(exp(log_decay_t)) S_{t-1} + k_t v_t^T.
+
+    The kernels' derivatives are those of torch.autograd, of first order: torch.func's (grad, vjp, jvp), forward mode
+    and second derivatives are refused. Plain PyTorch has them all.
 
     Args:
         r_BTHK: receptances, what is read with.
@@ -49,6 +52,7 @@ def wkv6(
     with torch.autocast(v_BTHV.device.type, enabled=False):
         if not triton:
             return eager.wkv6(r_BTHK, k_BTHK, v_BTHV, log_decay_BTHK, bonus_HK, state_BHKV, segments)
+        refuse_transforms("wkv6", r_BTHK, k_BTHK, v_BTHV, log_decay_BTHK, bonus_HK, state_BHKV)
         log_decay = log_decay_BTHK.expand(r_BTHK.shape)
         if _chunked(r_BTHK, v_BTHV):
             r, k = (x.to(v_BTHV.dtype) for x in (r_BTHK, k_BTHK))

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import no_second_derivatives
 from basecap.ops.wkv6.sizes import CHUNK
 
 
@@ -82,3 +83,4 @@ def _gradients(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None, _: No
 
 
 recur.register_autograd(_gradients, setup_context=_save)
+recur_backward.register_autograd(no_second_derivatives("the recurrence of RWKV"))

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import no_second_derivatives
 from basecap.ops.wkv6.sizes import tokens_per_chunk
 
 #: The most channels per head of keys and of values, and the shared memory that a block takes. With 8 warps, which wider
@@ -87,3 +88,4 @@ def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: None) -> 
 
 
 scan.register_autograd(_gradients, setup_context=_save)
+scan_backward.register_autograd(no_second_derivatives("wkv6"))

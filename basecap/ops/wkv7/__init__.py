@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import use_triton
+from basecap.ops._dispatch import refuse_transforms, use_triton
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops.wkv6 import empty_state
 from basecap.ops.wkv6.blocks import starts
@@ -32,6 +32,9 @@ def wkv7(
 
     With a = -k, b = beta k, no decay and k scaled by beta this is the delta rule.
 
+    The kernels' derivatives are those of torch.autograd, of first order: torch.func's (grad, vjp, jvp), forward mode
+    and second derivatives are refused. Plain PyTorch has them all.
+
     Args:
         r_BTHK: receptances, what is read with.
         log_decay_BTHK: logarithm of the decays, at most 0.
@@ -54,6 +57,7 @@ def wkv7(
     with torch.autocast(v_BTHV.device.type, enabled=False):
         if not triton:
             return eager.wkv7(*inputs, state_BHKV, segments)
+        refuse_transforms("wkv7", *inputs, state_BHKV)
         state = empty_state(r_BTHK, v_BTHV) if state_BHKV is None else state_BHKV.float()
         o, final, _ = recur(*inputs, state, starts(segments))
         return o.to(v_BTHV.dtype), final
@@ -78,6 +82,7 @@ def wkv7_bounded(
     inputs = r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK
     _validate(*inputs, state_BHKV, segments)
     if _chunked(k_BTHK, v_BTHV) and use_triton("wkv7", "auto", v_BTHV):
+        refuse_transforms("wkv7", *inputs, state_BHKV)
         state = None if state_BHKV is None else state_BHKV.float()
         o, final, *_ = operators.scan(*inputs, state, segments)
         return o, final

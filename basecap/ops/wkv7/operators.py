@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import no_second_derivatives
+
 #: The most tokens per chunk; float32 is only for the tests, see `wkv7_bounded`.
 #: The exponents of half a chunk's decays, 19.5 for 64 tokens, are within the range of
 #: bfloat16 and TF32; float32 keeps more of its digits with smaller ones.
@@ -83,3 +85,4 @@ def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: None) -> 
 
 
 scan.register_autograd(_gradients, setup_context=_save)
+scan_backward.register_autograd(no_second_derivatives("wkv7"))
