@@ -10,33 +10,36 @@ mean squares, so that one choice that flips on a tie (Top-1) cannot excuse anyth
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from basecap.errors import BasecapError
 from basecap.mixers._contract import Cache, LayerChoice, LayerSpec, Mixer, generator_for, initialise
+from basecap.mixers._faults import in_words, place_of, raised_at
 
 BATCH = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One proved or broken property: error and what is allowed, and a sentence that says so."""
+    """One proved or broken property: error and what is allowed (None: it raised), and a sentence that says so."""
 
     subject: str
     name: str
-    error: float
-    allowed: float
+    error: float | None
+    allowed: float | None
     message: str
 
     @property
     def passed(self) -> bool:
         """Whether the error is within bounds (a NaN is not)."""
-        return self.error <= self.allowed
+        return self.error is not None and self.allowed is not None and self.error <= self.allowed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +173,23 @@ def judge(subject: str, name: str, error: float, allowed: float, broken: str) ->
     if not error <= allowed:
         message = f"{subject}: {name} broke: {broken}, by {error:.2e} where {allowed:.1e} is allowed."
     return Check(subject=subject, name=name, error=error, allowed=allowed, message=message)
+
+
+def attempt(subject: str, cls: type[Mixer], prove: Callable[[], Iterable[Check]], name: str) -> Iterator[Check]:
+    """Yield the checks of one proof; if it raises, one that failed and says where: the other proofs still count."""
+    try:
+        yield from prove()
+    except (Exception, SystemExit) as error:  # whatever the author's code raises
+        yield raised(subject, cls, name, error)
+
+
+def raised(subject: str, cls: type[Mixer], name: str, error: BaseException) -> Check:
+    """Return the failed check `name` that raised `error`, with the line of the file of `cls` where it did."""
+    message = f"{subject}: {name} broke: {error}"
+    if not isinstance(error, BasecapError):  # those are sentences for people
+        place = Path(raised_at(error, cls) or place_of(cls)).name
+        message = f"{subject}: {name} raised {in_words(error)} ({place})"
+    return Check(subject=subject, name=name, error=None, allowed=None, message=message)
 
 
 def tiny_options(choice: LayerChoice, hidden: int) -> dict[str, Any]:

@@ -1,0 +1,110 @@
+"""What the conformance suite says of a broken mixer: the fault itself, and nothing else because of it."""
+
+import inspect
+
+import torch
+from torch import nn
+
+from basecap.mixers import Cache, Mixer
+from basecap.testing._bench import Report
+from basecap.testing.check_all import check_all
+from basecap.testing.check_mixer import check_mixer
+
+
+class RunningMean(Mixer):
+    """The mean of all inputs so far, projected."""
+
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.out = nn.Linear(layer.hidden, layer.hidden, bias=False)
+
+    def forward(self, x_BTD, segments=None):
+        return self.out(self._means(x_BTD, segments))
+
+    def _means(self, x_BTD, segments):
+        keep = torch.ones(x_BTD.shape[1], x_BTD.shape[1], dtype=x_BTD.dtype).tril()
+        if segments is not None:
+            keep = keep * (segments[:, :, None] == segments[:, None, :])
+        return (keep / keep.sum(-1, keepdim=True)) @ x_BTD
+
+    def init_cache(self, batch, max_length):
+        return Cache(tensors={"sum": self.out.weight.new_zeros(batch, 1, self.layer.hidden)})
+
+    def step(self, x_B1D, cache):
+        cache.tensors["sum"] += x_B1D
+        cache.length += 1
+        return self.out(cache.tensors["sum"] / cache.length)
+
+    def flops(self, length):
+        return 2.0 * length * self.layer.hidden**2 + length * (length + 1) * self.layer.hidden
+
+    def state_bytes(self, length):
+        return self.layer.hidden * self.out.weight.element_size()
+
+
+def checked(name: str) -> Report:
+    """Check on short sequences, in float64 alone."""
+    return check_mixer(name, length=32, dtypes=())
+
+
+def failures(report: Report) -> dict[str, str]:
+    """Return the messages of the failed checks by name."""
+    return {check.name: check.message for check in report.failures}
+
+
+def line_of(function: object, marked: str = "def ") -> int:
+    """Return the line in this file on which `function` holds `marked`."""
+    lines, first = inspect.getsourcelines(function)
+    return first + next(index for index, line in enumerate(lines) if marked in line)
+
+
+def test_the_mixer_that_is_broken_below_is_sound(register):
+    check_mixer(register(RunningMean), length=32).raise_failures()
+
+
+class LeaksAndHasNoStep(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        return super().forward(x_BTD, segments) + 1e-3 * x_BTD.flip(1)
+
+    def step(self, x_B1D, cache):
+        raise NotImplementedError  # step
+
+
+def test_a_proof_that_raises_leaves_the_others_standing(register):
+    report = check_mixer(register(LeaksAndHasNoStep), length=32, dtypes=(torch.float32,))
+    found = failures(report)
+    assert {"causality before 1", "causal gradients"} <= found.keys()
+    line = line_of(LeaksAndHasNoStep.step, "# step")
+    for name in ("decoding", "decoding in float32"):
+        assert found[name] == f"broken: {name} raised NotImplementedError (test_check_mixer.py:{line})"
+    assert {"derivatives", "forward in float32", "recipe"} <= {check.name for check in report.checks if check.passed}
+
+
+def test_rows_of_what_raised_have_no_numbers(register):
+    rows = []
+    check_all([register(LeaksAndHasNoStep)], torch.device("cpu"), keep=rows.extend)
+    (row,) = (row for row in rows if row["check"] == "decoding")
+    assert (row["error"], row["allowed"]) == (None, None)
+    assert "raised NotImplementedError" in row["result"]
+
+
+class CountsInWords(RunningMean):
+    def state_bytes(self, length):
+        return "many"
+
+
+def test_a_cost_that_is_no_number_is_one_failure(register):
+    found = failures(checked(register(CountsInWords)))
+    assert list(found) == ["state bytes"]
+    assert "returns 'many'; it must return a number from 0 on" in found["state bytes"]
+
+
+class RaisesForward(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        return x_BTD + "one"  # raises
+
+
+def test_a_layer_that_raises_leaves_the_next_one_standing(register):
+    report = checked(register(RaisesForward, CountsInWords))
+    assert [check.name for check in report.failures] == ["forward", "state bytes"]
+    assert f"(test_check_mixer.py:{line_of(RaisesForward.forward, '# raises')})" in report.failures[0].message
