@@ -170,7 +170,9 @@ class Bench:
 def judge(subject: str, name: str, error: float, allowed: float, broken: str) -> Check:
     """Return a check; `broken` says what is wrong if the error is too large."""
     message = f"{subject}: {name} holds, error {error:.1e} of {allowed:.1e}."
-    if not error <= allowed:
+    if math.isnan(error):
+        message = f"{subject}: {name} broke: {broken}: there is NaN in what is compared."
+    elif error > allowed:
         message = f"{subject}: {name} broke: {broken}, by {error:.2e} where {allowed:.1e} is allowed."
     return Check(subject=subject, name=name, error=error, allowed=allowed, message=message)
 

@@ -23,11 +23,26 @@ def shape(bench: Bench) -> Check:
     )
 
 
+def finite(bench: Bench) -> Check:
+    """Return the check that forward gives real finite numbers: NaN differs from itself and would look like a leak."""
+    y = bench.y
+    if not y.is_floating_point():
+        broken = f"forward must return real floating-point numbers like x, {bench.x.dtype}, not {y.dtype}"
+        return bench.check("finite", 1.0, 0.0, broken)
+    wrong = (~y.isfinite()).nonzero()
+    row, position = wrong[0, :2].tolist() if len(wrong) else (0, 0)
+    broken = (
+        f"forward gives NaN or infinity in {len(wrong)} of {y.numel()} places, first at position {position} of row "
+        f"{row}, for inputs that are normally distributed; look for what divides by zero or overflows"
+    )
+    return bench.check("finite", len(wrong), 0.0, broken)
+
+
 @torch.no_grad()
 def repetition(bench: Bench) -> Check:
     """Return the check that the same input gives the same output; GPUs may add up in another order."""
     again = bench.layers(bench.x)
-    error = 0.0 if torch.allclose(again, bench.y, rtol=0, atol=0, equal_nan=True) else largest(again, bench.y)
+    error = 0.0 if torch.equal(again, bench.y) else largest(again, bench.y)
     allowed = roundoff(torch.float64) * bench.slack(torch.float64)
     return bench.check("repetition", error, allowed, "the same input twice gives two outputs; take out what is random")
 

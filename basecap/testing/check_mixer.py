@@ -14,7 +14,7 @@ from basecap.mixers._contract import ARCHITECTURES, LayerChoice, split_body
 from basecap.testing._bench import Bench, Check, Report, attempt, raised
 from basecap.testing._initialisation import initialisation
 from basecap.testing._precision import Lower, compilation
-from basecap.testing._proofs import PROOFS, repetition, shape
+from basecap.testing._proofs import PROOFS, finite, repetition, shape
 
 #: Default length of the sequences: on no grid of chunks, longer than the usual chunks of 64 and 128.
 LENGTH = 147
@@ -82,7 +82,7 @@ def check_mixer(
 
 def _first(bench: Bench) -> Iterator[Check]:
     """Yield the checks without which the others, which compare outputs with each other, would say little."""
-    for prove in (shape, repetition):
+    for prove in (shape, finite, repetition):
         check = prove(bench)
         yield check
         if not check.passed:

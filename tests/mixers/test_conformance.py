@@ -144,9 +144,16 @@ class ExplodesWhenDeep(Attention):
         return {**super().recipe(), "out.weight": ParameterRecipe(init=init)}
 
 
-class Dies(Attention):
+class DiesInTraining(Attention):
+    """Its gradient is infinite at the start alone."""
+
+    def forward(self, x_BTD, segments=None):
+        return (
+            super().forward(x_BTD, segments) + self.out.weight.abs().sqrt().sum() - self.out.weight.abs().sqrt().sum()
+        )
+
     def recipe(self):
-        return {name: ParameterRecipe(init=constant(float("nan"))) for name in super().recipe()}
+        return {**super().recipe(), "out.weight": ParameterRecipe(init=constant(0.0))}
 
 
 class DrawsFromNowhere(Attention):
@@ -202,8 +209,8 @@ def test_notices_a_graph_without_segments(register):
     assert all(name.endswith("with segments") for name in names)
 
 
-def test_notices_nan(register):
-    report = check_mixer(register(Dies), dtypes=())
+def test_notices_a_gradient_that_is_not_finite(register):
+    report = check_mixer(register(DiesInTraining), length=32, dtypes=())
     assert "initialised parameters, 12 layers" in {check.name for check in report.failures}
 
 

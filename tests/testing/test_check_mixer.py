@@ -2,6 +2,7 @@
 
 import inspect
 
+import pytest
 import torch
 from torch import nn
 
@@ -108,3 +109,36 @@ def test_a_layer_that_raises_leaves_the_next_one_standing(register):
     report = checked(register(RaisesForward, CountsInWords))
     assert [check.name for check in report.failures] == ["forward", "state bytes"]
     assert f"(test_check_mixer.py:{line_of(RaisesForward.forward, '# raises')})" in report.failures[0].message
+
+
+class DividesByZero(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        y = super().forward(x_BTD, segments)
+        return torch.cat([y[:, :5], y[:, 5:6] * float("nan"), y[:, 6:]], dim=1)
+
+
+class Transforms(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        return torch.fft.fft(super().forward(x_BTD, segments), dim=-1)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "words"),
+    [
+        (DividesByZero, "NaN or infinity in 128 of 4096 places, first at position 5 of row 0"),
+        (Transforms, "real floating-point numbers like x, torch.float64, not torch.complex128"),
+    ],
+)
+def test_numbers_that_are_none_end_the_checks(mixer, words, register):
+    report = checked(register(mixer))
+    assert [check.name for check in report.checks] == ["shape", "finite"]
+    assert words in failures(report)["finite"]
+
+
+class DiesWhenPacked(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        return super().forward(x_BTD, segments) * (1.0 if segments is None else float("nan"))
+
+
+def test_nan_in_one_proof_is_called_so(register):
+    assert failures(checked(register(DiesWhenPacked)))["packed segments"].endswith("NaN in what is compared.")
