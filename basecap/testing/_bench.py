@@ -105,17 +105,18 @@ class Bench:
         device: torch.device,
         options: Mapping[str, Any],
         seed: int,
+        batch: int = BATCH,
     ):
         self.choice, self.subject, self.hidden, self.length, self.device = choice, subject, hidden, length, device
-        self.seed = seed
+        self.seed, self.batch = seed, batch
         self.config = choice.configure(hidden, {**tiny_options(choice, hidden), **options})
         layers = Layers(choice, self.config, hidden, length)
         recipes = {f"mixers.{i}.{k}": r for i, mixer in enumerate(layers.mixers) for k, r in mixer.recipe().items()}
         initialise(layers, recipes, seed)
         _make_generic(layers, seed)
         self.layers = layers.to(device, torch.float64)
-        self.x = self.random("x", BATCH, length, hidden)
-        self.weight = self.random("weight", BATCH, length, hidden)
+        self.x = self.random("x", batch, length, hidden)
+        self.weight = self.random("weight", batch, length, hidden)
         with torch.no_grad():
             self.y = self.layers(self.x)
 
@@ -128,7 +129,7 @@ class Bench:
 
     def slack(self, dtype: torch.dtype) -> float:
         """Return how many times the effect of one rounding is excusable."""
-        return 4.0 if dtype.itemsize == 2 else math.sqrt(BATCH * self.length)
+        return 4.0 if dtype.itemsize == 2 else math.sqrt(self.batch * self.length)
 
     def random(self, name: str, *shape: int) -> Tensor:
         """Return standard normal float64 values that depend on the seed and `name`."""

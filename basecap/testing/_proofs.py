@@ -98,6 +98,31 @@ def decode(layers: Layers, x: Tensor, caches: list[Cache], prompt: int) -> Tenso
 
 
 @torch.no_grad()
+def long_causality(bench: Bench) -> Iterator[Check]:
+    """Causality where a block or a window of the usual sizes is not the first: one row, two places off every grid."""
+    T, x = bench.length, bench.x.clone()
+    cut = T - T // 32
+    x[:, cut:] = bench.random("other future", *x[:, cut:].shape)
+    broken = f"outputs before position {cut} of {T} move when later inputs change"
+    yield bench.same(f"causality before {cut} of {T}", bench.layers(x)[:, :cut], bench.y[:, :cut], broken)
+    cut = 2 * T // 3
+    broken = f"a sequence of {cut} tokens is not mixed like the start of one of {T}"
+    yield bench.same(f"length {cut} of {T}", bench.layers(bench.x[:, :cut]), bench.y[:, :cut], broken)
+
+
+@torch.no_grad()
+def long_decoding(bench: Bench) -> Iterator[Check]:
+    """A long prompt followed by steps is mixed as by forward."""
+    T = bench.length
+    prompt = T - T // 13  # of 1,100 tokens 1,016: the steps cross 1,024
+    end = min(T, prompt + 16)
+    caches = bench.layers.init_cache(bench.batch, T)
+    name = f"prefill {prompt}, then decode to {end} of {T}"
+    y = decode(bench.layers, bench.x[:, :end], caches, prompt)
+    yield bench.same(name, y, bench.y[:, :end], f"{name} and forward disagree")
+
+
+@torch.no_grad()
 def packing(bench: Bench) -> Iterator[Check]:
     """Packed segments are mixed as separate sequences."""
     packed = bench.layers(bench.x, bench.segments())
@@ -252,6 +277,8 @@ def recipes(bench: Bench) -> Iterator[Check]:
     changed = (starts[0] != starts[1]).sum().item()
     yield bench.check("recipe", changed, 0.0, "two initialisations from one seed differ")
 
+
+LONG_PROOFS: tuple[Callable[[Bench], Iterator[Check]], ...] = (long_causality, long_decoding)
 
 PROOFS: tuple[Callable[[Bench], Iterator[Check]], ...] = (
     recipes,

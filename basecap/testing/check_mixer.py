@@ -14,10 +14,13 @@ from basecap.mixers._contract import ARCHITECTURES, LayerChoice, split_body
 from basecap.testing._bench import Bench, Check, Report, attempt, raised
 from basecap.testing._initialisation import initialisation
 from basecap.testing._precision import Lower, compilation
-from basecap.testing._proofs import PROOFS, finite, repetition, shape
+from basecap.testing._proofs import LONG_PROOFS, PROOFS, finite, repetition, shape
 
 #: Default length of the sequences: on no grid of chunks, longer than the usual chunks of 64 and 128.
 LENGTH = 147
+#: Default length of the one on which causality and decoding are proved again: longer than blocks of 512 and 1,024.
+LONGEST = 1100
+SEED = 0
 
 
 def check_mixer(
@@ -25,11 +28,11 @@ def check_mixer(
     *,
     hidden: int = 64,
     length: int = LENGTH,
+    longest: int = LONGEST,
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16),
     device: torch.device | str = "cpu",
     options: Mapping[str, Any] | None = None,
     compiled: bool = False,
-    seed: int = 0,
 ) -> Report:
     """Prove the contract of `Mixer` for every distinct layer of an architecture, and that its models start well.
 
@@ -37,11 +40,11 @@ def check_mixer(
         name: a registered architecture; as "X in Y" its models are those of block family Y.
         hidden: model width.
         length: tokens per sequence, at least 32.
+        longest: tokens of one more sequence, for causality and decoding alone; none if not longer than `length`.
         dtypes: precisions compared with float64, besides the checks made in float64 itself.
         device: where everything runs.
         options: options of the mixer on top of the architecture's and of `Mixer.tiny`.
         compiled: also trace with torch.compile, as one graph, and compare.
-        seed: of parameters and inputs.
 
     Returns:
         A report; `report.raise_failures()` turns broken checks into an AssertionError.
@@ -54,16 +57,13 @@ def check_mixer(
         raise ConfigError(f"the suite needs sequences of at least 32 tokens, not {length}.")
     architecture = ARCHITECTURES.get(split_body(name)[0])
     device, options = torch.device(device), options or {}
-    choices: list[LayerChoice] = []
-    for choice in architecture.layers:
-        if choice not in choices:
-            choices.append(choice)
+    choices = [c for i, c in enumerate(architecture.layers) if c not in architecture.layers[:i]]
     checks: list[Check] = []
     sound = True
     for number, choice in enumerate(choices, 1):
         subject = name if len(architecture.layers) == 1 else f"{name}, layer {number}"
         try:
-            bench = Bench(choice, subject, hidden, length, device, options, seed)
+            bench = Bench(choice, subject, hidden, length, device, options, SEED)
         except ConfigError:
             raise
         except (Exception, SystemExit) as error:  # whatever the author's code raises
@@ -72,10 +72,13 @@ def check_mixer(
             checks += _first(bench)
             if checks[-1].passed:
                 checks += _others(bench, dtypes, compiled)
+                if longest > length:
+                    long = partial(_long, choice, subject, hidden, longest, device, options)
+                    checks += attempt(subject, choice.mixer, long, f"forward on {longest} tokens")
                 continue
         sound = False
     if sound:
-        start = partial(initialisation, name, hidden, device, options, seed)
+        start = partial(initialisation, name, hidden, device, options, SEED)
         checks += attempt(name, choices[0].mixer, start, "initialisation")
     return Report(architecture=name, checks=tuple(checks))
 
@@ -98,3 +101,12 @@ def _others(bench: Bench, dtypes: tuple[torch.dtype, ...], compiled: bool) -> It
         proofs["compilation"] = partial(compilation, bench)
     for name, prove in proofs.items():
         yield from attempt(bench.subject, bench.choice.mixer, prove, name)
+
+
+def _long(
+    choice: LayerChoice, subject: str, hidden: int, length: int, device: torch.device, options: Mapping[str, Any]
+) -> Iterator[Check]:
+    bench = Bench(choice, subject, hidden, length, device, options, SEED, batch=1)
+    for prove in LONG_PROOFS:
+        name = f"{prove.__name__.replace('_', ' ')} on {length} tokens"
+        yield from attempt(subject, choice.mixer, partial(prove, bench), name)

@@ -40,7 +40,7 @@ def one_name_per_mixer():
 
 @pytest.mark.parametrize("name", [*one_name_per_mixer(), "transformer++ alibi", "transformer++ window"])
 def test_conforms_compiled(name):
-    report = check_mixer(name, length=80, dtypes=(), compiled=True)
+    report = check_mixer(name, length=80, longest=0, dtypes=(), compiled=True)
     assert {"compiled", "compiled with segments"} <= {check.name for check in report.checks}
     report.raise_failures()
 
@@ -196,36 +196,36 @@ def register(monkeypatch):
     ],
 )
 def test_notices(mixer, broken, register):
-    report = check_mixer(register(mixer), dtypes=FLOAT32)
+    report = check_mixer(register(mixer), longest=0, dtypes=FLOAT32)
     assert broken <= {check.name for check in report.failures}
     with pytest.raises(AssertionError, match=r"broken: .* broke: .* by .* where .* is allowed"):
         report.raise_failures()
 
 
 def test_notices_a_graph_without_segments(register):
-    report = check_mixer(register(IgnoresSegmentsCompiled), length=32, dtypes=(), compiled=True)
+    report = check_mixer(register(IgnoresSegmentsCompiled), length=32, longest=0, dtypes=(), compiled=True)
     names = {check.name for check in report.failures}
     assert {"compiled with segments", "compiled gradient of x with segments"} <= names
     assert all(name.endswith("with segments") for name in names)
 
 
 def test_notices_a_gradient_that_is_not_finite(register):
-    report = check_mixer(register(DiesInTraining), length=32, dtypes=())
+    report = check_mixer(register(DiesInTraining), length=32, longest=0, dtypes=())
     assert "initialised parameters, 12 layers" in {check.name for check in report.failures}
 
 
 def test_notices_a_changed_dtype(register):
-    report = check_mixer(register(ReturnsFloat32), dtypes=(torch.bfloat16,))
+    report = check_mixer(register(ReturnsFloat32), longest=0, dtypes=(torch.bfloat16,))
     assert "forward keeps bfloat16" in {check.name for check in report.failures}
 
 
 def test_sound_mixer_breaks_nothing(register):
-    check_mixer(register(Attention), dtypes=FLOAT32).raise_failures()
-    assert not check_mixer(register(Attention), length=32, dtypes=FLOAT32).failures
+    check_mixer(register(Attention), longest=0, dtypes=FLOAT32).raise_failures()
+    assert not check_mixer(register(Attention), length=32, longest=0, dtypes=FLOAT32).failures
 
 
 def test_checks_every_distinct_layer_of_a_pattern(register):
-    report = check_mixer(register(Attention, Attention, UnderstatesState), dtypes=())
+    report = check_mixer(register(Attention, Attention, UnderstatesState), longest=0, dtypes=())
     assert {check.subject for check in report.checks} == {"broken", "broken, layer 1", "broken, layer 2"}
     assert {check.subject for check in report.failures} == {"broken, layer 2"}
 
@@ -255,7 +255,7 @@ class SharesValues(Attention):
 
 
 def test_shared_values_pass_between_layers(register):
-    report = check_mixer(register(SharesValues), dtypes=FLOAT32)
+    report = check_mixer(register(SharesValues), longest=0, dtypes=FLOAT32)
     report.raise_failures()
     assert not any(check.name.startswith("influence") for check in report.checks)
 

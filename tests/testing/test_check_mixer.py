@@ -45,7 +45,7 @@ class RunningMean(Mixer):
 
 def checked(name: str) -> Report:
     """Check on short sequences, in float64 alone."""
-    return check_mixer(name, length=32, dtypes=())
+    return check_mixer(name, length=32, longest=0, dtypes=())
 
 
 def failures(report: Report) -> dict[str, str]:
@@ -72,7 +72,7 @@ class LeaksAndHasNoStep(RunningMean):
 
 
 def test_a_proof_that_raises_leaves_the_others_standing(register):
-    report = check_mixer(register(LeaksAndHasNoStep), length=32, dtypes=(torch.float32,))
+    report = check_mixer(register(LeaksAndHasNoStep), length=32, longest=0, dtypes=(torch.float32,))
     found = failures(report)
     assert {"causality before 1", "causal gradients"} <= found.keys()
     line = line_of(LeaksAndHasNoStep.step, "# step")
@@ -142,3 +142,64 @@ class DiesWhenPacked(RunningMean):
 
 def test_nan_in_one_proof_is_called_so(register):
     assert failures(checked(register(DiesWhenPacked)))["packed segments"].endswith("NaN in what is compared.")
+
+
+class SeesItsBlock(RunningMean):
+    """From the second block of 256 on."""
+
+    block = 256
+
+    def forward(self, x_BTD, segments=None):
+        y = super().forward(x_BTD, segments)
+        blocks = [y[:, : self.block], *(x.mean(1, keepdim=True).expand_as(x) for x in self._later(x_BTD))]
+        return torch.cat(blocks, dim=1)
+
+    def _later(self, x_BTD):
+        return x_BTD.split(self.block, dim=1)[1:]
+
+
+class SeesItsLargeBlock(SeesItsBlock):
+    block = 1024
+
+
+@pytest.mark.parametrize("mixer", [SeesItsBlock, SeesItsLargeBlock])
+def test_causality_is_proved_beyond_the_usual_blocks(mixer, register):
+    report = check_mixer(register(mixer), dtypes=())
+    names = {check.name for check in report.failures}
+    assert "causality before 1066 of 1100" in names
+    assert all("1100" in name for name in names)
+
+
+class RemembersTheLast(RunningMean):
+    """Decodes with the last 1,000 tokens alone."""
+
+    def init_cache(self, batch, max_length):
+        return Cache(tensors={"x": self.out.weight.new_zeros(batch, 0, self.layer.hidden)})
+
+    def prefill(self, x_BTD, cache):
+        cache.tensors["x"], cache.length = x_BTD, x_BTD.shape[1]
+        return self.forward(x_BTD)
+
+    def step(self, x_B1D, cache):
+        cache.tensors["x"] = torch.cat([cache.tensors["x"], x_B1D], dim=1)[:, -1000:]
+        cache.length += 1
+        return self.out(cache.tensors["x"].mean(1, keepdim=True))
+
+
+def test_decoding_is_proved_beyond_the_usual_windows(register):
+    report = check_mixer(register(RemembersTheLast), dtypes=())
+    assert "prefill 1016, then decode to 1032 of 1100" in failures(report)
+
+
+class RaisesLate(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        if x_BTD.shape[1] > 200:
+            raise IndexError("200 positions are enough")
+        return super().forward(x_BTD, segments)
+
+
+def test_a_length_that_fails_is_one_failure(register):
+    found = failures(check_mixer(register(RaisesLate), dtypes=(), longest=300))
+    assert [name for name in found if "300" in name] == ["forward on 300 tokens"]
+    assert "200 positions are enough" in found["forward on 300 tokens"]
+    assert not any("300" in name for name in failures(check_mixer(register(RaisesLate), dtypes=(), longest=147)))
