@@ -13,6 +13,7 @@ from basecap.errors import ConfigError
 from basecap.mixers._contract import ARCHITECTURES, LayerChoice, split_body
 from basecap.testing._bench import Bench, Check, Report, attempt, raised
 from basecap.testing._initialisation import initialisation
+from basecap.testing._narrowing import float64
 from basecap.testing._precision import Lower, compilation
 from basecap.testing._proofs import LONG_PROOFS, PROOFS, finite, repetition, shape
 
@@ -93,8 +94,8 @@ def _first(bench: Bench) -> Iterator[Check]:
 
 
 def _others(bench: Bench, dtypes: tuple[torch.dtype, ...], compiled: bool) -> Iterator[Check]:
-    proofs: dict[str, Callable[[], Iterator[Check]]]
-    proofs = {prove.__name__.replace("_", " "): partial(prove, bench) for prove in PROOFS}
+    proofs: dict[str, Callable[[], Iterator[Check]]] = {"float64": partial(float64, bench)}
+    proofs |= {prove.__name__.replace("_", " "): partial(prove, bench) for prove in PROOFS}
     for dtype in dtypes:
         proofs |= Lower(bench, dtype).proofs()
     if compiled:

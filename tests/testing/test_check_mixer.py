@@ -203,3 +203,28 @@ def test_a_length_that_fails_is_one_failure(register):
     assert [name for name in found if "300" in name] == ["forward on 300 tokens"]
     assert "200 positions are enough" in found["forward on 300 tokens"]
     assert not any("300" in name for name in failures(check_mixer(register(RaisesLate), dtypes=(), longest=147)))
+
+
+class ComputesInFloat32(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        return super().forward(x_BTD.float().to(x_BTD.dtype), segments)  # narrow
+
+
+class DecodesInFloat32(RunningMean):
+    def init_cache(self, batch, max_length):
+        return Cache(tensors={"sum": torch.zeros(batch, 1, self.layer.hidden)})
+
+    def step(self, x_B1D, cache):
+        cache.tensors["sum"] += x_B1D  # narrow
+        cache.length += 1
+        return self.out(cache.tensors["sum"].to(x_B1D) / cache.length)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "function"), [(ComputesInFloat32, "forward"), (DecodesInFloat32, "step")], ids=["forward", "step"]
+)
+def test_the_line_that_leaves_float64_is_named(mixer, function, register):
+    found = failures(checked(register(mixer)))
+    line = line_of(getattr(mixer, function), "# narrow")
+    assert f"test_check_mixer.py:{line} converts to torch.float32" in found["computes in float64"]
+    assert "torch.promote_types(x.dtype, torch.float32)" in found["computes in float64"]
