@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError, nearest
-from basecap.mixers._faults import place_of
+from basecap.mixers._faults import in_words, place_of
 from basecap.registry import Registry
 
 Initialiser = Callable[[Tensor, torch.Generator], object]
@@ -200,13 +200,30 @@ def initialise(module: nn.Module, recipes: Mapping[str, ParameterRecipe], seed: 
     """
     parameters = dict(module.named_parameters())
     for name in sorted(parameters.keys() ^ recipes.keys()):
-        missing = "recipe" if name in parameters else "parameter"
-        raise ConfigError(f"{type(module).__name__}: {name!r} has no {missing}; return one from recipe().")
+        owner, own = _owner(module, name)
+        if name in recipes:
+            hint = nearest(own, [_owner(module, other)[1] for other in parameters])
+            raise ConfigError(f"{owner}: recipe() names {own!r}, which is no parameter; {hint}")
+        example = f"{{**super().recipe(), {own!r}: ParameterRecipe(init=normal(0.02))}}"
+        raise ConfigError(f"{owner}: parameter {own!r} has no recipe; give it one in recipe(), such as {example}.")
     with torch.no_grad():
         for name, parameter in parameters.items():
             start = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
-            recipes[name].init(start, generator_for(seed, name))
+            try:
+                recipes[name].init(start, generator_for(seed, name))
+            except Exception as error:  # the author's initialiser, or what stands in its place
+                owner, own = _owner(module, name)
+                raise ConfigError(f"{owner}: the recipe of {own!r} fails: {in_words(error)}; mend it.") from error
             parameter.copy_(start)
+
+
+def _owner(module: nn.Module, name: str) -> tuple[str, str]:
+    """Return in words the mixer inside `module` to which parameter `name` belongs, and its name in that class."""
+    for prefix, part in module.named_modules():
+        start = f"{prefix}." if prefix else ""
+        if isinstance(part, Mixer) and name.startswith(start):
+            return f"mixer {type(part).__name__} ({place_of(type(part))})", name.removeprefix(start)
+    return type(module).__name__, name
 
 
 def generator_for(seed: int, name: str) -> torch.Generator:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from basecap.errors import BasecapError
 from basecap.mixers._contract import Cache, LayerChoice, LayerSpec, Mixer, generator_for, initialise
-from basecap.mixers._faults import in_words, place_of, raised_at
+from basecap.mixers._faults import build, in_words, place_of, raised_at
 
 BATCH = 2
 
@@ -67,7 +67,7 @@ class Layers(nn.Module):
         super().__init__()
         depth = 2 if choice.mixer.takes_shared else 1
         specs = (LayerSpec(hidden=hidden, index=i, depth=depth, max_length=max_length) for i in range(depth))
-        self.mixers = cast(Sequence[Mixer], nn.ModuleList(choice.mixer(config, spec) for spec in specs))
+        self.mixers = cast(Sequence[Mixer], nn.ModuleList(build(choice.mixer, config, spec) for spec in specs))
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
         """Mix a batch."""

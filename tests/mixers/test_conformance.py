@@ -266,7 +266,9 @@ class NoRecipe(Attention):
 
 
 def test_missing_recipe_names_the_parameter(register):
-    with pytest.raises(ConfigError, match=r"mixers\.0\.out\.weight"):
+    with pytest.raises(
+        ConfigError, match=r"mixer NoRecipe \(.*test_conformance\.py:\d+\): parameter 'out\.weight' has no recipe"
+    ):
         check_mixer(register(NoRecipe))
 
 

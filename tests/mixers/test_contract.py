@@ -220,10 +220,27 @@ def test_initialisation_is_frozen():
 
 def test_missing_and_spare_recipes_are_named():
     recipes = default_recipe(Pair())
-    with pytest.raises(ConfigError, match=r"Pair: 'third\.bias' has no recipe"):
+    with pytest.raises(
+        ConfigError, match=r"Pair: parameter 'third\.bias' has no recipe; give it one in recipe\(\), such"
+    ):
         initialise(Pair(names=("first", "second", "third")), recipes, 0)
-    with pytest.raises(ConfigError, match=r"Pair: 'second\.bias' has no parameter"):
+    with pytest.raises(
+        ConfigError, match=r"Pair: recipe\(\) names 'second\.bias', which is no parameter; known: first\.bias"
+    ):
         initialise(Pair(names=("first",)), recipes, 0)
+
+
+class Forgetful(Decay):
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.speed = nn.Parameter(torch.empty(3))
+
+
+def test_an_initialiser_that_fails_is_named_with_its_mixer():
+    model = nn.ModuleDict({"mixer": Forgetful(Decay.Config(), layer())})
+    for init, words in ((values(torch.zeros(4)), "fails: RuntimeError"), (0.5, "fails: TypeError: 'float'")):
+        with pytest.raises(ConfigError, match=rf"mixer Forgetful \(.*\.py:\d+\): the recipe of 'speed' {words}"):
+            initialise(model, {"mixer.speed": ParameterRecipe(init=init)}, 0)
 
 
 def test_default_recipe_covers_standard_layers_only():
