@@ -48,13 +48,13 @@ def _place() -> str:
 @torch.no_grad()
 def float64(bench: Bench) -> Iterator[Check]:
     """Nothing is converted to a narrower dtype when input and parameters are float64, as for all these proofs."""
-    watch = _Watch()
+    watch, x = _Watch(), bench.x.clone()
     prompt = min(16, bench.length // 2)
     with watch, suppress(Exception):  # what raises is said by the proofs of packing and decoding
-        bench.layers(bench.x, bench.segments())
+        bench.layers(x, bench.segments())
         caches = bench.layers.init_cache(bench.batch, bench.length)
-        bench.layers.prefill(bench.x[:, :prompt], caches)
-        bench.layers.step(bench.x[:, prompt : prompt + 1], caches)
+        bench.layers.prefill(x[:, :prompt], caches)
+        bench.layers.step(x[:, prompt : prompt + 1], caches)
     broken = (
         f"{watch.place} converts to {watch.dtype} what is float64, in which the mixer is proved, so that the proofs "
         "below may fail by rounding; take x.to(torch.promote_types(x.dtype, torch.float32)) in the place of x.float()"

@@ -38,6 +38,12 @@ def finite(bench: Bench) -> Check:
     return bench.check("finite", len(wrong), 0.0, broken)
 
 
+def untouched(bench: Bench) -> Check:
+    """Return the check that forward leaves its input alone, which the blocks around a mixer still need."""
+    broken = "forward writes into its input; write x = x + 0.1 in the place of x += 0.1, or work on a copy"
+    return bench.check("input untouched", float(bench.wrote), 0.0, broken)
+
+
 @torch.no_grad()
 def repetition(bench: Bench) -> Check:
     """Return the check that the same input gives the same output; GPUs may add up in another order."""
@@ -80,10 +86,14 @@ def causal_gradients(bench: Bench) -> Iterator[Check]:
 @torch.no_grad()
 def decoding(bench: Bench) -> Iterator[Check]:
     """Step by step, as a prompt, and as a prompt followed by steps, a sequence is mixed as by forward."""
-    T = bench.length
+    T, x = bench.length, bench.x.clone()
     for prompt in (0, 1, T // 2, T):
         caches = bench.layers.init_cache(BATCH, T)
-        y = decode(bench.layers, bench.x, caches, prompt)
+        y = decode(bench.layers, x, caches, prompt)
+        if not torch.equal(x, bench.x):
+            broken = "prefill writes into its input" if prompt else "step writes into its input"
+            yield bench.check("input of decoding untouched", 1.0, 0.0, f"{broken}; work on a copy")
+            return
         name = "decode" if prompt == 0 else "prefill" if prompt == T else f"prefill {prompt}, then decode"
         yield bench.same(name, y, bench.y, f"{name} and forward disagree")
         lengths = {cache.length for cache in caches}

@@ -15,7 +15,7 @@ from basecap.testing._bench import Bench, Check, Report, attempt, raised
 from basecap.testing._initialisation import initialisation
 from basecap.testing._narrowing import float64
 from basecap.testing._precision import Lower, compilation
-from basecap.testing._proofs import LONG_PROOFS, PROOFS, finite, repetition, shape
+from basecap.testing._proofs import LONG_PROOFS, PROOFS, finite, repetition, shape, untouched
 
 #: Default length of the sequences: on no grid of chunks, longer than the usual chunks of 64 and 128.
 LENGTH = 147
@@ -86,7 +86,7 @@ def check_mixer(
 
 def _first(bench: Bench) -> Iterator[Check]:
     """Yield the checks without which the others, which compare outputs with each other, would say little."""
-    for prove in (shape, finite, repetition):
+    for prove in (shape, finite, untouched, repetition):
         check = prove(bench)
         yield check
         if not check.passed:

@@ -228,3 +228,25 @@ def test_the_line_that_leaves_float64_is_named(mixer, function, register):
     line = line_of(getattr(mixer, function), "# narrow")
     assert f"test_check_mixer.py:{line} converts to torch.float32" in found["computes in float64"]
     assert "torch.promote_types(x.dtype, torch.float32)" in found["computes in float64"]
+
+
+class WritesIntoItsInput(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        x_BTD += 0.1
+        return super().forward(x_BTD, segments)
+
+
+class StepWritesIntoItsInput(RunningMean):
+    def step(self, x_B1D, cache):
+        y = super().step(x_B1D, cache)
+        x_B1D *= 2
+        return y
+
+
+def test_writing_into_the_input_is_called_that(register):
+    report = checked(register(WritesIntoItsInput))
+    assert [check.name for check in report.failures] == [report.checks[-1].name] == ["input untouched"]
+    assert "forward writes into its input; write x = x + 0.1" in report.failures[0].message
+    found = failures(checked(register(StepWritesIntoItsInput)))
+    assert list(found) == ["input of decoding untouched"]
+    assert "step writes into its input" in found["input of decoding untouched"]
