@@ -171,12 +171,14 @@ class Bench:
 
 
 def judge(subject: str, name: str, error: float, allowed: float, broken: str) -> Check:
-    """Return a check; `broken` says what is wrong if the error is too large."""
-    message = f"{subject}: {name} holds, error {error:.1e} of {allowed:.1e}."
+    """Return a check; `broken` says what is wrong if the error is too large. What allows for none is a yes or no."""
+    message = f"{subject}: {name} holds"
+    message += f", error {error:.1e} of {allowed:.1e}." if allowed else "."
     if math.isnan(error):
         message = f"{subject}: {name} broke: {broken}: there is NaN in what is compared."
     elif error > allowed:
-        message = f"{subject}: {name} broke: {broken}, by {error:.2e} where {allowed:.1e} is allowed."
+        size = f", by {error:.2e} where {allowed:.1e} is allowed" if allowed else ""
+        message = f"{subject}: {name} broke: {broken}{size}."
     return Check(subject=subject, name=name, error=error, allowed=allowed, message=message)
 
 

@@ -250,3 +250,9 @@ def test_writing_into_the_input_is_called_that(register):
     found = failures(checked(register(StepWritesIntoItsInput)))
     assert list(found) == ["input of decoding untouched"]
     assert "step writes into its input" in found["input of decoding untouched"]
+
+
+def test_a_yes_or_no_has_no_size(register):
+    (sentence,) = failures(checked(register(StepWritesIntoItsInput))).values()
+    assert sentence == "broken: input of decoding untouched broke: step writes into its input; work on a copy."
+    assert "e-" in failures(checked(register(LeaksAndHasNoStep)))["causality before 1"]
