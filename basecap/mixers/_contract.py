@@ -8,7 +8,7 @@ import hashlib
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -259,6 +259,11 @@ class LayerChoice:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
+            if first["type"] == "missing":
+                owner = f"mixer {self.mixer.__name__} ({place_of(self.mixer)})"
+                raise ConfigError(
+                    f"option {where!r} of {owner} has no default; give it one in Config, as every option needs one."
+                ) from error
             given = f"option {where!r} of mixer {self.mixer.__name__} cannot be {first['input']!r}"
             raise ConfigError(f"{given}: {first['msg'][0].lower()}{first['msg'][1:]}.") from error
 
@@ -317,14 +322,18 @@ def mixer(
     """
 
     def register(cls: type[Mixer]) -> type[Mixer]:
-        if not (isinstance(name, str) and isinstance(backbone, str)):
-            raise ConfigError(f"@mixer({name!r}, backbone={backbone!r}): both must be text, such as 'transformer++'.")
         if not (isinstance(cls, type) and issubclass(cls, Mixer)):
             raise ConfigError(f"mixer {name!r} must be a class that extends basecap.mixers.Mixer.")
+        texts = {"name": name, "backbone": backbone, "paper": paper, "summary": summary}
+        for key, given in texts.items():
+            if not isinstance(given, str):
+                raise ConfigError(f"mixer {name!r} ({place_of(cls)}): {key} must be text, not {given!r}.")
         if missing := ", ".join(sorted(cls.__abstractmethods__)):
             raise ConfigError(f"mixer {name!r} ({place_of(cls)}) lacks {missing}; define it.")
         if not (isinstance(cls.Config, type) and issubclass(cls.Config, MixerConfig)):
             raise ConfigError(f"mixer {name!r} ({place_of(cls)}): its Config must subclass basecap.mixers.MixerConfig.")
+        if wrong := next(_ill_typed(options, variants), None):
+            raise ConfigError(f"mixer {name!r} ({place_of(cls)}): {wrong}.")
         plain = Variant(options=options or {}, summary=summary)
         for key, variant in {name: plain, **(variants or {})}.items():
             architecture = Architecture(
@@ -338,6 +347,22 @@ def mixer(
         return cls
 
     return register
+
+
+def _ill_typed(options: object, variants: object) -> Iterator[str]:
+    """Say what of the arguments of `@mixer` has another type than it must."""
+    if not isinstance(options, Mapping | None):
+        yield f"options must be a dict such as {{'heads': 4}}, not {options!r}"
+    if not isinstance(variants, Mapping | None):
+        yield f"variants must be a dict of names and Variants, not {variants!r}"
+        return
+    for key, variant in (variants or {}).items():
+        if not isinstance(key, str):
+            yield f"the name of a variant must be text, not {key!r}"
+        elif not isinstance(variant, Variant):
+            yield f"variant {key!r} must be a Variant, such as Variant(options={{'heads': 4}}), not {variant!r}"
+        elif not isinstance(variant.options, Mapping):
+            yield f"the options of variant {key!r} must be a dict such as {{'heads': 4}}, not {variant.options!r}"
 
 
 def hybrid(name: str, *, layers: tuple[LayerChoice, ...], backbone: str, paper: str, summary: str) -> Architecture:

@@ -168,6 +168,38 @@ def test_unfinished_mixers_are_refused_with_their_place(registry, unfinished, wo
     assert not registry.names()
 
 
+@pytest.mark.parametrize(
+    ("options", "variants", "words"),
+    [
+        (None, {"slow": {"rate": 0.9}}, r"variant 'slow' must be a Variant, such as Variant\(options="),
+        (None, {"slow": Variant(options=0.9)}, "the options of variant 'slow' must be a dict"),
+        (None, [Variant()], "variants must be a dict of names and Variants"),
+        (None, {3: Variant()}, "the name of a variant must be text, not 3"),
+        ("rate", None, "options must be a dict"),
+    ],
+)
+def test_arguments_of_another_type_are_refused_with_their_place(registry, options, variants, words):
+    with pytest.raises(ConfigError, match=rf"mixer 'new' \(.*test_contract\.py:\d+\): {words}"):
+        mixer("new", backbone="gpt", paper="none", summary="no", options=options, variants=variants)(Decay)
+    assert not registry.names()
+
+
+def test_names_and_sentences_are_text(registry):
+    with pytest.raises(ConfigError, match=r"mixer 'new' \(.*\.py:\d+\): summary must be text, not 3"):
+        mixer("new", backbone="gpt", paper="none", summary=3)(Decay)
+
+
+class NeedsRate(Decay):
+    class Config(MixerConfig):
+        rate: float
+
+
+def test_an_option_without_default_is_named():
+    words = r"option 'rate' of mixer NeedsRate \(.*\.py:\d+\) has no default; give it one in Config"
+    with pytest.raises(ConfigError, match=words):
+        LayerChoice(mixer=NeedsRate).configure(8, {})
+
+
 def test_hybrid_keeps_its_pattern(registry):
     layers = (LayerChoice(mixer=Decay), LayerChoice(mixer=Decay, options={"rate": 0.1}))
     made = hybrid("two", layers=layers, backbone="gpt", paper="none", summary="two rates")
