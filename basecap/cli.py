@@ -186,6 +186,9 @@ def check(
     mixer: Annotated[
         list[str], typer.Option("--mixer", help="check this architecture; repeatable; all if absent")
     ] = [],
+    length: Annotated[
+        int, typer.Option(min=32, help="tokens of the sequence on which causality and decoding are proved once more")
+    ] = 1100,
     device: Device = None,
     plugin: Plugins = [],
     as_json: AsJson = False,
@@ -195,17 +198,17 @@ def check(
     Exit code 1 when anything fails.
     """
     from basecap.environment import choose_device
-    from basecap.testing.check_all import check_all, failed
+    from basecap.testing.check_all import check_all, failed, lengths
 
     _load(plugin)
     rows: list[dict[str, Any]] = []
     stopped = False
     try:
-        check_all(mixer, choose_device(device), keep=rows.extend)
+        check_all(mixer, choose_device(device), keep=rows.extend, longest=length)
     except KeyboardInterrupt:
         stopped = True
     _table("checks", rows, as_json)
-    _say(f"{len(rows)} checks, {failed(rows)} failed")
+    _say(f"{len(rows)} checks, {failed(rows)} failed; {lengths(length)}")
     if stopped:
         _say("interrupted: the table holds what was checked so far.")
         raise typer.Exit(130)

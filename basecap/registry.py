@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import pkgutil
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -109,4 +110,14 @@ def load_plugin(path: Path) -> None:
         raise
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise ConfigError(f"plugin file {path} cannot be imported: {type(error).__name__}: {error}") from error
+        where = f"{path}:{_line(error, path)}".removesuffix(":None")
+        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise ConfigError(f"plugin file {where} cannot be imported: {said}; mend it.") from error
+
+
+def _line(error: BaseException, path: Path) -> int | None:
+    """Return the last line of the file that `error` came through, or that cannot be read as Python."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return error.lineno
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return lines[-1] if lines else None

@@ -8,7 +8,7 @@ from basecap.cli import app
 from basecap.testing import check_all
 
 
-def rows(name: str, device: torch.device) -> list[dict]:
+def rows(name: str, device: torch.device, longest: int) -> list[dict]:
     if name == "mamba-2":
         raise KeyboardInterrupt
     return [{"subject": name, "check": "runs", "error": 0.0, "allowed": 0.0, "result": "passed"}]
@@ -20,6 +20,7 @@ def test_an_interrupted_check_shows_what_it_has_found(monkeypatch: pytest.Monkey
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 130
     assert "mamba-1" in done.output
-    assert "1 checks, 0 failed" in done.output
+    assert "1 checks, 0 failed; mixers were proved on sequences of 147 tokens" in done.output
+    assert "of 1,100;" in done.output
     assert "interrupted" in done.output
     assert "rwkv-7" not in done.output

@@ -4,6 +4,11 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+from torch import nn
+
+from basecap import mixers
+from basecap.mixers import Mixer
 from basecap.registry import load_plugin
 from basecap.testing.check_mixer import check_mixer
 
@@ -11,13 +16,30 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_example_mixer_passes_the_conformance_suite(tmp_path):
-    (code,) = re.findall(r"```python\n(# running_mean\.py\n.*?)```", README, flags=re.DOTALL)
-    plugin = tmp_path / "running_mean.py"
+@pytest.mark.parametrize(
+    ("page", "file", "names"),
+    [
+        ("README.md", "running_mean.py", ["running-mean"]),
+        ("docs/mixers.md", "gated_average.py", ["gated-average", "gated-average w/o gate"]),
+    ],
+)
+def test_the_example_mixers_pass_the_conformance_suite(page, file, names, tmp_path):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (code,) = re.findall(rf"```python\n(# {re.escape(file)}\n.*?)```", text, flags=re.DOTALL)
+    plugin = tmp_path / file
     plugin.write_text(code)
     load_plugin(plugin)
-    report = check_mixer("running-mean")
-    assert report.checks and not report.failures, report.failures
+    for name in names:
+        report = check_mixer(name)
+        assert report.checks and not report.failures, report.failures
+
+
+def test_the_page_on_mixers_names_every_part_of_one():
+    text = (ROOT / "docs/mixers.md").read_text(encoding="utf-8")
+    parts = [name for name in vars(Mixer) if not name.startswith("_") and name not in vars(nn.Module)]
+    assert parts and all(f"`{part}" in text or f"def {part}(" in text for part in parts)
+    for name in ("normal", "uniform", "constant", "values", "orthogonal", "residual_std"):
+        assert name in text and callable(getattr(mixers, name))
 
 
 def test_every_file_named_in_it_exists():

@@ -1,27 +1,47 @@
-"""Sequence mixers: one file per architecture, found by scanning; see `_contract.py` for what a file holds."""
+"""Sequence mixers: one file per architecture, found by scanning; docs/mixers.md says what a file holds."""
 
 from basecap.mixers._contract import (
     ARCHITECTURES,
     Cache,
+    Initialiser,
+    LayerChoice,
     LayerSpec,
     Mixer,
     MixerConfig,
     ParameterRecipe,
     Variant,
+    choose_heads,
+    constant,
     default_recipe,
+    divide,
     hybrid,
     mixer,
+    normal,
+    orthogonal,
+    residual_std,
+    uniform,
+    values,
 )
 
 __all__ = [
     "ARCHITECTURES",
     "Cache",
+    "Initialiser",
+    "LayerChoice",
     "LayerSpec",
     "Mixer",
     "MixerConfig",
     "ParameterRecipe",
     "Variant",
+    "choose_heads",
+    "constant",
     "default_recipe",
+    "divide",
     "hybrid",
     "mixer",
+    "normal",
+    "orthogonal",
+    "residual_std",
+    "uniform",
+    "values",
 ]

@@ -8,7 +8,7 @@ import hashlib
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError, nearest
-from basecap.mixers._faults import place_of
+from basecap.mixers._faults import in_words, place_of
 from basecap.registry import Registry
 
 Initialiser = Callable[[Tensor, torch.Generator], object]
@@ -200,13 +200,30 @@ def initialise(module: nn.Module, recipes: Mapping[str, ParameterRecipe], seed: 
     """
     parameters = dict(module.named_parameters())
     for name in sorted(parameters.keys() ^ recipes.keys()):
-        missing = "recipe" if name in parameters else "parameter"
-        raise ConfigError(f"{type(module).__name__}: {name!r} has no {missing}; return one from recipe().")
+        owner, own = _owner(module, name)
+        if name in recipes:
+            hint = nearest(own, [_owner(module, other)[1] for other in parameters])
+            raise ConfigError(f"{owner}: recipe() names {own!r}, which is no parameter; {hint}")
+        example = f"{{**super().recipe(), {own!r}: ParameterRecipe(init=normal(0.02))}}"
+        raise ConfigError(f"{owner}: parameter {own!r} has no recipe; give it one in recipe(), such as {example}.")
     with torch.no_grad():
         for name, parameter in parameters.items():
             start = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
-            recipes[name].init(start, generator_for(seed, name))
+            try:
+                recipes[name].init(start, generator_for(seed, name))
+            except Exception as error:  # the author's initialiser, or what stands in its place
+                owner, own = _owner(module, name)
+                raise ConfigError(f"{owner}: the recipe of {own!r} fails: {in_words(error)}; mend it.") from error
             parameter.copy_(start)
+
+
+def _owner(module: nn.Module, name: str) -> tuple[str, str]:
+    """Return in words the mixer inside `module` to which parameter `name` belongs, and its name in that class."""
+    for prefix, part in module.named_modules():
+        start = f"{prefix}." if prefix else ""
+        if isinstance(part, Mixer) and name.startswith(start):
+            return f"mixer {type(part).__name__} ({place_of(type(part))})", name.removeprefix(start)
+    return type(module).__name__, name
 
 
 def generator_for(seed: int, name: str) -> torch.Generator:
@@ -242,6 +259,11 @@ class LayerChoice:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
+            if first["type"] == "missing":
+                owner = f"mixer {self.mixer.__name__} ({place_of(self.mixer)})"
+                raise ConfigError(
+                    f"option {where!r} of {owner} has no default; give it one in Config, as every option needs one."
+                ) from error
             given = f"option {where!r} of mixer {self.mixer.__name__} cannot be {first['input']!r}"
             raise ConfigError(f"{given}: {first['msg'][0].lower()}{first['msg'][1:]}.") from error
 
@@ -300,14 +322,18 @@ def mixer(
     """
 
     def register(cls: type[Mixer]) -> type[Mixer]:
-        if not (isinstance(name, str) and isinstance(backbone, str)):
-            raise ConfigError(f"@mixer({name!r}, backbone={backbone!r}): both must be text, such as 'transformer++'.")
         if not (isinstance(cls, type) and issubclass(cls, Mixer)):
             raise ConfigError(f"mixer {name!r} must be a class that extends basecap.mixers.Mixer.")
+        texts = {"name": name, "backbone": backbone, "paper": paper, "summary": summary}
+        for key, given in texts.items():
+            if not isinstance(given, str):
+                raise ConfigError(f"mixer {name!r} ({place_of(cls)}): {key} must be text, not {given!r}.")
         if missing := ", ".join(sorted(cls.__abstractmethods__)):
             raise ConfigError(f"mixer {name!r} ({place_of(cls)}) lacks {missing}; define it.")
         if not (isinstance(cls.Config, type) and issubclass(cls.Config, MixerConfig)):
             raise ConfigError(f"mixer {name!r} ({place_of(cls)}): its Config must subclass basecap.mixers.MixerConfig.")
+        if wrong := next(_ill_typed(options, variants), None):
+            raise ConfigError(f"mixer {name!r} ({place_of(cls)}): {wrong}.")
         plain = Variant(options=options or {}, summary=summary)
         for key, variant in {name: plain, **(variants or {})}.items():
             architecture = Architecture(
@@ -321,6 +347,22 @@ def mixer(
         return cls
 
     return register
+
+
+def _ill_typed(options: object, variants: object) -> Iterator[str]:
+    """Say what of the arguments of `@mixer` has another type than it must."""
+    if not isinstance(options, Mapping | None):
+        yield f"options must be a dict such as {{'heads': 4}}, not {options!r}"
+    if not isinstance(variants, Mapping | None):
+        yield f"variants must be a dict of names and Variants, not {variants!r}"
+        return
+    for key, variant in (variants or {}).items():
+        if not isinstance(key, str):
+            yield f"the name of a variant must be text, not {key!r}"
+        elif not isinstance(variant, Variant):
+            yield f"variant {key!r} must be a Variant, such as Variant(options={{'heads': 4}}), not {variant!r}"
+        elif not isinstance(variant.options, Mapping):
+            yield f"the options of variant {key!r} must be a dict such as {{'heads': 4}}, not {variant.options!r}"
 
 
 def hybrid(name: str, *, layers: tuple[LayerChoice, ...], backbone: str, paper: str, summary: str) -> Architecture:

@@ -27,7 +27,7 @@ def raised_at(error: BaseException, cls: type) -> str | None:
 
 def in_words(error: BaseException) -> str:
     """Return the kind of an error and the first line of what it says."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
 
 
 def build(cls: "type[Mixer]", config: "MixerConfig", layer: "LayerSpec") -> "Mixer":

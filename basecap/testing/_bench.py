@@ -10,33 +10,36 @@ mean squares, so that one choice that flips on a tie (Top-1) cannot excuse anyth
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from basecap.errors import BasecapError
 from basecap.mixers._contract import Cache, LayerChoice, LayerSpec, Mixer, generator_for, initialise
+from basecap.mixers._faults import build, in_words, place_of, raised_at
 
 BATCH = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One proved or broken property: error and what is allowed, and a sentence that says so."""
+    """One proved or broken property: error and what is allowed (None: it raised), and a sentence that says so."""
 
     subject: str
     name: str
-    error: float
-    allowed: float
+    error: float | None
+    allowed: float | None
     message: str
 
     @property
     def passed(self) -> bool:
         """Whether the error is within bounds (a NaN is not)."""
-        return self.error <= self.allowed
+        return self.error is not None and self.allowed is not None and self.error <= self.allowed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +67,7 @@ class Layers(nn.Module):
         super().__init__()
         depth = 2 if choice.mixer.takes_shared else 1
         specs = (LayerSpec(hidden=hidden, index=i, depth=depth, max_length=max_length) for i in range(depth))
-        self.mixers = cast(Sequence[Mixer], nn.ModuleList(choice.mixer(config, spec) for spec in specs))
+        self.mixers = cast(Sequence[Mixer], nn.ModuleList(build(choice.mixer, config, spec) for spec in specs))
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
         """Mix a batch."""
@@ -102,19 +105,22 @@ class Bench:
         device: torch.device,
         options: Mapping[str, Any],
         seed: int,
+        batch: int = BATCH,
     ):
         self.choice, self.subject, self.hidden, self.length, self.device = choice, subject, hidden, length, device
-        self.seed = seed
+        self.seed, self.batch = seed, batch
         self.config = choice.configure(hidden, {**tiny_options(choice, hidden), **options})
         layers = Layers(choice, self.config, hidden, length)
         recipes = {f"mixers.{i}.{k}": r for i, mixer in enumerate(layers.mixers) for k, r in mixer.recipe().items()}
         initialise(layers, recipes, seed)
         _make_generic(layers, seed)
         self.layers = layers.to(device, torch.float64)
-        self.x = self.random("x", BATCH, length, hidden)
-        self.weight = self.random("weight", BATCH, length, hidden)
+        self.x = self.random("x", batch, length, hidden)
+        self.weight = self.random("weight", batch, length, hidden)
+        given = self.x.clone()
         with torch.no_grad():
-            self.y = self.layers(self.x)
+            self.y = self.layers(given)
+        self.wrote = not torch.equal(given, self.x)
 
     @cached_property
     @torch.no_grad()
@@ -125,7 +131,7 @@ class Bench:
 
     def slack(self, dtype: torch.dtype) -> float:
         """Return how many times the effect of one rounding is excusable."""
-        return 4.0 if dtype.itemsize == 2 else math.sqrt(BATCH * self.length)
+        return 4.0 if dtype.itemsize == 2 else math.sqrt(self.batch * self.length)
 
     def random(self, name: str, *shape: int) -> Tensor:
         """Return standard normal float64 values that depend on the seed and `name`."""
@@ -165,11 +171,32 @@ class Bench:
 
 
 def judge(subject: str, name: str, error: float, allowed: float, broken: str) -> Check:
-    """Return a check; `broken` says what is wrong if the error is too large."""
-    message = f"{subject}: {name} holds, error {error:.1e} of {allowed:.1e}."
-    if not error <= allowed:
-        message = f"{subject}: {name} broke: {broken}, by {error:.2e} where {allowed:.1e} is allowed."
+    """Return a check; `broken` says what is wrong if the error is too large. What allows for none is a yes or no."""
+    message = f"{subject}: {name} holds"
+    message += f", error {error:.1e} of {allowed:.1e}." if allowed else "."
+    if math.isnan(error):
+        message = f"{subject}: {name} broke: {broken}: there is NaN in what is compared."
+    elif error > allowed:
+        size = f", by {error:.2e} where {allowed:.1e} is allowed" if allowed else ""
+        message = f"{subject}: {name} broke: {broken}{size}."
     return Check(subject=subject, name=name, error=error, allowed=allowed, message=message)
+
+
+def attempt(subject: str, cls: type[Mixer], prove: Callable[[], Iterable[Check]], name: str) -> Iterator[Check]:
+    """Yield the checks of one proof; if it raises, one that failed and says where: the other proofs still count."""
+    try:
+        yield from prove()
+    except (Exception, SystemExit) as error:  # whatever the author's code raises
+        yield raised(subject, cls, name, error)
+
+
+def raised(subject: str, cls: type[Mixer], name: str, error: BaseException) -> Check:
+    """Return the failed check `name` that raised `error`, with the line of the file of `cls` where it did."""
+    message = f"{subject}: {name} broke: {error}"
+    if not isinstance(error, BasecapError):  # those are sentences for people
+        place = Path(raised_at(error, cls) or place_of(cls)).name
+        message = f"{subject}: {name} raised {in_words(error)} ({place})"
+    return Check(subject=subject, name=name, error=None, allowed=None, message=message)
 
 
 def tiny_options(choice: LayerChoice, hidden: int) -> dict[str, Any]:

@@ -1,26 +1,32 @@
 """`basecap check`: the conformance suite over every architecture and op, as rows for people."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from basecap.errors import ConfigError
 from basecap.mixers._contract import ARCHITECTURES, split_body
-from basecap.mixers._faults import in_words, raised_at
 from basecap.models.backbones._contract import BACKBONES
 from basecap.progress import progress
-from basecap.testing.check_mixer import check_mixer
+from basecap.testing.check_mixer import LENGTH, LONGEST, check_mixer
 from basecap.testing.check_op import OPS, check_op
 
 
-def check_all(names: Sequence[str], device: torch.device, keep: Callable[[Iterator[dict[str, Any]]], None]) -> None:
+def check_all(
+    names: Sequence[str],
+    device: torch.device,
+    keep: Callable[[Iterator[dict[str, Any]]], None],
+    longest: int = LONGEST,
+) -> None:
     """Prove the contract for architectures; one row per check, its `result` "passed" or a sentence.
 
     Args:
         names: registered architectures, also in another's body, as "X in Y"; all, and all ops, when empty.
         device: where to run; on a GPU mixers and ops use their kernels, elsewhere an op's result says what ran.
         keep: called with each subject's rows, so that an interrupted check loses none of those before.
+        longest: tokens of the sequence on which causality and decoding are proved besides shorter ones.
 
     Raises:
         ConfigError: an unknown name.
@@ -33,7 +39,7 @@ def check_all(names: Sequence[str], device: torch.device, keep: Callable[[Iterat
     ops = [] if names else list(OPS)
     with progress("check", total=len(chosen) + len(ops), unit="subjects") as advance:
         for name in chosen:
-            keep(_mixer_rows(name, device))
+            keep(_mixer_rows(name, device, longest))
             advance(1, note=name)
         for name in ops:
             keep(_op_rows(name, device))
@@ -45,23 +51,31 @@ def failed(rows: Sequence[dict[str, Any]]) -> int:
     return sum(not row["result"].startswith("passed") for row in rows)
 
 
-def _mixer_rows(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
+def lengths(longest: int = LONGEST) -> str:
+    """Return the sentence that says on how many tokens mixers were proved."""
+    further = f", causality and decoding also of {longest:,}" if longest > LENGTH else ""
+    return f"mixers were proved on sequences of {LENGTH} tokens{further}; --length chooses a longer one"
+
+
+def _mixer_rows(name: str, device: torch.device, longest: int) -> Iterator[dict[str, Any]]:
     try:
-        checks = check_mixer(name, device=device).checks
-    except Exception as error:  # a mixer that raises has failed; the others are checked all the same
-        places = [raised_at(error, choice.mixer) for choice in ARCHITECTURES.get(split_body(name)[0]).layers]
-        place = next((f" ({Path(place).name})" for place in places if place), "")
-        reason = f"raised {in_words(error)}{place}"
-        yield {"subject": name, "check": "runs", "error": None, "allowed": None, "result": reason}
+        checks = check_mixer(name, device=device, longest=longest).checks
+    except ConfigError as error:  # a mixer that cannot be built has failed; the others are checked all the same
+        yield {"subject": name, "check": "runs", "error": None, "allowed": None, "result": f"{name}: {error}"}
         return
     for check in checks:
         yield {
             "subject": check.subject,
             "check": check.name,
-            "error": float(check.error),
-            "allowed": float(check.allowed),
+            "error": _finite(check.error),
+            "allowed": _finite(check.allowed),
             "result": "passed" if check.passed else check.message,
         }
+
+
+def _finite(number: float | None) -> float | None:
+    # JSON knows no infinity.
+    return float(number) if number is not None and math.isfinite(number) else None
 
 
 def _op_rows(name: str, device: torch.device) -> Iterator[dict[str, Any]]:

@@ -3,20 +3,25 @@
 `_bench.py` says what is excused as rounding; nothing here has a tolerance of its own.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import ARCHITECTURES, Cache, LayerChoice, Mixer, initialise, split_body
-from basecap.testing._bench import BATCH, Bench, Check, Layers, Report, largest, root_mean_square, roundoff
+from basecap.mixers._contract import ARCHITECTURES, LayerChoice, split_body
+from basecap.testing._bench import Bench, Check, Report, attempt, raised
 from basecap.testing._initialisation import initialisation
+from basecap.testing._narrowing import float64
+from basecap.testing._precision import Lower, compilation
+from basecap.testing._proofs import LONG_PROOFS, PROOFS, finite, repetition, shape, untouched
 
 #: Default length of the sequences: on no grid of chunks, longer than the usual chunks of 64 and 128.
 LENGTH = 147
+#: Default length of the one on which causality and decoding are proved again: longer than blocks of 512 and 1,024.
+LONGEST = 1100
+SEED = 0
 
 
 def check_mixer(
@@ -24,11 +29,11 @@ def check_mixer(
     *,
     hidden: int = 64,
     length: int = LENGTH,
+    longest: int = LONGEST,
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16),
     device: torch.device | str = "cpu",
     options: Mapping[str, Any] | None = None,
     compiled: bool = False,
-    seed: int = 0,
 ) -> Report:
     """Prove the contract of `Mixer` for every distinct layer of an architecture, and that its models start well.
 
@@ -36,11 +41,11 @@ def check_mixer(
         name: a registered architecture; as "X in Y" its models are those of block family Y.
         hidden: model width.
         length: tokens per sequence, at least 32.
+        longest: tokens of one more sequence, for causality and decoding alone; none if not longer than `length`.
         dtypes: precisions compared with float64, besides the checks made in float64 itself.
         device: where everything runs.
         options: options of the mixer on top of the architecture's and of `Mixer.tiny`.
         compiled: also trace with torch.compile, as one graph, and compare.
-        seed: of parameters and inputs.
 
     Returns:
         A report; `report.raise_failures()` turns broken checks into an AssertionError.
@@ -52,342 +57,57 @@ def check_mixer(
     if length < 32:
         raise ConfigError(f"the suite needs sequences of at least 32 tokens, not {length}.")
     architecture = ARCHITECTURES.get(split_body(name)[0])
+    device, options = torch.device(device), options or {}
+    choices = [c for i, c in enumerate(architecture.layers) if c not in architecture.layers[:i]]
     checks: list[Check] = []
-    seen: list[LayerChoice] = []
-    for choice in architecture.layers:
-        if choice in seen:
-            continue
-        seen.append(choice)
-        subject = name if len(architecture.layers) == 1 else f"{name}, layer {len(seen)}"
-        bench = Bench(choice, subject, hidden, length, torch.device(device), options or {}, seed)
-        checks.append(shape(bench))
-        if checks[-1].passed:
-            checks.append(repetition(bench))
-        if not checks[-1].passed:  # the proofs compare outputs with each other and would say little
-            return Report(architecture=name, checks=tuple(checks))
-        for prove in PROOFS:
-            checks += prove(bench)
-        for dtype in dtypes:
-            checks += precision(bench, dtype)
-        if compiled:
-            checks += compilation(bench)
-    checks += initialisation(name, hidden, torch.device(device), options or {}, seed)
+    sound = True
+    for number, choice in enumerate(choices, 1):
+        subject = name if len(architecture.layers) == 1 else f"{name}, layer {number}"
+        try:
+            bench = Bench(choice, subject, hidden, length, device, options, SEED)
+        except ConfigError:
+            raise
+        except (Exception, SystemExit) as error:  # whatever the author's code raises
+            checks.append(raised(subject, choice.mixer, "forward", error))
+        else:
+            checks += _first(bench)
+            if checks[-1].passed:
+                checks += _others(bench, dtypes, compiled)
+                if longest > length:
+                    long = partial(_long, choice, subject, hidden, longest, device, options)
+                    checks += attempt(subject, choice.mixer, long, f"forward on {longest} tokens")
+                continue
+        sound = False
+    if sound:
+        start = partial(initialisation, name, hidden, device, options, SEED)
+        checks += attempt(name, choices[0].mixer, start, "initialisation")
     return Report(architecture=name, checks=tuple(checks))
 
 
-# --- proofs in float64 -----------------------------------------------------------------------------------------
+def _first(bench: Bench) -> Iterator[Check]:
+    """Yield the checks without which the others, which compare outputs with each other, would say little."""
+    for prove in (shape, finite, untouched, repetition):
+        check = prove(bench)
+        yield check
+        if not check.passed:
+            return
 
 
-def shape(bench: Bench) -> Check:
-    """Return the check that forward gives [B, T, D] like its input: a width of 1 would be broadcast ever after."""
-    found = list(bench.y.shape) if isinstance(bench.y, Tensor) else type(bench.y).__name__
-    wanted = list(bench.x.shape)
-    return bench.check(
-        "shape", float(found != wanted), 0.0, f"forward must return [B, T, D] like x, {wanted}, not {found}"
-    )
+def _others(bench: Bench, dtypes: tuple[torch.dtype, ...], compiled: bool) -> Iterator[Check]:
+    proofs: dict[str, Callable[[], Iterator[Check]]] = {"float64": partial(float64, bench)}
+    proofs |= {prove.__name__.replace("_", " "): partial(prove, bench) for prove in PROOFS}
+    for dtype in dtypes:
+        proofs |= Lower(bench, dtype).proofs()
+    if compiled:
+        proofs["compilation"] = partial(compilation, bench)
+    for name, prove in proofs.items():
+        yield from attempt(bench.subject, bench.choice.mixer, prove, name)
 
 
-@torch.no_grad()
-def repetition(bench: Bench) -> Check:
-    """Return the check that the same input gives the same output; GPUs may add up in another order."""
-    again = bench.layers(bench.x)
-    error = 0.0 if torch.allclose(again, bench.y, rtol=0, atol=0, equal_nan=True) else largest(again, bench.y)
-    allowed = roundoff(torch.float64) * bench.slack(torch.float64)
-    return bench.check("repetition", error, allowed, "the same input twice gives two outputs; take out what is random")
-
-
-@torch.no_grad()
-def causality(bench: Bench) -> Iterator[Check]:
-    """Later inputs change no earlier output; a shorter sequence (one token, off every chunk) is a prefix."""
-    other = bench.random("other future", *bench.x.shape)
-    for cut in (1, bench.length // 3, bench.length - 1):
-        changed = bench.layers(torch.cat([bench.x[:, :cut], other[:, cut:]], dim=1))
-        yield bench.same(
-            f"causality before {cut}",
-            changed[:, :cut],
-            bench.y[:, :cut],
-            f"outputs before position {cut} move when later inputs change",
-        )
-        yield bench.same(
-            f"length {cut}",
-            bench.layers(bench.x[:, :cut]),
-            bench.y[:, :cut],
-            f"a sequence of {cut} tokens is not mixed like the start of one of {bench.length}",
-        )
-
-
-def causal_gradients(bench: Bench) -> Iterator[Check]:
-    """Earlier outputs have no gradient with respect to later inputs."""
-    cut = bench.length // 3
-    x = bench.x.clone().requires_grad_()
-    (grad,) = torch.autograd.grad((bench.layers(x) * bench.weight)[:, :cut].sum(), x)
-    error = largest(grad[:, cut:], torch.zeros_like(grad[:, cut:]), scale=grad[:, :cut])
-    broken = f"outputs before position {cut} have gradients with respect to inputs after it"
-    yield bench.check("causal gradients", error, bench.allowed, broken)
-
-
-@torch.no_grad()
-def decoding(bench: Bench) -> Iterator[Check]:
-    """Step by step, as a prompt, and as a prompt followed by steps, a sequence is mixed as by forward."""
-    T = bench.length
-    for prompt in (0, 1, T // 2, T):
-        caches = bench.layers.init_cache(BATCH, T)
-        y = _decode(bench.layers, bench.x, caches, prompt)
-        name = "decode" if prompt == 0 else "prefill" if prompt == T else f"prefill {prompt}, then decode"
-        yield bench.same(name, y, bench.y, f"{name} and forward disagree")
-        lengths = {cache.length for cache in caches}
-        broken = f"the cache says {sorted(lengths)} tokens after {T}"
-        yield bench.check(f"{name}: cache length", float(lengths != {T}), 0.0, broken)
-
-
-def _decode(layers: Layers, x: Tensor, caches: list[Cache], prompt: int) -> Tensor:
-    parts = [layers.prefill(x[:, :prompt], caches)] if prompt else []
-    parts += [layers.step(x[:, t : t + 1], caches) for t in range(prompt, x.shape[1])]
-    return torch.cat(parts, dim=1)
-
-
-@torch.no_grad()
-def packing(bench: Bench) -> Iterator[Check]:
-    """Packed segments are mixed as separate sequences."""
-    packed = bench.layers(bench.x, bench.segments())
-    yield bench.same(
-        "packed segments", packed, _apart(bench), "a packed segment is not mixed like a sequence of its own"
-    )
-    one = torch.full((BATCH, bench.length), 7, dtype=torch.int64, device=bench.device)
-    yield bench.same("one segment", bench.layers(bench.x, one), bench.y, "one segment over all is not mixed like none")
-
-
-def _apart(bench: Bench) -> Tensor:
-    rows = []
-    for x_TD, ids in zip(bench.x, bench.segments(), strict=True):
-        _, counts = ids.unique_consecutive(return_counts=True)
-        rows.append(torch.cat([bench.layers(part[None])[0] for part in x_TD.split(counts.tolist())]))
-    return torch.stack(rows)
-
-
-def packed_gradients(bench: Bench) -> Iterator[Check]:
-    """The outputs of a packed segment have no gradient with respect to the inputs of another."""
-    ids = bench.segments()
-    inside = ids[0] == 2
-    x = bench.x.clone().requires_grad_()
-    (grad,) = torch.autograd.grad((bench.layers(x, ids) * bench.weight)[0][inside].sum(), x)
-    outside = torch.cat([grad[0][~inside], grad[1]])
-    error = largest(outside, torch.zeros_like(outside), scale=grad[0][inside])
-    broken = "the outputs of one segment have gradients with respect to another"
-    yield bench.check("packed gradients", error, bench.allowed, broken)
-
-
-@torch.no_grad()
-def batches(bench: Bench) -> Iterator[Check]:
-    """A row is mixed the same whatever else is in the batch; a batch may be empty."""
-    alone = torch.cat([bench.layers(row[None]) for row in bench.x])
-    yield bench.same("batch invariance", alone, bench.y, "a row alone is not mixed like a row of a batch")
-    shape = bench.layers(bench.x[:0]).shape
-    broken = f"a batch of no rows becomes {list(shape)}"
-    yield bench.check("empty batch", float(shape != bench.x[:0].shape), 0.0, broken)
-
-
-def derivatives(bench: Bench) -> Iterator[Check]:
-    """Backward is the derivative of forward: central differences along a random direction per parameter."""
-    grads = gradients(bench.layers, bench.x, bench.weight)
-    lost = sorted(dict(bench.layers.named_parameters()).keys() - grads.keys())
-    yield bench.check("every parameter learns", len(lost), 0.0, f"no gradient reaches {', '.join(lost)}")
-    if not all(mixer.exact_gradient for mixer in bench.layers.mixers):
-        return
-    point = {"x": bench.x, **{name: p.detach() for name, p in bench.layers.named_parameters()}}
-    name, error, allowed = _worst([(name, *_along(bench, point, name, grad)) for name, grad in grads.items()])
-    yield bench.check("derivatives", error, allowed, f"the gradient of {name} is not the derivative")
-
-
-def _worst(rows: list[tuple[str, float, float]]) -> tuple[str, float, float]:
-    """Return the (name, error, allowed) with the largest share of what is allowed, a NaN before all others."""
-    return max(rows, key=lambda row: math.inf if math.isnan(row[1]) else row[1] / row[2])
-
-
-@torch.no_grad()
-def _along(bench: Bench, point: Mapping[str, Tensor], name: str, grad: Tensor) -> tuple[float, float]:
-    """Return (error, allowed) of one directional derivative, both relative to the size of the gradient."""
-    direction = bench.random(f"direction {name}", *point[name].shape)
-
-    def loss(distance: float) -> tuple[float, float]:
-        there = {**point, name: point[name] + distance * direction}
-        terms = torch.func.functional_call(bench.layers, there, (there.pop("x"),)) * bench.weight
-        return terms.sum().item(), terms.abs().sum().item()
-
-    h = 1e-6
-    (ahead, size), (behind, _) = loss(h), loss(-h)
-    (far_ahead, _), (far_behind, _) = loss(2 * h), loss(-2 * h)
-    near, far = (ahead - behind) / (2 * h), (far_ahead - far_behind) / (4 * h)
-    # Richardson: (near - far) / 3 is the truncation error of `near`; the loss itself is known to rounding.
-    error, truncation = abs(near - (grad * direction).sum().item()), abs(near - far) / 3
-    allowed = bench.slack(torch.float64) * truncation + bench.allowed * size / h
-    scale = max(torch.linalg.vector_norm(grad).item(), torch.finfo(torch.float64).tiny)
-    return error / scale, allowed / scale
-
-
-def gradients(
-    layers: nn.Module, x: Tensor, weight: Tensor, run: Callable[[Tensor], Tensor] | None = None
-) -> dict[str, Tensor]:
-    """Return the gradients of sum(weight * layers(x)) by parameter name, and that of the input as "x".
-
-    Parameters that no gradient reaches are left out. `run` stands for a compiled form of `layers`.
-    """
-    x = x.detach().clone().requires_grad_()
-    wanted = {"x": x, **dict(layers.named_parameters())}
-    y = layers(x) if run is None else run(x)
-    loss = (y.to(weight.dtype) * weight).sum()
-    grads = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
-    return {name: grad for name, grad in zip(wanted, grads, strict=True) if grad is not None}
-
-
-def costs(bench: Bench) -> Iterator[Check]:
-    """The declared state is the built one, in any dtype; FLOPs cover every linear layer and grow with length."""
-    mixer = bench.layers.mixers[0]
-    for dtype in (torch.float32, torch.bfloat16):
-        built = bench.choice.mixer(bench.config, mixer.layer).to(dtype)
-        for length in (1, bench.length, 10 * bench.length):
-            declared, measured = built.state_bytes(length), built.init_cache(1, length).nbytes
-            broken = f"state_bytes({length}) says {declared}, init_cache holds {measured} bytes ({dtype})"
-            yield bench.check(f"state bytes at {length}, {dtype}", abs(declared - measured), 0.0, broken)
-    linear = sum(m.weight.numel() for m in mixer.modules() if isinstance(m, nn.Linear))
-    T = bench.length
-    least, flops, doubled = 2.0 * T * linear, mixer.flops(T), mixer.flops(2 * T)
-    missing = max(0.0, least - flops) / max(least, 1.0)
-    yield bench.check("flops cover the linear layers", missing, 0.0, f"flops({T}) = {flops:.3g} is below {least:.3g}")
-    shrinking = max(0.0, 2 * flops - doubled) / flops
-    yield bench.check("flops grow", shrinking, roundoff(torch.float32), f"flops({2 * T}) is below twice flops({T})")
-
-
-@torch.no_grad()
-def influence(bench: Bench) -> Iterator[Check]:
-    """The influence matrix, where there is one, is causal and maps the values to what forward mixes."""
-    mixer, T = bench.layers.mixers[0], bench.length // 2
-    x = bench.x[:, :T]
-    matrix = mixer.influence(x)
-    if matrix is None:
-        return
-    shape = tuple(matrix.shape)
-    square = matrix.ndim == 4 and shape[0] == BATCH and shape[2:] == (T, T)
-    yield bench.check(
-        "influence shape", float(not square), 0.0, f"influence is {list(shape)}, not [{BATCH}, H, {T}, {T}]"
-    )
-    if not square:
-        return
-    future = matrix.triu(1)
-    error = largest(future, torch.zeros_like(future), scale=matrix)
-    yield bench.check("influence is causal", error, bench.allowed, "later values have influence")
-    mixed = mixer.mixed(x)
-    if mixed is not None:
-        values, y = mixed
-        product = torch.einsum("bhts,bshv->bthv", matrix, values)
-        # Rounding is relative to the terms of a sum, which may cancel.
-        terms = torch.einsum("bhts,bshv->bthv", matrix.abs(), values.abs())
-        broken = "influence times the values is not what forward mixes"
-        yield bench.check("influence", largest(product, y, scale=terms), bench.allowed, broken)
-
-
-def recipes(bench: Bench) -> Iterator[Check]:
-    """Every parameter has a recipe (else `initialise` refuses) and starts the same from the same seed."""
-    starts = []
-    for _ in range(2):
-        mixer: Mixer = bench.choice.mixer(bench.config, bench.layers.mixers[0].layer)
-        initialise(mixer, mixer.recipe(), bench.seed)
-        starts.append(torch.cat([p.detach().flatten() for p in mixer.parameters()]))
-    changed = (starts[0] != starts[1]).sum().item()
-    yield bench.check("recipe", changed, 0.0, "two initialisations from one seed differ")
-
-
-PROOFS: tuple[Callable[[Bench], Iterator[Check]], ...] = (
-    recipes,
-    causality,
-    causal_gradients,
-    decoding,
-    packing,
-    packed_gradients,
-    batches,
-    derivatives,
-    costs,
-    influence,
-)
-
-
-# --- lower precision -------------------------------------------------------------------------------------------
-
-
-def precision(bench: Bench, dtype: torch.dtype) -> Iterator[Check]:
-    """In `dtype`, outputs, decoding, packing and gradients are the float64 ones to its precision.
-
-    Gradients in 16 bits are those of training: float32 parameters under autocast.
-    """
-    word = str(dtype).removeprefix("torch.")
-    low = _copy(bench, dtype)
-    x = bench.x.to(dtype)
-    true = _copy(bench, dtype).double()
-    with torch.no_grad():
-        y = true(x.double())
-        moved = bench.moved(true, x.double(), dtype)
-        size = root_mean_square(y)
-        allowed = bench.slack(dtype) * max(roundoff(dtype), root_mean_square(moved - y) / size)
-        half = _decode(low, x, low.init_cache(BATCH, bench.length), bench.length // 2)
-        ids = bench.segments()
-        pairs = (("forward", low(x), y), ("decode", half, y), ("packed", low(x, ids), true(x.double(), ids)))
-    for name, actual, expected in pairs:
-        kept = actual.dtype == dtype
-        yield bench.check(f"{name} keeps {word}", float(not kept), 0.0, f"the output of {name} is {actual.dtype}")
-        error = root_mean_square(actual.double() - expected) / size
-        yield bench.check(f"{name} in {word}", error, allowed, f"{name} in {word} is far from float64")
-    yield _gradient_precision(bench, dtype, word)
-
-
-def _copy(bench: Bench, dtype: torch.dtype) -> Layers:
-    layers = Layers(bench.choice, bench.config, bench.hidden, bench.length)
-    layers.load_state_dict(bench.layers.state_dict())
-    return layers.to(bench.device, dtype)
-
-
-def _gradient_precision(bench: Bench, dtype: torch.dtype, word: str) -> Check:
-    true = gradients(bench.layers, bench.x, bench.weight)
-    moved = _copy(bench, torch.float64)
-    moved.load_state_dict(bench.moved_parameters(bench.layers, dtype), strict=False)
-    shifted = gradients(moved, bench.move("x", bench.x, dtype), bench.weight)
-    master = torch.float32 if dtype.itemsize < 4 else dtype
-    with torch.autocast(bench.device.type, dtype=dtype, enabled=master != dtype):
-        low = gradients(_copy(bench, master), bench.x.to(master), bench.weight.to(master))
-    largest_size = max(root_mean_square(grad) for grad in true.values())
-    rows = []
-    for name, grad in true.items():
-        # A gradient that vanishes (a shift the softmax does not feel) is known only to the precision of the others.
-        size = root_mean_square(grad)
-        size = size if size > 1e-9 * largest_size else largest_size
-        error = root_mean_square(low[name].double() - grad) / size
-        allowed = bench.slack(dtype) * max(roundoff(dtype), root_mean_square(shifted[name] - grad) / size)
-        rows.append((name, error, allowed))
-    name, error, allowed = _worst(rows)
-    return bench.check(f"gradients in {word}", error, allowed, f"the gradient of {name} in {word} is far from float64")
-
-
-def compilation(bench: Bench) -> Iterator[Check]:
-    """Forward and backward trace into one graph each and compute the same, with packed segments too."""
-    traced = torch.compile(bench.layers, backend="aot_eager", fullgraph=True)
-    broken = "compiled and eager disagree"
-    for packed, ids in (("", None), (" with segments", bench.segments())):
-        y, plain = _forward_and_backward(bench, bench.layers, ids)
-        graphed_y, graphed = _forward_and_backward(bench, traced, ids)
-        yield bench.same(f"compiled{packed}", graphed_y, y, broken)
-        for name, grad in plain.items():
-            error = largest(graphed[name], grad)
-            yield bench.check(f"compiled gradient of {name}{packed}", error, bench.allowed, broken)
-    torch.compiler.reset()
-
-
-def _forward_and_backward(
-    bench: Bench, run: Callable[..., Tensor], ids: Tensor | None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    outputs: list[Tensor] = []
-
-    def keep(x: Tensor) -> Tensor:
-        outputs.append(run(x, ids))
-        return outputs[0]
-
-    grads = gradients(bench.layers, bench.x, bench.weight, run=keep)
-    return outputs[0].detach(), grads
+def _long(
+    choice: LayerChoice, subject: str, hidden: int, length: int, device: torch.device, options: Mapping[str, Any]
+) -> Iterator[Check]:
+    bench = Bench(choice, subject, hidden, length, device, options, SEED, batch=1)
+    for prove in LONG_PROOFS:
+        name = f"{prove.__name__.replace('_', ' ')} on {length} tokens"
+        yield from attempt(subject, choice.mixer, partial(prove, bench), name)

@@ -168,6 +168,38 @@ def test_unfinished_mixers_are_refused_with_their_place(registry, unfinished, wo
     assert not registry.names()
 
 
+@pytest.mark.parametrize(
+    ("options", "variants", "words"),
+    [
+        (None, {"slow": {"rate": 0.9}}, r"variant 'slow' must be a Variant, such as Variant\(options="),
+        (None, {"slow": Variant(options=0.9)}, "the options of variant 'slow' must be a dict"),
+        (None, [Variant()], "variants must be a dict of names and Variants"),
+        (None, {3: Variant()}, "the name of a variant must be text, not 3"),
+        ("rate", None, "options must be a dict"),
+    ],
+)
+def test_arguments_of_another_type_are_refused_with_their_place(registry, options, variants, words):
+    with pytest.raises(ConfigError, match=rf"mixer 'new' \(.*test_contract\.py:\d+\): {words}"):
+        mixer("new", backbone="gpt", paper="none", summary="no", options=options, variants=variants)(Decay)
+    assert not registry.names()
+
+
+def test_names_and_sentences_are_text(registry):
+    with pytest.raises(ConfigError, match=r"mixer 'new' \(.*\.py:\d+\): summary must be text, not 3"):
+        mixer("new", backbone="gpt", paper="none", summary=3)(Decay)
+
+
+class NeedsRate(Decay):
+    class Config(MixerConfig):
+        rate: float
+
+
+def test_an_option_without_default_is_named():
+    words = r"option 'rate' of mixer NeedsRate \(.*\.py:\d+\) has no default; give it one in Config"
+    with pytest.raises(ConfigError, match=words):
+        LayerChoice(mixer=NeedsRate).configure(8, {})
+
+
 def test_hybrid_keeps_its_pattern(registry):
     layers = (LayerChoice(mixer=Decay), LayerChoice(mixer=Decay, options={"rate": 0.1}))
     made = hybrid("two", layers=layers, backbone="gpt", paper="none", summary="two rates")
@@ -220,10 +252,27 @@ def test_initialisation_is_frozen():
 
 def test_missing_and_spare_recipes_are_named():
     recipes = default_recipe(Pair())
-    with pytest.raises(ConfigError, match=r"Pair: 'third\.bias' has no recipe"):
+    with pytest.raises(
+        ConfigError, match=r"Pair: parameter 'third\.bias' has no recipe; give it one in recipe\(\), such"
+    ):
         initialise(Pair(names=("first", "second", "third")), recipes, 0)
-    with pytest.raises(ConfigError, match=r"Pair: 'second\.bias' has no parameter"):
+    with pytest.raises(
+        ConfigError, match=r"Pair: recipe\(\) names 'second\.bias', which is no parameter; known: first\.bias"
+    ):
         initialise(Pair(names=("first",)), recipes, 0)
+
+
+class Forgetful(Decay):
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.speed = nn.Parameter(torch.empty(3))
+
+
+def test_an_initialiser_that_fails_is_named_with_its_mixer():
+    model = nn.ModuleDict({"mixer": Forgetful(Decay.Config(), layer())})
+    for init, words in ((values(torch.zeros(4)), "fails: RuntimeError"), (0.5, "fails: TypeError: 'float'")):
+        with pytest.raises(ConfigError, match=rf"mixer Forgetful \(.*\.py:\d+\): the recipe of 'speed' {words}"):
+            initialise(model, {"mixer.speed": ParameterRecipe(init=init)}, 0)
 
 
 def test_default_recipe_covers_standard_layers_only():

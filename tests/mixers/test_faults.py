@@ -122,7 +122,7 @@ def test_check_says_where_a_mixer_raised(register):
     check_all([register(FailingForward)], torch.device("cpu"), keep=rows.extend)
     lines, first = inspect.getsourcelines(FailingForward)
     number = first + next(index for index, line in enumerate(lines) if "# here" in line)
-    assert [row["result"].startswith("raised TypeError: ") for row in rows] == [True]
+    assert [row["result"].startswith("unfinished: forward raised TypeError: ") for row in rows] == [True]
     assert rows[0]["result"].endswith(f"(test_faults.py:{number})")
 
 

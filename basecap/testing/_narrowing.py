@@ -1,0 +1,62 @@
+"""Where a mixer leaves float64, in which the conformance suite proves it: float32 is right to seven digits only."""
+
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from basecap.testing._bench import Bench, Check
+
+_TORCH = str(Path(torch.__file__).parent)
+
+
+class _Watch(TorchDispatchMode):
+    """Keeps the place of the first conversion of a float64 tensor to a narrower dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtype: torch.dtype | None = None
+        self.place = ""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        converts = func is torch.ops.aten._to_copy.default or func._schema.is_mutable  # as in: narrow += wide
+        if self.dtype is None and converts and isinstance(result, Tensor):
+            narrow = result.is_floating_point() and result.dtype.itemsize < 8
+            given = [x for x in tree_leaves(args) if isinstance(x, Tensor) and x.dim()]
+            if narrow and any(x.dtype == torch.float64 for x in given):
+                self.dtype, self.place = result.dtype, _place()
+        return result
+
+
+def _place() -> str:
+    """Return file:line of the innermost frame outside this file and torch: the author's, or the op's they called."""
+    for frame in reversed(traceback.extract_stack()):
+        if frame.filename != __file__ and not frame.filename.startswith(_TORCH):
+            return f"{Path(frame.filename).name}:{frame.lineno}"
+    return "unknown"
+
+
+@torch.no_grad()
+def float64(bench: Bench) -> Iterator[Check]:
+    """Nothing is converted to a narrower dtype when input and parameters are float64, as for all these proofs."""
+    watch, x = _Watch(), bench.x.clone()
+    prompt = min(16, bench.length // 2)
+    with watch, suppress(Exception):  # what raises is said by the proofs of packing and decoding
+        bench.layers(x, bench.segments())
+        caches = bench.layers.init_cache(bench.batch, bench.length)
+        bench.layers.prefill(x[:, :prompt], caches)
+        bench.layers.step(x[:, prompt : prompt + 1], caches)
+    broken = (
+        f"{watch.place} converts to {watch.dtype} what is float64, in which the mixer is proved, so that the proofs "
+        "below may fail by rounding; take x.to(torch.promote_types(x.dtype, torch.float32)) in the place of x.float()"
+    )
+    yield bench.check("computes in float64", float(watch.dtype is not None), 0.0, broken)

@@ -1,0 +1,24 @@
+"""Plugin files: found by their path, and what is wrong in them by its line."""
+
+import pytest
+
+from basecap.errors import ConfigError
+from basecap.registry import load_plugin
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("x = 1\n\n{}.options\n", 3, "AttributeError: 'dict' object has no attribute 'options'; mend it"),
+        ("def f():\n    return 1 / 0\n\n\nf()\n", 2, "ZeroDivisionError: division by zero"),
+        ("x = 1\ny = (\n", 2, "SyntaxError: "),
+        ("import sys\n\nsys.exit()\n", 3, "SystemExit; mend it"),
+        ("import json\n\njson.loads('')\n", 3, "JSONDecodeError: "),
+    ],
+)
+def test_a_plugin_that_cannot_be_imported_names_its_line(text, line, words, tmp_path):
+    path = tmp_path / "wrong.py"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load_plugin(path)
+    assert str(refused.value).startswith(f"plugin file {path}:{line} cannot be imported: {words}")

@@ -1,0 +1,258 @@
+"""What the conformance suite says of a broken mixer: the fault itself, and nothing else because of it."""
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+from basecap.mixers import Cache, Mixer
+from basecap.testing._bench import Report
+from basecap.testing.check_all import check_all
+from basecap.testing.check_mixer import check_mixer
+
+
+class RunningMean(Mixer):
+    """The mean of all inputs so far, projected."""
+
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.out = nn.Linear(layer.hidden, layer.hidden, bias=False)
+
+    def forward(self, x_BTD, segments=None):
+        return self.out(self._means(x_BTD, segments))
+
+    def _means(self, x_BTD, segments):
+        keep = torch.ones(x_BTD.shape[1], x_BTD.shape[1], dtype=x_BTD.dtype).tril()
+        if segments is not None:
+            keep = keep * (segments[:, :, None] == segments[:, None, :])
+        return (keep / keep.sum(-1, keepdim=True)) @ x_BTD
+
+    def init_cache(self, batch, max_length):
+        return Cache(tensors={"sum": self.out.weight.new_zeros(batch, 1, self.layer.hidden)})
+
+    def step(self, x_B1D, cache):
+        cache.tensors["sum"] += x_B1D
+        cache.length += 1
+        return self.out(cache.tensors["sum"] / cache.length)
+
+    def flops(self, length):
+        return 2.0 * length * self.layer.hidden**2 + length * (length + 1) * self.layer.hidden
+
+    def state_bytes(self, length):
+        return self.layer.hidden * self.out.weight.element_size()
+
+
+def checked(name: str) -> Report:
+    """Check on short sequences, in float64 alone."""
+    return check_mixer(name, length=32, longest=0, dtypes=())
+
+
+def failures(report: Report) -> dict[str, str]:
+    """Return the messages of the failed checks by name."""
+    return {check.name: check.message for check in report.failures}
+
+
+def line_of(function: object, marked: str = "def ") -> int:
+    """Return the line in this file on which `function` holds `marked`."""
+    lines, first = inspect.getsourcelines(function)
+    return first + next(index for index, line in enumerate(lines) if marked in line)
+
+
+def test_the_mixer_that_is_broken_below_is_sound(register):
+    check_mixer(register(RunningMean), length=32).raise_failures()
+
+
+class LeaksAndHasNoStep(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        return super().forward(x_BTD, segments) + 1e-3 * x_BTD.flip(1)
+
+    def step(self, x_B1D, cache):
+        raise NotImplementedError  # step
+
+
+def test_a_proof_that_raises_leaves_the_others_standing(register):
+    report = check_mixer(register(LeaksAndHasNoStep), length=32, longest=0, dtypes=(torch.float32,))
+    found = failures(report)
+    assert {"causality before 1", "causal gradients"} <= found.keys()
+    line = line_of(LeaksAndHasNoStep.step, "# step")
+    for name in ("decoding", "decoding in float32"):
+        assert found[name] == f"broken: {name} raised NotImplementedError (test_check_mixer.py:{line})"
+    assert {"derivatives", "forward in float32", "recipe"} <= {check.name for check in report.checks if check.passed}
+
+
+def test_rows_of_what_raised_have_no_numbers(register):
+    rows = []
+    check_all([register(LeaksAndHasNoStep)], torch.device("cpu"), keep=rows.extend)
+    (row,) = (row for row in rows if row["check"] == "decoding")
+    assert (row["error"], row["allowed"]) == (None, None)
+    assert "raised NotImplementedError" in row["result"]
+
+
+class CountsInWords(RunningMean):
+    def state_bytes(self, length):
+        return "many"
+
+
+def test_a_cost_that_is_no_number_is_one_failure(register):
+    found = failures(checked(register(CountsInWords)))
+    assert list(found) == ["state bytes"]
+    assert "returns 'many'; it must return a number from 0 on" in found["state bytes"]
+
+
+class RaisesForward(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        return x_BTD + "one"  # raises
+
+
+def test_a_layer_that_raises_leaves_the_next_one_standing(register):
+    report = checked(register(RaisesForward, CountsInWords))
+    assert [check.name for check in report.failures] == ["forward", "state bytes"]
+    assert f"(test_check_mixer.py:{line_of(RaisesForward.forward, '# raises')})" in report.failures[0].message
+
+
+class DividesByZero(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        y = super().forward(x_BTD, segments)
+        return torch.cat([y[:, :5], y[:, 5:6] * float("nan"), y[:, 6:]], dim=1)
+
+
+class Transforms(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        return torch.fft.fft(super().forward(x_BTD, segments), dim=-1)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "words"),
+    [
+        (DividesByZero, "NaN or infinity in 128 of 4096 places, first at position 5 of row 0"),
+        (Transforms, "real floating-point numbers like x, torch.float64, not torch.complex128"),
+    ],
+)
+def test_numbers_that_are_none_end_the_checks(mixer, words, register):
+    report = checked(register(mixer))
+    assert [check.name for check in report.checks] == ["shape", "finite"]
+    assert words in failures(report)["finite"]
+
+
+class DiesWhenPacked(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        return super().forward(x_BTD, segments) * (1.0 if segments is None else float("nan"))
+
+
+def test_nan_in_one_proof_is_called_so(register):
+    assert failures(checked(register(DiesWhenPacked)))["packed segments"].endswith("NaN in what is compared.")
+
+
+class SeesItsBlock(RunningMean):
+    """From the second block of 256 on."""
+
+    block = 256
+
+    def forward(self, x_BTD, segments=None):
+        y = super().forward(x_BTD, segments)
+        blocks = [y[:, : self.block], *(x.mean(1, keepdim=True).expand_as(x) for x in self._later(x_BTD))]
+        return torch.cat(blocks, dim=1)
+
+    def _later(self, x_BTD):
+        return x_BTD.split(self.block, dim=1)[1:]
+
+
+class SeesItsLargeBlock(SeesItsBlock):
+    block = 1024
+
+
+@pytest.mark.parametrize("mixer", [SeesItsBlock, SeesItsLargeBlock])
+def test_causality_is_proved_beyond_the_usual_blocks(mixer, register):
+    report = check_mixer(register(mixer), dtypes=())
+    names = {check.name for check in report.failures}
+    assert "causality before 1066 of 1100" in names
+    assert all("1100" in name for name in names)
+
+
+class RemembersTheLast(RunningMean):
+    """Decodes with the last 1,000 tokens alone."""
+
+    def init_cache(self, batch, max_length):
+        return Cache(tensors={"x": self.out.weight.new_zeros(batch, 0, self.layer.hidden)})
+
+    def prefill(self, x_BTD, cache):
+        cache.tensors["x"], cache.length = x_BTD, x_BTD.shape[1]
+        return self.forward(x_BTD)
+
+    def step(self, x_B1D, cache):
+        cache.tensors["x"] = torch.cat([cache.tensors["x"], x_B1D], dim=1)[:, -1000:]
+        cache.length += 1
+        return self.out(cache.tensors["x"].mean(1, keepdim=True))
+
+
+def test_decoding_is_proved_beyond_the_usual_windows(register):
+    report = check_mixer(register(RemembersTheLast), dtypes=())
+    assert "prefill 1016, then decode to 1032 of 1100" in failures(report)
+
+
+class RaisesLate(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        if x_BTD.shape[1] > 200:
+            raise IndexError("200 positions are enough")
+        return super().forward(x_BTD, segments)
+
+
+def test_a_length_that_fails_is_one_failure(register):
+    found = failures(check_mixer(register(RaisesLate), dtypes=(), longest=300))
+    assert [name for name in found if "300" in name] == ["forward on 300 tokens"]
+    assert "200 positions are enough" in found["forward on 300 tokens"]
+    assert not any("300" in name for name in failures(check_mixer(register(RaisesLate), dtypes=(), longest=147)))
+
+
+class ComputesInFloat32(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        return super().forward(x_BTD.float().to(x_BTD.dtype), segments)  # narrow
+
+
+class DecodesInFloat32(RunningMean):
+    def init_cache(self, batch, max_length):
+        return Cache(tensors={"sum": torch.zeros(batch, 1, self.layer.hidden)})
+
+    def step(self, x_B1D, cache):
+        cache.tensors["sum"] += x_B1D  # narrow
+        cache.length += 1
+        return self.out(cache.tensors["sum"].to(x_B1D) / cache.length)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "function"), [(ComputesInFloat32, "forward"), (DecodesInFloat32, "step")], ids=["forward", "step"]
+)
+def test_the_line_that_leaves_float64_is_named(mixer, function, register):
+    found = failures(checked(register(mixer)))
+    line = line_of(getattr(mixer, function), "# narrow")
+    assert f"test_check_mixer.py:{line} converts to torch.float32" in found["computes in float64"]
+    assert "torch.promote_types(x.dtype, torch.float32)" in found["computes in float64"]
+
+
+class WritesIntoItsInput(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        x_BTD += 0.1
+        return super().forward(x_BTD, segments)
+
+
+class StepWritesIntoItsInput(RunningMean):
+    def step(self, x_B1D, cache):
+        y = super().step(x_B1D, cache)
+        x_B1D *= 2
+        return y
+
+
+def test_writing_into_the_input_is_called_that(register):
+    report = checked(register(WritesIntoItsInput))
+    assert [check.name for check in report.failures] == [report.checks[-1].name] == ["input untouched"]
+    assert "forward writes into its input; write x = x + 0.1" in report.failures[0].message
+    found = failures(checked(register(StepWritesIntoItsInput)))
+    assert list(found) == ["input of decoding untouched"]
+    assert "step writes into its input" in found["input of decoding untouched"]
+
+
+def test_a_yes_or_no_has_no_size(register):
+    (sentence,) = failures(checked(register(StepWritesIntoItsInput))).values()
+    assert sentence == "broken: input of decoding untouched broke: step writes into its input; work on a copy."
+    assert "e-" in failures(checked(register(LeaksAndHasNoStep)))["causality before 1"]
