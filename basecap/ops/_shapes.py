@@ -1,6 +1,7 @@
 """Checks of what the ops take: kernels would read outside of what does not fit."""
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -10,13 +11,18 @@ from basecap.errors import ConfigError
 #: Log decays below this leave nothing, whatever the dtype, and sums of them keep the digits of weaker ones.
 GONE = -1e5
 
+#: The dtypes that all ops compute with.
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 def check_floating(tensors: Mapping[str, Tensor]) -> None:
-    """Raise ConfigError unless all of these, by the names of their arguments, are floating-point tensors."""
+    """Raise ConfigError unless all of these, by the names of their arguments, are tensors of `FLOATS`."""
     for name, x in tensors.items():
         check_tensor(name, x)
         if not x.is_floating_point():
             raise ConfigError(f"{name} must be floating point, not {x.dtype}.")
+        if x.dtype not in FLOATS:
+            raise ConfigError(f"{name} must be float16, bfloat16, float32 or float64, not {x.dtype}; convert it.")
 
 
 def check_integers(name: str, x: Tensor) -> None:
@@ -33,16 +39,24 @@ def check_tensor(name: str, x: object) -> None:
 
 
 def is_whole(number: object) -> bool:
-    """Whether this is an integer, and no truth value."""
-    return isinstance(number, int) and not isinstance(number, bool)
+    """Whether this is an integer, of Python or NumPy, and no truth value."""
+    return isinstance(number, Integral) and not isinstance(number, bool)
 
 
-def check_scale(scale: float | None) -> None:
-    """Raise ConfigError unless this is a positive number, or None."""
+def is_number(number: object) -> bool:
+    """Whether this is a real number, of Python or NumPy, and no truth value."""
+    return isinstance(number, Real) and not isinstance(number, bool)
+
+
+def check_scale(scale: float | None, width: int) -> float:
+    """Return the factor of the scores as a Python number, 1/sqrt(width) for None; ConfigError unless it is positive."""
     if scale is None:
-        return
-    if not (is_whole(scale) or isinstance(scale, float)) or not 0 < scale < float("inf"):
+        return width**-0.5
+    if not is_number(scale):
+        raise ConfigError(f"scale must be positive and a Python number, not {scale!r}.")
+    if not 0 < scale < float("inf"):
         raise ConfigError(f"scale must be positive and finite, not {scale!r}.")
+    return float(scale)
 
 
 def check_state(state: Tensor | None, shape: Sequence[int]) -> None:

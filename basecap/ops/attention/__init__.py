@@ -43,7 +43,7 @@ def attention(
     B, T, H, K = q_BTHK.shape
     if k_BTGK.shape[1] != T:
         raise ConfigError(f"k has {k_BTGK.shape[1]} tokens where q has {T}.")
-    check_scale(scale)
+    scale = check_scale(scale, K)
     if window is not None and (not is_whole(window) or window < 1):
         raise ConfigError(f"window must be at least 1 and whole, not {window!r}.")
     if slopes is not None:
@@ -52,9 +52,7 @@ def attention(
             raise ConfigError(f"slopes {list(slopes.shape)} must be one per query head, [{H}].")
     check_segments(segments, (B, T))
     check_devices({"q": q_BTHK, "k": k_BTGK, "v": v_BTGV, "slopes": slopes, "segments": segments})
-    if window is not None and window >= T:
-        window = None
-    scale = K**-0.5 if scale is None else scale
+    window = None if window is None or window >= T else int(window)
     plain = window is None and slopes is None and segments is None
     implementation = flex if not plain and flex.supports(q_BTHK, v_BTGV) is None else eager
     return implementation.attention(q_BTHK, k_BTGK, v_BTGV, scale, window, slopes, segments)
@@ -82,13 +80,12 @@ def attention_step(
     _, T, H, _ = q_B1HK.shape
     if T != 1:
         raise ConfigError(f"q has {T} tokens; a step takes one at a time.")
-    check_scale(scale)
+    scale = check_scale(scale, q_B1HK.shape[3])
     if bias_HS is not None:
         check_floating({"bias": bias_HS})
         if bias_HS.shape != (H, k_BSGK.shape[1]):
             raise ConfigError(f"bias {list(bias_HS.shape)} must be [H, S] = {[H, k_BSGK.shape[1]]}.")
     check_devices({"q": q_B1HK, "k": k_BSGK, "v": v_BSGV, "bias": bias_HS})
-    scale = q_B1HK.shape[3] ** -0.5 if scale is None else scale
     q, k, v = (x.transpose(1, 2) for x in (q_B1HK, k_BSGK, v_BSGV))
     grouped = q_B1HK.shape[2] != k_BSGK.shape[2]
     if bias_HS is not None:

@@ -51,6 +51,7 @@ def linear_cross_entropy(
         raise ConfigError(f"unknown reduction {reduction!r}: {nearest(reduction, ('mean', 'none'))}")
     if not is_whole(chunk) or chunk < 1:
         raise ConfigError(f"chunk must be at least 1 and whole, not {chunk!r}.")
+    chunk = int(chunk)
     check_backend(backend)
     flat, wanted = hidden.flatten(0, -2), targets.flatten()
     if reduction == "none":

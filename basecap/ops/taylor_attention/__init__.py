@@ -5,7 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, check_backend, refuse_transforms, use_triton
-from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, is_whole
+from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, is_number
 from basecap.ops.taylor_attention import eager, operators
 
 
@@ -43,8 +43,11 @@ def taylor_attention(
         ConfigError: shapes, dtypes or devices that do not fit together, or an impossible eps or backend.
     """
     check_backend(backend)
-    if not (is_whole(eps) or isinstance(eps, float)) or not 0 <= eps < float("inf"):
+    if not is_number(eps):
+        raise ConfigError(f"eps must be at least 0 and a Python number, not {eps!r}.")
+    if not 0 <= eps < float("inf"):
         raise ConfigError(f"eps must be at least 0 and finite, not {eps!r}.")
+    eps = float(eps)
     _validate(q_BTHK, k_BTHK, v_BTHV, state_BHFX)
     check_segments(segments, v_BTHV.shape[:2])
     check_devices({"q": q_BTHK, "k": k_BTHK, "v": v_BTHV, "state": state_BHFX, "segments": segments})

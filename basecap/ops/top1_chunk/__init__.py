@@ -73,7 +73,7 @@ def top1_chunk(
     torch.Size([1, 40, 2, 32])
     """
     check_heads({"q": q, "k": k, "v": v})
-    check_options(chunk, mode, scale, remote)
+    chunk, scale, remote = check_options(q, chunk, mode, scale, remote)
     check_packing(q, segments, cu_seqlens)
     refuse_transforms("top1_chunk", q, k, v)
     refuse_mapping("top1_chunk", q, k, v)
@@ -81,7 +81,6 @@ def top1_chunk(
     if q.shape[0] == 0:
         # There is nothing to cut; the sums are 0 and keep the gradients of k and v defined.
         return q + k.sum() + v.sum()
-    scale = q.shape[3] ** -0.5 if scale is None else scale
     layout = chunk_grid(q, chunk, segments, cu_seqlens)
     remote = min(remote, most_remote(q.shape[1], chunk))
     q_NHK, k_NGK, v_NGK = (x.flatten(0, 1) for x in (q, k, v))
@@ -106,13 +105,12 @@ def top1_chunk_choice(
     The arguments are those of `top1_chunk`, but for values and cu_seqlens; raises ConfigError as that does.
     """
     check_heads({"q": q, "k": k})
-    check_options(chunk, mode, scale, remote)
+    chunk, scale, remote = check_options(q, chunk, mode, scale, remote)
     check_packing(q, segments, None)
     refuse_mapping("top1_chunk", q, k)
     triton = use_triton("top1_chunk", backend, q, widest=256, shared=SHARED)
     if q.shape[0] == 0:
         return q.new_empty(*q.shape[:3], remote, dtype=torch.int32)
-    scale = q.shape[3] ** -0.5 if scale is None else scale
     grid, own = chunk_grid(q, chunk, segments, None)
     q_NHK, k_NGK = q.detach().flatten(0, 1), k.detach().flatten(0, 1)
     some = min(remote, most_remote(q.shape[1], chunk))
@@ -137,8 +135,7 @@ def top1_chunk_weights(
     The arguments are those of `top1_chunk_choice`, but for the backend; raises ConfigError as that does.
     """
     check_heads({"q": q, "k": k})
-    check_options(chunk, mode, scale, remote)
+    chunk, scale, remote = check_options(q, chunk, mode, scale, remote)
     check_packing(q, segments, None)
-    scale = q.shape[3] ** -0.5 if scale is None else scale
     with torch.autocast(q.device.type, enabled=False):
         return reference.weights(q, k, chunk, mode, scale, remote, segments)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
-from basecap.ops._shapes import is_whole
+from basecap.ops._shapes import FLOATS, is_whole
 from basecap.ops.top1_chunk.grid import check_chunk, check_heads, check_options, most_remote
 
 
@@ -33,19 +33,19 @@ def top1_chunk_cache(
     Raises:
         ConfigError: a size, chunk or dtype that cannot be.
     """
-    check_chunk(chunk)
+    chunk = check_chunk(chunk)
     sizes = {"batch": (batch, 0), "max_length": (max_length, 0), "heads": (heads, 1), "head_dim": (head_dim, 1)}
     for name, (size, least) in sizes.items():
         if not is_whole(size) or size < least:
             raise ConfigError(f"{name} must be at least {least} and whole, not {size!r}.")
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ConfigError(f"dtype must be a floating-point torch.dtype, not {dtype!r}.")
+    if dtype not in FLOATS:
+        raise ConfigError(f"dtype must be a floating-point torch.dtype of 16, 32 or 64 bits, not {dtype!r}.")
     wide = torch.promote_types(dtype, torch.float32)
-    shape = (batch, max_length, heads, head_dim)
+    shape = B, capacity, G, K = tuple(int(size) for size, _ in sizes.values())
     return {
         "k": torch.zeros(shape, dtype=dtype, device=device),
         "v": torch.zeros(shape, dtype=dtype, device=device),
-        "sums": torch.zeros(batch, -(-max_length // chunk), heads, head_dim, dtype=wide, device=device),
+        "sums": torch.zeros(B, -(-capacity // chunk), G, K, dtype=wide, device=device),
     }
 
 
@@ -86,7 +86,7 @@ def check_cache(new: dict[str, Tensor], cache: dict[str, Tensor], length: int, *
             raise ConfigError(f"the cache's {name} {tuple(held.shape)} must be {shape} for {use}; make it for these.")
         if held.device != k.device:
             raise ConfigError(f"the cache's {name} is on {held.device}, k is on {k.device}; put both on one device.")
-        if torch.promote_types(held.dtype, k.dtype) != held.dtype:
+        if held.dtype not in FLOATS or torch.promote_types(held.dtype, k.dtype) != held.dtype:
             raise ConfigError(f"k is {k.dtype}, the cache's {name} {held.dtype}; make the cache with dtype={k.dtype}.")
 
 
@@ -96,7 +96,7 @@ def top1_chunk_fill(k: Tensor, v: Tensor, cache: dict[str, Tensor], *, chunk: in
     Raises:
         ConfigError: a prompt that is longer than the cache or does not fit it.
     """
-    check_chunk(chunk)
+    chunk = check_chunk(chunk)
     check_cache({"k": k, "v": v}, cache, 0, chunk=chunk)
     T = k.shape[1]
     cache["k"][:, :T] = k
@@ -150,11 +150,11 @@ def top1_chunk_step(
     Raises:
         ConfigError: a full cache, one made for other shapes, dtypes or devices, an impossible option or backend.
     """
-    check_options(chunk, mode, scale, remote)
-    check_cache({"q": q, "k": k, "v": v}, cache, length, chunk=chunk)
+    check_cache({"q": q, "k": k, "v": v}, cache, length, chunk=check_chunk(chunk))
+    chunk, scale, remote = check_options(q, chunk, mode, scale, remote)
+    length = int(length)
     dtype = q.dtype
     q, k, v = (x.to(cache["k"].dtype) for x in (q, k, v))
-    scale = q.shape[3] ** -0.5 if scale is None else scale
     remote = min(remote, most_remote(cache["k"].shape[1], chunk))
     if use_triton("top1_chunk_step", backend, q, widest=256):
         from basecap.ops.top1_chunk import launch

@@ -79,20 +79,21 @@ def check_heads(tensors: dict[str, Tensor]) -> None:
         raise ConfigError(f"q has {like.shape[2]} heads, no multiple of the {k.shape[2]} heads of k and v.")
 
 
-def check_chunk(chunk: int) -> None:
-    """Raise ConfigError unless the kernels can cut chunks of this size."""
+def check_chunk(chunk: int) -> int:
+    """Return the size as a Python number; ConfigError unless the kernels can cut such chunks."""
     if not is_whole(chunk) or not 16 <= chunk <= 256 or chunk & (chunk - 1):
-        raise ConfigError(f"chunk must be a power of two from 16 to 256, not {chunk!r}.")
+        raise ConfigError(f"chunk must be a power of two from 16 to 256, a Python number, not {chunk!r}.")
+    return int(chunk)
 
 
-def check_options(chunk: int, mode: str, scale: float | None, remote: int) -> None:
-    """Raise ConfigError unless these are options of `top1_chunk`."""
-    check_chunk(chunk)
-    check_scale(scale)
+def check_options(q: Tensor, chunk: int, mode: str, scale: float | None, remote: int) -> tuple[int, float, int]:
+    """Return chunk, scale and remote as Python numbers; ConfigError unless these are options of `top1_chunk`."""
+    chunk, scale = check_chunk(chunk), check_scale(scale, q.shape[3])
     if mode not in ("exact", "approx"):
         raise ConfigError(f"unknown mode {mode!r}: {nearest(str(mode), ('exact', 'approx'))}")
     if not is_whole(remote) or remote < 1:
         raise ConfigError(f"remote must be at least 1 and whole, not {remote!r}.")
+    return chunk, scale, int(remote)
 
 
 def most_remote(length: int, chunk: int) -> int:

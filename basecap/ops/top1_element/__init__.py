@@ -48,7 +48,7 @@ def top1_element(
         ConfigError: shapes, dtypes or devices that do not fit together, or an impossible backend.
     """
     check_heads({"q": q, "k": k, "v": v})
-    check_scale(scale)
+    scale = check_scale(scale, q.shape[3])
     check_packing(q, segments, cu_seqlens)
     refuse_forward_mode("top1_element", q, k)
     refuse_transforms("top1_element", v)
@@ -108,6 +108,7 @@ def top1_element_step(q: Tensor, k: Tensor, v: Tensor, cache: dict[str, Tensor],
         ConfigError: a full cache, or one made for other shapes, dtypes or devices.
     """
     check_cache({"q": q, "k": k, "v": v}, cache, length)
+    length = int(length)
     cache["k"][:, length] = k[:, 0]
     cache["v"][:, length] = v[:, 0]
     B, _, H, K = q.shape
