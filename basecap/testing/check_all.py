@@ -52,9 +52,9 @@ def failed(rows: Sequence[dict[str, Any]]) -> int:
 
 
 def lengths(longest: int = LONGEST) -> str:
-    """Return the sentence that says on how many tokens mixers were proved."""
+    """Return the sentence that says on how many tokens mixers are checked."""
     further = f", causality and decoding also of {longest:,}" if longest > LENGTH else ""
-    return f"mixers were proved on sequences of {LENGTH} tokens{further}; --length chooses a longer one"
+    return f"mixers are checked on sequences of {LENGTH} tokens{further}; --length chooses a longer one"
 
 
 def _mixer_rows(name: str, device: torch.device, longest: int) -> Iterator[dict[str, Any]]:
