@@ -27,3 +27,11 @@ def hermetic(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_thread() -> None:
     """Keep parallel test processes from fighting over the cores."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_interpreter() -> None:
+    """Spare Triton's interpreter what it does in vain at every step."""
+    from tests._interpreter import quicken
+
+    quicken()

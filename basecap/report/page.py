@@ -1,6 +1,7 @@
 """One page per report: self-contained HTML that works without a network, and every figure beside it as SVG."""
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from basecap.report.words import duration, gap_text, headline, interval_text, si
 
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 
-#: Charts by file name (without suffix), by the section of the page they stand in.
-Groups = dict[str, dict[str, figures.Chart]]
+#: Descriptions of charts by file name (without suffix), by the section of the page they stand in.
+Groups = dict[str, dict[str, dict[str, Any]]]
 
 
 def write_report(study_paths: Sequence[Path], out: Path) -> Path:
@@ -38,7 +39,7 @@ def write_report(study_paths: Sequence[Path], out: Path) -> Path:
     studies = records.results()["studies"]
     drawn = [draw(study, f"{index}-" if len(studies) > 1 else "") for index, study in enumerate(studies, start=1)]
     images = {
-        f"{name}.svg": vl_convert.vegalite_to_svg(chart.to_dict(), vl_version=VEGA_LITE)
+        f"{name}.svg": vl_convert.vegalite_to_svg(chart, vl_version=VEGA_LITE)
         for groups in drawn
         for charts in groups.values()
         for name, chart in charts.items()
@@ -59,7 +60,11 @@ def draw(study: dict[str, Any], prefix: str = "") -> Groups:
         "evaluations": dict(_evaluations(study)),
     }
     return {
-        group: {prefix + safe_name(name): figures.styled(chart) for name, chart in members.items() if chart is not None}
+        group: {
+            prefix + safe_name(name): figures.styled(chart).to_dict()
+            for name, chart in members.items()
+            if chart is not None
+        }
         for group, members in charts.items()
     }
 
@@ -90,12 +95,17 @@ def _page(studies: Sequence[dict[str, Any]], named: Sequence[str], drawn: Sequen
         "yaml": lambda content: yaml.safe_dump(content, sort_keys=False, allow_unicode=True),
         "spec": _responsive,
     }
-    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE).replace("</script", "<\\/script")
     return environment.get_template("report.html").render(
-        sections=list(zip(studies, named, drawn, strict=True)), bundle=Markup(bundle)
+        sections=list(zip(studies, named, drawn, strict=True)), bundle=Markup(_bundle())
     )
 
 
-def _responsive(chart: figures.Chart) -> dict[str, Any]:
+@cache
+def _bundle() -> str:
+    """Return the scripts that draw charts in a page, which takes a second to put together."""
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE).replace("</script", "<\\/script")
+
+
+def _responsive(chart: dict[str, Any]) -> dict[str, Any]:
     """Return the chart's description, as wide as its place in the page."""
-    return chart.to_dict() | {"width": "container"}
+    return chart | {"width": "container"}

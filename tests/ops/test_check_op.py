@@ -16,7 +16,7 @@ from basecap.testing.tolerance import assert_as_accurate, relative_error
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 
 
-#: Ops whose kernels run in the interpreter; it takes minutes for the selective scan's, which have tests of their own.
+#: Ops whose kernels run in the interpreter. The selective scan's have tests of their own; here they would take longest.
 #: What Hopper GPUs have other kernels for runs the same ones here.
 INTERPRETED = [
     name

@@ -1,0 +1,60 @@
+"""The interpreter's reductions and scans as the tests run them are its own, to the bit."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from basecap.ops._dispatch import interpreted
+from tests._interpreter import AS_IT_COMES, reduce, scan
+
+pytestmark = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
+
+
+def draw(*shape: int) -> tuple:
+    """Return a tensor of float32 and one of int32 as kernels have them."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    generator = np.random.default_rng(0)
+    numbers = generator.standard_normal(shape, dtype=np.float32), generator.integers(-99, 99, shape, dtype=np.int32)
+    types = tl.float32, tl.int32
+    return tuple(
+        tl.tensor(TensorHandle(x, dtype), tl.block_type(dtype, list(shape)))
+        for x, dtype in zip(numbers, types, strict=True)
+    )
+
+
+def join(decay, count, next_decay, next_count):
+    """Neither commutative nor exact in float32."""
+    return decay * next_decay + 0.1 * next_decay, count ^ next_count
+
+
+def assert_same_bits(found: list, expected: list) -> None:
+    for x, y in zip(found, expected, strict=True):
+        assert x.type == y.type and x.handle.data.dtype == y.handle.data.dtype
+        assert np.array_equal(x.handle.data, y.handle.data)
+
+
+@pytest.mark.parametrize("keep_dims", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((8,), 0), ((8,), None), ((4, 8), 0), ((4, 8), 1), ((2, 4, 2), 1), ((2, 4, 2), 2)]
+)
+def test_reductions(shape: tuple[int, ...], axis: int | None, keep_dims: bool):
+    from triton.runtime.interpreter import ReduceOps
+
+    tensors = draw(*shape)
+    if axis is None:  # several tensors without an axis are beyond the interpreter
+        tensors, combine = tensors[:1], SimpleNamespace(fn=lambda x, y: 0.1 * x + y)
+    else:
+        combine = SimpleNamespace(fn=join)
+    operation = ReduceOps(axis, combine, keep_dims)
+    assert_same_bits(reduce(operation, tensors), AS_IT_COMES["generic_reduce"](operation, tensors))
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((8,), 0), ((1,), 0), ((4, 8), 0), ((4, 8), 1), ((2, 4, 2), 1)])
+def test_scans(shape: tuple[int, ...], axis: int):
+    from triton.runtime.interpreter import ScanOps
+
+    operation, tensors = ScanOps(axis, SimpleNamespace(fn=join), reverse=False), draw(*shape)
+    assert_same_bits(scan(operation, tensors), AS_IT_COMES["generic_scan"](operation, tensors))
