@@ -235,12 +235,11 @@ def _forest_window(rows: list[dict[str, Any]], tolerance: float) -> tuple[float,
     overall = [row for row in rows if row["domain"] == OVERALL]
     whole = [row for row in rows if row["low"] is not None]
     far = [max(abs(row["low"]), abs(row["high"])) for row in whole if row["domain"] == OVERALL]
-    limit = 4 * max(tolerance, *(abs(row["value"]) for row in overall))
-    return _window(
-        shown=[0.0, tolerance, *(row["value"] for row in rows)],
-        ends=[row[end] for row in whole for end in ("low", "high")],
-        limit=max(limit, median(far or [0.0])),
-    )
+    limit = max(4 * max(tolerance, *(abs(row["value"]) for row in overall)), median(far or [0.0]))
+    ends = [row[end] for row in whole for end in ("low", "high")]
+    # A bar that ends a little further on would touch the edge uncut, and look as if it were cut.
+    near = [end for end in ends if abs(end) <= 1.25 * limit]
+    return _window([0.0, tolerance, *(row["value"] for row in rows), *near], ends, limit)
 
 
 def _window(shown: Sequence[float], ends: Iterable[float], limit: float) -> tuple[float, float]:

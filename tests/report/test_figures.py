@@ -68,6 +68,13 @@ def test_arrowheads_stand_where_bars_are_cut_and_only_there():
     assert not [row for mark, _, rows in layers(uncut, "point") if "shape" in mark for row in rows]
 
 
+def test_no_bar_touches_the_edge_without_an_arrowhead():
+    drawn = study([0.05, -0.1])
+    drawn["comparisons"][0]["domains"][0]["high"] = 0.42
+    low, high = layers(forest(drawn), "rule")[-1][1]["x"]["scale"]["domain"]
+    assert 0.44 < high < 0.5 and -0.5 < low < -0.4
+
+
 def test_intervals_over_all_domains_are_not_all_cut():
     chart = forest(study([0.001, 0.002, 0.003], narrow=1.0))
     low, high = layers(chart, "rule")[-1][1]["x"]["scale"]["domain"]
