@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import altair as alt
 
-BLACK, GREY = "#1b1b1b", "#8a8a8a"
+BLACK, DARK_GREY, GREY = "#1b1b1b", "#595959", "#8a8a8a"
 #: Okabe and Ito without yellow, which is too light on white, then dark colours of Paul Tol's muted scheme.
 COLOURS = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#117733", "#332288", "#999933",

@@ -1,0 +1,133 @@
+"""The charts stay readable whatever the intervals are: what is drawn, over which range, and what its legend names."""
+
+import pytest
+
+from basecap.report.figures import along, evaluation, forest
+
+TOLERANCE = 0.02
+
+
+def study(gaps, *, wide=3.0, narrow=0.1, skipped=()):
+    """Return what the charts of gaps read: an unseen domain with wide and one with narrow intervals."""
+    names = [f"other {number}" for number in range(len(gaps))]
+
+    def part(value, width):
+        return {"value": value, "low": value - width, "high": value + width}
+
+    return {
+        "reference": "base",
+        "tolerance": TOLERANCE,
+        "ood_domains": ["arxiv", "github"],
+        "settings": {"architectures": [{"name": name} for name in ["base", *names, *skipped]]},
+        "comparisons": [
+            {
+                "name": name,
+                "verdict": "undecided",
+                "gap": part(gap, narrow),
+                "domains": [{"domain": "arxiv", **part(gap, narrow)}, {"domain": "github", **part(gap, wide)}],
+                "along": {"loss": [3, 4], "value": [gap, gap], "low": [gap - wide] * 2, "high": [gap + wide] * 2},
+            }
+            for name, gap in zip(names, gaps, strict=True)
+        ],
+    }
+
+
+def layers(chart, kind):
+    """Return mark, encoding and rows of a chart's layers of one kind."""
+    drawn = chart.to_dict()
+    return [
+        (layer["mark"], layer["encoding"], drawn["datasets"][layer.get("data", drawn.get("data"))["name"]])
+        for layer in drawn["layer"]
+        if layer["mark"]["type"] == kind
+    ]
+
+
+def scale_and_ticks(encoding):
+    low, high = encoding["scale"]["domain"]
+    values, form = encoding["axis"]["values"], encoding["axis"]["format"]
+    digits = int(form.strip(".~f"))
+    return low, high, values, [f"{value:.{digits}f}" for value in values]
+
+
+def test_one_wide_interval_leaves_room_for_the_others():
+    mark, encoding, _ = layers(forest(study([0.05, -0.1])), "rule")[-1]
+    low, high, _, _ = scale_and_ticks(encoding["x"])
+    assert mark["type"] == "rule" and -0.5 < low < -0.2 and 0.15 < high < 0.5
+
+
+def test_arrowheads_stand_where_bars_are_cut_and_only_there():
+    chart = forest(study([0.05, -0.1]))
+    heads = [rows for mark, _, rows in layers(chart, "point") if "triangle" in mark.get("shape", "")]
+    assert [{(row["name"], row["domain"]) for row in rows} for rows in heads] == [
+        {("other 0", "github"), ("other 1", "github")}
+    ] * 2
+    bars = [row for mark, _, rows in layers(chart, "rule") for row in rows if "from" in row]
+    low, high = layers(chart, "rule")[-1][1]["x"]["scale"]["domain"]
+    assert len(bars) == 6 and all(low <= row["from"] <= row["to"] <= high for row in bars)
+    uncut = forest(study([0.05, -0.1], wide=0.15))
+    assert not [row for mark, _, rows in layers(uncut, "point") if "shape" in mark for row in rows]
+
+
+def test_no_bar_touches_the_edge_without_an_arrowhead():
+    drawn = study([0.05, -0.1])
+    drawn["comparisons"][0]["domains"][0]["high"] = 0.42
+    low, high = layers(forest(drawn), "rule")[-1][1]["x"]["scale"]["domain"]
+    assert 0.44 < high < 0.5 and -0.5 < low < -0.4
+
+
+def test_intervals_over_all_domains_are_not_all_cut():
+    chart = forest(study([0.001, 0.002, 0.003], narrow=1.0))
+    low, high = layers(chart, "rule")[-1][1]["x"]["scale"]["domain"]
+    assert low < -0.9 and high > 0.9
+
+
+@pytest.mark.parametrize("size", [0.0, 0.004, 0.17, 0.34, 40.0])
+def test_zero_has_a_tick_and_labels_say_where_they_are(size):
+    _, encoding, _ = layers(forest(study([size, -size / 3], narrow=size)), "rule")[0]
+    low, high, values, labels = scale_and_ticks(encoding["x"])
+    assert 0 in values and 3 <= len(values) <= 8
+    assert all(low <= value <= high for value in values) and low < TOLERANCE < high
+    assert [float(label) for label in labels] == pytest.approx(values)
+
+
+@pytest.mark.parametrize(("count", "always"), [(3, True), (4, False)])
+def test_bands_of_many_are_drawn_when_picked(count, always):
+    chart = along(study([0.01 * number for number in range(count)]))
+    (_, encoding, _) = layers(chart, "area")[0]
+    (condition,) = encoding["opacity"]["condition"]
+    assert condition.get("empty", True) is always and encoding["opacity"]["value"] == 0
+    assert bool(chart.to_dict()["title"]["text"]) is not always
+
+
+@pytest.mark.parametrize("count", [2, 13])
+def test_lines_set_the_range_along_training(count):
+    top = 0.1 * count
+    (_, encoding, _) = layers(along(study([0.1 * (number + 1) for number in range(count)])), "line")[0]
+    low, high = encoding["y"]["scale"]["domain"]
+    assert top < high < 4 * top and -4 * top < low < 0
+
+
+def test_legends_name_what_is_drawn():
+    drawn = study([0.1, 0.2], skipped=["failed"])
+    (_, encoding, _) = layers(along(drawn), "line")[0]
+    assert encoding["color"]["legend"]["values"] == ["other 0", "other 1"]
+    assert encoding["strokeDash"]["legend"] == encoding["color"]["legend"]
+    assert encoding["color"]["scale"]["domain"] == ["base", "other 0", "other 1", "failed"]
+    for row in drawn["comparisons"]:
+        row["domains"] = row["domains"][:1]
+    for _, encoding, _ in layers(forest(drawn), "point"):
+        assert encoding["color"]["legend"]["values"] == ["all unseen domains", "arxiv"]
+
+
+def test_an_architecture_has_one_colour_in_every_chart():
+    some = study([0.1, 0.2, 0.3])
+    rows = [
+        {"name": "other 1", "seed": seed, "subset": "s", "axis": {}, "metric": "m", "value": 0.5, "stderr": 0.1, "n": 1}
+        for seed in (0, 1, 2)
+    ]
+    found = {"axes": [], "unit": "accuracy", "better": "higher", "rows": rows}
+    one = evaluation(some, found, "m", None)
+    (_, encoding, _) = layers(one, "point")[0]
+    assert encoding["color"]["scale"] == layers(along(some), "line")[0][1]["color"]["scale"]
+    assert encoding["color"]["legend"]["values"] == ["other 1"]
+    assert one.to_dict()["height"] < 40, "seeds of an architecture share a row"
