@@ -1,5 +1,6 @@
 """One registry class for everything found by name: mixers, backbones, evaluations, sources, tasks."""
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -94,7 +95,9 @@ def load_plugin(path: Path) -> None:
     """Import a user's Python file, so that what it registers can be named in a study; raises ConfigError."""
     path = path.resolve()
     name = PLUGIN + path.stem
-    if name in sys.modules and sys.modules[name].__file__ == str(path):
+    if name in sys.modules and sys.modules[name].__file__ != str(path):  # another file of that name, elsewhere
+        name += f"_{hashlib.sha256(str(path).encode()).hexdigest()[:6]}"
+    if name in sys.modules:
         return
     if not path.is_file():
         raise ConfigError(f"plugin file {path} does not exist; give the path of a Python file.")
