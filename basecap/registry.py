@@ -66,9 +66,9 @@ class Registry(Generic[T]):
         self.get(name)
         return self._modules[name]
 
-    def from_plugin(self, name: str) -> bool:
-        """Whether a plugin file registered `name`."""
-        return self.module(name).startswith(PLUGIN)
+    def built_in(self, name: str) -> bool:
+        """Whether `name` is of this package, and of no plugin file or other package."""
+        return self.module(name).startswith(f"{self.package}.")
 
     def items(self) -> Iterator[tuple[str, T]]:
         """Yield (name, entry) in alphabetical order."""
