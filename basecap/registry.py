@@ -1,5 +1,6 @@
 """One registry class for everything found by name: mixers, backbones, evaluations, sources, tasks."""
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -65,9 +66,9 @@ class Registry(Generic[T]):
         self.get(name)
         return self._modules[name]
 
-    def from_plugin(self, name: str) -> bool:
-        """Whether a plugin file registered `name`."""
-        return self.module(name).startswith(PLUGIN)
+    def built_in(self, name: str) -> bool:
+        """Whether `name` is of this package, and of no plugin file or other package."""
+        return self.module(name).startswith(f"{self.package}.")
 
     def items(self) -> Iterator[tuple[str, T]]:
         """Yield (name, entry) in alphabetical order."""
@@ -94,7 +95,9 @@ def load_plugin(path: Path) -> None:
     """Import a user's Python file, so that what it registers can be named in a study; raises ConfigError."""
     path = path.resolve()
     name = PLUGIN + path.stem
-    if name in sys.modules and sys.modules[name].__file__ == str(path):
+    if name in sys.modules and sys.modules[name].__file__ != str(path):  # another file of that name, elsewhere
+        name += f"_{hashlib.sha256(str(path).encode()).hexdigest()[:6]}"
+    if name in sys.modules:
         return
     if not path.is_file():
         raise ConfigError(f"plugin file {path} does not exist; give the path of a Python file.")

@@ -1,9 +1,11 @@
 """Plugin files: found by their path, and what is wrong in them by its line."""
 
+import sys
+
 import pytest
 
 from basecap.errors import ConfigError
-from basecap.registry import load_plugin
+from basecap.registry import PLUGIN, load_plugin
 
 
 @pytest.mark.parametrize(
@@ -22,3 +24,14 @@ def test_a_plugin_that_cannot_be_imported_names_its_line(text, line, words, tmp_
     with pytest.raises(ConfigError) as refused:
         load_plugin(path)
     assert str(refused.value).startswith(f"plugin file {path}:{line} cannot be imported: {words}")
+
+
+def test_plugins_of_one_name_in_two_directories_are_two_modules(tmp_path):
+    files = [tmp_path / place / "alike.py" for place in ("first", "second")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text("VALUE = 1\n")
+    for file in [*files, *files]:
+        load_plugin(file)
+    held = [sys.modules[name].__file__ for name in sys.modules if name.startswith(f"{PLUGIN}alike")]
+    assert held == [str(file) for file in files]

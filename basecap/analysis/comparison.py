@@ -75,7 +75,7 @@ def compare_runs(
         row |= {"range": None, "gap": None, "domains": [], "along": None}
         reason = _hindrance(name, runs, comparable, setting)
         if reason is None:
-            seeds, behind = _shared_seeds(name, comparable, setting)
+            seeds, behind = _counting_seeds(name, comparable, setting)
             pairs = [(curves[name, seed], curves[setting.reference, seed]) for seed in seeds]
             documents = comparable[name, seeds[0]]
             row |= {"seeds": seeds, "behind": behind} | _measure(pairs, documents, setting)
@@ -120,24 +120,20 @@ def _draw(runs: Runs, setting: Setting, generator: np.random.Generator) -> dict[
     }
 
 
-def _shared_seeds(name: str, runs: Runs, setting: Setting) -> tuple[list[int], list[int]]:
-    """Return the seeds whose runs, with the reference's, have all seen some range of pre-training loss, and those left
-    out because they are not yet far enough: empty lists where there is no such range."""
-    pairs = {
-        seed: (runs[name, seed], runs[setting.reference, seed])
+def _counting_seeds(name: str, runs: Runs, setting: Setting) -> tuple[list[int], list[int]]:
+    """Return the seeds that are compared, and those left out because a run of theirs is not yet far enough."""
+    seen = {
+        seed: min(runs[who, seed].trained.max() for who in (name, setting.reference))
         for candidate, seed in runs
         if candidate == name and (setting.reference, seed) in runs
     }
-    seen = {seed: min(run.trained.max() for run in pair) for seed, pair in pairs.items()}
-    seeds = [seed for seed in pairs if seen[seed] >= LEAST_PROGRESS * max(seen.values())]
-    if not _overlap(*(held_out_loss(run, setting.train) for seed in seeds for run in pairs[seed])):
-        return [], []
-    return seeds, [seed for seed in pairs if seed not in seeds]
+    seeds = [seed for seed in seen if seen[seed] >= LEAST_PROGRESS * max(seen.values())]
+    return seeds, [seed for seed in seen if seed not in seeds]
 
 
 def _overlap(*curves: ndarray) -> bool:
     """Whether curves with these pre-training losses, [K] each, have all seen some range of it."""
-    return bool(curves) and max(x.min() for x in curves) < min(x.max() for x in curves)
+    return max(x.min() for x in curves) < min(x.max() for x in curves)
 
 
 def _hindrance(name: str, runs: Runs, comparable: Runs, setting: Setting) -> str | None:
@@ -149,19 +145,21 @@ def _hindrance(name: str, runs: Runs, comparable: Runs, setting: Setting) -> str
             return f"{called} has not run yet"
         if not any(candidate == who for candidate, _ in runs):
             return f"{called} has no evaluated checkpoint with finite losses"
-    seeds = [seed for candidate, seed in runs if candidate == name and (setting.reference, seed) in runs]
-    if not seeds:
+    if not _counting_seeds(name, runs, setting)[0]:
         return "no seed with which both it and the reference were trained"
-    if not any((name, seed) in comparable for seed in seeds):
+    seeds, _ = _counting_seeds(name, comparable, setting)
+    if not seeds:
         return "it was evaluated on other documents than the reference"
-    if _shared_seeds(name, comparable, setting)[0]:
+    pair = (name, setting.reference)
+    losses = {(who, seed): held_out_loss(runs[who, seed], setting.train) for who in pair for seed in seeds}
+    if _overlap(*losses.values()):
         return None
     for seed in seeds:
-        if not _overlap(*(held_out_loss(runs[who, seed], setting.train) for who in (name, setting.reference))):
+        if not _overlap(losses[name, seed], losses[setting.reference, seed]):
             return _apart(name, setting, runs[name, seed], runs[setting.reference, seed])
-    lowest = {key: held_out_loss(runs[key], setting.train).min() for key in runs if key[1] in seeds}
-    who, seed = max((key for key in lowest if key[0] in (name, setting.reference)), key=lowest.__getitem__)
-    return f"no shared range of pre-training loss: {who} with seed {seed} came down to {lowest[who, seed]:.3f} only"
+    who, seed = max(losses, key=lambda key: losses[key].min())
+    lowest = losses[who, seed].min()
+    return f"no shared range of pre-training loss: {who} with seed {seed} came down to {lowest:.3f} only"
 
 
 def _apart(name: str, setting: Setting, run: RunLosses, reference: RunLosses) -> str:

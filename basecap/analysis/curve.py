@@ -9,7 +9,7 @@ def interpolate(x: ndarray, y: ndarray, at: ndarray) -> ndarray:
 
     Between two points the curve stays between their values, so it rises and falls only where the points do. Slopes are
     those of Fritsch and Butland (SIAM J. Sci. Stat. Comput. 5, 1984), as in PCHIP; two points are joined by a line.
-    Written here because it is a few lines and nothing else in the package needs scipy.
+    Written here because scipy's takes one set of places x for all curves.
 
     Args:
         x: [..., K] ascending places, K >= 2. Equal neighbours are allowed: the curve steps there.

@@ -1,8 +1,9 @@
-"""What a plugin's architecture must prove before it trains: a mixer that sees the future would win every comparison.
+"""What an architecture of one's own must prove before it trains: one that sees the future would win every comparison.
 
 `basecap check` proves much more, and takes longer. Architectures that are built in are proved by the tests.
 """
 
+import contextlib
 import math
 import shlex
 from collections.abc import Sequence
@@ -13,13 +14,17 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.mixers._contract import ARCHITECTURES, generator_for
+from basecap.models.backbones._contract import BACKBONES
 from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
 from basecap.study.plan import RunSpec
 from basecap.study.provenance import plugin_files
 
-#: Tokens of the sequences, and ids they are drawn from. A power of two suits mixers that cut time into chunks.
-LENGTH, VOCAB = 128, 64
+#: Tokens of the sequences, as far as the study's go: powers of two suit mixers that cut time into chunks. Only where
+#: the first raise, as with larger chunks, the others are tried.
+LENGTHS = (128, 1024)
+#: The ids that the tokens are drawn from.
+VOCAB = 64
 
 #: Change of an earlier output, relative to its size, from which on it is a leak. Rounding, which a convolution by
 #: Fourier transforms spreads over all positions, stays far below also in single precision.
@@ -27,39 +32,42 @@ LEAK = 1e-4
 
 
 def refuse_unsound(runs: Sequence[RunSpec], device: torch.device) -> None:
-    """Raise ConfigError when a plugin's architecture sees the future, is not finite or changes the shape.
+    """Raise ConfigError when an architecture that is not built in sees the future, is not finite or changes the shape.
 
     One that raises on so little is left to training, which keeps the trace and goes on with the others.
     """
     for run in {run.name: run for run in runs}.values():
-        files = plugin_files(run.model)
-        fault = _fault(run.model, device) if files else None
+        fault = None if _built_in(run.model) else _fault(run.model, device)
         if fault is not None:
-            raise ConfigError(f"mixer {run.name!r} {fault}; run {_command(run, files)}")
+            raise ConfigError(f"mixer {run.name!r} {fault}; run {_command(run)}")
+
+
+def _built_in(config: ModelConfig) -> bool:
+    """Whether no part of a model comes from a plugin file or from another package."""
+    return BACKBONES.built_in(config.backbone) and all(ARCHITECTURES.built_in(layer.use) for layer in config.layers)
 
 
 def _fault(config: ModelConfig, device: torch.device) -> str | None:
     """Say what is wrong with a few layers of a model, None when nothing is."""
     patterns = [ARCHITECTURES.get(layer.use).layers for layer in config.layers]
-    depth = math.lcm(len(patterns), *map(len, patterns))  # one of each
-    if any(choice.mixer.takes_shared for pattern in patterns for choice in pattern):
-        depth = max(depth, 2)
-    few = {"vocab": VOCAB, "depth": min(depth, config.depth), "max_length": min(config.max_length, LENGTH)}
-    small = config.model_copy(update=few)
+    depth = max(2, math.lcm(len(patterns), *map(len, patterns)))  # one of each, and one that may read of another
+    small = config.model_copy(update={"vocab": VOCAB, "depth": min(depth, config.depth)})
     raised: Exception | None = None
-    for dtype in (torch.float64, torch.float32):  # a kernel may not know double precision
-        try:
-            return _seen(small, device, dtype)
-        except Exception as error:  # whatever a plugin's code raises
-            raised = error
+    for length in sorted({min(config.max_length, most) for most in LENGTHS}):
+        for dtype in (torch.float64, torch.float32):  # a kernel may not know double precision
+            try:
+                return _seen(small, length, device, dtype)
+            except Exception as error:  # whatever a plugin's code raises
+                raised = error
     if isinstance(raised, ConfigError):  # a sentence already, such as that of another shape
-        return f"cannot be trained ({str(raised).rstrip('.')})"
+        with contextlib.suppress(ConfigError), torch.device("meta"):  # which of the study's own depth can be built
+            LanguageModel(small)
+            return f"cannot be trained ({str(raised).rstrip('.')})"
     return None
 
 
 @torch.no_grad()
-def _seen(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
-    length = config.max_length
+def _seen(config: ModelConfig, length: int, device: torch.device, dtype: torch.dtype) -> str | None:
     cuts = sorted({1, length // 3, length - 1} - {0, length}) or [length]
     generator = generator_for(0, "proof")
     tokens = torch.randint(VOCAB, (len(cuts), length), generator=generator)
@@ -95,13 +103,14 @@ def _make_generic(model: LanguageModel) -> None:
         parameter.add_(std * torch.randn(parameter.shape, generator=generator_for(0, f"generic {name}")))
 
 
-def _command(run: RunSpec, files: Sequence[Path]) -> str:
+def _command(run: RunSpec) -> str:
     """Return the command that says more."""
+    files = plugin_files(run.model)
     uses = list(dict.fromkeys(layer.use for layer in run.model.layers))
     body, here = run.model.backbone, Path.cwd()
     names = [
         use if ARCHITECTURES.get(use).backbone == body else f"{use} in {body}"
-        for use in [use for use in uses if ARCHITECTURES.from_plugin(use)] or uses
+        for use in [use for use in uses if not ARCHITECTURES.built_in(use)] or uses
     ]
     paths = [file.relative_to(here) if file.is_relative_to(here) else file for file in files]
     options = [("--mixer", name) for name in names] + [("--plugin", str(path)) for path in paths]

@@ -93,7 +93,9 @@ def refuse_other_plugins(records: RunRecords, model: ModelConfig) -> None:
     if not held:
         return
     try:
-        other = [name for digest, name in _sources(model).items() if digest not in held]
+        now = _sources(model)
+        # Only runs of a plugin recorded any: without one this is another architecture of that name.
+        other = [name for digest, name in now.items() if digest not in held] if now else list(held.values())
     except ConfigError as error:  # a name is not registered
         absent = [name for name in held.values() if PLUGIN + Path(name).stem not in sys.modules]
         if absent:

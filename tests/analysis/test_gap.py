@@ -230,9 +230,22 @@ def test_seeds_that_share_no_range_are_named():
     assert row["verdict"] == "undecided" and "no shared range of pre-training loss: other" in row["words"]
 
 
+def test_a_seed_that_has_only_begun_is_not_to_blame():
+    """Two seeds come down one after the other, a third has a single checkpoint: the range ends at one of the two."""
+    found = runs(World(documents=80, checkpoints=8, seeds=3), np.random.default_rng(3))
+    cut = {0: [0, 1, 2, 3, 4], 1: [5, 6, 7], 2: [0]}
+    found = {(name, seed): _only(run, cut[seed]) for (name, seed), run in found.items()}
+    (row,) = compare_runs(["other"], found, setting(200), np.random.default_rng(0))
+    assert row["verdict"] == "undecided" and not row["seeds"]
+    assert "no shared range of pre-training loss" in row["words"] and "with seed 0 came down to" in row["words"]
+
+
 def _first(run: RunLosses, steps: int, repeat: int = 1) -> RunLosses:
     """Return a run up to its first checkpoints, the last of which may be repeated."""
-    kept = [*range(steps), *[steps - 1] * (repeat - 1)]
+    return _only(run, [*range(steps), *[steps - 1] * (repeat - 1)])
+
+
+def _only(run: RunLosses, kept: list[int]) -> RunLosses:
     domains = {
         name: DocumentLosses(nats=found.nats[:, kept], tokens=found.tokens, bytes=found.bytes)
         for name, found in run.domains.items()

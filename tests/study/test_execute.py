@@ -266,8 +266,8 @@ def test_another_version_of_a_plugin_is_refused(study, tmp_path):
     with pytest.raises(ConfigError, match=r"another version of steady\.py"):
         continuation(tmp_path / "out" / "runs" / "steady-s0", "the", 1, temperature=0, top_k=None, seed=0, device="cpu")
     assert run(path, tmp_path / "out", only=("transformer++",), plugins=(plugin,)) == infos[:1]
-    own = [ARCHITECTURES.from_plugin(name) for name in ("steady", "steady pair", "transformer++", "based")]
-    assert own == [True, True, False, False]
+    ours = [ARCHITECTURES.built_in(name) for name in ("steady", "steady pair", "transformer++", "based")]
+    assert ours == [False, False, True, True]
 
 
 def test_a_run_is_tied_to_its_own_plugin_alone(study, tmp_path, monkeypatch):

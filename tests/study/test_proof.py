@@ -7,6 +7,7 @@ import torch
 import yaml
 
 from basecap.errors import ConfigError
+from basecap.mixers import Cache, Mixer, mixer
 from basecap.registry import load_plugin
 from basecap.study.config import StudyConfig
 from basecap.study.plan import RunSpec, plan_runs
@@ -23,12 +24,16 @@ FORWARDS = {
     "proof random": ("x * torch.rand_like(x)", None),
     "proof single": ("torch.zeros(3).float() @ x", None),  # raises: training will say so
     "proof kernel": ("fails_in_double(x).roll(-1, 1)", "sees the future"),
+    "proof blocks": ("means_of_blocks(x)", "sees the future"),
 }
 DOUBLE = """
 def fails_in_double(x):
     if x.dtype == torch.float64:
         raise TypeError("no kernel for double precision")
     return x
+
+def means_of_blocks(x):
+    return x.unflatten(1, (-1, 256)).mean(2, keepdim=True).expand(-1, -1, 256, -1).flatten(1, 2)
 """
 
 
@@ -49,6 +54,8 @@ def plugin(tmp_path_factory) -> Path:
 
 
 def runs(study: dict, architecture: object) -> list[RunSpec]:
+    if architecture == "proof blocks":
+        study = study | {"data": study["data"] | {"seq_len": 1024}}
     return plan_runs(StudyConfig.model_validate(study | {"architectures": ["transformer++", architecture]}), 257)
 
 
@@ -81,3 +88,35 @@ def test_a_leak_is_refused_before_anything_is_written(study, plugin, tmp_path):
     with pytest.raises(ConfigError, match="mixer 'proof ahead' sees the future"):
         run(path, tmp_path / "out", plugins=(plugin,))
     assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_built_smaller_is_left_to_training(study, tmp_path):
+    path = tmp_path / "proof_deep.py"
+    code = PLUGIN.replace('"breaks"', '"proof deep"').replace("self.calls >= 3", "False")
+    path.write_text(code.replace("self.calls = 0", "self.calls = 1 / (layer.depth - 1) / (layer.depth - 2)"))
+    load_plugin(path)
+    study |= {"model": {"hidden": 16, "layers": 4}}
+    assert refuse_unsound(runs(study, "proof deep"), torch.device("cpu")) is None
+
+
+class Packaged(Mixer):
+    def forward(self, x, segments=None):
+        return x.roll(-1, 1)
+
+    def init_cache(self, batch, max_length):
+        return Cache(tensors={})
+
+    def step(self, x, cache):
+        return x
+
+    def flops(self, length):
+        return 0.0
+
+    def state_bytes(self, length):
+        return 0
+
+
+def test_mixers_of_other_packages_are_proved_too(study):
+    mixer("proof packaged", backbone="gpt", paper="none", summary="as an entry point would give it")(Packaged)
+    with pytest.raises(ConfigError, match=r"sees the future.*; run basecap check --mixer 'proof packaged'$"):
+        refuse_unsound(runs(study, "proof packaged"), torch.device("cpu"))
