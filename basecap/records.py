@@ -223,8 +223,8 @@ class StudyRecords:
         kept = not self.begun or ((self.path / "runs").is_dir() if begins else self.runs())
         lost = set() if begins else held - _told(replaced_by)
         if lost or (held and not kept):
-            there, here = self.path / "results.json", self.path / "runs"
-            raise DataError(f"{there} has results of runs without records; restore {here}, or give another --out.")
+            what = f"{self.path / 'results.json'} has results that no records here give"
+            raise DataError(f"{what}; restore runs, remove it or use another --out.")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -152,7 +152,7 @@ def test_results_are_not_replaced_when_the_records_of_their_runs_are_gone(tmp_pa
     results = {"studies": [{"points": [{"step": 1}]}]}
     for records in (copy, other):
         records.write_results(results)
-    said = r"results\.json has results of runs without records; restore .*runs, or give another --out"
+    said = r"results\.json has results that no records here give; restore runs, remove it or use another --out"
     for studies, out in (([copy], copy), ([copy, other], copy), ([other], copy), ([empty], other)):
         with pytest.raises(DataError, match=said):
             write_report([study.path for study in studies], out.path)
