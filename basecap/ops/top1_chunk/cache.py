@@ -159,8 +159,7 @@ def top1_chunk_step(
     if use_triton("top1_chunk_step", backend, q, widest=256):
         from basecap.ops.top1_chunk import launch
 
-        launch.append(k, v, cache, length)
-        return launch.decode(q, cache, length + 1, chunk, mode == "exact", scale, remote).to(dtype)
+        return launch.decode((q, k, v), cache, length, chunk, mode == "exact", scale, remote).to(dtype)
     cache["k"][:, length] = k[:, 0]
     cache["v"][:, length] = v[:, 0]
     if (length + 1) % chunk == 0:

@@ -7,35 +7,6 @@ from basecap.ops.top1_chunk.kernels_choose import empty_list, insert, insert_til
 
 
 @triton.jit
-def append_kernel(
-    p_k,
-    p_v,
-    p_keys,
-    p_values,
-    stride_b,
-    stride_g,
-    stride_vb,
-    stride_vg,
-    stride_kb,
-    stride_kt,
-    stride_kg,
-    at,
-    K: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """Put one token's key and value into the cache."""
-    g = tl.program_id(0)
-    b = tl.program_id(1).to(tl.int64)
-    o_k = tl.arange(0, BK)
-    m_k = o_k < K
-    key = tl.load(p_k + b * stride_b + g * stride_g + o_k, m_k)
-    value = tl.load(p_v + b * stride_vb + g * stride_vg + o_k, m_k)
-    place = b * stride_kb + tl.cast(at, tl.int64) * stride_kt + g * stride_kg + o_k
-    tl.store(p_keys + place, key.to(p_keys.dtype.element_ty), m_k)
-    tl.store(p_values + place, value.to(p_values.dtype.element_ty), m_k)
-
-
-@triton.jit
 def score_exact_kernel(
     p_q,
     p_k,
@@ -147,34 +118,25 @@ def store_candidates(best, index, p_score, p_index, row, mask, REMOTE: tl.conste
 
 
 @triton.jit
-def add_keys(q, p_k, p_v, start, length, stride_t, o_k, scale2, top, total, o, K: tl.constexpr, BN: tl.constexpr):
-    """Add a block of keys to the running softmax of one query."""
+def add_keys(q, p_k, p_v, start, end, stride_t, o_k, scale2, top, total, o, K: tl.constexpr, BN: tl.constexpr):
+    """Add a block of keys to the running softmax of one query; also return the sum of those before `end`."""
     o_s = start + tl.arange(0, BN)
-    mask = (o_s[:, None] < length) & (o_k[None, :] < K)
+    mask = (o_s[:, None] < end) & (o_k[None, :] < K)
     offset = o_s.to(tl.int64)[:, None] * stride_t + o_k
-    s = tl.sum(q[None, :] * tl.load(p_k + offset, mask, other=0.0).to(tl.float32), 1) * scale2
-    s = tl.where(o_s < length, s, float("-inf"))
+    b_k = tl.load(p_k + offset, mask, other=0.0).to(tl.float32)
+    b_v = tl.load(p_v + offset, mask, other=0.0).to(tl.float32)
+    s = tl.where(o_s < end, tl.sum(q[None, :] * b_k, 1) * scale2, float("-inf"))
     higher = tl.maximum(top, tl.max(s, 0))
     p = tl.exp2(s - higher)
     shrink = tl.exp2(top - higher)
-    b_v = tl.load(p_v + offset, mask, other=0.0).to(tl.float32)
-    return higher, total * shrink + tl.sum(p, 0), o * shrink + tl.sum(p[:, None] * b_v, 0)
-
-
-@triton.jit
-def sum_keys(p_k, p_sum, start, stride_t, o_k, K: tl.constexpr, C: tl.constexpr, BN: tl.constexpr):
-    """Write the sum of a whole chunk's keys."""
-    total = tl.zeros_like(o_k).to(tl.float32)
-    for n in range(0, C, BN):
-        o_s = start + n + tl.arange(0, BN)
-        b_k = tl.load(p_k + o_s.to(tl.int64)[:, None] * stride_t + o_k, o_k[None, :] < K, other=0.0)
-        total += tl.sum(b_k.to(tl.float32), 0)
-    tl.store(p_sum + o_k, total, o_k < K)
+    return higher, total * shrink + tl.sum(p, 0), o * shrink + tl.sum(p[:, None] * b_v, 0), tl.sum(b_k, 0)
 
 
 @triton.jit
 def step_kernel(
     p_q,
+    p_key,
+    p_value,
     p_k,
     p_v,
     p_sums,
@@ -183,6 +145,10 @@ def step_kernel(
     p_o,
     stride_qb,
     stride_qh,
+    stride_b,
+    stride_g,
+    stride_vb,
+    stride_vg,
     stride_kb,
     stride_kt,
     stride_kg,
@@ -190,7 +156,7 @@ def step_kernel(
     stride_sm,
     stride_sg,
     candidates,
-    length,
+    at,
     scale2,
     GROUP: tl.constexpr,
     K: tl.constexpr,
@@ -200,25 +166,38 @@ def step_kernel(
     BC: tl.constexpr,
     REMOTE: tl.constexpr,
 ):
-    """Attend from one query to the best REMOTE of its `candidates` and to its own chunk; sum up a full one."""
+    """Attend from the token `at`: to itself, to its own chunk and to the best REMOTE of its `candidates`.
+
+    One query of each key head puts key and value into the cache, and the sum of a chunk that they fill. Nobody reads
+    them there meanwhile.
+    """
     h = tl.program_id(0)
     b = tl.program_id(1).to(tl.int64)
+    g = (h // GROUP).to(tl.int64)
     row = b * tl.num_programs(0) + h
     o_k = tl.arange(0, BK)
-    q = tl.load(p_q + b * stride_qb + h * stride_qh + o_k, o_k < K, other=0.0).to(tl.float32)
-    g = (h // GROUP).to(tl.int64)
+    m_k = o_k < K
+    q = tl.load(p_q + b * stride_qb + h * stride_qh + o_k, m_k, other=0.0).to(tl.float32)
+    key = tl.load(p_key + b * stride_b + g * stride_g + o_k, m_k, other=0.0)
+    value = tl.load(p_value + b * stride_vb + g * stride_vg + o_k, m_k, other=0.0)
     p_k += b * stride_kb + g * stride_kg
     p_v += b * stride_kb + g * stride_kg
-    own = (length - 1) // C * C
-    top = -float("inf")
-    total = 0.0
-    o = tl.zeros([BK], tl.float32)
-    for n in range(0, length - own, BN):
-        top, total, o = add_keys(q, p_k, p_v, own + n, length, stride_kt, o_k, scale2, top, total, o, K, BN)
-    if length - own == C and h % GROUP == 0:
-        # Later tokens choose by the sum of a full chunk; its keys are near, this program has just read them.
-        p_sum = p_sums + b * stride_sb + tl.cast(own // C, tl.int64) * stride_sm + g * stride_sg
-        sum_keys(p_k, p_sum, own, stride_kt, o_k, K, C, BN)
+    keys = key.to(tl.float32)
+    top = tl.sum(q * keys, 0) * scale2
+    total = 1.0
+    o = value.to(tl.float32)
+    own = at // C * C
+    for n in range(own, at, BN):
+        top, total, o, more = add_keys(q, p_k, p_v, n, at, stride_kt, o_k, scale2, top, total, o, K, BN)
+        keys += more
+    if h % GROUP == 0:
+        place = tl.cast(at, tl.int64) * stride_kt + o_k
+        tl.store(p_k + place, key.to(p_k.dtype.element_ty), m_k)
+        tl.store(p_v + place, value.to(p_v.dtype.element_ty), m_k)
+        full = at + 1 - own == C
+        tl.store(
+            p_sums + b * stride_sb + tl.cast(own // C, tl.int64) * stride_sm + g * stride_sg + o_k, keys, m_k & full
+        )
     o_c = tl.arange(0, BC)
     score = tl.load(p_score + row * candidates + o_c, o_c < candidates, other=float("-inf"))
     index = tl.load(p_index + row * candidates + o_c, o_c < candidates, other=-1)
@@ -226,9 +205,7 @@ def step_kernel(
         best = tl.max(score, 0)
         chunk = tl.min(tl.where(score == best, index, 1 << 30), 0)
         if best > float("-inf"):
-            for n in range(0, C, BN):
-                top, total, o = add_keys(
-                    q, p_k, p_v, chunk * C + n, length, stride_kt, o_k, scale2, top, total, o, K, BN
-                )
+            for n in range(chunk * C, chunk * C + C, BN):
+                top, total, o, _sum = add_keys(q, p_k, p_v, n, own, stride_kt, o_k, scale2, top, total, o, K, BN)
         score = tl.where(index == chunk, float("-inf"), score)
-    tl.store(p_o + row * K + o_k, (o / total).to(p_o.dtype.element_ty), o_k < K)
+    tl.store(p_o + row * K + o_k, (o / total).to(p_o.dtype.element_ty), m_k)

@@ -304,24 +304,15 @@ def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: floa
     return dq, dk, dv
 
 
-def append(k: Tensor, v: Tensor, cache: dict[str, Tensor], length: int) -> None:
-    """Put the key and value [B, 1, G, K] of one token into a cache that holds `length`; see `decode` for the sums."""
-    k, v, keys = _dense(k[:, 0]), _dense(v[:, 0]), cache["k"]
-    B, G, K = k.shape
-    kernels_decode.append_kernel[G, B](
-        k, v, keys, cache["v"], *k.stride()[:2], *v.stride()[:2], *keys.stride()[:3],
-        length, K=K, BK=_width(K), num_warps=1,
-    )  # fmt: skip
-
-
 def decode(
-    q: Tensor, cache: dict[str, Tensor], length: int, chunk: int, exact: bool, scale: float, remote: int
+    token: Sequence[Tensor], cache: dict[str, Tensor], length: int, chunk: int, exact: bool, scale: float, remote: int
 ) -> Tensor:
-    """Return the output [B, 1, H, K] of the last of `length` tokens in the cache; write the sum of a chunk it fills."""
-    q, k, v, sums = _dense(q[:, 0]), cache["k"], cache["v"], cache["sums"]
+    """Return the output [B, 1, H, K] of a token, q, k and v [B, 1, H or G, K], which joins the `length` in the cache."""
+    q, k, v = (_dense(x[:, 0]) for x in token)
+    keys, sums = cache["k"], cache["sums"]
     B, H, K = q.shape
-    G = k.shape[2]
-    full = (length - 1) // chunk
+    G = k.shape[1]
+    full = length // chunk
     part = max(1, triton.cdiv(full * B * G, SPLITS), triton.cdiv(full * remote, CANDIDATES)) if exact else 64
     splits = triton.cdiv(full, part)
     score = torch.empty(B, H, splits, remote, dtype=torch.float32, device=q.device)
@@ -331,9 +322,9 @@ def decode(
     places = triton.next_power_of_2(remote)
     if splits and exact:
         kernels_decode.score_exact_kernel[splits, G, B](
-            q, k, score, index, *q.stride()[:2], *k.stride()[:3], full, part, scale * LOG2E,
+            q, keys, score, index, *q.stride()[:2], *keys.stride()[:3], full, part, scale * LOG2E,
             **width, C=chunk, BN=min(chunk, tile.columns), R=places, GP=max(tile.rows, triton.next_power_of_2(H // G)),
-            num_stages=_stages(tile.stages, k, tile.rows, chunk), num_warps=tile.warps,
+            num_stages=_stages(tile.stages, keys, tile.rows, chunk), num_warps=tile.warps,
         )  # fmt: skip
     elif splits:
         kernels_decode.score_approx_kernel[splits, G, B](
@@ -341,8 +332,8 @@ def decode(
         )
     o = q.new_empty(B, 1, H, K)
     kernels_decode.step_kernel[H, B](
-        q, k, v, sums, score, index, o, *q.stride()[:2], *k.stride()[:3], *sums.stride()[:3],
-        splits * remote, length, scale * LOG2E,
+        q, k, v, keys, cache["v"], sums, score, index, o, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
+        *keys.stride()[:3], *sums.stride()[:3], splits * remote, length, scale * LOG2E,
         **width, C=chunk, BN=min(chunk, 8192 // _width(K)), BC=triton.next_power_of_2(max(1, splits * remote)),
     )  # fmt: skip
     return o
