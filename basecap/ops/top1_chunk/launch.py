@@ -42,10 +42,10 @@ SHARED = 163 * 1024
 POLYNOMIALS = 1
 
 #: Parts that the caches of a batch are cut into for the exact choice of one step: many, so that the last wave is short.
-SPLITS = 16384
+SPLITS = 65536
 
-#: The most candidates the parts of one cache may leave: a step's last kernel holds them in registers.
-CANDIDATES = 4096
+#: The most candidates the parts of one cache may leave: a step's last kernel holds them in one warp's registers.
+CANDIDATES = 1024
 
 #: Largest head size -> tile, chosen on an H200. With 168 registers a thread, three programs share a multiprocessor.
 EXACT = {64: Tile(128, 128, 4, 3, 168), 128: Tile(256, 128, 8, 3), 256: Tile(128, 64, 8, 2)}
@@ -307,7 +307,7 @@ def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: floa
 def decode(
     token: Sequence[Tensor], cache: dict[str, Tensor], length: int, chunk: int, exact: bool, scale: float, remote: int
 ) -> Tensor:
-    """Return the output [B, 1, H, K] of a token, q, k and v [B, 1, H or G, K], which joins the `length` in the cache."""
+    """Return the output [B, 1, H, K] of a token (q, k, v), which joins the `length` in the cache."""
     q, k, v = (_dense(x[:, 0]) for x in token)
     keys, sums = cache["k"], cache["sums"]
     B, H, K = q.shape
@@ -334,6 +334,8 @@ def decode(
     kernels_decode.step_kernel[H, B](
         q, k, v, keys, cache["v"], sums, score, index, o, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
         *keys.stride()[:3], *sums.stride()[:3], splits * remote, length, scale * LOG2E,
-        **width, C=chunk, BN=min(chunk, 8192 // _width(K)), BC=triton.next_power_of_2(max(1, splits * remote)),
+        **width, C=chunk, BN=min(chunk, 4096 // _width(K)), BC=triton.next_power_of_2(max(1, splits * remote)),
+        # One warp's sums need no exchange through shared memory, which takes longer than the keys do.
+        num_warps=1,
     )  # fmt: skip
     return o
