@@ -103,8 +103,8 @@ def test_shipped_studies_are_planned(name: str):
 
 def test_summaries_say_which_figures_they_are_of_and_count_nothing():
     summaries = {name: yaml.safe_load(path.read_text())["summary"] for name, path in library().items()}
-    elsewhere = {"4": "figure-3f", "6": "limited-110m", "8": "figure-1a"}
-    for figure in ("1a", "1b", "3a", "3b", "3c", "3d", "3e", "3f", "4", "6", "7", "8"):
+    elsewhere = {"4": "figure-3f", "6a": "limited-110m", "6b": "figure-2b", "8": "figure-1a", "9": "figure-2a"}
+    for figure in ("1a", "1b", "2a", "2b", "3a", "3b", "3c", "3d", "3e", "3f", "4", "6a", "6b", "7", "8", "9"):
         text = summaries[elsewhere.get(figure, f"figure-{figure}")]
         assert re.search(rf"Figures?( \w+ and)? {figure}\b.* first paper", text), figure
     sizes = r"\d+ ?[kMBG]\b|parameters|million|\b(three|four|five|six|seven|eight|nine|ten|twelve)\b"
