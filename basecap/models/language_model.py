@@ -119,7 +119,7 @@ class LanguageModel(nn.Module):
         """Read a prompt, int64 [B, T], into empty `caches`; return the logits of the token after it [B, vocab].
 
         Raises:
-            ConfigError: an empty prompt, or caches that have seen tokens.
+            ConfigError: an empty prompt, one longer than the learned positions, or caches that have seen tokens.
         """
         seen = caches[0].mixer.length
         if seen:
@@ -132,8 +132,14 @@ class LanguageModel(nn.Module):
         return nn.functional.linear(self.norm(total(x, added)[:, -1]), self.head_weight)
 
     def step(self, tokens_B1: Tensor, caches: Caches) -> Tensor:
-        """Read one more token, int64 [B, 1]; return the logits of the token after it [B, vocab]."""
+        """Read one more token, int64 [B, 1]; return the logits of the token after it [B, vocab].
+
+        Raises:
+            ConfigError: no token or several, or a text longer than the learned positions.
+        """
         x = self._embed(tokens_B1, caches[0].mixer.length)
+        if x.shape[1] > 1:
+            raise ConfigError(f"a step reads one token at a time, not {x.shape[1]}; read a prompt with prefill.")
         added: Tensor | None = None
         shared: dict[str, Tensor] = {}
         for block, cache in zip(self._blocks, caches, strict=True):

@@ -68,3 +68,13 @@ def test_a_text_longer_than_the_learned_positions(use: str):
             read()
     packed = torch.tensor([[0] * 31 + [1] * 2] * 2)
     torch.testing.assert_close(model.logits(text, packed)[:, 31:], model.logits(text[:, 31:]))
+
+
+@pytest.mark.parametrize("use", USES)
+@torch.no_grad()
+def test_a_step_of_several_tokens(use: str):
+    model, text = small(use), tokens(2, 7)
+    caches = model.init_cache(2, 8)
+    model.prefill(text[:, :5], caches)
+    with pytest.raises(ConfigError, match="a step reads one token at a time, not 2; read a prompt with prefill"):
+        model.step(text[:, 5:], caches)
