@@ -81,6 +81,15 @@ def test_lengths_below_one(option: str):
                 build(choice, **{option: length})
 
 
+@pytest.mark.parametrize("option", ["temperature", "rope_base", "filter_frequency"])
+def test_numbers_without_end(option: str):
+    choices = [parameter.values[0] for parameter in having(option)]
+    assert choices
+    for choice in choices:
+        with pytest.raises(ConfigError, match=f"option '{option}' of mixer .* cannot be inf: .* a finite number"):
+            build(choice, **{option: float("inf")})
+
+
 @pytest.mark.parametrize("choice", having("chunk"))
 def test_chunks_that_are_no_power_of_two(choice: LayerChoice):
     for chunk in (24, 100, 8, 512):
