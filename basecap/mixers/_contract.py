@@ -26,7 +26,7 @@ Initialiser = Callable[[Tensor, torch.Generator], object]
 class MixerConfig(BaseModel):
     """Base of every mixer's options: frozen, keyword-only, unknown keys refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 @dataclass(frozen=True, kw_only=True)

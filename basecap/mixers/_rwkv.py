@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from basecap.errors import ConfigError
 from basecap.mixers._contract import (
     Cache,
     Initialiser,
@@ -142,6 +143,8 @@ class HeadNorm(nn.GroupNorm):
     """Normalise each head of [B, T, H * V] by itself, with a gain and a bias per channel."""
 
     def __init__(self, heads: int, width: int):
+        if width == heads:
+            raise ConfigError(f"heads of one channel are nothing but their mean to a norm; choose fewer than {heads}.")
         super().__init__(heads, width, eps=EPS)
 
     def forward(self, x_BTD: Tensor) -> Tensor:

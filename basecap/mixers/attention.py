@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, ParameterRecipe, Variant, mixer
-from basecap.mixers._parts import AttentionHeads, attention_recipe, remember
+from basecap.mixers._parts import AttentionHeads, attention_recipe, remember, widened
 from basecap.ops.attention import attention, attention_step, weights
 
 
@@ -119,8 +119,8 @@ class Attention(Mixer):
         return self.out(self._attend(q, k, v).flatten(2))
 
     def influence(self, x_BTD: Tensor) -> Tensor:
-        """Return the attention distribution [B, H, T, T]."""
-        q, k, _ = self.project(x_BTD)
+        """Return the attention distribution [B, H, T, T], in float32 or wider."""
+        q, k, _ = widened(*self.project(x_BTD))
         return weights(q, k, self.scale, self.config.window, self._slopes(q.device))
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:

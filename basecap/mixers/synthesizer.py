@@ -22,7 +22,7 @@ from basecap.mixers._contract import (
     normal,
     residual_std,
 )
-from basecap.mixers._parts import positions_of, remember, rotary
+from basecap.mixers._parts import positions_of, remember, rotary, widened
 from basecap.ops.attention import attention, attention_step, weights
 
 
@@ -123,8 +123,8 @@ class Synthesizer(Mixer):
         return self.out(attention(q, k, v).flatten(2))
 
     def influence(self, x_BTD: Tensor) -> Tensor:
-        """Return the attention distribution [B, H, T, T]."""
-        q, k, _ = self._project(x_BTD)
+        """Return the attention distribution [B, H, T, T], in float32 or wider."""
+        q, k, _ = widened(*self._project(x_BTD))
         return weights(q, k, self.dim**-0.5)
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, ParameterRecipe, Variant, mixer
-from basecap.mixers._parts import AttentionHeads, attention_recipe
+from basecap.mixers._parts import AttentionHeads, attention_recipe, widened
 from basecap.ops.top1_chunk import (
     top1_chunk,
     top1_chunk_cache,
@@ -93,8 +93,8 @@ class Top1Chunk(Mixer):
         return self.out(self._attend(q, k, v).flatten(2))
 
     def influence(self, x_BTD: Tensor) -> Tensor:
-        """Return the attention distribution [B, H, T, T], zero outside the two chunks."""
-        q, k, _ = self.project(x_BTD)
+        """Return the attention distribution [B, H, T, T], in float32 or wider, zero outside the two chunks."""
+        q, k, _ = widened(*self.project(x_BTD))
         c = self.config
         return top1_chunk_weights(q, k, chunk=c.chunk, mode=c.mode, remote=c.remote)
 

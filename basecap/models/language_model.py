@@ -73,7 +73,7 @@ class LanguageModel(nn.Module):
         """Return the normalised final activations [B, T, D].
 
         Raises:
-            ConfigError: no token, or segments that do not fit the tokens.
+            ConfigError: no token, segments that do not fit the tokens, or a text longer than the learned positions.
         """
         return self.norm(total(*self._stream(tokens_BT, segments_BT)))
 
@@ -112,18 +112,14 @@ class LanguageModel(nn.Module):
         Raises:
             ConfigError: more tokens than there are learned positions.
         """
-        if self.positions is not None and max_length > self.config.max_length:
-            raise ConfigError(
-                f"learned positions end at {self.config.max_length} tokens; ask for at most that many, "
-                f"not {max_length}."
-            )
+        self._check_positions(max_length)
         return [block.init_cache(batch, max_length) for block in self._blocks]
 
     def prefill(self, tokens_BT: Tensor, caches: Caches) -> Tensor:
         """Read a prompt, int64 [B, T], into empty `caches`; return the logits of the token after it [B, vocab].
 
         Raises:
-            ConfigError: an empty prompt, or caches that have seen tokens.
+            ConfigError: an empty prompt, one longer than the learned positions, or caches that have seen tokens.
         """
         seen = caches[0].mixer.length
         if seen:
@@ -136,8 +132,14 @@ class LanguageModel(nn.Module):
         return nn.functional.linear(self.norm(total(x, added)[:, -1]), self.head_weight)
 
     def step(self, tokens_B1: Tensor, caches: Caches) -> Tensor:
-        """Read one more token, int64 [B, 1]; return the logits of the token after it [B, vocab]."""
+        """Read one more token, int64 [B, 1]; return the logits of the token after it [B, vocab].
+
+        Raises:
+            ConfigError: no token or several, or a text longer than the learned positions.
+        """
         x = self._embed(tokens_B1, caches[0].mixer.length)
+        if x.shape[1] > 1:
+            raise ConfigError(f"a step reads one token at a time, not {x.shape[1]}; read a prompt with prefill.")
         added: Tensor | None = None
         shared: dict[str, Tensor] = {}
         for block, cache in zip(self._blocks, caches, strict=True):
@@ -179,11 +181,23 @@ class LanguageModel(nn.Module):
     def _loss(self, x: Tensor, added: Tensor | None, targets: Tensor) -> Tensor:
         return linear_cross_entropy(self.norm(total(x, added)), self.head_weight, targets)
 
+    def _check_positions(self, length: int) -> None:
+        if self.positions is not None and length > self.config.max_length:
+            raise ConfigError(
+                f"learned positions end at {self.config.max_length} tokens; ask for at most that many, not {length}."
+            )
+
     def _embed(self, tokens: Tensor, start: int, segments: Tensor | None = None) -> Tensor:
         if tokens.dim() != 2 or tokens.shape[1] < 1:
             raise ConfigError(f"tokens {tuple(tokens.shape)} must be [B, T] with at least one token.")
         x = self.embedding(tokens)
         if self.positions is not None:
-            along_row = torch.arange(start, start + tokens.shape[1], device=tokens.device)
-            x = x + self.positions(along_row if segments is None else positions_of(segments))
+            end = start + tokens.shape[1]
+            positions = torch.arange(start, end, device=tokens.device)
+            if segments is not None:
+                positions = positions_of(segments)
+                # A row may be longer than each of its segments; for others no GPU is waited for.
+                end = end if end <= self.config.max_length else int(positions.max()) + 1
+            self._check_positions(end)
+            x = x + self.positions(positions)
         return x if self.embedding_norm is None else self.embedding_norm(x)

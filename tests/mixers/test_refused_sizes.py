@@ -63,6 +63,14 @@ def test_heads_that_rope_cannot_turn(choice: LayerChoice):
             build(choice, hidden=65)
 
 
+@pytest.mark.parametrize("use", ["rwkv-5", "rwkv-6", "rwkv-7"])
+def test_heads_that_a_norm_per_head_would_empty(use: str):
+    choice = ARCHITECTURES.get(use).layers[0]
+    build(choice, heads=32)
+    with pytest.raises(ConfigError, match=r"heads of one channel are nothing but their mean .* fewer than 64"):
+        build(choice, heads=64)
+
+
 @pytest.mark.parametrize("option", ["window", "chunk", "remote", "conv_width", "global_width"])
 def test_lengths_below_one(option: str):
     choices = [parameter.values[0] for parameter in having(option)]
@@ -71,6 +79,15 @@ def test_lengths_below_one(option: str):
         for length in (0, -1):
             with pytest.raises(ConfigError, match=f"option '{option}' of mixer .* cannot be {length}"):
                 build(choice, **{option: length})
+
+
+@pytest.mark.parametrize("option", ["temperature", "rope_base", "filter_frequency"])
+def test_numbers_without_end(option: str):
+    choices = [parameter.values[0] for parameter in having(option)]
+    assert choices
+    for choice in choices:
+        with pytest.raises(ConfigError, match=f"option '{option}' of mixer .* cannot be inf: .* a finite number"):
+            build(choice, **{option: float("inf")})
 
 
 @pytest.mark.parametrize("choice", having("chunk"))

@@ -52,3 +52,29 @@ def test_a_second_prompt_into_the_same_caches(use: str):
         start(prompt, caches)
         with pytest.raises(ConfigError, match=r"the caches have seen \d tokens; prefill new ones"):
             model.prefill(prompt, caches)
+
+
+@pytest.mark.parametrize("use", ["transformer", "transformer++ absolute"])
+def test_a_text_longer_than_the_learned_positions(use: str):
+    model, text = small(use), tokens(2, 33)
+    for read in (
+        lambda: model.logits(text),
+        lambda: model(text, text),
+        lambda: model.token_losses(text, text),
+        lambda: model.logits(text, torch.zeros_like(text)),
+        lambda: model.prefill(text, small("transformer++").init_cache(2, 33)),
+    ):
+        with pytest.raises(ConfigError, match="learned positions end at 32 tokens; ask for at most that many, not 33"):
+            read()
+    packed = torch.tensor([[0] * 31 + [1] * 2] * 2)
+    torch.testing.assert_close(model.logits(text, packed)[:, 31:], model.logits(text[:, 31:]))
+
+
+@pytest.mark.parametrize("use", USES)
+@torch.no_grad()
+def test_a_step_of_several_tokens(use: str):
+    model, text = small(use), tokens(2, 7)
+    caches = model.init_cache(2, 8)
+    model.prefill(text[:, :5], caches)
+    with pytest.raises(ConfigError, match="a step reads one token at a time, not 2; read a prompt with prefill"):
+        model.step(text[:, 5:], caches)

@@ -15,7 +15,9 @@ def weights(
     """Return the attention distribution [B, H, T, T]."""
     B, T, H, _ = q_BTHK.shape
     k_BTHK = k_BTGK.repeat_interleave(H // k_BTGK.shape[2], dim=2)
-    scores_BHTT = torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) * scale
+    # Autocast would round the scores.
+    with torch.autocast(q_BTHK.device.type, enabled=False):
+        scores_BHTT = torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) * scale
     t = torch.arange(T, device=q_BTHK.device)
     distance = t[:, None] - t[None, :]
     if slopes is not None:
