@@ -61,12 +61,12 @@ class Report:
 
 
 class Layers(nn.Module):
-    """One mixer; or two in a row, the first behind a residual, where layers leave values to later ones."""
+    """The first or last of two layers; both, the first behind a residual, where layers leave values to later ones."""
 
-    def __init__(self, choice: LayerChoice, config: Any, hidden: int, max_length: int):
+    def __init__(self, choice: LayerChoice, config: Any, hidden: int, max_length: int, last: bool = False):
         super().__init__()
-        depth = 2 if choice.mixer.takes_shared else 1
-        specs = (LayerSpec(hidden=hidden, index=i, depth=depth, max_length=max_length) for i in range(depth))
+        chosen = (0, 1) if choice.mixer.takes_shared else (int(last),)
+        specs = (LayerSpec(hidden=hidden, index=i, depth=2, max_length=max_length) for i in chosen)
         self.mixers = cast(Sequence[Mixer], nn.ModuleList(build(choice.mixer, config, spec) for spec in specs))
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
@@ -94,7 +94,10 @@ class Layers(nn.Module):
 
 
 class Bench:
-    """A mixer in float64 with generic parameters, an input, its output, and what may be excused."""
+    """A mixer in float64 with generic parameters, an input, its output, and what may be excused.
+
+    With `last` it is one of the last layer, and one row instead of several: what its index decides is proved too.
+    """
 
     def __init__(
         self,
@@ -105,18 +108,18 @@ class Bench:
         device: torch.device,
         options: Mapping[str, Any],
         seed: int,
-        batch: int = BATCH,
+        last: bool = False,
     ):
         self.choice, self.subject, self.hidden, self.length, self.device = choice, subject, hidden, length, device
-        self.seed, self.batch = seed, batch
+        self.seed, self.batch = seed, 1 if last else BATCH
         self.config = choice.configure(hidden, {**tiny_options(choice, hidden), **options})
-        layers = Layers(choice, self.config, hidden, length)
+        layers = Layers(choice, self.config, hidden, length, last)
         recipes = {f"mixers.{i}.{k}": r for i, mixer in enumerate(layers.mixers) for k, r in mixer.recipe().items()}
         initialise(layers, recipes, seed)
         _make_generic(layers, seed)
         self.layers = layers.to(device, torch.float64)
-        self.x = self.random("x", batch, length, hidden)
-        self.weight = self.random("weight", batch, length, hidden)
+        self.x = self.random("x", self.batch, length, hidden)
+        self.weight = self.random("weight", self.batch, length, hidden)
         given = self.x.clone()
         with torch.no_grad():
             self.y = self.layers(given)

@@ -191,6 +191,27 @@ def test_decoding_is_proved_beyond_the_usual_windows(register):
     assert "prefill 1016, then decode to 1032 of 1100" in failures(report)
 
 
+class DividesByDepth(RunningMean):
+    """Leaks in all layers but the first."""
+
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.share = layer.index / (layer.depth - 1)
+
+    def forward(self, x_BTD, segments=None):
+        return super().forward(x_BTD, segments) + self.share * x_BTD.flip(1)
+
+
+def test_a_later_layer_is_proved_too(register):
+    found = failures(check_mixer(register(DividesByDepth), dtypes=()))
+    assert found.keys() == {
+        "causality before 1066 of 1100",
+        "length 733 of 1100",
+        "prefill 1016, then decode to 1032 of 1100",
+    }
+    assert all("(layer.index is 1)" in message for message in found.values())
+
+
 class RaisesLate(RunningMean):
     def forward(self, x_BTD, segments=None):
         if x_BTD.shape[1] > 200:
