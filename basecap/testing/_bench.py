@@ -155,8 +155,14 @@ class Bench:
         return value * (1 + roundoff(dtype) * signs)
 
     def same(self, name: str, actual: Tensor, expected: Tensor, broken: str) -> Check:
-        """Return the check that two float64 results are one, to the excusable error."""
-        return self.check(name, largest(actual, expected, scale=self.y), self.allowed, broken)
+        """Return the check that two float64 results [B, T, D] are one, to the excusable error."""
+        error = largest(actual, expected, scale=self.y)
+        if actual.shape != expected.shape:
+            broken += f": one is {list(actual.shape)}, the other {list(expected.shape)}"
+        elif error > self.allowed:
+            apart = (actual - expected).abs().amax((0, 2)) > self.allowed * root_mean_square(self.y)
+            broken += f", first at position {apart.nonzero()[0].item()}"
+        return self.check(name, error, self.allowed, broken)
 
     def check(self, name: str, error: float, allowed: float, broken: str) -> Check:
         """Return a check; `broken` says what is wrong if the error is too large."""
@@ -180,7 +186,7 @@ def judge(subject: str, name: str, error: float, allowed: float, broken: str) ->
     if math.isnan(error):
         message = f"{subject}: {name} broke: {broken}: there is NaN in what is compared."
     elif error > allowed:
-        size = f", by {error:.2e} where {allowed:.1e} is allowed" if allowed else ""
+        size = f", by {error:.2e} where {allowed:.1e} is allowed" if allowed and error < math.inf else ""
         message = f"{subject}: {name} broke: {broken}{size}."
     return Check(subject=subject, name=name, error=error, allowed=allowed, message=message)
 
