@@ -15,6 +15,9 @@ from typer.core import TyperGroup
 
 from basecap.errors import BasecapError, ConfigError, nearest
 
+#: Arguments that typer refuses. Some of its releases take this class from click, others have one of their own.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
 # torch takes a second to import: every command imports what it needs, so that --help answers at once.
 
 
@@ -340,12 +343,21 @@ def main() -> None:
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
-        app(arguments)
-    except BasecapError as error:
+        sys.exit(app(arguments, prog_name="basecap", standalone_mode=False))
+    except (BasecapError, _UsageError) as error:
         if debug:
             raise
-        typer.echo(f"error: {error}", err=True)
+        said = str(error) if isinstance(error, BasecapError) else _in_words(error)
+        if said:  # else it was the help, which is printed
+            typer.echo(f"error: {said}", err=True)
         sys.exit(2)
+
+
+def _in_words(error: Any) -> str:
+    """Return what typer says of arguments that it refuses, as one sentence; empty where it printed the help."""
+    said = error.format_message()
+    command = error.ctx.command_path if error.ctx else "basecap"
+    return said and f"{said[0].lower()}{said[1:].rstrip('.')} (see `{command} --help`)."
 
 
 if __name__ == "__main__":

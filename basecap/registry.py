@@ -88,7 +88,20 @@ class Registry(Generic[T]):
             if not module.name.startswith("_"):
                 importlib.import_module(f"{self.package}.{module.name}")
         for entry_point in entry_points(group=self.package):
-            entry_point.load()
+            try:
+                entry_point.load()
+            except ConfigError:
+                raise
+            except (Exception, SystemExit) as error:  # whatever other people's code raises
+                owner = f"package {entry_point.dist.name}" if entry_point.dist else f"entry point {entry_point.name}"
+                raise ConfigError(f"{owner} cannot be imported: {_in_words(error)}; mend or uninstall it.") from error
+
+    def package_of(self, module: str) -> str | None:
+        """Return name and version of the installed package that declares entries and holds `module`, else None."""
+        for entry_point in entry_points(group=self.package):
+            if entry_point.dist and entry_point.module.partition(".")[0] == module.partition(".")[0]:
+                return f"{entry_point.dist.name} {entry_point.dist.version}"
+        return None
 
 
 def load_plugin(path: Path) -> None:
@@ -114,8 +127,11 @@ def load_plugin(path: Path) -> None:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         where = f"{path}:{_line(error, path)}".removesuffix(":None")
-        said = f"{type(error).__name__}: {error}".removesuffix(": ")
-        raise ConfigError(f"plugin file {where} cannot be imported: {said}; mend it.") from error
+        raise ConfigError(f"plugin file {where} cannot be imported: {_in_words(error)}; mend it.") from error
+
+
+def _in_words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def _line(error: BaseException, path: Path) -> int | None:

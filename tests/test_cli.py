@@ -150,6 +150,12 @@ def test_data_inspect_counts_every_domain(study_file, tmp_path, basecap):  # noq
         (("bench", "ops", "--device", "cpu"), "bench ops needs a CUDA GPU"),
         (("report", __file__), "is a file; give a directory"),
         (("run", "quickstart", "--out", __file__), "is a file; give a directory"),
+        (("check", "--length", "5"), "invalid value for '--length': "),
+        (("run", "quickstart", "--per-gpu", "none"), "'--per-gpu'"),
+        (("bench", "ops", "--length", "5"), "(see `basecap bench ops --help`)."),
+        (("run",), "(see `basecap run --help`)."),
+        (("data", "prepar"), "no such command 'prepar'"),
+        (("--frob",), "--frob"),
     ],
 )
 def test_bad_input_gets_one_sentence(arguments, words, refused):

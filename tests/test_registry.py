@@ -1,11 +1,12 @@
 """Plugin files: found by their path, and what is wrong in them by its line."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from basecap.errors import ConfigError
-from basecap.registry import PLUGIN, load_plugin
+from basecap.registry import PLUGIN, Registry, load_plugin
 
 
 @pytest.mark.parametrize(
@@ -35,3 +36,19 @@ def test_plugins_of_one_name_in_two_directories_are_two_modules(tmp_path):
         load_plugin(file)
     held = [sys.modules[name].__file__ for name in sys.modules if name.startswith(f"{PLUGIN}alike")]
     assert held == [str(file) for file in files]
+
+
+def install(site: Path, version: str, text: str) -> Path:
+    """Make `site` hold the package fancy-mixers, whose one module declares itself; return the module's file."""
+    about, module = site / "fancy_mixers.dist-info", site / "fancy_mixers.py"
+    about.mkdir(parents=True, exist_ok=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: fancy-mixers\nVersion: {version}\n")
+    (about / "entry_points.txt").write_text("[basecap.mixers]\nfancy = fancy_mixers\n")
+    module.write_text(text)
+    return module
+
+
+def test_a_package_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(install(tmp_path, "0.1", "1 / 0\n").parent)
+    with pytest.raises(ConfigError, match=r"^package fancy-mixers cannot be imported: ZeroDivisionError: .*uninstall"):
+        Registry("mixer", "basecap.mixers", "mixers").names()

@@ -254,6 +254,9 @@ class LayerChoice:
         for key in chosen:
             if key not in fields:
                 raise ConfigError(f"unknown option {key!r} of mixer {self.mixer.__name__}: {nearest(key, fields)}")
+            given = f"option {key!r} of mixer {self.mixer.__name__} cannot be {chosen[key]!r}"
+            if isinstance(chosen[key], bool) and fields[key].annotation in (int, float, int | None, float | None):
+                raise ConfigError(f"{given}: it is a number, not a truth value.")  # pydantic would take 1 or 0
         try:
             return self.mixer.Config(**chosen)
         except ValidationError as error:

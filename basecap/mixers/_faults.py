@@ -33,13 +33,15 @@ def in_words(error: BaseException) -> str:
 def build(cls: "type[Mixer]", config: "MixerConfig", layer: "LayerSpec") -> "Mixer":
     """Return a mixer; raises ConfigError that names class and place when its `__init__` fails or is incomplete."""
     needed = "its __init__ must begin with super().__init__(config, layer)"
+    mixer = cls.__new__(cls)
     try:
-        mixer = cls(config, layer)
+        cls.__init__(mixer, config, layer)
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # whatever the author's code raises, they must learn where
         place = raised_at(error, cls) or place_of(cls)
-        raise ConfigError(f"mixer {cls.__name__} ({place}) cannot be built: {in_words(error)}; {needed}.") from error
+        advice = "mend it" if "layer" in vars(mixer) else needed
+        raise ConfigError(f"mixer {cls.__name__} ({place}) cannot be built: {in_words(error)}; {advice}.") from error
     if "layer" not in vars(mixer):
         raise ConfigError(f"mixer {cls.__name__} ({place_of(cls)}) is incomplete: {needed}.")
     return mixer

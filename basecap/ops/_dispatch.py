@@ -24,6 +24,7 @@ _BY_TORCH_FUNC = (
     "{op} cannot be transformed by torch.func (grad, vjp, jvp, vmap) here; "
     "take gradients with torch.autograd.grad or backward(), and give it a batch instead of vmap."
 )
+_BATCHED = "{op} has no batched gradients (is_grads_batched, vectorize); take them one by one."
 _TWICE = "{op} has no second derivatives; differentiate it once, without create_graph."
 
 
@@ -140,6 +141,14 @@ def no_second_derivatives(op: str) -> Callable[..., NoReturn]:
         raise ConfigError(_TWICE.format(op=op))
 
     return refuse
+
+
+def refuse_batched_gradients(op: str, *grads: Tensor | None) -> None:
+    """Raise ConfigError in a backward pass of many gradients at once, where PyTorch cannot map it over them."""
+    if torch.compiler.is_compiling():
+        return
+    if any(functorch.is_legacy_batchedtensor(grad) for grad in grads if grad is not None):
+        raise ConfigError(_BATCHED.format(op=op))
 
 
 def check_backend(backend: Backend) -> None:

@@ -13,6 +13,8 @@ GONE = -1e5
 
 #: The dtypes that all ops compute with.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+#: And those of segments and bounds: PyTorch does not compare wider unsigned ones.
+INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def check_floating(tensors: Mapping[str, Tensor]) -> None:
@@ -28,14 +30,16 @@ def check_floating(tensors: Mapping[str, Tensor]) -> None:
 def check_integers(name: str, x: Tensor) -> None:
     """Raise ConfigError unless the argument of this name is a tensor of integers (or truth values)."""
     check_tensor(name, x)
-    if x.is_floating_point() or x.is_complex():
-        raise ConfigError(f"{name} must be integers, not {x.dtype}.")
+    if x.dtype not in INTEGERS:
+        raise ConfigError(f"{name} must be integers, such as int64, not {x.dtype}.")
 
 
 def check_tensor(name: str, x: object) -> None:
-    """Raise ConfigError unless the argument of this name is a tensor."""
+    """Raise ConfigError unless the argument of this name is a tensor, and no sparse or nested one."""
     if not isinstance(x, Tensor):
         raise ConfigError(f"{name} must be a torch.Tensor, not {type(x).__name__}.")
+    if x.layout != torch.strided or x.is_nested:
+        raise ConfigError(f"{name} must be a dense tensor, not {'nested' if x.is_nested else 'sparse'}; convert it.")
 
 
 def is_whole(number: object) -> bool:

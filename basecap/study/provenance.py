@@ -1,5 +1,6 @@
 """How the numbers of a run came about, as run.json says it, and what may not change while it is continued."""
 
+import hashlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,37 +86,63 @@ def refuse_other_precision(
 
 
 def refuse_other_plugins(records: RunRecords, model: ModelConfig) -> None:
-    """Raise ConfigError when a plugin that `model` needs is not there, or another than when the run was trained.
+    """Raise ConfigError when a plugin or package that `model` needs is not there, or another than it was trained with.
 
     What else a run recorded does not matter: it used to be every plugin of its command.
     """
     held: dict[str, str] = records.info().get("plugins", {})
     if not held:
         return
+    now: dict[str, str] = {}
     try:
         now = _sources(model)
         # Only runs of a plugin recorded any: without one this is another architecture of that name.
         other = [name for digest, name in now.items() if digest not in held] if now else list(held.values())
     except ConfigError as error:  # a name is not registered
-        absent = [name for name in held.values() if PLUGIN + Path(name).stem not in sys.modules]
+        absent = [name for name in held.values() if _is_file(name) and PLUGIN + Path(name).stem not in sys.modules]
         if absent:
             given = " ".join(f"--plugin {name}" for name in absent)
             raise ConfigError(f"{records.path} was trained with a plugin that is not given; add {given}.") from error
         other = list(held.values())
     if other:
+        name = other[0]
+        if not _is_file(name):
+            name = next((was for digest, was in held.items() if digest not in now), name)
+        what, how = f"{name}, not with what is installed", "install that one"
+        if _is_file(name):
+            what, how = f"another version of {name}", "restore that one with --plugin"
         raise ConfigError(
-            f"{records.path} was trained with another version of {other[0]}; restore that one with --plugin, give "
-            "another --out, or remove that directory."
+            f"{records.path} was trained with {what}; {how}, give another --out, or remove that directory."
         )
+
+
+def _is_file(name: str) -> bool:
+    """Whether run.json names a plugin file so, and not a package with its version."""
+    return name.endswith(".py")
 
 
 def plugin_files(model: ModelConfig) -> list[Path]:
     """Return the plugin files that a model's parts are defined in."""
+    return [_file(module) for module in _modules(model) if module.startswith(PLUGIN)]
+
+
+def _modules(model: ModelConfig) -> list[str]:
+    """Return the modules that a model's parts are defined in."""
     modules = [BACKBONES.module(model.backbone), *(ARCHITECTURES.module(layer.use) for layer in model.layers)]
     choices = [choice for layer in model.layers for choice in ARCHITECTURES.get(layer.use).layers]
     modules += [part.__module__ for choice in choices for part in choice.mixer.__mro__]
-    return [Path(sys.modules[name].__file__ or "") for name in dict.fromkeys(modules) if name.startswith(PLUGIN)]
+    return list(dict.fromkeys(modules))
+
+
+def _file(module: str) -> Path:
+    return Path(sys.modules[module].__file__ or "")
 
 
 def _sources(model: ModelConfig) -> dict[str, str]:
-    return {file_digest(file): file.name for file in plugin_files(model)}
+    """Return the plugin files of a model by their digests, and the packages by those of their version and module."""
+    found = {file_digest(file): file.name for file in plugin_files(model)}
+    for module in _modules(model):
+        package = ARCHITECTURES.package_of(module) or BACKBONES.package_of(module)
+        if package is not None:
+            found[hashlib.sha256(f"{package} {file_digest(_file(module))}".encode()).hexdigest()] = package
+    return found

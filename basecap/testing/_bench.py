@@ -61,12 +61,12 @@ class Report:
 
 
 class Layers(nn.Module):
-    """One mixer; or two in a row, the first behind a residual, where layers leave values to later ones."""
+    """The first or last of two layers; both, the first behind a residual, where layers leave values to later ones."""
 
-    def __init__(self, choice: LayerChoice, config: Any, hidden: int, max_length: int):
+    def __init__(self, choice: LayerChoice, config: Any, hidden: int, max_length: int, last: bool = False):
         super().__init__()
-        depth = 2 if choice.mixer.takes_shared else 1
-        specs = (LayerSpec(hidden=hidden, index=i, depth=depth, max_length=max_length) for i in range(depth))
+        chosen = (0, 1) if choice.mixer.takes_shared else (int(last),)
+        specs = (LayerSpec(hidden=hidden, index=i, depth=2, max_length=max_length) for i in chosen)
         self.mixers = cast(Sequence[Mixer], nn.ModuleList(build(choice.mixer, config, spec) for spec in specs))
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
@@ -94,7 +94,10 @@ class Layers(nn.Module):
 
 
 class Bench:
-    """A mixer in float64 with generic parameters, an input, its output, and what may be excused."""
+    """A mixer in float64 with generic parameters, an input, its output, and what may be excused.
+
+    With `last` it is one of the last layer, and one row instead of several: what its index decides is proved too.
+    """
 
     def __init__(
         self,
@@ -105,18 +108,18 @@ class Bench:
         device: torch.device,
         options: Mapping[str, Any],
         seed: int,
-        batch: int = BATCH,
+        last: bool = False,
     ):
         self.choice, self.subject, self.hidden, self.length, self.device = choice, subject, hidden, length, device
-        self.seed, self.batch = seed, batch
+        self.seed, self.batch = seed, 1 if last else BATCH
         self.config = choice.configure(hidden, {**tiny_options(choice, hidden), **options})
-        layers = Layers(choice, self.config, hidden, length)
+        layers = Layers(choice, self.config, hidden, length, last)
         recipes = {f"mixers.{i}.{k}": r for i, mixer in enumerate(layers.mixers) for k, r in mixer.recipe().items()}
         initialise(layers, recipes, seed)
         _make_generic(layers, seed)
         self.layers = layers.to(device, torch.float64)
-        self.x = self.random("x", batch, length, hidden)
-        self.weight = self.random("weight", batch, length, hidden)
+        self.x = self.random("x", self.batch, length, hidden)
+        self.weight = self.random("weight", self.batch, length, hidden)
         given = self.x.clone()
         with torch.no_grad():
             self.y = self.layers(given)
@@ -152,8 +155,14 @@ class Bench:
         return value * (1 + roundoff(dtype) * signs)
 
     def same(self, name: str, actual: Tensor, expected: Tensor, broken: str) -> Check:
-        """Return the check that two float64 results are one, to the excusable error."""
-        return self.check(name, largest(actual, expected, scale=self.y), self.allowed, broken)
+        """Return the check that two float64 results [B, T, D] are one, to the excusable error."""
+        error = largest(actual, expected, scale=self.y)
+        if actual.shape != expected.shape:
+            broken += f": one is {list(actual.shape)}, the other {list(expected.shape)}"
+        elif error > self.allowed:
+            apart = (actual - expected).abs().amax((0, 2)) > self.allowed * root_mean_square(self.y)
+            broken += f", first at position {apart.nonzero()[0].item()}"
+        return self.check(name, error, self.allowed, broken)
 
     def check(self, name: str, error: float, allowed: float, broken: str) -> Check:
         """Return a check; `broken` says what is wrong if the error is too large."""
@@ -177,7 +186,7 @@ def judge(subject: str, name: str, error: float, allowed: float, broken: str) ->
     if math.isnan(error):
         message = f"{subject}: {name} broke: {broken}: there is NaN in what is compared."
     elif error > allowed:
-        size = f", by {error:.2e} where {allowed:.1e} is allowed" if allowed else ""
+        size = f", by {error:.2e} where {allowed:.1e} is allowed" if allowed and error < math.inf else ""
         message = f"{subject}: {name} broke: {broken}{size}."
     return Check(subject=subject, name=name, error=error, allowed=allowed, message=message)
 

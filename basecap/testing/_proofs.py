@@ -109,14 +109,17 @@ def decode(layers: Layers, x: Tensor, caches: list[Cache], prompt: int) -> Tenso
 
 @torch.no_grad()
 def long_causality(bench: Bench) -> Iterator[Check]:
-    """Causality where a block or a window of the usual sizes is not the first: one row, two places off every grid."""
+    """Causality where a block or a window of the usual sizes is not the first: one row, two places off every grid.
+
+    What it says is of a layer that is not the first either, so that a fault may come from there.
+    """
     T, x = bench.length, bench.x.clone()
     cut = T - T // 32
     x[:, cut:] = bench.random("other future", *x[:, cut:].shape)
-    broken = f"outputs before position {cut} of {T} move when later inputs change"
+    broken = f"outputs before position {cut} of {T} move when later inputs change (layer.index is 1)"
     yield bench.same(f"causality before {cut} of {T}", bench.layers(x)[:, :cut], bench.y[:, :cut], broken)
     cut = 2 * T // 3
-    broken = f"a sequence of {cut} tokens is not mixed like the start of one of {T}"
+    broken = f"a sequence of {cut} tokens is not mixed like the start of one of {T} (layer.index is 1)"
     yield bench.same(f"length {cut} of {T}", bench.layers(bench.x[:, :cut]), bench.y[:, :cut], broken)
 
 
@@ -129,7 +132,7 @@ def long_decoding(bench: Bench) -> Iterator[Check]:
     caches = bench.layers.init_cache(bench.batch, T)
     name = f"prefill {prompt}, then decode to {end} of {T}"
     y = decode(bench.layers, bench.x[:, :end], caches, prompt)
-    yield bench.same(name, y, bench.y[:, :end], f"{name} and forward disagree")
+    yield bench.same(name, y, bench.y[:, :end], f"{name} and forward disagree (layer.index is 1)")
 
 
 @torch.no_grad()

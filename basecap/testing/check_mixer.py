@@ -41,7 +41,8 @@ def check_mixer(
         name: a registered architecture; as "X in Y" its models are those of block family Y.
         hidden: model width.
         length: tokens per sequence, at least 32.
-        longest: tokens of one more sequence, for causality and decoding alone; none if not longer than `length`.
+        longest: tokens of one more sequence, for causality and decoding alone, of a later layer than the first; none
+            if not longer than `length`.
         dtypes: precisions compared with float64, besides the checks made in float64 itself.
         device: where everything runs.
         options: options of the mixer on top of the architecture's and of `Mixer.tiny`.
@@ -107,7 +108,7 @@ def _others(bench: Bench, dtypes: tuple[torch.dtype, ...], compiled: bool) -> It
 def _long(
     choice: LayerChoice, subject: str, hidden: int, length: int, device: torch.device, options: Mapping[str, Any]
 ) -> Iterator[Check]:
-    bench = Bench(choice, subject, hidden, length, device, options, SEED, batch=1)
+    bench = Bench(choice, subject, hidden, length, device, options, SEED, last=True)
     for prove in LONG_PROOFS:
         name = f"{prove.__name__.replace('_', ' ')} on {length} tokens"
         yield from attempt(subject, choice.mixer, partial(prove, bench), name)

@@ -106,7 +106,12 @@ def test_options_stack_up():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"rat": 1.0}, "unknown option 'rat' of mixer Decay: did you mean 'rate'"), ({"rate": "high"}, "option 'rate'")],
+    [
+        ({"rat": 1.0}, "unknown option 'rat' of mixer Decay: did you mean 'rate'"),
+        ({"rate": "high"}, "option 'rate'"),
+        ({"rate": True}, "option 'rate' of mixer Decay cannot be True: it is a number, not a truth value"),
+        ({"heads": False}, "option 'heads' of mixer Decay cannot be False: it is a number"),
+    ],
 )
 def test_bad_options_are_named(options, message):
     with pytest.raises(ConfigError, match=message):

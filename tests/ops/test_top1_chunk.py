@@ -373,7 +373,7 @@ def test_checkpointing_never_chooses_twice(monkeypatch):
         ({"scale": 0.0}, "scale must be positive"),
         ({"cu_seqlens": torch.tensor([0, 9, 4, 20])}, "cu_seqlens must increase"),
         ({"cu_seqlens": torch.tensor([0, 9])}, "from 0 to T = 20"),
-        ({"cu_seqlens": torch.tensor([0.0, 20.0])}, "integer vector"),
+        ({"cu_seqlens": torch.tensor([0.0, 20.0])}, "cu_seqlens must be integers"),
         ({"segments": torch.zeros(1, 7, dtype=torch.int64)}, r"segments \(1, 7\)"),
         ({"segments": torch.zeros(1, 20).long(), "cu_seqlens": torch.tensor([0, 20])}, "give one of them"),
         ({"v": torch.zeros(1, 20, 1, 8)}, r"v \(1, 20, 1, 8\)"),

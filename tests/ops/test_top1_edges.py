@@ -126,6 +126,11 @@ def test_a_compiled_graph_checks_its_bounds(bounds: list[int]):
     ("packing", "message"),
     [
         ({"segments": torch.zeros(B, T)}, "segments must be integers"),
+        (
+            {"segments": torch.arange(T, 0, -1).expand(B, T).to(torch.uint64)},
+            "segments must be integers, .*not torch.uint64",
+        ),
+        ({"cu_seqlens": torch.tensor([0, T], dtype=torch.complex64)}, "cu_seqlens must be integers"),
         ({"segments": [[0] * T] * B}, r"segments must be a torch\.Tensor, not list"),
         ({"segments": -torch.arange(T).expand(B, T)}, "segments must not decrease"),
         ({"cu_seqlens": [0, T]}, r"cu_seqlens must be a torch\.Tensor, not list"),
@@ -144,6 +149,16 @@ def test_packing_is_checked(packing, message):
 def test_keys_that_are_no_floating_tensors_are_named(op, wrong):
     with pytest.raises(ConfigError, match=r"^k must be (a torch\.Tensor|floating point), not"):
         op(drawn()[0], wrong)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("op", [top1_chunk_choice, top1_element_choice])
+def test_tensors_without_a_dense_layout_are_refused(op):
+    q, k, _ = drawn()
+    with pytest.raises(ConfigError, match=r"^k must be a dense tensor, not sparse; convert it\."):
+        op(q, k.to_sparse())
+    with pytest.raises(ConfigError, match=r"^q must be a dense tensor, not nested; convert it\."):
+        op(torch.nested.nested_tensor(list(q)), k)
 
 
 def test_a_look_without_gradients_leaves_nothing_that_training_cannot_use():

@@ -84,6 +84,20 @@ def test_second_derivatives_are_refused(op, x):
         torch.autograd.functional.hvp(lambda x: op(x).square().sum() + x.pow(3).sum(), x, x)
 
 
+@every_op
+def test_batched_gradients_are_those_one_by_one_or_refused(op, x):
+    x = x.clone().requires_grad_()
+    y = op(x)
+    weights = torch.stack([y.detach() + 1, y.detach()])
+    wanted = [torch.autograd.grad(y, x, weight, retain_graph=True)[0] for weight in weights]
+    try:
+        (found,) = torch.autograd.grad(y, x, weights, is_grads_batched=True)
+    except ConfigError as error:
+        assert "has no batched gradients (is_grads_batched, vectorize); take them one by one" in str(error)
+    else:
+        torch.testing.assert_close(found, torch.stack(wanted))
+
+
 @in_interpreter
 def test_the_recurrence_of_rwkv_has_no_second_derivatives_either():
     x = heads.clone().requires_grad_()

@@ -191,6 +191,45 @@ def test_decoding_is_proved_beyond_the_usual_windows(register):
     assert "prefill 1016, then decode to 1032 of 1100" in failures(report)
 
 
+class ForgetsLate(RunningMean):
+    def step(self, x_B1D, cache):
+        y = super().step(x_B1D, cache)
+        return y if cache.length < 20 else 0 * y
+
+
+class StepsWithoutTime(RunningMean):
+    def step(self, x_B1D, cache):
+        return super().step(x_B1D, cache)[:, 0]
+
+
+def test_a_difference_is_said_with_its_place_or_shapes(register):
+    message = failures(checked(register(ForgetsLate)))["decode"]
+    assert "decode and forward disagree, first at position 19, by " in message
+    message = failures(checked(register(StepsWithoutTime)))["decode"]
+    assert message.endswith("decode and forward disagree: one is [2, 2048], the other [2, 32, 64].")
+
+
+class DividesByDepth(RunningMean):
+    """Leaks in all layers but the first."""
+
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.share = layer.index / (layer.depth - 1)
+
+    def forward(self, x_BTD, segments=None):
+        return super().forward(x_BTD, segments) + self.share * x_BTD.flip(1)
+
+
+def test_a_later_layer_is_proved_too(register):
+    found = failures(check_mixer(register(DividesByDepth), dtypes=()))
+    assert found.keys() == {
+        "causality before 1066 of 1100",
+        "length 733 of 1100",
+        "prefill 1016, then decode to 1032 of 1100",
+    }
+    assert all("(layer.index is 1)" in message for message in found.values())
+
+
 class RaisesLate(RunningMean):
     def forward(self, x_BTD, segments=None):
         if x_BTD.shape[1] > 200:

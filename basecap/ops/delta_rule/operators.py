@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import no_second_derivatives
+from basecap.ops._dispatch import no_second_derivatives, refuse_batched_gradients
 
 
 def _kernels() -> Any:
@@ -78,6 +78,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    refuse_batched_gradients("delta_rule", do, dfinal)
     q, k, v, beta, log_decay, state, segments, *kept = ctx.saved_tensors
     grads = scan_backward([do, dfinal], [q, k, v, beta], [log_decay, state, segments], kept)
     dlog = None if log_decay is None else grads[4]

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import no_second_derivatives
+from basecap.ops._dispatch import no_second_derivatives, refuse_batched_gradients
 from basecap.ops.selective_scan import eager
 from basecap.ops.selective_scan.sizes import kept_shape
 
@@ -81,6 +81,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 
 def _gradients(ctx: Any, dy: Tensor | None, dfinal: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    refuse_batched_gradients("selective_scan", dy, dfinal)
     x, dt, A, B, C, state, segments, states = ctx.saved_tensors
     dy = torch.zeros_like(x) if dy is None else dy
     dfinal = torch.zeros_like(_fake_state(x, dt, A)) if dfinal is None else dfinal

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from basecap.ops._dispatch import refuse_create_graph
+from basecap.ops._dispatch import refuse_batched_gradients, refuse_create_graph
 
 #: Into how many spans of time the sums over tokens are cut.
 SPANS = 16
@@ -62,6 +62,7 @@ class _Taps(torch.autograd.Function):
     def backward(ctx: Any, dy_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         """Return the gradients of x, the taps and the bias."""
         refuse_create_graph("short_convolution")
+        refuse_batched_gradients("short_convolution", dy_BTD)
         x_BTD, taps_WD, segments = ctx.saved_tensors
         T, W = x_BTD.shape[1], taps_WD.shape[0]
         dx, dtaps = dy_BTD * taps_WD[-1], torch.zeros_like(taps_WD)

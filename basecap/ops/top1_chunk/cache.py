@@ -61,8 +61,10 @@ def check_cache(new: dict[str, Tensor], cache: dict[str, Tensor], length: int, *
     """
     check_heads(new)
     names = ("k", "v") if chunk is None else ("k", "v", "sums")
-    if not isinstance(cache, dict) or not all(isinstance(cache.get(name), Tensor) for name in names):
+    if not isinstance(cache, dict):
         raise ConfigError(f"cache must be a dict of the tensors {', '.join(names)}, not {type(cache).__name__}.")
+    if missing := [name for name in names if not isinstance(cache.get(name), Tensor)]:
+        raise ConfigError(f"cache must be a dict of the tensors {', '.join(names)}; it has no {missing[0]}.")
     k = new["k"]
     B, T, G, K = k.shape
     if cache["k"].dim() != 4:

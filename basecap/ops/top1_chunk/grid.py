@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
-from basecap.ops._shapes import check_floating, check_scale, check_segments, check_tensor, is_whole
+from basecap.ops._shapes import check_floating, check_integers, check_scale, check_segments, is_whole
 
 
 @lru_cache(maxsize=32)
@@ -109,7 +109,7 @@ def check_packing(x_BTHK: Tensor, segments: Tensor | None, cu_seqlens: Tensor | 
     name, given = ("segments", segments) if cu_seqlens is None else ("cu_seqlens", cu_seqlens)
     if given is None:
         return
-    check_tensor(name, given)
+    check_integers(name, given)
     if given.device != x_BTHK.device:
         raise ConfigError(f"{name} is on {given.device}, q is on {x_BTHK.device}; put both on one device.")
     if cu_seqlens is None:
@@ -117,7 +117,7 @@ def check_packing(x_BTHK: Tensor, segments: Tensor | None, cu_seqlens: Tensor | 
         return
     if batch != 1:
         raise ConfigError(f"cu_seqlens packs sequences into one row, so q, k and v need B = 1, not {batch}.")
-    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2 or cu_seqlens.is_floating_point():
+    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
         raise ConfigError("cu_seqlens must be an integer vector of at least two bounds, [0, ..., T].")
     increasing = (cu_seqlens[1:] > cu_seqlens[:-1]).all() & (cu_seqlens[0] == 0) & (cu_seqlens[-1] == length)
     if cu_seqlens.is_cuda or torch.compiler.is_compiling():

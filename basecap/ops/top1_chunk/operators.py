@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import no_second_derivatives
+from basecap.ops._dispatch import no_second_derivatives, refuse_batched_gradients
 from basecap.ops.top1_chunk import eager
 
 
@@ -94,6 +94,7 @@ def _setup(ctx, inputs, output):
 
 
 def _backward(ctx, do, *_):
+    refuse_batched_gradients("top1_chunk", do)
     grads = attend_backward(do, ctx.saved_tensors, ctx.chunk, ctx.scale, ctx.triton)
     return *grads, None, [None, None], None, None, None
 

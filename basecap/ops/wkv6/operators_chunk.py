@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import no_second_derivatives
+from basecap.ops._dispatch import no_second_derivatives, refuse_batched_gradients
 from basecap.ops.wkv6.sizes import tokens_per_chunk
 
 #: The most channels per head of keys and of values, and the shared memory that a block takes. With 8 warps, which wider
@@ -82,6 +82,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    refuse_batched_gradients("wkv6", do, dfinal)
     *tensors, state, starts, states, scores = ctx.saved_tensors
     grads = scan_backward([do, dfinal], tensors, [state, starts], [states, scores])
     return *grads[:5], None if state is None else grads[5], None
