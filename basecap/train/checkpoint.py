@@ -137,8 +137,8 @@ def stored_config(directory: Path) -> ModelConfig:
 
 
 def load_model(directory: Path) -> LanguageModel:
-    """Return the model of the newest checkpoint under `directory`, on the CPU; raises CheckpointError."""
+    """Return the model of the newest checkpoint under `directory`, on the CPU, to be used; raises CheckpointError."""
     path = _newest(directory)
     model = LanguageModel(_read_state(path)[1])
     _load_weights(path, model)
-    return model
+    return model.eval()
