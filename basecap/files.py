@@ -52,6 +52,17 @@ def writing(path: Path, other: str = "another directory with --out") -> Iterator
         raise DataError(f"cannot write {path}: {error.strerror or error}; make room or give {other}.") from error
 
 
+def settle(directory: Path) -> None:
+    """Have the disk hold all files below a directory, so that they outlast a machine that goes down; raises OSError.
+
+    A disk across the network may say only here that it is full.
+    """
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
 @contextlib.contextmanager
 def replacing(path: Path, other: str = "another directory with --out") -> Iterator[Any]:
     """Open a file beside `path` for bytes and rename it to `path` when all went well; raises DataError as `writing`."""

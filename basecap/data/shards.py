@@ -86,13 +86,13 @@ class Shard:
     """A shard on disk, found sound."""
 
     def __init__(self, path: Path):
-        """Compare the checksums of a shard; raises DataError when it is damaged."""
+        """Compare the checksums of a shard; raises DataError when it is damaged, OSError when it cannot be read."""
         self.path = path
         try:
             self.about: dict[str, Any] = json.loads((path / "shard.json").read_text(encoding="utf-8"))
             sound = self.about.pop("digest") == digest(self.about)
             sound = sound and all(file_digest(path / name) == self.about["checksums"][name] for name in FILES)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
             raise _damaged(path) from error
         if not sound:
             raise _damaged(path)

@@ -60,6 +60,12 @@ class Evaluation(ABC):
     def __init__(self, config: EvaluationConfig):
         self.config = config
 
+    def check(self, data: PreparedData, length: int) -> None:  # noqa: B027 - most need nothing special
+        """Raise DataError when `data` does not hold what is measured, for models of `length` tokens; nothing has run.
+
+        What is raised here costs no training, unlike what `run` raises.
+        """
+
     @abstractmethod
     def run(self, model: LanguageModel, context: Context) -> Outcome:
         """Measure `model`, which is on the context's device; no gradients are recorded."""

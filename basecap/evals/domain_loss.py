@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from basecap.data import DocumentSet
+from basecap.data import DocumentSet, PreparedData
 from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
 from basecap.models.language_model import LanguageModel
 from basecap.records import DocumentLosses
@@ -33,6 +33,11 @@ class DomainLoss(Evaluation):
         tokens_per_batch: int = Field(32_768, ge=1, description="padded tokens in one forward pass")
 
     config: Config
+
+    def check(self, data: PreparedData, length: int) -> None:
+        """Raise DataError when a domain has no such documents."""
+        for domain in (*data.train_domains, *data.ood_domains):
+            data.documents(self.config.split, domain)
 
     def run(self, model: LanguageModel, context: Context) -> Outcome:
         """Return per domain the mean loss per token, bits per byte, and the losses of single documents."""

@@ -1,5 +1,6 @@
 """How spread out a mixer's influence is: the entropy that the first paper lowers with the softmax temperature."""
 
+import itertools
 from typing import Literal
 
 import numpy as np
@@ -7,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from basecap.data import PreparedData
 from basecap.errors import DataError
 from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
 from basecap.mixers import Mixer
@@ -31,19 +33,16 @@ class InfluenceEntropy(Evaluation):
 
     config: Config
 
+    def check(self, data: PreparedData, length: int) -> None:
+        """Raise DataError when a domain has no such documents, or too short ones alone."""
+        for domain in (*data.train_domains, *data.ood_domains):
+            self._rows(data, domain, length)
+
     def run(self, model: LanguageModel, context: Context) -> Outcome:
-        """Return per domain and layer the mean over heads and positions; raises DataError for too short documents."""
-        length = min(self.config.length, model.config.max_length)
+        """Return per domain and layer the mean over heads and positions; raises DataError as `check` does."""
         measurements = []
         for domain in (*context.data.train_domains, *context.data.ood_domains):
-            documents = context.data.documents(self.config.split, domain)
-            lengthy = [index for index in range(len(documents)) if len(documents.tokens(index)) >= length]
-            if not lengthy:
-                raise DataError(
-                    f"no {self.config.split} document of {domain!r} has {length} tokens; "
-                    "lower the length of influence-entropy."
-                )
-            rows = np.stack([documents.tokens(index)[:length] for index in lengthy[: self.config.windows]])
+            rows = self._rows(context.data, domain, model.config.max_length)
             with context.autocast():
                 entropies = layer_entropies(model, torch.from_numpy(rows).to(context.device))
             measurements += [
@@ -51,6 +50,18 @@ class InfluenceEntropy(Evaluation):
                 for layer, value in entropies.items()
             ]
         return Outcome(measurements=measurements)
+
+    def _rows(self, data: PreparedData, domain: str, longest: int) -> np.ndarray:
+        """Return the first tokens of a domain's first documents that are long enough: int64 [windows, length]."""
+        length, documents = min(self.config.length, longest), data.documents(self.config.split, domain)
+        every = (documents.tokens(index)[:length] for index in range(len(documents)))
+        rows = list(itertools.islice((tokens for tokens in every if len(tokens) == length), self.config.windows))
+        if not rows:
+            raise DataError(
+                f"no {self.config.split} document of {domain!r} has {length} tokens; "
+                "lower the length of influence-entropy."
+            )
+        return np.stack(rows)
 
 
 def layer_entropies(model: LanguageModel, tokens_BT: Tensor) -> dict[int, float]:

@@ -104,6 +104,8 @@ def _begin(execution: Execution, only: set[str], held: contextlib.ExitStack) -> 
     if study.model.vocab is not None:
         check_vocabulary(study.model.vocab, prepared.tokenizer)
     _refuse_other_data(records, prepared)
+    for evaluation in plan_evaluations(study):
+        evaluation.check(prepared, study.data.seq_len)
     whole, runs = _whole(records, study), _runs(study, prepared, only)
     for run in runs:
         refuse_other(records.run(run.name, run.seed), run)

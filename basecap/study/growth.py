@@ -10,6 +10,8 @@ from basecap.study.config import StudyConfig
 def grown(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyConfig:
     """Return the study `held` in the directory `where` with the seeds and architectures of `wanted` behind its own.
 
+    Words, and where and by how many processes text is prepared, are those of `wanted`: no number depends on them.
+
     Raises:
         ConfigError: they differ in anything else, or in what an architecture of one name is.
     """
@@ -18,10 +20,12 @@ def grown(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyConfig:
         _refuse_other(entry, theirs.get(entry.name, entry), where, entry.name)
     seeds = dict.fromkeys((*held.train.seeds, *wanted.train.seeds))
     entries = {entry.name: entry for entry in held.architectures} | theirs
+    preparation = {"cache": wanted.data.cache, "workers": wanted.data.workers}
     whole, alike = (
         study.model_copy(
             update={
-                "summary": wanted.summary,  # words, which may have been mended
+                "summary": wanted.summary,
+                "data": study.data.model_copy(update=preparation),
                 "train": study.train.model_copy(update={"seeds": tuple(seeds)}),
                 "architectures": tuple(entries.values()),
             }

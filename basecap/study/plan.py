@@ -81,8 +81,13 @@ def plan_runs(study: StudyConfig, vocab: int) -> list[RunSpec]:
 
 
 def plan_evaluations(study: StudyConfig) -> list[Evaluation]:
-    """Return the study's evaluations; raises ConfigError for unknown names and options."""
-    return [build_evaluation(entry) for entry in study.evals]
+    """Return the study's evaluations; raises ConfigError for unknown names and options, and for one named twice."""
+    evaluations = [build_evaluation(entry) for entry in study.evals]
+    names = [evaluation.declaration.name for evaluation in evaluations]
+    for name in names:
+        if names.count(name) > 1:  # records know an evaluation by its name: the second would replace the first
+            raise ConfigError(f"evals: {name!r} is named twice; remove one, or run it in a study of its own.")
+    return evaluations
 
 
 def cost(run: RunSpec) -> Cost:

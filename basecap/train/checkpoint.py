@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from basecap.errors import CheckpointError
+from basecap.files import settle
 from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
 
@@ -61,6 +62,7 @@ def save(directory: Path, model: LanguageModel, optimiser: torch.optim.Optimizer
         save_file(_named_state(model, optimiser), partial / "optimiser.safetensors")
         state = {"schema": 1, "step": step, "model": model.config.model_dump(mode="json")}
         (partial / "state.json").write_text(json.dumps(state))
+        settle(partial)  # the older one goes next
         final = directory / f"step-{step}"
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
@@ -70,7 +72,7 @@ def save(directory: Path, model: LanguageModel, optimiser: torch.optim.Optimizer
             f"cannot write a checkpoint to {directory}: {error}; make room or give another directory with --out."
         ) from error
     for _, old in _steps(directory)[:-1]:
-        shutil.rmtree(old)
+        shutil.rmtree(old, ignore_errors=True)  # what is left of it is never the newest, and goes with the next
 
 
 def _read(path: Path, name: str) -> dict[str, Tensor]:
@@ -137,8 +139,8 @@ def stored_config(directory: Path) -> ModelConfig:
 
 
 def load_model(directory: Path) -> LanguageModel:
-    """Return the model of the newest checkpoint under `directory`, on the CPU; raises CheckpointError."""
+    """Return the model of the newest checkpoint under `directory`, on the CPU, to be used; raises CheckpointError."""
     path = _newest(directory)
     model = LanguageModel(_read_state(path)[1])
     _load_weights(path, model)
-    return model
+    return model.eval()

@@ -95,4 +95,4 @@ class Timetable:
     @property
     def evaluations(self) -> int:
         """How often the model is evaluated."""
-        return sum(self.evaluates(step) for step in range(1, self.steps + 1))
+        return -(-self.steps // self._evaluation)

@@ -1,9 +1,9 @@
 """The training loop. It knows tokens, loss and optimiser groups, nothing of architectures.
 
 One step: take the batch that (seed, step) determines, accumulate gradients over micro-batches, refuse a loss that is
-not finite, clip, update, record. After the steps that the timetable names it hands the model to the evaluations it was
-given and then writes a checkpoint, so that a checkpoint always stands behind complete records: a resume forgets what
-was recorded after its checkpoint and continues as if nothing had happened.
+not finite, clip, update, record. After the steps that the timetable names it hands the model, in evaluation mode, to
+the evaluations it was given and then writes a checkpoint, so that a checkpoint always stands behind complete records: a
+resume forgets what was recorded after its checkpoint and continues as if nothing had happened.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from basecap.errors import TrainingError
+from basecap.files import settle, writing
 from basecap.models.language_model import LanguageModel
 from basecap.progress import progress
 from basecap.records import RunRecords
@@ -107,12 +108,20 @@ class Trainer:
                 done += 1
                 advance(tokens, note=f"loss {loss:.3f}")
                 if self.timetable.evaluates(done):
-                    self.place.processes.lead(lambda: evaluate(self.model, done, done * tokens))  # noqa: B023
+                    self.place.processes.lead(lambda: self._evaluate(evaluate, done))  # noqa: B023
                 if self.timetable.saves(done):
-                    self.place.processes.lead(
-                        lambda: checkpoint.save(self.records.checkpoints, self.model, self.optimiser, done)  # noqa: B023
-                    )
+                    self.place.processes.lead(lambda: self._save(done))  # noqa: B023
                 batch = following
+
+    def _evaluate(self, evaluate: Evaluate, done: int) -> None:
+        self.model.eval()
+        evaluate(self.model, done, done * self.timetable.step_tokens)
+        self.model.train()
+
+    def _save(self, done: int) -> None:
+        with writing(self.records.path / "metrics.jsonl"):
+            settle(self.records.path)  # nothing that stands before a checkpoint is lost where that is kept
+        checkpoint.save(self.records.checkpoints, self.model, self.optimiser, done)
 
     def _progress(self, label: str, total: int) -> contextlib.AbstractContextManager[Callable[..., None]]:
         """Show progress in the leading process alone."""

@@ -321,6 +321,19 @@ def test_a_damaged_shard_is_refused_and_made_anew_when_deleted(options, tmp_path
     assert content(prepare(config, tmp_path)) == whole
 
 
+def test_a_shard_that_cannot_be_read_is_not_called_damaged(options, tmp_path, monkeypatch):
+    """Nobody should delete a shard for want of a permission."""
+    prepare(DataConfig(**options), tmp_path / "cache")
+
+    def forbidden(path: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("basecap.data.shards.file_digest", forbidden)
+    with pytest.raises(DataError, match=r"Permission denied .*tokens\.npy.; mend that") as caught:
+        prepare(DataConfig(**options), tmp_path / "cache")
+    assert "delete" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["prepared-*.json", "tokenizer-*.json"])
 def test_damaged_descriptions_are_refused_and_made_anew_when_deleted(options, tmp_path, name: str):
     config = DataConfig(**options)

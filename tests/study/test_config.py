@@ -174,6 +174,7 @@ def test_wrong_keys_and_values_are_named(tmp_path, place, value, words):
         ("architectures.1.mixer", {"window": -5}, "architecture 'window 8': option 'window'"),
         ("evals", ["domain-los"], "domain-loss"),
         ("evals", [{"domain-loss": {"splt": "test"}}], "split"),
+        ("evals", ["domain-loss", {"domain-loss": {"split": "validation"}}], "is named twice"),
         ("evals", [{}], "is not one evaluation"),
         ("evals", [{"domain-loss": 5}], "{'domain-loss': 5} is not one evaluation"),
         ("evals", [{"domain-loss": {}, "other": {}}], "is not one evaluation"),

@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 
+from basecap.data.sources._contract import split_of
 from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError, DataError
 from basecap.mixers import ARCHITECTURES
@@ -386,6 +387,24 @@ def test_a_vocabulary_too_small_for_a_tokenizer_of_ones_own_leaves_no_study(stud
     with pytest.raises(ConfigError, match="the model knows 256 tokens but the data has 257"):
         run(study_file, tmp_path / "out", settings=settings)
     assert not (tmp_path / "out" / "study.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "missing"),
+    [
+        ({"domain-loss": {"split": "validation"}}, "domain 'code' has no validation documents"),
+        ({"influence-entropy": {"split": "test", "length": 1000}}, "no test document of 'prose' has 1000 tokens"),
+    ],
+)
+def test_what_an_evaluation_lacks_is_said_before_anything_is_trained(study, tmp_path, evaluation, missing):
+    for text in (Path(study["data"]["path"]) / "code").iterdir():
+        if split_of(text.read_text()) == "validation":
+            text.unlink()
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(study | {"evals": [evaluation]}))
+    with pytest.raises(DataError, match=missing):
+        run(path, tmp_path / "out", settings=("data.seq_len=1024",) if "influence-entropy" in evaluation else ())
+    assert not (tmp_path / "out" / "runs").exists() and not (tmp_path / "out" / "study.yaml").exists()
 
 
 def test_text_that_is_missing_leaves_the_directory_free(study_file, study, tmp_path):

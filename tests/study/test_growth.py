@@ -30,6 +30,14 @@ def test_another_summary_is_no_other_study(made):
     assert grown(made([A], summary="old"), made([A], summary="new"), Path("out")) == made([A], summary="new")
 
 
+def test_where_and_by_how_many_text_is_prepared_makes_no_other_study(made, study):
+    moved = made([A], data=study["data"] | {"cache": "elsewhere", "workers": 1})
+    assert grown(made([A]), moved, Path("out")) == moved
+    assert grown(moved, made([A]), Path("out")) == made([A])
+    with pytest.raises(ConfigError, match=r"data\.seq_len is 32 there and 16 here"):
+        grown(moved, made([A], data=study["data"] | {"seq_len": 16}), Path("out"))
+
+
 @pytest.mark.parametrize(
     ("held", "wanted", "whole"),
     [

@@ -1,12 +1,14 @@
 """Checkpoints on disk: what is none is left alone, what is incomplete is named."""
 
+import errno
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from basecap.errors import CheckpointError
+from basecap.errors import BasecapError, CheckpointError
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 from basecap.records import RunRecords
@@ -105,6 +107,43 @@ def saved(model, tmp_path):
 def test_directories_of_other_names_are_left_alone(saved):
     assert checkpoint.latest(saved) == saved / "step-8"
     assert (saved / "step-8-backup").is_dir() and (saved / "step-x").is_dir()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "model.safetensors", "optimiser.safetensors", "state.json"])
+def test_no_checkpoint_goes_before_the_disk_holds_the_next_and_what_stands_behind_it(
+    model, stream, tmp_path, monkeypatch, name
+):
+    """A disk across the network says last that it is full; a machine may go down at any time."""
+    place, options = Place.choose(torch.device("cpu"), Processes(), "fp32"), config(checkpoint_every=8 * BATCH * LENGTH)
+    times = []
+
+    def full(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.name == name and path.parent.name != "step-8":
+            times.append(name)
+            if checkpoint.latest(tmp_path / "checkpoints") is not None:
+                raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr("os.fsync", full)
+    trainer = Trainer(model, options, 0, stream=stream, records=RunRecords(tmp_path), place=place)
+    with pytest.raises(BasecapError, match=r"cannot write .*Disk quota exceeded"):
+        trainer.run("test", lambda model, step, tokens: None)
+    assert times and [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-8"]
+
+
+def test_an_older_checkpoint_that_cannot_be_removed_costs_nothing(model, tmp_path, monkeypatch):
+    optimiser = build_optimiser(model, model.recipe(), config())
+    checkpoint.save(tmp_path, model, optimiser, 8)
+
+    def busy(path: Path, *arguments: object, **options: object) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+
+    monkeypatch.setattr("os.rmdir", busy)
+    checkpoint.save(tmp_path, model, optimiser, 9)
+    assert (tmp_path / "step-8").is_dir() and checkpoint.latest(tmp_path) == tmp_path / "step-9"
+    monkeypatch.undo()
+    checkpoint.save(tmp_path, model, optimiser, 10)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-10"]
 
 
 @pytest.mark.parametrize("key", ["step", "model", "hidden"])

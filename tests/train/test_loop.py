@@ -71,6 +71,20 @@ def test_resume_is_exact_to_the_bit(model, stream, tmp_path):
         assert torch.equal(one, other), name
 
 
+def test_evaluations_see_no_dropout_and_training_does(model, stream, tmp_path):
+    """A mixer of one's own may drop out: its losses would be compared with those of others that do not."""
+    modes = {True: [], False: []}
+    model.blocks[0].mixer.register_forward_hook(lambda mixer, inputs, output: modes[mixer.training].append(mixer))
+    tokens = stream.batch(0, 0, BATCH, LENGTH)
+
+    def evaluate(model: LanguageModel, step: int, tokens_done: int) -> None:
+        model.token_losses(tokens[:, :-1], tokens[:, 1:])
+
+    records = train(model, stream, tmp_path, config(eval_every=5 * BATCH * LENGTH), evaluate)
+    assert (len(modes[True]), len(modes[False])) == (20, 4)
+    assert not checkpoint.load_model(records.checkpoints).training
+
+
 def test_a_finished_run_does_nothing(model, stream, tmp_path):
     first = curve(train(fresh(model), stream, tmp_path, config()))
     assert curve(train(fresh(model), stream, tmp_path, config())) == first

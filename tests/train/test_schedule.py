@@ -5,7 +5,7 @@ import torch
 from pydantic import ValidationError
 
 from basecap.mixers._contract import ParameterRecipe, constant
-from basecap.train.config import TrainConfig
+from basecap.train.config import Timetable, TrainConfig
 from basecap.train.optim import build_optimiser, set_learning_rate
 from basecap.train.schedule import learning_rate
 
@@ -58,3 +58,10 @@ def test_numbers_as_yaml_writes_them():
     assert (found.tokens, found.lr, found.batch) == (100_000_000_000, 2e-4, 256)
     with pytest.raises(ValidationError):
         TrainConfig.model_validate({"tokens": 1.5})
+
+
+@pytest.mark.parametrize("eval_every", [1, 3, 7, 20, 50, None])
+def test_evaluations_are_counted_without_going_through_the_steps(eval_every: int | None):
+    timetable = Timetable(TrainConfig(tokens=20, batch=1, eval_every=eval_every), 1)
+    assert timetable.evaluations == sum(timetable.evaluates(step) for step in range(timetable.steps + 1))
+    assert Timetable(TrainConfig(tokens=10**15), 1).evaluations == 10
