@@ -73,6 +73,8 @@ class DataConfig(BaseModel):
         for domain in named:
             if known and domain not in known:
                 raise ConfigError(f"source {self.source!r} has no domain {domain!r}: {nearest(domain, known)}")
+            if not domain or "/" in domain:
+                raise ConfigError(f"domain {domain!r} is no name of one file or folder; name it without a slash.")
             if named.count(domain) > 1:
                 raise ConfigError(f"domain {domain!r} is named twice in data.train and data.ood; remove one.")
         if self.weights is not None:

@@ -156,6 +156,28 @@ def test_directories_that_hold_nothing_are_refused(tmp_path):
     assert "domain 'notes' is empty" in refused(source="text", path=str(tmp_path), train=["notes"])
 
 
+@pytest.mark.parametrize("source", ["text", "jsonl"])
+def test_links_behind_which_text_would_be_left_out_are_refused(tmp_path, source: str):
+    write_lines(tmp_path / "elsewhere" / "1.jsonl", [{"text": "a"}])
+    folder = tmp_path / "data" / "notes"
+    write_lines(folder / "2.jsonl", [{"text": "b"}])
+    (folder / "3.jsonl").symlink_to(tmp_path / "elsewhere" / "1.jsonl")  # as a hub's cache has them
+    (tmp_path / "data" / "linked").symlink_to(tmp_path / "elsewhere")
+    options = {"source": source, "path": str(tmp_path / "data"), "train": ["notes", "linked"]}
+    assert len(documents(**options)) == 3
+    (folder / "more").symlink_to(tmp_path / "elsewhere")
+    assert "more is a link to a folder; put files in its place" in refused(**options)
+    (folder / "more").unlink()
+    (folder / "more").symlink_to(tmp_path / "gone")
+    assert "more is a link to nothing; put files in its place" in refused(**options)
+
+
+def test_domains_are_names(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    assert "'a/b' is no name of one file or folder" in refused(source="text", path=str(tmp_path), train=["a/b"])
+    assert "'' is no name of one file or folder" in refused(source="text", path=str(tmp_path), train=[""])
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [

@@ -89,6 +89,16 @@ class Source(ABC):
         return DataError(f"{self.config.path} has no domain {domain!r}: {nearest(domain, known)}")
 
 
+def files_below(directory: Path) -> list[Path]:
+    """Return the files below a directory, sorted; raises DataError for a link behind which text would be left out."""
+    paths = sorted(directory.rglob("*"))
+    for path in paths:
+        if path.is_symlink() and not path.is_file():
+            where = "a folder" if path.exists() else "nothing"
+            raise DataError(f"{path} is a link to {where}; put files in its place.")
+    return [path for path in paths if path.is_file()]
+
+
 SOURCES: Registry[type[Source]] = Registry("source", "basecap.data.sources", "domains")
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from basecap.data.sources._contract import files_below
 from basecap.errors import DataError
 
 CHUNK = 1 << 20
@@ -13,7 +14,7 @@ SUFFIXES = (".jsonl", ".jsonl.zst")
 
 def record_files(directory: Path) -> list[Path]:
     """Return the files of records below a directory, sorted."""
-    return sorted(path for path in directory.rglob("*.jsonl*") if path.name.endswith(SUFFIXES))
+    return [path for path in files_below(directory) if path.name.endswith(SUFFIXES)]
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

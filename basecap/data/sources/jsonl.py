@@ -18,8 +18,8 @@ class JsonLines(Source):
             single = [directory / f"{domain}{suffix}" for suffix in SUFFIXES]
             files = [path for path in single if path.is_file()] + record_files(directory / domain)
             if not files:
-                names = {path.relative_to(directory).parts[0].partition(".")[0] for path in record_files(directory)}
-                raise self.missing(domain, names)
+                there = [path for path in directory.iterdir() if path.is_dir() or path.name.endswith(SUFFIXES)]
+                raise self.missing(domain, {path.name.partition(".")[0] for path in there} - {"", domain})
             found += [Part(f"{domain}/{self.name_of(path)}", (path,)) for path in files]
         return found
 

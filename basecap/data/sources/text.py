@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from basecap.data.sources._contract import Document, Part, Source, source, split_of
+from basecap.data.sources._contract import Document, Part, Source, files_below, source, split_of
 from basecap.errors import DataError
 
 #: Files are read together up to this many bytes, so that a million small ones do not become a million shards.
@@ -24,7 +24,9 @@ class TextFiles(Source):
                 raise self.missing(domain, (path.name for path in directory.iterdir() if path.is_dir()))
             group: list[Path] = []
             size = 0
-            for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != "."):
+            for path in files_below(folder):
+                if path.name[0] == ".":
+                    continue
                 if group and size + path.stat().st_size > PART_BYTES:
                     found.append(Part(self.name_of(group[0]), tuple(group)))
                     group, size = [], 0
