@@ -1,5 +1,6 @@
 """The machine: the one place that asks about device, versions and how the process was started."""
 
+import ctypes
 import platform
 import re
 from importlib.metadata import PackageNotFoundError, version
@@ -11,7 +12,10 @@ import torch.distributed as dist
 from basecap import __version__
 from basecap.errors import ConfigError
 
-PACKAGES = ("torch", "triton", "numpy", "tokenizers", "safetensors", "fla-core")
+PACKAGES = ("torch", "triton", "numba", "numpy", "tokenizers", "safetensors", "fla-core")
+#: Names of glibc's malloc.h: how much free memory at the end of the heap goes back to the system, and the size from
+#: which memory comes from the system alone, of which this is the largest.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def choose_device(name: str | None) -> torch.device:
@@ -24,6 +28,8 @@ def choose_device(name: str | None) -> torch.device:
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
         raise ConfigError(f"unknown device {name!r}; use cpu, cuda or cuda:0.")
     device = torch.device(name)
+    if device.type == "cpu":
+        _keep_freed_memory()
     if device.type == "cuda":
         count = torch.cuda.device_count()
         local = dist.get_node_local_rank(fallback_rank=0)
@@ -34,6 +40,14 @@ def choose_device(name: str | None) -> torch.device:
             )
         torch.cuda.set_device(device)  # Triton launches its kernels on the current device, wherever the tensors are
     return device
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep what is freed: what each step of a training frees, the next would fetch again page by page."""
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(M_MMAP_THRESHOLD, 2**25)
 
 
 def describe(device: torch.device) -> dict[str, Any]:

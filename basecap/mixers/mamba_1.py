@@ -133,7 +133,9 @@ class Mamba1(Mixer):
             # With one decay for all channels the scan is linear attention, whose values may be cut into heads at will.
             v = (x * dt).to(x.dtype).unflatten(-1, (self.heads, -1))
             shared = decay.expand(*decay.shape[:2], self.heads)
-            y, state = ssd(C[:, :, None], B[:, :, None], v, shared, state_BHKV=state, segments=segments)
+            y, state = ssd(
+                C[:, :, None], B[:, :, None], v, shared, state_BHKV=state, segments=segments, final=state is not None
+            )
             y = y.flatten(2)
         return y, state
 

@@ -82,8 +82,12 @@ class Mamba2(Mixer):
         self.norm_weight = nn.Parameter(torch.empty(self.inner)) if config.norm else None
         self.out_proj = nn.Linear(self.inner, layer.hidden, bias=False)
 
-    def _project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.in_proj(x_BTD).split([self.inner, self.inner + 2 * self.keys, self.steps], dim=-1)
+    def _project(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+        sizes = [self.inner, self.inner + 2 * self.keys, self.steps]
+        if x_BTD.is_cuda:
+            return self.in_proj(x_BTD).split(sizes, dim=-1)
+        # On a CPU the parts' gradients would be put together, a large copy, and rows of odd length be slow to multiply.
+        return tuple(F.linear(x_BTD, weight) for weight in self.in_proj.weight.split(sizes))
 
     def _state_space(self, mixed: Tensor, raw_dt: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return x [B, T, H, V], q, k [B, T, G, K], the step sizes and log decays [B, T, H] of the state space."""
@@ -102,7 +106,7 @@ class Mamba2(Mixer):
     ) -> tuple[Tensor, Tensor]:
         x, q, k, dt, log_decay = self._state_space(mixed, raw_dt)
         v = (x * dt[..., None]).to(x.dtype)
-        o, state = ssd(q, k, v, log_decay, state_BHKV=state, segments=segments)
+        o, state = ssd(q, k, v, log_decay, state_BHKV=state, segments=segments, final=state is not None)
         return (o + self.D.to(o.dtype)[:, None] * x).flatten(2), state
 
     def _finish(self, o: Tensor, gate: Tensor) -> Tensor:

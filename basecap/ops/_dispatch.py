@@ -1,4 +1,7 @@
-"""Which implementation of an op runs: Triton kernels on a GPU that supports them, plain PyTorch elsewhere."""
+"""Which implementation of an op runs: Triton kernels on a GPU that supports them, plain PyTorch elsewhere.
+
+On a CPU a few ops have kernels that Numba compiles, where it is installed.
+"""
 
 import importlib.util
 import logging
@@ -13,7 +16,8 @@ from torch.autograd import forward_ad
 
 from basecap.errors import ConfigError, nearest
 
-Backend = Literal["auto", "eager", "triton"]
+Implementation = Literal["eager", "triton", "numba"]
+Backend = Literal["auto", Implementation]
 
 logger = logging.getLogger("basecap.ops")
 
@@ -49,7 +53,7 @@ def interpreted() -> bool:
 
 
 def unsupported(x: Tensor, *, widest: int | None = None, shared: int = 0) -> str | None:
-    """Return why Triton kernels cannot run on this tensor, or None; the arguments are those of `use_triton`."""
+    """Return why Triton kernels cannot run on this tensor, or None; the arguments are those of `choose`."""
     if widest is not None and x.shape[-1] > widest:
         return f"the kernels take heads of at most {widest} channels, not {x.shape[-1]}"
     return _unsupported(x.device, x.dtype, shared)
@@ -151,36 +155,61 @@ def refuse_batched_gradients(op: str, *grads: Tensor | None) -> None:
         raise ConfigError(_BATCHED.format(op=op))
 
 
-def check_backend(backend: Backend) -> None:
-    """Raise ConfigError unless this is one of the names of Backend."""
-    if backend not in ("auto", "eager", "triton"):
-        raise ConfigError(f"unknown backend {backend!r}: {nearest(backend, ('auto', 'eager', 'triton'))}")
+@torch.compiler.assume_constant_result
+def _unsupported_by_numba(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return why kernels for the CPU cannot run on such tensors, or None."""
+    if device.type != "cpu":
+        return f"the tensors are on {device.type}"
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"there are no kernels for {dtype}"
+    return "numba is not installed" if importlib.util.find_spec("numba") is None else None
 
 
-def use_triton(op: str, backend: Backend, x: Tensor, *, widest: int | None = None, shared: int = 0) -> bool:
-    """Return whether `op` runs its Triton kernels on tensors like `x`; what runs is logged once per op and reason.
+def check_backend(backend: Backend, *, numba: bool = False) -> None:
+    """Raise ConfigError unless this is one of the names of Backend; `numba`: whether the op has kernels for the CPU."""
+    names = ("auto", "eager", "triton", "numba") if numba else ("auto", "eager", "triton")
+    if backend not in names:
+        raise ConfigError(f"unknown backend {backend!r}: {nearest(backend, names)}")
+
+
+def choose(
+    op: str, backend: Backend, x: Tensor, *, widest: int | None = None, shared: int = 0, numba: bool = False
+) -> Implementation:
+    """Return what `op` runs on tensors like `x`; it is logged once per op and reason.
 
     Args:
         op: name of the op, for the log.
-        backend: "auto" takes the kernels on a GPU wherever they run; "eager" and "triton" insist.
+        backend: "auto" takes kernels wherever they run; the others insist.
         x: one of the op's tensors.
-        widest: the most channels the last dimension of `x` may have; None: any.
-        shared: bytes of shared memory a block of the kernels takes.
+        widest: the most channels the last dimension of `x` may have for the Triton kernels; None: any.
+        shared: bytes of shared memory a block of the Triton kernels takes.
+        numba: whether the op has kernels for the CPU.
 
     Raises:
-        ConfigError: an unknown backend, or "triton" where the kernels cannot run.
+        ConfigError: an unknown backend, or one insisted on where it cannot run.
     """
-    check_backend(backend)
+    check_backend(backend, numba=numba)
     if backend == "eager":
-        return False
-    reason = unsupported(x, widest=widest, shared=shared)
-    if backend == "triton":
+        return "eager"
+    on_cpu = _unsupported_by_numba(x.device, x.dtype) if numba else None
+    reason = on_cpu if backend == "numba" else unsupported(x, widest=widest, shared=shared)
+    if backend != "auto":
         if reason is not None:
-            raise ConfigError(f"{op} cannot run its Triton kernels: {reason}; use backend='auto' or 'eager'.")
-        return True
+            raise ConfigError(
+                f"{op} cannot run its {backend.title()} kernels: {reason}; use backend='auto' or 'eager'."
+            )
+        return backend
     if reason is None and not x.is_cuda:
         reason = f"the tensors are on {x.device.type}"
+    found: Implementation = "triton" if reason is None else "eager"
+    if numba and reason is not None:
+        found, reason = ("numba", None) if on_cpu is None else ("eager", on_cpu if x.is_cpu else reason)
     # float64 is what results are compared with: nobody waits for kernels there.
     if x.dtype != torch.float64 and not torch.compiler.is_compiling():
-        note(op, "its Triton kernels" if reason is None else "in plain PyTorch", reason)
-    return reason is None
+        note(op, "in plain PyTorch" if found == "eager" else f"its {found.title()} kernels", reason)
+    return found
+
+
+def use_triton(op: str, backend: Backend, x: Tensor, *, widest: int | None = None, shared: int = 0) -> bool:
+    """Return whether `op`, which has no other kernels, runs those of Triton; see `choose`."""
+    return choose(op, backend, x, widest=widest, shared=shared) == "triton"

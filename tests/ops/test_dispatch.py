@@ -7,7 +7,7 @@ import torch
 
 from basecap.errors import ConfigError
 from basecap.ops import _dispatch
-from basecap.ops._dispatch import use_triton
+from basecap.ops._dispatch import choose, use_triton
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +59,25 @@ def test_the_interpreter_runs_float32_alone(monkeypatch):
 def test_an_unknown_backend_is_refused():
     with pytest.raises(ConfigError, match="did you mean 'triton'"):
         use_triton("some op", "tritn", torch.ones(1))
+
+
+def test_a_cpu_takes_the_kernels_that_numba_compiles(caplog):
+    with caplog.at_level(logging.INFO, logger="basecap.ops"):
+        assert choose("some op", "auto", torch.ones(1), numba=True) == "numba"
+        assert choose("some op", "auto", torch.ones(1, dtype=torch.float64), numba=True) == "eager"
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("INFO", "some op runs its Numba kernels")
+    ]
+
+
+def test_without_numba_plain_pytorch_runs_and_says_why(monkeypatch, caplog):
+    monkeypatch.setattr(_dispatch.importlib.util, "find_spec", lambda name: None)
+    assert choose("some op", "auto", torch.ones(1), numba=True) == "eager"
+    assert [record.message for record in caplog.records] == ["some op runs in plain PyTorch: numba is not installed"]
+    with pytest.raises(ConfigError, match="some op cannot run its Numba kernels: numba is not installed"):
+        choose("some op", "numba", torch.ones(1), numba=True)
+
+
+def test_an_op_without_kernels_for_the_cpu_has_no_such_backend():
+    with pytest.raises(ConfigError, match="unknown backend 'numba'"):
+        use_triton("some op", "numba", torch.ones(1))

@@ -54,6 +54,16 @@ def test_eager_equals_the_definition(T: int, segmented: bool):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("T", [1, 40, 300])
+@pytest.mark.parametrize("given", [False, True])
+def test_without_the_final_state_the_outputs_are_the_same(T: int, given: bool):
+    tensors = [x.detach() for x in inputs(1, T, 1, 2, 4, 3)]
+    state = tensors[4] if given else None
+    o, last = ssd(*tensors[:4], state_BHKV=state)
+    alone, nothing = ssd(*tensors[:4], state_BHKV=state, final=False)
+    assert torch.equal(o, alone) and last.shape == (1, 2, 4, 3) and nothing.shape == (0,)
+
+
 @pytest.mark.parametrize("segmented", [False, True])
 def test_many_chunks_are_carried_block_by_block(monkeypatch: pytest.MonkeyPatch, segmented: bool):
     monkeypatch.setattr(eager, "SPAN", 3)

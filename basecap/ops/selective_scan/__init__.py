@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, refuse_transforms, use_triton, wants_gradients
+from basecap.ops._dispatch import Backend, choose, refuse_transforms, wants_gradients
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops.selective_scan import operators
 
@@ -33,7 +33,7 @@ def selective_scan(
         C_BTN: how it reads them.
         state_BDN: state before the first token; zero when None.
         segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
-        backend: "auto", or insist on "eager" (plain PyTorch) or "triton".
+        backend: "auto", or insist on "eager" (plain PyTorch), "triton" or "numba" (a CPU).
 
     Returns:
         y [B, T, D] in the dtype of x and the final state [B, D, N] in float32 (float64 for float64).
@@ -60,11 +60,12 @@ def selective_scan(
     check_state(state_BDN, (B, D, N))
     check_segments(segments, (B, T))
     check_devices({**given, "state": state_BDN, "segments": segments})
-    triton = use_triton("selective_scan", backend, x_BTD)
+    # Step sizes in float64 ask for that precision.
+    run = choose("selective_scan", backend, dt_BTD if dt_BTD.dtype == torch.float64 else x_BTD, numba=True)
     # Under autocast the products with the states would be rounded to half precision.
     with torch.autocast(x_BTD.device.type, enabled=False):
         inputs = (x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, state_BDN)
         refuse_transforms("selective_scan", *inputs)
-        run = ("kernels" if triton else "eager") + (" training" if wants_gradients(*inputs) else "")
-        y, final, _ = operators.scan(*inputs, segments, run)
+        training = operators.TRAINING if wants_gradients(*inputs) else ""
+        y, final, _ = operators.scan(*inputs, segments, run + training)
         return y, final

@@ -1,5 +1,6 @@
 """The selective scan as PyTorch operators: one node each in a compiled graph."""
 
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -9,12 +10,20 @@ from basecap.ops._dispatch import no_second_derivatives, refuse_batched_gradient
 from basecap.ops.selective_scan import eager
 from basecap.ops.selective_scan.sizes import kept_shape
 
+TRAINING = " training"
 
-def _kernels() -> Any:
-    # Triton is only needed, and only installed, where its kernels can run.
-    from basecap.ops.selective_scan import launch
 
-    return launch
+def _implementation(run: str) -> ModuleType:
+    # Triton and Numba are only needed, and only installed, where their kernels can run.
+    if run == "triton":
+        from basecap.ops.selective_scan import launch
+
+        return launch
+    if run == "numba":
+        from basecap.ops.selective_scan import launch_cpu
+
+        return launch_cpu
+    return eager
 
 
 @torch.library.custom_op("basecap::selective_scan", mutates_args=())
@@ -30,28 +39,31 @@ def scan(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return outputs [B, T, D], the final state [B, D, N] and the states that the backward pass starts from.
 
-    `run` is "eager" or "kernels", and where gradients will be wanted "eager training" or "kernels training"; otherwise
-    no states are kept.
+    `run` is "eager", "triton" or "numba", followed by TRAINING where gradients will be wanted; otherwise no states are
+    kept.
     """
-    forward = _kernels().forward if run.startswith("kernels") else eager.forward
-    return forward(x, dt, A, B, C, state, segments, keep=run.endswith("training"))
+    keep = run.endswith(TRAINING)
+    return _implementation(run.removesuffix(TRAINING)).forward(x, dt, A, B, C, state, segments, keep=keep)
 
 
 @torch.library.custom_op("basecap::selective_scan_backward", mutates_args=())
 def scan_backward(
-    grads: list[Tensor],
+    given: list[Tensor],
     x: Tensor,
     dt: Tensor,
     A: Tensor,
     B: Tensor,
     C: Tensor,
     segments: Tensor | None,
-    states: Tensor,
+    run: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of x, dt, A, B, C and the first state; `states` are those that `scan` kept."""
-    # Those of the kernels have no axis of positions within a chunk.
-    backward = _kernels().backward if states.dim() == 4 else eager.backward
-    return backward((grads[0], grads[1]), x, dt, A, B, C, segments, states)
+    """Return the gradients of x, dt, A, B, C and the first state.
+
+    `given` are those of the outputs and the final state, and the states that `scan` kept.
+    """
+    dy, dfinal, states = given
+    implementation = _implementation(run.removesuffix(TRAINING))
+    return implementation.backward((dy, dfinal), x, dt, A, B, C, segments, states)
 
 
 def _fake_state(x: Tensor, dt: Tensor, A: Tensor) -> Tensor:
@@ -60,21 +72,21 @@ def _fake_state(x: Tensor, dt: Tensor, A: Tensor) -> Tensor:
 
 @scan.register_fake
 def _(x, dt, A, B, C, state, segments, run):
-    kernels = run.startswith("kernels")
+    eagerly = run.startswith("eager")
     state = _fake_state(x, dt, A)
-    state = state.float() if kernels else state
-    shape = kept_shape(x, A) if kernels else eager.kept_shape(x, A)
-    return x.new_empty(x.shape), state, state.new_empty(shape if run.endswith("training") else (0,))
+    state = state if eagerly else state.float()
+    shape = eager.kept_shape(x, A) if eagerly else kept_shape(x, A, run.removesuffix(TRAINING))
+    return x.new_empty(x.shape), state, state.new_empty(shape if run.endswith(TRAINING) else (0,))
 
 
 @scan_backward.register_fake
-def _(grads, x, dt, A, B, C, segments, states):
+def _(given, x, dt, A, B, C, segments, run):
     parts = (part.new_empty(part.shape) for part in (x, dt, A, B, C))
-    return *parts, states.new_empty(x.shape[0], *A.shape)
+    return *parts, given[2].new_empty(x.shape[0], *A.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, _ = inputs
+    *tensors, ctx.run = inputs
     ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)  # zeros for the states kept would be as large as these
     ctx.save_for_backward(*tensors, output[2])
@@ -85,7 +97,7 @@ def _gradients(ctx: Any, dy: Tensor | None, dfinal: Tensor | None, _: None) -> t
     x, dt, A, B, C, state, segments, states = ctx.saved_tensors
     dy = torch.zeros_like(x) if dy is None else dy
     dfinal = torch.zeros_like(_fake_state(x, dt, A)) if dfinal is None else dfinal
-    *grads, dstate = scan_backward([dy, dfinal], x, dt, A, B, C, segments, states)
+    *grads, dstate = scan_backward([dy, dfinal, states], x, dt, A, B, C, segments, ctx.run)
     return *grads, None if state is None else dstate.to(state.dtype), None, None
 
 

@@ -20,6 +20,7 @@ def ssd(
     *,
     state_BHKV: Tensor | None = None,
     segments: Tensor | None = None,
+    final: bool = True,
     backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Run S_t = exp(log_decay_t) S_{t-1} + k_t v_t^T, o_t = q_t^T S_t (arXiv 2405.21060, eq. 16; q = C, k = B).
@@ -34,10 +35,12 @@ def ssd(
         log_decay_BTH: logarithm of the decays, at most 0; zeros give plain linear attention.
         state_BHKV: state before the first token; zero when None.
         segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
+        final: whether the final state is wanted.
         backend: "auto", or insist on "eager" (plain PyTorch) or "triton".
 
     Returns:
-        o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
+        o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64); where it is
+        not wanted, a tensor [0].
 
     Raises:
         ConfigError: shapes, dtypes or devices that do not fit together, or an impossible backend.
@@ -54,13 +57,16 @@ def ssd(
     with torch.autocast(v_BTHV.device.type, enabled=False):
         q, k = q_BTGK.to(v_BTHV.dtype), k_BTGK.to(v_BTHV.dtype)
         if T == 1 and state_BHKV is not None:
-            return eager.step(q, k, v_BTHV, log_decay_BTH, state_BHKV)
+            o, state = eager.step(q, k, v_BTHV, log_decay_BTH, state_BHKV)
+            return o, state if final else state.new_empty(0)
         if not triton:
-            return eager.ssd(q, k, v_BTHV, log_decay_BTH, state_BHKV, segments)
+            o, state = eager.ssd(q, k, v_BTHV, log_decay_BTH, state_BHKV, segments, final=final)
+            return o, state if final else state.new_empty(0)
         if state_BHKV is None:
             state_BHKV = v_BTHV.new_zeros(B, H, K, V, dtype=torch.float32)
         refuse_transforms("ssd", q, k, v_BTHV, log_decay_BTH, state_BHKV)
-        return operators.scan(q, k, v_BTHV, log_decay_BTH, state_BHKV, segments)
+        o, state = operators.scan(q, k, v_BTHV, log_decay_BTH, state_BHKV, segments)
+        return o, state if final else state.new_empty(0)
 
 
 def _use_triton(backend: Backend, q_BTGK: Tensor, v_BTHV: Tensor) -> bool:

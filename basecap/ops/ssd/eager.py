@@ -20,10 +20,11 @@ def ssd(
     state_BHKV: Tensor | None = None,
     segments: Tensor | None = None,
     chunk: int = 128,
+    final: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [B, T, H, V] and the final state [B, H, K, V]; memory O(T * chunk + T / chunk * K * V) per head.
 
-    Matrix products run in the dtype of v, decays and states in float32 or wider.
+    Matrix products run in the dtype of v, decays and states in float32 or wider. Without `final` the state may lack.
     """
     B, T, H, V = v_BTHV.shape
     G = q_BTGK.shape[2]
@@ -51,18 +52,19 @@ def ssd(
     def per_position(x_BMCH: Tensor) -> Tensor:
         return x_BMCH.unflatten(3, (G, R)).transpose(2, 3)[..., None]
 
-    left = (v_BMGCRV * per_position(to_end)).to(v_BTHV.dtype).flatten(-2)
-    added_BMGKRV = (k_BMGCK.transpose(-1, -2) @ left).to(wide).unflatten(-1, (R, V))
-    added_BMHKV = added_BMGKRV.transpose(3, 4).flatten(2, 3)
-
-    o_BMGCRV, final = own_BMGRCV.transpose(3, 4), added_BMHKV[:, -1]
+    o_BMGCRV, last = own_BMGRCV.transpose(3, 4), v_BTHV.new_empty(0)
+    if final or M > 1 or state_BHKV is not None:
+        left = (v_BMGCRV * per_position(to_end)).to(v_BTHV.dtype).flatten(-2)
+        added_BMGKRV = (k_BMGCK.transpose(-1, -2) @ left).to(wide).unflatten(-1, (R, V))
+        added_BMHKV = added_BMGKRV.transpose(3, 4).flatten(2, 3)
+        last = added_BMHKV[:, -1]
     if M > 1 or state_BHKV is not None:
-        states_BMHKV, final = _carry(added_BMHKV, total_BMCH[:, :, -1], ids_BMC, state_BHKV)
+        states_BMHKV, last = _carry(added_BMHKV, total_BMCH[:, :, -1], ids_BMC, state_BHKV)
         entering = states_BMHKV.unflatten(2, (G, R)).transpose(3, 4).flatten(-2)
         past = (q_BMGCK @ entering.to(v_BTHV.dtype)).unflatten(-1, (R, V)) * per_position(from_start)
         o_BMGCRV = o_BMGCRV + past
     o_BTHV = o_BMGCRV.transpose(2, 3).reshape(B, M * C, H, V)[:, :T]
-    return o_BTHV.to(v_BTHV.dtype), final
+    return o_BTHV.to(v_BTHV.dtype), last
 
 
 def step(

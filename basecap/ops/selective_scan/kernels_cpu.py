@@ -1,0 +1,100 @@
+"""The selective scan for the CPU, compiled by Numba: a row at a time, a state at a time, vectors along the channels.
+
+Tensors, float32 and contiguous: x, dt, y [B, T, D]; B, C [B, T, N]; A [N, D] in units of log2, so that decays are
+exp2(A dt); `begins` [B, T] says which tokens begin a segment; `kept` [B, M, N, D] are the states before each chunk. One
+call works on the rows from `first_row` to `last_row`.
+"""
+
+import numpy as np
+
+from basecap.ops.kernels_shared_cpu import exp2, kernel, part
+
+ZERO, ONE = np.float32(0), np.float32(1)
+
+
+@kernel
+def scan_fwd_kernel(x, dt, A, B, C, begins, state, y, kept, chunk, first_row, last_row):
+    """Add the outputs to y, leave the last state in `state` [B, N, D], and the states between chunks in `kept`.
+
+    A `kept` of no chunks keeps nothing.
+    """
+    T, D = x.shape[1:]
+    N = A.shape[0]
+    for row in range(first_row, last_row):
+        for start in range(0, T, chunk):
+            for n in range(N):
+                if kept.shape[1] > 0:
+                    for d in range(D):
+                        kept[row, start // chunk, n, d] = state[row, n, d]
+                for t in range(start, min(T, start + chunk)):
+                    stays = ZERO if begins[row, t] else ONE
+                    enters, reads = B[row, t, n], C[row, t, n]
+                    for d in range(D):
+                        step = dt[row, t, d]
+                        h = exp2(step * A[n, d]) * stays * state[row, n, d] + enters * (step * x[row, t, d])
+                        state[row, n, d] = h
+                        y[row, t, d] += reads * h
+
+
+@part
+def _history(x, dt, A, B, begins, row, n, start, count, decay, h):
+    """Compute the decays [C, D] of state `n` and the states [C + 1, D] after h[0] anew, for `count` tokens."""
+    D = x.shape[2]
+    for c in range(count):
+        t = start + c
+        stays = ZERO if begins[row, t] else ONE
+        enters = B[row, t, n]
+        for d in range(D):
+            step = dt[row, t, d]
+            left = exp2(step * A[n, d]) * stays
+            decay[c, d] = left
+            h[c + 1, d] = left * h[c, d] + enters * (step * x[row, t, d])
+
+
+@part
+def _cotangents(dy, x, dt, A, B, C, row, n, start, count, decay, h, g, du, ddt, dA, dB, dC):
+    """Go back over these tokens with g [D], the gradient of the state: of the last one, then of h[0]."""
+    D = x.shape[2]
+    for c in range(count - 1, -1, -1):
+        t = start + c
+        enters, reads = B[row, t, n], C[row, t, n]
+        entered, read = ZERO, ZERO
+        for d in range(D):
+            step = dt[row, t, d]
+            after = g[d] + reads * dy[row, t, d]
+            read += dy[row, t, d] * h[c + 1, d]
+            entered += step * x[row, t, d] * after
+            du[row, t, d] += enters * after
+            before = after * decay[c, d]
+            g[d] = before
+            exponent = before * h[c, d]
+            ddt[row, t, d] += exponent * A[n, d]
+            dA[row, n, d] += exponent * step
+        dB[row, t, n] = entered
+        dC[row, t, n] = read
+
+
+@kernel
+def scan_bwd_kernel(
+    dy, x, dt, A, B, C, begins, kept, dstate, du, ddt, dA, dB, dC, chunk, first_row, last_row
+):  # fmt: skip
+    """Add to du [B, T, D], the gradient of u = dt x, to the exponents' part of ddt and to dA [B, N, D]; fill dB, dC.
+
+    `dstate` [B, N, D] is the gradient of the last state and becomes that of the first.
+    """
+    T, D = x.shape[1:]
+    N = A.shape[0]
+    decay, h = np.empty((chunk, D), np.float32), np.empty((chunk + 1, D), np.float32)
+    g = np.empty(D, np.float32)
+    for row in range(first_row, last_row):
+        for m in range(kept.shape[1] - 1, -1, -1):
+            start = m * chunk
+            count = min(T, start + chunk) - start
+            for n in range(N):
+                for d in range(D):
+                    h[0, d] = kept[row, m, n, d]
+                    g[d] = dstate[row, n, d]
+                _history(x, dt, A, B, begins, row, n, start, count, decay, h)
+                _cotangents(dy, x, dt, A, B, C, row, n, start, count, decay, h, g, du, ddt, dA, dB, dC)
+                for d in range(D):
+                    dstate[row, n, d] = g[d]
