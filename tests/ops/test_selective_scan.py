@@ -1,14 +1,13 @@
 """The selective scan against its definition in float64."""
 
 import functools
+import importlib.util
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops import kernels_shared_cpu
 from basecap.ops._dispatch import interpreted
 from basecap.ops.selective_scan import eager, operators, reference, selective_scan
 from basecap.testing.marks import requires_gpu
@@ -16,6 +15,7 @@ from basecap.testing.tolerance import assert_as_accurate
 
 NAMES = ("y", "state", "dx", "ddt", "dA", "dB", "dC", "dstate")
 
+requires_numba = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba")
 in_interpreter = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
 
 
@@ -55,7 +55,7 @@ def test_eager_equals_the_definition(T: int, segmented: bool, monkeypatch: pytes
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("backend", ["eager", "numba"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("numba", marks=requires_numba)])
 @pytest.mark.parametrize("strength", [0.0, 0.01, 1.0, 1000.0])
 def test_float32_is_as_good_as_the_recurrence_in_float32(strength: float, backend: str):
     exact = inputs(1, 150, 4, 5, strength)
@@ -75,7 +75,7 @@ def test_influence_times_inputs_is_the_output():
     torch.testing.assert_close(torch.einsum("bdts,bsd->btd", matrix, x), y)
 
 
-@pytest.mark.parametrize("run", ["eager training", "numba training"])
+@pytest.mark.parametrize("run", ["eager training", pytest.param("numba training", marks=requires_numba)])
 def test_the_custom_operator_is_well_formed(run: str):
     x, dt, A, Bs, Cs, state = inputs(2, 9, 4, 3, dtype=torch.float32)
     arguments = (x, dt, A, Bs, Cs, state, packed(2, 9), run)
@@ -153,41 +153,6 @@ def assert_kernels_accurate(
 @pytest.mark.parametrize("sizes", [(2, 1, 3, 1), (1, 35, 36, 2), (2, 32, 5, 3), (1, 3, 2, 18)])
 def test_kernels_in_the_interpreter(sizes: tuple[int, int, int, int], segmented: bool):
     assert_kernels_accurate("cpu", torch.float32, sizes, packed(*sizes[:2]) if segmented else None)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("segmented", [False, True])
-@pytest.mark.parametrize("sizes", [(2, 1, 3, 1), (1, 35, 36, 2), (3, 64, 1, 4), (2, 147, 40, 5), (1, 300, 17, 1)])
-def test_kernels_of_the_cpu(sizes: tuple[int, int, int, int], segmented: bool, dtype: torch.dtype):
-    assert_kernels_accurate("cpu", dtype, sizes, packed(*sizes[:2]) if segmented else None, "numba")
-
-
-def test_threads_of_the_cpu_change_nothing(monkeypatch: pytest.MonkeyPatch):
-    tensors = inputs(5, 70, 6, 3, dtype=torch.float32)
-    alone = values_and_gradients(selective_scan, tensors, packed(5, 70))
-    monkeypatch.setattr(kernels_shared_cpu, "WORK", 1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    parted = values_and_gradients(selective_scan, tensors, packed(5, 70))
-    assert all(torch.equal(a, b) for a, b in zip(alone, parted, strict=True))
-
-
-def test_kernels_of_the_cpu_leave_what_they_are_given_alone():
-    # With one state a transposed tensor is its own copy.
-    tensors = inputs(2, 9, 4, 1, dtype=torch.float32)
-    before = [tensor.detach().clone() for tensor in tensors]
-    y, final = selective_scan(*tensors[:5], state_BDN=tensors[5], backend="numba")
-    dy, dfinal = torch.ones_like(y), torch.ones_like(final)
-    torch.autograd.grad([y, final], tensors, [dy, dfinal])
-    assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
-    assert dy.eq(1).all() and dfinal.eq(1).all()
-
-
-def test_the_power_of_two_of_the_cpu():
-    x = np.linspace(-126, 127, 100_001, dtype=np.float32)
-    found, exact = np.array([kernels_shared_cpu.exp2(part) for part in x]), np.exp2(x.astype(np.float64))
-    assert np.abs(found / exact - 1).max() <= 2 * 2.0**-24
-    assert kernels_shared_cpu.exp2(np.float32(-np.inf)) == kernels_shared_cpu.exp2(np.float32(-200)) == 0
-    assert kernels_shared_cpu.exp2(np.float32(0)) == 1 and np.isnan(kernels_shared_cpu.exp2(np.float32(np.nan)))
 
 
 @in_interpreter

@@ -1,0 +1,47 @@
+"""The selective scan's kernels for the CPU."""
+
+import numpy as np
+import pytest
+import torch
+
+from basecap.ops.selective_scan import selective_scan
+from tests.ops.test_selective_scan import assert_kernels_accurate, inputs, packed, values_and_gradients
+
+pytest.importorskip("numba")
+
+from basecap.ops import kernels_shared_cpu
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("segmented", [False, True])
+@pytest.mark.parametrize("sizes", [(2, 1, 3, 1), (1, 35, 36, 2), (3, 64, 1, 4), (2, 147, 40, 5), (1, 300, 17, 1)])
+def test_kernels_of_the_cpu(sizes: tuple[int, int, int, int], segmented: bool, dtype: torch.dtype):
+    assert_kernels_accurate("cpu", dtype, sizes, packed(*sizes[:2]) if segmented else None, "numba")
+
+
+def test_threads_of_the_cpu_change_nothing(monkeypatch: pytest.MonkeyPatch):
+    tensors = inputs(5, 70, 6, 3, dtype=torch.float32)
+    alone = values_and_gradients(selective_scan, tensors, packed(5, 70))
+    monkeypatch.setattr(kernels_shared_cpu, "WORK", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    parted = values_and_gradients(selective_scan, tensors, packed(5, 70))
+    assert all(torch.equal(a, b) for a, b in zip(alone, parted, strict=True))
+
+
+def test_kernels_of_the_cpu_leave_what_they_are_given_alone():
+    # With one state a transposed tensor is its own copy.
+    tensors = inputs(2, 9, 4, 1, dtype=torch.float32)
+    before = [tensor.detach().clone() for tensor in tensors]
+    y, final = selective_scan(*tensors[:5], state_BDN=tensors[5], backend="numba")
+    dy, dfinal = torch.ones_like(y), torch.ones_like(final)
+    torch.autograd.grad([y, final], tensors, [dy, dfinal])
+    assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
+    assert dy.eq(1).all() and dfinal.eq(1).all()
+
+
+def test_the_power_of_two_of_the_cpu():
+    x = np.linspace(-126, 127, 100_001, dtype=np.float32)
+    found, exact = np.array([kernels_shared_cpu.exp2(part) for part in x]), np.exp2(x.astype(np.float64))
+    assert np.abs(found / exact - 1).max() <= 2 * 2.0**-24
+    assert kernels_shared_cpu.exp2(np.float32(-np.inf)) == kernels_shared_cpu.exp2(np.float32(-200)) == 0
+    assert kernels_shared_cpu.exp2(np.float32(0)) == 1 and np.isnan(kernels_shared_cpu.exp2(np.float32(np.nan)))
