@@ -54,8 +54,9 @@ def run(
     """Time training steps (forward, backward, AdamW) of architectures; return the environment and a row for each.
 
     Compilation and three warm-up steps are not counted; a row holds the median over the steps timed. On a GPU products
-    run in bf16 and models are compiled, on a CPU neither. A model that cannot run gets a row whose note says why. When
-    interrupted, the rows so far are returned and `complete` is False.
+    run in bf16 and models are compiled, on a CPU neither. `mfu` counts what causal attention needs, `mfu_palm` the
+    whole square, as the term was first defined (arXiv 2204.02311). A model that cannot run gets a row whose note says
+    why. When interrupted, the rows so far are returned and `complete` is False.
 
     Args:
         names: architectures, also in another's body, as "top1-chunk-exact in rwkv-7"; all when empty.
@@ -126,9 +127,22 @@ def _own(config: ModelConfig, setting: Setting, device: torch.device) -> Row:
     if device.type == "cuda":
         model.compile_training()
     row = _row(model, lambda x: model(x[:, :-1], x[:, 1:]), optimiser, setting, device)
-    rate = model.training_flops(setting.length) * setting.batch / (row["ms_per_step"] / 1e3)
     peak = next((peak for part, peak in PEAK.items() if part in describe(device)["device"]), None)
-    return {**row, "tflops": rate / 1e12, "mfu": rate / peak if peak else None}
+    rate, palm_rate = (
+        flops * setting.batch / (row["ms_per_step"] / 1e3)
+        for flops in (model.training_flops(setting.length), _palm_flops(model, setting.length))
+    )
+    utilisation = {name: x / peak if peak else None for name, x in (("mfu", rate), ("mfu_palm", palm_rate))}
+    return {**row, "tflops": rate / 1e12, **utilisation}
+
+
+def _palm_flops(model: LanguageModel, length: int) -> float:
+    """The operations of `LanguageModel.training_flops` as arXiv 2204.02311, appendix B, counts them.
+
+    There a token attends to all `length` tokens and not, causally, to half of them in the mean: which is what it does
+    in a sequence of twice the length.
+    """
+    return model.training_flops(2 * length) / 2
 
 
 def _peer(peer: peers.Peer, setting: Setting, device: torch.device) -> Row:

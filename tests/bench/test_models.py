@@ -13,6 +13,8 @@ from basecap.bench import models, peers
 from basecap.bench.models import run
 from basecap.cli import app
 from basecap.errors import ConfigError
+from basecap.models.config import model_config
+from basecap.models.language_model import LanguageModel
 
 NAMES = ["transformer++", "transformer++ window"]
 TINY = {"device": torch.device("cpu"), "setting": models.Setting(hidden=32, vocab=64, length=16, batch=2, steps=3)}
@@ -23,11 +25,26 @@ def test_rows_agree_with_their_setting():
     assert [row["architecture"] for row in found["rows"]] == NAMES
     for row in found["rows"]:
         assert row["tokens_per_s"] == pytest.approx(2 * 16 * 1e3 / row["ms_per_step"])
-        assert row["tflops"] > 0 and row["mfu"] is None
+        assert row["tflops"] > 0 and row["mfu"] is None and row["mfu_palm"] is None
         assert "note" not in row
     assert found["rows"][0]["relative to transformer++"] == 1.0
     assert found["setting"]["length"] == 16 and found["environment"]["packages"]["torch"]
     assert found["complete"]
+
+
+def test_the_operations_of_a_transformer_as_palm_counts_them():
+    with torch.device("meta"):
+        model = LanguageModel(model_config("transformer++", hidden=768, vocab=32_000, max_length=2048))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    attention = 12 * len(model._blocks) * model.config.hidden * 2048
+    assert models._palm_flops(model, 2048) == pytest.approx(2048 * (6 * parameters + attention), rel=1e-3)
+
+
+def test_utilisation_is_relative_to_the_device(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(models, "describe", lambda device: {"device": "NVIDIA H200"})
+    (row,) = run(["transformer++"], **TINY)["rows"]
+    assert row["mfu"] == pytest.approx(row["tflops"] / 989)
+    assert row["mfu"] < row["mfu_palm"] < 2 * row["mfu"]
 
 
 def test_an_architecture_in_another_body():
