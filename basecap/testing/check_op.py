@@ -236,9 +236,7 @@ OPS: dict[str, Op] = {
         definition=partial(attention_reference.attention, scale=K**-0.5, window=50),
         inputs=_grouped,
     ),
-    "long convolution": Op(
-        plain=long_convolution, definition=long_convolution_reference.long_convolution, inputs=_filter
-    ),
+    "long convolution": _switched(long_convolution, long_convolution_reference.long_convolution, _filter, "filter"),
 }
 
 

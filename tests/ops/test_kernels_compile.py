@@ -23,6 +23,7 @@ import basecap.ops
 from basecap.ops import _dispatch, top1_chunk, top1_chunk_cache, top1_chunk_step
 from basecap.ops.delta_rule import delta_rule
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
+from basecap.ops.long_convolution import long_convolution
 from basecap.ops.selective_scan import selective_scan
 from basecap.ops.short_convolution import short_convolution
 from basecap.ops.ssd import ssd
@@ -88,6 +89,13 @@ def launch_delta_rule(dtype: torch.dtype) -> None:
 def launch_linear_cross_entropy(dtype: torch.dtype) -> None:
     hidden, weight = leaf(4, 16, dtype=dtype), leaf(50304, 16, dtype=dtype)
     linear_cross_entropy(hidden, weight, torch.zeros(4, dtype=torch.int64)).backward()
+
+
+def launch_long_convolution(dtype: torch.dtype) -> None:
+    # Blocks enough for whole tiles of columns, and fewer.
+    rows = 8 * B if dtype == torch.bfloat16 else B
+    u, taps = leaf(rows, 2048, 16, dtype=dtype), leaf(512, 16)
+    long_convolution(u, taps, backend="triton").sum().backward()
 
 
 def launch_selective_scan(dtype: torch.dtype) -> None:

@@ -12,6 +12,7 @@ from basecap.ops import top1_chunk, top1_chunk_choice, top1_element
 from basecap.ops._dispatch import interpreted
 from basecap.ops.delta_rule import delta_rule
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
+from basecap.ops.long_convolution import long_convolution
 from basecap.ops.selective_scan import selective_scan
 from basecap.ops.short_convolution import short_convolution
 from basecap.ops.ssd import ssd
@@ -51,6 +52,7 @@ OPS = [
     kernels(lambda x: ssd(x, x, x, decays, backend="triton")[0], heads, id="ssd kernels"),
     kernels(lambda x: taylor_attention(x, x, x, backend="triton"), heads, id="taylor kernels"),
     kernels(lambda x: wkv6(x, x, x, -heads.abs(), bonus, backend="triton")[0], heads, id="wkv6 kernels"),
+    kernels(lambda x: long_convolution(x, taps.T, backend="triton"), rows, id="long_convolution kernels"),
     kernels(lambda x: short_convolution(x, taps, backend="triton"), rows, id="short_convolution kernels"),
 ]
 every_op = pytest.mark.parametrize(("op", "x"), OPS)

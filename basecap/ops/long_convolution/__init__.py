@@ -1,27 +1,36 @@
-"""Causal convolution with filters as long as the sequence, through the FFT (Hyena, arXiv 2302.10866)."""
+"""Causal convolution with filters as long as the sequence (Hyena, arXiv 2302.10866): as matrix products or by FFT."""
 
 import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
+from basecap.ops._dispatch import Backend, refuse_transforms, use_triton
 from basecap.ops._shapes import check_devices, check_floating, check_segments
-from basecap.ops.long_convolution import eager
+from basecap.ops.long_convolution import eager, operators
+
+#: The most taps for which "auto" takes the kernels: their work grows with the number of taps, that of the FFT with its
+#: logarithm.
+LONGEST = 4096
 
 
-def long_convolution(u_BTD: Tensor, filter_LD: Tensor, *, segments: Tensor | None = None) -> Tensor:
+def long_convolution(
+    u_BTD: Tensor, filter_LD: Tensor, *, segments: Tensor | None = None, backend: Backend = "auto"
+) -> Tensor:
     """Return y_t = sum_{j<L} filter_j * u_{t-j}, channel by channel, from no earlier than the own segment's start.
 
     Args:
         u_BTD: inputs.
         filter_LD: taps, that of the present token first; as many as there are, more or fewer than T.
         segments: int64 [B, T], see `Mixer.forward`. O(T log^2 T) with segments, O(T log T) without.
+        backend: "auto", or insist on "eager" (plain PyTorch, through the FFT) or "triton" (matrix products). "auto"
+            takes the kernels for 16 bits, no segments and at most `LONGEST` taps.
 
     Returns:
         [B, T, D] in the dtype of u, computed in float32 or wider. Through the FFT an output carries rounding errors
         of the size of its neighbours', also of later ones.
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not fit together.
+        ConfigError: shapes, dtypes or devices that do not fit together, or an impossible backend.
     """
     check_floating({"u": u_BTD, "filter": filter_LD})
     if u_BTD.dim() != 3 or u_BTD.shape[1] < 1:
@@ -34,6 +43,18 @@ def long_convolution(u_BTD: Tensor, filter_LD: Tensor, *, segments: Tensor | Non
         # The FFT of nothing is an error; the sum is added to nothing and keeps the filter's gradient defined.
         return u_BTD + filter_LD.sum().to(u_BTD.dtype)
     with torch.autocast(u_BTD.device.type, enabled=False):
+        if _use_triton(backend, u_BTD, filter_LD, segments):
+            refuse_transforms("long_convolution", u_BTD, filter_LD)
+            return operators.convolve(u_BTD, filter_LD)
         if segments is None:
             return eager.long_convolution(u_BTD, filter_LD)
         return eager.packed_convolution(u_BTD, filter_LD, segments)
+
+
+def _use_triton(backend: Backend, u_BTD: Tensor, filter_LD: Tensor, segments: Tensor | None) -> bool:
+    if backend == "triton" and segments is not None:
+        raise ConfigError("long_convolution has no kernels for segments; use backend='auto'.")
+    taps = min(len(filter_LD), u_BTD.shape[1])
+    if backend == "auto" and (segments is not None or u_BTD.element_size() > 2 or taps > LONGEST):
+        return False
+    return use_triton("long_convolution", backend, u_BTD)
