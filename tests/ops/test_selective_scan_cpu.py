@@ -39,6 +39,18 @@ def test_kernels_of_the_cpu_leave_what_they_are_given_alone():
     assert dy.eq(1).all() and dfinal.eq(1).all()
 
 
+@pytest.mark.parametrize("backend", ["eager", "numba"])
+def test_a_step_that_is_no_number_spoils_no_earlier_sequence(backend: str):
+    x, dt, A, Bs, Cs, state = (tensor.detach().requires_grad_() for tensor in inputs(1, 9, 4, 2, dtype=torch.float32))
+    with torch.no_grad():
+        dt[0, 5] = torch.nan
+    segments = (torch.arange(9) >= 5).long()[None]
+    y, _ = selective_scan(x, dt, A, Bs, Cs, state_BDN=state, segments=segments, backend=backend)
+    dx, ddt, dB, dstate = torch.autograd.grad(y.sum(), [x, dt, Bs, state])
+    assert y[:, :5].isfinite().all() and dstate.isfinite().all()
+    assert all(gradient[:, :5].isfinite().all() for gradient in (dx, ddt, dB))
+
+
 def test_the_power_of_two_of_the_cpu():
     x = np.linspace(-126, 127, 100_001, dtype=np.float32)
     found, exact = np.array([kernels_shared_cpu.exp2(part) for part in x]), np.exp2(x.astype(np.float64))

@@ -9,7 +9,7 @@ import numpy as np
 
 from basecap.ops.kernels_shared_cpu import exp2, kernel, part
 
-ZERO, ONE = np.float32(0), np.float32(1)
+ZERO = np.float32(0)
 
 
 @kernel
@@ -27,11 +27,12 @@ def scan_fwd_kernel(x, dt, A, B, C, begins, state, y, kept, chunk, first_row, la
                     for d in range(D):
                         kept[row, start // chunk, n, d] = state[row, n, d]
                 for t in range(start, min(T, start + chunk)):
-                    stays = ZERO if begins[row, t] else ONE
+                    begin = begins[row, t]
                     enters, reads = B[row, t, n], C[row, t, n]
                     for d in range(D):
                         step = dt[row, t, d]
-                        h = exp2(step * A[n, d]) * stays * state[row, n, d] + enters * (step * x[row, t, d])
+                        left = ZERO if begin else exp2(step * A[n, d])
+                        h = left * state[row, n, d] + enters * (step * x[row, t, d])
                         state[row, n, d] = h
                         y[row, t, d] += reads * h
 
@@ -42,11 +43,11 @@ def _history(x, dt, A, B, begins, row, n, start, count, decay, h):
     D = x.shape[2]
     for c in range(count):
         t = start + c
-        stays = ZERO if begins[row, t] else ONE
+        begin = begins[row, t]
         enters = B[row, t, n]
         for d in range(D):
             step = dt[row, t, d]
-            left = exp2(step * A[n, d]) * stays
+            left = ZERO if begin else exp2(step * A[n, d])
             decay[c, d] = left
             h[c + 1, d] = left * h[c, d] + enters * (step * x[row, t, d])
 
