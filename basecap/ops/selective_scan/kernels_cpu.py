@@ -53,8 +53,11 @@ def _history(x, dt, A, B, begins, row, n, start, count, decay, h):
 
 
 @part
-def _cotangents(dy, x, dt, A, B, C, row, n, start, count, decay, h, g, du, ddt, dA, dB, dC):
-    """Go back over these tokens with g [D], the gradient of the state: of the last one, then of h[0]."""
+def _cotangents(dy, x, dt, A, B, C, row, n, start, count, decay, h, g, rates, du, ddt, dB, dC):
+    """Go back over these tokens with g [D], the gradient of the state: of the last one, then of h[0].
+
+    Their part of dA is added to `rates` [D].
+    """
     D = x.shape[2]
     for c in range(count - 1, -1, -1):
         t = start + c
@@ -70,7 +73,7 @@ def _cotangents(dy, x, dt, A, B, C, row, n, start, count, decay, h, g, du, ddt, 
             g[d] = before
             exponent = before * h[c, d]
             ddt[row, t, d] += exponent * A[n, d]
-            dA[row, n, d] += exponent * step
+            rates[d] += exponent * step
         dB[row, t, n] = entered
         dC[row, t, n] = read
 
@@ -86,7 +89,8 @@ def scan_bwd_kernel(
     T, D = x.shape[1:]
     N = A.shape[0]
     decay, h = np.empty((chunk, D), np.float32), np.empty((chunk + 1, D), np.float32)
-    g = np.empty(D, np.float32)
+    # A chunk's part of dA is a sum of its own: errors would add up along T.
+    g, rates = np.empty(D, np.float32), np.empty(D, np.float32)
     for row in range(first_row, last_row):
         for m in range(kept.shape[1] - 1, -1, -1):
             start = m * chunk
@@ -95,7 +99,9 @@ def scan_bwd_kernel(
                 for d in range(D):
                     h[0, d] = kept[row, m, n, d]
                     g[d] = dstate[row, n, d]
+                    rates[d] = ZERO
                 _history(x, dt, A, B, begins, row, n, start, count, decay, h)
-                _cotangents(dy, x, dt, A, B, C, row, n, start, count, decay, h, g, du, ddt, dA, dB, dC)
+                _cotangents(dy, x, dt, A, B, C, row, n, start, count, decay, h, g, rates, du, ddt, dB, dC)
                 for d in range(D):
                     dstate[row, n, d] = g[d]
+                    dA[row, n, d] += rates[d]
