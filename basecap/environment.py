@@ -13,8 +13,8 @@ from basecap import __version__
 from basecap.errors import ConfigError
 
 PACKAGES = ("torch", "triton", "numba", "numpy", "tokenizers", "safetensors", "fla-core")
-#: Names of glibc's malloc.h: how much free memory at the end of the heap goes back to the system, and the size from
-#: which memory comes from the system alone, of which this is the largest.
+#: Names of glibc's malloc.h: how much free memory at the end of the heap goes back to the system, and from which size
+#: on memory is fetched from the system by itself and goes back at once.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
@@ -47,7 +47,7 @@ def _keep_freed_memory() -> None:
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-        libc.mallopt(M_MMAP_THRESHOLD, 2**25)
+        libc.mallopt(M_MMAP_THRESHOLD, 2**25)  # older releases take no more
 
 
 def describe(device: torch.device) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 On a CPU a few ops have kernels that Numba compiles, where it is installed.
 """
 
+import importlib
 import importlib.util
 import logging
 from collections.abc import Callable
@@ -162,7 +163,17 @@ def _unsupported_by_numba(device: torch.device, dtype: torch.dtype) -> str | Non
         return f"the tensors are on {device.type}"
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"there are no kernels for {dtype}"
-    return "numba is not installed" if importlib.util.find_spec("numba") is None else None
+    return "numba is not installed" if importlib.util.find_spec("numba") is None else _import_error("numba")
+
+
+@cache
+def _import_error(package: str) -> str | None:
+    """Return why an installed package cannot be imported, or None: Numba refuses a NumPy newer than itself."""
+    try:
+        importlib.import_module(package)
+    except (ImportError, OSError) as error:  # OSError: a shared library that does not load
+        return f"{package} cannot be imported: {error}"
+    return None
 
 
 def check_backend(backend: Backend, *, numba: bool = False) -> None:

@@ -13,6 +13,9 @@ from basecap.ops._dispatch import choose, use_triton
 @pytest.fixture(autouse=True)
 def forget():
     _dispatch._say.cache_clear()
+    _dispatch._import_error.cache_clear()
+    yield
+    _dispatch._import_error.cache_clear()
 
 
 def test_auto_runs_plain_pytorch_on_a_cpu_and_says_so_once(caplog):
@@ -62,6 +65,7 @@ def test_an_unknown_backend_is_refused():
 
 
 def test_a_cpu_takes_the_kernels_that_numba_compiles(caplog):
+    pytest.importorskip("numba")
     with caplog.at_level(logging.INFO, logger="basecap.ops"):
         assert choose("some op", "auto", torch.ones(1), numba=True) == "numba"
         assert choose("some op", "auto", torch.ones(1, dtype=torch.float64), numba=True) == "eager"
@@ -76,6 +80,18 @@ def test_without_numba_plain_pytorch_runs_and_says_why(monkeypatch, caplog):
     assert [record.message for record in caplog.records] == ["some op runs in plain PyTorch: numba is not installed"]
     with pytest.raises(ConfigError, match="some op cannot run its Numba kernels: numba is not installed"):
         choose("some op", "numba", torch.ones(1), numba=True)
+
+
+@pytest.mark.parametrize("error", [ImportError("Numba needs an older NumPy"), OSError("no such library")])
+def test_a_numba_that_cannot_be_imported_is_as_good_as_none(error: Exception, monkeypatch, caplog):
+    def fail(name: str):
+        raise error
+
+    monkeypatch.setattr(_dispatch.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(_dispatch.importlib, "import_module", fail)
+    assert choose("some op", "auto", torch.ones(1), numba=True) == "eager"
+    said = f"some op runs in plain PyTorch: numba cannot be imported: {error}"
+    assert [record.message for record in caplog.records] == [said]
 
 
 def test_an_op_without_kernels_for_the_cpu_has_no_such_backend():

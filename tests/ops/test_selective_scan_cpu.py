@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from basecap.ops.selective_scan import selective_scan
+from basecap.testing.tolerance import assert_as_accurate
 from tests.ops.test_selective_scan import assert_kernels_accurate, inputs, packed, values_and_gradients
 
 pytest.importorskip("numba")
@@ -37,6 +38,32 @@ def test_kernels_of_the_cpu_leave_what_they_are_given_alone():
     torch.autograd.grad([y, final], tensors, [dy, dfinal])
     assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
     assert dy.eq(1).all() and dfinal.eq(1).all()
+
+
+def test_the_rates_of_a_long_sequence_are_as_accurate_as_in_plain_pytorch():
+    exact = [tensor.detach().abs() for tensor in inputs(1, 16_384, 4, 2)]
+    exact[1] *= 0.05
+    exact[2].neg_()
+
+    def gradient(backend: str, dtype: torch.dtype) -> torch.Tensor:
+        x, dt, A, Bs, Cs, _ = (tensor.float().to(dtype) for tensor in exact)
+        y, _ = selective_scan(x, dt, A.requires_grad_(), Bs, Cs, backend=backend)
+        return torch.autograd.grad(y.sum(), A)[0]
+
+    found, plain = gradient("numba", torch.float32), gradient("eager", torch.float32)
+    assert_as_accurate("dA", found, plain, gradient("eager", torch.float64))
+
+
+@pytest.mark.parametrize("backend", ["eager", "numba"])
+def test_a_step_that_is_no_number_spoils_no_earlier_sequence(backend: str):
+    x, dt, A, Bs, Cs, state = (tensor.detach().requires_grad_() for tensor in inputs(1, 9, 4, 2, dtype=torch.float32))
+    with torch.no_grad():
+        dt[0, 5] = torch.nan
+    segments = (torch.arange(9) >= 5).long()[None]
+    y, _ = selective_scan(x, dt, A, Bs, Cs, state_BDN=state, segments=segments, backend=backend)
+    dx, ddt, dB, dstate = torch.autograd.grad(y.sum(), [x, dt, Bs, state])
+    assert y[:, :5].isfinite().all() and dstate.isfinite().all()
+    assert all(gradient[:, :5].isfinite().all() for gradient in (dx, ddt, dB))
 
 
 def test_the_power_of_two_of_the_cpu():

@@ -64,6 +64,12 @@ def test_without_the_final_state_the_outputs_are_the_same(T: int, given: bool):
     assert torch.equal(o, alone) and last.shape == (1, 2, 4, 3) and nothing.shape == (0,)
 
 
+@pytest.mark.parametrize("T", [1, 40, 300])
+def test_without_the_final_state_its_dtype_is_the_same(T: int):
+    tensors = [x.detach().bfloat16() for x in inputs(1, T, 1, 2, 4, 3)]
+    assert ssd(*tensors[:4], final=False)[1].dtype == ssd(*tensors[:4])[1].dtype == torch.float32
+
+
 @pytest.mark.parametrize("segmented", [False, True])
 def test_many_chunks_are_carried_block_by_block(monkeypatch: pytest.MonkeyPatch, segmented: bool):
     monkeypatch.setattr(eager, "SPAN", 3)

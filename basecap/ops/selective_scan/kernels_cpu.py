@@ -9,7 +9,7 @@ import numpy as np
 
 from basecap.ops.kernels_shared_cpu import exp2, kernel, part
 
-ZERO, ONE = np.float32(0), np.float32(1)
+ZERO = np.float32(0)
 
 
 @kernel
@@ -27,11 +27,12 @@ def scan_fwd_kernel(x, dt, A, B, C, begins, state, y, kept, chunk, first_row, la
                     for d in range(D):
                         kept[row, start // chunk, n, d] = state[row, n, d]
                 for t in range(start, min(T, start + chunk)):
-                    stays = ZERO if begins[row, t] else ONE
+                    begin = begins[row, t]
                     enters, reads = B[row, t, n], C[row, t, n]
                     for d in range(D):
                         step = dt[row, t, d]
-                        h = exp2(step * A[n, d]) * stays * state[row, n, d] + enters * (step * x[row, t, d])
+                        left = ZERO if begin else exp2(step * A[n, d])
+                        h = left * state[row, n, d] + enters * (step * x[row, t, d])
                         state[row, n, d] = h
                         y[row, t, d] += reads * h
 
@@ -42,18 +43,21 @@ def _history(x, dt, A, B, begins, row, n, start, count, decay, h):
     D = x.shape[2]
     for c in range(count):
         t = start + c
-        stays = ZERO if begins[row, t] else ONE
+        begin = begins[row, t]
         enters = B[row, t, n]
         for d in range(D):
             step = dt[row, t, d]
-            left = exp2(step * A[n, d]) * stays
+            left = ZERO if begin else exp2(step * A[n, d])
             decay[c, d] = left
             h[c + 1, d] = left * h[c, d] + enters * (step * x[row, t, d])
 
 
 @part
-def _cotangents(dy, x, dt, A, B, C, row, n, start, count, decay, h, g, du, ddt, dA, dB, dC):
-    """Go back over these tokens with g [D], the gradient of the state: of the last one, then of h[0]."""
+def _cotangents(dy, x, dt, A, B, C, row, n, start, count, decay, h, g, rates, du, ddt, dB, dC):
+    """Go back over these tokens with g [D], the gradient of the state: of the last one, then of h[0].
+
+    Their part of dA is added to `rates` [D].
+    """
     D = x.shape[2]
     for c in range(count - 1, -1, -1):
         t = start + c
@@ -69,7 +73,7 @@ def _cotangents(dy, x, dt, A, B, C, row, n, start, count, decay, h, g, du, ddt, 
             g[d] = before
             exponent = before * h[c, d]
             ddt[row, t, d] += exponent * A[n, d]
-            dA[row, n, d] += exponent * step
+            rates[d] += exponent * step
         dB[row, t, n] = entered
         dC[row, t, n] = read
 
@@ -85,7 +89,8 @@ def scan_bwd_kernel(
     T, D = x.shape[1:]
     N = A.shape[0]
     decay, h = np.empty((chunk, D), np.float32), np.empty((chunk + 1, D), np.float32)
-    g = np.empty(D, np.float32)
+    # A chunk's part of dA is a sum of its own: errors would add up along T.
+    g, rates = np.empty(D, np.float32), np.empty(D, np.float32)
     for row in range(first_row, last_row):
         for m in range(kept.shape[1] - 1, -1, -1):
             start = m * chunk
@@ -94,7 +99,9 @@ def scan_bwd_kernel(
                 for d in range(D):
                     h[0, d] = kept[row, m, n, d]
                     g[d] = dstate[row, n, d]
+                    rates[d] = ZERO
                 _history(x, dt, A, B, begins, row, n, start, count, decay, h)
-                _cotangents(dy, x, dt, A, B, C, row, n, start, count, decay, h, g, du, ddt, dA, dB, dC)
+                _cotangents(dy, x, dt, A, B, C, row, n, start, count, decay, h, g, rates, du, ddt, dB, dC)
                 for d in range(D):
                     dstate[row, n, d] = g[d]
+                    dA[row, n, d] += rates[d]

@@ -52,7 +52,7 @@ def ssd(
     def per_position(x_BMCH: Tensor) -> Tensor:
         return x_BMCH.unflatten(3, (G, R)).transpose(2, 3)[..., None]
 
-    o_BMGCRV, last = own_BMGRCV.transpose(3, 4), v_BTHV.new_empty(0)
+    o_BMGCRV, last = own_BMGRCV.transpose(3, 4), v_BTHV.new_empty(0, dtype=wide)
     if final or M > 1 or state_BHKV is not None:
         left = (v_BMGCRV * per_position(to_end)).to(v_BTHV.dtype).flatten(-2)
         added_BMGKRV = (k_BMGCK.transpose(-1, -2) @ left).to(wide).unflatten(-1, (R, V))
