@@ -21,7 +21,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 def choose_device(name: str | None) -> torch.device:
     """Return the device to use: the named one, else this process's GPU, else the CPU; raises ConfigError.
 
-    A GPU becomes the current one.
+    A GPU becomes the current one. On a CPU, memory that is freed stays with the process.
     """
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"

@@ -67,7 +67,7 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
 def is_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether a function is compiled by Triton or Numba: the sizes of ordinary code mean little there."""
     decorators = [ast.unparse(decorator) for decorator in function.decorator_list]
-    return any("triton" in decorator or decorator in ("kernel", "part") for decorator in decorators)
+    return any("triton" in decorator or decorator in ("kernel", "inlined") for decorator in decorators)
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[str, int]]:

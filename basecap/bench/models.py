@@ -54,7 +54,7 @@ def run(
     """Time training steps (forward, backward, AdamW) of architectures; return the environment and a row for each.
 
     Compilation and three warm-up steps are not counted; a row holds the median over the steps timed. On a GPU products
-    run in bf16 and models are compiled, on a CPU neither. `mfu` counts what causal attention needs, `mfu_palm` the
+    run in bf16 and models are compiled, on a CPU neither. `mfu` counts what causal attention needs, `mfu_palm` its
     whole square, as the term was first defined (arXiv 2204.02311). A model that cannot run gets a row whose note says
     why. When interrupted, the rows so far are returned and `complete` is False.
 

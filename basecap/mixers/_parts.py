@@ -1,6 +1,6 @@
 """Small modules and functions several mixers share: rotary positions, the short convolution, segment arithmetic."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -88,6 +88,21 @@ def token_shift(x_BTD: Tensor, segments_BT: Tensor | None = None) -> Tensor:
     if segments_BT is None:
         return shifted
     return shifted.masked_fill(starts_of(segments_BT)[..., None], 0)
+
+
+class PartedLinear(nn.Linear):
+    """A linear layer without bias whose outputs come in parts of `sizes` channels."""
+
+    def __init__(self, channels: int, sizes: Sequence[int]):
+        super().__init__(channels, sum(sizes), bias=False)
+        self.sizes = list(sizes)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """[..., D] -> a tensor [..., size] for each size."""
+        if x.is_cuda:
+            return super().forward(x).split(self.sizes, dim=-1)
+        # On a CPU the parts' gradients would be put together, a large copy, and rows of odd length be slow to multiply.
+        return tuple(F.linear(x, weight) for weight in self.weight.split(self.sizes))
 
 
 class ShortConvolution(nn.Module):

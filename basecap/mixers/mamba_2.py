@@ -20,7 +20,7 @@ from basecap.mixers._contract import (
     mixer,
     uniform,
 )
-from basecap.mixers._parts import ShortConvolution, rms_norm
+from basecap.mixers._parts import PartedLinear, ShortConvolution, rms_norm
 from basecap.mixers._state_space import (
     StateSpaceConfig,
     convolve,
@@ -73,21 +73,14 @@ class Mamba2(Mixer):
         # A decay shared by all heads has a step size of its own; those of the heads still scale their inputs.
         self.decays = {"full": self.heads, "one": 1, "none": 0}[config.decay]
         self.steps = self.heads + (1 if config.decay == "one" else 0)
-        self.in_proj = nn.Linear(layer.hidden, 2 * self.inner + 2 * self.keys + self.steps, bias=False)
         channels = self.inner + 2 * self.keys
+        self.in_proj = PartedLinear(layer.hidden, [self.inner, channels, self.steps])
         self.conv = ShortConvolution(channels, config.conv_width, activation="silu") if config.conv else None
         self.dt_bias = nn.Parameter(torch.empty(self.steps))
         self.A_log = nn.Parameter(torch.empty(self.decays)) if self.decays else None
         self.D = nn.Parameter(torch.empty(self.heads))
         self.norm_weight = nn.Parameter(torch.empty(self.inner)) if config.norm else None
         self.out_proj = nn.Linear(self.inner, layer.hidden, bias=False)
-
-    def _project(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
-        sizes = [self.inner, self.inner + 2 * self.keys, self.steps]
-        if x_BTD.is_cuda:
-            return self.in_proj(x_BTD).split(sizes, dim=-1)
-        # On a CPU the parts' gradients would be put together, a large copy, and rows of odd length be slow to multiply.
-        return tuple(F.linear(x_BTD, weight) for weight in self.in_proj.weight.split(sizes))
 
     def _state_space(self, mixed: Tensor, raw_dt: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return x [B, T, H, V], q, k [B, T, G, K], the step sizes and log decays [B, T, H] of the state space."""
@@ -118,7 +111,7 @@ class Mamba2(Mixer):
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
         """Mix; see `Mixer.forward`."""
-        gate, mixed, raw_dt = self._project(x_BTD)
+        gate, mixed, raw_dt = self.in_proj(x_BTD)
         o, _ = self._scan(convolve(self.conv, mixed, segments), raw_dt, None, segments)
         return self._finish(o, gate)
 
@@ -139,12 +132,12 @@ class Mamba2(Mixer):
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Mix one more token."""
-        gate, mixed, raw_dt = self._project(x_B1D)
+        gate, mixed, raw_dt = self.in_proj(x_B1D)
         return self._advance(convolve_step(self.conv, mixed, cache), raw_dt, gate, cache)
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
         """Mix a prompt chunk by chunk and keep its final state."""
-        gate, mixed, raw_dt = self._project(x_BTD)
+        gate, mixed, raw_dt = self.in_proj(x_BTD)
         if self.conv is not None:
             self.conv.fill(mixed, cache.tensors["conv"])
         return self._advance(convolve(self.conv, mixed, None), raw_dt, gate, cache)
@@ -154,14 +147,14 @@ class Mamba2(Mixer):
 
         The skip connection D is not part of it (arXiv 2410.15678, section 3.1).
         """
-        _, mixed, raw_dt = self._project(x_BTD)
+        _, mixed, raw_dt = self.in_proj(x_BTD)
         _, q, k, dt, log_decay = self._state_space(convolve(self.conv, mixed, None), raw_dt)
         wide = dt.dtype
         return reference.influence(q.to(wide), k.to(wide), log_decay) * dt.transpose(1, 2)[:, :, None]
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the convolved x and the state space's output without its skip connection, [B, T, H, V]."""
-        _, mixed, raw_dt = self._project(x_BTD)
+        _, mixed, raw_dt = self.in_proj(x_BTD)
         x, q, k, dt, log_decay = self._state_space(convolve(self.conv, mixed, None), raw_dt)
         return x, ssd(q, k, (x * dt[..., None]).to(x.dtype), log_decay)[0]
 

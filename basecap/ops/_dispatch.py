@@ -163,7 +163,9 @@ def _unsupported_by_numba(device: torch.device, dtype: torch.dtype) -> str | Non
         return f"the tensors are on {device.type}"
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"there are no kernels for {dtype}"
-    return "numba is not installed" if importlib.util.find_spec("numba") is None else _import_error("numba")
+    if importlib.util.find_spec("numba") is None:
+        return "numba is not installed (pip install 'basecap[cpu]')"
+    return _import_error("numba")
 
 
 @cache

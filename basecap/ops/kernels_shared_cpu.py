@@ -12,16 +12,14 @@ from torch import Tensor
 #: Compiles a kernel at its first call. Threads run it side by side; multiplications may join the additions after them,
 #: and sums be formed in any order, else no loop with a sum would use the processor's vectors.
 kernel = njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+#: A part of a kernel, compiled within it: the compiler then sees which arrays are apart and which indices are positive,
+#: without which a loop would use no vectors.
+inlined = njit(inline="always", error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 
 #: How much work is worth a thread: for some milliseconds PyTorch's own threads wait for theirs without sleeping.
 WORK = 2**24
-ONE = np.float32(1)
 HALF = np.float32(0.5)
 LOWEST, HIGHEST = np.float32(-127), np.float32(128)
-#: A part of a kernel, compiled within it: the compiler then sees which arrays are apart and which indices are positive,
-#: without which a loop would use no vectors.
-part = njit(inline="always", error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
-
 #: The coefficients of 2^x for |x| <= 1/2, the highest power first.
 POWER = tuple(
     np.float32(c)
@@ -36,20 +34,37 @@ POWER = tuple(
 )
 
 
-@njit(inline="always", error_model="numpy", fastmath={"contract"})
-def exp2(x):
-    """2^x in float32, at most 1.4 * 2^-24 off; 0 where it would be denormal. Unlike np.exp2 it fits a vector."""
+@inlined
+def exp2_parts(x):
+    """(scale, rest) in float32 with 2^x = scale + scale * rest, scale a power of two; 0 where it would be denormal.
+
+    Unlike np.exp2 it fits a vector.
+    """
     x = min(max(x, LOWEST), HIGHEST)
     whole = np.floor(x + HALF)
-    part = x - whole
-    out = POWER[0] * part + POWER[1]
-    out = out * part + POWER[2]
-    out = out * part + POWER[3]
-    out = out * part + POWER[4]
-    out = out * part + POWER[5]
-    out = out * part + ONE
+    x = x - whole
+    rest = POWER[0] * x + POWER[1]
+    rest = rest * x + POWER[2]
+    rest = rest * x + POWER[3]
+    rest = rest * x + POWER[4]
+    rest = rest * x + POWER[5]
     bits = (np.int32(whole) + np.int32(127)) << np.int32(23)
-    return out * np.int32(bits).view(np.float32)
+    return np.int32(bits).view(np.float32), rest * x
+
+
+@inlined
+def exp2(x):
+    """2^x in float32, at most 1.4 * 2^-24 off."""
+    scale, rest = exp2_parts(x)
+    return scale * rest + scale
+
+
+@inlined
+def exp2_times(x, factor):
+    """2^x times `factor`, rounded once: where |x| is small an error of 2^x would be the same for many factors."""
+    scale, rest = exp2_parts(x)
+    factor = scale * factor
+    return factor * rest + factor
 
 
 def launch(

@@ -18,8 +18,9 @@ def first_bad_module(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor) ->
 
     def hook(name: str):
         def look(module: nn.Module, inputs: tuple, output: object) -> None:
-            held = total(*output) if isinstance(module, Block) and isinstance(output, tuple) else output
-            if isinstance(held, Tensor) and not held.isfinite().all():
+            parts = output if isinstance(output, tuple) else (output,)
+            held = (total(*parts),) if isinstance(module, Block) and isinstance(output, tuple) else parts
+            if any(isinstance(part, Tensor) and not part.isfinite().all() for part in held):
                 bad.append(name)
 
         return look

@@ -75,7 +75,7 @@ def test_parity_with_transformers(groups: int):
 def test_without_decay_it_is_linear_attention():
     module = build("mamba-2 decay none w/o conv", norm=False)
     x = draw(2, 30, 32)
-    gate, mixed, raw_dt = module.in_proj(x).split([64, 64 + 2 * 128, 1], dim=-1)
+    gate, mixed, raw_dt = module.in_proj(x)
     u, k, q = nn.functional.silu(mixed).split([64, 128, 128], dim=-1)
     dt = nn.functional.softplus(raw_dt + module.dt_bias)
     attention = torch.einsum("btk,bsk->bts", q, k).tril() @ (u * dt)
@@ -86,7 +86,7 @@ def test_without_decay_it_is_linear_attention():
 def test_one_decay_is_shared_by_all_heads():
     module = build("mamba-2 decay one", heads=4)
     matrix = module.influence(draw(1, 9, 32))
-    dt = nn.functional.softplus(module.in_proj(draw(1, 9, 32))[..., -5:-1] + module.dt_bias[:-1])
+    dt = nn.functional.softplus(module.in_proj(draw(1, 9, 32))[2][..., :-1] + module.dt_bias[:-1])
     per_value = matrix / dt.transpose(1, 2)[:, :, None]
     torch.testing.assert_close(per_value, per_value[:, :1].expand_as(per_value))
 
@@ -95,7 +95,7 @@ def test_influence_applied_to_the_values_is_the_mixed_sequence():
     module = build("mamba-2", heads=4)
     x = draw(2, 17, 32)
     matrix = module.influence(x)
-    gate, mixed, _ = module._project(x)
+    gate, mixed, _ = module.in_proj(x)
     u = module.conv(mixed)[..., :64].unflatten(-1, (4, 16))
     o = torch.einsum("bhts,bshv->bthv", matrix, u) + module.D[:, None] * u
     torch.testing.assert_close(module._finish(o.flatten(2), gate), module(x))

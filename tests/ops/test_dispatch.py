@@ -77,7 +77,9 @@ def test_a_cpu_takes_the_kernels_that_numba_compiles(caplog):
 def test_without_numba_plain_pytorch_runs_and_says_why(monkeypatch, caplog):
     monkeypatch.setattr(_dispatch.importlib.util, "find_spec", lambda name: None)
     assert choose("some op", "auto", torch.ones(1), numba=True) == "eager"
-    assert [record.message for record in caplog.records] == ["some op runs in plain PyTorch: numba is not installed"]
+    assert [record.message for record in caplog.records] == [
+        "some op runs in plain PyTorch: numba is not installed (pip install 'basecap[cpu]')"
+    ]
     with pytest.raises(ConfigError, match="some op cannot run its Numba kernels: numba is not installed"):
         choose("some op", "numba", torch.ones(1), numba=True)
 

@@ -1,12 +1,14 @@
 """The selective scan's kernels for the CPU."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 
 from basecap.ops.selective_scan import selective_scan
 from basecap.testing.tolerance import assert_as_accurate
-from tests.ops.test_selective_scan import assert_kernels_accurate, inputs, packed, values_and_gradients
+from tests.ops.test_selective_scan import NAMES, assert_kernels_accurate, inputs, packed, values_and_gradients
 
 pytest.importorskip("numba")
 
@@ -40,18 +42,19 @@ def test_kernels_of_the_cpu_leave_what_they_are_given_alone():
     assert dy.eq(1).all() and dfinal.eq(1).all()
 
 
-def test_the_rates_of_a_long_sequence_are_as_accurate_as_in_plain_pytorch():
-    exact = [tensor.detach().abs() for tensor in inputs(1, 16_384, 4, 2)]
-    exact[1] *= 0.05
-    exact[2].neg_()
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("strength", [0.0001, 0.05])
+def test_a_long_memory_is_as_accurate_as_in_plain_pytorch(strength: float, positive: bool):
+    drawn = [tensor.detach().abs() if positive else tensor.detach() for tensor in inputs(1, 16_384, 4, 2, strength)]
+    drawn[2] = -drawn[2].abs()
 
-    def gradient(backend: str, dtype: torch.dtype) -> torch.Tensor:
-        x, dt, A, Bs, Cs, _ = (tensor.float().to(dtype) for tensor in exact)
-        y, _ = selective_scan(x, dt, A.requires_grad_(), Bs, Cs, backend=backend)
-        return torch.autograd.grad(y.sum(), A)[0]
+    def run(backend: str, dtype: torch.dtype) -> list[torch.Tensor]:
+        tensors = [tensor.float().to(dtype).requires_grad_() for tensor in drawn]
+        return values_and_gradients(functools.partial(selective_scan, backend=backend), tensors, None)
 
-    found, plain = gradient("numba", torch.float32), gradient("eager", torch.float32)
-    assert_as_accurate("dA", found, plain, gradient("eager", torch.float64))
+    truth, plain, found = run("eager", torch.float64), run("eager", torch.float32), run("numba", torch.float32)
+    for name, a, b, exact in zip(NAMES, found, plain, truth, strict=True):
+        assert_as_accurate(name, a, b, exact)
 
 
 @pytest.mark.parametrize("backend", ["eager", "numba"])
@@ -68,7 +71,7 @@ def test_a_step_that_is_no_number_spoils_no_earlier_sequence(backend: str):
 
 def test_the_power_of_two_of_the_cpu():
     x = np.linspace(-126, 127, 100_001, dtype=np.float32)
-    found, exact = np.array([kernels_shared_cpu.exp2(part) for part in x]), np.exp2(x.astype(np.float64))
+    found, exact = np.array([kernels_shared_cpu.exp2(value) for value in x]), np.exp2(x.astype(np.float64))
     assert np.abs(found / exact - 1).max() <= 2 * 2.0**-24
     assert kernels_shared_cpu.exp2(np.float32(-np.inf)) == kernels_shared_cpu.exp2(np.float32(-200)) == 0
     assert kernels_shared_cpu.exp2(np.float32(0)) == 1 and np.isnan(kernels_shared_cpu.exp2(np.float32(np.nan)))

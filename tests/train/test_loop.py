@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from basecap.errors import CheckpointError, ConfigError, TrainingError
+from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 from basecap.records import RunRecords
 from basecap.train import checkpoint
@@ -133,6 +134,13 @@ def test_a_block_whose_last_sum_overflows_is_named(model):
     model.blocks[0].feed_forward.register_forward_hook(lambda module, inputs, output: torch.full_like(output, large))
     tokens = torch.zeros(1, 8, dtype=torch.int64)
     assert first_bad_module(model, tokens, tokens) == "module blocks.0"
+
+
+def test_a_module_whose_outputs_come_in_parts_is_named():
+    model = LanguageModel(model_config("mamba-2", hidden=32, vocab=31, layers=1, max_length=8)).initialise(0)
+    torch.nn.init.constant_(model.blocks[0].mixer.in_proj.weight, 3e38)
+    tokens = torch.zeros(1, 8, dtype=torch.int64)
+    assert first_bad_module(model, tokens, tokens) == "module blocks.0.mixer.in_proj"
 
 
 def test_gradients_are_called_bad_where_the_loss_is_finite(model, stream, tmp_path):

@@ -80,7 +80,9 @@ def backward(
     dy = grads[0].detach().float().contiguous()
     # A copy: the kernel computes in it.
     dstate = grads[1].detach().float().mT.clone(memory_format=torch.contiguous_format)
-    du, ddt, dA = torch.zeros_like(dy), torch.zeros_like(dy), torch.zeros_like(dstate)
+    du, ddt = torch.zeros_like(dy), torch.zeros_like(dy)
+    # A sum of as many numbers as there are chunks.
+    dA = torch.zeros_like(dstate, dtype=torch.float64)
     dB, dC = torch.empty_like(inputs.B), torch.empty_like(inputs.C)
     outs = (dstate, du, ddt, dA, dB, dC)
     inputs.launch(kernels_cpu.scan_bwd_kernel, [dy, *inputs.tensors(), kept, *outs])
