@@ -117,7 +117,15 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(launch, name, value)
 
 
-SIZES = [(2, 1, 3, 1), (2, 40, 2, 40), (1, 70, 17, 33), (3, 33, 2, 100), (2, 64, 1, 17), (2, 50, 2, 1), (1, 130, 1, 16)]
+SIZES = [
+    (2, 32, 3, 1),
+    (2, 40, 2, 40),
+    (1, 70, 17, 33),
+    (3, 33, 2, 100),
+    (2, 64, 1, 17),
+    (2, 50, 2, 1),
+    (1, 130, 1, 16),
+]
 
 
 @in_interpreter
@@ -154,27 +162,30 @@ def test_kernels_read_slices_in_the_interpreter(small_tiles: None):
 
 @in_interpreter
 def test_the_custom_operator_is_well_formed(small_tiles: None):
-    arguments = [x.detach().float().requires_grad_() for x in inputs(2, 19, 3, 25)]
+    arguments = [x.detach().float().requires_grad_() for x in inputs(2, 35, 3, 25)]
     result = torch.library.opcheck(torch.ops.basecap.long_convolution.default, arguments)
     assert set(result.values()) == {"SUCCESS"}
 
 
-def test_kernels_take_no_segments():
-    u, taps = (x.detach().float() for x in inputs(2, 20, 3, 20))
+def test_what_the_kernels_do_not_take_is_refused():
+    u, taps = (x.detach().float() for x in inputs(2, 40, 3, 20))
     with pytest.raises(ConfigError, match="no kernels for segments"):
-        long_convolution(u, taps, segments=packed(2, 20), backend="triton")
+        long_convolution(u, taps, segments=packed(2, 40), backend="triton")
+    with pytest.raises(ConfigError, match="take at least 32 tokens, not 31"):
+        long_convolution(u[:, :31], taps, backend="triton")
 
 
 def test_kernels_run_by_themselves_where_they_are_faster(monkeypatch: pytest.MonkeyPatch):
     asked = []
     monkeypatch.setattr(package, "use_triton", lambda op, backend, u: asked.append(tuple(u.shape)))
     monkeypatch.setattr(package, "LONGEST", 10)
-    u = torch.ones(1, 12, 2, dtype=torch.bfloat16)
+    u = torch.ones(1, 40, 2, dtype=torch.bfloat16)
     long_convolution(u, torch.ones(10, 2))
-    assert asked == [(1, 12, 2)]
+    assert asked == [(1, 40, 2)]
+    long_convolution(u[:, :31], torch.ones(10, 2))
     long_convolution(u, torch.ones(11, 2))
     long_convolution(u.float(), torch.ones(10, 2))
-    long_convolution(u, torch.ones(10, 2), segments=torch.zeros(1, 12, dtype=torch.int64))
+    long_convolution(u, torch.ones(10, 2), segments=torch.zeros(1, 40, dtype=torch.int64))
     assert len(asked) == 1
 
 

@@ -7,6 +7,8 @@ M blocks of BT tokens; a column is one block of one row, column c the block c //
 import triton
 import triton.language as tl
 
+from basecap.ops.kernels_shared import add_product
+
 
 @triton.jit
 def transpose_kernel(x, y, R, C, x_batch, x_row, BR: tl.constexpr, BC: tl.constexpr):
@@ -53,9 +55,9 @@ def long_convolution_kernel(
         b_tap = k * BT + sign * (o_t[None, :] - o_t[:, None])
         m_tap = (b_tap >= 0) & (b_tap < L)
         p_tap = i_d * L + b_tap
-        b_y = tl.dot(b_x, tl.load(high + p_tap, mask=m_tap, other=0.0), b_y, input_precision="ieee")
+        b_y = add_product(b_y, b_x, tl.load(high + p_tap, mask=m_tap, other=0.0), "ieee")
         if low is not None:
-            b_y = tl.dot(b_x, tl.load(low + p_tap, mask=m_tap, other=0.0), b_y)
+            b_y = add_product(b_y, b_x, tl.load(low + p_tap, mask=m_tap, other=0.0), "ieee")
     b_t = (o_c // B)[:, None] * BT + o_t[None, :]
     p_row = ((o_c % B).to(tl.int64) * D + i_d) * T
     m = (o_c < columns)[:, None] & (b_t < T)
@@ -76,7 +78,7 @@ def long_convolution_taps_kernel(
         o_c = start + tl.arange(0, BC)
         b_x = _block(x, i_d, o_c, o_t, -k, B, T, D, columns)
         b_dy = _block(dy, i_d, o_c, o_t, 0, B, T, D, columns)
-        b_sums = tl.dot(tl.trans(b_dy), b_x, b_sums, input_precision="ieee")
+        b_sums = add_product(b_sums, tl.trans(b_dy), b_x, "ieee")
     # Row i, column j belong to the tap k BT + i - j: diagonals become columns, and these are added up.
     o_p = tl.arange(0, 2 * BT)
     b_j = o_t[:, None] + BT - 1 - o_p[None, :]
