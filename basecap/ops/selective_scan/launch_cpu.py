@@ -57,12 +57,12 @@ def forward(
     """
     inputs = _inputs(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
     B, _, N, D = shape = kept_shape(x_BTD, A_DN, "numba")
-    state = torch.zeros(B, N, D)
+    state = torch.zeros(B, N, D, dtype=torch.float64)
     if state_BDN is not None:
         state.copy_(state_BDN.detach().mT)
     y, kept = torch.zeros(x_BTD.shape), torch.empty(shape if keep else (0, 0, 0, 0))
     inputs.launch(kernels_cpu.scan_fwd_kernel, [*inputs.tensors(), state, y, kept])
-    return y.to(x_BTD.dtype), state.mT.contiguous(), kept if keep else kept.flatten()
+    return y.to(x_BTD.dtype), state.mT.float().contiguous(), kept if keep else kept.flatten()
 
 
 def backward(
@@ -78,11 +78,8 @@ def backward(
     """Return the gradients of x, dt, A, B, C and the first state, given the states that `forward` kept."""
     inputs = _inputs(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
     dy = grads[0].detach().float().contiguous()
-    # A copy: the kernel computes in it.
-    dstate = grads[1].detach().float().mT.clone(memory_format=torch.contiguous_format)
-    du, ddt = torch.zeros_like(dy), torch.zeros_like(dy)
-    # A sum of as many numbers as there are chunks.
-    dA = torch.zeros_like(dstate, dtype=torch.float64)
+    dstate = grads[1].detach().mT.to(torch.float64, copy=True, memory_format=torch.contiguous_format)
+    du, ddt, dA = torch.zeros_like(dy), torch.zeros_like(dy), torch.zeros_like(dstate)
     dB, dC = torch.empty_like(inputs.B), torch.empty_like(inputs.C)
     outs = (dstate, du, ddt, dA, dB, dC)
     inputs.launch(kernels_cpu.scan_bwd_kernel, [dy, *inputs.tensors(), kept, *outs])
@@ -94,5 +91,5 @@ def backward(
         dA.sum(0).T.to(A_DN.dtype).contiguous(),
         dB.to(B_BTN.dtype),
         dC.to(C_BTN.dtype),
-        dstate.mT.contiguous(),
+        dstate.mT.float().contiguous(),
     )

@@ -6,7 +6,7 @@ from torch import Tensor
 #: that the scans need no exchange between lanes.
 BT = 16
 #: Tokens per chunk on a CPU: the decays and states of that many fit a core's cache.
-BT_CPU = 64
+BT_CPU = 128
 
 
 def kept_shape(x_BTD: Tensor, A_DN: Tensor, run: str = "triton") -> tuple[int, int, int, int]:
