@@ -9,7 +9,7 @@ from torch import Tensor
 
 from basecap.ops.kernels_shared_cpu import launch
 from basecap.ops.selective_scan import kernels_cpu
-from basecap.ops.selective_scan.sizes import BT_CPU, kept_shape
+from basecap.ops.selective_scan.sizes import chunk_cpu, kept_shape
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class _Inputs:
 
     def launch(self, kernel: Callable[..., None], tensors: Sequence[Tensor]) -> None:
         """Run a kernel on all rows."""
-        launch(kernel, tensors, [BT_CPU], rows=len(self.x), work=self.x.numel() * len(self.A_ND))
+        launch(kernel, tensors, [chunk_cpu(self.x.shape[1])], rows=len(self.x), work=self.x.numel() * len(self.A_ND))
 
 
 def _inputs(x: Tensor, dt: Tensor, A_DN: Tensor, B: Tensor, C: Tensor, segments: Tensor | None) -> _Inputs:
