@@ -52,7 +52,7 @@ OPS = [
     kernels(lambda x: ssd(x, x, x, decays, backend="triton")[0], heads, id="ssd kernels"),
     kernels(lambda x: taylor_attention(x, x, x, backend="triton"), heads, id="taylor kernels"),
     kernels(lambda x: wkv6(x, x, x, -heads.abs(), bonus, backend="triton")[0], heads, id="wkv6 kernels"),
-    kernels(lambda x: long_convolution(x, taps.T, backend="triton"), draw(1, 32, K), id="long_convolution kernels"),
+    kernels(lambda x: long_convolution(x, taps.T, backend="triton"), draw(1, 65, K), id="long_convolution kernels"),
     kernels(lambda x: short_convolution(x, taps, backend="triton"), rows, id="short_convolution kernels"),
 ]
 every_op = pytest.mark.parametrize(("op", "x"), OPS)

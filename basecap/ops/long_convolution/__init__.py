@@ -11,8 +11,8 @@ from basecap.ops.long_convolution import eager, operators
 #: The most taps for which "auto" takes the kernels: their work grows with the number of taps, that of the FFT with its
 #: logarithm.
 LONGEST = 4096
-#: The fewest tokens that the kernels take: half a block.
-SHORTEST = 32
+#: The fewest tokens that the kernels take: more than one block.
+SHORTEST = 65
 
 
 def long_convolution(
