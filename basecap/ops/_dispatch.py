@@ -1,6 +1,6 @@
 """Which implementation of an op runs: Triton kernels on a GPU that supports them, plain PyTorch elsewhere.
 
-On a CPU a few ops have kernels that Numba compiles, where it is installed.
+On a CPU an op may have kernels that Numba compiles, where it is installed.
 """
 
 import importlib
