@@ -123,6 +123,16 @@ class ShortConvolution(nn.Module):
         """Convolve; see `basecap.ops.short_convolution.short_convolution`."""
         return short_convolution(x_BTD, self.weight, self.bias, activation=self.activation, segments=segments)
 
+    def parts(self, x_BTD: Tensor, sizes: Sequence[int], segments: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Convolve into tensors of `sizes` channels each, whose gradients need not be put together again."""
+        biases = [None] * len(sizes) if self.bias is None else self.bias.split(list(sizes))
+        return tuple(
+            short_convolution(x, weight, bias, activation=self.activation, segments=segments)
+            for x, weight, bias in zip(
+                x_BTD.split(list(sizes), dim=-1), self.weight.split(list(sizes)), biases, strict=True
+            )
+        )
+
     def init_cache(self, batch: int) -> Tensor:
         """Return the zeroed last inputs."""
         return self.weight.new_zeros(batch, self.width - 1, self.weight.shape[0])

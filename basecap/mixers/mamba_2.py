@@ -23,7 +23,6 @@ from basecap.mixers._contract import (
 from basecap.mixers._parts import PartedLinear, ShortConvolution, rms_norm
 from basecap.mixers._state_space import (
     StateSpaceConfig,
-    convolve,
     convolve_step,
     log_of_uniform,
     step_size,
@@ -70,10 +69,11 @@ class Mamba2(Mixer):
         self.head_dim = self.inner // self.heads
         divide(self.heads, config.groups, "heads by groups")
         self.keys = config.groups * config.state
+        self.widths = [self.inner, self.keys, self.keys]
         # A decay shared by all heads has a step size of its own; those of the heads still scale their inputs.
         self.decays = {"full": self.heads, "one": 1, "none": 0}[config.decay]
         self.steps = self.heads + (1 if config.decay == "one" else 0)
-        channels = self.inner + 2 * self.keys
+        channels = sum(self.widths)
         self.in_proj = PartedLinear(layer.hidden, [self.inner, channels, self.steps])
         self.conv = ShortConvolution(channels, config.conv_width, activation="silu") if config.conv else None
         self.dt_bias = nn.Parameter(torch.empty(self.steps))
@@ -82,9 +82,15 @@ class Mamba2(Mixer):
         self.norm_weight = nn.Parameter(torch.empty(self.inner)) if config.norm else None
         self.out_proj = nn.Linear(self.inner, layer.hidden, bias=False)
 
-    def _state_space(self, mixed: Tensor, raw_dt: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _convolve(self, mixed: Tensor, segments: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Return x, B and C [B, T, channels] after the convolution, or only the SiLU where there is none."""
+        if self.conv is None:
+            return F.silu(mixed).split(self.widths, dim=-1)
+        return self.conv.parts(mixed, self.widths, segments)
+
+    def _state_space(self, mixed: tuple[Tensor, ...], raw_dt: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return x [B, T, H, V], q, k [B, T, G, K], the step sizes and log decays [B, T, H] of the state space."""
-        x, k, q = mixed.split([self.inner, self.keys, self.keys], dim=-1)
+        x, k, q = mixed
         k, q = (part.unflatten(-1, (self.config.groups, self.config.state)) for part in (k, q))
         dt = step_size(raw_dt, self.dt_bias)
         if self.A_log is None:
@@ -95,7 +101,7 @@ class Mamba2(Mixer):
         return x.unflatten(-1, (self.heads, self.head_dim)), q, k, dt[..., : self.heads], log_decay
 
     def _scan(
-        self, mixed: Tensor, raw_dt: Tensor, state: Tensor | None, segments: Tensor | None
+        self, mixed: tuple[Tensor, ...], raw_dt: Tensor, state: Tensor | None, segments: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         x, q, k, dt, log_decay = self._state_space(mixed, raw_dt)
         v = (x * dt[..., None]).to(x.dtype)
@@ -112,7 +118,7 @@ class Mamba2(Mixer):
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
         """Mix; see `Mixer.forward`."""
         gate, mixed, raw_dt = self.in_proj(x_BTD)
-        o, _ = self._scan(convolve(self.conv, mixed, segments), raw_dt, None, segments)
+        o, _ = self._scan(self._convolve(mixed, segments), raw_dt, None, segments)
         return self._finish(o, gate)
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
@@ -124,7 +130,7 @@ class Mamba2(Mixer):
             tensors["conv"] = self.conv.init_cache(batch)
         return Cache(tensors=tensors)
 
-    def _advance(self, mixed: Tensor, raw_dt: Tensor, gate: Tensor, cache: Cache) -> Tensor:
+    def _advance(self, mixed: tuple[Tensor, ...], raw_dt: Tensor, gate: Tensor, cache: Cache) -> Tensor:
         o, state = self._scan(mixed, raw_dt, cache.tensors["state"], None)
         cache.tensors["state"].copy_(state)
         cache.length += gate.shape[1]
@@ -133,14 +139,15 @@ class Mamba2(Mixer):
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Mix one more token."""
         gate, mixed, raw_dt = self.in_proj(x_B1D)
-        return self._advance(convolve_step(self.conv, mixed, cache), raw_dt, gate, cache)
+        mixed = convolve_step(self.conv, mixed, cache)
+        return self._advance(mixed.split(self.widths, dim=-1), raw_dt, gate, cache)
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
         """Mix a prompt chunk by chunk and keep its final state."""
         gate, mixed, raw_dt = self.in_proj(x_BTD)
         if self.conv is not None:
             self.conv.fill(mixed, cache.tensors["conv"])
-        return self._advance(convolve(self.conv, mixed, None), raw_dt, gate, cache)
+        return self._advance(self._convolve(mixed), raw_dt, gate, cache)
 
     def influence(self, x_BTD: Tensor) -> Tensor:
         """Return [B, H, T, T], the factor C_t.B_s dt_s prod_{s<r<=t} decay_r in front of the convolved x_s.
@@ -148,14 +155,14 @@ class Mamba2(Mixer):
         The skip connection D is not part of it (arXiv 2410.15678, section 3.1).
         """
         _, mixed, raw_dt = self.in_proj(x_BTD)
-        _, q, k, dt, log_decay = self._state_space(convolve(self.conv, mixed, None), raw_dt)
+        _, q, k, dt, log_decay = self._state_space(self._convolve(mixed), raw_dt)
         wide = dt.dtype
         return reference.influence(q.to(wide), k.to(wide), log_decay) * dt.transpose(1, 2)[:, :, None]
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the convolved x and the state space's output without its skip connection, [B, T, H, V]."""
         _, mixed, raw_dt = self.in_proj(x_BTD)
-        x, q, k, dt, log_decay = self._state_space(convolve(self.conv, mixed, None), raw_dt)
+        x, q, k, dt, log_decay = self._state_space(self._convolve(mixed), raw_dt)
         return x, ssd(q, k, (x * dt[..., None]).to(x.dtype), log_decay)[0]
 
     def recipe(self) -> dict[str, ParameterRecipe]:

@@ -157,19 +157,39 @@ def test_kernels_in_the_interpreter(sizes: tuple[int, int, int, int], segmented:
 
 @in_interpreter
 @pytest.mark.parametrize("segmented", [False, True])
-def test_spans_of_a_long_sequence_in_the_interpreter(segmented: bool, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("N", [2, 3])
+def test_spans_of_a_long_sequence_in_the_interpreter(N: int, segmented: bool, monkeypatch: pytest.MonkeyPatch):
     from basecap.ops.selective_scan import launch
 
-    monkeypatch.setattr(launch, "SPAN", 16)
-    monkeypatch.setattr(launch, "BS", 2)
+    for name, value in (("SPAN", 16), ("SPAN_BACKWARD", 32), ("BS", 2)):
+        monkeypatch.setattr(launch, name, value)
     # Segments longer than a span, so that some states pass through.
-    assert_kernels_accurate("cpu", torch.float32, (1, 77, 5, 2), packed(1, 77) // 6 if segmented else None)
+    assert_kernels_accurate("cpu", torch.float32, (1, 77, 5, N), packed(1, 77) // 6 if segmented else None)
+
+
+@in_interpreter
+@pytest.mark.parametrize("segmented", [False, True])
+def test_programs_that_take_whole_rows_in_the_interpreter(segmented: bool, monkeypatch: pytest.MonkeyPatch):
+    from basecap.ops.selective_scan import launch
+
+    for name in ("BUSY", "SPAN", "SPAN_BACKWARD"):
+        monkeypatch.setattr(launch, name, 1)
+    assert_kernels_accurate("cpu", torch.float32, (2, 77, 5, 2), packed(2, 77) // 6 if segmented else None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("segmented", [False, True])
 @pytest.mark.parametrize(
-    "sizes", [(2, 1, 3, 1), (2, 147, 96, 16), (1, 1000, 40, 5), (2, 2048, 256, 16), (1, 5000, 40, 4), (1, 64, 64, 64)]
+    "sizes",
+    [
+        (2, 1, 3, 1),
+        (2, 147, 96, 16),
+        (1, 1000, 40, 5),
+        (2, 2048, 256, 16),
+        (1, 5000, 40, 4),
+        (1, 64, 64, 64),
+        (24, 100, 1536, 4),
+    ],
 )
 @on_gpu
 def test_kernels_on_a_gpu(sizes: tuple[int, int, int, int], segmented: bool, dtype: torch.dtype):

@@ -11,8 +11,6 @@ from basecap.ops.long_convolution import eager, operators
 #: The most taps for which "auto" takes the kernels: their work grows with the number of taps, that of the FFT with its
 #: logarithm.
 LONGEST = 4096
-#: The fewest tokens that the kernels take: more than one block.
-SHORTEST = 65
 
 
 def long_convolution(
@@ -25,8 +23,7 @@ def long_convolution(
         filter_LD: taps, that of the present token first; as many as there are, more or fewer than T.
         segments: int64 [B, T], see `Mixer.forward`. O(T log^2 T) with segments, O(T log T) without.
         backend: "auto", or insist on "eager" (plain PyTorch, through the FFT) or "triton" (matrix products), which
-            takes no segments and no fewer than `SHORTEST` tokens. "auto" takes the kernels for 16 bits and at most
-            `LONGEST` taps.
+            takes no segments. "auto" takes the kernels for 16 bits and at most `LONGEST` taps.
 
     Returns:
         [B, T, D] in the dtype of u, computed in float32 or wider. Through the FFT an output carries rounding errors
@@ -55,12 +52,9 @@ def long_convolution(
 
 
 def _use_triton(backend: Backend, u_BTD: Tensor, filter_LD: Tensor, segments: Tensor | None) -> bool:
-    T = u_BTD.shape[1]
     if backend == "triton" and segments is not None:
         raise ConfigError("long_convolution has no kernels for segments; use backend='auto'.")
-    if backend == "triton" and T < SHORTEST:
-        raise ConfigError(f"long_convolution's kernels take at least {SHORTEST} tokens, not {T}; use backend='auto'.")
-    fits = segments is None and T >= SHORTEST
-    if backend == "auto" and not (fits and u_BTD.element_size() == 2 and min(len(filter_LD), T) <= LONGEST):
+    fits = segments is None and u_BTD.element_size() == 2 and min(len(filter_LD), u_BTD.shape[1]) <= LONGEST
+    if backend == "auto" and not fits:
         return False
     return use_triton("long_convolution", backend, u_BTD)

@@ -21,6 +21,13 @@ def _join(decay_1, value_1, decay_2, value_2):
 
 
 @triton.jit
+def _chain(b_decay, b_value):
+    """The states after each of a chunk's rows, from nothing before the first."""
+    _, b_states = tl.associative_scan((b_decay, b_value), 0, _join)
+    return b_states
+
+
+@triton.jit
 def _join_before(decay_1, value_1, before_1, rest_1, decay_2, value_2, before_2, rest_2):
     """The same, keeping (before, rest) of the map that stops short of the span's last token."""
     return decay_1 * decay_2, decay_2 * value_1 + value_2, decay_1 * before_2, before_2 * value_1 + rest_2
@@ -52,108 +59,114 @@ def _power(b_x):
 
 
 @triton.jit
-def _begins(ids, p_ids, o_t, m_t):
-    """Which tokens begin a segment."""
-    b_ids = tl.load(ids + p_ids + o_t, mask=m_t, other=0)
-    return b_ids != tl.load(ids + p_ids + tl.maximum(o_t - 1, 0), mask=m_t, other=0)
+def _begins(ids, i_b, start, o_row, T):
+    """Which tokens of the chunk that begins at token `start` begin a segment; nothing is known of those beyond T."""
+    o_t = start + o_row
+    ids += i_b * T
+    b_ids = tl.load(ids + o_t, mask=o_t < T, other=0)
+    return b_ids != tl.load(ids + tl.maximum(o_t - 1, 0), mask=o_t < T, other=0)
 
 
 @triton.jit
-def _order(i_m, BACK: tl.constexpr, BT: tl.constexpr):
-    """The tokens of chunk `i_m`, as a walk meets them."""
-    if BACK:
-        # Last token first: Triton's own reversed scan would exchange everything between lanes.
-        return i_m * BT + BT - 1 - tl.arange(0, BT)
-    return i_m * BT + tl.arange(0, BT)
+def _tokens(x, first, left, o_row, o_d, D):
+    """Rows `first`, ... of the span [left, D] at x, zero beyond it; none where `first` is negative.
+
+    A span is short enough for addresses of 32 bits, which spares the loops many instructions.
+    """
+    m = (o_row < tl.where(first < 0, 0, left - first))[:, None] & (o_d < D)[None, :]
+    return tl.load(x + (first + o_row)[:, None] * D + o_d[None, :], mask=m, other=0.0)
 
 
 @triton.jit
-def _tokens(dt, x, row, o_t, o_d, T, D):
-    """Step sizes and inputs of a chunk, zero outside the row that begins at token `row`."""
-    m = ((o_t >= 0) & (o_t < T))[:, None] & (o_d < D)[None, :]
-    p = (row + o_t)[:, None] * D + o_d[None, :]
-    return tl.load(dt + p, mask=m, other=0.0), tl.load(x + p, mask=m, other=0.0)
+def _store_tokens(x, b_x, first, left, o_row, o_d, D):
+    """Store what `_tokens` loads."""
+    m = (o_row < left - first)[:, None] & (o_d < D)[None, :]
+    tl.store(x + (first + o_row)[:, None] * D + o_d[None, :], b_x.to(x.dtype.element_ty), mask=m)
 
 
 # The width D stays unspecialised: known to be a multiple of 16 it would make the loads wider, and with them spread
 # a chunk's tokens over lanes, so that every scan would shuffle.
+#
+# What passes from chunk to chunk stays in memory, `carried`: the lane that writes it reads it again at the next chunk,
+# so that no number of states is too large for the registers.
 
 
 @triton.jit(do_not_specialize=["D"])
 def walk_fwd_kernel(
-    x, dt, A, W, C, ids, first, y, states, last, total,
+    x, dt, A, W, C, ids, carried, y, states, total,
     T, D, N, M, span,
-    BACK: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr,
+    BACK: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Walk `span` tokens from the state `first` to `last`, [B, spans, N, D], with BN of the N states in registers.
+    """Walk `span` tokens from the states in `carried` [B, spans, N, D], and leave there those after them.
 
-    BN divides N, and ROWS is the next power of two. On the way, each unless None: what these states add to the outputs
+    A program takes BN of the N states. On the way, each unless None: what these states add to the outputs
     y [N / BN, B, T, D], the states before each chunk, the sum of dt over the span.
     With BACK from the last token to the first, for the gradient of the state that a token receives: W = C, x the
-    gradients of the outputs, `states` those that each chunk receives from what comes after it.
+    gradients of the outputs, no outputs.
     """
     groups = N // BN
     i_g = tl.program_id(0) % groups
     i_s, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    end = tl.minimum((i_s + 1) * span, T)
-    chunks = tl.cdiv(end - i_s * span, BT)
-    o_row, o_n = tl.arange(0, BT), tl.arange(0, ROWS)
+    left = (T - i_s * span).to(tl.int32)
+    o_row = tl.arange(0, BT)
     o_d = tl.program_id(0) // groups * BD + tl.arange(0, BD)
-    m_d = o_d < D
-    m_state = (o_n < BN)[:, None] & m_d[None, :]
-    p_state = (i_g * BN + o_n)[:, None] * D + o_d[None, :]
-    p_span = (i_b * tl.num_programs(1) + i_s) * N * D
-    b_h = tl.load(first + p_span + p_state, mask=m_state, other=0.0)
-    b_total = tl.zeros([BD], tl.float32)
-    i_m = i_s * (span // BT)
-    step = 1
+    m_d, m_first = o_d < D, (o_row == 0)[:, None]
+    x += (i_b * T + i_s * span) * D
+    dt += (i_b * T + i_s * span) * D
+    carried += (i_b * tl.num_programs(1) + i_s) * N * D
+    p_group = i_g * BN * D + o_d
+    first, step, chunks = 0, BT, tl.cdiv(tl.minimum(span, left), BT)
     if BACK:
-        i_m += chunks - 1
-        step = -1
-    b_dt_next, b_x_next = _tokens(dt, x, i_b * T, _order(i_m, BACK, BT), o_d, T, D)
+        first, step = (chunks - 1) * BT, -BT
+    b_total = tl.zeros([BD], tl.float32)
+    b_dt_next, b_x_next = _tokens(dt, first, left, o_row, o_d, D), _tokens(x, first, left, o_row, o_d, D)
     for _ in range(chunks):
         b_dt, b_u = b_dt_next.to(tl.float32), b_x_next.to(tl.float32)
         # The next chunk's numbers are on their way while this one computes.
-        b_dt_next, b_x_next = _tokens(dt, x, i_b * T, _order(i_m + step, BACK, BT), o_d, T, D)
-        o_t = _order(i_m, BACK, BT)
-        m_t = o_t < T
-        if states is not None:
-            tl.store(states + (i_b * M + i_m) * N * D + p_state, b_h, mask=m_state)
+        b_dt_next = _tokens(dt, first + step, left, o_row, o_d, D)
+        b_x_next = _tokens(x, first + step, left, o_row, o_d, D)
+        start = i_s * span + first
         b_span = tl.sum(b_dt, 0)
         if total is not None:
             b_total += b_span
         if ids is not None:
-            b_new = _begins(ids, i_b * T, o_t, m_t)
+            b_new = _begins(ids, i_b, start, o_row, T)
+            cut = tl.max(b_new.to(tl.int32), 0) > 0
         if not BACK:
             b_u = b_u * b_dt
         b_y = tl.zeros([BT, BD], tl.float32)
-        for n in tl.static_range(BN):
-            p_row = (i_b * N + i_g * BN + n) * M * BT + i_m * BT + o_row
-            b_A = tl.load(A + (i_g * BN + n) * D + o_d, mask=m_d, other=0.0)
-            b_W = tl.load(W + p_row)
-            if BACK:
-                b_W = tl.flip(b_W, 0)
+        b_h_next = tl.load(carried + p_group, mask=m_d, other=0.0)
+        b_A_next = tl.load(A + p_group, mask=m_d, other=0.0)
+        for n in tl.range(BN, loop_unroll_factor=2):
+            b_h, b_A = b_h_next, b_A_next
+            m_next = m_d & (n + 1 < BN)
+            b_h_next = tl.load(carried + p_group + (n + 1) * D, mask=m_next, other=0.0)
+            b_A_next = tl.load(A + p_group + (n + 1) * D, mask=m_next, other=0.0)
+            if states is not None:
+                tl.store(states + (i_b * M + start // BT) * N * D + p_group + n * D, b_h, mask=m_d)
+            p_row = (i_b * N + i_g * BN + n) * M * BT + start
             b_a = exp2(b_A[None, :] * b_dt, x.dtype.element_ty == tl.float32)
             if ids is not None:
                 b_a = tl.where(b_new[:, None], 0.0, b_a)
-            b_own = b_u * b_W[:, None]
+            b_own = b_u * tl.load(W + p_row + o_row)[:, None]
+            # What a chunk's tokens leave of themselves, and one power times the state before them: not a product of BT
+            # decays, whose errors would add up along T.
             if BACK:
-                b_own = b_a * b_own
-            b_a, b_own = tl.associative_scan((b_a, b_own), 0, _join)
-            b_before = _row(b_h, o_n, n)
+                # Last token first: Triton's own reversed scan would exchange everything between lanes.
+                b_given = _chain(tl.flip(b_a, 0), tl.flip(b_a * b_own, 0))
+            else:
+                b_given = _chain(b_a, b_own)
+            b_decay = _power(b_A * b_span)
+            if ids is not None:
+                b_decay = tl.where(cut, 0.0, b_decay)
+            tl.store(carried + p_group + n * D, b_decay * b_h + _row(b_given, o_row, BT - 1), mask=m_d)
             if y is not None:
-                b_C = tl.load(C + p_row)
-                b_y += b_C[:, None] * (b_a * b_before[None, :] + b_own)
-            # A chunk's decay is one power, not the product of BT, whose errors would add up along T; where a segment
-            # begins the product is zero.
-            b_decay = tl.where(_row(b_a, o_row, BT - 1) > 0.0, _power(b_A * b_span), 0.0)
-            b_last = b_decay * b_before + _row(b_own, o_row, BT - 1)
-            b_h = tl.where((o_n == n)[:, None], b_last[None, :], b_h)
+                b_states = _chain(b_a, tl.where(m_first, b_a * b_h[None, :] + b_own, b_own))
+                b_y += tl.load(C + p_row + o_row)[:, None] * b_states
         if y is not None:
-            p = ((i_g * tl.num_programs(2) + i_b) * T + o_t)[:, None] * D + o_d[None, :]
-            tl.store(y + p, b_y.to(y.dtype.element_ty), mask=m_t[:, None] & m_d[None, :])
-        i_m += step
-    tl.store(last + p_span + p_state, b_h, mask=m_state)
+            p_y = ((i_g * tl.num_programs(2) + i_b) * T + i_s * span) * D
+            _store_tokens(y + p_y, b_y, first, left, o_row, o_d, D)
+        first += step
     if total is not None:
         tl.store(total + (i_b * tl.num_programs(1) + i_s) * D + o_d, b_total, mask=m_d & (i_g == 0))
 
@@ -195,98 +208,104 @@ def carry_fwd_kernel(
 
 
 @triton.jit
-def _exchange(b_left, b_right):
-    """Add halves of [R, 2, L]: afterwards half 0 holds those of `b_left`, half 1 those of `b_right`."""
-    m_left = (tl.arange(0, 2) == 0)[None, :, None]
-    return tl.where(m_left, b_left, b_right) + tl.flip(tl.where(m_left, b_right, b_left), 1)
+def _halve(b_x, R: tl.constexpr, S: tl.constexpr, L: tl.constexpr):
+    """Add halves of L lanes, [R, S, L] -> [R / 2, 2 S, L / 2]: half the lanes go on with the first half of the rows."""
+    b_first, b_second = tl.split(tl.permute(tl.reshape(b_x, [2, R // 2, S, L]), [1, 2, 3, 0]))
+    b_first = tl.reshape(b_first, [R // 2, S, 2, L // 2])
+    b_second = tl.reshape(b_second, [R // 2, S, 2, L // 2])
+    m_first = (tl.arange(0, 2) == 0)[None, None, :, None]
+    b_x = tl.where(m_first, b_first, b_second) + tl.flip(tl.where(m_first, b_second, b_first), 2)
+    return tl.reshape(b_x, [R // 2, 2 * S, L // 2])
 
 
 @triton.jit
-def _halve(b_x, BT: tl.constexpr, L: tl.constexpr):
-    """Add halves of [BT, 2, L] to [BT, 2, L / 2]: what was the first bit of a row's number is now the half's."""
-    b_first, b_second = tl.split(tl.permute(tl.reshape(b_x, [2, BT // 2, 2, L]), [1, 2, 3, 0]))
-    return _exchange(tl.reshape(b_first, [BT, 2, L // 2]), tl.reshape(b_second, [BT, 2, L // 2]))
+def _sums(b_x):
+    """Sums of [16, 32] over the channels, twice: [16, 2].
 
-
-@triton.jit
-def _sums(b_left, b_right, BT: tl.constexpr, BD: tl.constexpr):
-    """Sums of two [BT, BD] over the channels, [BT / 4, 2, 2, 2].
-
-    The axes are the last bits of a token's number, left or right, its first bit, its second bit. Where channels are
-    lanes, an exchange serves two numbers as long as each half of the lanes wants another one.
+    Where channels are lanes, an exchange serves two rows as long as each half of the lanes wants another one.
     """
-    b_x = _exchange(tl.reshape(b_left, [BT, 2, BD // 2]), tl.reshape(b_right, [BT, 2, BD // 2]))
-    b_x = _halve(_halve(b_x, BT, BD // 2), BT, BD // 4)
-    return tl.reshape(tl.sum(b_x, 2), [BT // 4, 2, 2, 2])
+    b_x = _halve(tl.reshape(b_x, [16, 1, 32]), 16, 1, 32)
+    b_x = _halve(_halve(_halve(b_x, 8, 2, 16), 4, 4, 8), 2, 8, 4)
+    return tl.reshape(b_x + tl.flip(b_x, 2), [16, 2])
 
 
 @triton.jit(do_not_specialize=["D"])
 def scan_bwd_kernel(
-    dy, x, dt, A, B, C, ids, states, later, dx, ddt, parts,
-    T, D, N, M,
+    dy, x, dt, A, B, C, ids, states, carried, dA, dx, ddt, parts,
+    T, D, N, M, span,
     BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a chunk, from the state before it and the gradient that this receives from after it (`later`).
+    """Gradients of `span` tokens, from the last chunk to the first, given the states before each.
 
-    `parts` receives dB and dC of each block of channels, [blocks, B, 2, N, M BT]; what a chunk contributes to dA takes
-    its place in `later`, which nobody else reads.
+    `carried` [B, spans, N, D] holds the gradients that the states after the span receive from later tokens, and then
+    those of the states before it; dA [B, spans, N, D] in float64, in which long sums stay exact, and `parts`
+    [blocks, B, 2, N, M BT], dB and dC of each block of channels, are filled.
     """
-    # Blocks and chunks share the first axis of the grid, the only one that reaches beyond 65,535.
-    blocks = tl.cdiv(D, BD)
-    i_d, i_m = (tl.program_id(0) % blocks).to(tl.int64), (tl.program_id(0) // blocks).to(tl.int64)
-    i_b = tl.program_id(2).to(tl.int64)
+    i_d, i_s, i_b = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    left = (T - i_s * span).to(tl.int32)
+    chunks = tl.cdiv(tl.minimum(span, left), BT)
     o_row = tl.arange(0, BT)
-    o_t = i_m * BT + o_row
-    o_d = i_d * BD + tl.arange(0, BD)
-    m_t, m_d = o_t < T, o_d < D
-    m = m_t[:, None] & m_d[None, :]
-    m_first = (o_row == 0)[:, None]
-    p = (i_b * T + o_t)[:, None] * D + o_d[None, :]
-    b_dt = tl.load(dt + p, mask=m, other=0.0).to(tl.float32)
-    b_u = tl.load(x + p, mask=m, other=0.0).to(tl.float32) * b_dt
-    b_dy = tl.load(dy + p, mask=m, other=0.0).to(tl.float32)
-    b_du = tl.zeros([BT, BD], tl.float32)
-    b_ddt = tl.zeros([BT, BD], tl.float32)
+    o_d = tl.program_id(0) * BD + tl.arange(0, BD)
+    m_d, m_first = o_d < D, (o_row == 0)[:, None]
+    # Of the two lanes that have the same sum the first one writes it.
+    m_once = (tl.arange(0, 2) == 0)[None, :]
     # Adding -0.0, unlike 0.0, is nothing that a compiler must keep.
     b_one, b_none = tl.full([BT, BD], 1.0, tl.float32), tl.full([BT, BD], -0.0, tl.float32)
-    if ids is not None:
-        b_new = _begins(ids, i_b * T, o_t, m_t)
-    p_state = (i_b * M + i_m) * N * D + o_d
-    p_part = (i_d * tl.num_programs(2) + i_b) * 2 * N * M * BT + i_m * BT
-    o_bit = tl.arange(0, 2)
-    o_part = tl.arange(0, BT // 4)[:, None, None, None] + o_bit[None, :, None, None] * N * M * BT
-    p_part += o_part + o_bit[None, None, :, None] * (BT // 2) + o_bit[None, None, None, :] * (BT // 4)
-    b_A = tl.load(A + o_d, mask=m_d, other=0.0)
-    b_state = tl.load(states + p_state, mask=m_d, other=0.0)
-    b_later = tl.load(later + p_state, mask=m_d, other=0.0)
-    for n in range(N):
-        # The next turn's numbers are on their way while this one computes.
-        m_next = m_d & (n + 1 < N)
-        b_state_next = tl.load(states + p_state + (n + 1) * D, mask=m_next, other=0.0)
-        b_later_next = tl.load(later + p_state + (n + 1) * D, mask=m_next, other=0.0)
-        b_A_next = tl.load(A + (n + 1) * D + o_d, mask=m_next, other=0.0)
-        p_row = (i_b * N + n) * M * BT + o_t
-        b_B = tl.load(B + p_row)
-        b_C = tl.load(C + p_row)
-        b_a = exp2(b_A[None, :] * b_dt, x.dtype.element_ty == tl.float32)
+    p_tokens = (i_b * T + i_s * span) * D
+    p_span = (i_b * tl.num_programs(1) + i_s) * N * D + o_d
+    p_block = (i_d * tl.num_programs(2) + i_b) * 2 * N * M * BT + o_row[:, None] + tl.zeros([1, 2], tl.int64)
+    for i in range(chunks):
+        first = (chunks - 1 - i) * BT
+        start = i_s * span + first
+        b_dt = _tokens(dt + p_tokens, first, left, o_row, o_d, D).to(tl.float32)
+        b_u = _tokens(x + p_tokens, first, left, o_row, o_d, D).to(tl.float32) * b_dt
+        b_dy = _tokens(dy + p_tokens, first, left, o_row, o_d, D).to(tl.float32)
+        b_span = tl.sum(b_dt, 0)
+        b_du = tl.zeros([BT, BD], tl.float32)
+        b_ddt = tl.zeros([BT, BD], tl.float32)
         if ids is not None:
-            b_a = tl.where(b_new[:, None], 0.0, b_a)
-        b_own = b_u * b_B[:, None]
-        b_own = tl.where(m_first, b_a * b_state[None, :] + b_own, b_own)
-        b_before = tl.where(m_first, b_state[None, :], b_none)
-        _, b_h, _, b_before = tl.associative_scan((b_a, b_own, b_one, b_before), 0, _join_before)
-        # Last token first: Triton's own reversed scan would exchange everything between lanes.
-        b_a = tl.flip(b_a, 0)
-        b_dh = tl.flip(b_C[:, None] * b_dy, 0)
-        b_dh = tl.where(m_first, b_dh + b_later[None, :], b_dh)
-        _, b_passed, _, b_dh = tl.associative_scan((b_a, b_a * b_dh, b_one, b_dh), 0, _join_before)
-        b_dh, b_passed = tl.flip(b_dh, 0), tl.flip(b_passed, 0)
-        b_rate = b_passed * b_before
-        b_du += b_dh * b_B[:, None]
-        b_ddt += b_rate * b_A[None, :]
-        tl.store(later + p_state + n * D, tl.sum(b_rate * b_dt, 0), mask=m_d)
-        tl.store(parts + p_part + n * M * BT, _sums(b_dh * b_u, b_h * b_dy, BT, BD))
-        b_A, b_state, b_later = b_A_next, b_state_next, b_later_next
-    b_x = tl.load(x + p, mask=m, other=0.0).to(tl.float32)
-    tl.store(dx + p, (b_du * b_dt).to(dx.dtype.element_ty), mask=m)
-    tl.store(ddt + p, (b_ddt * LN2 + b_du * b_x).to(ddt.dtype.element_ty), mask=m)
+            b_new = _begins(ids, i_b, start, o_row, T)
+            cut = tl.max(b_new.to(tl.int32), 0) > 0
+        p_state = (i_b * M + start // BT) * N * D + o_d
+        p_part = p_block + start
+        b_A_next = tl.load(A + o_d, mask=m_d, other=0.0)
+        b_state_next = tl.load(states + p_state, mask=m_d, other=0.0)
+        b_later_next = tl.load(carried + p_span, mask=m_d, other=0.0)
+        b_dA_next = tl.load(dA + p_span, mask=m_d & (i > 0), other=0.0)
+        for n in range(N):
+            b_A, b_state, b_later, b_dA = b_A_next, b_state_next, b_later_next, b_dA_next
+            # The next turn's numbers are on their way while this one computes.
+            m_next = m_d & (n + 1 < N)
+            b_A_next = tl.load(A + (n + 1) * D + o_d, mask=m_next, other=0.0)
+            b_state_next = tl.load(states + p_state + (n + 1) * D, mask=m_next, other=0.0)
+            b_later_next = tl.load(carried + p_span + (n + 1) * D, mask=m_next, other=0.0)
+            b_dA_next = tl.load(dA + p_span + (n + 1) * D, mask=m_next & (i > 0), other=0.0)
+            p_row = (i_b * N + n) * M * BT + start
+            b_B = tl.load(B + p_row + o_row)
+            b_a = exp2(b_A[None, :] * b_dt, x.dtype.element_ty == tl.float32)
+            if ids is not None:
+                b_a = tl.where(b_new[:, None], 0.0, b_a)
+            b_own = b_u * b_B[:, None]
+            b_own = tl.where(m_first, b_a * b_state[None, :] + b_own, b_own)
+            b_before = tl.where(m_first, b_state[None, :], b_none)
+            _, b_h, _, b_before = tl.associative_scan((b_a, b_own, b_one, b_before), 0, _join_before)
+            # Last token first, as in a walk, which says also what a chunk leaves.
+            b_a = tl.flip(b_a, 0)
+            b_dh = tl.flip(tl.load(C + p_row + o_row)[:, None] * b_dy, 0)
+            b_given = _chain(b_a, b_a * b_dh)
+            b_decay = _power(b_A * b_span)
+            if ids is not None:
+                b_decay = tl.where(cut, 0.0, b_decay)
+            tl.store(carried + p_span + n * D, b_decay * b_later + _row(b_given, o_row, BT - 1), mask=m_d)
+            b_dh = tl.where(m_first, b_dh + b_later[None, :], b_dh)
+            _, b_passed, _, b_dh = tl.associative_scan((b_a, b_a * b_dh, b_one, b_dh), 0, _join_before)
+            b_dh, b_passed = tl.flip(b_dh, 0), tl.flip(b_passed, 0)
+            b_rate = b_passed * b_before
+            b_du += b_dh * tl.load(B + p_row + o_row)[:, None]
+            b_ddt += b_rate * b_A[None, :]
+            tl.store(dA + p_span + n * D, b_dA + tl.sum(b_rate * b_dt, 0).to(tl.float64), mask=m_d)
+            tl.store(parts + p_part + n * M * BT, _sums(b_dh * b_u), mask=m_once)
+            tl.store(parts + p_part + (N + n) * M * BT, _sums(b_h * b_dy), mask=m_once)
+        b_x = _tokens(x + p_tokens, first, left, o_row, o_d, D).to(tl.float32)
+        _store_tokens(dx + p_tokens, b_du * b_dt, first, left, o_row, o_d, D)
+        _store_tokens(ddt + p_tokens, b_ddt * LN2 + b_du * b_x, first, left, o_row, o_d, D)

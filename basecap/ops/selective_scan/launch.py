@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from functools import reduce
 
 import torch
 import triton
@@ -13,10 +12,10 @@ from basecap.ops.selective_scan.sizes import BT, kept_shape
 
 #: Channels per program.
 BD = 32
-#: The most states that a walk keeps in registers: groups of them walk side by side, which keeps a GPU busy.
-STATES = 8
-#: Tokens that one program walks; longer sequences are cut into spans, which costs one more walk. A multiple of BT.
-SPAN = 2048
+#: Programs that keep a GPU busy; an H200 has room for 1584.
+BUSY = 1152
+#: Where whole rows are not as many, the tokens that one program walks, forward and backward: multiples of BT.
+SPAN, SPAN_BACKWARD = 2048, 256
 #: Spans that are chained at a time.
 BS = 16
 #: One warp a program, 12 on a multiprocessor by its 65,536 registers.
@@ -45,6 +44,12 @@ class _Inputs:
         return triton.cdiv(self.x.shape[2], BD)
 
     @property
+    def busy(self) -> bool:
+        """Whether there are enough rows for a program to take a whole one; its addresses have 32 bits."""
+        B, T, D, _ = self.shape
+        return self.blocks * B >= BUSY and (T + BT) * D < 2**31
+
+    @property
     def chunks(self) -> int:
         """Chunks of a row."""
         return triton.cdiv(self.x.shape[1], BT)
@@ -60,41 +65,35 @@ def _inputs(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, segments: Te
     return _Inputs(x.contiguous(), dt.contiguous(), A_ND, B_BNT, C_BNT, ids)
 
 
-def _states_at_once(N: int) -> int:
-    """Return the largest divisor of N up to STATES."""
-    return next(n for n in range(STATES, 0, -1) if N % n == 0)
-
-
 def _walk(
-    inputs: _Inputs, first_BND: Tensor, *, back: bool = False, dy: Tensor | None = None, y: Tensor | None = None,
-    states: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """Run the recurrence, with `back` that of the gradients, into `y` and `states`; return the last state."""
+    inputs: _Inputs, carried_BSND: Tensor, span: int, *, dy: Tensor | None = None, y: Tensor | None = None,
+    states: Tensor | None = None, total: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Run the recurrence through every span, given `dy` that of the gradients; see the kernel."""
     B, T, D, N = inputs.shape
-    spans = triton.cdiv(T, SPAN)
-    BN = _states_at_once(N)
-    x, W = (dy, inputs.C_BNT) if back else (inputs.x, inputs.B_BNT)
+    x, W = (inputs.x, inputs.B_BNT) if dy is None else (dy, inputs.C_BNT)
+    groups = 1 if y is None else len(y)
+    kernels.walk_fwd_kernel[(inputs.blocks * groups, carried_BSND.shape[1], B)](
+        x, inputs.dt, inputs.A_ND, W, inputs.C_BNT, inputs.ids, carried_BSND, y, states, total,
+        T, D, N, inputs.chunks, span, BACK=dy is not None, BT=BT, BN=N // groups, **OPTIONS,
+    )  # fmt: skip
 
-    def walk(first: Tensor, y: Tensor | None, states: Tensor | None, total: Tensor | None) -> Tensor:
-        last = torch.empty_like(first)
-        kernels.walk_fwd_kernel[(inputs.blocks * (N // BN), spans, B)](
-            x, inputs.dt, inputs.A_ND, W, inputs.C_BNT, inputs.ids, first, y, states, last, total,
-            T, D, N, inputs.chunks, SPAN,
-            BACK=back, BT=BT, BN=BN, ROWS=triton.next_power_of_2(BN), **OPTIONS,
-        )  # fmt: skip
-        return last
 
-    first = first_BND[:, None]
-    if spans > 1:
-        total = first.new_empty(B, spans, D)
-        added = walk(first.new_zeros(B, spans, N, D), None, None, total)
-        first = torch.empty_like(added)
-        kernels.carry_fwd_kernel[(inputs.blocks, N, B)](
-            added, total, inputs.A_ND, inputs.ids, first_BND, first, T, D, N, spans, SPAN,
-            BACK=back, BS=BS, **OPTIONS,
-        )  # fmt: skip
-    last_BSND = walk(first, y, states, None)
-    return last_BSND[:, 0 if back else -1]
+def _entering(inputs: _Inputs, first_BND: Tensor, span: int, dy: Tensor | None = None) -> Tensor:
+    """Return what enters every span [B, spans, N, D], in memory of its own; given `dy` the gradients, from the end."""
+    B, T, D, N = inputs.shape
+    spans = triton.cdiv(T, span)
+    if spans == 1:
+        return first_BND[:, None].clone()
+    added = first_BND.new_zeros(B, spans, N, D)
+    total = first_BND.new_empty(B, spans, D)
+    _walk(inputs, added, span, dy=dy, total=total)
+    entering = torch.empty_like(added)
+    kernels.carry_fwd_kernel[(inputs.blocks, N, B)](
+        added, total, inputs.A_ND, inputs.ids, first_BND, entering, T, D, N, spans, span,
+        BACK=dy is not None, BS=BS, **OPTIONS,
+    )  # fmt: skip
+    return entering
 
 
 def _first(inputs: _Inputs, state_BDN: Tensor | None) -> Tensor:
@@ -119,13 +118,14 @@ def forward(
     """
     inputs = _inputs(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
     states = inputs.A_ND.new_empty(kept_shape(x_BTD, A_DN) if keep else 0)
-    groups = A_DN.shape[1] // _states_at_once(A_DN.shape[1])
+    # Where programs are few, two share a row's states, and their outputs are added up.
+    groups = 1 if inputs.busy or A_DN.shape[1] % 2 else 2
     parts = torch.empty(groups, *x_BTD.shape, device=x_BTD.device, dtype=x_BTD.dtype if groups == 1 else torch.float32)
-    last_BND = _walk(inputs, _first(inputs, state_BDN), y=parts, states=states if keep else None)
-    y = parts[0]
-    if groups > 1:
-        y = torch.add(reduce(torch.add, parts[:-1]), parts[-1], out=torch.empty_like(inputs.x))
-    return y, last_BND.mT.contiguous(), states
+    span = inputs.chunks * BT if inputs.busy else SPAN
+    carried = _entering(inputs, _first(inputs, state_BDN), span)
+    _walk(inputs, carried, span, y=parts, states=states if keep else None)
+    y = parts[0] if groups == 1 else torch.add(parts[0], parts[1], out=torch.empty_like(inputs.x))
+    return y, carried[:, -1].mT.contiguous(), states
 
 
 def backward(
@@ -142,20 +142,21 @@ def backward(
     inputs = _inputs(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
     B, T, D, N = inputs.shape
     dy = grads[0].contiguous()
-    later = torch.empty_like(states_BMND)
-    dstate_BND = _walk(inputs, grads[1].float().mT.contiguous(), back=True, dy=dy, states=later)
+    span = inputs.chunks * BT if inputs.busy else SPAN_BACKWARD
+    carried = _entering(inputs, grads[1].float().mT.contiguous(), span, dy)
     dx, ddt = torch.empty_like(inputs.x), torch.empty_like(inputs.dt)
+    dA_BSND = torch.empty_like(carried, dtype=torch.float64)
     parts = inputs.A_ND.new_empty(inputs.blocks, B, 2, N, inputs.chunks * BT)
-    kernels.scan_bwd_kernel[(inputs.blocks * inputs.chunks, 1, B)](
-        dy, inputs.x, inputs.dt, inputs.A_ND, inputs.B_BNT, inputs.C_BNT, inputs.ids, states_BMND, later,
-        dx, ddt, parts, T, D, N, inputs.chunks, BT=BT, **OPTIONS,
+    kernels.scan_bwd_kernel[(inputs.blocks, carried.shape[1], B)](
+        dy, inputs.x, inputs.dt, inputs.A_ND, inputs.B_BNT, inputs.C_BNT, inputs.ids, states_BMND, carried, dA_BSND,
+        dx, ddt, parts, T, D, N, inputs.chunks, span, BT=BT, **OPTIONS,
     )  # fmt: skip
     dB_BNT, dC_BNT = parts.sum(0)[..., :T].unbind(1)
     return (
         dx,
         ddt,
-        later.sum((0, 1)).T.to(A_DN.dtype).contiguous(),
+        dA_BSND.sum((0, 1)).T.to(A_DN.dtype).contiguous(),
         dB_BNT.mT.to(B_BTN.dtype).contiguous(),
         dC_BNT.mT.to(C_BTN.dtype).contiguous(),
-        dstate_BND.mT.contiguous(),
+        carried[:, 0].mT.contiguous(),
     )
