@@ -137,18 +137,20 @@ def walk_fwd_kernel(
         b_y = tl.zeros([BT, BD], tl.float32)
         b_h_next = tl.load(carried + p_group, mask=m_d, other=0.0)
         b_A_next = tl.load(A + p_group, mask=m_d, other=0.0)
-        for n in tl.range(BN, loop_unroll_factor=2):
+        for n in range(BN):
             b_h, b_A = b_h_next, b_A_next
             m_next = m_d & (n + 1 < BN)
             b_h_next = tl.load(carried + p_group + (n + 1) * D, mask=m_next, other=0.0)
             b_A_next = tl.load(A + p_group + (n + 1) * D, mask=m_next, other=0.0)
-            if states is not None:
-                tl.store(states + (i_b * M + start // BT) * N * D + p_group + n * D, b_h, mask=m_d)
-            p_row = (i_b * N + i_g * BN + n) * M * BT + start
+            p_row = (i_b * N + i_g * BN + n) * M * BT + start + o_row
+            # All loads come before the stores, which a compiler must take for stores to the same places.
+            b_W = tl.load(W + p_row)
+            if y is not None:
+                b_C = tl.load(C + p_row)
             b_a = exp2(b_A[None, :] * b_dt, x.dtype.element_ty == tl.float32)
             if ids is not None:
                 b_a = tl.where(b_new[:, None], 0.0, b_a)
-            b_own = b_u * tl.load(W + p_row + o_row)[:, None]
+            b_own = b_u * b_W[:, None]
             # What a chunk's tokens leave of themselves, and one power times the state before them: not a product of BT
             # decays, whose errors would add up along T.
             if BACK:
@@ -159,10 +161,11 @@ def walk_fwd_kernel(
             b_decay = _power(b_A * b_span)
             if ids is not None:
                 b_decay = tl.where(cut, 0.0, b_decay)
-            tl.store(carried + p_group + n * D, b_decay * b_h + _row(b_given, o_row, BT - 1), mask=m_d)
             if y is not None:
-                b_states = _chain(b_a, tl.where(m_first, b_a * b_h[None, :] + b_own, b_own))
-                b_y += tl.load(C + p_row + o_row)[:, None] * b_states
+                b_y += b_C[:, None] * _chain(b_a, tl.where(m_first, b_a * b_h[None, :] + b_own, b_own))
+            if states is not None:
+                tl.store(states + (i_b * M + start // BT) * N * D + p_group + n * D, b_h, mask=m_d)
+            tl.store(carried + p_group + n * D, b_decay * b_h + _row(b_given, o_row, BT - 1), mask=m_d)
         if y is not None:
             p_y = ((i_g * tl.num_programs(2) + i_b) * T + i_s * span) * D
             _store_tokens(y + p_y, b_y, first, left, o_row, o_d, D)
@@ -281,7 +284,8 @@ def scan_bwd_kernel(
             b_later_next = tl.load(carried + p_span + (n + 1) * D, mask=m_next, other=0.0)
             b_dA_next = tl.load(dA + p_span + (n + 1) * D, mask=m_next & (i > 0), other=0.0)
             p_row = (i_b * N + n) * M * BT + start
-            b_B = tl.load(B + p_row + o_row)
+            # As in a walk the loads come before the stores.
+            b_B, b_C = tl.load(B + p_row + o_row), tl.load(C + p_row + o_row)
             b_a = exp2(b_A[None, :] * b_dt, x.dtype.element_ty == tl.float32)
             if ids is not None:
                 b_a = tl.where(b_new[:, None], 0.0, b_a)
@@ -291,7 +295,7 @@ def scan_bwd_kernel(
             _, b_h, _, b_before = tl.associative_scan((b_a, b_own, b_one, b_before), 0, _join_before)
             # Last token first, as in a walk, which says also what a chunk leaves.
             b_a = tl.flip(b_a, 0)
-            b_dh = tl.flip(tl.load(C + p_row + o_row)[:, None] * b_dy, 0)
+            b_dh = tl.flip(b_C[:, None] * b_dy, 0)
             b_given = _chain(b_a, b_a * b_dh)
             b_decay = _power(b_A * b_span)
             if ids is not None:
@@ -301,6 +305,7 @@ def scan_bwd_kernel(
             _, b_passed, _, b_dh = tl.associative_scan((b_a, b_a * b_dh, b_one, b_dh), 0, _join_before)
             b_dh, b_passed = tl.flip(b_dh, 0), tl.flip(b_passed, 0)
             b_rate = b_passed * b_before
+            # Read again: there is no room to keep it.
             b_du += b_dh * tl.load(B + p_row + o_row)[:, None]
             b_ddt += b_rate * b_A[None, :]
             tl.store(dA + p_span + n * D, b_dA + tl.sum(b_rate * b_dt, 0).to(tl.float64), mask=m_d)

@@ -13,9 +13,9 @@ from basecap.ops.selective_scan.sizes import BT, kept_shape
 #: Channels per program.
 BD = 32
 #: Programs that keep a GPU busy; an H200 has room for 1584.
-BUSY = 1152
-#: Where whole rows are not as many, the tokens that one program walks, forward and backward: multiples of BT.
-SPAN, SPAN_BACKWARD = 2048, 256
+BUSY = 900
+#: Where whole rows do not make as many, the tokens that one program walks, forward and backward: multiples of BT.
+SPAN, SPAN_BACKWARD = 512, 256
 #: Spans that are chained at a time.
 BS = 16
 #: One warp a program, 12 on a multiprocessor by its 65,536 registers.
@@ -44,15 +44,16 @@ class _Inputs:
         return triton.cdiv(self.x.shape[2], BD)
 
     @property
-    def busy(self) -> bool:
-        """Whether there are enough rows for a program to take a whole one; its addresses have 32 bits."""
-        B, T, D, _ = self.shape
-        return self.blocks * B >= BUSY and (T + BT) * D < 2**31
-
-    @property
     def chunks(self) -> int:
         """Chunks of a row."""
         return triton.cdiv(self.x.shape[1], BT)
+
+    def span(self, groups: int, short: int) -> int:
+        """Tokens of a program: a row's where `groups` programs a row and block are enough, else the `short` number."""
+        B, _, D, _ = self.shape
+        whole = self.chunks * BT
+        # Within a span addresses have 32 bits.
+        return whole if groups * B * self.blocks >= BUSY and whole * D < 2**31 else short
 
 
 def _inputs(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, segments: Tensor | None) -> _Inputs:
@@ -119,9 +120,9 @@ def forward(
     inputs = _inputs(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
     states = inputs.A_ND.new_empty(kept_shape(x_BTD, A_DN) if keep else 0)
     # Where programs are few, two share a row's states, and their outputs are added up.
-    groups = 1 if inputs.busy or A_DN.shape[1] % 2 else 2
+    groups = 1 if inputs.blocks * len(x_BTD) >= BUSY or A_DN.shape[1] % 2 else 2
     parts = torch.empty(groups, *x_BTD.shape, device=x_BTD.device, dtype=x_BTD.dtype if groups == 1 else torch.float32)
-    span = inputs.chunks * BT if inputs.busy else SPAN
+    span = inputs.span(groups, SPAN)
     carried = _entering(inputs, _first(inputs, state_BDN), span)
     _walk(inputs, carried, span, y=parts, states=states if keep else None)
     y = parts[0] if groups == 1 else torch.add(parts[0], parts[1], out=torch.empty_like(inputs.x))
@@ -142,7 +143,7 @@ def backward(
     inputs = _inputs(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
     B, T, D, N = inputs.shape
     dy = grads[0].contiguous()
-    span = inputs.chunks * BT if inputs.busy else SPAN_BACKWARD
+    span = inputs.span(1, SPAN_BACKWARD)
     carried = _entering(inputs, grads[1].float().mT.contiguous(), span, dy)
     dx, ddt = torch.empty_like(inputs.x), torch.empty_like(inputs.dt)
     dA_BSND = torch.empty_like(carried, dtype=torch.float64)
