@@ -124,13 +124,14 @@ class ShortConvolution(nn.Module):
         return short_convolution(x_BTD, self.weight, self.bias, activation=self.activation, segments=segments)
 
     def parts(self, x_BTD: Tensor, sizes: Sequence[int], segments: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Convolve into tensors of `sizes` channels each, whose gradients need not be put together again."""
-        biases = [None] * len(sizes) if self.bias is None else self.bias.split(list(sizes))
+        """Convolve into tensors [B, T, size], one for each of `sizes`."""
+        if not x_BTD.is_cuda:
+            return self(x_BTD, segments).split(sizes, dim=-1)
+        # On a GPU the gradients of one output's parts would be put together: 8 % of a training step of Mamba-2.
+        weights, biases = self.weight.split(sizes), [None] * len(sizes) if self.bias is None else self.bias.split(sizes)
         return tuple(
             short_convolution(x, weight, bias, activation=self.activation, segments=segments)
-            for x, weight, bias in zip(
-                x_BTD.split(list(sizes), dim=-1), self.weight.split(list(sizes)), biases, strict=True
-            )
+            for x, weight, bias in zip(x_BTD.split(sizes, dim=-1), weights, biases, strict=True)
         )
 
     def init_cache(self, batch: int) -> Tensor:

@@ -15,6 +15,7 @@ from basecap.mixers._parts import (
     starts_of,
     token_shift,
 )
+from basecap.testing.marks import requires_gpu
 
 SEGMENTS = torch.tensor([[0, 0, 0, 2, 2, 7], [1, 1, 1, 1, 1, 1]])
 
@@ -97,6 +98,24 @@ def test_short_convolution_decodes(prompt, width, activation):
     module.fill(x[:, :prompt], last)
     steps = [module.step(x[:, t : t + 1], last) for t in range(prompt, 6)]
     torch.testing.assert_close(torch.cat([module(x)[:, :prompt], *steps], dim=1), module(x))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=requires_gpu)])
+def test_short_convolution_in_parts(device: str, bias: bool):
+    module = ShortConvolution(9, 4, bias, activation="silu").to(device)
+    initialise(module, module.recipe(), 0)
+    x, segments = draw(2, 6, 9).float().to(device), SEGMENTS.to(device)
+    x, again = x.clone().requires_grad_(), x.clone().requires_grad_()
+    parts = module.parts(x, [4, 2, 3], segments)
+    assert [part.shape[-1] for part in parts] == [4, 2, 3]
+    whole = module(again, segments)
+    torch.testing.assert_close(torch.cat(parts, dim=-1), whole)
+    seed = draw(2, 6, 9, seed=1).float().to(device)
+    found = torch.autograd.grad(parts, [x, *module.parameters()], seed.split([4, 2, 3], dim=-1))
+    expected = torch.autograd.grad(whole, [again, *module.parameters()], seed)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_short_convolution_starts_as_published():
