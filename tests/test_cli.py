@@ -13,8 +13,8 @@ import yaml
 
 from basecap.cli import _new_file, _store, main
 from basecap.errors import ConfigError, DataError
+from tests.study._execute import PLUGIN
 from tests.study.conftest import study, study_file  # noqa: F401 (fixtures)
-from tests.study.test_execute import PLUGIN
 
 #: Exit code, stdout, stderr.
 Answer = tuple[int, str, str]

@@ -12,7 +12,7 @@ from basecap.registry import load_plugin
 from basecap.study.config import StudyConfig
 from basecap.study.plan import RunSpec, plan_runs
 from basecap.study.proof import refuse_unsound
-from tests.study.test_execute import PLUGIN, run
+from tests.study._execute import PLUGIN, run
 
 #: Name of a mixer -> what its forward returns, and what is said of it.
 FORWARDS = {

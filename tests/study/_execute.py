@@ -1,0 +1,101 @@
+"""Runs a study on the CPU in a test: texts of plugins, JSON files changed by hand."""
+
+import json
+from pathlib import Path
+
+from basecap.study.config import load_study, select
+from basecap.study.execute import execute
+
+PLUGIN = """
+import torch
+from basecap.mixers import Cache, Mixer, mixer
+
+@mixer("breaks", backbone="transformer++", paper="none", summary="gives NaN in its third call")
+class Breaks(Mixer):
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.calls = 0
+
+    def forward(self, x, segments=None):
+        self.calls += 1
+        return x * torch.nan if self.calls >= 3 else x
+
+    def init_cache(self, batch, max_length):
+        return Cache(tensors={})
+
+    def step(self, x, cache):
+        return x
+
+    def flops(self, length):
+        return 0.0
+
+    def state_bytes(self, length):
+        return 0
+"""
+
+
+STEADY = (
+    PLUGIN.replace('"breaks"', '"steady"').replace("self.calls >= 3", "False")
+    + """
+from basecap.mixers._contract import LayerChoice, hybrid
+from basecap.mixers.attention import Attention
+
+hybrid("steady pair", layers=(LayerChoice(mixer=Attention),), backbone="gpt", paper="none", summary="of ours")
+"""
+)
+
+
+ALONE = (
+    PLUGIN.replace('"breaks"', '"alone"').replace(
+        "return x * torch.nan if self.calls >= 3 else x", "return fail(self.calls, x)"
+    )
+    + """
+import torch.distributed as dist
+from basecap.evals._contract import Evaluation, Outcome, evaluation
+
+def fail(calls, x):
+    if calls == 3 and dist.get_rank() == 1:
+        raise MemoryError("no room in process 1")
+    return x
+
+@evaluation("fails-once", unit="none", better="lower")
+class FailsOnce(Evaluation):
+    fresh = True
+
+    def run(self, model, context):
+        if FailsOnce.fresh:
+            FailsOnce.fresh = False
+            raise RuntimeError("this evaluation cannot")
+        return Outcome(measurements=[])
+"""
+)
+
+
+VERSES = """
+from basecap.data.sources import Document, Part, Source, source
+
+@source("study-verses")
+class Verses(Source):
+    def parts(self):
+        return [Part("all")]
+
+    def read(self, part):
+        for domain in ("a", "b"):
+            for split in ("train", "validation", "test"):
+                for number in range(20):
+                    yield Document(domain, split, f"{domain} {split} {number} " * 10)
+"""
+
+
+def run(path: Path, out: Path, settings: tuple[str, ...] = (), only: tuple[str, ...] = (), plugins=()) -> list[dict]:
+    study = load_study(str(path), settings)
+    said: list[str] = []
+    infos = execute(study, out, only=select(study, only), device="cpu", plugins=plugins, say=said.append)
+    assert len(said) == sum(info["status"] == "failed" for info in infos)
+    return infos
+
+
+def change(path: Path, **changes: object) -> None:
+    """Change keys of a JSON file; None removes one."""
+    content = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
