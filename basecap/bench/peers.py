@@ -20,7 +20,7 @@ class Peer(NamedTuple):
 
 
 #: Everything else is left at fla's defaults. Heads keep their default share of the width, or are the usual 64 wide. Its
-#: Mamba is left out: without compiled extras one layer takes a second, forward and backward, for 2048 tokens on an H200.
+#: Mamba is left out: without compiled extras one layer takes a second for a step of 2048 tokens on an H200.
 PEERS = (
     Peer("Transformer", 12, lambda hidden: {"num_heads": hidden // 64}),
     Peer("Mamba2", 24, lambda hidden: {}),

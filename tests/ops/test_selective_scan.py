@@ -168,6 +168,42 @@ def test_spans_of_a_long_sequence_in_the_interpreter(N: int, segmented: bool, mo
 
 
 @in_interpreter
+def test_only_rows_of_moderate_length_are_walked_whole(monkeypatch: pytest.MonkeyPatch):
+    from basecap.ops.selective_scan import launch
+
+    monkeypatch.setattr(launch, "BUSY", 1)
+    x, dt, A, Bs, Cs, _ = (tensor.detach().float() for tensor in inputs(1, launch.WHOLE + 1, 1, 1))
+    spans = []
+    monkeypatch.setattr(launch, "_walk", lambda given, carried, span, **rest: spans.append(span))
+    monkeypatch.setattr(launch.kernels, "carry_fwd_kernel", {(1, 1, 1): lambda *given, **options: None})
+    launch.forward(x, dt, A, Bs, Cs)
+    launch.forward(*(tensor[:, :-1] for tensor in (x, dt)), A, *(tensor[:, :-1] for tensor in (Bs, Cs)))
+    assert spans == [launch.SPAN, launch.SPAN, launch.WHOLE]
+
+
+@in_interpreter
+@pytest.mark.parametrize("sizes", [(0, 5, 3, 2), (2, 5, 3, 0), (2, 5, 0, 2), (1, 16, 3, 1), (1, 5, 1, 1)])
+def test_nothing_and_one_number_in_the_interpreter(sizes: tuple[int, int, int, int]):
+    tensors = inputs(*sizes, dtype=torch.float32)
+    run = functools.partial(values_and_gradients, tensors=tensors, segments=None)
+    found = run(functools.partial(selective_scan, backend="triton"))
+    for a, b in zip(found, run(functools.partial(selective_scan, backend="eager")), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@in_interpreter
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_padding_leaves_states_alone_where_a_decay_is_immediate_in_the_interpreter():
+    x, dt, A, Bs, Cs, state = inputs(1, 17, 3, 2, dtype=torch.float32)
+    with torch.no_grad():
+        A[0, 0] = -torch.inf
+    found = values_and_gradients(functools.partial(selective_scan, backend="triton"), [x, dt, A, Bs, Cs, state], None)
+    y, final = selective_scan(x, dt, A, Bs, Cs, state_BDN=state, backend="eager")
+    torch.testing.assert_close(found[:2], [y, final])
+    assert all(torch.isfinite(part).all() for part in found)
+
+
+@in_interpreter
 @pytest.mark.parametrize("segmented", [False, True])
 def test_programs_that_take_whole_rows_in_the_interpreter(segmented: bool, monkeypatch: pytest.MonkeyPatch):
     from basecap.ops.selective_scan import launch

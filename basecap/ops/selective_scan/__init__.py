@@ -62,6 +62,8 @@ def selective_scan(
     check_devices({**given, "state": state_BDN, "segments": segments})
     # Step sizes in float64 ask for that precision.
     run = choose("selective_scan", backend, dt_BTD if dt_BTD.dtype == torch.float64 else x_BTD, numba=True)
+    if not (x_BTD.numel() and N):
+        run = "eager"  # kernels read at least one number
     # Under autocast the products with the states would be rounded to half precision.
     with torch.autocast(x_BTD.device.type, enabled=False):
         inputs = (x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, state_BDN)

@@ -171,7 +171,7 @@ def walk_fwd_kernel(
             _store_tokens(y + p_y, b_y, first, left, o_row, o_d, D)
         first += step
     if total is not None:
-        tl.store(total + (i_b * tl.num_programs(1) + i_s) * D + o_d, b_total, mask=m_d & (i_g == 0))
+        tl.store(total + (i_b * tl.num_programs(1) + i_s) * D + o_d, b_total, mask=m_d)
 
 
 @triton.jit(do_not_specialize=["D"])
@@ -227,6 +227,7 @@ def _sums(b_x):
 
     Where channels are lanes, an exchange serves two rows as long as each half of the lanes wants another one.
     """
+    tl.static_assert(b_x.shape[0] == 16 and b_x.shape[1] == 32)
     b_x = _halve(tl.reshape(b_x, [16, 1, 32]), 16, 1, 32)
     b_x = _halve(_halve(_halve(b_x, 8, 2, 16), 4, 4, 8), 2, 8, 4)
     return tl.reshape(b_x + tl.flip(b_x, 2), [16, 2])

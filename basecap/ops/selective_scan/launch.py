@@ -14,7 +14,9 @@ from basecap.ops.selective_scan.sizes import BT, kept_shape
 BD = 32
 #: Programs that keep a GPU busy; an H200 has room for 1584.
 BUSY = 900
-#: Where whole rows do not make as many, the tokens that one program walks, forward and backward: multiples of BT.
+#: The most tokens of a row that a program walks from end to end: what is rounded between chunks adds up.
+WHOLE = 2048
+#: Where rows are longer or not enough programs, the tokens that one walks forward and backward: multiples of BT.
 SPAN, SPAN_BACKWARD = 512, 256
 #: Spans that are chained at a time.
 BS = 16
@@ -50,10 +52,8 @@ class _Inputs:
 
     def span(self, groups: int, short: int) -> int:
         """Tokens of a program: a row's where `groups` programs a row and block are enough, else the `short` number."""
-        B, _, D, _ = self.shape
-        whole = self.chunks * BT
-        # Within a span addresses have 32 bits.
-        return whole if groups * B * self.blocks >= BUSY and whole * D < 2**31 else short
+        B, T, _, _ = self.shape
+        return WHOLE if T <= WHOLE and groups * B * self.blocks >= BUSY else short
 
 
 def _inputs(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, segments: Tensor | None) -> _Inputs:
@@ -62,7 +62,8 @@ def _inputs(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, segments: Te
     B_BNT[..., :T].copy_(B.mT)
     C_BNT[..., :T].copy_(C.mT)
     ids = None if segments is None else segments.contiguous()
-    A_ND = (A.float() / math.log(2)).T.contiguous()
+    # Padding, steps of 0, must leave a state as it is even where A is infinite.
+    A_ND = (A.float() / math.log(2)).T.contiguous().clamp_(min=torch.finfo(torch.float32).min)
     return _Inputs(x.contiguous(), dt.contiguous(), A_ND, B_BNT, C_BNT, ids)
 
 
@@ -157,7 +158,8 @@ def backward(
         dx,
         ddt,
         dA_BSND.sum((0, 1)).T.to(A_DN.dtype).contiguous(),
-        dB_BNT.mT.to(B_BTN.dtype).contiguous(),
-        dC_BNT.mT.to(C_BTN.dtype).contiguous(),
+        # Copies: without one the two would share memory where both are vectors.
+        dB_BNT.mT.to(B_BTN.dtype, copy=True, memory_format=torch.contiguous_format),
+        dC_BNT.mT.to(C_BTN.dtype, copy=True, memory_format=torch.contiguous_format),
         carried[:, 0].mT.contiguous(),
     )
