@@ -45,10 +45,9 @@ def selective_scan(
     check_floating(given)
     if x_BTD.dim() != 3 or x_BTD.shape[1] < 1:
         raise ConfigError(f"x {tuple(x_BTD.shape)} must be [B, T, D] with at least one token.")
-    B, T, D = x_BTD.shape
     if A_DN.dim() != 2:
-        raise ConfigError(f"A {tuple(A_DN.shape)} must be [D, N] with D = {D}.")
-    N = A_DN.shape[-1]
+        raise ConfigError(f"A {tuple(A_DN.shape)} must be [D, N] with D = {x_BTD.shape[2]}.")
+    (B, T, D), N = x_BTD.shape, A_DN.shape[1]
     for name, tensor, shape in (
         ("dt", dt_BTD, (B, T, D)),
         ("A", A_DN, (D, N)),
@@ -60,10 +59,9 @@ def selective_scan(
     check_state(state_BDN, (B, D, N))
     check_segments(segments, (B, T))
     check_devices({**given, "state": state_BDN, "segments": segments})
-    # Step sizes in float64 ask for that precision.
-    run = choose("selective_scan", backend, dt_BTD if dt_BTD.dtype == torch.float64 else x_BTD, numba=True)
-    if not (x_BTD.numel() and N):
-        run = "eager"  # kernels read at least one number
+    # Step sizes in float64 ask for that precision; kernels read at least one number.
+    wide = dt_BTD if dt_BTD.dtype == torch.float64 else x_BTD
+    run = choose("selective_scan", backend, wide, numba=True) if x_BTD.numel() and N else "eager"
     # Under autocast the products with the states would be rounded to half precision.
     with torch.autocast(x_BTD.device.type, enabled=False):
         inputs = (x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, state_BDN)
