@@ -68,8 +68,8 @@ class Mamba2(Mixer):
         self.heads = choose_heads(self.inner, config.heads)
         self.head_dim = self.inner // self.heads
         divide(self.heads, config.groups, "heads by groups")
-        self.keys = config.groups * config.state
-        self.widths = [self.inner, self.keys, self.keys]
+        #: Channels of x, B and C.
+        self.widths = [self.inner, config.groups * config.state, config.groups * config.state]
         # A decay shared by all heads has a step size of its own; those of the heads still scale their inputs.
         self.decays = {"full": self.heads, "one": 1, "none": 0}[config.decay]
         self.steps = self.heads + (1 if config.decay == "one" else 0)
