@@ -59,12 +59,13 @@ def exp2(x):
     return scale * rest + scale
 
 
-@inlined
-def exp2_times(x, factor):
-    """2^x times `factor`, rounded once: where |x| is small an error of 2^x would be the same for many factors."""
-    scale, rest = exp2_parts(x)
-    factor = scale * factor
-    return factor * rest + factor
+# A kernel's freedom to form sums in any order would leave nothing of the second result, and passes to the functions it
+# calls unless they refuse.
+@njit(error_model="numpy", fastmath=False)
+def exact_sum(first, second):
+    """(first + second rounded, what that rounding took), of which the latter is exact where |second| <= |first|."""
+    total = first + second
+    return total, second - (total - first)
 
 
 def launch(

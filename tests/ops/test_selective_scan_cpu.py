@@ -43,9 +43,10 @@ def test_kernels_of_the_cpu_leave_what_they_are_given_alone():
 
 
 @pytest.mark.parametrize("positive", [False, True])
-@pytest.mark.parametrize("strength", [0.0001, 0.05])
-def test_a_long_memory_is_as_accurate_as_in_plain_pytorch(strength: float, positive: bool):
-    drawn = [tensor.detach().abs() if positive else tensor.detach() for tensor in inputs(1, 16_384, 4, 2, strength)]
+@pytest.mark.parametrize("strength", [0.0001, 0.05, 0.2])
+@pytest.mark.parametrize("T", [1024, 16_384])
+def test_a_long_memory_is_as_accurate_as_in_plain_pytorch(T: int, strength: float, positive: bool):
+    drawn = [tensor.detach().abs() if positive else tensor.detach() for tensor in inputs(1, T, 4, 2, strength)]
     drawn[2] = -drawn[2].abs()
 
     def run(backend: str, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -57,12 +58,13 @@ def test_a_long_memory_is_as_accurate_as_in_plain_pytorch(strength: float, posit
         assert_as_accurate(name, a, b, exact)
 
 
+@pytest.mark.parametrize("T", [9, 150])
 @pytest.mark.parametrize("backend", ["eager", "numba"])
-def test_a_step_that_is_no_number_spoils_no_earlier_sequence(backend: str):
-    x, dt, A, Bs, Cs, state = (tensor.detach().requires_grad_() for tensor in inputs(1, 9, 4, 2, dtype=torch.float32))
+def test_a_step_that_is_no_number_spoils_no_earlier_sequence(backend: str, T: int):
+    x, dt, A, Bs, Cs, state = (tensor.detach().requires_grad_() for tensor in inputs(1, T, 4, 2, dtype=torch.float32))
     with torch.no_grad():
         dt[0, 5] = torch.nan
-    segments = (torch.arange(9) >= 5).long()[None]
+    segments = (torch.arange(T) >= 5).long()[None]
     y, _ = selective_scan(x, dt, A, Bs, Cs, state_BDN=state, segments=segments, backend=backend)
     dx, ddt, dB, dstate = torch.autograd.grad(y.sum(), [x, dt, Bs, state])
     assert y[:, :5].isfinite().all() and dstate.isfinite().all()

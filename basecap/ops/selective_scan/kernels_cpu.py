@@ -2,28 +2,18 @@
 
 Tensors, float32 and contiguous: x, dt, y [B, T, D]; B, C [B, T, N]; A [N, D] in units of log2, so that decays are
 exp2(A dt); `begins` [B, T] says which tokens begin a segment; `kept` [B, M, N, D] are the states before each chunk. One
-call works on the rows from `first_row` to `last_row`. What is carried from chunk to chunk is float64.
+call works on the rows from `first_row` to `last_row`.
+
+Rows of one chunk are a plain recurrence in float32. Over longer ones the roundings of a state add up, and so do those
+of decays close to 1; hence a decay is scale + scale * rest there, of which the first product, a power of two times the
+state, is exact, and what rounding takes from the sum with the second is kept in `low` until the next token.
 """
 
 import numpy as np
 
-from basecap.ops.kernels_shared_cpu import exp2, exp2_times, inlined, kernel
+from basecap.ops.kernels_shared_cpu import exact_sum, exp2, exp2_parts, inlined, kernel
 
 ZERO = np.float32(0)
-
-
-@inlined
-def _whole(dt, begins, row, start, count, steps):
-    """Fill `steps` [D] with the sum of these tokens' step sizes; return whether none of them begins a segment."""
-    D = dt.shape[2]
-    for d in range(D):
-        steps[d] = ZERO
-    open_ = True
-    for c in range(count):
-        open_ = open_ and not begins[row, start + c]
-        for d in range(D):
-            steps[d] += dt[row, start + c, d]
-    return open_
 
 
 @inlined
@@ -42,8 +32,8 @@ def _read(x, dt, A, B, C, begins, row, n, start, count, h, y):
 
 
 @inlined
-def _read_beside(x, dt, A, B, C, begins, row, n, start, count, h, fade, y):
-    """The same where the states are the sums of h and `fade` [D], what is left of those before these tokens."""
+def _read_long(x, dt, A, B, C, begins, row, n, start, count, h, low, y):
+    """The same for a chunk of a longer row, whose states are the sums of h and `low` [D]."""
     D = x.shape[2]
     for c in range(count):
         t = start + c
@@ -51,40 +41,43 @@ def _read_beside(x, dt, A, B, C, begins, row, n, start, count, h, fade, y):
         enters, reads = B[row, t, n], C[row, t, n]
         for d in range(D):
             step = dt[row, t, d]
-            left = ZERO if begin else exp2(step * A[n, d])
-            h[d] = left * h[d] + enters * (step * x[row, t, d])
-            fade[d] = ZERO if begin else left * fade[d]
-            y[row, t, d] += reads * (h[d] + fade[d])
+            scale, rest = exp2_parts(step * A[n, d])
+            scale = ZERO if begin else scale
+            rest = ZERO if begin else rest
+            left = scale * h[d]
+            more = rest * left + enters * (step * x[row, t, d]) + scale * low[d]
+            # What is lost of low's own decay is a rounding of a rounding.
+            after, low[d] = exact_sum(left, more)
+            h[d] = after
+            y[row, t, d] += reads * after
 
 
 @kernel
 def scan_fwd_kernel(x, dt, A, B, C, begins, state, y, kept, chunk, first_row, last_row):
     """Add the outputs to y, leave the last state in `state` [B, N, D], and the states between chunks in `kept`.
 
-    A `kept` of no chunks keeps nothing. A later chunk starts from nothing, and the state before it, times the decays,
-    is added to its outputs: along T, little is rounded then.
+    A `kept` of no chunks keeps nothing.
     """
     T, D = x.shape[1:]
     N = A.shape[0]
-    h, fade, steps = np.empty(D, np.float32), np.empty(D, np.float32), np.empty(D, np.float32)
+    h, low = np.empty(D, np.float32), np.empty(D, np.float32)
     for row in range(first_row, last_row):
         for start in range(0, T, chunk):
             count = min(T, start + chunk) - start
-            whole = start > 0 and _whole(dt, begins, row, start, count, steps)
             for n in range(N):
                 for d in range(D):
-                    h[d] = ZERO if start > 0 else state[row, n, d]
-                    fade[d] = state[row, n, d]
+                    h[d] = state[row, n, d]
+                    low[d] = ZERO if count == T else state[row, n, d] - h[d]
                 if kept.shape[1] > 0:
                     for d in range(D):
-                        kept[row, start // chunk, n, d] = fade[d]
-                if start == 0:
-                    _read(x, dt, A, B, C, begins, row, n, start, count, h, y)
+                        kept[row, start // chunk, n, d] = h[d]
+                # A start that is known lets the compiler see that no index is negative.
+                if count == T:
+                    _read(x, dt, A, B, C, begins, row, n, 0, count, h, y)
                 else:
-                    _read_beside(x, dt, A, B, C, begins, row, n, start, count, h, fade, y)
+                    _read_long(x, dt, A, B, C, begins, row, n, start, count, h, low, y)
                 for d in range(D):
-                    before = exp2_times(steps[d] * A[n, d], state[row, n, d]) if whole else 0.0
-                    state[row, n, d] = h[d] + before
+                    state[row, n, d] = np.float64(h[d]) + low[d]
 
 
 @inlined
@@ -100,6 +93,23 @@ def _history(x, dt, A, B, begins, row, n, start, count, decay, h):
             left = ZERO if begin else exp2(step * A[n, d])
             decay[c, d] = left
             h[c + 1, d] = left * h[c, d] + enters * (step * x[row, t, d])
+
+
+@inlined
+def _history_long(x, dt, A, B, begins, row, n, start, count, scale, rest, h):
+    """The same for a chunk of a longer row, with decays in two parts [C, D]."""
+    D = x.shape[2]
+    for c in range(count):
+        t = start + c
+        begin = begins[row, t]
+        enters = B[row, t, n]
+        for d in range(D):
+            step = dt[row, t, d]
+            power, more = exp2_parts(step * A[n, d])
+            power = ZERO if begin else power
+            more = ZERO if begin else more
+            scale[c, d], rest[c, d] = power, more
+            h[c + 1, d] = (power + power * more) * h[c, d] + enters * (step * x[row, t, d])
 
 
 @inlined
@@ -127,25 +137,23 @@ def _return(dy, x, dt, A, B, C, row, n, start, count, decay, h, g, rates, du, dd
 
 
 @inlined
-def _return_beside(dy, x, dt, A, B, C, row, n, start, count, decay, h, g, own, fade, rates, du, ddt, dB, dC):
-    """The same with g's two parts: `own`, that comes from these tokens, and `fade`, from those after them."""
+def _return_long(dy, x, dt, A, B, C, row, n, start, count, scale, rest, h, g, low, rates, du, ddt, dB, dC):
+    """The same for a chunk of a longer row, where the gradient of the state is the sum of g and `low` [D]."""
     D = x.shape[2]
     for c in range(count - 1, -1, -1):
         t = start + c
         enters, reads = B[row, t, n], C[row, t, n]
         entered, read = ZERO, ZERO
         for d in range(D):
-            # Not the sum of the rounded parts, which may cancel.
-            after = own[d] + fade[d] + reads * dy[row, t, d]
-            g[d] = after
-            own[d] += reads * dy[row, t, d]
+            after, lost = exact_sum(g[d], low[d] + reads * dy[row, t, d])
+            before = scale[c, d] * after
+            g[d] = before
+            low[d] = rest[c, d] * before + scale[c, d] * lost
             read += dy[row, t, d] * h[c + 1, d]
             entered += dt[row, t, d] * x[row, t, d] * after
             du[row, t, d] += enters * after
         for d in range(D):
-            own[d] *= decay[c, d]
-            fade[d] *= decay[c, d]
-            exponent = g[d] * decay[c, d] * h[c, d]
+            exponent = (g[d] + low[d]) * h[c, d]
             ddt[row, t, d] += exponent * A[n, d]
             rates[d] += exponent * dt[row, t, d]
         dB[row, t, n] = entered
@@ -158,34 +166,31 @@ def scan_bwd_kernel(
 ):  # fmt: skip
     """Add to du [B, T, D], the gradient of u = dt x, to the exponents' part of ddt and to dA [B, N, D]; fill dB, dC.
 
-    `dstate` [B, N, D] is the gradient of the last state and becomes that of the first; see `scan_fwd_kernel` for why
-    what comes from later chunks goes apart.
+    `dstate` [B, N, D] is the gradient of the last state and becomes that of the first.
     """
     T, D = x.shape[1:]
     N = A.shape[0]
-    decay, h = np.empty((chunk, D), np.float32), np.empty((chunk + 1, D), np.float32)
-    # A chunk's part of dA is a sum of its own, likewise.
-    g, own, fade = np.empty(D, np.float32), np.empty(D, np.float32), np.empty(D, np.float32)
-    rates, steps = np.empty(D, np.float32), np.empty(D, np.float32)
+    decay, rest = np.empty((chunk, D), np.float32), np.empty((chunk, D), np.float32)
+    h, g, low = np.empty((chunk + 1, D), np.float32), np.empty(D, np.float32), np.empty(D, np.float32)
+    # A chunk's part of dA is a sum of its own, so that roundings do not add up.
+    rates = np.empty(D, np.float32)
     for row in range(first_row, last_row):
         for m in range(kept.shape[1] - 1, -1, -1):
             start = m * chunk
             count = min(T, start + chunk) - start
-            last = m == kept.shape[1] - 1
-            whole = not last and _whole(dt, begins, row, start, count, steps)
             for n in range(N):
                 for d in range(D):
                     h[0, d] = kept[row, m, n, d]
-                    own[d] = dstate[row, n, d] if last else ZERO
-                    fade[d], rates[d] = dstate[row, n, d], ZERO
-                _history(x, dt, A, B, begins, row, n, start, count, decay, h)
-                if last:
-                    _return(dy, x, dt, A, B, C, row, n, start, count, decay, h, own, rates, du, ddt, dB, dC)
+                    g[d], rates[d] = dstate[row, n, d], ZERO
+                    low[d] = ZERO if count == T else dstate[row, n, d] - g[d]
+                if count == T:
+                    _history(x, dt, A, B, begins, row, n, 0, count, decay, h)
+                    _return(dy, x, dt, A, B, C, row, n, 0, count, decay, h, g, rates, du, ddt, dB, dC)
                 else:
-                    _return_beside(
-                        dy, x, dt, A, B, C, row, n, start, count, decay, h, g, own, fade, rates, du, ddt, dB, dC
+                    _history_long(x, dt, A, B, begins, row, n, start, count, decay, rest, h)
+                    _return_long(
+                        dy, x, dt, A, B, C, row, n, start, count, decay, rest, h, g, low, rates, du, ddt, dB, dC
                     )
                 for d in range(D):
-                    later = exp2_times(steps[d] * A[n, d], dstate[row, n, d]) if whole else 0.0
-                    dstate[row, n, d] = own[d] + later
+                    dstate[row, n, d] = np.float64(g[d]) + low[d]
                     dA[row, n, d] += rates[d]
