@@ -278,3 +278,9 @@ def test_tokens_to_reach_follows_the_logarithm():
     assert tokens_to_reach(1.0, tokens, np.array([3.0, 3.0, 3.0])) is None
     assert tokens_to_reach(-1e3, tokens, np.array([5.0, 4.0, 3.0])) is None
     assert tokens_to_reach(1.0, tokens[:1], np.array([5.0])) is None
+
+
+def test_a_run_has_not_yet_seen_the_tokens_it_still_needs():
+    """The line through the last three falls to the loss before the last of them, which has not: still more tokens."""
+    tokens, losses = np.array([1e6, 2e6, 3e6]), np.array([4.0, 3.0, 3.02])
+    assert 3e6 < tokens_to_reach(2.99, tokens, losses) < 4e6
