@@ -1,5 +1,7 @@
 """The estimator against known curves: unbiased, honest intervals, fine enough, and blind to mere slowness."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -138,6 +140,19 @@ def test_the_lowest_shared_loss_has_a_say(mean, end, expected, words):
     assert row["along"]["value"][0] == pytest.approx(end, abs=0.001)
     assert row["verdict"] == expected and words in row["words"]
     assert ("lowest shared loss" in row["words"]) == ("on the whole" in words)
+
+
+@pytest.mark.parametrize(("documents", "trusted"), [(1, False), (9, False), (10, True)])
+def test_a_training_domain_of_few_documents_gives_no_interval(documents, trusted):
+    """However many the others hold: a single document is the same in every draw, as if its losses were certain."""
+    found = runs(World(documents=100), np.random.default_rng(4))
+    for run in found.values():
+        prose = vars(run.domains["prose"])
+        run.domains["books"] = DocumentLosses(**{key: values[:documents] for key, values in prose.items()})
+    study = replace(setting(200), train=("prose", "books"))
+    (row,) = compare_runs(["other"], found, study, np.random.default_rng(0))
+    assert row["gap"]["value"] == pytest.approx(0.01, abs=0.02)
+    assert (row["gap"]["low"] is not None) == trusted == ("10 of one training domain" not in row["words"])
 
 
 def test_bits_per_byte_are_the_same_gap_in_another_unit():
