@@ -271,7 +271,8 @@ def _judge(row: dict[str, Any], reason: str | None, setting: Setting) -> dict[st
         if end["low"] > setting.tolerance:
             words = f"not measurably worse on the whole, but {_at_the_end(end, setting.tolerance)}: train longer"
         elif gap["high"] < setting.tolerance:
-            words = f"small on the whole, but {_at_the_end(end, setting.tolerance)}: train longer or use more seeds"
+            whole = "better" if gap["high"] < 0 else "small"
+            words = f"{whole} on the whole, but {_at_the_end(end, setting.tolerance)}: train longer or use more seeds"
         else:
             words = "the interval holds both zero and the tolerance: more documents, tokens or seeds are needed"
     else:

@@ -121,6 +121,7 @@ def test_mere_slowness_is_no_gap():
     [
         (0.000, 0.026, "undecided", "not measurably worse on the whole, but at the lowest shared loss by 0.02"),
         (-0.025, 0.030, "undecided", "not measurably worse on the whole, but at the lowest shared loss by 0.02"),
+        (-0.025, 0.020, "undecided", "better on the whole, but at the lowest shared loss the gap may reach 0.02"),
         (0.000, 0.020, "undecided", "small on the whole, but at the lowest shared loss the gap may reach 0.02"),
         (0.012, 0.040, "degrades", ", a little on the whole, but at the lowest shared loss by 0.03"),
         (0.010, 0.020, "degrades", ", a little on the whole, but at the lowest shared loss the gap may reach 0.02"),
