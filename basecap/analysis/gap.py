@@ -210,15 +210,15 @@ def verdict(low: float, high: float, end: float, tolerance: float) -> Verdict:
 
 
 def tokens_to_reach(loss: float, tokens: ndarray, losses: ndarray) -> float | None:
-    """Extrapolate the tokens after which a run reaches `loss`.
+    """Extrapolate the tokens after which a run reaches `loss`, which is not above its last.
 
-    A line through the last three checkpoints, loss over the logarithm of tokens [K]; None when it does not fall
-    or would take for ever.
+    From the last checkpoint on it falls as the line through the last three does, loss over the logarithm of tokens [K]:
+    the line itself may have been there already. None when it does not fall or would take for ever.
     """
     if len(tokens) < 2:
         return None
-    slope, start = np.polyfit(np.log(tokens[-3:]), losses[-3:], 1)
-    exponent = (loss - start) / slope if slope < 0 else np.inf
+    slope, _ = np.polyfit(np.log(tokens[-3:]), losses[-3:], 1)
+    exponent = np.log(tokens[-1]) + (loss - losses[-1]) / slope if slope < 0 else np.inf
     return float(np.exp(exponent)) if exponent < LARGEST_EXPONENT else None
 
 

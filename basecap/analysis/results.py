@@ -52,12 +52,15 @@ class Run:
     evals: list[Record]
 
     @classmethod
-    def read(cls, records: RunRecords, names: Sequence[str]) -> "Run":
-        """Read all but the documents; raises DataError, also for an architecture that is not among `names`."""
+    def read(cls, records: RunRecords, study: StudyRecords, names: Sequence[str]) -> "Run":
+        """Read all but the documents; raises DataError, also for what is no run of an architecture among `names`."""
         path = records.path / "run.json"
         info = complete(records.info(), RunFile, path)
         if info["name"] not in names:
             raise DataError(f"{path} is of {info['name']!r}, which the study has not; remove its directory.")
+        place = study.run(info["name"], info["seed"]).path
+        if records.path.name != place.name:  # a copy set aside would take the place of the run itself
+            raise DataError(f"{path} is of the run that belongs in {place}; move {records.path} out of the study.")
         return cls(records=records, info=info, metrics=records.metrics(), evals=records.evals())
 
     @property
@@ -70,7 +73,7 @@ def _analyse_study(records: StudyRecords) -> dict[str, Any]:
     study = complete(records.study(), StudyFile, records.path / "study.yaml")
     train, ood = list(study["data"]["train"]), list(study["data"]["ood"])
     names = [entry["name"] for entry in study["architectures"]]
-    runs = [Run.read(found, names) for found in records.runs()]
+    runs = [Run.read(found, records, names) for found in records.runs()]
     runs.sort(key=lambda run: (names.index(run.info["name"]), run.info["seed"]))
     losses, failures = _load(runs, (*train, *ood))
     setting = Setting(

@@ -1,5 +1,7 @@
 """The estimator against known curves: unbiased, honest intervals, fine enough, and blind to mere slowness."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -119,6 +121,7 @@ def test_mere_slowness_is_no_gap():
     [
         (0.000, 0.026, "undecided", "not measurably worse on the whole, but at the lowest shared loss by 0.02"),
         (-0.025, 0.030, "undecided", "not measurably worse on the whole, but at the lowest shared loss by 0.02"),
+        (-0.025, 0.020, "undecided", "better on the whole, but at the lowest shared loss the gap may reach 0.02"),
         (0.000, 0.020, "undecided", "small on the whole, but at the lowest shared loss the gap may reach 0.02"),
         (0.012, 0.040, "degrades", ", a little on the whole, but at the lowest shared loss by 0.03"),
         (0.010, 0.020, "degrades", ", a little on the whole, but at the lowest shared loss the gap may reach 0.02"),
@@ -138,6 +141,19 @@ def test_the_lowest_shared_loss_has_a_say(mean, end, expected, words):
     assert row["along"]["value"][0] == pytest.approx(end, abs=0.001)
     assert row["verdict"] == expected and words in row["words"]
     assert ("lowest shared loss" in row["words"]) == ("on the whole" in words)
+
+
+@pytest.mark.parametrize(("documents", "trusted"), [(1, False), (9, False), (10, True)])
+def test_a_training_domain_of_few_documents_gives_no_interval(documents, trusted):
+    """However many the others hold: a single document is the same in every draw, as if its losses were certain."""
+    found = runs(World(documents=100), np.random.default_rng(4))
+    for run in found.values():
+        prose = vars(run.domains["prose"])
+        run.domains["books"] = DocumentLosses(**{key: values[:documents] for key, values in prose.items()})
+    study = replace(setting(200), train=("prose", "books"))
+    (row,) = compare_runs(["other"], found, study, np.random.default_rng(0))
+    assert row["gap"]["value"] == pytest.approx(0.01, abs=0.02)
+    assert (row["gap"]["low"] is not None) == trusted == ("10 of one training domain" not in row["words"])
 
 
 def test_bits_per_byte_are_the_same_gap_in_another_unit():
@@ -278,3 +294,9 @@ def test_tokens_to_reach_follows_the_logarithm():
     assert tokens_to_reach(1.0, tokens, np.array([3.0, 3.0, 3.0])) is None
     assert tokens_to_reach(-1e3, tokens, np.array([5.0, 4.0, 3.0])) is None
     assert tokens_to_reach(1.0, tokens[:1], np.array([5.0])) is None
+
+
+def test_a_run_has_not_yet_seen_the_tokens_it_still_needs():
+    """The line through the last three falls to the loss before the last of them, which has not: still more tokens."""
+    tokens, losses = np.array([1e6, 2e6, 3e6]), np.array([4.0, 3.0, 3.02])
+    assert 3e6 < tokens_to_reach(2.99, tokens, losses) < 4e6
