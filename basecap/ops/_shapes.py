@@ -96,6 +96,12 @@ def _decrease(segments: Tensor) -> bool:
         return False
 
 
+def finite_log_decay(log_decay: Tensor) -> Tensor:
+    """Return the log decays, -inf among them, from `GONE` on: differences of sums of infinities are no numbers."""
+    # The lowest number of float16 is higher and leaves as little.
+    return log_decay.clamp(min=max(GONE, torch.finfo(log_decay.dtype).min))
+
+
 def check_devices(tensors: Mapping[str, Tensor | None]) -> None:
     """Raise ConfigError unless all tensors given, by the names of their arguments, are on the first one's device."""
     devices = {name: x.device for name, x in tensors.items() if x is not None}

@@ -111,6 +111,24 @@ def test_alibi_keeps_its_precision_in_bfloat16(autocast):
     assert error <= torch.finfo(torch.bfloat16).eps
 
 
+def test_slopes_of_fewer_bits_leave_the_others_their_digits():
+    q, k, v = inputs(T=300)
+    slopes = torch.tensor([0.3, 0.1, 0.01, 0.7])
+    expected = reference.attention(q, k, v, 8**-0.5, slopes=slopes)
+    torch.testing.assert_close(attention(q, k, v, slopes=slopes), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_compiled_code_takes_any_number_of_heads(window):
+    torch.compiler.reset()  # else the heads of other tests may be those for which compiled code is already there
+    compiled = torch.compile(attention, fullgraph=True, backend="eager")
+    step = torch.compile(attention_step, fullgraph=True, backend="eager")
+    for heads, groups in ((2, 2), (4, 4), (6, 3)):
+        q, k, v = (x.detach() for x in inputs(T=20, H=heads, G=groups))
+        torch.testing.assert_close(compiled(q, k, v, window=window), attention(q, k, v, window=window))
+        torch.testing.assert_close(step(q[:, -1:], k, v), attention_step(q[:, -1:], k, v))
+
+
 def test_memory_of_a_window_is_linear(monkeypatch):
     sizes = []
     dot = torch.nn.functional.scaled_dot_product_attention

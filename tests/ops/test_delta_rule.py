@@ -115,6 +115,18 @@ def test_bfloat16_keeps_a_float32_state_also_under_autocast():
     assert torch.equal(state, state_cast)
 
 
+def test_decays_may_be_of_float16():
+    q, k, v, beta, log_decay, _ = (x.detach().float() for x in inputs(1, 40, 2, 8, 4))
+    low = log_decay.half()
+    low[:, 7], low[:, 20:22] = -torch.inf, torch.finfo(torch.float16).min
+    low.requires_grad_()
+    o, state = delta_rule(q, k, v, beta, low, backend="eager")
+    exact, last = reference.delta_rule(*(x.double() for x in (q, k, v, beta, low)))
+    torch.testing.assert_close(o, exact.float())
+    torch.testing.assert_close(state, last.float())
+    assert torch.autograd.grad(o.sum() + state.sum(), low)[0].isfinite().all()
+
+
 def test_kernels_that_cannot_run_are_refused_or_replaced():
     tensors = inputs(1, 5, 1, 4, 3)[:5]
     with pytest.raises(ConfigError, match=r"no kernels for torch\.float64|triton is not installed"):

@@ -64,6 +64,19 @@ def test_all_targets_left_out_gives_zero():
     assert linear_cross_entropy(hidden, weight, torch.full_like(targets, -1)).item() == 0.0
 
 
+def test_a_single_token_needs_no_other_dimension():
+    hidden, weight, targets = inputs(torch.float64)
+    one, target = hidden[1, 2], targets[1, 2]
+    for reduction in ("mean", "none"):
+        loss = linear_cross_entropy(one, weight, target, reduction=reduction)
+        torch.testing.assert_close(loss, reference(one[None], weight, target[None]))
+
+
+def test_single_losses_keep_no_logits_for_a_gradient():
+    hidden, weight, targets = inputs(torch.float64)
+    assert not linear_cross_entropy(hidden, weight, targets, reduction="none").requires_grad
+
+
 KERNELS = [
     pytest.param("cpu", torch.float32, marks=pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")),
     *(pytest.param("cuda", dtype, marks=requires_gpu) for dtype in (torch.float32, torch.bfloat16, torch.float16)),
@@ -85,6 +98,17 @@ def test_kernel_is_as_accurate_as_eager(device: str, dtype: torch.dtype, vocabul
         assert_as_accurate(name, ours, eager, true)
     assert not found[0][3:5].any()
     assert not found[1][3:5].any()
+
+
+@pytest.mark.parametrize(("device", "dtype"), KERNELS)
+def test_the_kernel_stays_within_its_row(device: str, dtype: torch.dtype):
+    """A target that does not exist takes neither the numbers of the next row nor those behind the last one."""
+    logits = torch.linspace(-1, 1, 21, device=device).view(3, 7).to(dtype)
+    losses, gradient = operators.rows(logits, torch.tensor([7, 2, 30], device=device), torch.tensor(3, device=device))
+    assert losses.isnan().tolist() == [True, False, True]
+    probabilities = logits.double().softmax(-1) / 3
+    probabilities[1, 2] -= 1 / 3
+    torch.testing.assert_close(gradient, probabilities.to(dtype))
 
 
 @pytest.mark.parametrize(("device", "dtype"), KERNELS[:2])

@@ -127,6 +127,19 @@ def test_autocast_does_not_reach_the_states():
     assert torch.equal(plain, cast)
 
 
+@pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=in_interpreter)])
+def test_decays_may_be_of_float16(backend: str):
+    q, k, v, log_decay, _ = (x.detach() for x in inputs(1, 40, 1, 2, 4, 3, dtype=torch.float32))
+    low = log_decay.half()
+    low[:, 7], low[:, 20:22] = -torch.inf, torch.finfo(torch.float16).min
+    low.requires_grad_()
+    o, state = ssd(q, k, v, low, backend=backend)
+    exact, last = reference.ssd(*(x.double() for x in (q, k, v, low)))
+    torch.testing.assert_close(o, exact.float())
+    torch.testing.assert_close(state, last.float())
+    assert torch.autograd.grad(o.sum() + state.sum(), low)[0].isfinite().all()
+
+
 @pytest.mark.parametrize("wrong", ["keys", "heads", "decay", "empty"])
 def test_shapes_that_do_not_fit_are_refused(wrong: str):
     q, k, v, log_decay, _ = inputs(1, 4, 2, 4, 3, 3)

@@ -1,5 +1,6 @@
 """Causal softmax attention: full, sliding-window, with ALiBi, with grouped heads, over packed segments."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -50,6 +51,8 @@ def attention(
         check_floating({"slopes": slopes})
         if slopes.shape != (H,):
             raise ConfigError(f"slopes {list(slopes.shape)} must be one per query head, [{H}].")
+        # Their products with distances are to be as exact as the scores they are taken from.
+        slopes = slopes.to(torch.promote_types(q_BTHK.dtype, torch.float32))
     check_segments(segments, (B, T))
     check_devices({"q": q_BTHK, "k": k_BTGK, "v": v_BTGV, "slopes": slopes, "segments": segments})
     window = None if window is None or window >= T else int(window)
@@ -87,7 +90,7 @@ def attention_step(
             raise ConfigError(f"bias {list(bias_HS.shape)} must be [H, S] = {[H, k_BSGK.shape[1]]}.")
     check_devices({"q": q_B1HK, "k": k_BSGK, "v": v_BSGV, "bias": bias_HS})
     q, k, v = (x.transpose(1, 2) for x in (q_B1HK, k_BSGK, v_BSGV))
-    grouped = q_B1HK.shape[2] != k_BSGK.shape[2]
+    grouped = eager.differ(q_B1HK.shape[2], k_BSGK.shape[2])
     if bias_HS is not None:
         return eager.biased(q, k, v, bias_HS[None, :, None], scale, grouped).transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=grouped).transpose(1, 2)

@@ -15,7 +15,7 @@ def attention(
     segments: Tensor | None,
 ) -> Tensor:
     """Return [B, T, H, V]; memory O(T) for plain attention, O(T * window) with a window, O(T^2) otherwise."""
-    grouped = q_BTHK.shape[2] != k_BTGK.shape[2]
+    grouped = differ(q_BTHK.shape[2], k_BTGK.shape[2])
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGV))
     if window is None and slopes is None and segments is None:
         o_BHTV = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
@@ -34,6 +34,14 @@ def attention(
         return F.scaled_dot_product_attention(q, k, v, visible, scale=scale, enable_gqa=grouped).transpose(1, 2)
     bias = (-slopes[:, None, None] * distance).masked_fill(~visible, float("-inf"))
     return biased(q, k, v, bias, scale, grouped).transpose(1, 2)
+
+
+def differ(heads: int, groups: int) -> bool:
+    """Return whether these differ; compiled for any number of heads, their comparison is no bool, which SDPA wants."""
+    found = False
+    if heads != groups:
+        found = True
+    return found
 
 
 def biased(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, bias: Tensor, scale: float, grouped: bool) -> Tensor:
@@ -77,6 +85,6 @@ def _blocks(
         # A query of the padding sees at least itself, so that no row of the softmax is empty.
         mask = visible & (own_ids[..., :, None] == other_ids[..., None, :])
     q, k, v = (x.flatten(0, 1).transpose(1, 2) for x in (q, k, v))
-    grouped = k_BTGK.shape[2] != H
+    grouped = differ(k_BTGK.shape[2], H)
     o = F.scaled_dot_product_attention(q, k, v, mask.flatten(0, 1)[:, None], scale=scale, enable_gqa=grouped)
     return o.transpose(1, 2).reshape(B, blocks * window, H, v_BTGV.shape[3])[:, :T]

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, refuse_transforms, use_triton
-from basecap.ops._shapes import GONE, check_devices, check_floating, check_segments, check_state
+from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, finite_log_decay
 from basecap.ops.delta_rule import eager, library, operators
 
 #: Channels per head of queries and keys that the kernels of this package take.
@@ -52,7 +52,7 @@ def delta_rule(
     given = {"q": q_BTHK, "k": k_BTHK, "v": v_BTHV, "beta": beta_BTH, "log_decay": log_decay_BTH}
     check_devices({**given, "state": state_BHKV, "segments": segments})
     if log_decay_BTH is not None:
-        log_decay_BTH = log_decay_BTH.clamp(min=GONE)
+        log_decay_BTH = finite_log_decay(log_decay_BTH)
     decodes = T == 1 and state_BHKV is not None and backend != "triton"
     if backend == "auto" and not decodes and K > WIDEST and library.use_library(q_BTHK, v_BTHV, segments):
         refuse_transforms("delta_rule", q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)

@@ -28,7 +28,7 @@ def linear_cross_entropy(
     Args:
         hidden: [..., D], any floating dtype; under autocast the products run in its dtype.
         weight: [vocab, D].
-        targets: int64 [...]; negative ones are left out.
+        targets: int64 [...], below vocab, else the kernels' loss is NaN; negative ones are left out.
         reduction: "mean" over the targets that count, differentiable; "none" gives [...], zero where left out,
             without gradient.
         chunk: tokens whose logits exist at one time.
@@ -53,9 +53,10 @@ def linear_cross_entropy(
         raise ConfigError(f"chunk must be at least 1 and whole, not {chunk!r}.")
     chunk = int(chunk)
     check_backend(backend)
-    flat, wanted = hidden.flatten(0, -2), targets.flatten()
+    flat, wanted = hidden.reshape(targets.numel(), weight.shape[1]), targets.flatten()
     if reduction == "none":
-        return token_losses(flat, weight, wanted, chunk).view(targets.shape)
+        with torch.no_grad():  # for gradients, the logits of all chunks would have to be kept
+            return token_losses(flat, weight, wanted, chunk).view(targets.shape)
     refuse_all_transforms("linear_cross_entropy", flat, weight)
     kernels = use_triton("linear_cross_entropy", backend, hidden)
     return MeanLoss.apply(flat, weight, wanted, chunk, kernels)

@@ -8,6 +8,8 @@ import triton.language as tl
 def rows_kernel(p_logits, p_target, p_count, p_loss, p_gradient, V, BLOCK: tl.constexpr):
     """Write a row's loss and the gradient of the mean loss; a row whose target is negative has neither.
 
+    A target beyond the vocabulary, which nobody can look for without waiting for the GPU, makes the loss NaN.
+
     The row is read twice, the second time from the cache, where the hints keep it, and only the gradient is written.
     """
     row = tl.program_id(0).to(tl.int64)
@@ -23,7 +25,7 @@ def rows_kernel(p_logits, p_target, p_count, p_loss, p_gradient, V, BLOCK: tl.co
         total = total * tl.exp(top - higher) + tl.exp(x - higher)
         top = higher
     mass = tl.sum(total, 0)
-    logit = tl.load(p_logits + tl.maximum(target, 0)).to(tl.float32)
+    logit = tl.load(p_logits + tl.maximum(target, 0), target < V, other=float("nan")).to(tl.float32)
     tl.store(p_loss + row, tl.where(target >= 0, tl.log(mass) + (top - logit), 0.0))
     weight = tl.where(target >= 0, 1.0 / tl.load(p_count).to(tl.float32), 0.0)
     share = weight / mass
@@ -35,4 +37,4 @@ def rows_kernel(p_logits, p_target, p_count, p_loss, p_gradient, V, BLOCK: tl.co
     # The target's own, for which a comparison of every index would cost more than waiting for the row.
     tl.debug_barrier()
     own = tl.exp(logit - top) * share - weight
-    tl.store(p_gradient + tl.maximum(target, 0), own.to(p_gradient.dtype.element_ty), target >= 0)
+    tl.store(p_gradient + tl.maximum(target, 0), own.to(p_gradient.dtype.element_ty), (target >= 0) & (target < V))

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, refuse_transforms, use_triton
-from basecap.ops._shapes import GONE, check_devices, check_floating, check_segments, check_state
+from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, finite_log_decay
 from basecap.ops.ssd import eager, operators
 
 #: Largest states K V of the kernels by the bytes of a number: a chunk's inputs and a whole state stay on the chip.
@@ -51,7 +51,7 @@ def ssd(
     check_segments(segments, (B, T))
     given = {"q": q_BTGK, "k": k_BTGK, "v": v_BTHV, "log_decay": log_decay_BTH}
     check_devices({**given, "state": state_BHKV, "segments": segments})
-    log_decay_BTH = log_decay_BTH.clamp(min=GONE)
+    log_decay_BTH = finite_log_decay(log_decay_BTH)
     triton = _use_triton(backend, q_BTGK, v_BTHV)
     # Under autocast the states would be rounded to half precision between chunks.
     with torch.autocast(v_BTHV.device.type, enabled=False):
