@@ -53,7 +53,9 @@ class Registry(Generic[T]):
         self._discover()
         if name not in self._entries:
             hint = nearest(name, self._entries, see=f"basecap list {self.listing}")
-            raise ConfigError(f"unknown {self.kind} {name!r}: {hint} One of your own needs its --plugin.")
+            raise ConfigError(
+                f"unknown {self.kind} {name!r}: {hint} One of your own needs its --plugin.{self._silent()}"
+            )
         return self._entries[name]
 
     def origin(self, name: str) -> str:
@@ -78,6 +80,12 @@ class Registry(Generic[T]):
     def names(self) -> list[str]:
         """Return all names in alphabetical order."""
         return [name for name, _ in self.items()]
+
+    def _silent(self) -> str:
+        """Say which plugin files register none of these entries: their author may have forgotten the decorator."""
+        loaded = {name: sys.modules[name].__file__ for name in sys.modules if name.startswith(PLUGIN)}
+        files = [Path(file).name for name, file in loaded.items() if file and name not in self._modules.values()]
+        return f" Given, but without @{self.kind}(...) above a class: {', '.join(files)}." if files else ""
 
     def _discover(self) -> None:
         if self._discovered:

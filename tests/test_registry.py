@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from basecap.errors import ConfigError
+from basecap.mixers._contract import ARCHITECTURES
 from basecap.registry import PLUGIN, Registry, load_plugin
 
 
@@ -52,3 +53,13 @@ def test_a_package_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(install(tmp_path, "0.1", "1 / 0\n").parent)
     with pytest.raises(ConfigError, match=r"^package fancy-mixers cannot be imported: ZeroDivisionError: .*uninstall"):
         Registry("mixer", "basecap.mixers", "mixers").names()
+
+
+def test_a_plugin_that_registers_nothing_is_named_beside_an_unknown_name(tmp_path):
+    path = tmp_path / "forgot.py"
+    path.write_text("class Forgotten:\n    pass\n")
+    load_plugin(path)
+    with pytest.raises(
+        ConfigError, match=r"its --plugin\. Given, but without @mixer\(\.\.\.\) above a class: .*\bforgot\.py"
+    ):
+        ARCHITECTURES.get("forgotten")

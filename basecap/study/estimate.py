@@ -48,13 +48,19 @@ def estimate(study: StudyConfig) -> list[dict[str, Any]]:
 
 def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[str]:
     """Return what is to be said below the rows of `estimate`: the sum, what they leave out, what `out` would need."""
-    hours = sum(row[HOURS] for row in rows)
+    hours, work = (sum(row[key] for row in rows) for key in (HOURS, "PFLOP"))
+    rate = work * 1000 / (UTILISATION * hours * 3600)  # TFLOP/s, as `estimate` found it
     return [
-        f"All {len(rows)} runs: {hours:{',.0f' if hours >= 100 else '.3g'}} {HOURS} of this machine's matrix rate.",
+        f"All {len(rows)} runs: {_hours(hours)} {HOURS} of this machine's matrix rate, {rate:.3g} TFLOP/s; at the same "
+        f"share of 1,000 TFLOP/s, {_hours(hours * rate / 1000)} hours.",
         "Left out: activations, which may take many times the memory of weights, gradients and optimiser; evaluations. "
         "Architectures differ in the share they reach: `basecap bench models` measures it.",
         *(f"Missing: {sentence}" for sentence in wanting(study.data, cache_of(study, out))),
     ]
+
+
+def _hours(number: float) -> str:
+    return f"{number:{',.0f' if number >= 100 else '.3g'}}"
 
 
 def matrix_rate(device: torch.device, seconds: float = 0.2) -> float:

@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from basecap.errors import BasecapError
+from basecap.errors import BasecapError, ConfigError
 from basecap.mixers._contract import Cache, LayerChoice, LayerSpec, Mixer, generator_for, initialise
 from basecap.mixers._faults import build, in_words, place_of, raised_at
 
@@ -75,11 +75,14 @@ class Layers(nn.Module):
 
     def init_cache(self, batch: int, max_length: int) -> list[Cache]:
         """Return the empty decoding state of every layer."""
-        return [mixer.init_cache(batch, max_length) for mixer in self.mixers]
+        return [empty_cache(mixer, batch, max_length) for mixer in self.mixers]
 
     def step(self, x_B1D: Tensor, caches: list[Cache]) -> Tensor:
         """Mix one more token."""
-        return self._chain(x_B1D, lambda mixer, i, x, *shared: mixer.step(x, caches[i], *shared))
+        y = self._chain(x_B1D, lambda mixer, i, x, *shared: mixer.step(x, caches[i], *shared))
+        if not isinstance(y, Tensor):
+            raise ConfigError(f"step must return a tensor [B, 1, D] alone, not {type(y).__name__}.")
+        return y
 
     def prefill(self, x_BTD: Tensor, caches: list[Cache]) -> Tensor:
         """Mix a prompt."""
@@ -204,8 +207,32 @@ def raised(subject: str, cls: type[Mixer], name: str, error: BaseException) -> C
     message = f"{subject}: {name} broke: {error}"
     if not isinstance(error, BasecapError):  # those are sentences for people
         place = Path(raised_at(error, cls) or place_of(cls)).name
-        message = f"{subject}: {name} raised {in_words(error)} ({place})"
+        message = f"{subject}: {name} raised {in_words(error)} ({place}){_on_dtypes(error)}"
     return Check(subject=subject, name=name, error=None, allowed=None, message=message)
+
+
+def _on_dtypes(error: BaseException) -> str:
+    """Return what mends a mixture of float64, in which the suite works, and float32; empty for any other error."""
+    words = str(error).lower()
+    if not (isinstance(error, RuntimeError) and "double" in words and "float" in words.replace("float64", "")):
+        return ""
+    return (
+        "; the mixer is proved in float64: make tensors with dtype=x.dtype, keep layers in nn.ModuleList and no list, "
+        "take x.to(torch.promote_types(x.dtype, torch.float32)) in the place of x.float()"
+    )
+
+
+def empty_cache(mixer: Mixer, batch: int, max_length: int) -> Cache:
+    """Return `mixer.init_cache(batch, max_length)`; raises ConfigError unless that is a Cache of tensors."""
+    cache: object = mixer.init_cache(batch, max_length)
+    if not isinstance(cache, Cache):
+        found = type(cache).__name__
+    elif strange := [key for key, value in cache.tensors.items() if not isinstance(value, Tensor)]:
+        found = f"one whose {strange[0]!r} is {type(cache.tensors[strange[0]]).__name__}"
+    else:
+        return cache
+    where = f"{type(mixer).__name__} ({place_of(type(mixer))})"
+    raise ConfigError(f"init_cache of {where} must return Cache(tensors={{name: tensor}}), not {found}.")
 
 
 def tiny_options(choice: LayerChoice, hidden: int) -> dict[str, Any]:

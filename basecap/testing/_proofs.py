@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from basecap.mixers._contract import Cache, Mixer, initialise
 from basecap.mixers._faults import declared
-from basecap.testing._bench import BATCH, Bench, Check, Layers, largest, roundoff
+from basecap.testing._bench import BATCH, Bench, Check, Layers, empty_cache, largest, roundoff
 
 
 def shape(bench: Bench) -> Check:
@@ -235,7 +235,7 @@ def state_bytes(bench: Bench) -> Iterator[Check]:
     for dtype in (torch.float32, torch.bfloat16):
         built = bench.choice.mixer(bench.config, mixer.layer).to(dtype)
         for length in (1, bench.length, 10 * bench.length):
-            said, measured = declared(built, "state_bytes", length), built.init_cache(1, length).nbytes
+            said, measured = declared(built, "state_bytes", length), empty_cache(built, 1, length).nbytes
             broken = f"state_bytes({length}) says {said}, init_cache holds {measured} bytes ({dtype})"
             yield bench.check(f"state bytes at {length}, {dtype}", abs(said - measured), 0.0, broken)
 
@@ -281,14 +281,21 @@ def influence(bench: Bench) -> Iterator[Check]:
 
 
 def recipes(bench: Bench) -> Iterator[Check]:
-    """Every parameter has a recipe (else `initialise` refuses) and starts the same from the same seed."""
+    """Every parameter has a recipe (else `initialise` refuses), and nothing but parameters differs between builds."""
     starts = []
     for _ in range(2):
         mixer: Mixer = bench.choice.mixer(bench.config, bench.layers.mixers[0].layer)
         initialise(mixer, mixer.recipe(), bench.seed)
-        starts.append(torch.cat([p.detach().flatten() for p in mixer.parameters()]))
-    changed = (starts[0] != starts[1]).sum().item()
-    yield bench.check("recipe", changed, 0.0, "two initialisations from one seed differ")
+        starts.append({**dict(mixer.named_parameters()), **dict(mixer.named_buffers())})
+    changed = [name for name, value in starts[0].items() if not torch.equal(value, starts[1][name])]
+    broken = f"two initialisations from one seed differ in {', '.join(changed)}; let recipe() draw, __init__ must not"
+    yield bench.check("recipe", len(changed), 0.0, broken)
+    again = Layers(bench.choice, bench.config, bench.hidden, bench.length).to(bench.device, torch.float64)
+    again.load_state_dict(bench.layers.state_dict())
+    with torch.no_grad():
+        y = again(bench.x)
+    broken = "another build with the same parameters gives another output; __init__ keeps a tensor that is no parameter"
+    yield bench.same("built again", y, bench.y, broken)
 
 
 LONG_PROOFS: tuple[Callable[[Bench], Iterator[Check]], ...] = (long_causality, long_decoding)

@@ -106,7 +106,7 @@ def test_summaries_say_which_figures_they_are_of_and_count_nothing():
     elsewhere = {"4": "figure-3f", "6a": "limited-110m", "6b": "figure-2b", "8": "figure-1a", "9": "figure-2a"}
     for figure in ("1a", "1b", "2a", "2b", "3a", "3b", "3c", "3d", "3e", "3f", "4", "6a", "6b", "7", "8", "9"):
         text = summaries[elsewhere.get(figure, f"figure-{figure}")]
-        assert re.search(rf"Figures?( \w+ and)? {figure}\b.* first paper", text), figure
+        assert re.search(rf"Figures?( \w+ and)? {figure}\b.* arXiv 2505\.18522", text), figure
     sizes = r"\d+ ?[kMBG]\b|parameters|million|\b(three|four|five|six|seven|eight|nine|ten|twelve)\b"
     assert not [text for text in summaries.values() if re.search(sizes, text.replace("limited-110m", ""))]
 

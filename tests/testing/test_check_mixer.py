@@ -1,6 +1,7 @@
 """What the conformance suite says of a broken mixer: the fault itself, and nothing else because of it."""
 
 import inspect
+import re
 
 import pytest
 import torch
@@ -295,3 +296,76 @@ def test_a_yes_or_no_has_no_size(register):
     (sentence,) = failures(checked(register(StepWritesIntoItsInput))).values()
     assert sentence == "broken: input of decoding untouched broke: step writes into its input; work on a copy."
     assert "e-" in failures(checked(register(LeaksAndHasNoStep)))["causality before 1"]
+
+
+class KeepsADict(RunningMean):
+    def init_cache(self, batch, max_length):
+        return super().init_cache(batch, max_length).tensors
+
+
+class KeepsANumber(RunningMean):
+    def init_cache(self, batch, max_length):
+        return Cache(tensors={"sum": 0.0})
+
+
+class StepsWithItsCache(RunningMean):
+    def step(self, x_B1D, cache):
+        return super().step(x_B1D, cache), cache
+
+
+@pytest.mark.parametrize(
+    ("mixer", "words"),
+    [
+        (KeepsADict, r"must return Cache\(tensors=\{name: tensor\}\), not dict\.$"),
+        (KeepsANumber, r"must return Cache\(tensors=\{name: tensor\}\), not one whose 'sum' is float\.$"),
+        (StepsWithItsCache, r"step must return a tensor \[B, 1, D\] alone, not tuple\.$"),
+    ],
+)
+def test_a_state_of_another_type_is_called_that(mixer, words, register):
+    assert re.search(words, failures(checked(register(mixer)))["decoding"])
+
+
+class NarrowTensor(RunningMean):
+    def _means(self, x_BTD, segments):
+        return torch.ones(x_BTD.shape[1], x_BTD.shape[1]).tril() @ x_BTD
+
+
+class LayersInAList(RunningMean):
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.more = [nn.Linear(layer.hidden, layer.hidden)]
+
+    def forward(self, x_BTD, segments=None):
+        return self.more[0](super().forward(x_BTD, segments))
+
+
+@pytest.mark.parametrize("mixer", [NarrowTensor, LayersInAList])
+def test_two_dtypes_in_one_product_come_with_advice(mixer, register):
+    found = failures(checked(register(mixer)))["forward"]
+    assert "make tensors with dtype=x.dtype, keep layers in nn.ModuleList" in found
+
+
+class DrawsABuffer(RunningMean):
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.register_buffer("share", torch.rand(layer.hidden))
+
+    def forward(self, x_BTD, segments=None):
+        return super().forward(x_BTD, segments) * self.share
+
+    def step(self, x_B1D, cache):
+        return super().step(x_B1D, cache) * self.share
+
+
+class DrawsATensor(DrawsABuffer):
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        del self.share
+        self.share = torch.rand(layer.hidden, dtype=torch.float64)
+
+
+def test_what_is_drawn_in_init_is_found(register):
+    found = failures(checked(register(DrawsABuffer)))
+    assert list(found) == ["recipe"] and "differ in share; let recipe() draw" in found["recipe"]
+    found = failures(checked(register(DrawsATensor)))
+    assert "built again" in found and "a tensor that is no parameter" in found["built again"]
