@@ -1,5 +1,6 @@
 """The command line: arguments in, one call, printed answer. No logic lives here."""
 
+import io
 import json
 import os
 import sys
@@ -17,6 +18,9 @@ from basecap.errors import BasecapError, ConfigError, nearest
 
 #: Arguments that typer refuses. Some of its releases take this class from click, others have one of their own.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+#: The largest size that is taken: larger ones fit into no machine, and the largest into no number.
+LARGEST = 2**20
 
 # torch takes a second to import: every command imports what it needs, so that --help answers at once.
 
@@ -170,7 +174,7 @@ def data_inspect(study: StudyArgument, out: Out = None, settings: Settings = [],
 def generate(
     run: Annotated[Path, typer.Argument(help="directory of a trained run: DIR/runs/NAME-sSEED")],
     prompt: Annotated[str, typer.Argument(help="text to continue")],
-    tokens: Annotated[int, typer.Option(min=1, help="how many tokens to add")] = 100,
+    tokens: Annotated[int, typer.Option(min=1, max=LARGEST, help="how many tokens to add")] = 100,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the most probable token")] = 0.8,
     top_k: Annotated[int | None, typer.Option(min=1, help="sample among the k most probable tokens")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="of the sampling")] = 0,
@@ -190,7 +194,10 @@ def check(
         list[str], typer.Option("--mixer", help="check this architecture; repeatable; all if absent")
     ] = [],
     length: Annotated[
-        int, typer.Option(min=32, help="tokens of the sequence on which causality and decoding are proved once more")
+        int,
+        typer.Option(
+            min=32, max=LARGEST, help="tokens of the sequence on which causality and decoding are proved once more"
+        ),
     ] = 1100,
     device: Device = None,
     plugin: Plugins = [],
@@ -221,7 +228,7 @@ def check(
 
 @bench_app.command("ops", epilog="Example: basecap bench ops --json kernels.json")
 def bench_ops(
-    length: Annotated[int, typer.Option(min=256, help="tokens of the training figures")] = 102_400,
+    length: Annotated[int, typer.Option(min=256, max=LARGEST, help="tokens of the training figures")] = 102_400,
     peer: Annotated[bool, typer.Option("--peer", help="also flash-linear-attention's mixture of blocks")] = False,
     device: Device = None,
     json_file: JsonFile = None,
@@ -245,9 +252,9 @@ def bench_models(
         list[str],
         typer.Option("--use", help="an architecture, or 'X in rwkv-7' for another body; repeatable; all if absent"),
     ] = [],
-    hidden: Annotated[int, typer.Option(min=1, help="model width")] = 768,
-    length: Annotated[int, typer.Option(min=1, help="tokens per sequence")] = 2048,
-    batch: Annotated[int, typer.Option(min=1, help="sequences per step")] = 16,
+    hidden: Annotated[int, typer.Option(min=1, max=LARGEST, help="model width")] = 768,
+    length: Annotated[int, typer.Option(min=1, max=LARGEST, help="tokens per sequence")] = 2048,
+    batch: Annotated[int, typer.Option(min=1, max=LARGEST, help="sequences per step")] = 16,
     peer: Annotated[bool, typer.Option("--peer", help="also flash-linear-attention's own models, uncompiled")] = False,
     device: Device = None,
     json_file: JsonFile = None,
@@ -341,6 +348,8 @@ def _cell(value: Any) -> str:
 def main() -> None:
     """Run the command line: exit code 1 where runs or checks fail, 2 and a sentence for bad input, 130 when stopped."""
     debug = "--debug" in sys.argv
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal's alphabet may lack what is printed
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
         sys.exit(app(arguments, prog_name="basecap", standalone_mode=False))

@@ -1,7 +1,24 @@
 """Errors a user can mend: one sentence that says what is wrong and what to do."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+#: What pydantic finds wrong with a value, by its names for that, in words that do not ask for Python.
+_WORDS = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "should be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "should be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "should be true or false"),
+    **dict.fromkeys(("model_type", "dict_type"), "should be a section, with a value for each key"),
+    **dict.fromkeys(("tuple_type", "list_type"), "should be a list"),
+    "int_parsing_size": "is too large",
+    "missing": "is missing",
+    "string_pattern_mismatch": "should be one line, without control characters",
+    "unexpected_keyword_argument": "is unknown",
+    "string_unicode": "is not text in UTF-8",
+    "string_too_short": "should not be empty",
+    "string_type": "should be text; a number or a date is text in quotes",
+}
 
 
 class BasecapError(Exception):
@@ -31,9 +48,19 @@ def nearest(name: str, known: Iterable[str], see: str | None = None) -> str:
     "did you mean 'mamba-2'?"
     """
     known = sorted(known)
-    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
+    folded = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(str(name).lower(), folded, n=1, cutoff=0.6)
     if close:
-        return f"did you mean {close[0]!r}?"
+        return f"did you mean {folded[close[0]]!r}?"
     if see is not None:
         return f"see `{see}`."
     return f"known: {', '.join(known) or 'none'}"
+
+
+def in_words(problem: Mapping[str, Any]) -> str:
+    """Return what pydantic found wrong with a value, such as "should be a whole number"; no full stop."""
+    if problem["type"] == "too_short":
+        return f"should be a list with {problem['ctx']['min_length']} or more entries"
+    if problem["type"] == "too_long":
+        return f"should be a list with {problem['ctx']['max_length']} entries at most"
+    return _WORDS.get(problem["type"]) or problem["msg"].removeprefix("Value error, ").removeprefix("Input ")

@@ -1,10 +1,13 @@
 """Files: read with one sentence where that fails, written whole or not at all."""
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from basecap.errors import DataError
 
@@ -17,6 +20,49 @@ def read(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise _unreadable(path, error) from error
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a .jsonl file, without what follows the last newline: a kill cut it off; raises DataError."""
+    rows = []
+    for number, line in enumerate((read(path) or b"").split(b"\n")[:-1], start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}:{number} is not JSON; remove that line.") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{path}:{number} is not a JSON object; remove that line.")
+        rows.append(row)
+    return rows
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice; YAML's own loader takes the last one without a word."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark
+                    )
+                seen.add((key.tag, key.value))
+        return node
+
+
+def parse_yaml(text: str | bytes) -> Any:
+    """Return what a text in YAML holds; raises ValueError of words that say why it is not, as "is not valid YAML"."""
+    try:
+        return yaml.load(text if isinstance(text, str) else text.decode("utf-8"), _Loader)
+    except UnicodeDecodeError as error:
+        raise ValueError("is not text in UTF-8") from error
+    except Exception as error:  # a date or number that is none fails in Python's way, deep nesting in another
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark else ""
+        reason = str(getattr(error, "problem", None) or error).partition("\n")[0]
+        raise ValueError(f"is not valid YAML{where} ({reason})") from error
 
 
 def entries(directory: Path) -> list[Path]:

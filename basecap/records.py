@@ -30,9 +30,10 @@ from typing import Any, Literal
 
 import numpy as np
 import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from basecap.errors import ConfigError, DataError
-from basecap.files import entries, read, replacing, writing
+from basecap.errors import ConfigError, DataError, in_words
+from basecap.files import entries, parse_yaml, read, read_lines, replacing, writing
 from basecap.processes import locked
 
 SCHEMA = 1
@@ -61,6 +62,8 @@ class Record:
     `n` counts what was averaged, `stderr` is in the unit of `value`, `axis` is the place on each declared axis.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     step: int
     tokens: int
     eval: str
@@ -75,6 +78,10 @@ class Record:
     def key(self) -> tuple:
         """What the number is about: a later record with the same key replaces an earlier one."""
         return self.step, self.eval, self.subset, self.metric, tuple(sorted(self.axis.items()))
+
+
+#: Checks the types of a row of evals.jsonl.
+_RECORD = TypeAdapter(Record)
 
 
 @dataclass(frozen=True)
@@ -115,7 +122,7 @@ class RunRecords:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return all rows in the order written, what was not finite as NaN; raises DataError for a damaged row."""
-        rows = _read_lines(self.path / "metrics.jsonl")
+        rows = read_lines(self.path / "metrics.jsonl")
         return [{key: math.nan if value is None else value for key, value in row.items()} for row in rows]
 
     def append_evals(self, records: Iterable[Record]) -> None:
@@ -125,13 +132,16 @@ class RunRecords:
     def evals(self) -> list[Record]:
         """Return all records; of two with the same key the later one. Raises DataError for a damaged row."""
         path = self.path / "evals.jsonl"
-        names = {item.name for item in dataclasses.fields(Record)}
         records: dict[tuple, Record] = {}
-        for row in _read_lines(path):
-            if set(row) != names:
-                raise DataError(f"{path} has a row with other keys than {', '.join(sorted(names))}; mend or remove it.")
-            row["value"] = math.nan if row["value"] is None else row["value"]
-            record = Record(**row)
+        for number, row in enumerate(read_lines(path), start=1):
+            if row.get("value", 0) is None:
+                row["value"] = math.nan
+            try:
+                record = _RECORD.validate_python(row)
+            except ValidationError as error:
+                problem = error.errors()[0]
+                where = f"{path}:{number} is damaged at {problem['loc'][0]!r}"
+                raise DataError(f"{where} ({in_words(problem)}); mend or remove that line.") from error
             records[record.key] = record
         return list(records.values())
 
@@ -174,7 +184,7 @@ class RunRecords:
         for name in ("metrics.jsonl", "evals.jsonl"):
             path = self.path / name
             if path.exists():
-                rows = _read_lines(path)
+                rows = read_lines(path)
                 if not all(isinstance(row.get("step"), int) for row in rows):
                     raise DataError(f"{path} has a row without a step; mend or remove it.")
                 rows = [row for row in rows if row["step"] <= step]
@@ -219,7 +229,10 @@ class StudyRecords:
 
         Without another analysis runs are to begin here; those removed to be trained again leave a directory `runs`.
         """
-        held, begins = _told(_read_json(self.path / "results.json")), replaced_by is None
+        try:
+            held, begins = _told(_read_json(self.path / "results.json")), replaced_by is None
+        except (AttributeError, TypeError) as error:
+            raise DataError(f"{self.path / 'results.json'} is damaged; restore or remove it.") from error
         kept = not self.begun or ((self.path / "runs").is_dir() if begins else self.runs())
         lost = set() if begins else held - _told(replaced_by)
         if lost or (held and not kept):
@@ -250,9 +263,9 @@ class StudyRecords:
         if text is None:
             raise ConfigError(f"{self.path} holds no study: it has no study.yaml; give the --out of a run.")
         try:
-            study = yaml.safe_load(text)
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise DataError(f"{path} is not valid YAML; restore or remove it.") from error
+            study = parse_yaml(text)
+        except ValueError as error:
+            raise DataError(f"{path} {error}; restore or remove it.") from error
         return _without_schema(study, path)
 
     def write_environment(self, environment: dict[str, Any]) -> None:
@@ -356,20 +369,6 @@ def _append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
         file.write(_encode_lines(rows))
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a .jsonl file; what follows the last newline was cut off by a kill: left out."""
-    rows = []
-    for number, line in enumerate((read(path) or b"").split(b"\n")[:-1], start=1):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}:{number} is not JSON; remove that line.") from error
-        if not isinstance(row, dict):
-            raise DataError(f"{path}:{number} is not a JSON object; remove that line.")
-        rows.append(row)
-    return rows
-
-
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     text = json.dumps({"schema": SCHEMA, **_plain(content)}, indent=1, allow_nan=False, ensure_ascii=False)
     with replacing(path) as file:
@@ -383,7 +382,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         return None
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON; restore or remove it.") from error
     return _without_schema(content, path)
 

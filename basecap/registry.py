@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from basecap.errors import ConfigError, nearest
 
@@ -26,6 +26,9 @@ class Registry(Generic[T]):
     An entry registers itself when its module is imported, so adding one is adding one file. Duplicates are
     refused, unknown names get the nearest valid one, and the origin (file:line) of every entry is known.
     """
+
+    #: How many entries all registries have been given.
+    given: ClassVar[int] = 0
 
     def __init__(self, kind: str, package: str, listing: str):
         """Begin empty; entries are called a `kind`, stand in `package` and in `basecap list <listing>`."""
@@ -44,6 +47,7 @@ class Registry(Generic[T]):
             raise ConfigError(
                 f"{self.kind} {name!r} is registered twice: {self._origins[name]} and {origin}; rename one."
             )
+        Registry.given += 1
         self._entries[name] = entry
         self._origins[name] = origin
         self._modules[name] = module or defined_by.__module__
@@ -53,9 +57,7 @@ class Registry(Generic[T]):
         self._discover()
         if name not in self._entries:
             hint = nearest(name, self._entries, see=f"basecap list {self.listing}")
-            raise ConfigError(
-                f"unknown {self.kind} {name!r}: {hint} One of your own needs its --plugin.{self._silent()}"
-            )
+            raise ConfigError(f"unknown {self.kind} {name!r}: {hint} One of your own needs its --plugin.")
         return self._entries[name]
 
     def origin(self, name: str) -> str:
@@ -80,12 +82,6 @@ class Registry(Generic[T]):
     def names(self) -> list[str]:
         """Return all names in alphabetical order."""
         return [name for name, _ in self.items()]
-
-    def _silent(self) -> str:
-        """Say which plugin files register none of these entries: their author may have forgotten the decorator."""
-        loaded = {name: sys.modules[name].__file__ for name in sys.modules if name.startswith(PLUGIN)}
-        files = [Path(file).name for name, file in loaded.items() if file and name not in self._modules.values()]
-        return f" Given, but without @{self.kind}(...) above a class: {', '.join(files)}." if files else ""
 
     def _discover(self) -> None:
         if self._discovered:
@@ -121,12 +117,14 @@ def load_plugin(path: Path) -> None:
     if name in sys.modules:
         return
     if not path.is_file():
-        raise ConfigError(f"plugin file {path} does not exist; give the path of a Python file.")
+        what = "is not a file" if path.exists() else "does not exist"
+        raise ConfigError(f"plugin file {path} {what}; give the path of a Python file.")
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"plugin file {path} is not a Python file; its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    given = Registry.given
     try:
         spec.loader.exec_module(module)
     except ConfigError:
@@ -136,10 +134,13 @@ def load_plugin(path: Path) -> None:
         del sys.modules[name]
         where = f"{path}:{_line(error, path)}".removesuffix(":None")
         raise ConfigError(f"plugin file {where} cannot be imported: {_in_words(error)}; mend it.") from error
+    if Registry.given == given:
+        del sys.modules[name]
+        raise ConfigError(f"plugin file {path} registers nothing; put @mixer(...) above its class.")
 
 
 def _in_words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".removesuffix(": ")
+    return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
 
 
 def _line(error: BaseException, path: Path) -> int | None:

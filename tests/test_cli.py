@@ -77,6 +77,8 @@ def test_run_report_generate(study_file, tmp_path, basecap, refused):  # noqa: F
     assert texts[0].startswith("the river")
 
     assert "transformer++-s0" in refused("generate", out, "the")
+    assert "transformer++-s0" in refused("generate", out / "runs", "the")
+    assert f"did you mean '{run}'?" in refused("generate", out / "runs" / "transformer-s0", "the")
     assert "--seed" in basecap("generate", run, "the", "--seed", "9" * 23)[2]
     kept = (out / "study.yaml").read_text()
     (out / "study.yaml").write_text("schema: 1\nname: tiny\n")
@@ -128,9 +130,17 @@ def test_a_plan_says_what_it_leaves_out_and_what_is_missing(study_file, tmp_path
         float, re.search(r": (\S+) hours .* rate, (\S+) TFLOP/s; .* 1,000 TFLOP/s, (\S+) h", printed).groups()
     )
     assert here * rate == pytest.approx(1000 * there, rel=0.03)
+    printed = basecap("plan", study_file, "--set", f"data.tokenizer={study_file}")[1]
+    assert f"Missing: tokenizer {study_file} is not a description of a tokenizer" in printed
     printed = basecap("plan", study_file, "--set", "data.path=nowhere", "--set", "data.tokenizer=some/model")[1]
     assert "Missing: " in printed and "nowhere is not a directory" in printed
     assert "Missing: tokenizer 'some/model' is fetched from the hub; --set data.tokenizer=FILE" in printed
+
+
+def test_a_terminal_that_knows_ascii_alone_is_answered(monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    code, printed, err = in_a_process("list", "settings")
+    assert code == 0 and "data.vocab" in printed and "?" in printed, err
 
 
 def test_data_inspect_counts_every_domain(study_file, tmp_path, basecap):  # noqa: F811
@@ -158,6 +168,11 @@ def test_data_inspect_counts_every_domain(study_file, tmp_path, basecap):  # noq
         (("check", "--length", "5"), "invalid value for '--length': "),
         (("run", "quickstart", "--per-gpu", "none"), "'--per-gpu'"),
         (("bench", "ops", "--length", "5"), "(see `basecap bench ops --help`)."),
+        (("generate", "nowhere", "the", "--tokens", "9" * 23), "invalid value for '--tokens': "),
+        (("bench", "models", "--hidden", "9" * 23), "invalid value for '--hidden': "),
+        (("plan", "quickstart", "--set", "train.seeds=abc"), "each entry of which should be a whole number."),
+        (("plan", ""), "error: . is a directory"),
+        (("list", "MIXERS"), "did you mean 'mixers'?"),
         (("run",), "(see `basecap run --help`)."),
         (("data", "prepar"), "no such command 'prepar'"),
         (("--frob",), "--frob"),

@@ -249,8 +249,33 @@ def test_a_row_with_other_keys_is_refused(records):
     run.append_evals([record()])
     path = run.path / "evals.jsonl"
     path.write_text(path.read_text().replace('"subset"', '"domain"'))
-    with pytest.raises(DataError, match="other keys"):
+    with pytest.raises(DataError, match=r"evals\.jsonl:1 is damaged at '(subset|domain)' \(is (missing|unknown)\)"):
         run.evals()
+
+
+@pytest.mark.parametrize(("key", "value"), [("step", "a"), ("value", "a"), ("eval", ["a"]), ("axis", 5), ("n", None)])
+def test_a_row_with_a_value_of_another_kind_is_refused(records, key, value):
+    run = records.run("a", 0)
+    run.append_evals([record(), record()])
+    path = run.path / "evals.jsonl"
+    first, second = path.read_text().splitlines()
+    path.write_text(f"{first}\n{json.dumps({**json.loads(second), key: value})}\n")
+    with pytest.raises(DataError, match=rf"evals\.jsonl:2 is damaged at '{key}' \(should be "):
+        run.evals()
+
+
+@pytest.mark.parametrize("studies", [5, [5], [None]])
+def test_results_of_another_make_are_not_replaced(records, studies):
+    (records.path / "results.json").write_text(json.dumps({"schema": 1, "studies": studies}))
+    with pytest.raises(DataError, match=r"results\.json is damaged; restore or remove it"):
+        records.refuse_loss({"studies": []})
+
+
+@pytest.mark.parametrize("text", ["name: 2001-99-99\n", "name: " + "[" * 3000, "name: a\nname: b\n"])
+def test_a_damaged_study_file_is_named(records, text):
+    (records.path / "study.yaml").write_text("schema: 1\n" + text)
+    with pytest.raises(DataError, match=r"study\.yaml is not valid YAML.*\); restore or remove it"):
+        records.study()
 
 
 @pytest.mark.parametrize("content", [{}, {"declarations": 5}, {"declarations": [{"name": "a"}]}])

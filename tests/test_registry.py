@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import ARCHITECTURES
 from basecap.registry import PLUGIN, Registry, load_plugin
+
+#: A plugin of one entry.
+REGISTERS = (
+    'from basecap.registry import Registry\n\nRegistry("thing", "basecap.mixers", "things").add("a", 1, Registry)\n'
+)
 
 
 @pytest.mark.parametrize(
@@ -18,6 +22,7 @@ from basecap.registry import PLUGIN, Registry, load_plugin
         ("x = 1\ny = (\n", 2, "SyntaxError: "),
         ("import sys\n\nsys.exit()\n", 3, "SystemExit; mend it"),
         ("import json\n\njson.loads('')\n", 3, "JSONDecodeError: "),
+        ("raise ValueError('one\\ntwo')\n", 1, "ValueError: one; mend it."),
     ],
 )
 def test_a_plugin_that_cannot_be_imported_names_its_line(text, line, words, tmp_path):
@@ -28,11 +33,25 @@ def test_a_plugin_that_cannot_be_imported_names_its_line(text, line, words, tmp_
     assert str(refused.value).startswith(f"plugin file {path}:{line} cannot be imported: {words}")
 
 
+@pytest.mark.parametrize("text", ["", "VALUE = 1\n"])
+def test_a_plugin_that_registers_nothing_is_refused_every_time(text, tmp_path):
+    path = tmp_path / "nothing.py"
+    path.write_text(text)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"nothing\.py registers nothing; put @mixer"):
+            load_plugin(path)
+
+
+def test_a_plugin_that_is_no_file_is_not_said_to_be_missing(tmp_path):
+    with pytest.raises(ConfigError, match="is not a file; give the path"):
+        load_plugin(tmp_path)
+
+
 def test_plugins_of_one_name_in_two_directories_are_two_modules(tmp_path):
     files = [tmp_path / place / "alike.py" for place in ("first", "second")]
     for file in files:
         file.parent.mkdir()
-        file.write_text("VALUE = 1\n")
+        file.write_text(REGISTERS)
     for file in [*files, *files]:
         load_plugin(file)
     held = [sys.modules[name].__file__ for name in sys.modules if name.startswith(f"{PLUGIN}alike")]
@@ -53,13 +72,3 @@ def test_a_package_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(install(tmp_path, "0.1", "1 / 0\n").parent)
     with pytest.raises(ConfigError, match=r"^package fancy-mixers cannot be imported: ZeroDivisionError: .*uninstall"):
         Registry("mixer", "basecap.mixers", "mixers").names()
-
-
-def test_a_plugin_that_registers_nothing_is_named_beside_an_unknown_name(tmp_path):
-    path = tmp_path / "forgot.py"
-    path.write_text("class Forgotten:\n    pass\n")
-    load_plugin(path)
-    with pytest.raises(
-        ConfigError, match=r"its --plugin\. Given, but without @mixer\(\.\.\.\) above a class: .*\bforgot\.py"
-    ):
-        ARCHITECTURES.get("forgotten")

@@ -1,11 +1,11 @@
-"""What the analysis relies on in study.yaml and run.json, which people may have edited."""
+"""What the analysis relies on in study.yaml and the records of a run, which people may have edited."""
 
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from basecap.errors import DataError
+from basecap.errors import DataError, in_words
 
 
 class _Entry(BaseModel):
@@ -41,7 +41,14 @@ class _Machine(BaseModel):
     precision: str | None = None
 
 
-class RunFile(_Machine):
+class Provenance(_Machine):
+    """The keys of run.json that a run goes on by, likewise."""
+
+    before: list[_Machine] | None = None
+    plugins: dict[str, str] | None = None
+
+
+class RunFile(Provenance):
     """The keys of run.json that are read, likewise."""
 
     name: str
@@ -49,15 +56,25 @@ class RunFile(_Machine):
     use: str
     status: str
     message: str
-    before: list[_Machine] | None = None
+    parameters: int | None = None
 
 
-def complete(content: dict[str, Any], kind: type[BaseModel], path: Path) -> dict[str, Any]:
+class Metrics(BaseModel):
+    """The keys of a row of metrics.jsonl that are read, likewise."""
+
+    step: int
+    tokens: int
+    train_loss: float
+    tokens_per_s: float
+    seconds: float
+
+
+def complete(content: dict[str, Any], kind: type[BaseModel], path: Path | str) -> dict[str, Any]:
     """Return `content`; raises DataError that names the file at `path` when a key is missing or of another type."""
     try:
         kind.model_validate(content)
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise DataError(f"{path} is damaged at {where!r} ({problem['msg']}); restore or remove it.") from error
+        raise DataError(f"{path} is damaged at {where!r} ({in_words(problem)}); restore or remove it.") from error
     return content

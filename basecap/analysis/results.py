@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from basecap.analysis.comparison import Runs, Setting, compare_runs
-from basecap.analysis.files import RunFile, StudyFile, complete
+from basecap.analysis.files import Metrics, RunFile, StudyFile, complete
 from basecap.analysis.gap import CONFIDENCE
 from basecap.analysis.losses import EVALUATION, load
 from basecap.errors import DataError
@@ -61,7 +61,10 @@ class Run:
         place = study.run(info["name"], info["seed"]).path
         if records.path.name != place.name:  # a copy set aside would take the place of the run itself
             raise DataError(f"{path} is of the run that belongs in {place}; move {records.path} out of the study.")
-        return cls(records=records, info=info, metrics=records.metrics(), evals=records.evals())
+        metrics = records.metrics()
+        for number, row in enumerate(metrics, start=1):
+            complete(row, Metrics, f"{records.path / 'metrics.jsonl'}:{number}")
+        return cls(records=records, info=info, metrics=metrics, evals=records.evals())
 
     @property
     def label(self) -> dict[str, Any]:
@@ -167,6 +170,8 @@ def _points(run: Run, train: Sequence[str]) -> list[dict[str, Any]]:
             domains.setdefault(record.subset, {})[record.metric] = record.value
         weights = {record.subset: record.n for record in records if record.metric == "loss" and record.subset in train}
         losses = [domains[domain]["loss"] for domain in weights]
+        tested = any(weights.values())
+        held_out = float(np.average(losses, weights=list(weights.values()))) if tested else None
         recent = trained[(steps <= step) & (steps > step * (1 - SMOOTHING))]
         rows.append(
             run.label
@@ -174,7 +179,7 @@ def _points(run: Run, train: Sequence[str]) -> list[dict[str, Any]]:
                 "step": step,
                 "tokens": records[0].tokens,
                 "training": float(recent.mean()) if len(recent) else None,
-                "held_out": float(np.average(losses, weights=list(weights.values()))) if weights else None,
+                "held_out": held_out,
                 "domains": domains,
             }
         )

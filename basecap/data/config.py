@@ -1,5 +1,6 @@
 """The options of the data: where text comes from, how it becomes tokens, which domains train and which test."""
 
+import contextlib
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -13,11 +14,20 @@ FORMAT = 1
 
 
 def _number(value: Any) -> Any:
-    """Read "1e9", which YAML takes for text, as the number it is."""
-    return float(value) if isinstance(value, str) else value
+    """Read "1e9", which YAML takes for text, as the number it is; refuse what pydantic would take for 0 or 1."""
+    if isinstance(value, bool):
+        raise ValueError("should be a number, not true or false")
+    if isinstance(value, str):
+        for kind in (int, float):
+            with contextlib.suppress(ValueError):
+                return kind(value)
+    return value
 
 
 Count = Annotated[int, BeforeValidator(_number)]
+Number = Annotated[float, BeforeValidator(_number)]
+#: Text that can stand in a table, a figure and a path.
+Line = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
 class DataConfig(BaseModel):
@@ -28,19 +38,18 @@ class DataConfig(BaseModel):
     source: str = Field(
         description="kind of text, see `basecap list domains`: installed, slimpajama, jsonl, text or a plugin's"
     )
-    path: str | None = Field(None, description="directory of the text, for sources that read one")
-    hub: str | None = Field(None, description="name of a Hugging Face dataset to stream instead of reading `path`")
-    tokenizer: str = Field(
+    path: Line | None = Field(None, description="directory of the text, for sources that read one")
+    hub: Line | None = Field(None, description="name of a Hugging Face dataset to stream instead of reading `path`")
+    tokenizer: Line = Field(
         "bpe",
-        min_length=1,
         description="bpe (trained on the training documents), bytes, a local tokenizer.json or its directory, "
         "or the name of a Hugging Face model",
     )
-    vocab: Count = Field(4096, ge=257, description="vocabulary of a tokenizer that is trained here")
-    seq_len: Count = Field(2048, ge=1, description="tokens a model sees at once")
+    vocab: Count = Field(4096, ge=257, le=2**20, description="vocabulary of a tokenizer that is trained here")
+    seq_len: Count = Field(2048, ge=1, le=2**24, description="tokens a model sees at once")
     train: tuple[str, ...] = Field(min_length=1, description="domains to train on; their held-out part is tested too")
     ood: tuple[str, ...] = Field((), description="domains to test on only")
-    weights: dict[str, float] | None = Field(
+    weights: dict[str, Number] | None = Field(
         None, description="share of each training domain in a batch; proportional to its tokens when not given"
     )
     max_train_tokens: Count | None = Field(
@@ -55,7 +64,7 @@ class DataConfig(BaseModel):
     min_ood_tokens: Count | None = Field(
         None, ge=1, description="tokens that documents of unseen domains have at least; all are tested when not given"
     )
-    cache: str | None = Field(
+    cache: Line | None = Field(
         None,
         description="directory for the token shards, shared between studies; inside the study's own when not given. "
         "A prepared text is not read again, unless a plugin that gives it has changed: remove the directory when the "
@@ -73,8 +82,10 @@ class DataConfig(BaseModel):
         for domain in named:
             if known and domain not in known:
                 raise ConfigError(f"source {self.source!r} has no domain {domain!r}: {nearest(domain, known)}")
-            if not domain or "/" in domain:
-                raise ConfigError(f"domain {domain!r} is no name of one file or folder; name it without a slash.")
+            if domain in ("", ".", "..") or "/" in domain:
+                raise ConfigError(
+                    f"domain {domain!r} is no name of one file or folder; give such a name, without a slash."
+                )
             if named.count(domain) > 1:
                 raise ConfigError(f"domain {domain!r} is named twice in data.train and data.ood; remove one.")
         if self.weights is not None:

@@ -73,6 +73,11 @@ def wanting(config: DataConfig, cache: Path) -> list[str]:
         found.append(str(error))
     if config.hub is not None:
         found.append(f"the text is streamed from the hub's dataset {config.hub!r}.")
+    try:
+        if config.tokenizer not in ("bpe", "bytes") and Path(config.tokenizer).exists():
+            Tokenizer.load(Path(config.tokenizer))
+    except BasecapError as error:
+        found.append(str(error))
     if not is_local(config.tokenizer):
         found.append(
             f"tokenizer {config.tokenizer!r} is fetched from the hub; --set data.tokenizer=FILE takes a tokenizer.json."

@@ -10,7 +10,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from basecap.data import PreparedData
-from basecap.errors import ConfigError, nearest
+from basecap.errors import ConfigError, in_words, nearest
 from basecap.models.language_model import LanguageModel
 from basecap.records import Declaration, DocumentLosses
 from basecap.registry import Registry
@@ -102,4 +102,5 @@ def build_evaluation(entry: str | dict[str, Any]) -> Evaluation:
         return cls(cls.Config(**(options or {})))
     except ValidationError as error:
         first = error.errors()[0]
-        raise ConfigError(f"option {first['loc'][0]!r} of evaluation {name!r}: {first['msg']}") from error
+        given = f"option {first['loc'][0]!r} of evaluation {name!r} cannot be {first['input']!r}"
+        raise ConfigError(f"{given}: it {in_words(first)}.") from error

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from basecap.data import DocumentSet, PreparedData
+from basecap.data.config import Count
 from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
 from basecap.models.language_model import LanguageModel
 from basecap.records import DocumentLosses
@@ -30,7 +31,7 @@ class DomainLoss(Evaluation):
         """Options of domain-loss."""
 
         split: Literal["validation", "test"] = Field("test", description="which held-out documents")
-        tokens_per_batch: int = Field(32_768, ge=1, description="padded tokens in one forward pass")
+        tokens_per_batch: Count = Field(32_768, ge=1, le=2**30, description="padded tokens in one forward pass")
 
     config: Config
 

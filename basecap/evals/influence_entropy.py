@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from basecap.data import PreparedData
+from basecap.data.config import Count
 from basecap.errors import DataError
 from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
 from basecap.mixers import Mixer
@@ -28,8 +29,10 @@ class InfluenceEntropy(Evaluation):
         """Options of influence-entropy."""
 
         split: Literal["validation", "test"] = Field("validation", description="which held-out documents")
-        windows: int = Field(4, ge=1, description="documents per domain, each one's first tokens")
-        length: int = Field(256, ge=2, description="tokens of a document; a longer one is cut, a shorter one not used")
+        windows: Count = Field(4, ge=1, le=2**20, description="documents per domain, each one's first tokens")
+        length: Count = Field(
+            256, ge=2, description="tokens of a document; a longer one is cut, a shorter one not used"
+        )
 
     config: Config
 

@@ -24,8 +24,8 @@ class ModelConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    hidden: int = Field(ge=1, description="model width")
-    vocab: int = Field(ge=2, description="vocabulary size")
+    hidden: int = Field(ge=1, le=2**20, description="model width")
+    vocab: int = Field(ge=2, le=2**31, description="vocabulary size")
     depth: int = Field(ge=1, description="number of blocks")
     backbone: str = Field(description="block family, see `basecap list backbones`")
     layers: tuple[LayerConfig, ...] = Field(min_length=1, description="pattern, repeated over the blocks")

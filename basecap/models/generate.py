@@ -6,6 +6,9 @@ from torch import Tensor
 from basecap.errors import ConfigError
 from basecap.models.language_model import LanguageModel
 
+#: Below this temperature the most probable token is taken: its logit divided by less may be no number.
+COLDEST = 1e-6
+
 
 @torch.no_grad()
 def generate(
@@ -44,7 +47,7 @@ def generate(
 
 
 def _choose(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> Tensor:
-    if temperature <= 0:
+    if temperature < COLDEST:
         return logits.argmax(-1, keepdim=True)
     logits = logits.float() / temperature
     if top_k is not None:

@@ -47,7 +47,7 @@ def scatter(study: dict[str, Any], domain: str, abscissa: str) -> Chart | None:
         for point in study["points"]
         if domain in point["domains"]
     ]
-    rows = [row for row in rows if row["x"] is not None and row["loss"] is not None]
+    rows = [row for row in rows if row["x"] is not None and row.get("loss") is not None]
     if not rows:
         return None
     horizontal, vertical = _extent([row["x"] for row in rows]), _extent([row["loss"] for row in rows])

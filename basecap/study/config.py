@@ -1,20 +1,22 @@
 """The study file: read, completed, checked. Nothing runs and nothing is written here."""
 
+import datetime
 import difflib
+import json
 import re
+import reprlib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from basecap.data.config import Count, DataConfig
+from basecap.data.config import Count, DataConfig, Line, Number
 from basecap.data.tokenizer import BYTES
-from basecap.errors import ConfigError, nearest
-from basecap.files import read
+from basecap.errors import ConfigError, in_words, nearest
+from basecap.files import parse_yaml, read
 from basecap.mixers._contract import split_body
 from basecap.train.config import TrainConfig
 
@@ -22,6 +24,13 @@ LIBRARY = Path(__file__).parent / "library"
 
 #: Names of studies: they become directories.
 NAME = re.compile(r"\w[\w .+,=-]{0,99}")
+
+#: Sizes beyond any machine's, which would be planned for hours or not fit into a number.
+WIDEST, DEEPEST = 2**20, 2**10
+
+#: Shows values that are wrong: the beginning of long ones.
+_BEGINNING = reprlib.Repr()
+_BEGINNING.maxstring, _BEGINNING.maxother, _BEGINNING.maxlevel = 100, 100, 3
 
 
 class _Section(BaseModel):
@@ -31,22 +40,23 @@ class _Section(BaseModel):
 class SizeConfig(_Section):
     """How large the models are."""
 
-    hidden: Count = Field(ge=1, description="model width")
+    hidden: Count = Field(ge=1, le=WIDEST, description="model width")
     layers: Count | None = Field(
         None,
         ge=1,
+        le=DEEPEST,
         description="depth in Transformer layers (blocks without feed-forward layer count half); "
         "the published depth of each family when not given",
     )
-    vocab: Count | None = Field(None, ge=2, description="vocabulary; the tokeniser's when not given")
+    vocab: Count | None = Field(None, ge=2, le=2**31, description="vocabulary; the tokeniser's when not given")
     tied: bool | None = Field(None, description="tie head and embedding; the family's choice when not given")
 
 
 class SizeOverride(_Section):
     """What one architecture's size differs in."""
 
-    hidden: Count | None = Field(None, ge=1, description="model width; the study's when not given, as below")
-    layers: Count | None = Field(None, ge=1, description="depth in Transformer layers")
+    hidden: Count | None = Field(None, ge=1, le=WIDEST, description="model width; the study's when not given, as below")
+    layers: Count | None = Field(None, ge=1, le=DEEPEST, description="depth in Transformer layers")
     tied: bool | None = Field(None, description="tie head and embedding")
 
 
@@ -67,7 +77,7 @@ class PatternEntry(_Section):
 class ArchitectureEntry(_Section):
     """One series of the comparison."""
 
-    name: str = Field(min_length=1, description="as it appears in the report")
+    name: Line = Field(description="as it appears in the report")
     use: str = Field(description="name of an architecture, see `basecap list mixers`; also in another's body: X in Y")
     mixer: dict[str, Any] = Field(default_factory=dict, description="options of the mixer")
     backbone: str | None = Field(None, description="another block family, see `basecap list backbones`")
@@ -88,7 +98,7 @@ class ArchitectureEntry(_Section):
 class GapConfig(_Section):
     """What the verdict means."""
 
-    tolerance: float = Field(0.02, gt=0, description="nats per token that still count as keeping the capability")
+    tolerance: Number = Field(0.02, gt=0, description="nats per token that still count as keeping the capability")
 
 
 class StudyConfig(_Section):
@@ -115,6 +125,16 @@ class StudyConfig(_Section):
             raise ValueError(
                 "a name begins with a letter or digit and holds letters, digits, spaces and _ . + , = - only"
             )
+        return value
+
+    @field_validator("evals", mode="before")
+    @classmethod
+    def _names_are_evaluations(cls, value: Any) -> Any:
+        for entry in value if isinstance(value, list | tuple) else ():
+            named = isinstance(entry, dict) and all(isinstance(key, str) for key in entry)
+            if not named and not isinstance(entry, str):
+                wanted = "write its name, or its name: {option: value}"
+                raise ValueError(f"{_shown(entry)} is not one evaluation; {wanted}")
         return value
 
     @field_validator("architectures", mode="before")
@@ -145,7 +165,9 @@ class StudyConfig(_Section):
 
 def _entry(item: Any) -> Any:
     entry = {"use": item} if isinstance(item, str) else item
-    named = [entry[key] for key in ("name", "use") if key in entry] if isinstance(entry, dict) else []
+    if not isinstance(entry, dict):
+        raise ValueError(f"{_shown(item)} is not one architecture; write its name, or its keys such as {{use: name}}")
+    named = [entry[key] for key in ("name", "use") if key in entry]
     if not named:
         return entry
     use, body = split_body(str(named[-1]))
@@ -153,7 +175,7 @@ def _entry(item: Any) -> Any:
         raise ValueError(f"{named[-1]!r} names a body, and so does backbone; leave out one of them")
     if body is not None:
         return {"name": named[0], **entry, "use": use, "backbone": body}
-    return {"name": named[0], "use": named[-1], **entry}
+    return {"name": str(named[0]), "use": named[-1], **entry}
 
 
 def library() -> dict[str, Path]:
@@ -201,7 +223,7 @@ def _check_name(study: StudyConfig, name: str) -> None:
 def _read(study: str) -> dict[str, Any]:
     path = library().get(study, Path(study))
     if path.is_dir():
-        raise ConfigError(f"{study} is a directory; give the YAML file of a study.")
+        raise ConfigError(f"{path} is a directory; give the YAML file of a study.")
     if path.suffix not in (".yaml", ".yml"):
         if path.is_file():
             raise ConfigError(f"{study} is not called .yaml; give the YAML file of a study, or rename it.")
@@ -223,27 +245,29 @@ def _parse(path: Path) -> Any:
     if text is None:
         raise ConfigError(f"study file {path} does not exist; give a path, or a name of `basecap list studies`.")
     try:
-        return yaml.safe_load(text.decode("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" at line {where.line + 1}" if where else ""
-        raise ConfigError(f"study file {path} is not valid YAML{line}; mend it.") from error
+        return parse_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"study file {path} {error}; mend it.") from error
 
 
 def _override(content: dict[str, Any], setting: str) -> None:
     key, equals, text = setting.partition("=")
-    if not equals or not key:
+    *parents, last = key.split(".")
+    if not equals or not all([*parents, last]):
         raise ConfigError(f"--set {setting!r} is not of the form a.b=value; write for example train.lr=3e-4.")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {setting!r}: the value is not valid YAML; quote it.") from error
-    *parents, last = key.split(".")
+        value = parse_yaml(text)
+    except ValueError as error:
+        quoted = shlex.quote(f"{key}={json.dumps(text)}")
+        raise ConfigError(f"--set {setting!r}: the value {error}; as text it is written --set {quoted}.") from error
     place: Any = content
     for parent in parents:
-        place = place.setdefault(parent, {})
-        if not isinstance(place, dict):
-            raise ConfigError(f"--set {key}: {parent!r} is not a section; `basecap list settings` shows the keys.")
+        inner = place.get(parent, {})
+        if not isinstance(inner, dict):
+            what = "a list, which is set as a whole" if isinstance(inner, list) else "not a section"
+            raise ConfigError(f"--set {key}: {parent!r} is {what}; `basecap list settings` shows the keys.")
+        place[parent] = inner.copy()  # an alias of it elsewhere in the file stays what it was
+        place = place[parent]
     place[last] = value
 
 
@@ -253,23 +277,69 @@ def validate(content: dict[str, Any], study: str) -> StudyConfig:
         return StudyConfig.model_validate(content)
     except ValidationError as error:
         problems = error.errors()
-        problem = next((one for one in problems if one["type"] == "extra_forbidden"), problems[0])
-        where = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            *parents, last = problem["loc"]
-            raise ConfigError(f"study {study}: unknown key {where!r}: {nearest(str(last), _keys(parents))}") from error
+        unknown = ("extra_forbidden", "invalid_key")
+        problem = next((one for one in problems if one["type"] in unknown), problems[0])
+        where = ".".join(str(part) for part in problem["loc"] if part != "[key]")
+        if problem["type"] in unknown:
+            raise ConfigError(f"study {study}: unknown key {where!r}: {_nearest_key(problem['loc'])}") from error
         if problem["type"] == "missing":
             raise ConfigError(f"study {study}: {where!r} is missing; add it.") from error
-        raise ConfigError(f"study {study}: {where} = {problem['input']!r}: {in_words(problem)}.") from error
+        given = f"study {study}: {where} = {_shown(problem['input'])}"
+        raise ConfigError(f"{given}: {what_is_wrong(problem, StudyConfig, content)}") from error
 
 
-def in_words(problem: ErrorDetails) -> str:
-    """Return what is wrong with a value, in words that do not ask for Python."""
-    if problem["type"] == "tuple_type":
-        return f"should be a list, such as [{problem['input']}]"
-    if problem["type"] == "too_short":
-        return f"should be a list with {problem['ctx']['min_length']} or more entries"
-    return problem["msg"].removeprefix("Value error, ")
+def what_is_wrong(problem: ErrorDetails, section: type[BaseModel], content: dict[str, Any]) -> str:
+    """Return the end of a sentence on a value of `content`, which is no `section`; a list is suggested where it works.
+
+    Args:
+        problem: what is wrong with the value.
+        section: what `content` should be.
+        content: the keys of the section.
+    """
+    if problem["type"] != "tuple_type":
+        return f"{in_words(problem)}."
+    place, value = problem["loc"], problem["input"]
+    text = f"[{value if isinstance(value, str) else _shown(value)}]"
+    try:
+        section.model_validate(_changed(content, place, parse_yaml(text)))
+        wrong = []
+    except ValidationError as error:
+        wrong = [one for one in error.errors() if one["loc"][: len(place)] == place]
+    except ConfigError as error:
+        return f"should be a list; {error}"
+    except ValueError:  # not YAML
+        return "should be a list."
+    if not wrong:
+        return f"should be a list, such as {text}."
+    below, words = wrong[0]["loc"][len(place) :], in_words(wrong[0])
+    if len(below) == 1 and wrong[0]["type"] == "missing":
+        return f"should be a list with {1 + len(wrong)} entries."
+    if len(below) == 1:
+        return f"should be a list, each entry of which {words}."
+    return f"should be a list, but not {text}: {' '.join(map(str, [*below[1:], words]))}."
+
+
+def _changed(content: Any, place: Sequence[Any], value: Any) -> Any:
+    """Return a copy of nested dicts and lists with another value at a place."""
+    if not place:
+        return value
+    copy = content.copy()
+    copy[place[0]] = _changed(content[place[0]], place[1:], value)
+    return copy
+
+
+def _shown(value: Any) -> str:
+    """Return the beginning of a value as a study file would write it."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return str(value) if isinstance(value, datetime.date) else _BEGINNING.repr(value)
+
+
+def _nearest_key(place: Sequence[Any]) -> str:
+    """Return a hint for the unknown key at `place`: the section that has it, else the nearest that its own has."""
+    *parents, last = place
+    others = [name for name in ("train", "data", "model", "gap") if last in _keys([name])]
+    return f"did you mean '{others[0]}.{last}'?" if others and len(parents) < 2 else nearest(str(last), _keys(parents))
 
 
 def _keys(place: list[Any]) -> list[str]:

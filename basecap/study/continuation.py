@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from basecap import environment
-from basecap.errors import ConfigError
+from basecap.errors import ConfigError, nearest
 from basecap.models.generate import generate
 from basecap.records import RunRecords, StudyRecords
 from basecap.study.config import validate
@@ -36,11 +36,10 @@ def continuation(
     except UnicodeEncodeError as error:
         raise ConfigError("the prompt is not text in UTF-8; convert it.") from error
     if not RunRecords(run).info():
-        known = ", ".join(str(found.path) for found in StudyRecords(run).runs())
-        raise ConfigError(
-            f"{run} is not the directory of a run; "
-            + (f"choose among: {known}." if known else "give DIR/runs/NAME-sSEED.")
-        )
+        places = (run, run.parent.parent, run.parent)  # a study, a name misspelt below runs, runs itself
+        found = next((runs for runs in (StudyRecords(place).runs() for place in places) if runs), [])
+        hint = nearest(str(run), [str(known.path) for known in found]) if found else "give DIR/runs/NAME-sSEED."
+        raise ConfigError(f"{run} is not the directory of a run; {hint}")
     refuse_other_plugins(RunRecords(run), stored_config(RunRecords(run).checkpoints))
     out = run.parent.parent
     study = validate(StudyRecords(out).study(), str(out / "study.yaml"))

@@ -11,7 +11,7 @@ from basecap.errors import ConfigError, nearest
 from basecap.evals._contract import Evaluation, build_evaluation
 from basecap.models.config import LayerConfig, ModelConfig, model_config
 from basecap.models.language_model import LanguageModel
-from basecap.study.config import ArchitectureEntry, StudyConfig, in_words
+from basecap.study.config import ArchitectureEntry, StudyConfig, what_is_wrong
 from basecap.train.config import Timetable, TrainConfig
 
 
@@ -117,14 +117,16 @@ def _train(study: StudyConfig, entry: ArchitectureEntry) -> TrainConfig:
     for key in entry.train:
         if key not in known:
             raise ConfigError(f"architecture {entry.name!r}: unknown key train.{key}: {nearest(key, known)}")
+    content = {**study.train.model_dump(), **entry.train}
     try:
-        return TrainConfig.model_validate({**study.train.model_dump(), **entry.train})
+        return TrainConfig.model_validate(content)
     except ConfigError as error:
         raise ConfigError(f"architecture {entry.name!r}: {error}") from error
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise ConfigError(f"architecture {entry.name!r}: train.{where}: {in_words(problem)}.") from error
+        wrong = what_is_wrong(problem, TrainConfig, content)
+        raise ConfigError(f"architecture {entry.name!r}: train.{where}: {wrong}") from error
 
 
 def _model(study: StudyConfig, entry: ArchitectureEntry, vocab: int) -> ModelConfig:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from basecap import environment
+from basecap.analysis.files import Provenance, complete
 from basecap.data.hashes import file_digest
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES
@@ -33,7 +34,7 @@ def begun(records: RunRecords, run: RunSpec, device: torch.device) -> dict[str, 
         "precision": resolve(run.train.precision, device),
         "packages": {"basecap": found["basecap"], **found["packages"]},
     }
-    held = records.info() if latest(records.checkpoints) is not None else {}
+    held = _info(records) if latest(records.checkpoints) is not None else {}
     earlier = {key: held[key] for key in MACHINE if key in held}
     return {
         "name": run.name,
@@ -42,7 +43,7 @@ def begun(records: RunRecords, run: RunSpec, device: torch.device) -> dict[str, 
         "hash": run.hash,
         "plugins": _sources(run.model),
         **machine,
-        "before": held.get("before", []) + ([earlier] if earlier not in ({}, machine) else []),
+        "before": (held.get("before") or []) + ([earlier] if earlier not in ({}, machine) else []),
         "status": "running",
         "message": "",
     }
@@ -50,7 +51,7 @@ def begun(records: RunRecords, run: RunSpec, device: torch.device) -> dict[str, 
 
 def refuse_other(records: RunRecords, run: RunSpec) -> None:
     """Raise ConfigError when `run` would not be what is recorded: another run, or another version of a plugin."""
-    info = records.info()
+    info = _info(records)
     if info.get("hash") not in (None, run.hash):
         raise ConfigError(f"{records.path} holds another run of that name; remove it or give another --out.")
     if latest(records.checkpoints) is not None:  # else whatever is there begins again
@@ -90,7 +91,7 @@ def refuse_other_plugins(records: RunRecords, model: ModelConfig) -> None:
 
     What else a run recorded does not matter: it used to be every plugin of its command.
     """
-    held: dict[str, str] = records.info().get("plugins", {})
+    held: dict[str, str] = _info(records).get("plugins") or {}
     if not held:
         return
     now: dict[str, str] = {}
@@ -114,6 +115,11 @@ def refuse_other_plugins(records: RunRecords, model: ModelConfig) -> None:
         raise ConfigError(
             f"{records.path} was trained with {what}; {how}, give another --out, or remove that directory."
         )
+
+
+def _info(records: RunRecords) -> dict[str, Any]:
+    """Return run.json, empty for a run that never started; raises DataError when it is damaged."""
+    return complete(records.info(), Provenance, records.path / "run.json")
 
 
 def _is_file(name: str) -> bool:

@@ -4,12 +4,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from basecap.data.config import Count
+from basecap.data.config import Count, Number
 from basecap.errors import ConfigError
 
-Beta = Annotated[float, Field(ge=0, lt=1)]
+Beta = Annotated[Number, Field(ge=0, lt=1)]
 #: Batches are drawn by the hash of a seed of 64 bits.
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Seed = Annotated[Count, Field(ge=-(2**63), lt=2**63)]
 
 
 class TrainConfig(BaseModel):
@@ -18,21 +18,21 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     tokens: Count = Field(ge=1, description="training tokens, rounded up to whole batches")
-    batch: Count = Field(256, ge=1, description="sequences per optimiser step, over all devices")
+    batch: Count = Field(256, ge=1, le=2**20, description="sequences per optimiser step, over all devices")
     micro_batch: Count | None = Field(
         None,
         ge=1,
         description="sequences per forward pass and device; all of a device's share when not given",
     )
-    lr: float = Field(2e-4, gt=0, description="peak learning rate")
-    final_lr: float = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak")
+    lr: Number = Field(2e-4, gt=0, description="peak learning rate")
+    final_lr: Number = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak")
     warmup: Count = Field(2500, ge=0, description="steps of linear warm-up")
     schedule: Literal["linear", "cosine", "constant"] = Field(
         "linear", description="linear, cosine or constant (none): decay after the warm-up"
     )
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="decay rates of Adam's moments")
-    weight_decay: float = Field(0.1, ge=0, description="decoupled, on matrices (our choice)")
-    clip: float = Field(1.0, gt=0, description="largest gradient norm (our choice)")
+    weight_decay: Number = Field(0.1, ge=0, description="decoupled, on matrices (our choice)")
+    clip: Number = Field(1.0, gt=0, description="largest gradient norm (our choice)")
     precision: Literal["auto", "bf16", "fp32"] = Field(
         "auto", description="of the products; master weights are fp32. auto: bf16 on a GPU, else fp32"
     )

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -194,7 +195,7 @@ def test_an_incomplete_study_file_is_named(tmp_path, key):
     content = {"schema": 1, **records.study()}
     del content[key]
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(content))
-    with pytest.raises(DataError, match=rf"study\.yaml is damaged at '{key}' \(Field required\)"):
+    with pytest.raises(DataError, match=rf"study\.yaml is damaged at '{key}' \(is missing\)"):
         analyse([tmp_path])
 
 
@@ -203,6 +204,8 @@ def test_an_incomplete_study_file_is_named(tmp_path, key):
     [
         ("name", None, "damaged at 'name'"),
         ("seed", "zero", "damaged at 'seed'"),
+        ("parameters", "many", "damaged at 'parameters'"),
+        ("plugins", 5, "damaged at 'plugins'"),
         ("status", None, "damaged at 'status'"),
         ("name", "third", "is of 'third', which the study has not"),
     ],
@@ -223,6 +226,21 @@ def test_a_copy_of_a_run_set_aside_does_not_take_its_place(tmp_path):
         analyse([tmp_path / "whole"])
     copy.rename(tmp_path / "aside")
     assert only_row(tmp_path / "whole")["gap"]["value"] == pytest.approx(0.2, abs=0.02)
+
+
+@pytest.mark.parametrize(("key", "value"), [("step", "first"), ("seconds", {}), ("tokens_per_s", "fast")])
+def test_a_damaged_row_of_training_is_named(tmp_path, key, value):
+    run = write_study(tmp_path, architectures=TWO, documents=40).run("other", 0)
+    run.append_metrics({**run.metrics()[-1], key: value})
+    with pytest.raises(DataError, match=rf"metrics\.jsonl:\d+ is damaged at '{key}'"):
+        analyse([tmp_path])
+
+
+def test_a_loss_over_no_token_is_none(tmp_path):
+    run = write_study(tmp_path, architectures=TWO, documents=40).run("other", 0)
+    path = run.path / "evals.jsonl"
+    path.write_text(re.sub(r'"n": \d+', '"n": 0', path.read_text()))
+    assert {row["held_out"] for row in study(tmp_path)["points"] if row["name"] == "other"} == {None}
 
 
 def test_a_directory_without_a_study_is_refused(tmp_path):

@@ -175,6 +175,7 @@ def test_links_behind_which_text_would_be_left_out_are_refused(tmp_path, source:
 def test_domains_are_names(tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     assert "'a/b' is no name of one file or folder" in refused(source="text", path=str(tmp_path), train=["a/b"])
+    assert "'..' is no name of one file or folder" in refused(source="text", path=str(tmp_path), train=[".."])
     assert "'' is no name of one file or folder" in refused(source="text", path=str(tmp_path), train=[""])
 
 
@@ -183,6 +184,7 @@ def test_domains_are_names(tmp_path):
     [
         (b'{"text": "a"', "is not JSON"),
         (b"\xff\xfe", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
         (b'["text"]', "has no text"),
         (b'{"txt": "a"}', "has no text"),
         (b'{"text": 3}', "has no text"),

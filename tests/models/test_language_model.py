@@ -148,6 +148,7 @@ def test_generation_follows_the_most_probable_token_and_the_seed():
         whole = torch.cat([whole, model.logits(whole)[:, -1].argmax(-1, keepdim=True)], dim=1)
     assert torch.equal(greedy, whole[:, 5:])
     sampled = [generate(model, prompt, 6, temperature=1.0, top_k=5, seed=seed) for seed in (0, 0, 1)]
+    assert torch.equal(generate(model, prompt, 6, temperature=1e-320), greedy)
     assert torch.equal(sampled[0], sampled[1]) and not torch.equal(sampled[0], sampled[2])
     with pytest.raises(ConfigError, match="prompt"):
         generate(model, prompt[:, :0], 3)

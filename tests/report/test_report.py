@@ -131,6 +131,13 @@ def test_poor_studies_still_make_a_page(tmp_path, options):
     assert not re.search(r"\bnan\b", page.text, re.IGNORECASE)
 
 
+def test_a_record_of_another_metric_is_no_loss(tmp_path):
+    run = write_study(tmp_path, architectures=TWO, documents=40).run("other", 0)
+    path = run.path / "evals.jsonl"
+    path.write_text(path.read_text().replace('"metric": "loss"', '"metric": "other"'))
+    assert "other" in Page(write_report([tmp_path], tmp_path)).text
+
+
 def test_several_studies_in_one_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # short names: a title is not broken
     paths = [Path("one"), Path("two")]

@@ -1,7 +1,9 @@
 """The study file: completed, checked, refused with a sentence."""
 
+import datetime
 import math
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import yaml
 from basecap.data.shards import LEAST_DOCUMENTS
 from basecap.data.sources.installed import LONGEST_FILE, SHORTEST_FILE
 from basecap.errors import BasecapError, ConfigError
+from basecap.files import parse_yaml
 from basecap.study.config import StudyConfig, library, load_study, select
 from basecap.study.plan import cost, plan_evaluations, plan_runs
 
@@ -121,9 +124,9 @@ def test_summaries_say_which_figures_they_are_of_and_count_nothing():
         ("architectures.1.mixr", {}, "mixer"),
         ("architectures.1.name", "transformer++", "two entries"),
         ("train.lr", -1, r"train\.lr"),
-        ("train.clip", float("inf"), r"train\.clip = inf: Input should be a finite number"),
-        ("gap", {"tolerance": float("inf")}, r"gap\.tolerance = inf: Input should be a finite number"),
-        ("data.weights", {"prose": float("nan")}, r"data\.weights\.prose = nan: Input should be a finite number"),
+        ("train.clip", float("inf"), r"train\.clip = inf: should be a finite number"),
+        ("gap", {"tolerance": float("inf")}, r"gap\.tolerance = inf: should be a finite number"),
+        ("data.weights", {"prose": float("nan")}, r"data\.weights\.prose = nan: should be a finite number"),
         ("architectures.1.layers", [], r"architectures\.1\.layers"),
         ("reference", "transformer+", r"transformer\+\+"),
         ("name", "../evil", r"name = '\.\./evil': a name begins with a letter or digit"),
@@ -138,6 +141,42 @@ def test_summaries_say_which_figures_they_are_of_and_count_nothing():
         ("train.weight_decay", math.inf, r"train\.weight_decay"),
         ("train.clip", math.inf, r"train\.clip"),
         ("train.seeds", 3, r"train\.seeds = 3: should be a list, such as \[3\]\.$"),
+        ("train.seeds", "abc", r"= 'abc': should be a list, each entry of which should be a whole number\.$"),
+        ("train.seeds", None, r"= null: should be a list, each entry of which should be a whole number\.$"),
+        ("train.seeds", "1,2", r"= '1,2': should be a list, such as \[1,2\]\.$"),
+        ("train.seeds", "1,1", r"= '1,1': should be a list, but not \[1,1\]: a seed is named twice; remove one\.$"),
+        ("train.seeds", "[1", r"= '\[1': should be a list\.$"),
+        ("train.betas", 0.9, r"train\.betas = 0\.9: should be a list with 2 entries\.$"),
+        ("train.betas", 2, r"train\.betas = 2: should be a list, each entry of which should be less than 1\.$"),
+        ("train.betas", [0.9] * 3, r"should be a list with 2 entries at most\.$"),
+        ("data.train", "prose", r"data\.train = 'prose': should be a list, such as \[prose\]\.$"),
+        ("data.train", "prse", r"= 'prse': should be a list; source 'installed' has no domain .* mean 'prose'\?$"),
+        ("data.train", 3, r"data\.train = 3: should be a list, each entry of which should be text; "),
+        ("architectures.1.layers", {"us": "gpt"}, r"should be a list, but not \[{'us': 'gpt'}\]: use is missing\.$"),
+        ("architectures", [5], r"architectures = \[5\]: 5 is not one architecture; write its name, or its keys"),
+        ("architectures.2.use", ["mamba-2"], r"architectures\.2\.use = \['mamba-2'\]: should be text; "),
+        ("architectures.1.name", "a\0b", r"name = 'a\\x00b': should be one line, without control characters\.$"),
+        ("evals", 5, r"evals = 5: should be a list, but not \[5\]: 5 is not one evaluation; write its name"),
+        ("evals", [{1: {}}], r"{1: {}} is not one evaluation; write its name, or its name: {option: value}\.$"),
+        ("train.seeds", [True], r"train\.seeds\.0 = true: should be a number, not true or false\.$"),
+        ("train.tokens", True, r"train\.tokens = true: should be a number, not true or false\.$"),
+        ("train.tokens", "10k", r"train\.tokens = '10k': should be a whole number\.$"),
+        ("train.lr", True, r"train\.lr = true: should be a number, not true or false\.$"),
+        ("train.lr", datetime.date(2020, 1, 1), r"train\.lr = 2020-01-01: should be a number\.$"),
+        ("gap", {"tolerance": True}, r"gap\.tolerance = true: should be a number, not true or false\.$"),
+        ("gap", 5, r"gap = 5: should be a section, with a value for each key\.$"),
+        ("data.weights", {"prose": True}, r"data\.weights\.prose = true: should be a number, not true or false\.$"),
+        ("data.weights", {1: 1}, r"data\.weights\.1 = 1: should be text; a number or a date is text in quotes\.$"),
+        ("data.cache", "", r"data\.cache = '': should not be empty\.$"),
+        ("model.hidden", 10**18, r"model\.hidden = 10+: should be less than or equal to 1048576\.$"),
+        ("model.layers", 10**6, r"model\.layers = 10+: should be less than or equal to 1024\.$"),
+        ("data.seq_len", 10**12, r"data\.seq_len = 10+: should be less than or equal to 16777216\.$"),
+        ("data.vocab", 10**9, r"data\.vocab = 10+: should be less than or equal to 1048576\.$"),
+        ("name", "x" * 5000, r"name = 'x{40,50}\.\.\.x{40,50}': a name begins with"),
+        ("lr", 3e-4, r"unknown key 'lr': did you mean 'train\.lr'\?$"),
+        ("train.hidden", 3, r"unknown key 'train\.hidden': did you mean 'model\.hidden'\?$"),
+        ("train.LR", 3, r"unknown key 'train\.LR': did you mean 'lr'\?$"),
+        ("train", {7: 8, "tokens": 9}, r"unknown key 'train\.7': known: batch, "),
         ("train.seeds", [], r"train\.seeds = \[\]: should be a list with 1 or more entries\.$"),
         ("architectures", [], r"architectures = \[\]: should be a list with 1 or more entries\.$"),
         ("architectures", "mamba-2", r"architectures = 'mamba-2': should be a list, such as \[mamba-2\]\.$"),
@@ -169,11 +208,19 @@ def test_wrong_keys_and_values_are_named(tmp_path, place, value, words):
         ("architectures.1.layers", ["transformer++"] * 9, "a pattern of 9 layers does not fit"),
         ("architectures.1.train", {"lrr": 3}, "lr"),
         ("architectures.1.train", {"lr": "fast"}, "lr"),
-        ("architectures.1.train", {"betas": 0.9}, r"train\.betas: should be a list, such as \[0\.9\]\.$"),
+        ("architectures.1.train", {"betas": 0.9}, r"train\.betas: should be a list with 2 entries\.$"),
+        (
+            "architectures.1.train",
+            {"betas": "0.9, 0.95"},
+            r"train\.betas: should be a list, such as \[0\.9, 0\.95\]\.$",
+        ),
+        ("architectures.1.train", {"tokens": True}, r"train\.tokens: should be a number, not true or false\.$"),
         ("architectures.1.train", {"micro_batch": 3}, "architecture 'window 8': train.micro_batch = 3 does not divide"),
         ("architectures.1.mixer", {"window": -5}, "architecture 'window 8': option 'window'"),
         ("evals", ["domain-los"], "domain-loss"),
         ("evals", [{"domain-loss": {"splt": "test"}}], "split"),
+        ("evals", [{"domain-loss": {"split": "tst"}}], r"cannot be 'tst': it should be 'validation' or 'test'\.$"),
+        ("evals", [{"domain-loss": {"tokens_per_batch": True}}], "it should be a number, not true or false"),
         ("evals", ["domain-loss", {"domain-loss": {"split": "validation"}}], "is named twice"),
         ("evals", [{}], "is not one evaluation"),
         ("evals", [{"domain-loss": 5}], "{'domain-loss': 5} is not one evaluation"),
@@ -195,12 +242,39 @@ def test_missing_key_is_named(tmp_path):
         load_study(write(tmp_path, content))
 
 
-@pytest.mark.parametrize("text", ["a: [", "- 1", "", "\t"])
+@pytest.mark.parametrize("text", ["a: [", "- 1", "", "\t", "name: 2001-99-99", "name: !!int x", "name: " + "[" * 3000])
 def test_files_that_are_no_study_are_refused(tmp_path, text):
     path = tmp_path / "study.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match="study file"):
         load_study(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"name: a\nname: b\n", r"is not valid YAML at line 2 \(the key 'name' stands twice\); mend it\.$"),
+        (b"name: a\ntrain: {lr: 1, lr: 2}\n", r"at line 2 \(the key 'lr' stands twice\)"),
+        (b"name: caf\xe9\n", r"is not text in UTF-8; mend it\.$"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_with_its_line(tmp_path, text, words):
+    path = tmp_path / "study.yaml"
+    path.write_bytes(text)
+    with pytest.raises(ConfigError, match=words):
+        load_study(str(path))
+
+
+def test_keys_that_replace_merged_ones_are_no_keys_that_stand_twice():
+    text = "a: {b: &b {x: 1}, c: {d: &d {<<: *b, x: 2}}}\ne: {<<: *d}\n'1': 0\n1: 0\n"
+    assert parse_yaml(text) == {"a": {"b": {"x": 1}, "c": {"d": {"x": 2}}}, "e": {"x": 2}, "1": 0, 1: 0}
+
+
+def test_a_setting_changes_no_alias_of_its_section(tmp_path):
+    wide = {"hidden": 16}  # one section in two places, which YAML writes as an alias
+    content = changed("architectures.1.model", wide) | {"model": wide}
+    study = load_study(write(tmp_path, content), ["model.hidden=64"])
+    assert (study.model.hidden, study.architectures[1].model.hidden) == (64, 16)
 
 
 def test_seeds_may_be_any_number_of_64_bits(tmp_path):
@@ -232,8 +306,9 @@ def test_studies_of_installed_text_keep_half_of_the_code_on_any_machine(name: st
 
 
 def test_unknown_study_and_setting(tmp_path):
-    with pytest.raises(ConfigError, match="quickstart"):
-        load_study("quikstart")
+    for name in ("quikstart", "QUICKSTART"):
+        with pytest.raises(ConfigError, match="did you mean 'quickstart'"):
+            load_study(name)
     with pytest.raises(ConfigError, match=r"did you mean 'figure-3a'\?"):
         load_study("figure3a")
     for name in ("figure-3", "figure-4", "figure-17", "limited-11m"):  # none of another number
@@ -245,3 +320,15 @@ def test_unknown_study_and_setting(tmp_path):
         load_study(write(tmp_path), ["train.lr"])
     with pytest.raises(ConfigError, match="not a section; `basecap list settings` shows the keys"):
         load_study(write(tmp_path), ["name.x=1"])
+    with pytest.raises(ConfigError, match="'architectures' is a list, which is set as a whole"):
+        load_study(write(tmp_path), ["architectures.0.use=gpt"])
+    with pytest.raises(ConfigError, match=r"'train\.\.lr=1' is not of the form"):
+        load_study(write(tmp_path), ["train..lr=1"])
+
+
+@pytest.mark.parametrize("text", ["@mine", "it's: a: b", "["])
+def test_a_value_that_is_no_yaml_is_suggested_as_text(tmp_path, text):
+    with pytest.raises(ConfigError, match="the value is not valid YAML") as refused:
+        load_study(write(tmp_path), [f"summary={text}"])
+    suggested = str(refused.value).removesuffix(".").rpartition("as text it is written --set ")[2]
+    assert load_study(write(tmp_path), shlex.split(suggested)).summary == text

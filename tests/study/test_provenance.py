@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from basecap.errors import ConfigError
+from basecap.errors import ConfigError, DataError
 from basecap.mixers import ARCHITECTURES
 from basecap.models.config import model_config
 from basecap.records import StudyRecords
@@ -32,6 +32,14 @@ def test_an_architecture_that_no_plugin_defines_any_more_is_another(tmp_path):
     records.write_info({"plugins": {"0" * 64: "mine.py"}})
     with pytest.raises(ConfigError, match=r"another version of mine\.py"):
         refuse_other_plugins(records, model)
+
+
+@pytest.mark.parametrize("plugins", [5, ["mine.py"], {"mine.py": 5}])
+def test_a_damaged_record_of_plugins_is_named(tmp_path, plugins):
+    records = StudyRecords(tmp_path).run("mine", 0)
+    records.write_info({"plugins": plugins})
+    with pytest.raises(DataError, match=r"run\.json is damaged at 'plugins"):
+        refuse_other_plugins(records, model_config("transformer++", hidden=16, vocab=257, layers=1))
 
 
 @pytest.fixture

@@ -146,6 +146,14 @@ def test_an_older_checkpoint_that_cannot_be_removed_costs_nothing(model, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["step-10"]
 
 
+def test_a_state_of_impossible_size_is_named(saved):
+    path = saved / "step-8" / "state.json"
+    state = json.loads(path.read_text())
+    path.write_text(json.dumps({**state, "model": {**state["model"], "vocab": 10**20}}))
+    with pytest.raises(CheckpointError, match=r"step-8 is unreadable \(state\.json: "):
+        checkpoint.load_model(saved)
+
+
 @pytest.mark.parametrize("key", ["step", "model", "hidden"])
 def test_an_incomplete_state_is_named(saved, model, key):
     path = saved / "step-8" / "state.json"

@@ -30,7 +30,7 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         place = f"{path}:{number}"
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{place} is not JSON ({error}); mend or remove the line.") from error
         if not isinstance(record, dict) or not isinstance(record.get("text"), str):
             raise DataError(f'{place} has no text; every line must be an object with a string "text".')
