@@ -85,7 +85,8 @@ def compare_runs(
             if row["gap"]["low"] is None:
                 reason = _missing_interval(documents, setting)
             elif setting.bigram is not None and row["range"][0] > setting.bigram:
-                reason = f"not yet below the {setting.bigram:.2f} nats of a bigram model: train longer"
+                reached = f"at {row['range'][0]:.2f} nats not yet below the {setting.bigram:.2f} of a bigram model"
+                reason = f"{reached}: train longer"
         judged = _judge(row, reason, setting)
         if row["behind"]:
             judged["words"] += f"; left out, for having come less than half as far: seed {_listed(row['behind'])}"

@@ -1,5 +1,6 @@
 """Top-1 selection at the edges: autocast, numbers that are none, more chunks asked for than there are."""
 
+import shutil
 from collections.abc import Callable
 
 import pytest
@@ -16,6 +17,7 @@ from basecap.ops import (
     top1_chunk_weights,
     top1_element,
 )
+from basecap.ops.top1_chunk.grid import chunk_grid
 from basecap.ops.top1_element import top1_element_choice, top1_element_step, top1_element_weights
 from basecap.testing.tolerance import relative_error
 
@@ -120,6 +122,18 @@ def test_a_compiled_graph_checks_its_bounds(bounds: list[int]):
     assert torch.equal(compiled(q, right), top1_chunk(q, q, q, chunk=16, cu_seqlens=right))
     with pytest.raises(RuntimeError, match="cu_seqlens must increase strictly"):
         compiled(q, torch.tensor(bounds))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="code for a CPU needs a compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler, about PyTorch
+@pytest.mark.parametrize("bounds", [None, torch.tensor([0, 70, 299])])
+def test_code_compiled_for_a_cpu_cuts_the_same_chunks(bounds: Tensor | None):
+    """At a length of which the last few tokens do not fill a vector."""
+    q = torch.randn(1, 299, 1, 16)
+    torch.compiler.reset()
+    compiled = torch.compile(lambda: chunk_grid(q, 32, None, bounds), fullgraph=True)
+    for found, expected in zip(compiled(), chunk_grid(q, 32, None, bounds), strict=True):
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize(

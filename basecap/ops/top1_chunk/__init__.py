@@ -44,7 +44,8 @@ def top1_chunk(
     """Attend, with one softmax, to the past of the own chunk and to the best earlier chunks of the sequence.
 
     The keys are cut into chunks of C from the start of each sequence. A query scores every chunk before its own and
-    attends the `remote` best ones whole. The choice has no gradient; ties go to the earlier chunk.
+    attends the `remote` best ones whole. The choice has no gradient; ties go to the earlier chunk. Source: arXiv
+    2505.18522, section 5 and appendix D, where `remote` is 1.
 
     Its derivatives are torch.autograd's, of first order; transforms of torch.func (grad, vjp, jvp, vmap) are refused.
 

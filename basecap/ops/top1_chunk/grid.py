@@ -21,19 +21,23 @@ def _uniform(batch: int, length: int, chunk: int, device: torch.device) -> tuple
 def _uniform_grid(batch: int, length: int, chunk: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the grid of `batch` sequences of one length."""
     per_row = -(-length // chunk)
-    index = torch.arange(batch * per_row, device=device)
-    row = index // per_row
-    start = row * length + (index - row * per_row) * chunk
+    row = torch.arange(batch, device=device)[:, None]
+    start = row * length + torch.arange(per_row, device=device) * chunk
     end = torch.minimum(start + chunk, (row + 1) * length)
-    token = torch.arange(batch * length, device=device)
-    own = token // length * per_row + token % length // chunk
-    return torch.stack([start, end, row * per_row], dim=1).to(torch.int32), own.to(torch.int32)
+    first = (row * per_row).expand_as(start)
+    own = first[:, :1] + (torch.arange(length, device=device) >> _log2(chunk))
+    return torch.stack([start, end, first], dim=2).flatten(0, 1).to(torch.int32), own.flatten().to(torch.int32)
+
+
+def _log2(chunk: int) -> int:
+    # Not a division: of ranges, compiled for a CPU, PyTorch 2.13 gets the last ones wrong.
+    return chunk.bit_length() - 1
 
 
 def _packed_grid(bounds: Tensor, tokens: int, chunk: int) -> tuple[Tensor, Tensor]:
     """Return the grid of sequences [bounds[i], bounds[i+1]); rows after the last chunk are empty, at `tokens`."""
     bounds = bounds.to(torch.int64)
-    count = (bounds[1:] - bounds[:-1] + chunk - 1) // chunk
+    count = (bounds[1:] - bounds[:-1] + chunk - 1) >> _log2(chunk)
     after = count.cumsum(0)
     # No reading back of the number of chunks: it is at most this.
     index = torch.arange(tokens // chunk + count.numel(), device=bounds.device)
@@ -46,7 +50,7 @@ def _packed_grid(bounds: Tensor, tokens: int, chunk: int) -> tuple[Tensor, Tenso
     first = torch.where(empty, index, first)
     token = torch.arange(tokens, device=bounds.device)
     sequence = torch.searchsorted(bounds, token, right=True) - 1  # torch 2.11 compiles no search in a slice for GPUs
-    own = after[sequence] - count[sequence] + (token - bounds[sequence]) // chunk
+    own = after[sequence] - count[sequence] + ((token - bounds[sequence]) >> _log2(chunk))
     return torch.stack([start, end, first], dim=1).to(torch.int32), own.to(torch.int32)
 
 

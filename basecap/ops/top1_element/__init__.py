@@ -23,6 +23,7 @@ def top1_element(
 ) -> Tensor:
     """Return o_t = v_s of the s <= t with the highest q_t.k_s; the earliest among equals, never one that is NaN.
 
+    Source: arXiv 2505.18522, section 4.
     Backward is straight through: o = (onehot + P - stop_gradient(P)) v with P the softmax of scale * q.k, so dv comes
     from the choice, dq and dk from the softmax. The gradients of q and k are those of softmax attention to the values,
     and are left to PyTorch's fused attention; its GPU kernels add dq in varying order unless
@@ -45,7 +46,7 @@ def top1_element(
         [B, T, H, K] in the dtype of v, memory O(T).
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not fit together, or an impossible backend.
+        ConfigError (of `basecap.errors`): shapes, dtypes or devices that do not fit together, or an impossible backend.
     """
     check_heads({"q": q, "k": k, "v": v})
     scale = check_scale(scale, q.shape[3])
