@@ -1,60 +1,35 @@
-"""A curve through points that neither overshoots nor bends where the points do not."""
+"""A smooth curve through the evaluation points of one run: local linear regression, as weights of the points."""
 
 import numpy as np
 from numpy import ndarray
 
+#: Points that the kernel reaches at every place, however narrow its bandwidth is.
+NEAREST = 4
 
-def interpolate(x: ndarray, y: ndarray, at: ndarray) -> ndarray:
-    """Interpolate by monotone piecewise cubics, many curves at once.
 
-    Between two points the curve stays between their values, so it rises and falls only where the points do. Slopes are
-    those of Fritsch and Butland (SIAM J. Sci. Stat. Comput. 5, 1984), as in PCHIP; two points are joined by a line.
-    Written here because scipy's takes one set of places x for all curves.
+def smoother(x: ndarray, at: ndarray, bandwidth: ndarray) -> ndarray:
+    """Return the weights with which local linear regression reads a curve off its points, many curves at once.
+
+    At each place a line is fitted to the points around it, weighted by the tricube of their distance over the
+    bandwidth (Cleveland, JASA 74, 1979; Fan, Ann. Statist. 21, 1993). A place just beyond the last point is read off
+    the line that ends there. The bandwidth grows where it would reach fewer than four points.
 
     Args:
-        x: [..., K] ascending places, K >= 2. Equal neighbours are allowed: the curve steps there.
-        y: [..., K] values.
-        at: [..., G] where to evaluate, inside the range of x.
+        x: [R, K] abscissae of K points in any order.
+        at: [R, G] places.
+        bandwidth: [R], positive.
 
     Returns:
-        [..., G].
+        [R, G, K]; the curve at place g is sum_k weights[g, k] * y[k], exact where the points lie on a line.
     """
-    width = np.maximum(np.diff(x), 1e-12)
-    rise = np.diff(y) / width
-    slope = _slopes(width, rise)
-    cell = (at[..., :, None] >= x[..., None, 1:-1]).sum(-1)
-
-    def take(values: ndarray) -> ndarray:
-        return np.take_along_axis(values, cell, axis=-1)
-
-    step = take(width)
-    t = (at - take(x[..., :-1])) / step
-    start, end = take(slope[..., :-1]), take(slope[..., 1:])
-    steep = take(rise)
-    quadratic = 3 * steep - 2 * start - end
-    cubic = start + end - 2 * steep
-    return take(y[..., :-1]) + step * t * (start + t * (quadratic + t * cubic))
-
-
-def _slopes(width: ndarray, rise: ndarray) -> ndarray:
-    """Return the derivative at each of K points from the K - 1 widths and secants between them."""
-    if width.shape[-1] == 1:
-        return np.concatenate([rise, rise], axis=-1)
-    before, after = width[..., :-1], width[..., 1:]
-    left, right = rise[..., :-1], rise[..., 1:]
-    same_sign = left * right > 0
-    safe_left, safe_right = np.where(same_sign, left, 1.0), np.where(same_sign, right, 1.0)
-    weight_left, weight_right = before + 2 * after, 2 * before + after
-    mean = (weight_left + weight_right) / (weight_left / safe_left + weight_right / safe_right)
-    inner = np.where(same_sign, mean, 0.0)
-    first = _end_slope(width[..., 0], width[..., 1], rise[..., 0], rise[..., 1])
-    last = _end_slope(width[..., -1], width[..., -2], rise[..., -1], rise[..., -2])
-    return np.concatenate([first[..., None], inner, last[..., None]], axis=-1)
-
-
-def _end_slope(near: ndarray, far: ndarray, rise: ndarray, next_rise: ndarray) -> ndarray:
-    """Return the three-point derivative at an end, cut back so that the end cell stays monotone."""
-    slope = ((2 * near + far) * rise - near * next_rise) / (near + far)
-    slope = np.where(slope * rise <= 0, 0.0, slope)
-    turns = (rise * next_rise < 0) & (np.abs(slope) > 3 * np.abs(rise))
-    return np.where(turns, 3 * rise, slope)
+    offset = x[:, None, :] - at[:, :, None]
+    distance = np.abs(offset)
+    count = x.shape[1]
+    farthest = np.partition(distance, min(NEAREST, count) - 1, axis=-1)[..., min(NEAREST, count) - 1]
+    reach = np.maximum(bandwidth[:, None], farthest * (1 + 1e-3))[..., None]
+    kernel = np.clip(1 - (distance / reach) ** 3, 0, None) ** 3
+    zeroth, first, second = (np.sum(kernel * offset**power, axis=-1, keepdims=True) for power in (0, 1, 2))
+    spread = zeroth * second - first**2
+    flat = spread <= 1e-12 * zeroth**2 * reach**2  # points of one abscissa have a mean, no slope
+    line = (second - first * offset) / np.where(flat, 1.0, spread)
+    return kernel * np.where(flat, 1 / zeroth, line)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from basecap.errors import DataError, in_words
 
@@ -17,12 +17,11 @@ class _Data(BaseModel):
     ood: list[str]
 
 
-class _Train(BaseModel):
-    seeds: list[int]
+class GapSection(BaseModel):
+    """What studies of earlier versions lack is read as the default."""
 
-
-class _Gap(BaseModel):
-    tolerance: float
+    share: float = Field(0.5, alias="from")
+    cost: float = 0.1
 
 
 class StudyFile(BaseModel):
@@ -32,8 +31,7 @@ class StudyFile(BaseModel):
     reference: str
     architectures: list[_Entry]
     data: _Data
-    train: _Train
-    gap: _Gap
+    gap: GapSection
 
 
 class _Machine(BaseModel):

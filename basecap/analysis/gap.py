@@ -1,233 +1,141 @@
-"""The gap: how much worse out of domain than the reference, at equal pre-training loss.
+"""The gap: how much worse out of domain than the reference trained models are, at equal pre-training loss.
 
-Every evaluated checkpoint is a point: x its loss on held-out text of the training domains, y its loss on a domain it
-never saw. The gap of an architecture is the mean over the range of x that all its runs and the reference's have seen of
-y - y_reference, both read off interpolated curves. Documents are drawn with replacement, the same draw for every
-checkpoint of every model and for x and y alike, and the whole estimate is computed again for each draw: so both curves
-carry their error, and the difficulty of single documents, far larger than any gap, cancels.
+Every evaluation point is a pair: x the loss on held-out text of the training domains, y the loss on a domain never
+trained on. The *trained range* of x begins, from above, where the reference is after a share of its tokens, and never
+above the loss of a bigram model of the training text; it ends at the higher of the two final mean losses. Each run gives
+one number: the mean of its fitted curve y(x) over that range. The gap is the difference between the means of those
+numbers over the runs of an architecture and over the runs of the reference.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy import ndarray
-from scipy.special import stdtr, stdtrit
 
-from basecap.analysis.curve import interpolate
+from basecap.analysis.curve import smoother
+from basecap.analysis.draws import Curve
 
-Verdict = Literal["keeps", "degrades", "undecided"]
-
-#: Places over the shared range at which two curves are compared: the midpoints of as many cells.
-PLACES = 64
-#: Share of the interval's probability.
-CONFIDENCE = 0.95
-#: Largest share of draws that may lose the shared range before the interval would mislead.
+#: Places over the trained range at which a curve is read off: the midpoints of as many cells.
+PLACES = 16
+#: Evaluation points that an architecture needs within reach of the trained range, in every run.
+FEWEST_POINTS = 4
+#: Reach of the fitted curve beyond both ends of the range, in its widths.
+REACH = 0.5
+#: Largest share of draws that may lose the trained range before the interval would mislead.
 LOST_DRAWS = 0.05
-#: Steps of a bisection, after which a distribution is as good as linear: they leave 1/256 of the deviations' range.
-HALVINGS = 8
 #: No run will see e^40 tokens (2e17).
 LARGEST_EXPONENT = 40.0
-#: Below this share of their variance left in the residuals, checkpoints say nothing of their scatter.
-SMALLEST_SHARE = 0.01
 
 
 @dataclass(frozen=True)
-class Interval:
-    """An estimate and its interval; NaN where there is no interval. Numbers, or arrays of one shape."""
+class Range:
+    """The trained range in each draw: `low` and `high`, [R + 1]; row 0 is the sample itself."""
 
-    value: ndarray
     low: ndarray
     high: ndarray
 
+    @property
+    def width(self) -> ndarray:
+        """Its width in each draw, NaN where it is empty."""
+        return np.where(self.low < self.high, self.high - self.low, np.nan)
 
-def resample(nats: ndarray, tokens: ndarray, resamples: int, generator: np.random.Generator) -> tuple[ndarray, ndarray]:
-    """Sum losses over documents and over draws of documents with replacement.
+    @property
+    def places(self) -> ndarray:
+        """Where curves are read off, [R + 1, PLACES]; NaN where the range is empty."""
+        return self.low[:, None] + self.width[:, None] * ((np.arange(PLACES) + 0.5) / PLACES)
 
-    Args:
-        nats: [N, P] float64, the summed loss of each of N documents in each of P checkpoints.
-        tokens: [N] predicted tokens of each document.
-        resamples: number of draws R.
-        generator: source of the draws.
 
-    Returns:
-        Summed nats [R + 1, P] and tokens [R + 1]; row 0 is the sample itself.
+def upper_end(reference: Sequence[Curve], share: float, bigram: float | None) -> ndarray:
+    """Return the mean loss of the reference's runs after `share` of its tokens, at most that of a bigram model."""
+    target = share * max(curve.trained[-1] for curve in reference)
+    high = np.mean([_at_tokens(curve, target) for curve in reference], axis=0)
+    return high if bigram is None else np.minimum(high, bigram)
+
+
+def final(runs: Sequence[Curve]) -> ndarray:
+    """Return the mean over runs of the loss at their last evaluation point, [R + 1]."""
+    return np.mean([curve.x[:, -1] for curve in runs], axis=0)
+
+
+def _at_tokens(curve: Curve, tokens: float) -> ndarray:
+    """Return the loss of a run after so many tokens, [R + 1], between evaluation points linear in their logarithm."""
+    places = np.log(curve.trained)
+    upper = int(np.clip(np.searchsorted(places, np.log(tokens)), 1, max(1, len(places) - 1)))
+    if len(places) == 1:
+        return curve.x[:, 0]
+    share = np.clip((np.log(tokens) - places[upper - 1]) / (places[upper] - places[upper - 1]), 0, 1)
+    return (1 - share) * curve.x[:, upper - 1] + share * curve.x[:, upper]
+
+
+def points_within(curve: Curve, where: Range) -> int:
+    """Return how many evaluation points of a run lie within reach of the range."""
+    low, high, width = where.low[0], where.high[0], where.width[0]
+    return int(np.sum((curve.x[0] >= low - REACH * width) & (curve.x[0] <= high + REACH * width)))
+
+
+def level(curve: Curve, where: Range) -> ndarray:
+    """Return the mean of a run's fitted curves over the range, [R + 1, D]; NaN in draws without a range."""
+    there = ~np.isnan(where.width)
+    values = np.full((len(curve.x), curve.y.shape[2]), np.nan)
+    weights = smoother(curve.x[there], where.places[there], where.width[there]).mean(1)
+    values[there] = np.einsum("rk,rkd->rd", weights, curve.y[there])
+    return values
+
+
+def read_off(curve: Curve, places: ndarray, bandwidth: float) -> ndarray:
+    """Return a run's fitted curves at `places` [G] in each draw, [R + 1, G, D]."""
+    draws = len(curve.x)
+    weights = smoother(curve.x, np.broadcast_to(places, (draws, len(places))), np.full(draws, bandwidth))
+    return weights @ curve.y
+
+
+def scatter(curve: Curve, where: Range) -> tuple[ndarray, float]:
+    """Return the covariance of a run's levels that the scatter of its points about the fit makes, [D, D]; its freedom.
+
+    It holds for independent scatter, and says nothing of what another run would change: it serves where no variance of
+    runs can be estimated.
     """
-    count = len(tokens)
-    columns = np.concatenate([nats, tokens[:, None]], axis=1)
-    sums = [columns.sum(0, keepdims=True)]
-    rows = max(1, 4_000_000 // count)
-    for first in range(0, resamples, rows):
-        some = min(rows, resamples - first)
-        drawn = generator.integers(count, size=(some, count)) + np.arange(some)[:, None] * count
-        weights = np.bincount(drawn.ravel(), minlength=some * count).reshape(some, count)
-        sums.append(weights.astype(np.float64) @ columns)
-    total = np.concatenate(sums)
-    return total[:, :-1], total[:, -1]
+    x, y = curve.x[:1], curve.y[0]
+    own = smoother(x, x, where.width[:1])[0]
+    near = (x[0] >= where.low[0] - REACH * where.width[0]) & (x[0] <= where.high[0] + REACH * where.width[0])
+    residual = (y - own @ y)[near]
+    freedom = max(1.0, near.sum() - np.trace(own[np.ix_(near, near)]))
+    weights = smoother(x, where.places[:1], where.width[:1])[0].mean(0)
+    return residual.T @ residual / freedom * np.sum(weights**2), freedom
 
 
-def shared_places(*curves: ndarray) -> ndarray:
-    """Return the places at which curves are compared: the midpoints of equal cells of the range that all have seen.
+def slope(reference: Sequence[Curve], share: float) -> ndarray:
+    """Return how fast the reference's losses fall over the last part of its tokens, nats per factor of e, [D].
 
-    Args:
-        curves: [R, K] pre-training losses of K checkpoints, any number of them for each curve, in each of R draws.
-
-    Returns:
-        [R, PLACES], from the lowest shared loss to the highest; NaN in draws without a shared range.
+    The least-squares line of the loss over the logarithm of tokens, all runs together, from `share` of the tokens on:
+    what a gap is worth is read off it. NaN with fewer than two evaluation points there.
     """
-    low = np.max([x.min(1) for x in curves], axis=0)
-    high = np.min([x.max(1) for x in curves], axis=0)
-    width = np.where(low < high, high - low, np.nan)
-    return low[:, None] + width[:, None] * ((np.arange(PLACES) + 0.5) / PLACES)
+    begin = share * max(curve.trained[-1] for curve in reference)
+    kept = [curve.trained >= begin for curve in reference]
+    tokens = np.log(np.concatenate([curve.trained[keep] for curve, keep in zip(reference, kept, strict=True)]))
+    losses = np.concatenate([curve.y[0][keep] for curve, keep in zip(reference, kept, strict=True)])
+    if len(np.unique(tokens)) < 2:
+        return np.full(losses.shape[1], np.nan)
+    return np.polyfit(tokens, losses, 1)[0]
 
 
-def compare(places: ndarray, x: ndarray, y: ndarray, x_reference: ndarray, y_reference: ndarray) -> ndarray:
-    """Compare two curves at places that both have seen, many draws at once.
-
-    Args:
-        places: [R, PLACES] of R draws, within the range of both curves, or NaN.
-        x, y: [R, K] losses of an architecture's K checkpoints in any order.
-        x_reference, y_reference: [R, K'] of the reference.
-
-    Returns:
-        y - y_reference at the places [R, PLACES]; NaN where they are.
-    """
-    there = ~np.isnan(places).any(1)
-    difference = np.full_like(places, np.nan)
-    if there.any():
-        ours, theirs = (
-            interpolate(*_sorted(abscissa[there], ordinate[there]), places[there])
-            for abscissa, ordinate in ((x, y), (x_reference, y_reference))
-        )
-        difference[there] = ours - theirs
-    return difference
-
-
-@dataclass(frozen=True)
-class Scatter:
-    """The error of a gap that the scatter of checkpoints causes: standard error, a number or [...]; its freedom."""
-
-    error: ndarray
-    freedom: float
-
-
-def scatter(places: ndarray, difference: ndarray, x: ndarray, x_reference: ndarray) -> tuple[Scatter, Scatter]:
-    """Estimate from a single pair of runs how far the scatter of their checkpoints moves the gap.
-
-    The loss out of domain jumps from checkpoint to checkpoint, most where the learning rate is high, and no document
-    is to blame. Seen as independent noise of one variance on every checkpoint, carried to the places by linear
-    interpolation, it leaves a known share of that variance in the residuals of the difference about its linear trend,
-    with the degrees of freedom of Satterthwaite (Biometrics Bulletin 2, 1946). The mean over all places averages over
-    many checkpoints; a place near the end of the range carries all the noise of one or two of them.
-
-    The curves are cubics: between distant checkpoints they move further than lines, and leave as much more in the
-    residuals; at both ends they move like lines. Intervals of 95 % thereby hold the truth in 93 to 99 % of simulated
-    studies, on the mean and at the places. Noise that falls with the learning rate makes those at the lowest loss wider
-    still, and at the highest a little too narrow; were it to grow in the course of training, it would be the reverse.
-
-    Args:
-        places, difference: [PLACES] what `compare` returns for the sample itself.
-        x, x_reference: [K], [K'] pre-training losses of the checkpoints.
-
-    Returns:
-        The error of the mean difference, and that of the difference at each place [PLACES]; NaN when there are too few
-        checkpoints to tell.
-    """
-    carried = np.concatenate([_weights(x, places), _weights(x_reference, places)], axis=1)
-    trend, _ = np.linalg.qr(np.stack([np.ones_like(places), places], axis=1))
-    left = carried - trend @ (trend.T @ carried)
-    covariance = left.T @ left
-    share = np.trace(covariance) / len(places)
-    variance, freedom = np.nan, 1.0
-    if share >= SMALLEST_SHARE:
-        residual = difference - trend @ (trend.T @ difference)
-        variance = np.mean(residual**2) / share
-        freedom = float(np.trace(covariance) ** 2 / np.sum(covariance**2))
-    errors = (np.sqrt(variance * np.sum(weights**2, axis=-1)) for weights in (carried.mean(0), carried))
-    mean, along = (Scatter(error=error, freedom=freedom) for error in errors)
-    return mean, along
-
-
-def interval(values: ndarray, single: Scatter | None = None) -> Interval:
-    """Return the mean over seeds and its interval.
-
-    Draws of documents give the spread for these trained models. With several seeds, a pair of models per seed, the
-    spread between the pairs is added as Student's t with one degree of freedom less than there are pairs: drawing two
-    to five seeds with replacement would give intervals far too narrow. The spread between pairs already holds the
-    part of the documents' spread that differs from pair to pair, so only the rest of that is kept beside it.
-
-    Args:
-        values: [S, R + 1, ...] an estimate per seed and draw, row 0 from the sample itself, which must not be NaN.
-        single: with one seed, what to add for the scatter of its checkpoints; its error has the shape [...].
-    """
-    value = values[:, 0].mean(0)
-    kept = ~np.isnan(values).any(axis=(0, *range(2, values.ndim)))
-    if 1 - kept.mean() > LOST_DRAWS:
-        missing = np.full_like(value, np.nan)
-        return Interval(value=value, low=missing, high=missing)
-    seeds, sample, draws = len(values), values[:, 0], values[:, kept][:, 1:]
-    deviations = draws.mean(0) - value
-    tails = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
-    if seeds > 1:
-        own = (draws - sample[:, None]).var(axis=0, ddof=1).mean(0) / seeds
-        whole = deviations.var(axis=0)
-        common = np.sqrt(np.clip(1 - own / np.where(whole > 0, whole, 1.0), 0, 1))
-        error = sample.std(axis=0, ddof=1) / np.sqrt(seeds)
-        low, high = (_quantile(common * deviations, error, seeds - 1, tail) for tail in tails)
-    elif single is not None:
-        low, high = (_quantile(deviations, single.error, single.freedom, tail) for tail in tails)
-    else:
-        low, high = np.quantile(deviations, tails, axis=0, method="weibull")
-    return Interval(value=value, low=value + low, high=value + high)
-
-
-def _quantile(deviations: ndarray, error: ndarray, freedom: float, share: float) -> ndarray:
-    """Return the quantile of one of the deviations [R, ...], all alike likely, plus `error` [...] times Student's t.
-
-    By bisection on the distribution itself: where t is drawn, with few degrees of freedom, a few extreme draws decide.
-    """
-    error = np.maximum(error, np.finfo(np.float64).tiny ** 0.5)  # none leaves the deviations alone
-    farthest = error * stdtrit(freedom, share)
-    low, high = deviations.min(0) + farthest, deviations.max(0) + farthest
-    below, above = np.zeros_like(low), np.ones_like(high)  # the shares there
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        found = stdtr(freedom, (middle - deviations) / error).mean(0)
-        left = found < share
-        low, below = np.where(left, middle, low), np.where(left, found, below)
-        high, above = np.where(left, high, middle), np.where(left, above, found)
-    return low + (high - low) * (share - below) / (above - below)
-
-
-def verdict(low: float, high: float, end: float, tolerance: float) -> Verdict:
-    """Return what the interval of a gap says, and the upper end `end` of that at the lowest shared loss.
-
-    Keeps below `tolerance`, there too; else degrades above zero; else undecided.
-    """
-    if high < tolerance and end < tolerance:
-        return "keeps"
-    return "degrades" if low > 0 else "undecided"
+def more_tokens(runs: Sequence[Curve], loss: float) -> float | None:
+    """Return how many more tokens runs would take, in their median, to reach `loss`; None where most never would."""
+    needed = [tokens_to_reach(loss, curve.trained, curve.x[0]) for curve in runs]
+    more = [np.inf if end is None else end - curve.trained[-1] for end, curve in zip(needed, runs, strict=True)]
+    middle = float(np.median(more))
+    return max(0.0, middle) if np.isfinite(middle) else None
 
 
 def tokens_to_reach(loss: float, tokens: ndarray, losses: ndarray) -> float | None:
     """Extrapolate the tokens after which a run reaches `loss`, which is not above its last.
 
-    From the last checkpoint on it falls as the line through the last three does, loss over the logarithm of tokens [K]:
-    the line itself may have been there already. None when it does not fall or would take for ever.
+    From the last point on it falls as the line through the last three does, loss over the logarithm of tokens [K]: the
+    line itself may have been there already. None when it does not fall or would take forever.
     """
     if len(tokens) < 2:
         return None
-    slope, _ = np.polyfit(np.log(tokens[-3:]), losses[-3:], 1)
-    exponent = np.log(tokens[-1]) + (loss - losses[-1]) / slope if slope < 0 else np.inf
+    fall, _ = np.polyfit(np.log(tokens[-3:]), losses[-3:], 1)
+    exponent = np.log(tokens[-1]) + (loss - losses[-1]) / fall if fall < 0 else np.inf
     return float(np.exp(exponent)) if exponent < LARGEST_EXPONENT else None
-
-
-def _weights(x: ndarray, places: ndarray) -> ndarray:
-    """Return the weight of each checkpoint in the line through all of them at each place, [PLACES, K]."""
-    order = np.sort(x)
-    return np.stack([np.interp(places, order, unit) for unit in np.eye(len(order))], axis=1)
-
-
-def _sorted(x: ndarray, y: ndarray) -> tuple[ndarray, ndarray]:
-    order = np.argsort(x, axis=1, kind="stable")
-    return np.take_along_axis(x, order, axis=1), np.take_along_axis(y, order, axis=1)

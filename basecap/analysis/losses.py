@@ -1,7 +1,8 @@
-"""The losses of single documents of a run, over all its checkpoints."""
+"""The losses of single documents of a run, over all its evaluation points."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -11,14 +12,27 @@ from basecap.records import DocumentLosses, Record, RunRecords
 
 #: The evaluation that the gap is made of.
 EVALUATION = "domain-loss"
+#: The training loss at an evaluation point is its mean over the last twentieth of the steps so far.
+SMOOTHING = 0.05
+
+
+@dataclass(frozen=True)
+class DomainLosses:
+    """One domain at K evaluation points: summed nats [N, K]; predicted tokens, their bytes, clusters [N]."""
+
+    nats: ndarray
+    tokens: ndarray
+    bytes: ndarray
+    clusters: ndarray
 
 
 @dataclass(frozen=True)
 class RunLosses:
-    """One run's K evaluated checkpoints: tokens trained on [K], and per domain nats [N, K], tokens and bytes [N]."""
+    """One run's K evaluation points: tokens trained on [K], smoothed training loss [K], losses by domain."""
 
     trained: ndarray
-    domains: dict[str, DocumentLosses]
+    training: ndarray
+    domains: dict[str, DomainLosses]
 
     def same_documents(self, other: "RunLosses") -> bool:
         """Whether both were evaluated on the same documents, so that they may be compared one by one."""
@@ -30,34 +44,50 @@ class RunLosses:
         )
 
 
-def load(run: RunRecords, evals: Iterable[Record], domains: Sequence[str]) -> RunLosses | None:
-    """Read a run's losses; None when it has no checkpoint with finite losses.
+def smoothed_training_loss(metrics: Sequence[dict[str, Any]], steps: Sequence[int]) -> ndarray:
+    """Return the training loss after each of `steps`, a mean over recent steps; NaN where none was recorded."""
+    at = np.array([row["step"] for row in metrics])
+    losses = np.array([row["train_loss"] for row in metrics])
+    recent = [losses[(at <= step) & (at > step * (1 - SMOOTHING))] for step in steps]
+    return np.array([part.mean() if len(part) else np.nan for part in recent])
 
-    Checkpoints with a loss that is not finite are left out: no mean over documents can hold one.
+
+def load(
+    run: RunRecords, evals: Iterable[Record], metrics: Sequence[dict[str, Any]], domains: Sequence[str]
+) -> RunLosses | None:
+    """Read a run's losses; None when it has no evaluation point with finite losses.
+
+    Points with a loss that is not finite are left out: no mean over documents can hold one.
 
     Raises:
-        DataError: a file is missing or damaged, or the documents changed between checkpoints.
+        DataError: a file is missing or damaged, or the documents changed between evaluation points.
     """
     trained = {record.step: record.tokens for record in evals if record.eval == EVALUATION}
-    checkpoints = {step: run.documents(EVALUATION, step) for step in sorted(trained)}
-    for step, found in checkpoints.items():
+    points = {step: run.documents(EVALUATION, step) for step in sorted(trained)}
+    for step, found in points.items():
         for domain in domains:
             if domain not in found:
-                raise DataError(
-                    f"{run.path}: no documents of {domain!r} at step {step}; evaluate that checkpoint again."
-                )
+                raise DataError(f"{run.path}: no documents of {domain!r} at step {step}; evaluate that step again.")
     finite = [
         step
-        for step, found in checkpoints.items()
+        for step, found in points.items()
         if all(np.isfinite(found[domain].nats).all() and found[domain].tokens.sum() > 0 for domain in domains)
     ]
     if not finite:
         return None
-    losses = {}
-    for domain in domains:
-        first = checkpoints[finite[0]][domain]
-        if any(not np.array_equal(first.tokens, checkpoints[step][domain].tokens) for step in finite):
-            raise DataError(f"{run.path}: the documents of {domain!r} changed between checkpoints; train it anew.")
-        nats = np.stack([checkpoints[step][domain].nats for step in finite], axis=1)
-        losses[domain] = DocumentLosses(nats=nats, tokens=first.tokens, bytes=first.bytes)
-    return RunLosses(trained=np.array([trained[step] for step in finite]), domains=losses)
+    losses = {domain: _joined(run, domain, [points[step][domain] for step in finite]) for domain in domains}
+    return RunLosses(
+        trained=np.array([trained[step] for step in finite]),
+        training=smoothed_training_loss(metrics, finite),
+        domains=losses,
+    )
+
+
+def _joined(run: RunRecords, domain: str, found: Sequence[DocumentLosses]) -> DomainLosses:
+    first = found[0]
+    if any(not np.array_equal(first.tokens, other.tokens) for other in found):
+        raise DataError(
+            f"{run.path}: the documents of {domain!r} changed between evaluation points; train this run again."
+        )
+    nats = np.stack([part.nats for part in found], axis=1)
+    return DomainLosses(nats=nats, tokens=first.tokens, bytes=first.bytes, clusters=np.arange(len(first.tokens)))

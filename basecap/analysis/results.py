@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from basecap.analysis.comparison import Runs, Setting, compare_runs
-from basecap.analysis.files import Metrics, RunFile, StudyFile, complete
-from basecap.analysis.gap import CONFIDENCE
-from basecap.analysis.losses import EVALUATION, load
+from basecap.analysis.comparison import Setting, compare_runs
+from basecap.analysis.draws import Runs
+from basecap.analysis.files import GapSection, Metrics, RunFile, StudyFile, complete
+from basecap.analysis.losses import EVALUATION, load, smoothed_training_loss
 from basecap.errors import DataError
 from basecap.records import Record, RunRecords, StudyRecords
 
@@ -19,8 +19,8 @@ from basecap.records import Record, RunRecords, StudyRecords
 RESAMPLES = 2000
 #: Seed of the draws: the same records give the same results.
 DRAW_SEED = 2025
-#: The training loss at a checkpoint is its mean over the last twentieth of the steps so far.
-SMOOTHING = 0.05
+#: Probability that the intervals of a table leave out something true.
+LEVEL = 0.05
 #: Points of a drawn training curve, spread evenly over the logarithm of the steps.
 CURVE_POINTS = 300
 
@@ -79,27 +79,33 @@ def _analyse_study(records: StudyRecords) -> dict[str, Any]:
     runs = [Run.read(found, records, names) for found in records.runs()]
     runs.sort(key=lambda run: (names.index(run.info["name"]), run.info["seed"]))
     losses, failures = _load(runs, (*train, *ood))
+    gap = GapSection.model_validate(study["gap"])
+    described = [_describe(run) for run in runs]
     setting = Setting(
         reference=study["reference"],
         train=train,
         ood=ood,
-        tolerance=study["gap"]["tolerance"],
+        share=gap.share,
+        cost=gap.cost,
+        level=LEVEL,
         resamples=RESAMPLES,
         bigram=_bigram_loss(records),
         waiting=set(names) - {run.info["name"] for run in runs},
+        seconds=_seconds(described),
     )
     others = [name for name in names if name != study["reference"]]
     return {
         "name": study["name"],
         "summary": study.get("summary", ""),
         "reference": study["reference"],
-        "tolerance": setting.tolerance,
-        "confidence": CONFIDENCE,
+        "cost": setting.cost,
+        "from": setting.share,
+        "confidence": 1 - LEVEL,
         "resamples": RESAMPLES,
         "train_domains": train,
         "ood_domains": ood,
-        "comparisons": compare_runs(others, losses, setting, np.random.default_rng(DRAW_SEED)),
-        "runs": [_describe(run) for run in runs],
+        "comparisons": [asdict(row) for row in compare_runs(others, losses, setting, _generator())],
+        "runs": described,
         "points": [row for run in runs for row in _points(run, train)],
         "curves": [row for run in runs for row in _curve(run)],
         "documents": _documents(losses),
@@ -108,6 +114,19 @@ def _analyse_study(records: StudyRecords) -> dict[str, Any]:
         "settings": study,
         "environment": records.environment(),
     }
+
+
+def _generator() -> np.random.Generator:
+    return np.random.default_rng(DRAW_SEED)
+
+
+def _seconds(described: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return the median training time of finished runs by architecture."""
+    times: dict[str, list[float]] = {}
+    for run in described:
+        if run["status"] == "finished" and run["seconds"] is not None:
+            times.setdefault(run["name"], []).append(run["seconds"])
+    return {name: float(np.median(found)) for name, found in times.items()}
 
 
 def _bigram_loss(records: StudyRecords) -> float:
@@ -126,7 +145,7 @@ def _load(runs: Sequence[Run], domains: Sequence[str]) -> tuple[Runs, list[dict[
         if run.info["status"] == "failed":
             failures.append(run.label | {"message": run.info["message"]})
         try:
-            found = load(run.records, run.evals, domains)
+            found = load(run.records, run.evals, run.metrics, domains)
         except DataError as error:
             failures.append(run.label | {"message": str(error)})
             continue
@@ -157,8 +176,6 @@ def _machines(info: dict[str, Any]) -> list[str]:
 
 def _points(run: Run, train: Sequence[str]) -> list[dict[str, Any]]:
     """Return a row per evaluated checkpoint: losses held out, in training and per domain."""
-    steps = np.array([row["step"] for row in run.metrics])
-    trained = np.array([row["train_loss"] for row in run.metrics])
     checkpoints: dict[int, list[Record]] = {}
     for record in run.evals:
         if record.eval == EVALUATION:
@@ -172,13 +189,13 @@ def _points(run: Run, train: Sequence[str]) -> list[dict[str, Any]]:
         losses = [domains[domain]["loss"] for domain in weights]
         tested = any(weights.values())
         held_out = float(np.average(losses, weights=list(weights.values()))) if tested else None
-        recent = trained[(steps <= step) & (steps > step * (1 - SMOOTHING))]
+        training = float(smoothed_training_loss(run.metrics, [step])[0])
         rows.append(
             run.label
             | {
                 "step": step,
                 "tokens": records[0].tokens,
-                "training": float(recent.mean()) if len(recent) else None,
+                "training": training if np.isfinite(training) else None,
                 "held_out": held_out,
                 "domains": domains,
             }

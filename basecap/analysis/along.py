@@ -1,0 +1,58 @@
+"""The gap along the whole range of losses: a picture, with a band at each place."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy import ndarray
+
+from basecap.analysis.draws import Curve
+from basecap.analysis.gap import read_off
+from basecap.analysis.noise import Prior, half_width
+from basecap.analysis.rows import Along
+
+if TYPE_CHECKING:
+    from basecap.analysis.comparison import Measured
+
+#: Places of the picture, and draws of documents behind its band.
+PLACES, DRAWS = 32, 200
+#: Bandwidth of the curves, in ranges.
+BANDWIDTH = 0.2
+
+
+def along(one: "Measured", reference: Sequence[Curve], weights: ndarray, prior: Prior | None, level: float) -> Along:
+    """Return the gap at places over the range of losses that an architecture and the reference have both seen.
+
+    The band holds at each place for itself. Without a variance of runs there is none.
+    """
+    groups = (one.curves, reference)
+    low = max(np.mean([curve.x[0].min() for curve in group]) for group in groups)
+    high = min(np.mean([curve.x[0].max() for curve in group]) for group in groups)
+    places = low + (high - low) * (np.arange(PLACES) + 0.5) / PLACES
+    ours, theirs = (
+        np.stack([read_off(_first(curve), places, BANDWIDTH * (high - low)) @ weights for curve in group])
+        for group in groups
+    )
+    values = ours.mean(0) - theirs.mean(0)
+    band = None
+    if prior is not None:
+        parts = [prior.moderate(_variances(part), len(part) - 1) for part in (ours, theirs)]
+        variance = values[1:].var(axis=0) + sum(
+            variance / len(part) for (variance, _), part in zip(parts, (ours, theirs), strict=True)
+        )
+        band = half_width(variance, min(freedom for _, freedom in parts), level)
+    return Along(
+        loss=places.tolist(),
+        value=values[0].tolist(),
+        low=None if band is None else (values[0] - band).tolist(),
+        high=None if band is None else (values[0] + band).tolist(),
+    )
+
+
+def _first(curve: Curve) -> Curve:
+    return Curve(x=curve.x[: DRAWS + 1], y=curve.y[: DRAWS + 1], trained=curve.trained)
+
+
+def _variances(levels: ndarray) -> ndarray:
+    """Return the variance over runs at each place, [G], of levels [n, R + 1, G]; zero for a single run."""
+    return levels[:, 0].var(axis=0, ddof=1) if len(levels) > 1 else np.zeros(levels.shape[-1])

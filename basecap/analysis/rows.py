@@ -1,0 +1,98 @@
+"""The rows of the table of verdicts, as results.json holds them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["keeps", "degrades", "undecided", "behind", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """An estimate with the ends of its interval; without an interval those are None."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap(Interval):
+    """The gap on some domains, in nats per token.
+
+    Attributes:
+        value, low, high: with the interval that holds for all rows of the table together.
+        single: the interval that holds for this row alone.
+        error: standard error.
+        bits_per_byte: the same in bits per byte.
+        tokens: what it is worth: the share of the reference's tokens after which it would be as good; None where its
+            loss does not fall.
+        tolerance: the largest gap that still counts as keeping the capability, None likewise.
+        split: how far two groups of the reference's own runs differ, None when that is not measurable.
+        verdict: what follows.
+    """
+
+    single: Interval
+    error: float | None
+    bits_per_byte: Interval
+    tokens: Interval | None
+    tolerance: float | None
+    split: float | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainGap(Gap):
+    """The gap on one domain."""
+
+    domain: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Along:
+    """The gap along the whole range of losses that both have seen, each list [G]; ends are None without an interval."""
+
+    loss: list[float]
+    value: list[float]
+    low: list[float] | None
+    high: list[float] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class More:
+    """What would decide an undecided row: `runs` more of it and of the reference, `seconds` of training here."""
+
+    runs: int
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """An architecture against the reference; what could not be computed is None or empty, and `words` say why.
+
+    Attributes:
+        name: of the architecture.
+        verdict, words: what was found, and why.
+        seeds, reference_seeds: the runs that were compared.
+        left_out: seeds whose runs do not reach the trained range.
+        conditional: whether the interval speaks of these trained models only: no variance of runs could be estimated.
+        range: of pre-training loss, from the lowest.
+        gap: on the mean over the unseen domains.
+        weighted: on their mean with weights by precision, the same in every row.
+        domains: on each of them.
+        along: the whole curve.
+        more: what would decide an undecided row; None when no number of runs would, or it is decided.
+    """
+
+    name: str
+    verdict: Verdict
+    words: str
+    seeds: list[int]
+    reference_seeds: list[int]
+    left_out: list[int]
+    conditional: bool = False
+    range: tuple[float, float] | None = None
+    gap: Gap | None = None
+    weighted: Gap | None = None
+    domains: tuple[DomainGap, ...] = ()
+    along: Along | None = None
+    more: More | None = None

@@ -1,0 +1,108 @@
+"""Verdicts in words: why a row is what it is, and what would change that."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from basecap.analysis.draws import FEWEST_DOCUMENTS, FEWEST_OF_A_DOMAIN
+from basecap.analysis.gap import FEWEST_POINTS
+from basecap.analysis.rows import Gap, Row
+
+OTHER_DOCUMENTS = "it was evaluated on other documents than the reference"
+NO_TRAINING_LOSS = "no training loss was recorded"
+FEW_DOCUMENTS = (
+    f"fewer than {FEWEST_DOCUMENTS} held-out documents, or fewer than {FEWEST_OF_A_DOMAIN} of one training domain: "
+    "no interval can be trusted"
+)
+LOST = "the trained range is too narrow for an interval: train longer"
+#: How the reason begins where the reference itself has not trained long enough.
+UNTRAINED = "the reference has no trained range"
+
+
+def no_runs(who: str, waiting: bool) -> str:
+    """Say that there is nothing to compare."""
+    return f"{who} has not run yet" if waiting else f"{who} has no evaluation point with finite losses"
+
+
+def few_points(who: str, count: int) -> str:
+    """Say that a curve has too few points."""
+    return (
+        f"{who} has {count} evaluation points near the trained range and needs {FEWEST_POINTS}: "
+        "evaluate more often (train.eval_every)"
+    )
+
+
+def untrained(reference: str, low: float, high: float, bigram: float | None, more: float | None) -> str:
+    """Say why the reference has no trained range."""
+    if bigram is not None and high >= bigram:
+        return f"{UNTRAINED}: {reference} ends at {low:.3f} nats, a bigram model at {bigram:.3f}; {_train(more)}"
+    return f"{UNTRAINED}: the loss of {reference} no longer falls; train it on other data or with another train.lr"
+
+
+def behind(best: float, high: float, more: float | None) -> str:
+    """Say how far an architecture is from the trained range."""
+    return f"its held-out loss ends at {best:.3f}, the trained range begins at {high:.3f}; {_train(more)}"
+
+
+def _train(more: float | None) -> str:
+    if more is None:
+        return "its loss no longer falls: change train.lr or its size"
+    return f"train about {float(f'{more:.1e}'):,.0f} more tokens"
+
+
+def of(row: Row) -> str:
+    """Return the words of a row that has a gap."""
+    assert row.gap is not None
+    found = row.gap
+    if row.verdict == "none":
+        return "no unseen domain: the difference at equal training loss, without a verdict"
+    if row.verdict == "keeps":
+        text = _keeps(found)
+        worse = ", ".join(part.domain for part in row.domains if part.low is not None and part.low > 0)
+        return f"{text}; measurably worse on {worse}" if worse else text
+    if row.verdict == "degrades":
+        return "worse out of domain than the reference at equal pre-training loss"
+    return f"{_undecided(found)}; {_more(row)}"
+
+
+def _keeps(found: Gap) -> str:
+    if found.high is not None and found.high < 0:
+        return "better out of domain than the reference at equal pre-training loss"
+    if found.low is not None and found.low > 0:
+        return f"measurably worse, by less than the tolerance of {found.tolerance:.3f}"
+    return f"any gap is smaller than the tolerance of {found.tolerance:.3f}"
+
+
+def _undecided(found: Gap) -> str:
+    if found.tolerance is None:
+        return "the reference's loss on unseen domains does not fall while it trains"
+    if found.low is not None and found.low > 0:
+        return f"worse, but by less than two groups of the reference's own runs differ ({found.split:.3f})"
+    return f"the interval includes both 0 and the tolerance of {found.tolerance:.3f}"
+
+
+def _more(row: Row) -> str:
+    if row.gap is not None and row.gap.tolerance is None:
+        return "train longer"
+    if row.conditional:
+        return "train at least three seeds"
+    if row.more is None:
+        return "more seeds alone will not decide it: use more held-out documents or train longer"
+    each = "one more run of it and of the reference" if row.more.runs == 1 else f"{row.more.runs} more runs of each"
+    took = "" if row.more.seconds is None else f" ({_time(row.more.seconds)} here)"
+    return f"about {each} would decide it{took}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{max(1, round(seconds / 60))} min"
+
+
+def with_cautions(row: Row, few_clusters: Sequence[str]) -> Row:
+    """Return the row with what its words must not hide."""
+    cautions = []
+    if row.gap is not None and row.conditional:
+        cautions.append("the interval speaks of these trained models only")
+    if row.gap is not None and few_clusters:
+        cautions.append(f"the interval is conditional on these sources (few clusters: {', '.join(few_clusters)})")
+    if row.gap is not None and row.left_out:
+        cautions.append(f"left out, outside the trained range: seed {', '.join(map(str, row.left_out))}")
+    return replace(row, words="; ".join([row.words, *cautions])) if cautions else row
