@@ -255,18 +255,12 @@ class _Judge:
         slope = float(self.reference.slope @ self.weights[key])
         falls = slope < 0  # not where it is NaN
         tolerance = float(slope * math.log1p(-setting.cost)) if falls else None
-        worth = None
-        if falls:
-            ends = (joint.value, joint.high, joint.low)
-            worth = Interval(
-                **dict(zip(("value", "low", "high"), (math.exp(end / slope) for end in ends), strict=True))
-            )
         return Gap(
             **vars(joint),
             single=_interval(estimates, index, estimates.single),
             error=float(np.sqrt(estimates.errors.variance[index])),
             bits_per_byte=_interval(self.in_bits[key], index, self.in_bits[key].joint),
-            tokens=worth,
+            tokens=_worth(joint, slope) if falls else None,
             tolerance=tolerance,
             split=estimates.split,
             verdict=judge(joint, tolerance, estimates.split) if setting.ood else "none",
@@ -285,6 +279,13 @@ class _Judge:
 def _interval(estimates: Estimates, index: int, half: ndarray) -> Interval:
     value, reach = float(estimates.value[index]), float(half[index])
     return Interval(value=value, low=value - reach, high=value + reach)
+
+
+def _worth(found: Interval, slope: float) -> Interval:
+    """Return after which share of its tokens the reference is as good as an architecture, by the slope of its loss."""
+    value, low, high = (None if end is None else math.exp(end / slope) for end in (found.value, found.high, found.low))
+    assert value is not None
+    return Interval(value=value, low=low, high=high)
 
 
 def judge(interval: Interval, tolerance: float | None, split: float | None) -> Verdict:

@@ -2,9 +2,9 @@
 
 Every evaluation point is a pair: x the loss on held-out text of the training domains, y the loss on a domain never
 trained on. The *trained range* of x begins, from above, where the reference is after a share of its tokens, and never
-above the loss of a bigram model of the training text; it ends at the higher of the two final mean losses. Each run gives
-one number: the mean of its fitted curve y(x) over that range. The gap is the difference between the means of those
-numbers over the runs of an architecture and over the runs of the reference.
+above the loss of a bigram model of the training text; it ends at the higher of the two final mean losses. Each run
+gives one number: the mean of its fitted curve y(x) over that range. The gap is the difference between the means of
+those numbers over the runs of an architecture and over the runs of the reference.
 """
 
 from collections.abc import Sequence

@@ -43,7 +43,7 @@ class Estimates:
 
 
 class Table:
-    """The rows of one table. All share the reference and the documents, and the variance of runs is pooled over them."""
+    """The rows of one table: all share the reference and the documents; the variance of runs is pooled over them."""
 
     def __init__(self, rows: Sequence[Levels], reference: ndarray, *, documents: int, level: float):
         """Take the rows and the reference's own levels.

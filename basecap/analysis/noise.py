@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy import ndarray
@@ -22,6 +23,8 @@ SPLITS, SPLIT_SEED = 2000, 12
 #: With fewer runs of the reference two groups of them say nothing.
 FEWEST_SPLIT = 4
 
+Number = TypeVar("Number", float, ndarray)
+
 
 @dataclass(frozen=True)
 class Prior:
@@ -30,11 +33,10 @@ class Prior:
     variance: float
     freedom: float
 
-    def moderate(self, variance: float, freedom: int) -> tuple[float, float]:
+    def moderate(self, variance: Number, freedom: int) -> tuple[Number, float]:
         """Return the variance of an architecture with `freedom` of its own, moderated, and its degrees of freedom."""
         total = self.freedom + freedom
-        own = variance * freedom if freedom else 0.0
-        return (self.freedom * self.variance + own) / total, total
+        return (self.freedom * self.variance + variance * freedom) / total, total
 
 
 def pooled(variances: Sequence[float], freedoms: Sequence[int]) -> Prior | None:
@@ -42,8 +44,8 @@ def pooled(variances: Sequence[float], freedoms: Sequence[int]) -> Prior | None:
 
     The variance of each architecture is taken to be drawn from a scaled inverse chi-squared distribution, so that the
     observed ones over the scale follow F(own, prior) distributions. Smyth's moments need hundreds of variances; here
-    there are few, so the likelihood is averaged over `PRIOR_FREEDOMS`, each as likely as the others beforehand, and over
-    a grid of scales. Freedoms are averaged as 1 / freedom, which leans towards wider intervals.
+    there are few, so the likelihood is averaged over `PRIOR_FREEDOMS`, each as likely as the others beforehand, and
+    over a grid of scales. Freedoms are averaged as 1 / freedom, which leans towards wider intervals.
 
     Args:
         variances: of each architecture with at least two runs, positive or zero.
@@ -60,12 +62,8 @@ def pooled(variances: Sequence[float], freedoms: Sequence[int]) -> Prior | None:
         return Prior(variance=0.0, freedom=own.sum())
     scales = middle * VARIANCE_GRID
     ratios = np.maximum(observed, 1e-6 * middle) / scales[:, None]
-    logs = np.stack(
-        [
-            np.sum(f_distribution.logpdf(ratios, own, prior) - np.log(scales)[:, None], axis=1)
-            for prior in PRIOR_FREEDOMS
-        ]
-    )
+    densities = [f_distribution.logpdf(ratios, own, prior) - np.log(scales)[:, None] for prior in PRIOR_FREEDOMS]
+    logs = np.sum(densities, axis=-1)
     weights = np.exp(logs - logs.max())
     weights /= weights.sum()
     freedom = 1 / np.sum(weights.sum(1) / np.array(PRIOR_FREEDOMS))
