@@ -8,19 +8,19 @@ from numpy import ndarray
 
 from basecap.analysis.draws import Curve
 from basecap.analysis.gap import read_off
-from basecap.analysis.noise import Prior, half_width
+from basecap.analysis.noise import Shared, t_half_width
 from basecap.analysis.rows import Along
 
 if TYPE_CHECKING:
     from basecap.analysis.comparison import Measured
 
 #: Places of the picture, and draws of documents behind its band.
-PLACES, DRAWS = 32, 200
+PLACES, DRAWS = 24, 50
 #: Bandwidth of the curves, in ranges.
 BANDWIDTH = 0.2
 
 
-def along(one: "Measured", reference: Sequence[Curve], weights: ndarray, prior: Prior | None, level: float) -> Along:
+def along(one: "Measured", reference: Sequence[Curve], weights: ndarray, shared: Shared | None, level: float) -> Along:
     """Return the gap at places over the range of losses that an architecture and the reference have both seen.
 
     The band holds at each place for itself. Without a variance of runs there is none.
@@ -35,12 +35,12 @@ def along(one: "Measured", reference: Sequence[Curve], weights: ndarray, prior: 
     )
     values = ours.mean(0) - theirs.mean(0)
     band = None
-    if prior is not None:
-        parts = [prior.moderate(_variances(part), len(part) - 1) for part in (ours, theirs)]
+    if shared is not None:
+        parts = [shared.moderate(_variances(part), len(part) - 1) for part in (ours, theirs)]
         variance = values[1:].var(axis=0) + sum(
             variance / len(part) for (variance, _), part in zip(parts, (ours, theirs), strict=True)
         )
-        band = half_width(variance, min(freedom for _, freedom in parts), level)
+        band = t_half_width(variance, min(freedom for _, freedom in parts), level)
     return Along(
         loss=places.tolist(),
         value=values[0].tolist(),

@@ -11,7 +11,7 @@ from basecap.analysis import gap, words
 from basecap.analysis.along import along
 from basecap.analysis.draws import Curve, Runs, draw, enough, few_clusters, fewest_units
 from basecap.analysis.gap import FEWEST_POINTS, LOST_DRAWS, Range
-from basecap.analysis.intervals import Estimates, Levels, Table, domain_weights
+from basecap.analysis.intervals import Estimates, Levels, Table
 from basecap.analysis.losses import RunLosses
 from basecap.analysis.power import more_runs
 from basecap.analysis.rows import DomainGap, Gap, Interval, More, Row, Verdict
@@ -219,7 +219,7 @@ class _Judge:
         self.bits = np.array([part.tokens.sum() / part.bytes.sum() / math.log(2) for part in found])
         size = np.array([part.tokens.sum() for part in found], dtype=float)
         plain = np.full(len(found), 1 / len(found)) if setting.ood else size / size.sum()
-        self.weights = {"plain": plain, "weighted": domain_weights(table, len(found))}
+        self.weights = {"plain": plain, "weighted": table.precisions(len(found))}
         self.weights |= dict(zip(setting.tested, np.eye(len(found)), strict=True))
         self.estimates = {key: table.estimate(weights) for key, weights in self.weights.items()}
         self.in_bits = {key: table.estimate(weights * self.bits) for key, weights in self.weights.items()}
@@ -228,7 +228,7 @@ class _Judge:
         """Return the row of one architecture."""
         one, estimates = self.measured[index], self.estimates["plain"]
         found = self._gap("plain", index)
-        conditional = estimates.prior is None
+        conditional = estimates.shared is None
         more = None
         if found.verdict == "undecided" and found.tolerance is not None and not conditional:
             more = self._more(index, found)
@@ -244,22 +244,22 @@ class _Judge:
             gap=found,
             weighted=self._gap("weighted", index),
             domains=tuple(DomainGap(domain=domain, **vars(self._gap(domain, index))) for domain in self.setting.tested),
-            along=along(one, self.reference.curves, self.weights["plain"], estimates.prior, self.setting.level),
+            along=along(one, self.reference.curves, self.weights["plain"], estimates.shared, self.setting.level),
             more=more,
         )
         return replace(row, words=words.of(row))
 
     def _gap(self, key: str, index: int) -> Gap:
         estimates, setting = self.estimates[key], self.setting
-        joint = _interval(estimates, index, estimates.joint)
+        joint = _interval(estimates, index, estimates.half.joint)
         slope = float(self.reference.slope @ self.weights[key])
         falls = slope < 0  # not where it is NaN
         tolerance = float(slope * math.log1p(-setting.cost)) if falls else None
         return Gap(
             **vars(joint),
-            single=_interval(estimates, index, estimates.single),
+            single=_interval(estimates, index, estimates.half.single),
             error=float(np.sqrt(estimates.errors.variance[index])),
-            bits_per_byte=_interval(self.in_bits[key], index, self.in_bits[key].joint),
+            bits_per_byte=_interval(self.in_bits[key], index, self.in_bits[key].half.joint),
             tokens=_worth(joint, slope) if falls else None,
             tolerance=tolerance,
             split=estimates.split,
@@ -268,7 +268,7 @@ class _Judge:
 
     def _more(self, index: int, found: Gap) -> More | None:
         one, estimates = self.measured[index], self.estimates["plain"]
-        count = more_runs(estimates, index, (len(one.seeds), len(self.reference.seeds)), found)
+        count = more_runs(estimates, index, (len(one.seeds), len(self.reference.seeds)), found, self.setting.level)
         if count is None:
             return None
         times = [self.setting.seconds.get(name) for name in (one.name, self.setting.reference)]

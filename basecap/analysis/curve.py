@@ -27,8 +27,11 @@ def smoother(x: ndarray, at: ndarray, bandwidth: ndarray) -> ndarray:
     count = x.shape[1]
     farthest = np.partition(distance, min(NEAREST, count) - 1, axis=-1)[..., min(NEAREST, count) - 1]
     reach = np.maximum(bandwidth[:, None], farthest * (1 + 1e-3))[..., None]
-    kernel = np.clip(1 - (distance / reach) ** 3, 0, None) ** 3
-    zeroth, first, second = (np.sum(kernel * offset**power, axis=-1, keepdims=True) for power in (0, 1, 2))
+    cube = (distance / reach) ** 2 * (distance / reach)
+    kernel = np.clip(1 - cube, 0, None)
+    kernel *= kernel * kernel
+    lever = kernel * offset
+    zeroth, first, second = (part.sum(-1, keepdims=True) for part in (kernel, lever, lever * offset))
     spread = zeroth * second - first**2
     flat = spread <= 1e-12 * zeroth**2 * reach**2  # points of one abscissa have a mean, no slope
     line = (second - first * offset) / np.where(flat, 1.0, spread)

@@ -6,7 +6,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy import ndarray
 
-from basecap.analysis.noise import Errors, Prior, half_width, pooled, simultaneous_level, split_range
+from basecap.analysis.noise import (
+    DRAW_SEED,
+    DRAWS,
+    HalfWidths,
+    Runs,
+    Shared,
+    draw_documents,
+    draw_variances,
+    half_widths,
+    split_range,
+)
+
+TINY = np.finfo(np.float64).tiny
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,19 +38,31 @@ class Levels:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimates:
-    """Differences to the reference by row, [A] each: value, standard error, half-widths alone and for all together.
+class Errors:
+    """What moves the differences to the reference: variances of means by row, [A], and of documents, [A, A]."""
 
-    `prior` is the pooled variance of runs, None where none could be estimated: the errors then hold the documents and
-    the scatter of points only. `split` is the range of differences between two groups of the reference's own runs.
+    own: ndarray
+    reference: ndarray
+    documents: ndarray
+
+    @property
+    def variance(self) -> ndarray:
+        """The variance of each difference, [A]."""
+        return self.own + self.reference + np.diag(self.documents)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimates:
+    """Differences to the reference by row, [A]: values, errors, half-widths of intervals.
+
+    `shared` is the distribution of the variances of runs, None where nothing could be said of them: errors then hold
+    the documents and the scatter of points only. `split` is how far two groups of the reference's own runs differ.
     """
 
     value: ndarray
     errors: Errors
-    single: ndarray
-    joint: ndarray
-    level: float
-    prior: Prior | None
+    half: HalfWidths
+    shared: Shared | None
     split: float | None
 
 
@@ -63,54 +87,80 @@ class Table:
 
     def estimate(self, weights: ndarray) -> Estimates:
         """Return what the table says of the mean over domains with `weights` [D]."""
-        own = [row.own[:, self.kept] @ weights for row in self.rows]
-        theirs = [row.reference[:, self.kept] @ weights for row in self.rows]
-        samples = [part[:, 0] for part in own]
+        own, theirs = self._levels(weights)
         reference = self.reference[:, 0] @ weights
-        repeated = [part for part in (*samples, reference) if len(part) > 1]
-        prior = pooled([part.var(ddof=1) for part in repeated], [len(part) - 1 for part in repeated])
-        if prior is None:
-            errors = self._of_scatter(own, theirs, weights)
+        shared = Shared.fitted([Runs.of(part[:, 0]) for part in own] + [Runs.of(reference)])
+        errors = self._errors(weights, shared)
+        generator = np.random.default_rng(DRAW_SEED + 1)
+        drawn = draw_documents(errors.documents, self.documents, generator)
+        if shared is None:
+            ours, others = self._scattered(errors)
         else:
-            errors = self._of_runs(own, theirs, prior)
-        joint = simultaneous_level(errors, self.level)
+            ours, others = self._varied(own, Runs.of(reference), errors, shared)
+        drawn += ours * generator.standard_normal(ours.shape) + others * generator.standard_normal((DRAWS, 1))
         return Estimates(
             value=np.array([part[:, 0].mean() - other[:, 0].mean() for part, other in zip(own, theirs, strict=True)]),
             errors=errors,
-            single=half_width(errors.variance, errors.freedom, self.level),
-            joint=half_width(errors.variance, errors.freedom, joint),
-            level=joint,
-            prior=prior,
+            half=half_widths(drawn, self.level),
+            shared=shared,
             split=split_range(reference, self.level),
         )
 
-    def _of_runs(self, own: Sequence[ndarray], theirs: Sequence[ndarray], prior: Prior) -> Errors:
-        moderated = [prior.moderate(*_variance(part[:, 0])) for part in own]
-        reference = [prior.moderate(*_variance(part[:, 0])) for part in theirs]
-        return Errors(
-            own=np.array([variance / len(part) for (variance, _), part in zip(moderated, own, strict=True)]),
-            own_freedom=np.array([freedom for _, freedom in moderated]),
-            reference=np.array([variance / len(part) for (variance, _), part in zip(reference, theirs, strict=True)]),
-            reference_freedom=reference[0][1],
-            documents=_documents(own, theirs, within=True),
-            documents_freedom=self.documents,
+    def precisions(self, domains: int) -> ndarray:
+        """Return weights of domains by precision, [D], the same in every row: the inverse of their mean variance."""
+        variances = []
+        for weights in np.eye(domains):
+            own, _ = self._levels(weights)
+            reference = Runs.of(self.reference[:, 0] @ weights)
+            shared = Shared.fitted([Runs.of(part[:, 0]) for part in own] + [reference])
+            variances.append(self._errors(weights, shared).variance.mean())
+        precision = 1 / np.maximum(variances, TINY)
+        return precision / precision.sum()
+
+    def _levels(self, weights: ndarray) -> tuple[list[ndarray], list[ndarray]]:
+        own = [row.own[:, self.kept] @ weights for row in self.rows]
+        return own, [row.reference[:, self.kept] @ weights for row in self.rows]
+
+    def _errors(self, weights: ndarray, shared: Shared | None) -> Errors:
+        own, theirs = self._levels(weights)
+        if shared is None:
+            ours, others = ([getattr(row, key)[0] for row in self.rows] for key in ("own_scatter", "reference_scatter"))
+            return Errors(
+                own=np.array([weights @ covariance @ weights for covariance in ours]),
+                reference=np.array([weights @ covariance @ weights for covariance in others]),
+                documents=_documents(own, theirs, within=False),
+            )
+        ours, others = (
+            [shared.moderate(runs.variance, runs.freedom)[0] / runs.count for runs in map(_sample, group)]
+            for group in (own, theirs)
+        )
+        return Errors(own=np.array(ours), reference=np.array(others), documents=_documents(own, theirs, within=True))
+
+    def _varied(
+        self, own: Sequence[ndarray], reference: Runs, errors: Errors, shared: Shared
+    ) -> tuple[ndarray, ndarray]:
+        """Draw standard errors of the means, [DRAWS, A] each, from what runs say of their variance."""
+        ours = [_sample(part) for part in own]
+        variances, theirs = draw_variances(ours, reference, shared, np.random.default_rng(DRAW_SEED))
+        # The range of a row may be shorter than the reference's own, and its variance there another.
+        factor = errors.reference / max(shared.moderate(reference.variance, reference.freedom)[0], TINY)
+        return np.sqrt(variances / [runs.count for runs in ours]), np.sqrt(theirs[:, None] * factor)
+
+    def _scattered(self, errors: Errors) -> tuple[ndarray, ndarray]:
+        """Draw standard errors of the means, [DRAWS, A] each, from the scatter of points alone."""
+        generator = np.random.default_rng(DRAW_SEED)
+        ours, others = (
+            np.array([getattr(row, name)[1] for row in self.rows]) for name in ("own_scatter", "reference_scatter")
+        )
+        shape = (DRAWS, len(self.rows))
+        return (
+            np.sqrt(errors.own * ours / generator.chisquare(ours, shape)),
+            np.sqrt(errors.reference * others.min() / generator.chisquare(others.min(), (DRAWS, 1))),
         )
 
-    def _of_scatter(self, own: Sequence[ndarray], theirs: Sequence[ndarray], weights: ndarray) -> Errors:
-        """Return errors that say nothing of what another run would change."""
-        ours, others = ([getattr(row, name) for row in self.rows] for name in ("own_scatter", "reference_scatter"))
-        return Errors(
-            own=np.array([weights @ covariance @ weights for covariance, _ in ours]),
-            own_freedom=np.array([freedom for _, freedom in ours]),
-            reference=np.array([weights @ covariance @ weights for covariance, _ in others]),
-            reference_freedom=min(freedom for _, freedom in others),
-            documents=_documents(own, theirs, within=False),
-            documents_freedom=self.documents,
-        )
 
-
-def _variance(values: ndarray) -> tuple[float, int]:
-    return (float(values.var(ddof=1)), len(values) - 1) if len(values) > 1 else (0.0, 0)
+def _sample(levels: ndarray) -> Runs:
+    return Runs.of(levels[:, 0])
 
 
 def _documents(own: Sequence[ndarray], theirs: Sequence[ndarray], *, within: bool) -> ndarray:
@@ -139,10 +189,3 @@ def _within(levels: ndarray) -> float:
         return 0.0
     deviations = levels[:, 1:] - levels[:, :1]
     return float((deviations - deviations.mean(0)).var(axis=1).mean() / (count - 1))
-
-
-def domain_weights(table: Table, domains: int) -> ndarray:
-    """Return weights of domains by precision, [D], the same in every row: the inverse of their mean variance."""
-    variances = np.array([table.estimate(row).errors.variance.mean() for row in np.eye(domains)])
-    precision = 1 / np.maximum(variances, np.finfo(float).tiny)
-    return precision / precision.sum()

@@ -1,28 +1,50 @@
-"""Runs with known curves: documents differ far more from each other than architectures do."""
+"""Studies with known gaps: documents differ far more from each other than architectures do, and so may runs."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from basecap.analysis.comparison import Setting
-from basecap.analysis.losses import RunLosses
-from basecap.records import DocumentLosses
+from basecap.analysis.losses import DomainLosses, RunLosses
 
 TRAIN, OOD = ("prose",), ("code", "forum")
+REFERENCE = "reference"
+#: Bigram loss below which the trained range may begin; all curves are far below it at half of their tokens.
+BIGRAM = 4.0
 
 
 @dataclass(frozen=True)
 class World:
-    """What is drawn: documents per domain, checkpoints, seeds, the gap, and how much models differ on a document."""
+    """What is drawn.
 
-    documents: int = 400
-    checkpoints: int = 8
-    seeds: int = 1
-    gap: float = 0.01
-    slope: float = 0.01
+    Attributes:
+        gaps: true gap of each architecture, in nats.
+        noise: standard deviation of a run's loss out of domain: the reference's, then each architecture's.
+        seeds, reference_seeds: runs.
+        documents: per domain.
+        points: evaluation points of a run.
+        taste: standard deviation of what an architecture, and as much again a run, makes of a document.
+        wobble: standard deviation of single evaluation points of a run.
+        cluster: documents that share half of the variance of that taste.
+        speeds: how fast each architecture learns, the reference's being 1.
+    """
+
+    gaps: Sequence[float] = (0.0, 0.0)
+    noise: Sequence[float] = (0.0, 0.0, 0.0)
+    seeds: int = 3
+    reference_seeds: int = 3
+    documents: int = 80
+    points: int = 20
     taste: float = 0.04
-    seed_spread: float = 0.0
-    wobble: float = 0.0
+    wobble: float = 0.01
+    cluster: int = 1
+    speeds: Sequence[float] = (1.0, 0.9)
+
+    @property
+    def names(self) -> list[str]:
+        """The architectures but the reference."""
+        return [f"other {index}" for index in range(len(self.gaps))]
 
 
 def curve(x: np.ndarray) -> np.ndarray:
@@ -30,56 +52,50 @@ def curve(x: np.ndarray) -> np.ndarray:
     return 1.2 + 0.55 * x + 0.12 * (x - 2.9) ** 2
 
 
-def gap(x: np.ndarray, world: World) -> np.ndarray:
-    """Return what the other architecture adds."""
-    return world.gap + world.slope * (x - 3.5)
-
-
-def pretraining(speed: float, checkpoints: int) -> np.ndarray:
-    """Return the expected pre-training losses of the checkpoints, [K]."""
-    return 2.6 + 0.45 * (speed * np.linspace(0.1, 1, checkpoints)) ** -0.5
-
-
-SPEEDS = {"reference": 1.0, "other": 0.85}
-
-
-def truth(world: World) -> float:
-    """Return the mean of the gap over the shared range."""
-    ours, theirs = (pretraining(SPEEDS[name], world.checkpoints) for name in ("other", "reference"))
-    low, high = max(ours.min(), theirs.min()), min(ours.max(), theirs.max())
-    return float(gap(low + (high - low) * (np.arange(10_000) + 0.5) / 10_000, world).mean())
+def pretraining(speed: float, points: int) -> np.ndarray:
+    """Return the expected pre-training losses of the points, [K]."""
+    return 2.6 + 0.45 * (speed * np.linspace(1 / points, 1, points)) ** -0.5
 
 
 def runs(world: World, rng: np.random.Generator) -> dict[tuple[str, int], RunLosses]:
-    """Draw documents and the losses of both architectures on them.
+    """Draw documents and the losses of all runs on them.
 
-    A document's loss is the expected loss, its own difficulty (the same for all), the taste of the architecture and
-    of the run (half of the variance each, the same at every checkpoint), and noise of each checkpoint's tokens.
+    A document's loss is the expected loss, its own difficulty (the same for all), the tastes of the architecture and of
+    the run (the same at every point), the run's own loss out of domain, and noise of each point's tokens.
     """
     domains = (*TRAIN, *OOD)
     tokens = {d: np.minimum(np.exp(rng.normal(6.3, 0.9, world.documents)), 8000).astype(int) + 1 for d in domains}
     difficulty = {d: rng.normal(0, 0.45, world.documents) for d in domains}
-    share = world.taste / np.sqrt(2)
+    clusters = np.arange(world.documents) // world.cluster
     found = {}
-    for name, speed in SPEEDS.items():
-        taste = {d: rng.normal(0, share, world.documents) for d in domains}
-        for seed in range(world.seeds):
-            shift = rng.normal(0, world.seed_spread) if world.seed_spread else 0.0
-            x = pretraining(speed, world.checkpoints)
-            losses = {}
-            for domain in domains:
-                expected = x if domain in TRAIN else curve(x) + shift + (gap(x, world) if name == "other" else 0.0)
-                own = difficulty[domain] + taste[domain] + rng.normal(0, share, world.documents)
-                size = tokens[domain][:, None]
-                if domain in OOD and world.wobble:
-                    expected = expected + rng.normal(0, world.wobble, len(x))
-                noise = np.sqrt(size) * rng.normal(0, 0.1, (world.documents, len(x)))
-                nats = size * (expected + own[:, None]) + noise
-                losses[domain] = DocumentLosses(nats=nats, tokens=tokens[domain], bytes=4 * tokens[domain])
-            found[name, seed] = RunLosses(trained=np.arange(1, len(x) + 1) * 1000, domains=losses)
+    for index, name in enumerate([REFERENCE, *world.names]):
+        architecture = {d: _taste(world, clusters, rng) for d in domains}
+        gap = world.gaps[index - 1] if index else 0.0
+        speed = world.speeds[index % len(world.speeds)]
+        for seed in range(world.seeds if index else world.reference_seeds):
+            own = {d: difficulty[d] + architecture[d] + _taste(world, clusters, rng) for d in domains}
+            shift = rng.normal(0, world.noise[index])
+            found[name, seed] = _run(world, gap + shift, pretraining(speed, world.points), own, tokens, clusters, rng)
     return found
 
 
-def setting(resamples: int = 400, tolerance: float = 0.02) -> Setting:
-    """Return the comparison of `other` with `reference`."""
-    return Setting(reference="reference", train=TRAIN, ood=OOD, tolerance=tolerance, resamples=resamples)
+def _taste(world: World, clusters: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    share = 0.5 if world.cluster > 1 else 0.0
+    common = rng.normal(0, 1, clusters.max() + 1)[clusters]
+    single = rng.normal(0, 1, world.documents)
+    return world.taste / np.sqrt(2) * (np.sqrt(share) * common + np.sqrt(1 - share) * single)
+
+
+def _run(world, gap, x, own, tokens, clusters, rng) -> RunLosses:
+    losses = {}
+    for domain, size in tokens.items():
+        expected = x if domain in TRAIN else curve(x) + gap + rng.normal(0, world.wobble, len(x))
+        noise = np.sqrt(size)[:, None] * rng.normal(0, 0.1, (world.documents, len(x)))
+        nats = size[:, None] * (expected + own[domain][:, None]) + noise
+        losses[domain] = DomainLosses(nats=nats, tokens=size, bytes=4 * size, clusters=clusters)
+    return RunLosses(trained=np.arange(1, len(x) + 1) * 1000, training=x + 0.01, domains=losses)
+
+
+def setting(resamples: int = 200, **changes) -> Setting:
+    """Return the comparison with the reference."""
+    return replace(Setting(reference=REFERENCE, train=TRAIN, ood=OOD, bigram=BIGRAM, resamples=resamples), **changes)
