@@ -126,6 +126,9 @@ def _reference(curves: Mapping[tuple[str, int], Curve], setting: Setting) -> Ref
     if not own:
         return words.NO_TRAINING_LOSS
     every = list(own.values())
+    most = max(len(curve.trained) for curve in every)
+    if most < FEWEST_POINTS:
+        return words.few_points("the reference", most)
     where = Range(low=gap.final(every), high=gap.upper_end(every, setting.share, setting.bigram))
     low, high = float(where.low[0]), float(where.high[0])
     if not low < high:
@@ -292,10 +295,11 @@ def judge(interval: Interval, tolerance: float | None, split: float | None) -> V
     """Return what an interval says.
 
     *Keeps*: it ends below the tolerance. *Degrades*: it begins above zero, and the estimate lies beyond the difference
-    between two groups of the reference's own runs, where that is known. Else *undecided*.
+    between two groups of the reference's own runs, where that is known. Else, and where there is no tolerance as the
+    reference's loss on unseen domains does not fall, *undecided*.
     """
-    if interval.low is None or interval.high is None:
+    if interval.low is None or interval.high is None or tolerance is None:
         return "undecided"
-    if tolerance is not None and interval.high < tolerance:
+    if interval.high < tolerance:
         return "keeps"
     return "degrades" if interval.low > 0 and (split is None or interval.value > split) else "undecided"

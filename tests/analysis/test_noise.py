@@ -1,0 +1,95 @@
+"""Variances of runs and intervals from them, against textbook cases."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from basecap.analysis.noise import DRAWS, Runs, Shared, draw_documents, draw_variances, half_widths, split_range
+from basecap.analysis.power import expected_half_width, reach
+from basecap.analysis.sequential import level_of_last_look, next_look
+
+
+def generator() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def test_alike_architectures_share_their_variance_and_different_ones_keep_theirs():
+    rng = generator()
+    alike = Shared.fitted([Runs.of(rng.normal(0, 0.05, 5)) for _ in range(30)])
+    varied = Shared.fitted([Runs.of(rng.normal(0, scale, 5)) for scale in np.geomspace(0.005, 0.5, 30)])
+    assert alike.freedom > 10 > 2 > varied.freedom
+    assert alike.scale == pytest.approx(0.05**2, rel=0.25)
+    noisy = Runs.of(np.array([0.0, 0.4, 0.8]))
+    assert alike.moderate(noisy.variance, 2)[0] < 0.5 * noisy.variance < varied.moderate(noisy.variance, 2)[0]
+
+
+def test_one_run_of_each_says_nothing_of_runs():
+    assert Shared.fitted([Runs.of(np.array([1.0])), Runs.of(np.array([2.0, 3.0]))]) is None
+
+
+def test_equal_runs_are_no_error():
+    shared = Shared.fitted([Runs.of(np.ones(3)), Runs.of(np.ones(3))])
+    own, reference = draw_variances([Runs.of(np.ones(3))], Runs.of(np.ones(3)), shared, generator())
+    assert own.max() < 1e-100 and reference.max() < 1e-100
+
+
+def test_where_only_the_reference_has_several_runs_the_others_are_as_noisy():
+    """The interval is Student's t with the reference's degrees of freedom."""
+    values = np.array([0.10, 0.16, 0.12, 0.19, 0.11])
+    single, reference = Runs.of(np.array([0.3])), Runs.of(values)
+    own, theirs = draw_variances([single], reference, Shared.fitted([single, reference]), generator())
+    np.testing.assert_array_equal(own[:, 0], theirs)
+    errors = np.sqrt(own * (1 + 1 / 5)) * generator().standard_normal((DRAWS, 1))
+    half = stats.t.ppf(0.975, 4) * values.std(ddof=1) * np.sqrt(1 + 1 / 5)
+    assert half_widths(errors, 0.05).single[0] == pytest.approx(half, rel=0.05)
+
+
+def test_a_reference_noisier_than_the_others_is_believed_half():
+    quiet = [Runs(variance=0.01**2, freedom=4, count=5)] * 8
+    reference = Runs(variance=0.2**2, freedom=9, count=10)
+    _, theirs = draw_variances(quiet, reference, Shared.fitted(quiet), generator())
+    alone = reference.freedom * reference.variance / np.random.default_rng(1).chisquare(9, DRAWS)
+    assert (theirs > np.quantile(alone, 0.01)).mean() > 0.49
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_simultaneous_intervals_hold_together(rows):
+    """Against Dunnett's: rows of equal noise that share a reference."""
+    rng = generator()
+    errors = (rng.standard_normal((40_000, rows)) + rng.standard_normal((40_000, 1))) / np.sqrt(2)
+    found = half_widths(errors[:DRAWS], 0.05)
+    assert found.single == pytest.approx(1.96, rel=0.05)
+    assert (np.abs(errors[DRAWS:]) > found.joint).any(axis=1).mean() == pytest.approx(0.05, abs=0.008)
+
+
+def test_documents_add_what_their_covariance_says():
+    covariance = np.array([[4.0, 1.9], [1.9, 1.0]])
+    drawn = draw_documents(covariance, 1e6, generator())
+    np.testing.assert_allclose(np.cov(drawn.T), covariance, rtol=0.1)
+    wide = draw_documents(covariance, 5, generator())
+    assert np.quantile(np.abs(wide[:, 1]), 0.95) == pytest.approx(stats.t.ppf(0.975, 5), rel=0.1)
+
+
+def test_two_groups_of_runs_differ_by_what_their_splits_say():
+    assert split_range(np.array([0.0, 1.0, 2.0]), 0.05) is None
+    assert split_range(np.array([0.0, 1.0, 2.0, 3.0]), 0.05) == pytest.approx(2.0)
+    many = split_range(generator().normal(0, 1, 40), 0.05)
+    assert many == pytest.approx(1.96 * np.sqrt(2 / 20), rel=0.25)
+    assert many == split_range(generator().normal(0, 1, 40), 0.05)
+
+
+def test_levels_of_all_looks_add_up():
+    looks, spent = [2], 0.0
+    while True:
+        spent += level_of_last_look(looks, 9, 0.05)
+        if looks[-1] == 9:
+            break
+        looks.append(next_look(looks[-1], 9))
+    assert looks == [2, 3, 4, 6, 9] and spent == pytest.approx(0.05)
+
+
+def test_more_runs_narrow_what_a_study_can_expect():
+    assert expected_half_width(13, 1, 1) == np.inf
+    three, ten = expected_half_width(13, 3, 3), expected_half_width(13, 5, 10)
+    assert 0.1 < ten < 0.15 < 0.25 < three < 0.5
+    assert reach(1, 200, 0.05) == pytest.approx(1.97, abs=0.01)
