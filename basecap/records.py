@@ -17,10 +17,10 @@ Documents hold the arrays `subsets` and `counts` [S] and `nats`, `tokens`, `byte
 
 import contextlib
 import dataclasses
-import hashlib
+import functools
 import json
+import logging
 import math
-import re
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,10 +33,23 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from basecap.errors import ConfigError, DataError, in_words
-from basecap.files import entries, parse_yaml, read, read_lines, replacing, writing
+from basecap.files import (
+    append_lines,
+    encode_lines,
+    entries,
+    parse_yaml,
+    plain,
+    read,
+    read_lines,
+    replacing,
+    safe_name,
+    writing,
+)
 from basecap.processes import locked
 
 SCHEMA = 1
+
+logger = logging.getLogger("basecap")
 
 #: What may stand in a directory before its study begins: the lock, and text that was prepared for it.
 BEFORE = ("lock", "data")
@@ -118,7 +131,7 @@ class RunRecords:
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Append one row: step, tokens, train_loss, lr, grad_norm, tokens_per_s, seconds."""
-        _append_lines(self.path / "metrics.jsonl", [row])
+        append_lines(self.path / "metrics.jsonl", [row])
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return all rows in the order written, what was not finite as NaN; raises DataError for a damaged row."""
@@ -127,7 +140,7 @@ class RunRecords:
 
     def append_evals(self, records: Iterable[Record]) -> None:
         """Append records; the documents of the step are written before, so that a listed step is complete."""
-        _append_lines(self.path / "evals.jsonl", [dataclasses.asdict(record) for record in records])
+        append_lines(self.path / "evals.jsonl", [dataclasses.asdict(record) for record in records])
 
     def evals(self) -> list[Record]:
         """Return all records; of two with the same key the later one. Raises DataError for a damaged row."""
@@ -189,7 +202,7 @@ class RunRecords:
                     raise DataError(f"{path} has a row without a step; mend or remove it.")
                 rows = [row for row in rows if row["step"] <= step]
                 with replacing(path) as file:
-                    file.write(_encode_lines(rows))
+                    file.write(encode_lines(rows))
         for path in (self.path / "documents").glob("*.npz"):
             written = path.stem.rpartition("-")[2]
             if written.isdecimal() and int(written) > step:
@@ -251,13 +264,13 @@ class StudyRecords:
     def create(self, study: dict[str, Any]) -> None:
         """Make this the directory of `study`; raises ConfigError, DataError when it holds what is no study's."""
         self.refuse_foreign()
-        text = yaml.safe_dump({"schema": SCHEMA, **_plain(study)}, sort_keys=False, allow_unicode=True).encode()
+        text = yaml.safe_dump({"schema": SCHEMA, **plain(study)}, sort_keys=False, allow_unicode=True).encode()
         if read(self.path / "study.yaml") != text:
             with replacing(self.path / "study.yaml") as file:
                 file.write(text)
 
     def study(self) -> dict[str, Any]:
-        """Return the resolved study; raises ConfigError when the directory holds none."""
+        """Return the resolved study, its keys at their present places; raises ConfigError when there is none."""
         path = self.path / "study.yaml"
         text = read(path)
         if text is None:
@@ -266,7 +279,7 @@ class StudyRecords:
             study = parse_yaml(text)
         except ValueError as error:
             raise DataError(f"{path} {error}; restore or remove it.") from error
-        return _without_schema(study, path)
+        return with_moved_keys(_without_schema(study, path), str(path))
 
     def write_environment(self, environment: dict[str, Any]) -> None:
         """Store versions and device that the study began with, and the hash of the data manifest."""
@@ -321,18 +334,25 @@ class StudyRecords:
         return self.path / "report.html"
 
 
-def safe_name(name: str) -> str:
-    """Return a file name for `name`: itself where that is safe, else its readable part and a hash.
+def with_moved_keys(study: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the content of a study file with `train.seeds` at its present place, `seeds`; logs that it has moved.
 
-    >>> safe_name("transformer++")
-    'transformer++'
-    >>> safe_name("transformer++ window")
-    'transformer++_window-539d50'
+    Raises:
+        ConfigError: the seeds stand at both places.
     """
-    safe = re.sub(r"[^A-Za-z0-9+,=._-]+", "_", name).lstrip(".")[:80]
-    if safe == name and safe:
-        return name
-    return f"{safe}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+    train = study.get("train")
+    if not isinstance(train, dict) or "seeds" not in train:
+        return study
+    if "seeds" in study:
+        raise ConfigError(f"{where}: seeds and train.seeds are the same key; remove train.seeds.")
+    log_move(where)
+    return {**study, "train": {key: value for key, value in train.items() if key != "seeds"}, "seeds": train["seeds"]}
+
+
+@functools.cache  # a command reads a study file several times
+def log_move(where: str) -> None:
+    """Log once that the file or option `where` sets the seeds at their former place."""
+    logger.warning("%s: train.seeds is now seeds, at the top level of a study; the old place still works.", where)
 
 
 def _refuse(foreign: Sequence[Path]) -> None:
@@ -345,32 +365,8 @@ def _told(results: dict[str, Any] | None) -> set[str]:
     return {key for study in (results or {}).get("studies", []) for key in ("points", "documents") if study.get(key)}
 
 
-def _plain(value: Any) -> Any:
-    """Return `value` as JSON knows it: numpy scalars and tuples as numbers and lists, non-finite as None."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.generic | np.ndarray):
-        return _plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Path):
-        return str(value)
-    return value
-
-
-def _encode_lines(rows: Iterable[dict[str, Any]]) -> bytes:
-    return b"".join(json.dumps(_plain(row), allow_nan=False).encode() + b"\n" for row in rows)
-
-
-def _append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    with writing(path), path.open("ab") as file:
-        file.write(_encode_lines(rows))
-
-
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    text = json.dumps({"schema": SCHEMA, **_plain(content)}, indent=1, allow_nan=False, ensure_ascii=False)
+    text = json.dumps({"schema": SCHEMA, **plain(content)}, indent=1, allow_nan=False, ensure_ascii=False)
     with replacing(path) as file:
         file.write(text.encode() + b"\n")
 

@@ -17,10 +17,6 @@ class _Data(BaseModel):
     ood: list[str]
 
 
-class _Train(BaseModel):
-    seeds: list[int]
-
-
 class _Gap(BaseModel):
     tolerance: float
 
@@ -32,7 +28,7 @@ class StudyFile(BaseModel):
     reference: str
     architectures: list[_Entry]
     data: _Data
-    train: _Train
+    seeds: list[int]
     gap: _Gap
 
 

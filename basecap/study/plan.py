@@ -37,7 +37,7 @@ class RunSpec:
             self.name,
             self.seed,
             self.model.model_dump(mode="json"),
-            {**self.train.model_dump(mode="json"), "seeds": [self.seed]},  # it does not depend on the others
+            {**self.train.model_dump(mode="json"), "seeds": [self.seed]},  # recorded hashes were made with it there
         ]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -72,11 +72,13 @@ def plan_runs(study: StudyConfig, vocab: int) -> list[RunSpec]:
         study: the study.
         vocab: the tokeniser's vocabulary, used unless the study sets its own.
     """
+    built = {entry.name: (_model(study, entry, vocab), _train(study, entry)) for entry in study.architectures}
     runs = []
-    for seed in study.train.seeds:
+    for seed in dict.fromkeys((*study.seeds, *(study.reference_seeds or ()))):
         for entry in study.architectures:
-            model, train = _model(study, entry, vocab), _train(study, entry)
-            runs.append(RunSpec(name=entry.name, use=entry.use, seed=seed, model=model, train=train))
+            if seed in study.seeds_of(entry.name):
+                model, train = built[entry.name]
+                runs.append(RunSpec(name=entry.name, use=entry.use, seed=seed, model=model, train=train))
     return runs
 
 
@@ -113,10 +115,10 @@ def cost(run: RunSpec) -> Cost:
 
 
 def _train(study: StudyConfig, entry: ArchitectureEntry) -> TrainConfig:
-    known = [name for name in TrainConfig.model_fields if name != "seeds"]
     for key in entry.train:
-        if key not in known:
-            raise ConfigError(f"architecture {entry.name!r}: unknown key train.{key}: {nearest(key, known)}")
+        if key not in TrainConfig.model_fields:
+            hint = nearest(key, TrainConfig.model_fields)
+            raise ConfigError(f"architecture {entry.name!r}: unknown key train.{key}: {hint}")
     content = {**study.train.model_dump(), **entry.train}
     try:
         return TrainConfig.model_validate(content)

@@ -76,7 +76,7 @@ def refuse_other_precision(
     names = [
         entry.name for entry in study.architectures if entry.train.get("precision", study.train.precision) == "auto"
     ]
-    for found in (records.run(name, seed) for name in names for seed in study.train.seeds):
+    for found in (records.run(name, seed) for name in names for seed in study.seeds_of(name)):
         info = found.info()
         trained = info.get("status") == "finished" or latest(found.checkpoints) is not None
         if trained and info.get("precision") not in (None, now):

@@ -2,14 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from basecap.data.config import Count, Number
 from basecap.errors import ConfigError
 
 Beta = Annotated[Number, Field(ge=0, lt=1)]
-#: Batches are drawn by the hash of a seed of 64 bits.
-Seed = Annotated[Count, Field(ge=-(2**63), lt=2**63)]
 
 
 class TrainConfig(BaseModel):
@@ -36,7 +34,6 @@ class TrainConfig(BaseModel):
     precision: Literal["auto", "bf16", "fp32"] = Field(
         "auto", description="of the products; master weights are fp32. auto: bf16 on a GPU, else fp32"
     )
-    seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one run per architecture and seed")
     eval_every: Count | None = Field(
         None, ge=1, description="tokens between evaluations; a tenth of the run when not given"
     )
@@ -45,13 +42,6 @@ class TrainConfig(BaseModel):
     )
     checkpointing: bool = Field(False, description="recompute activations in the backward pass")
     compile: bool | None = Field(None, description="torch.compile; on a GPU when not given")
-
-    @field_validator("seeds")
-    @classmethod
-    def _seeds_differ(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(value)) < len(value):
-            raise ValueError("a seed is named twice; remove one")
-        return value
 
     @model_validator(mode="after")
     def _batches_divide(self) -> "TrainConfig":

@@ -15,9 +15,9 @@ A, B, C = ({"name": name, "use": "transformer++"} for name in "abc")
 @pytest.fixture
 def made(study):
     def make(architectures: list, seeds: tuple = (0,), **more) -> StudyConfig:
-        train = study["train"] | {"seeds": list(seeds)} | more.pop("train", {})
-        content = study | {"architectures": architectures, "reference": "a", "train": train} | more
-        return StudyConfig.model_validate(content)
+        train = study["train"] | more.pop("train", {})
+        content = study | {"architectures": architectures, "reference": "a", "train": train, "seeds": list(seeds)}
+        return StudyConfig.model_validate(content | more)
 
     return make
 
@@ -48,6 +48,15 @@ def test_where_and_by_how_many_text_is_prepared_makes_no_other_study(made, study
 )
 def test_what_is_new_comes_behind(made, held, wanted, whole):
     assert grown(made(*held), made(*wanted), Path("out")) == made(*whole)
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "whole"),
+    [(None, None, None), ([0, 5], None, (0, 5, 1)), (None, [5], (0, 5)), ([3], [5, 3], (3, 5))],
+)
+def test_the_reference_gets_more_seeds(made, held, wanted, whole):
+    found = grown(made([A, B], [0], reference_seeds=held), made([A, B], [1], reference_seeds=wanted), Path("out"))
+    assert (found.seeds, found.reference_seeds) == ((0, 1), whole)
 
 
 @pytest.mark.parametrize(
