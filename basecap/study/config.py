@@ -99,10 +99,23 @@ class ArchitectureEntry(_Section):
         return value
 
 
+#: Nats per token that a verdict tolerates, in every study that does not set its own.
+TOLERANCE = 0.02
+
+
 class GapConfig(_Section):
     """What the verdict means."""
 
-    tolerance: Number = Field(0.02, gt=0, description="nats per token that still count as keeping the capability")
+    model_config = ConfigDict(serialize_by_alias=True)  # `from` is a word of Python
+
+    tolerance: Number = Field(TOLERANCE, gt=0, description="nats per token that still count as keeping the capability")
+    start: Number = Field(
+        0.5,
+        gt=0,
+        lt=1,
+        alias="from",
+        description="share of its tokens after which the reference counts as trained and the gap is measured",
+    )
 
 
 class StudyConfig(_Section):
@@ -377,4 +390,4 @@ def _keys(place: list[Any]) -> list[str]:
     }
     for part in place:
         section = SizeOverride if part == "model" and section is ArchitectureEntry else sections.get(part, section)
-    return list(section.model_fields)
+    return [field.alias or name for name, field in section.model_fields.items()]

@@ -10,7 +10,11 @@ from basecap import environment
 from basecap.data import wanting
 from basecap.study.config import StudyConfig
 from basecap.study.execute import cache_of
-from basecap.study.plan import cost, plan_evaluations, plan_runs
+from basecap.study.plan import cost, plan_evaluations, plan_runs, plan_training
+from basecap.train.config import Timetable
+
+#: Evaluation points that a curve needs between `gap.from` and the end: of the reference, and of any other architecture.
+FEWEST_OF_THE_REFERENCE, FEWEST = 10, 4
 
 #: Share of the machine's matrix rate that training is assumed to reach, and the column that says so.
 UTILISATION = 0.35
@@ -55,7 +59,24 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
         f"share of 1,000 TFLOP/s, {_hours(hours * rate / 1000)} hours.",
         "Left out: activations, which may take many times the memory of weights, gradients and optimiser; evaluations. "
         "Architectures differ in the share they reach: `basecap bench models` measures it.",
+        *sparse(study),
         *(f"Missing: {sentence}" for sentence in wanting(study.data, cache_of(study, out))),
+    ]
+
+
+def sparse(study: StudyConfig) -> list[str]:
+    """Return a warning for the architectures that are evaluated too rarely for a curve."""
+    found: dict[tuple[int, int], list[str]] = {}
+    for entry in study.architectures:
+        timetable = Timetable(plan_training(study, entry), study.data.seq_len)
+        points = timetable.evaluations_after(study.gap.start)
+        needed = FEWEST_OF_THE_REFERENCE if entry.name == study.reference else FEWEST
+        if points < needed:
+            found.setdefault((points, needed), []).append(entry.name)
+    return [
+        f"Warning: too few evaluation points after gap.from = {study.gap.start:g} of the tokens, {points} where a "
+        f"curve needs {needed}: {', '.join(names)}; lower train.eval_every or leave it out."
+        for (points, needed), names in found.items()
     ]
 
 

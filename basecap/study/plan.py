@@ -14,6 +14,16 @@ from basecap.models.language_model import LanguageModel
 from basecap.study.config import ArchitectureEntry, StudyConfig, what_is_wrong
 from basecap.train.config import Timetable, TrainConfig
 
+#: Training options that the hash of a run always counts. Any other counts where it differs from its default: an option
+#: that is added later leaves the hashes of recorded runs as they are.
+ALWAYS_COUNTED = frozenset(
+    "tokens batch micro_batch lr final_lr warmup schedule betas weight_decay clip precision eval_every checkpoint_every "
+    "checkpointing compile".split()
+)
+
+#: Training options that an architecture cannot have for itself, as they would be a difference of their own.
+SHARED = ("eps",)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
@@ -33,12 +43,11 @@ class RunSpec:
     @property
     def hash(self) -> str:
         """Sixteen hex digits that change with anything the run depends on, its data apart."""
-        content = [
-            self.name,
-            self.seed,
-            self.model.model_dump(mode="json"),
-            {**self.train.model_dump(mode="json"), "seeds": [self.seed]},  # recorded hashes were made with it there
-        ]
+        options = self.train.model_dump(mode="json")
+        changed = self.train.model_dump(mode="json", exclude_defaults=True)
+        train = {key: options[key] for key in options if key in ALWAYS_COUNTED or key in changed}
+        train["seeds"] = [self.seed]  # where the seed stood when there were only `train.seeds`
+        content = [self.name, self.seed, self.model.model_dump(mode="json"), train]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -72,7 +81,7 @@ def plan_runs(study: StudyConfig, vocab: int) -> list[RunSpec]:
         study: the study.
         vocab: the tokeniser's vocabulary, used unless the study sets its own.
     """
-    built = {entry.name: (_model(study, entry, vocab), _train(study, entry)) for entry in study.architectures}
+    built = {entry.name: (_model(study, entry, vocab), plan_training(study, entry)) for entry in study.architectures}
     runs = []
     for seed in dict.fromkeys((*study.seeds, *(study.reference_seeds or ()))):
         for entry in study.architectures:
@@ -114,11 +123,16 @@ def cost(run: RunSpec) -> Cost:
     )
 
 
-def _train(study: StudyConfig, entry: ArchitectureEntry) -> TrainConfig:
+def plan_training(study: StudyConfig, entry: ArchitectureEntry) -> TrainConfig:
+    """Return how an architecture of a study trains; raises ConfigError, naming it."""
     for key in entry.train:
         if key not in TrainConfig.model_fields:
             hint = nearest(key, TrainConfig.model_fields)
             raise ConfigError(f"architecture {entry.name!r}: unknown key train.{key}: {hint}")
+        if key in SHARED:
+            raise ConfigError(
+                f"architecture {entry.name!r}: train.{key} is the same for all architectures; set it for the study."
+            )
     content = {**study.train.model_dump(), **entry.train}
     try:
         return TrainConfig.model_validate(content)

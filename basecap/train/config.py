@@ -1,5 +1,7 @@
 """The options of training."""
 
+import math
+from fractions import Fraction
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -29,13 +31,14 @@ class TrainConfig(BaseModel):
         "linear", description="linear, cosine or constant (none): decay after the warm-up"
     )
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="decay rates of Adam's moments")
+    eps: Number = Field(1e-8, gt=0, description="Adam's epsilon, the same for all architectures")
     weight_decay: Number = Field(0.1, ge=0, description="decoupled, on matrices (our choice)")
     clip: Number = Field(1.0, gt=0, description="largest gradient norm (our choice)")
     precision: Literal["auto", "bf16", "fp32"] = Field(
         "auto", description="of the products; master weights are fp32. auto: bf16 on a GPU, else fp32"
     )
     eval_every: Count | None = Field(
-        None, ge=1, description="tokens between evaluations; a tenth of the run when not given"
+        None, ge=1, description="tokens between evaluations; a twentieth of the run when not given"
     )
     checkpoint_every: Count | None = Field(
         None, ge=1, description="tokens between checkpoints; as often as evaluations when not given"
@@ -61,28 +64,43 @@ class TrainConfig(BaseModel):
         return size
 
 
+#: Evaluation points of a run that does not set `eval_every`, evenly spread: enough that half of them show a curve.
+EVALUATIONS = 20
+
+
 class Timetable:
     """A run in steps: how many there are, and after which ones it evaluates and saves."""
 
     def __init__(self, config: TrainConfig, seq_len: int):
         self.step_tokens = config.batch * seq_len
         self.steps = -(-config.tokens // self.step_tokens)
-        evaluation = config.eval_every or max(1, config.tokens // 10)
-        self._evaluation = self._steps(evaluation)
-        self._checkpoint = self._steps(config.checkpoint_every or evaluation)
+        self._evaluation = self._interval(config.eval_every)
+        self._checkpoint = self._interval(config.checkpoint_every or config.eval_every)
 
-    def _steps(self, tokens: int) -> int:
-        return max(1, round(tokens / self.step_tokens))
+    def _interval(self, tokens: int | None) -> Fraction:
+        """Return every how many steps something happens; a share of the run need not be whole steps."""
+        if tokens is None:
+            return Fraction(self.steps, EVALUATIONS)
+        return Fraction(max(1, round(tokens / self.step_tokens)))
 
     def evaluates(self, done: int) -> bool:
         """Whether the model is evaluated after `done` steps."""
-        return done == self.steps or (done > 0 and done % self._evaluation == 0)
+        return self._due(done, self._evaluation)
 
     def saves(self, done: int) -> bool:
         """Whether a checkpoint is written after `done` steps."""
-        return done == self.steps or (done > 0 and done % self._checkpoint == 0)
+        return self._due(done, self._checkpoint)
+
+    def _due(self, done: int, interval: Fraction) -> bool:
+        return done == self.steps or (done > 0 and done // interval > (done - 1) // interval)
 
     @property
     def evaluations(self) -> int:
         """How often the model is evaluated."""
-        return -(-self.steps // self._evaluation)
+        return self.evaluations_after(0.0)
+
+    def evaluations_after(self, share: float) -> int:
+        """Return how often the model is evaluated once more than `share` of the steps is done; `share` is below 1."""
+        before = math.floor(share * self.steps)
+        interval = max(Fraction(1), self._evaluation)
+        return 1 + (self.steps - 1) // interval - before // interval

@@ -13,7 +13,8 @@ from basecap.data.shards import LEAST_DOCUMENTS
 from basecap.data.sources.installed import LONGEST_FILE, SHORTEST_FILE
 from basecap.errors import BasecapError, ConfigError
 from basecap.files import parse_yaml
-from basecap.study.config import StudyConfig, library, load_study, select
+from basecap.study.config import TOLERANCE, StudyConfig, library, load_study, select
+from basecap.study.estimate import sparse
 from basecap.study.plan import cost, plan_evaluations, plan_runs
 
 STUDY = {
@@ -92,6 +93,7 @@ def test_settings_override_and_only_selects(tmp_path):
 def test_a_resolved_study_reads_back_as_itself(tmp_path):
     study = load_study(write(tmp_path))
     assert StudyConfig.model_validate(study.model_dump(mode="json")) == study
+    assert study.model_dump(mode="json")["gap"] == {"tolerance": TOLERANCE, "from": 0.5}
 
 
 @pytest.mark.parametrize("name", library())
@@ -101,8 +103,19 @@ def test_shipped_studies_are_planned(name: str):
     for run in plan_runs(study, study.model.vocab or study.data.vocab):
         found = cost(run)
         assert found.parameters > 0 and found.flops > 6 * 0.5 * found.tokens
-        assert found.evaluations >= 2
-    assert plan_evaluations(study)
+        assert found.evaluations == 20 or study.train.eval_every
+    assert plan_evaluations(study) and (not sparse(study) or name == "zoo")
+
+
+def test_a_curve_of_too_few_points_is_warned_of(tmp_path):
+    content = changed("train", {"tokens": 40 * 4 * 32, "batch": 4, "eval_every": 3 * 4 * 32})
+    content["architectures"][2]["train"] = {"eval_every": 9 * 4 * 32}
+    said = sparse(load_study(write(tmp_path, content)))
+    warning = "Warning: too few evaluation points after gap.from = {} of the tokens, {} where a curve needs {}: {}; "
+    expected = [warning.format(0.5, 8, 10, "transformer++"), warning.format(0.5, 3, 4, "hybrid")]
+    assert [line.partition("lower")[0] for line in said] == expected
+    said = sparse(load_study(write(tmp_path, content | {"gap": {"from": 0.1}})))
+    assert not said
 
 
 def test_summaries_say_which_figures_they_are_of_and_count_nothing():
@@ -165,6 +178,10 @@ def test_summaries_say_which_figures_they_are_of_and_count_nothing():
         ("train.lr", True, r"train\.lr = true: should be a number, not true or false\.$"),
         ("train.lr", datetime.date(2020, 1, 1), r"train\.lr = 2020-01-01: should be a number\.$"),
         ("gap", {"tolerance": True}, r"gap\.tolerance = true: should be a number, not true or false\.$"),
+        ("gap", {"from": 1.5}, r"gap\.from = 1\.5: should be less than 1\.$"),
+        ("gap", {"from": 0}, r"gap\.from = 0: should be greater than 0\.$"),
+        ("gap", {"form": 0.5}, r"unknown key 'gap\.form': did you mean 'from'\?$"),
+        ("train.eps", 0, r"train\.eps = 0: should be greater than 0\.$"),
         ("gap", 5, r"gap = 5: should be a section, with a value for each key\.$"),
         ("data.weights", {"prose": True}, r"data\.weights\.prose = true: should be a number, not true or false\.$"),
         ("data.weights", {1: 1}, r"data\.weights\.1 = 1: should be text; a number or a date is text in quotes\.$"),
@@ -212,6 +229,11 @@ def test_wrong_keys_and_values_are_named(tmp_path, place, value, words):
         ("architectures.1.layers", ["transformer++"] * 9, "a pattern of 9 layers does not fit"),
         ("architectures.1.train", {"lrr": 3}, "lr"),
         ("architectures.1.train", {"lr": "fast"}, "lr"),
+        (
+            "architectures.1.train",
+            {"eps": 1e-6},
+            r"^architecture 'window 8': train\.eps is the same for all architectures; set it for the study\.$",
+        ),
         ("architectures.1.train", {"betas": 0.9}, r"train\.betas: should be a list with 2 entries\.$"),
         (
             "architectures.1.train",

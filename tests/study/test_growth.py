@@ -1,5 +1,7 @@
 """A study may grow where it stands, and in nothing else may it change."""
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,29 @@ def test_a_run_stays_itself_when_others_are_added(made):
     alone = {(run.name, run.seed): run.hash for run in plan_runs(made([A]), 256)}
     more = {(run.name, run.seed): run.hash for run in plan_runs(made([A, B], [1, 0]), 256)}
     assert alone.items() < more.items() and len(set(more.values())) == 4
+
+
+def test_a_recorded_hash_stays_what_it_is(made):
+    """As the first versions made it, when the seeds stood among the options of training and there was no eps."""
+    run = plan_runs(made([A], [3]), 256)[0]
+    train = {
+        "tokens": 2560,
+        "batch": 8,
+        "micro_batch": None,
+        "lr": 0.01,
+        "final_lr": 0.0,
+        "warmup": 1,
+        "schedule": "linear",
+        "betas": [0.9, 0.95],
+        "weight_decay": 0.1,
+        "clip": 1.0,
+        "precision": "auto",
+        "seeds": [3],
+        "eval_every": 512,
+        "checkpoint_every": None,
+        "checkpointing": False,
+        "compile": None,
+    }
+    content = json.dumps(["a", 3, run.model.model_dump(mode="json"), train], sort_keys=True)
+    assert run.hash == hashlib.sha256(content.encode()).hexdigest()[:16]
+    assert run.hash != plan_runs(made([A], [3], train={"eps": 1e-6}), 256)[0].hash
