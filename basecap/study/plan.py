@@ -17,8 +17,8 @@ from basecap.train.config import Timetable, TrainConfig
 #: Training options that the hash of a run always counts. Any other counts where it differs from its default: an option
 #: that is added later leaves the hashes of recorded runs as they are.
 ALWAYS_COUNTED = frozenset(
-    "tokens batch micro_batch lr final_lr warmup schedule betas weight_decay clip precision eval_every checkpoint_every "
-    "checkpointing compile".split()
+    ("tokens", "batch", "micro_batch", "lr", "final_lr", "warmup", "schedule", "betas", "weight_decay", "clip")
+    + ("precision", "eval_every", "checkpoint_every", "checkpointing", "compile")
 )
 
 #: Training options that an architecture cannot have for itself, as they would be a difference of their own.
