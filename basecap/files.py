@@ -15,6 +15,9 @@ import yaml
 
 from basecap.errors import DataError
 
+#: Version of the format of a study's files.
+SCHEMA = 1
+
 
 def read(path: Path) -> bytes | None:
     """Return the content of a file, None when there is no such file; raises DataError where it cannot be read."""
@@ -165,3 +168,34 @@ def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Append rows to a .jsonl file; raises DataError when it cannot be written."""
     with writing(path), path.open("ab") as file:
         file.write(encode_lines(rows))
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Replace a file by `content` as strict JSON, with the schema; raises DataError when it cannot be written."""
+    text = json.dumps({"schema": SCHEMA, **plain(content)}, indent=1, allow_nan=False, ensure_ascii=False)
+    with replacing(path) as file:
+        file.write(text.encode() + b"\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the content of a file that `write_json` wrote, None when there is no such file."""
+    text = read(path)
+    if text is None:
+        return None
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON; restore or remove it.") from error
+    return without_schema(content, path)
+
+
+def without_schema(content: Any, path: Path) -> dict[str, Any]:
+    """Return `content` without its `schema`; raises DataError when this version cannot read it."""
+    found = content.pop("schema", None) if isinstance(content, dict) else None
+    if found is None:
+        raise DataError(f"{path} was not written by basecap; give another directory.")
+    if found != SCHEMA:
+        raise DataError(
+            f"{path} has schema {found}, this version of basecap reads {SCHEMA}; use the one that wrote it."
+        )
+    return content

@@ -19,7 +19,7 @@ from basecap.errors import ConfigError, in_words, nearest
 from basecap.files import parse_yaml, read
 from basecap.mixers._contract import split_body
 from basecap.records import log_move, with_moved_keys
-from basecap.train.config import TrainConfig
+from basecap.train.config import TrainSection
 
 LIBRARY = Path(__file__).parent / "library"
 
@@ -125,7 +125,7 @@ class StudyConfig(_Section):
     summary: str = Field("", description="one line for `basecap list studies`")
     data: DataConfig
     model: SizeConfig
-    train: TrainConfig
+    train: TrainSection
     seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one run per architecture and seed")
     reference_seeds: tuple[Seed, ...] | None = Field(
         None, min_length=1, description="all seeds of the reference, which stands in every row; as seeds when not given"
@@ -314,7 +314,7 @@ def validate(content: dict[str, Any], study: str) -> StudyConfig:
         problems = error.errors()
         unknown = ("extra_forbidden", "invalid_key")
         problem = next((one for one in problems if one["type"] in unknown), problems[0])
-        where = ".".join(str(part) for part in problem["loc"] if part != "[key]")
+        where = ".".join(str(part) for part in problem["loc"] if part not in ("[key]", "[number]", "[list]"))
         if problem["type"] in unknown:
             raise ConfigError(f"study {study}: unknown key {where!r}: {_nearest_key(problem['loc'])}") from error
         if problem["type"] == "missing":
@@ -383,7 +383,7 @@ def _keys(place: list[Any]) -> list[str]:
     sections: dict[Any, type[BaseModel]] = {
         "data": DataConfig,
         "model": SizeConfig,
-        "train": TrainConfig,
+        "train": TrainSection,
         "gap": GapConfig,
         "architectures": ArchitectureEntry,
         "layers": PatternEntry,

@@ -10,7 +10,7 @@ from basecap import environment
 from basecap.data import wanting
 from basecap.study.config import StudyConfig
 from basecap.study.execute import cache_of
-from basecap.study.plan import cost, plan_evaluations, plan_runs, plan_training
+from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs, plan_training
 from basecap.train.config import Timetable
 
 #: Evaluation points that a curve needs between `gap.from` and the end: of the reference, and of any other architecture.
@@ -22,7 +22,7 @@ HOURS = f"hours if all reach {UTILISATION:.0%}"
 
 
 def estimate(study: StudyConfig) -> list[dict[str, Any]]:
-    """Return one row per run.
+    """Return one row per run; in a sweep of learning rates also the rate, where it is known beforehand.
 
     Memory is that of weights, gradients and optimiser, without activations; state is the decoding state of a sequence
     of the training length, in fp32; hours are at one share of the matrix rate measured here, without evaluations.
@@ -31,12 +31,14 @@ def estimate(study: StudyConfig) -> list[dict[str, Any]]:
     rate = matrix_rate(device)
     plan_evaluations(study)
     rows = []
-    for run in plan_runs(study, study.data.vocab):
+    for run in _all_runs(study):
         found = cost(run)
+        rates = {"lr": run.rate or "the best"} if study.train.sweep else {}
         rows.append(
             {
                 "architecture": run.name,
                 "seed": run.seed,
+                **rates,
                 "blocks": found.blocks,
                 "parameters (M)": round(found.parameters / 1e6, 2),
                 "tokens (M)": round(found.tokens / 1e6, 2),
@@ -48,6 +50,16 @@ def estimate(study: StudyConfig) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _all_runs(study: StudyConfig) -> list[RunSpec]:
+    """Return the runs of a study, the later seeds of a sweep with any of its rates: they cost the same."""
+    runs = plan_runs(study, study.data.vocab)
+    if not study.train.sweep:
+        return runs
+    chosen = {entry.name: study.train.sweep[0] for entry in study.architectures}
+    later = plan_runs(study, study.data.vocab, chosen)
+    return runs + [run for run in later if run.seed != study.seeds_of(run.name)[0]]
 
 
 def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[str]:

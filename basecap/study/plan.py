@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +17,22 @@ from basecap.train.config import Timetable, TrainConfig
 
 #: Training options that the hash of a run always counts. Any other counts where it differs from its default: an option
 #: that is added later leaves the hashes of recorded runs as they are.
-ALWAYS_COUNTED = frozenset(
-    ("tokens", "batch", "micro_batch", "lr", "final_lr", "warmup", "schedule", "betas", "weight_decay", "clip")
-    + ("precision", "eval_every", "checkpoint_every", "checkpointing", "compile")
+ALWAYS_COUNTED = (
+    "tokens",
+    "batch",
+    "micro_batch",
+    "lr",
+    "final_lr",
+    "warmup",
+    "schedule",
+    "betas",
+    "weight_decay",
+    "clip",
+    "precision",
+    "eval_every",
+    "checkpoint_every",
+    "checkpointing",
+    "compile",
 )
 
 #: Training options that an architecture cannot have for itself, as they would be a difference of their own.
@@ -27,18 +41,24 @@ SHARED = ("eps",)
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """One run: one architecture, one seed."""
+    """One run: one architecture, one seed; in a sweep also one learning rate."""
 
     name: str
     use: str
     seed: int
     model: ModelConfig
     train: TrainConfig
+    sweep: bool = False
+
+    @property
+    def rate(self) -> float | None:
+        """The learning rate that a run of a sweep tries, None for any other run."""
+        return self.train.lr if self.sweep else None
 
     @property
     def label(self) -> str:
         """How the run is called on the terminal."""
-        return f"{self.name} (seed {self.seed})"
+        return f"{self.name} (lr {self.rate:g}, seed {self.seed})" if self.sweep else f"{self.name} (seed {self.seed})"
 
     @property
     def hash(self) -> str:
@@ -74,20 +94,28 @@ class Cost:
     evaluations: int
 
 
-def plan_runs(study: StudyConfig, vocab: int) -> list[RunSpec]:
+def plan_runs(study: StudyConfig, vocab: int, chosen: Mapping[str, float] | None = None) -> list[RunSpec]:
     """Return the runs of a study, seed by seed; raises ConfigError for unknown names and impossible sizes.
+
+    Where `train.lr` is a sweep, an architecture has the runs of its sweep, each rate with the first seed, until its
+    rate is chosen, and from then on one run per seed.
 
     Args:
         study: the study.
         vocab: the tokeniser's vocabulary, used unless the study sets its own.
+        chosen: the rates that sweeps have chosen, by architecture.
     """
-    built = {entry.name: (_model(study, entry, vocab), plan_training(study, entry)) for entry in study.architectures}
+    models = {entry.name: _model(study, entry, vocab) for entry in study.architectures}
     runs = []
     for seed in dict.fromkeys((*study.seeds, *(study.reference_seeds or ()))):
         for entry in study.architectures:
-            if seed in study.seeds_of(entry.name):
-                model, train = built[entry.name]
-                runs.append(RunSpec(name=entry.name, use=entry.use, seed=seed, model=model, train=train))
+            sweep = bool(study.train.sweep) and entry.name not in (chosen or {})
+            seeds = study.seeds_of(entry.name)
+            if seed in (seeds[:1] if sweep else seeds):
+                for rate in study.train.sweep if sweep else [(chosen or {}).get(entry.name)]:
+                    train, model = plan_training(study, entry, rate), models[entry.name]
+                    run = RunSpec(name=entry.name, use=entry.use, seed=seed, model=model, train=train, sweep=sweep)
+                    runs.append(run)
     return runs
 
 
@@ -123,8 +151,14 @@ def cost(run: RunSpec) -> Cost:
     )
 
 
-def plan_training(study: StudyConfig, entry: ArchitectureEntry) -> TrainConfig:
-    """Return how an architecture of a study trains; raises ConfigError, naming it."""
+def plan_training(study: StudyConfig, entry: ArchitectureEntry, rate: float | None = None) -> TrainConfig:
+    """Return how an architecture of a study trains; raises ConfigError, naming it.
+
+    Args:
+        study: the study.
+        entry: the architecture.
+        rate: the learning rate in a study that sweeps it; the first of the sweep when not given.
+    """
     for key in entry.train:
         if key not in TrainConfig.model_fields:
             hint = nearest(key, TrainConfig.model_fields)
@@ -133,7 +167,14 @@ def plan_training(study: StudyConfig, entry: ArchitectureEntry) -> TrainConfig:
             raise ConfigError(
                 f"architecture {entry.name!r}: train.{key} is the same for all architectures; set it for the study."
             )
+    lr = entry.train.get("lr")
+    if isinstance(lr, list | tuple) or (lr is not None and study.train.sweep):
+        raise ConfigError(
+            f"architecture {entry.name!r}: a sweep of train.lr is the same for all architectures; set it for the study."
+        )
     content = {**study.train.model_dump(), **entry.train}
+    if study.train.sweep:
+        content["lr"] = rate or study.train.sweep[0]
     try:
         return TrainConfig.model_validate(content)
     except ConfigError as error:

@@ -4,16 +4,24 @@ import math
 from fractions import Fraction
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from basecap.data.config import Count, Number
 from basecap.errors import ConfigError
 
 Beta = Annotated[Number, Field(ge=0, lt=1)]
+PositiveNumber = Annotated[Number, Field(gt=0)]
 
 
-class TrainConfig(BaseModel):
-    """How a run trains. Defaults follow the first paper (appendix A); what it leaves open is marked *our choice*."""
+#: A learning rate or several, told apart before they are checked: each has errors of its own.
+Rates = Annotated[
+    Annotated[PositiveNumber, Tag("[number]")] | Annotated[tuple[PositiveNumber, ...], Tag("[list]")],
+    Discriminator(lambda value: "[list]" if isinstance(value, list | tuple) else "[number]"),
+]
+
+
+class TrainSection(BaseModel):
+    """How runs train. Defaults follow the first paper (appendix A); what it leaves open is marked *our choice*."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -24,7 +32,11 @@ class TrainConfig(BaseModel):
         ge=1,
         description="sequences per forward pass and device; all of a device's share when not given",
     )
-    lr: Number = Field(2e-4, gt=0, description="peak learning rate")
+    lr: Rates = Field(
+        2e-4,
+        description="peak learning rate; a list is a sweep: every rate with the first seed, then the best of each "
+        "architecture by its held-out loss on the training domains",
+    )
     final_lr: Number = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak")
     warmup: Count = Field(2500, ge=0, description="steps of linear warm-up")
     schedule: Literal["linear", "cosine", "constant"] = Field(
@@ -46,8 +58,19 @@ class TrainConfig(BaseModel):
     checkpointing: bool = Field(False, description="recompute activations in the backward pass")
     compile: bool | None = Field(None, description="torch.compile; on a GPU when not given")
 
+    @field_validator("lr")
+    @classmethod
+    def _sweep_has_values(cls, value: float | tuple[float, ...]) -> float | tuple[float, ...]:
+        if not isinstance(value, tuple):
+            return value
+        if not value:
+            raise ValueError("is a sweep without values; give one learning rate or several")
+        if len(set(value)) < len(value):
+            raise ValueError("a rate is named twice; remove one")
+        return value if len(value) > 1 else value[0]
+
     @model_validator(mode="after")
-    def _batches_divide(self) -> "TrainConfig":
+    def _batches_divide(self) -> "TrainSection":
         self.forward_batch(1)
         return self
 
@@ -62,6 +85,17 @@ class TrainConfig(BaseModel):
                 f"train.micro_batch = {size} does not divide each process's {share} sequences; choose a divisor."
             )
         return size
+
+    @property
+    def sweep(self) -> tuple[float, ...]:
+        """The learning rates to choose from, none where there is one."""
+        return self.lr if isinstance(self.lr, tuple) else ()
+
+
+class TrainConfig(TrainSection):
+    """How one run trains: with one learning rate."""
+
+    lr: Number = Field(2e-4, gt=0, description="peak learning rate")
 
 
 #: Evaluation points of a run that does not set `eval_every`, evenly spread: enough that half of them show a curve.
