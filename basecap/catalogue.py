@@ -100,13 +100,14 @@ def _settings(full: bool) -> list[dict[str, Any]]:
 def _keys(section: type[BaseModel], place: str) -> Iterator[dict[str, Any]]:
     """Yield every key of a section of the study file and of the sections in it; "[]" is each entry of a list."""
     for name, field in section.model_fields.items():
+        key = place + (field.alias or name)
         inner = _section_in(field.annotation)
         if inner is not field.annotation:
             default = "(required)" if field.is_required() else field.get_default(call_default_factory=True)
             text = default if isinstance(default, str | None) else json.dumps(default)
-            yield {"key": place + name, "default": text, "description": field.description or ""}
+            yield {"key": key, "default": text, "description": field.description or ""}
         if inner is not None:
-            yield from _keys(inner, f"{place}{name}." if inner is field.annotation else f"{place}{name}[].")
+            yield from _keys(inner, f"{key}." if inner is field.annotation else f"{key}[].")
 
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:

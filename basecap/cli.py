@@ -113,8 +113,11 @@ def run(
     _report([directory], directory)
     failures = [row for found in StudyRecords(directory).results()["studies"] for row in found["failures"]]
     asked = {info["name"] for info in infos}  # what failed earlier is not this command's
-    if failed := dict.fromkeys(row["name"] for row in failures if row["name"] in asked):
-        typer.echo(f"failed: {', '.join(failed)}; the reasons stand above and in the report.", err=True)
+    failed = [row["name"] for row in failures if row["name"] in asked]
+    failed += [info["name"] for info in infos if info["status"] == "failed"]  # in a sweep, which the report leaves out
+    if failed:
+        names = ", ".join(dict.fromkeys(failed))
+        typer.echo(f"failed: {names}; the reasons stand above and in the report.", err=True)
         raise typer.Exit(1)
 
 

@@ -1,15 +1,22 @@
 """Files: read with one sentence where that fails, written whole or not at all."""
 
 import contextlib
+import hashlib
 import json
+import math
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from basecap.errors import DataError
+
+#: Version of the format of a study's files.
+SCHEMA = 1
 
 
 def read(path: Path) -> bytes | None:
@@ -121,3 +128,74 @@ def replacing(path: Path, other: str = "another directory with --out") -> Iterat
     finally:
         with contextlib.suppress(OSError):  # what went wrong has been said
             partial.unlink(missing_ok=True)
+
+
+def safe_name(name: str) -> str:
+    """Return a file name for `name`: itself where that is safe, else its readable part and a hash.
+
+    >>> safe_name("transformer++")
+    'transformer++'
+    >>> safe_name("transformer++ window")
+    'transformer++_window-539d50'
+    """
+    safe = re.sub(r"[^A-Za-z0-9+,=._-]+", "_", name).lstrip(".")[:80]
+    if safe == name and safe:
+        return name
+    return f"{safe}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as JSON knows it: numpy scalars and tuples as numbers and lists, non-finite as None."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, np.generic | np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def encode_lines(rows: Iterable[dict[str, Any]]) -> bytes:
+    """Return rows as lines of strict JSON, each with its newline."""
+    return b"".join(json.dumps(plain(row), allow_nan=False).encode() + b"\n" for row in rows)
+
+
+def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Append rows to a .jsonl file; raises DataError when it cannot be written."""
+    with writing(path), path.open("ab") as file:
+        file.write(encode_lines(rows))
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Replace a file by `content` as strict JSON, with the schema; raises DataError when it cannot be written."""
+    text = json.dumps({"schema": SCHEMA, **plain(content)}, indent=1, allow_nan=False, ensure_ascii=False)
+    with replacing(path) as file:
+        file.write(text.encode() + b"\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the content of a file that `write_json` wrote, None when there is no such file."""
+    text = read(path)
+    if text is None:
+        return None
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON; restore or remove it.") from error
+    return without_schema(content, path)
+
+
+def without_schema(content: Any, path: Path) -> dict[str, Any]:
+    """Return `content` without its `schema`; raises DataError when this version cannot read it."""
+    found = content.pop("schema", None) if isinstance(content, dict) else None
+    if found is None:
+        raise DataError(f"{path} was not written by basecap; give another directory.")
+    if found != SCHEMA:
+        raise DataError(
+            f"{path} has schema {found}, this version of basecap reads {SCHEMA}; use the one that wrote it."
+        )
+    return content

@@ -9,6 +9,8 @@
                               evals.jsonl                 one `Record` per row
                               documents/<eval>-<step>.npz losses of single documents
                               checkpoints/                belongs to the training loop
+    DIR/sweep/<name>-lr<rate>-s<seed>/                    likewise, runs of a sweep whose rate is not the chosen one
+    DIR/sweep.json            the sweep of learning rates: one `Sweep` per architecture
 
 A file appears whole (written aside, then renamed) or grows by whole lines: a kill loses at most the end of the
 last line. JSON is strict, so a number that is not finite is stored as null and read back as NaN.
@@ -17,10 +19,9 @@ Documents hold the arrays `subsets` and `counts` [S] and `nats`, `tokens`, `byte
 
 import contextlib
 import dataclasses
-import hashlib
-import json
+import functools
+import logging
 import math
-import re
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,10 +34,23 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from basecap.errors import ConfigError, DataError, in_words
-from basecap.files import entries, parse_yaml, read, read_lines, replacing, writing
+from basecap.files import (
+    SCHEMA,
+    append_lines,
+    encode_lines,
+    entries,
+    parse_yaml,
+    plain,
+    read,
+    read_json,
+    read_lines,
+    replacing,
+    safe_name,
+    without_schema,
+    write_json,
+    writing,
+)
 from basecap.processes import locked
-
-SCHEMA = 1
 
 #: What may stand in a directory before its study begins: the lock, and text that was prepared for it.
 BEFORE = ("lock", "data")
@@ -80,10 +94,6 @@ class Record:
         return self.step, self.eval, self.subset, self.metric, tuple(sorted(self.axis.items()))
 
 
-#: Checks the types of a row of evals.jsonl.
-_RECORD = TypeAdapter(Record)
-
-
 @dataclass(frozen=True)
 class DocumentLosses:
     """Losses of single documents, in a fixed order: summed nats, predicted tokens, their bytes; [documents]."""
@@ -91,6 +101,31 @@ class DocumentLosses:
     nats: np.ndarray
     tokens: np.ndarray
     bytes: np.ndarray
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The learning rates that one architecture was trained with to choose one of them.
+
+    `losses` are the final losses in nats per token on the `split` documents of the training domains, by rate; None
+    where the run diverged. The run of the `chosen` rate stands among the others of the study.
+    """
+
+    name: str
+    seed: int
+    split: str
+    rates: tuple[float, ...]
+    losses: tuple[float | None, ...]
+    chosen: float
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether the chosen rate is the lowest or the highest, so that a better one may lie beyond."""
+        return self.chosen in (min(self.rates), max(self.rates))
+
+
+#: Check the types of a row of evals.jsonl and of all rows of sweep.json.
+_RECORD, _SWEEPS = TypeAdapter(Record), TypeAdapter(list[Sweep])
 
 
 class RunRecords:
@@ -105,20 +140,20 @@ class RunRecords:
         return self.path / "checkpoints"
 
     def write_info(self, info: dict[str, Any]) -> None:
-        """Store run.json: name, seed, use, parameters, hash, status (running, finished or failed), message, ops.
+        """Store run.json: name, seed, use, lr, parameters, hash, status (running, finished or failed), message, ops.
 
         `device`, `precision` and `packages` are what it runs with, `before` lists others that its checkpoint came from.
         `ops` names the implementation of each op that ran, other than within compiled code.
         """
-        _write_json(self.path / "run.json", info)
+        write_json(self.path / "run.json", info)
 
     def info(self) -> dict[str, Any]:
         """Return run.json, empty for a run that never started; raises DataError when it cannot be read."""
-        return _read_json(self.path / "run.json") or {}
+        return read_json(self.path / "run.json") or {}
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Append one row: step, tokens, train_loss, lr, grad_norm, tokens_per_s, seconds."""
-        _append_lines(self.path / "metrics.jsonl", [row])
+        append_lines(self.path / "metrics.jsonl", [row])
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return all rows in the order written, what was not finite as NaN; raises DataError for a damaged row."""
@@ -127,7 +162,7 @@ class RunRecords:
 
     def append_evals(self, records: Iterable[Record]) -> None:
         """Append records; the documents of the step are written before, so that a listed step is complete."""
-        _append_lines(self.path / "evals.jsonl", [dataclasses.asdict(record) for record in records])
+        append_lines(self.path / "evals.jsonl", [dataclasses.asdict(record) for record in records])
 
     def evals(self) -> list[Record]:
         """Return all records; of two with the same key the later one. Raises DataError for a damaged row."""
@@ -189,7 +224,7 @@ class RunRecords:
                     raise DataError(f"{path} has a row without a step; mend or remove it.")
                 rows = [row for row in rows if row["step"] <= step]
                 with replacing(path) as file:
-                    file.write(_encode_lines(rows))
+                    file.write(encode_lines(rows))
         for path in (self.path / "documents").glob("*.npz"):
             written = path.stem.rpartition("-")[2]
             if written.isdecimal() and int(written) > step:
@@ -221,7 +256,7 @@ class StudyRecords:
         """Raise ConfigError, DataError when a report written here would replace what basecap did not write."""
         if self.begun:
             self.study()
-        elif _read_json(self.path / "results.json") is None:
+        elif read_json(self.path / "results.json") is None:
             _refuse([path for path in entries(self.path) if path.name in ("report.html", "figures")])
 
     def refuse_loss(self, replaced_by: dict[str, Any] | None = None) -> None:
@@ -230,7 +265,7 @@ class StudyRecords:
         Without another analysis runs are to begin here; those removed to be trained again leave a directory `runs`.
         """
         try:
-            held, begins = _told(_read_json(self.path / "results.json")), replaced_by is None
+            held, begins = _told(read_json(self.path / "results.json")), replaced_by is None
         except (AttributeError, TypeError) as error:
             raise DataError(f"{self.path / 'results.json'} is damaged; restore or remove it.") from error
         kept = not self.begun or ((self.path / "runs").is_dir() if begins else self.runs())
@@ -251,13 +286,13 @@ class StudyRecords:
     def create(self, study: dict[str, Any]) -> None:
         """Make this the directory of `study`; raises ConfigError, DataError when it holds what is no study's."""
         self.refuse_foreign()
-        text = yaml.safe_dump({"schema": SCHEMA, **_plain(study)}, sort_keys=False, allow_unicode=True).encode()
+        text = yaml.safe_dump({"schema": SCHEMA, **plain(study)}, sort_keys=False, allow_unicode=True).encode()
         if read(self.path / "study.yaml") != text:
             with replacing(self.path / "study.yaml") as file:
                 file.write(text)
 
     def study(self) -> dict[str, Any]:
-        """Return the resolved study; raises ConfigError when the directory holds none."""
+        """Return the resolved study, its keys at their present places; raises ConfigError when there is none."""
         path = self.path / "study.yaml"
         text = read(path)
         if text is None:
@@ -266,48 +301,62 @@ class StudyRecords:
             study = parse_yaml(text)
         except ValueError as error:
             raise DataError(f"{path} {error}; restore or remove it.") from error
-        return _without_schema(study, path)
+        return with_moved_keys(without_schema(study, path), str(path))
 
     def write_environment(self, environment: dict[str, Any]) -> None:
         """Store versions and device that the study began with, and the hash of the data manifest."""
-        _write_json(self.path / "environment.json", environment)
+        write_json(self.path / "environment.json", environment)
 
     def environment(self) -> dict[str, Any]:
         """Return what `write_environment` stored, empty when nothing was."""
-        return _read_json(self.path / "environment.json") or {}
+        return read_json(self.path / "environment.json") or {}
 
     def write_declarations(self, declarations: Iterable[Declaration]) -> None:
         """Store what the study's evaluations measure."""
         rows = [dataclasses.asdict(declaration) for declaration in declarations]
-        _write_json(self.path / "declarations.json", {"declarations": rows})
+        write_json(self.path / "declarations.json", {"declarations": rows})
 
     def declarations(self) -> dict[str, Declaration]:
         """Return the declarations by name, empty when none were stored."""
         path = self.path / "declarations.json"
         try:
-            found = _read_json(path)
+            found = read_json(path)
             rows = [] if found is None else found["declarations"]
             return {row["name"]: Declaration(**{**row, "axes": tuple(row["axes"])}) for row in rows}
         except (KeyError, TypeError) as error:
             raise DataError(f"{path} is damaged ({type(error).__name__}: {error}); restore or remove it.") from error
 
-    def run(self, name: str, seed: int) -> RunRecords:
-        """Return the records of one run; touches no file."""
+    def run(self, name: str, seed: int, rate: float | None = None) -> RunRecords:
+        """Return the records of one run, of a sweep where a learning `rate` is given; touches no file."""
+        if rate is not None:
+            return RunRecords(self.path / "sweep" / f"{safe_name(name)}-lr{rate!r}-s{seed}")
         return RunRecords(self.path / "runs" / f"{safe_name(name)}-s{seed}")
 
-    def runs(self) -> list[RunRecords]:
-        """Return every run that has started, in the order of their directories."""
-        found = [RunRecords(path) for path in entries(self.path / "runs")]
+    def runs(self, sweep: bool = False) -> list[RunRecords]:
+        """Return every run that has started, or every one of the `sweep`, in the order of their directories."""
+        found = [RunRecords(path) for path in entries(self.path / ("sweep" if sweep else "runs"))]
         return [run for run in found if run.info()]
+
+    def write_sweeps(self, sweeps: Iterable[Sweep]) -> None:
+        """Store the sweeps that have chosen a learning rate."""
+        write_json(self.path / "sweep.json", {"sweeps": [dataclasses.asdict(sweep) for sweep in sweeps]})
+
+    def sweeps(self) -> list[Sweep]:
+        """Return what `write_sweeps` stored, empty when nothing was; raises DataError when it is damaged."""
+        path = self.path / "sweep.json"
+        try:
+            return _SWEEPS.validate_python((read_json(path) or {"sweeps": []})["sweeps"])
+        except (KeyError, ValidationError) as error:
+            raise DataError(f"{path} is damaged; restore it, or remove it to choose again.") from error
 
     def write_results(self, results: dict[str, Any]) -> None:
         """Store the analysis."""
-        _write_json(self.path / "results.json", results)
+        write_json(self.path / "results.json", results)
 
     def results(self) -> dict[str, Any]:
         """Return the analysis; raises DataError when there is none yet."""
         path = self.path / "results.json"
-        results = _read_json(path)
+        results = read_json(path)
         if results is None:
             raise DataError(f"{path} is missing; write it with: basecap report {self.path}")
         return results
@@ -321,18 +370,34 @@ class StudyRecords:
         return self.path / "report.html"
 
 
-def safe_name(name: str) -> str:
-    """Return a file name for `name`: itself where that is safe, else its readable part and a hash.
+#: What is said of keys of earlier versions.
+MOVED_SEEDS = "train.seeds is now seeds, at the top level of a study; the old place still works"
+DROPPED_TOLERANCE = "gap.tolerance, in nats, is not used any more; gap.cost is a share of the reference's tokens"
 
-    >>> safe_name("transformer++")
-    'transformer++'
-    >>> safe_name("transformer++ window")
-    'transformer++_window-539d50'
+
+def with_moved_keys(study: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a study with keys of earlier versions at their present place, and log it.
+
+    Raises:
+        ConfigError: a key stands at both places.
     """
-    safe = re.sub(r"[^A-Za-z0-9+,=._-]+", "_", name).lstrip(".")[:80]
-    if safe == name and safe:
-        return name
-    return f"{safe}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+    train, gap = study.get("train"), study.get("gap")
+    if isinstance(train, dict) and "seeds" in train:
+        if "seeds" in study:
+            raise ConfigError(f"{where}: seeds and train.seeds are the same key; remove train.seeds.")
+        log_move(where, MOVED_SEEDS)
+        study = {**study, "train": {key: value for key, value in train.items() if key != "seeds"}}
+        study["seeds"] = train["seeds"]
+    if isinstance(gap, dict) and "tolerance" in gap:
+        log_move(where, DROPPED_TOLERANCE)
+        study = {**study, "gap": {key: value for key, value in gap.items() if key != "tolerance"}}
+    return study
+
+
+@functools.cache  # a command reads a study file several times
+def log_move(where: str, what: str) -> None:
+    """Log once that the file or option `where` has a key of an earlier version, and what became of it."""
+    logging.getLogger("basecap").warning("%s: %s.", where, what)
 
 
 def _refuse(foreign: Sequence[Path]) -> None:
@@ -343,57 +408,3 @@ def _refuse(foreign: Sequence[Path]) -> None:
 def _told(results: dict[str, Any] | None) -> set[str]:
     """Return which of checkpoints and held-out documents an analysis tells of."""
     return {key for study in (results or {}).get("studies", []) for key in ("points", "documents") if study.get(key)}
-
-
-def _plain(value: Any) -> Any:
-    """Return `value` as JSON knows it: numpy scalars and tuples as numbers and lists, non-finite as None."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.generic | np.ndarray):
-        return _plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Path):
-        return str(value)
-    return value
-
-
-def _encode_lines(rows: Iterable[dict[str, Any]]) -> bytes:
-    return b"".join(json.dumps(_plain(row), allow_nan=False).encode() + b"\n" for row in rows)
-
-
-def _append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    with writing(path), path.open("ab") as file:
-        file.write(_encode_lines(rows))
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    text = json.dumps({"schema": SCHEMA, **_plain(content)}, indent=1, allow_nan=False, ensure_ascii=False)
-    with replacing(path) as file:
-        file.write(text.encode() + b"\n")
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """Return the content of a file that `_write_json` wrote, None when there is no such file."""
-    text = read(path)
-    if text is None:
-        return None
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON; restore or remove it.") from error
-    return _without_schema(content, path)
-
-
-def _without_schema(content: Any, path: Path) -> dict[str, Any]:
-    """Return `content` without its `schema`; raises DataError when this version cannot read it."""
-    found = content.pop("schema", None) if isinstance(content, dict) else None
-    if found is None:
-        raise DataError(f"{path} was not written by basecap; give another directory.")
-    if found != SCHEMA:
-        raise DataError(
-            f"{path} has schema {found}, this version of basecap reads {SCHEMA}; use the one that wrote it."
-        )
-    return content

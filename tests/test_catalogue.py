@@ -12,7 +12,15 @@ def test_every_source_is_listed():
 def test_every_key_of_a_study_is_listed_with_its_default_and_meaning():
     rows = {row["key"]: row for row in CATALOGUES["settings"](False)}
     assert {f"train.{name}" for name in TrainConfig.model_fields} <= rows.keys()
-    assert {"name", "gap.tolerance", "architectures", "architectures[].layers[].use"} <= rows.keys()
+    assert {
+        "name",
+        "seeds",
+        "reference_seeds",
+        "gap.cost",
+        "gap.from",
+        "architectures",
+        "architectures[].layers[].use",
+    } <= rows.keys()
     assert rows["train.lr"]["default"] == "0.0002" and rows["train.tokens"]["default"] == "(required)"
     assert rows["data.path"]["default"] is None and rows["train.warmup"]["default"] == "2500"
     assert all(row["description"] for row in rows.values())

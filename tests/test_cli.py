@@ -170,7 +170,7 @@ def test_data_inspect_counts_every_domain(study_file, tmp_path, basecap):  # noq
         (("bench", "ops", "--length", "5"), "(see `basecap bench ops --help`)."),
         (("generate", "nowhere", "the", "--tokens", "9" * 23), "invalid value for '--tokens': "),
         (("bench", "models", "--hidden", "9" * 23), "invalid value for '--hidden': "),
-        (("plan", "quickstart", "--set", "train.seeds=abc"), "each entry of which should be a whole number."),
+        (("plan", "quickstart", "--set", "seeds=abc"), "each entry of which should be a whole number."),
         (("plan", ""), "error: . is a directory"),
         (("list", "MIXERS"), "did you mean 'mixers'?"),
         (("run",), "(see `basecap run --help`)."),

@@ -31,6 +31,7 @@ class StudyFile(BaseModel):
     reference: str
     architectures: list[_Entry]
     data: _Data
+    seeds: list[int]
     gap: GapSection
 
 

@@ -41,8 +41,8 @@ def single_seed(study: dict[str, Any]) -> str:
     if not names:
         return ""
     who = "" if len(names) == len(study["comparisons"]) else f" ({', '.join(names)})"
-    asked = len(study["settings"]["train"]["seeds"]) >= 3
-    more = "" if asked else " with --set 'train.seeds=[0,1,2]' as well, which adds them"
+    asked = len(study["settings"]["seeds"]) >= 3
+    more = "" if asked else " with --set 'seeds=[0,1,2]' as well, which adds them"
     return (
         f"There is one seed{who}: intervals and verdicts speak of these trained models, not yet of the architectures. "
         "They do not hold how far another seed would move the gap; only more seeds can show that, three at least: "

@@ -8,7 +8,7 @@ import reprlib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
@@ -18,12 +18,16 @@ from basecap.data.tokenizer import BYTES
 from basecap.errors import ConfigError, in_words, nearest
 from basecap.files import parse_yaml, read
 from basecap.mixers._contract import split_body
-from basecap.train.config import TrainConfig
+from basecap.records import MOVED_SEEDS, log_move, with_moved_keys
+from basecap.train.config import TrainSection
 
 LIBRARY = Path(__file__).parent / "library"
 
 #: Names of studies: they become directories.
 NAME = re.compile(r"\w[\w .+,=-]{0,99}")
+
+#: Batches are drawn by the hash of a seed of 64 bits.
+Seed = Annotated[Count, Field(ge=-(2**63), lt=2**63)]
 
 #: Sizes beyond any machine's, which would be planned for hours or not fit into a number.
 WIDEST, DEEPEST = 2**20, 2**10
@@ -95,10 +99,29 @@ class ArchitectureEntry(_Section):
         return value
 
 
+#: What a gap may cost and still keep the capability, the same in every study: a tenth of the reference's tokens. How
+#: many nats that is follows from the reference's own training, so it means the same at every size.
+COST = 0.1
+
+
 class GapConfig(_Section):
     """What the verdict means."""
 
-    tolerance: Number = Field(0.02, gt=0, description="nats per token that still count as keeping the capability")
+    model_config = ConfigDict(serialize_by_alias=True)  # `from` is a word of Python
+
+    cost: Number = Field(
+        COST,
+        gt=0,
+        lt=1,
+        description="share of the reference's tokens that a gap may be worth and still count as keeping the capability",
+    )
+    start: Number = Field(
+        0.5,
+        gt=0,
+        lt=1,
+        alias="from",
+        description="share of its tokens after which the reference counts as trained and the gap is measured",
+    )
 
 
 class StudyConfig(_Section):
@@ -108,7 +131,11 @@ class StudyConfig(_Section):
     summary: str = Field("", description="one line for `basecap list studies`")
     data: DataConfig
     model: SizeConfig
-    train: TrainConfig
+    train: TrainSection
+    seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one run per architecture and seed")
+    reference_seeds: tuple[Seed, ...] | None = Field(
+        None, min_length=1, description="all seeds of the reference, which stands in every row; as seeds when not given"
+    )
     architectures: tuple[ArchitectureEntry, ...] = Field(
         min_length=1, description="what is compared: names, or entries with the keys below"
     )
@@ -125,6 +152,13 @@ class StudyConfig(_Section):
             raise ValueError(
                 "a name begins with a letter or digit and holds letters, digits, spaces and _ . + , = - only"
             )
+        return value
+
+    @field_validator("seeds", "reference_seeds")
+    @classmethod
+    def _seeds_differ(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and len(set(value)) < len(value):
+            raise ValueError("a seed is named twice; remove one")
         return value
 
     @field_validator("evals", mode="before")
@@ -162,6 +196,10 @@ class StudyConfig(_Section):
             )
         return self
 
+    def seeds_of(self, name: str) -> tuple[int, ...]:
+        """Return the seeds that the architecture `name` is trained with."""
+        return self.reference_seeds if self.reference_seeds and name == self.reference else self.seeds
+
 
 def _entry(item: Any) -> Any:
     entry = {"use": item} if isinstance(item, str) else item
@@ -193,10 +231,10 @@ def load_study(study: str, settings: Sequence[str] = ()) -> StudyConfig:
     Raises:
         ConfigError: unknown study, key or name, impossible value; with the place and the nearest valid name.
     """
-    content = _read(study)
+    content = with_moved_keys(_read(study), f"study {study}")
     for setting in settings:
         _override(content, setting)
-    config = validate(content, study)
+    config = validate(with_moved_keys(content, "--set train"), study)
     names = [entry.name for entry in config.architectures]
     if config.reference not in names:
         other = (difflib.get_close_matches(config.reference, names, n=1) or names)[0]
@@ -252,6 +290,9 @@ def _parse(path: Path) -> Any:
 
 def _override(content: dict[str, Any], setting: str) -> None:
     key, equals, text = setting.partition("=")
+    if key == "train.seeds":
+        log_move(f"--set {setting}", MOVED_SEEDS)
+        key = "seeds"
     *parents, last = key.split(".")
     if not equals or not all([*parents, last]):
         raise ConfigError(f"--set {setting!r} is not of the form a.b=value; write for example train.lr=3e-4.")
@@ -279,7 +320,7 @@ def validate(content: dict[str, Any], study: str) -> StudyConfig:
         problems = error.errors()
         unknown = ("extra_forbidden", "invalid_key")
         problem = next((one for one in problems if one["type"] in unknown), problems[0])
-        where = ".".join(str(part) for part in problem["loc"] if part != "[key]")
+        where = ".".join(str(part) for part in problem["loc"] if part not in ("[key]", "[number]", "[list]"))
         if problem["type"] in unknown:
             raise ConfigError(f"study {study}: unknown key {where!r}: {_nearest_key(problem['loc'])}") from error
         if problem["type"] == "missing":
@@ -348,11 +389,11 @@ def _keys(place: list[Any]) -> list[str]:
     sections: dict[Any, type[BaseModel]] = {
         "data": DataConfig,
         "model": SizeConfig,
-        "train": TrainConfig,
+        "train": TrainSection,
         "gap": GapConfig,
         "architectures": ArchitectureEntry,
         "layers": PatternEntry,
     }
     for part in place:
         section = SizeOverride if part == "model" and section is ArchitectureEntry else sections.get(part, section)
-    return list(section.model_fields)
+    return [field.alias or name for name, field in section.model_fields.items()]

@@ -10,7 +10,11 @@ from basecap import environment
 from basecap.data import wanting
 from basecap.study.config import StudyConfig
 from basecap.study.execute import cache_of
-from basecap.study.plan import cost, plan_evaluations, plan_runs
+from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs, plan_training
+from basecap.train.config import Timetable
+
+#: Evaluation points that a curve needs between `gap.from` and the end: of the reference, and of any other architecture.
+FEWEST_OF_THE_REFERENCE, FEWEST = 10, 4
 
 #: Share of the machine's matrix rate that training is assumed to reach, and the column that says so.
 UTILISATION = 0.35
@@ -18,7 +22,7 @@ HOURS = f"hours if all reach {UTILISATION:.0%}"
 
 
 def estimate(study: StudyConfig) -> list[dict[str, Any]]:
-    """Return one row per run.
+    """Return one row per run; in a sweep of learning rates also the rate, where it is known beforehand.
 
     Memory is that of weights, gradients and optimiser, without activations; state is the decoding state of a sequence
     of the training length, in fp32; hours are at one share of the matrix rate measured here, without evaluations.
@@ -27,12 +31,14 @@ def estimate(study: StudyConfig) -> list[dict[str, Any]]:
     rate = matrix_rate(device)
     plan_evaluations(study)
     rows = []
-    for run in plan_runs(study, study.data.vocab):
+    for run in _all_runs(study):
         found = cost(run)
+        rates = {"lr": run.rate or "the best"} if study.train.sweep else {}
         rows.append(
             {
                 "architecture": run.name,
                 "seed": run.seed,
+                **rates,
                 "blocks": found.blocks,
                 "parameters (M)": round(found.parameters / 1e6, 2),
                 "tokens (M)": round(found.tokens / 1e6, 2),
@@ -46,6 +52,16 @@ def estimate(study: StudyConfig) -> list[dict[str, Any]]:
     return rows
 
 
+def _all_runs(study: StudyConfig) -> list[RunSpec]:
+    """Return the runs of a study, the later seeds of a sweep with any of its rates: they cost the same."""
+    runs = plan_runs(study, study.data.vocab)
+    if not study.train.sweep:
+        return runs
+    chosen = {entry.name: study.train.sweep[0] for entry in study.architectures}
+    later = plan_runs(study, study.data.vocab, chosen)
+    return runs + [run for run in later if run.seed != study.seeds_of(run.name)[0]]
+
+
 def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[str]:
     """Return what is to be said below the rows of `estimate`: the sum, what they leave out, what `out` would need."""
     hours, work = (sum(row[key] for row in rows) for key in (HOURS, "PFLOP"))
@@ -55,7 +71,24 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
         f"share of 1,000 TFLOP/s, {_hours(hours * rate / 1000)} hours.",
         "Left out: activations, which may take many times the memory of weights, gradients and optimiser; evaluations. "
         "Architectures differ in the share they reach: `basecap bench models` measures it.",
+        *sparse(study),
         *(f"Missing: {sentence}" for sentence in wanting(study.data, cache_of(study, out))),
+    ]
+
+
+def sparse(study: StudyConfig) -> list[str]:
+    """Return a warning for the architectures that are evaluated too rarely for a curve."""
+    found: dict[tuple[int, int], list[str]] = {}
+    for entry in study.architectures:
+        timetable = Timetable(plan_training(study, entry), study.data.seq_len)
+        points = timetable.evaluations_after(study.gap.start)
+        needed = FEWEST_OF_THE_REFERENCE if entry.name == study.reference else FEWEST
+        if points < needed:
+            found.setdefault((points, needed), []).append(entry.name)
+    return [
+        f"Warning: too few evaluation points after gap.from = {study.gap.start:g} of the tokens, {points} where a "
+        f"curve needs {needed}: {', '.join(names)}; lower train.eval_every or leave it out."
+        for (points, needed), names in found.items()
     ]
 
 

@@ -27,6 +27,7 @@ from basecap.study.growth import grown
 from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs
 from basecap.study.proof import refuse_unsound
 from basecap.study.provenance import begun, refuse_other, refuse_other_precision
+from basecap.study.sweep import HeldOutLoss, chosen_rates, settle
 from basecap.train.distributed import Processes, SharedError, processes, sentence
 from basecap.train.loop import Place, Trainer
 
@@ -53,6 +54,8 @@ def execute(
 ) -> list[dict[str, Any]]:
     """Train every selected run of `study` into `out`, resuming what stands there; return each run's info.
 
+    Of a sweep of learning rates these are the runs with the chosen rates, and those whose failure left no choice.
+
     Started by `torchrun`, all processes train each run together and only the leading one returns something; else runs
     go one after the other on one device, or side by side on the GPUs of this machine when there are several, `per_gpu`
     on each: a small model leaves room for others.
@@ -71,10 +74,21 @@ def execute(
         execution = Execution(study=study, out=out, device=str(chosen), plugins=tuple(plugins))
         group.lead(lambda: _begin(execution, only, held))
         data = data_of(study, out)
-        runs = _runs(study, data, only)
-        if len(devices) > 1 and len(runs) > 1:
-            return side_by_side(execution, runs, devices, say)
-        infos = [_attempt(execution, run, data, group, say) for run in runs]
+
+        def train(runs: Sequence[RunSpec]) -> list[dict[str, Any]]:
+            if len(devices) > 1 and len(runs) > 1:
+                return side_by_side(execution, runs, devices, say)
+            return [_attempt(execution, run, data, group, say) for run in runs]
+
+        swept = [run for run in _runs(execution, data, only) if run.sweep]
+        tried = train(swept)
+        if study.train.sweep:
+            group.together(lambda: None)  # every process has read what is about to move
+            group.lead(lambda: settle(StudyRecords(out), swept, say))
+        runs = _runs(execution, data, only)
+        unchosen = {run.name for run in runs if run.sweep}
+        failed = [info for info in tried if info["status"] == "failed" and info["name"] in unchosen]
+        infos = failed + train([run for run in runs if not run.sweep])
         return infos if group.leads else []
 
 
@@ -106,16 +120,19 @@ def _begin(execution: Execution, only: set[str], held: contextlib.ExitStack) -> 
     _refuse_other_data(records, prepared)
     for evaluation in plan_evaluations(study):
         evaluation.check(prepared, study.data.seq_len)
-    whole, runs = _whole(records, study), _runs(study, prepared, only)
+    whole, runs = _whole(records, study), _runs(execution, prepared, only)
     for run in runs:
-        refuse_other(records.run(run.name, run.seed), run)
+        refuse_other(records.run(run.name, run.seed, run.rate), run)
     refuse_other_precision(records, whole, runs, device)
     records.create(whole.model_dump(mode="json"))
     _write_surroundings(records, study, prepared, device)
 
 
-def _runs(study: StudyConfig, data: PreparedData, only: set[str]) -> list[RunSpec]:
-    return [run for run in plan_runs(study, data.tokenizer.vocab_size) if run.name in only]
+def _runs(execution: Execution, data: PreparedData, only: set[str]) -> list[RunSpec]:
+    """Return the selected runs as far as they are known; a sweep has the first seed of those in the directory."""
+    records, study = StudyRecords(execution.out), execution.study
+    runs = plan_runs(_whole(records, study), data.tokenizer.vocab_size, chosen_rates(records))
+    return [run for run in runs if run.name in only and (run.sweep or run.seed in study.seeds_of(run.name))]
 
 
 def _whole(records: StudyRecords, study: StudyConfig) -> StudyConfig:
@@ -166,7 +183,9 @@ def cache_of(study: StudyConfig, out: Path) -> Path:
 
 def _write_surroundings(records: StudyRecords, study: StudyConfig, data: PreparedData, device: torch.device) -> None:
     held = records.environment()
-    machine = held if held and records.runs() else environment.describe(device)  # numbers stay with their machine
+    machine = (
+        held if held and (records.runs() or records.runs(sweep=True)) else environment.describe(device)
+    )  # numbers stay with their machine
     found = {**machine, "data": data.manifest_hash, "bigram_loss": bigram_loss(data, study.data.seq_len)}
     if found != held:
         records.write_environment(found)
@@ -181,7 +200,7 @@ def side_by_side(
     A process that is killed costs its own run alone, which is recorded and said; another takes its place.
     """
     records = StudyRecords(execution.out)
-    held = {index: records.run(run.name, run.seed).info() for index, run in enumerate(runs)}
+    held = {index: records.run(run.name, run.seed, run.rate).info() for index, run in enumerate(runs)}
     infos = {index: info for index, info in held.items() if info.get("status") == "finished"}
     waiting = deque(index for index in range(len(runs)) if index not in infos)
     running: dict[Future, tuple[int, _Worker]] = {}
@@ -220,7 +239,7 @@ class _Worker:
 
 
 def _killed(execution: Execution, run: RunSpec, say: Callable[[str], None]) -> dict[str, Any]:
-    records = StudyRecords(execution.out).run(run.name, run.seed)
+    records = StudyRecords(execution.out).run(run.name, run.seed, run.rate)
     info = {**begun(records, run, torch.device(execution.device)), **records.info()}
     if info["status"] == "finished":  # it ended between its last word and the answer
         return info
@@ -260,7 +279,7 @@ def _attempt(
     Except what fails in one of several processes alone: the others wait for it in the middle of a step, so it is raised
     and `torchrun` ends them all.
     """
-    records = StudyRecords(execution.out).run(run.name, run.seed)
+    records = StudyRecords(execution.out).run(run.name, run.seed, run.rate)
     info = records.info()
     if info.get("status") == "finished":
         return info
@@ -273,6 +292,7 @@ def _attempt(
         info["status"] = "finished"
     except Exception as error:  # a bug in one mixer must not cost the other runs; the trace is kept with the run
         info |= {"status": "failed", "message": sentence(error)}
+        info["diverged"] = isinstance(error, TrainingError) and not isinstance(error, SharedError)
         if not isinstance(error.__cause__ if isinstance(error, SharedError) else error, BasecapError | None):
             info["traceback"] = traceback.format_exc()
         alone = None if group.world == 1 or isinstance(error, TrainingError) else error
@@ -306,7 +326,13 @@ def _train(execution: Execution, run: RunSpec, data: PreparedData, group: Proces
     trainer = Trainer(model, run.train, run.seed, stream=data.train, records=records, place=place)
     context = Context(data=data, device=device, autocast=place.autocast)
     evaluations = plan_evaluations(execution.study)
-    trainer.run(run.label, lambda model, step, tokens: _evaluate(evaluations, model, context, records, step, tokens))
+
+    def evaluate(model: LanguageModel, step: int, tokens: int) -> None:
+        chooses = run.sweep and step == trainer.timetable.steps
+        due = [*evaluations, HeldOutLoss()] if chooses else evaluations
+        _evaluate(due, model, context, records, step, tokens)
+
+    trainer.run(run.label, evaluate)
     return model.parameters_count()
 
 

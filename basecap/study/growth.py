@@ -8,7 +8,7 @@ from basecap.study.config import StudyConfig
 
 
 def grown(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyConfig:
-    """Return the study `held` in the directory `where` with the seeds and architectures of `wanted` behind its own.
+    """Return the study `held` in the directory `where` with the seeds and architectures of `wanted` after its own.
 
     Words, and where and by how many processes text is prepared, are those of `wanted`: no number depends on them.
 
@@ -18,7 +18,9 @@ def grown(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyConfig:
     theirs = {entry.name: entry for entry in wanted.architectures}
     for entry in held.architectures:
         _refuse_other(entry, theirs.get(entry.name, entry), where, entry.name)
-    seeds = dict.fromkeys((*held.train.seeds, *wanted.train.seeds))
+    seeds = {"seeds": _union(held.seeds, wanted.seeds)}
+    if held.reference_seeds or wanted.reference_seeds:
+        seeds["reference_seeds"] = _union(held.seeds_of(held.reference), wanted.seeds_of(wanted.reference))
     entries = {entry.name: entry for entry in held.architectures} | theirs
     preparation = {"cache": wanted.data.cache, "workers": wanted.data.workers}
     whole, alike = (
@@ -26,14 +28,18 @@ def grown(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyConfig:
             update={
                 "summary": wanted.summary,
                 "data": study.data.model_copy(update=preparation),
-                "train": study.train.model_copy(update={"seeds": tuple(seeds)}),
                 "architectures": tuple(entries.values()),
+                **seeds,
             }
         )
         for study in (held, wanted)
     )
     _refuse_other(whole, alike, where)
     return whole
+
+
+def _union(held: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys((*held, *wanted)))
 
 
 def _refuse_other(held: Any, wanted: Any, where: Path, name: str | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,31 +15,59 @@ from basecap.models.language_model import LanguageModel
 from basecap.study.config import ArchitectureEntry, StudyConfig, what_is_wrong
 from basecap.train.config import Timetable, TrainConfig
 
+#: Training options that the hash of a run always counts. Any other counts where it differs from its default: an option
+#: that is added later leaves the hashes of recorded runs as they are.
+ALWAYS_COUNTED = (
+    "tokens",
+    "batch",
+    "micro_batch",
+    "lr",
+    "final_lr",
+    "warmup",
+    "schedule",
+    "betas",
+    "weight_decay",
+    "clip",
+    "precision",
+    "eval_every",
+    "checkpoint_every",
+    "checkpointing",
+    "compile",
+)
+
+#: Training options that an architecture cannot have for itself, as they would be a difference of their own.
+SHARED = ("eps",)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """One run: one architecture, one seed."""
+    """One run: one architecture, one seed; in a sweep also one learning rate."""
 
     name: str
     use: str
     seed: int
     model: ModelConfig
     train: TrainConfig
+    sweep: bool = False
+
+    @property
+    def rate(self) -> float | None:
+        """The learning rate that a run of a sweep tries, None for any other run."""
+        return self.train.lr if self.sweep else None
 
     @property
     def label(self) -> str:
         """How the run is called on the terminal."""
-        return f"{self.name} (seed {self.seed})"
+        return f"{self.name} (lr {self.rate:g}, seed {self.seed})" if self.sweep else f"{self.name} (seed {self.seed})"
 
     @property
     def hash(self) -> str:
         """Sixteen hex digits that change with anything the run depends on, its data apart."""
-        content = [
-            self.name,
-            self.seed,
-            self.model.model_dump(mode="json"),
-            {**self.train.model_dump(mode="json"), "seeds": [self.seed]},  # it does not depend on the others
-        ]
+        options = self.train.model_dump(mode="json")
+        changed = self.train.model_dump(mode="json", exclude_defaults=True)
+        train = {key: options[key] for key in options if key in ALWAYS_COUNTED or key in changed}
+        train["seeds"] = [self.seed]  # where the seed stood when there were only `train.seeds`
+        content = [self.name, self.seed, self.model.model_dump(mode="json"), train]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -65,18 +94,28 @@ class Cost:
     evaluations: int
 
 
-def plan_runs(study: StudyConfig, vocab: int) -> list[RunSpec]:
+def plan_runs(study: StudyConfig, vocab: int, chosen: Mapping[str, float] | None = None) -> list[RunSpec]:
     """Return the runs of a study, seed by seed; raises ConfigError for unknown names and impossible sizes.
+
+    Where `train.lr` is a sweep, an architecture has the runs of its sweep, each rate with the first seed, until its
+    rate is chosen, and from then on one run per seed.
 
     Args:
         study: the study.
         vocab: the tokeniser's vocabulary, used unless the study sets its own.
+        chosen: the rates that sweeps have chosen, by architecture.
     """
+    models = {entry.name: _model(study, entry, vocab) for entry in study.architectures}
     runs = []
-    for seed in study.train.seeds:
+    for seed in dict.fromkeys((*study.seeds, *(study.reference_seeds or ()))):
         for entry in study.architectures:
-            model, train = _model(study, entry, vocab), _train(study, entry)
-            runs.append(RunSpec(name=entry.name, use=entry.use, seed=seed, model=model, train=train))
+            sweep = bool(study.train.sweep) and entry.name not in (chosen or {})
+            seeds = study.seeds_of(entry.name)
+            if seed in (seeds[:1] if sweep else seeds):
+                for rate in study.train.sweep if sweep else [(chosen or {}).get(entry.name)]:
+                    train, model = plan_training(study, entry, rate), models[entry.name]
+                    run = RunSpec(name=entry.name, use=entry.use, seed=seed, model=model, train=train, sweep=sweep)
+                    runs.append(run)
     return runs
 
 
@@ -112,12 +151,30 @@ def cost(run: RunSpec) -> Cost:
     )
 
 
-def _train(study: StudyConfig, entry: ArchitectureEntry) -> TrainConfig:
-    known = [name for name in TrainConfig.model_fields if name != "seeds"]
+def plan_training(study: StudyConfig, entry: ArchitectureEntry, rate: float | None = None) -> TrainConfig:
+    """Return how an architecture of a study trains; raises ConfigError, naming it.
+
+    Args:
+        study: the study.
+        entry: the architecture.
+        rate: the learning rate in a study that sweeps it; the first of the sweep when not given.
+    """
     for key in entry.train:
-        if key not in known:
-            raise ConfigError(f"architecture {entry.name!r}: unknown key train.{key}: {nearest(key, known)}")
+        if key not in TrainConfig.model_fields:
+            hint = nearest(key, TrainConfig.model_fields)
+            raise ConfigError(f"architecture {entry.name!r}: unknown key train.{key}: {hint}")
+        if key in SHARED:
+            raise ConfigError(
+                f"architecture {entry.name!r}: train.{key} is the same for all architectures; set it for the study."
+            )
+    lr = entry.train.get("lr")
+    if isinstance(lr, list | tuple) or (lr is not None and study.train.sweep):
+        raise ConfigError(
+            f"architecture {entry.name!r}: a sweep of train.lr is the same for all architectures; set it for the study."
+        )
     content = {**study.train.model_dump(), **entry.train}
+    if study.train.sweep:
+        content["lr"] = rate or study.train.sweep[0]
     try:
         return TrainConfig.model_validate(content)
     except ConfigError as error:

@@ -40,6 +40,7 @@ def begun(records: RunRecords, run: RunSpec, device: torch.device) -> dict[str, 
         "name": run.name,
         "seed": run.seed,
         "use": run.use,
+        "lr": run.train.lr,
         "hash": run.hash,
         "plugins": _sources(run.model),
         **machine,
@@ -70,14 +71,16 @@ def refuse_other_precision(
         device: where.
     """
     auto = [run for run in wanted if run.train.precision == "auto"]
-    if all(records.run(run.name, run.seed).info().get("status") == "finished" for run in auto):
+    if all(records.run(run.name, run.seed, run.rate).info().get("status") == "finished" for run in auto):
         return
     now = resolve("auto", device)
     names = [
         entry.name for entry in study.architectures if entry.train.get("precision", study.train.precision) == "auto"
     ]
-    for found in (records.run(name, seed) for name in names for seed in study.train.seeds):
+    for found in (*records.runs(), *records.runs(sweep=True)):
         info = found.info()
+        if info.get("name") not in names:
+            continue
         trained = info.get("status") == "finished" or latest(found.checkpoints) is not None
         if trained and info.get("precision") not in (None, now):
             raise ConfigError(

@@ -1,19 +1,27 @@
 """The options of training."""
 
+import math
+from fractions import Fraction
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from basecap.data.config import Count, Number
 from basecap.errors import ConfigError
 
 Beta = Annotated[Number, Field(ge=0, lt=1)]
-#: Batches are drawn by the hash of a seed of 64 bits.
-Seed = Annotated[Count, Field(ge=-(2**63), lt=2**63)]
+PositiveNumber = Annotated[Number, Field(gt=0)]
 
 
-class TrainConfig(BaseModel):
-    """How a run trains. Defaults follow the first paper (appendix A); what it leaves open is marked *our choice*."""
+#: A learning rate or several, told apart before they are checked: each has errors of its own.
+Rates = Annotated[
+    Annotated[PositiveNumber, Tag("[number]")] | Annotated[tuple[PositiveNumber, ...], Tag("[list]")],
+    Discriminator(lambda value: "[list]" if isinstance(value, list | tuple) else "[number]"),
+]
+
+
+class TrainSection(BaseModel):
+    """How runs train. Defaults follow the first paper (appendix A); what it leaves open is marked *our choice*."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -24,21 +32,25 @@ class TrainConfig(BaseModel):
         ge=1,
         description="sequences per forward pass and device; all of a device's share when not given",
     )
-    lr: Number = Field(2e-4, gt=0, description="peak learning rate")
+    lr: Rates = Field(
+        2e-4,
+        description="peak learning rate; a list is a sweep: every rate with the first seed, then the best of each "
+        "architecture by its held-out loss on the training domains",
+    )
     final_lr: Number = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak")
     warmup: Count = Field(2500, ge=0, description="steps of linear warm-up")
     schedule: Literal["linear", "cosine", "constant"] = Field(
         "linear", description="linear, cosine or constant (none): decay after the warm-up"
     )
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="decay rates of Adam's moments")
+    eps: Number = Field(1e-8, gt=0, description="Adam's epsilon, the same for all architectures")
     weight_decay: Number = Field(0.1, ge=0, description="decoupled, on matrices (our choice)")
     clip: Number = Field(1.0, gt=0, description="largest gradient norm (our choice)")
     precision: Literal["auto", "bf16", "fp32"] = Field(
         "auto", description="of the products; master weights are fp32. auto: bf16 on a GPU, else fp32"
     )
-    seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one run per architecture and seed")
     eval_every: Count | None = Field(
-        None, ge=1, description="tokens between evaluations; a tenth of the run when not given"
+        None, ge=1, description="tokens between evaluations; a twentieth of the run when not given"
     )
     checkpoint_every: Count | None = Field(
         None, ge=1, description="tokens between checkpoints; as often as evaluations when not given"
@@ -46,15 +58,19 @@ class TrainConfig(BaseModel):
     checkpointing: bool = Field(False, description="recompute activations in the backward pass")
     compile: bool | None = Field(None, description="torch.compile; on a GPU when not given")
 
-    @field_validator("seeds")
+    @field_validator("lr")
     @classmethod
-    def _seeds_differ(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+    def _sweep_has_values(cls, value: float | tuple[float, ...]) -> float | tuple[float, ...]:
+        if not isinstance(value, tuple):
+            return value
+        if not value:
+            raise ValueError("is a sweep without values; give one learning rate or several")
         if len(set(value)) < len(value):
-            raise ValueError("a seed is named twice; remove one")
-        return value
+            raise ValueError("a rate is named twice; remove one")
+        return value if len(value) > 1 else value[0]
 
     @model_validator(mode="after")
-    def _batches_divide(self) -> "TrainConfig":
+    def _batches_divide(self) -> "TrainSection":
         self.forward_batch(1)
         return self
 
@@ -70,6 +86,21 @@ class TrainConfig(BaseModel):
             )
         return size
 
+    @property
+    def sweep(self) -> tuple[float, ...]:
+        """The learning rates to choose from, none where there is one."""
+        return self.lr if isinstance(self.lr, tuple) else ()
+
+
+class TrainConfig(TrainSection):
+    """How one run trains: with one learning rate."""
+
+    lr: Number = Field(2e-4, gt=0, description="peak learning rate")
+
+
+#: Evaluation points of a run that does not set `eval_every`, evenly spread: enough that half of them show a curve.
+EVALUATIONS = 20
+
 
 class Timetable:
     """A run in steps: how many there are, and after which ones it evaluates and saves."""
@@ -77,22 +108,33 @@ class Timetable:
     def __init__(self, config: TrainConfig, seq_len: int):
         self.step_tokens = config.batch * seq_len
         self.steps = -(-config.tokens // self.step_tokens)
-        evaluation = config.eval_every or max(1, config.tokens // 10)
-        self._evaluation = self._steps(evaluation)
-        self._checkpoint = self._steps(config.checkpoint_every or evaluation)
+        self._evaluation = self._interval(config.eval_every)
+        self._checkpoint = self._interval(config.checkpoint_every or config.eval_every)
 
-    def _steps(self, tokens: int) -> int:
-        return max(1, round(tokens / self.step_tokens))
+    def _interval(self, tokens: int | None) -> Fraction:
+        """Return every how many steps something happens; a share of the run need not be whole steps."""
+        if tokens is None:
+            return Fraction(self.steps, EVALUATIONS)
+        return Fraction(max(1, round(tokens / self.step_tokens)))
 
     def evaluates(self, done: int) -> bool:
         """Whether the model is evaluated after `done` steps."""
-        return done == self.steps or (done > 0 and done % self._evaluation == 0)
+        return self._due(done, self._evaluation)
 
     def saves(self, done: int) -> bool:
         """Whether a checkpoint is written after `done` steps."""
-        return done == self.steps or (done > 0 and done % self._checkpoint == 0)
+        return self._due(done, self._checkpoint)
+
+    def _due(self, done: int, interval: Fraction) -> bool:
+        return done == self.steps or (done > 0 and done // interval > (done - 1) // interval)
 
     @property
     def evaluations(self) -> int:
         """How often the model is evaluated."""
-        return -(-self.steps // self._evaluation)
+        return self.evaluations_after(0.0)
+
+    def evaluations_after(self, share: float) -> int:
+        """Return how often the model is evaluated once more than `share` of the steps is done; `share` is below 1."""
+        before = math.floor(share * self.steps)
+        interval = max(Fraction(1), self._evaluation)
+        return 1 + (self.steps - 1) // interval - before // interval

@@ -22,6 +22,7 @@ def build_optimiser(model: nn.Module, recipes: Mapping[str, ParameterRecipe], co
         ],
         lr=config.lr,
         betas=config.betas,
+        eps=config.eps,
         fused=next(model.parameters()).is_cuda,
     )
 

@@ -189,7 +189,7 @@ def test_a_damaged_file_costs_one_run_only(tmp_path):
     assert [row["gap"] is None for row in found["comparisons"]] == [True, False]
 
 
-@pytest.mark.parametrize("key", ["name", "reference", "architectures", "data", "train", "gap"])
+@pytest.mark.parametrize("key", ["name", "reference", "architectures", "data", "seeds", "gap"])
 def test_an_incomplete_study_file_is_named(tmp_path, key):
     records = write_study(tmp_path, architectures=TWO, seeds=())
     content = {"schema": 1, **records.study()}

@@ -212,8 +212,8 @@ def test_words():
 )
 def test_what_a_single_seed_cannot_tell_is_said(seeds, words):
     rows = [{"name": name, "seeds": found, "gap": {} if found else None} for name, found in seeds.items()]
-    for asked, advice in (([0], " with --set 'train.seeds=[0,1,2]' as well"), ([0, 1, 2], " to finish those of the")):
-        said = single_seed({"comparisons": rows, "settings": {"train": {"seeds": asked}}})
+    for asked, advice in (([0], " with --set 'seeds=[0,1,2]' as well"), ([0, 1, 2], " to finish those of the")):
+        said = single_seed({"comparisons": rows, "settings": {"seeds": asked}})
         assert said.startswith(words) and bool(said) == bool(words)
         assert not said or f"run the same command again{advice}" in said
 

@@ -13,14 +13,16 @@ from basecap.data.shards import LEAST_DOCUMENTS
 from basecap.data.sources.installed import LONGEST_FILE, SHORTEST_FILE
 from basecap.errors import BasecapError, ConfigError
 from basecap.files import parse_yaml
-from basecap.study.config import StudyConfig, library, load_study, select
+from basecap.study.config import COST, StudyConfig, library, load_study, select
+from basecap.study.estimate import sparse
 from basecap.study.plan import cost, plan_evaluations, plan_runs
 
 STUDY = {
     "name": "small",
     "data": {"source": "installed", "seq_len": 32, "train": ["prose"], "ood": ["python"]},
     "model": {"hidden": 32, "layers": 2},
-    "train": {"tokens": "2e3", "batch": 4, "seeds": [0, 1]},
+    "train": {"tokens": "2e3", "batch": 4},
+    "seeds": [0, 1],
     "architectures": [
         "transformer++",
         {"name": "window 8", "use": "transformer++", "mixer": {"window": 8}, "train": {"lr": 1e-3}},
@@ -82,8 +84,8 @@ def test_a_body_is_named_once_and_for_whole_models(entry, words, tmp_path):
 
 
 def test_settings_override_and_only_selects(tmp_path):
-    study = load_study(write(tmp_path), ["train.lr=3e-4", "data.vocab=512", "train.seeds=[7]"])
-    assert (study.train.lr, study.data.vocab, study.train.seeds) == (3e-4, 512, (7,))
+    study = load_study(write(tmp_path), ["train.lr=3e-4", "data.vocab=512", "seeds=[7]"])
+    assert (study.train.lr, study.data.vocab, study.seeds) == (3e-4, 512, (7,))
     assert select(study, ["hybrid"]) == {"hybrid", "transformer++"}
     assert select(study, []) == {"transformer++", "window 8", "hybrid"}
 
@@ -91,6 +93,7 @@ def test_settings_override_and_only_selects(tmp_path):
 def test_a_resolved_study_reads_back_as_itself(tmp_path):
     study = load_study(write(tmp_path))
     assert StudyConfig.model_validate(study.model_dump(mode="json")) == study
+    assert study.model_dump(mode="json")["gap"] == {"cost": COST, "from": 0.5}
 
 
 @pytest.mark.parametrize("name", library())
@@ -100,8 +103,19 @@ def test_shipped_studies_are_planned(name: str):
     for run in plan_runs(study, study.model.vocab or study.data.vocab):
         found = cost(run)
         assert found.parameters > 0 and found.flops > 6 * 0.5 * found.tokens
-        assert found.evaluations >= 2
-    assert plan_evaluations(study)
+        assert found.evaluations == 20 or study.train.eval_every
+    assert plan_evaluations(study) and (not sparse(study) or name == "zoo")
+
+
+def test_a_curve_of_too_few_points_is_warned_of(tmp_path):
+    content = changed("train", {"tokens": 40 * 4 * 32, "batch": 4, "eval_every": 3 * 4 * 32})
+    content["architectures"][2]["train"] = {"eval_every": 9 * 4 * 32}
+    said = sparse(load_study(write(tmp_path, content)))
+    warning = "Warning: too few evaluation points after gap.from = {} of the tokens, {} where a curve needs {}: {}; "
+    expected = [warning.format(0.5, 8, 10, "transformer++"), warning.format(0.5, 3, 4, "hybrid")]
+    assert [line.partition("lower")[0] for line in said] == expected
+    said = sparse(load_study(write(tmp_path, content | {"gap": {"from": 0.1}})))
+    assert not said
 
 
 def test_summaries_say_which_figures_they_are_of_and_count_nothing():
@@ -125,7 +139,7 @@ def test_summaries_say_which_figures_they_are_of_and_count_nothing():
         ("architectures.1.name", "transformer++", "two entries"),
         ("train.lr", -1, r"train\.lr"),
         ("train.clip", float("inf"), r"train\.clip = inf: should be a finite number"),
-        ("gap", {"tolerance": float("inf")}, r"gap\.tolerance = inf: should be a finite number"),
+        ("gap", {"cost": float("inf")}, r"gap\.cost = inf: should be a finite number"),
         ("data.weights", {"prose": float("nan")}, r"data\.weights\.prose = nan: should be a finite number"),
         ("architectures.1.layers", [], r"architectures\.1\.layers"),
         ("reference", "transformer+", r"transformer\+\+"),
@@ -140,12 +154,12 @@ def test_summaries_say_which_figures_they_are_of_and_count_nothing():
         ("train.lr", math.nan, r"train\.lr"),
         ("train.weight_decay", math.inf, r"train\.weight_decay"),
         ("train.clip", math.inf, r"train\.clip"),
-        ("train.seeds", 3, r"train\.seeds = 3: should be a list, such as \[3\]\.$"),
-        ("train.seeds", "abc", r"= 'abc': should be a list, each entry of which should be a whole number\.$"),
-        ("train.seeds", None, r"= null: should be a list, each entry of which should be a whole number\.$"),
-        ("train.seeds", "1,2", r"= '1,2': should be a list, such as \[1,2\]\.$"),
-        ("train.seeds", "1,1", r"= '1,1': should be a list, but not \[1,1\]: a seed is named twice; remove one\.$"),
-        ("train.seeds", "[1", r"= '\[1': should be a list\.$"),
+        ("seeds", 3, r"seeds = 3: should be a list, such as \[3\]\.$"),
+        ("seeds", "abc", r"= 'abc': should be a list, each entry of which should be a whole number\.$"),
+        ("seeds", None, r"= null: should be a list, each entry of which should be a whole number\.$"),
+        ("seeds", "1,2", r"= '1,2': should be a list, such as \[1,2\]\.$"),
+        ("seeds", "1,1", r"= '1,1': should be a list, but not \[1,1\]: a seed is named twice; remove one\.$"),
+        ("seeds", "[1", r"= '\[1': should be a list\.$"),
         ("train.betas", 0.9, r"train\.betas = 0\.9: should be a list with 2 entries\.$"),
         ("train.betas", 2, r"train\.betas = 2: should be a list, each entry of which should be less than 1\.$"),
         ("train.betas", [0.9] * 3, r"should be a list with 2 entries at most\.$"),
@@ -158,12 +172,20 @@ def test_summaries_say_which_figures_they_are_of_and_count_nothing():
         ("architectures.1.name", "a\0b", r"name = 'a\\x00b': should be one line, without control characters\.$"),
         ("evals", 5, r"evals = 5: should be a list, but not \[5\]: 5 is not one evaluation; write its name"),
         ("evals", [{1: {}}], r"{1: {}} is not one evaluation; write its name, or its name: {option: value}\.$"),
-        ("train.seeds", [True], r"train\.seeds\.0 = true: should be a number, not true or false\.$"),
+        ("seeds", [True], r"seeds\.0 = true: should be a number, not true or false\.$"),
         ("train.tokens", True, r"train\.tokens = true: should be a number, not true or false\.$"),
         ("train.tokens", "10k", r"train\.tokens = '10k': should be a whole number\.$"),
         ("train.lr", True, r"train\.lr = true: should be a number, not true or false\.$"),
         ("train.lr", datetime.date(2020, 1, 1), r"train\.lr = 2020-01-01: should be a number\.$"),
-        ("gap", {"tolerance": True}, r"gap\.tolerance = true: should be a number, not true or false\.$"),
+        ("gap", {"cost": True}, r"gap\.cost = true: should be a number, not true or false\.$"),
+        ("gap", {"from": 1.5}, r"gap\.from = 1\.5: should be less than 1\.$"),
+        ("gap", {"from": 0}, r"gap\.from = 0: should be greater than 0\.$"),
+        ("gap", {"form": 0.5}, r"unknown key 'gap\.form': did you mean 'from'\?$"),
+        ("train.lr", [], r"train\.lr = \[\]: is a sweep without values; give one learning rate or several\.$"),
+        ("train.lr", [1e-3, 1e-3], r"train\.lr = \[0\.001, 0\.001\]: a rate is named twice; remove one\.$"),
+        ("train.lr", [1e-3, -1], r"train\.lr\.1 = -1: should be greater than 0\.$"),
+        ("train.lr", "1e-3, 1e-2", r"train\.lr = '1e-3, 1e-2': should be a number\.$"),
+        ("train.eps", 0, r"train\.eps = 0: should be greater than 0\.$"),
         ("gap", 5, r"gap = 5: should be a section, with a value for each key\.$"),
         ("data.weights", {"prose": True}, r"data\.weights\.prose = true: should be a number, not true or false\.$"),
         ("data.weights", {1: 1}, r"data\.weights\.1 = 1: should be text; a number or a date is text in quotes\.$"),
@@ -177,7 +199,7 @@ def test_summaries_say_which_figures_they_are_of_and_count_nothing():
         ("train.hidden", 3, r"unknown key 'train\.hidden': did you mean 'model\.hidden'\?$"),
         ("train.LR", 3, r"unknown key 'train\.LR': did you mean 'lr'\?$"),
         ("train", {7: 8, "tokens": 9}, r"unknown key 'train\.7': known: batch, "),
-        ("train.seeds", [], r"train\.seeds = \[\]: should be a list with 1 or more entries\.$"),
+        ("seeds", [], r"seeds = \[\]: should be a list with 1 or more entries\.$"),
         ("architectures", [], r"architectures = \[\]: should be a list with 1 or more entries\.$"),
         ("architectures", "mamba-2", r"architectures = 'mamba-2': should be a list, such as \[mamba-2\]\.$"),
         (
@@ -186,9 +208,12 @@ def test_summaries_say_which_figures_they_are_of_and_count_nothing():
             r"reference 'transformer\+\+' is not among the .* --set reference=mamba-2\.$",
         ),
         ("reference", "window", r"the reference 'window' is not among the .*--set 'reference=window 8'\.$"),
-        ("train.seeds", [1, 1], r"train\.seeds.*twice"),
-        ("train.seeds", [2**63], r"train\.seeds\.0"),
-        ("train.seeds", [-(2**63) - 1], r"train\.seeds\.0"),
+        ("seeds", [1, 1], r"seeds.*twice"),
+        ("reference_seeds", [1, 1], r"reference_seeds = \[1, 1\]: a seed is named twice; remove one\.$"),
+        ("reference_seeds", [], r"reference_seeds = \[\]: should be a list with 1 or more entries\.$"),
+        ("reference_seed", [1], r"unknown key 'reference_seed': did you mean 'reference_seeds'\?$"),
+        ("seeds", [2**63], r"seeds\.0"),
+        ("seeds", [-(2**63) - 1], r"seeds\.0"),
         ("model.vocab", 100, r"model\.vocab = 100 is less than the tokeniser's 4096"),
     ],
 )
@@ -208,6 +233,11 @@ def test_wrong_keys_and_values_are_named(tmp_path, place, value, words):
         ("architectures.1.layers", ["transformer++"] * 9, "a pattern of 9 layers does not fit"),
         ("architectures.1.train", {"lrr": 3}, "lr"),
         ("architectures.1.train", {"lr": "fast"}, "lr"),
+        (
+            "architectures.1.train",
+            {"eps": 1e-6},
+            r"^architecture 'window 8': train\.eps is the same for all architectures; set it for the study\.$",
+        ),
         ("architectures.1.train", {"betas": 0.9}, r"train\.betas: should be a list with 2 entries\.$"),
         (
             "architectures.1.train",
@@ -279,7 +309,31 @@ def test_a_setting_changes_no_alias_of_its_section(tmp_path):
 
 def test_seeds_may_be_any_number_of_64_bits(tmp_path):
     seeds = [-(2**63), 2**63 - 1]
-    assert load_study(write(tmp_path, changed("train.seeds", seeds))).train.seeds == tuple(seeds)
+    assert load_study(write(tmp_path, changed("seeds", seeds))).seeds == tuple(seeds)
+
+
+def test_the_reference_can_have_seeds_of_its_own(tmp_path):
+    study = load_study(write(tmp_path, changed("reference_seeds", [1, 2, 0])))
+    assert (study.seeds_of("transformer++"), study.seeds_of("hybrid")) == ((1, 2, 0), (0, 1))
+    runs = [(run.name, run.seed) for run in plan_runs(study, 64)]
+    assert runs[-1] == ("transformer++", 2) and len(runs) == len(set(runs)) == 2 * 3 + 1
+    assert [seed for name, seed in runs if name == "transformer++"] == [0, 1, 2]
+    zoo = load_study("limited-zoo")
+    assert len(plan_runs(zoo, zoo.data.vocab)) == 13 * 5 + 10
+
+
+def test_seeds_are_read_at_their_former_place_and_it_is_said_once(tmp_path, caplog):
+    content = changed("train.seeds", [3])
+    with pytest.raises(ConfigError, match=r"seeds and train\.seeds are the same key; remove train\.seeds"):
+        load_study(write(tmp_path, content))
+    del content["seeds"]
+    path = write(tmp_path, content)
+    assert load_study(path) == load_study(path) and load_study(path).seeds == (3,)
+    moved = "train.seeds is now seeds, at the top level of a study; the old place still works."
+    assert caplog.messages == [f"study {path}: {moved}"]
+    caplog.clear()
+    assert load_study(write(tmp_path), ["train.seeds=[4,5]"]).seeds == (4, 5)
+    assert caplog.messages == [f"--set train.seeds=[4,5]: {moved}"]
 
 
 def test_files_of_another_kind_are_said_to_be_what_they_are(tmp_path, monkeypatch):

@@ -58,7 +58,12 @@ def test_running_again_does_nothing_and_only_adds(study_file, tmp_path):
     run(study_file, tmp_path / "out", only=("transformer++",))
     assert set(losses(tmp_path / "out")) == {"transformer++"}
     first = losses(tmp_path / "out")["transformer++"]
+    records = StudyRecords(tmp_path / "out")
+    former = records.study()
+    former["train"]["seeds"] = former.pop("seeds")  # as earlier versions wrote it
+    records.create(former)
     run(study_file, tmp_path / "out")
+    assert yaml.safe_load((records.path / "study.yaml").read_text())["seeds"] == [0]
     assert set(losses(tmp_path / "out")) == {"transformer++", "window 4"}
     assert losses(tmp_path / "out")["transformer++"] == first
 
@@ -76,7 +81,7 @@ def test_processes_side_by_side_give_the_same_losses(study_file, tmp_path):
 
 
 def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, monkeypatch):
-    out, study = tmp_path / "out", load_study(str(study_file), ("train.seeds=[0,1,2]",))
+    out, study = tmp_path / "out", load_study(str(study_file), ("seeds=[0,1,2]",))
     run(study_file, out)
     taken = []
 
@@ -143,11 +148,11 @@ def test_a_directory_takes_more_seeds_and_architectures(study, tmp_path):
     run(path, out)
     first = StudyRecords(out).run("transformer++", 0).metrics()
     path.write_text(yaml.safe_dump(study))
-    infos = run(path, out, settings=("train.seeds=[1]",))
+    infos = run(path, out, settings=("seeds=[1]",))
     assert [(info["name"], info["seed"]) for info in infos] == [("transformer++", 1), ("window 4", 1)]
-    infos = run(path, out, settings=("train.seeds=[1,0]",), only=("window 4",))
+    infos = run(path, out, settings=("seeds=[1,0]",), only=("window 4",))
     assert len(infos) == 4 and StudyRecords(out).run("transformer++", 0).metrics() == first
-    assert StudyRecords(out).study()["train"]["seeds"] == [0, 1]
+    assert StudyRecords(out).study()["seeds"] == [0, 1]
     assert {row["name"] for row in StudyRecords(out).study()["architectures"]} == {"transformer++", "window 4"}
 
 

@@ -125,7 +125,7 @@ def test_no_study_is_trained_in_two_precisions_because_of_the_device(study_file,
     run(study_file, out, only=("transformer++",))
     change(out / "runs" / "transformer++-s0" / "run.json", device="NVIDIA H200", precision="bf16")
     held = (out / "study.yaml").read_bytes()
-    for more in ({"only": ("window 4",)}, {"settings": ("train.seeds=[1]",)}):
+    for more in ({"only": ("window 4",)}, {"settings": ("seeds=[1]",)}):
         with pytest.raises(ConfigError, match="trained in bf16 on NVIDIA H200, and this device would train in fp32"):
             run(study_file, out, **more)
         assert (out / "study.yaml").read_bytes() == held  # what is refused is not yet part of the study

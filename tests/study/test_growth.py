@@ -1,5 +1,7 @@
 """A study may grow where it stands, and in nothing else may it change."""
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,9 @@ A, B, C = ({"name": name, "use": "transformer++"} for name in "abc")
 @pytest.fixture
 def made(study):
     def make(architectures: list, seeds: tuple = (0,), **more) -> StudyConfig:
-        train = study["train"] | {"seeds": list(seeds)} | more.pop("train", {})
-        content = study | {"architectures": architectures, "reference": "a", "train": train} | more
-        return StudyConfig.model_validate(content)
+        train = study["train"] | more.pop("train", {})
+        content = study | {"architectures": architectures, "reference": "a", "train": train, "seeds": list(seeds)}
+        return StudyConfig.model_validate(content | more)
 
     return make
 
@@ -51,6 +53,15 @@ def test_what_is_new_comes_behind(made, held, wanted, whole):
 
 
 @pytest.mark.parametrize(
+    ("held", "wanted", "whole"),
+    [(None, None, None), ([0, 5], None, (0, 5, 1)), (None, [5], (0, 5)), ([3], [5, 3], (3, 5))],
+)
+def test_the_reference_gets_more_seeds(made, held, wanted, whole):
+    found = grown(made([A, B], [0], reference_seeds=held), made([A, B], [1], reference_seeds=wanted), Path("out"))
+    assert (found.seeds, found.reference_seeds) == ((0, 1), whole)
+
+
+@pytest.mark.parametrize(
     ("change", "difference"),
     [
         ({"architectures": [A, C], "train": {"lr": 2e-3}}, r"train\.lr is 0\.01 there and 0\.002 here"),
@@ -75,3 +86,29 @@ def test_a_run_stays_itself_when_others_are_added(made):
     alone = {(run.name, run.seed): run.hash for run in plan_runs(made([A]), 256)}
     more = {(run.name, run.seed): run.hash for run in plan_runs(made([A, B], [1, 0]), 256)}
     assert alone.items() < more.items() and len(set(more.values())) == 4
+
+
+def test_a_recorded_hash_stays_what_it_is(made):
+    """As the first versions made it, when the seeds stood among the options of training and there was no eps."""
+    run = plan_runs(made([A], [3]), 256)[0]
+    train = {
+        "tokens": 2560,
+        "batch": 8,
+        "micro_batch": None,
+        "lr": 0.01,
+        "final_lr": 0.0,
+        "warmup": 1,
+        "schedule": "linear",
+        "betas": [0.9, 0.95],
+        "weight_decay": 0.1,
+        "clip": 1.0,
+        "precision": "auto",
+        "seeds": [3],
+        "eval_every": 512,
+        "checkpoint_every": None,
+        "checkpointing": False,
+        "compile": None,
+    }
+    content = json.dumps(["a", 3, run.model.model_dump(mode="json"), train], sort_keys=True)
+    assert run.hash == hashlib.sha256(content.encode()).hexdigest()[:16]
+    assert run.hash != plan_runs(made([A], [3], train={"eps": 1e-6}), 256)[0].hash

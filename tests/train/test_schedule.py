@@ -42,7 +42,8 @@ def test_groups_follow_the_recipes():
         "a.bias": ParameterRecipe(init=one, decay=False),
         "b.weight": ParameterRecipe(init=one, lr=2.0),
     }
-    optimiser = build_optimiser(model, recipes, TrainConfig(tokens=1, weight_decay=0.3))
+    optimiser = build_optimiser(model, recipes, TrainConfig(tokens=1, weight_decay=0.3, eps=1e-6))
+    assert {group["eps"] for group in optimiser.param_groups} == {1e-6}
     set_learning_rate(optimiser, 0.5)
     found = {(group["lr"], group["weight_decay"]) for group in optimiser.param_groups}
     assert found == {(0.5, 0.3), (0.5, 0.0), (1.0, 0.3)}
@@ -64,4 +65,16 @@ def test_numbers_as_yaml_writes_them():
 def test_evaluations_are_counted_without_going_through_the_steps(eval_every: int | None):
     timetable = Timetable(TrainConfig(tokens=20, batch=1, eval_every=eval_every), 1)
     assert timetable.evaluations == sum(timetable.evaluates(step) for step in range(timetable.steps + 1))
-    assert Timetable(TrainConfig(tokens=10**15), 1).evaluations == 10
+    assert Timetable(TrainConfig(tokens=10**15), 1).evaluations == 20
+
+
+@pytest.mark.parametrize("steps", [1, 7, 19, 20, 35, 59, 293, 915])
+@pytest.mark.parametrize("eval_every", [None, 1, 4, 100])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9])
+def test_evaluations_after_a_share_of_the_run_are_those_that_happen(steps: int, eval_every: int | None, share: float):
+    timetable = Timetable(TrainConfig(tokens=steps, batch=1, eval_every=eval_every), 1)
+    happen = [step for step in range(steps + 1) if timetable.evaluates(step)]
+    assert timetable.evaluations_after(share) == sum(step > share * steps for step in happen)
+    if eval_every is None:
+        assert len(happen) == min(20, steps) and happen[-1] == steps
+        assert all(timetable.saves(step) for step in happen)

@@ -1,0 +1,107 @@
+"""The sweep of learning rates: each rate with the first seed, then the best of each architecture for all its seeds.
+
+The runs of a sweep stand in DIR/sweep. When those of an architecture are over, sweep.json gets its choice and the run
+of the chosen rate moves to DIR/runs, where it is the first seed's. `settle` completes a move that a kill prevented.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, build_evaluation
+from basecap.files import writing
+from basecap.models.language_model import LanguageModel
+from basecap.records import Declaration, Record, RunRecords, StudyRecords, Sweep
+from basecap.study.plan import RunSpec
+
+
+class HeldOutLoss(Evaluation):
+    """What a rate is chosen by: the mean loss on documents that are held out from the training domains.
+
+    These are the validation documents where each training domain has some, else the test documents; never those of
+    unseen domains.
+    """
+
+    declaration = Declaration(name="sweep", unit="nats per token", better="lower")
+
+    def __init__(self) -> None:
+        super().__init__(EvaluationConfig())
+
+    def run(self, model: LanguageModel, context: Context) -> Outcome:
+        """Return one number, whose subset is the split that it is of."""
+        data = copy.copy(context.data)
+        data.ood_domains = ()
+        split = "validation" if all(data.sets.get((name, "validation")) for name in data.train_domains) else "test"
+        domains = build_evaluation({"domain-loss": {"split": split}}).run(model, replace(context, data=data)).documents
+        tokens = sum(int(losses.tokens.sum()) for losses in domains.values())
+        nats = sum(float(losses.nats.sum()) for losses in domains.values())
+        return Outcome(measurements=[Measurement(subset=split, metric="loss", value=nats / tokens, n=tokens)])
+
+
+def chosen_rates(records: StudyRecords) -> dict[str, float]:
+    """Return the learning rates that sweeps have chosen, by architecture."""
+    return {sweep.name: sweep.chosen for sweep in records.sweeps()}
+
+
+def settle(records: StudyRecords, runs: Sequence[RunSpec], say: Callable[[str], None]) -> None:
+    """Choose a rate for each architecture whose runs of a sweep are over, say it, and move the chosen runs.
+
+    Args:
+        records: of the study.
+        runs: the runs of sweeps that were to be trained.
+        say: takes a sentence per architecture.
+    """
+    sweeps = records.sweeps()
+    for name in dict.fromkeys(run.name for run in runs):
+        found, sentence = _choose(records, [run for run in runs if run.name == name])
+        say(f"{name}: {sentence}")
+        if found is not None:
+            sweeps.append(found)
+            records.write_sweeps(sweeps)
+    for sweep in sweeps:
+        _move(records, sweep)
+
+
+def _choose(records: StudyRecords, runs: Sequence[RunSpec]) -> tuple[Sweep | None, str]:
+    """Return the sweep of one architecture and what is to be said of it; None where no rate can be chosen."""
+    places = [records.run(run.name, run.seed, run.rate) for run in runs]
+    infos = [place.info() for place in places]
+    if not all(info.get("status") == "finished" or info.get("diverged") for info in infos):
+        return (
+            None,
+            "no learning rate is chosen, as a run of its sweep failed; run the same command again to resume it.",
+        )
+    rates = tuple(run.train.lr for run in runs)
+    found = [
+        _held_out(place) if info["status"] == "finished" else None for place, info in zip(places, infos, strict=True)
+    ]
+    losses = {rate: record for rate, record in zip(rates, found, strict=True) if record is not None}
+    if not losses:
+        return None, "no learning rate is chosen, as all of its sweep diverged; add lower ones and give another --out."
+    chosen = min(losses, key=lambda rate: (losses[rate].value, rate))
+    sweep = Sweep(
+        name=runs[0].name,
+        seed=runs[0].seed,
+        split=losses[chosen].subset,
+        rates=rates,
+        losses=tuple(None if record is None else record.value for record in found),
+        chosen=chosen,
+    )
+    best = f"learning rate {chosen:g} is the best of {', '.join(f'{rate:g}' for rate in rates)}"
+    edge = ", at the edge of the sweep; widen train.lr, with another --out, to be sure" if sweep.at_edge else ""
+    return sweep, f"{best} (loss {losses[chosen].value:.3f} on {sweep.split} documents){edge}."
+
+
+def _held_out(records: RunRecords) -> Record | None:
+    """Return the loss of a finished run of a sweep, None where it is not finite."""
+    found = [record for record in records.evals() if record.eval == HeldOutLoss.declaration.name]
+    return found[-1] if found and math.isfinite(found[-1].value) else None
+
+
+def _move(records: StudyRecords, sweep: Sweep) -> None:
+    """Move the run of the chosen rate to its place among the runs of the study, unless it stands there."""
+    swept, place = records.run(sweep.name, sweep.seed, sweep.chosen), records.run(sweep.name, sweep.seed)
+    if swept.info() and not place.info():
+        with writing(place.path):
+            swept.path.rename(place.path)
