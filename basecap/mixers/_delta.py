@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, ParameterRecipe, default_recipe
+from basecap.mixers._contract import Cache
 from basecap.mixers._parts import ShortConvolution, rms_norm
+from basecap.mixers._recipes import ParameterRecipe, default_recipe
 from basecap.mixers._state_space import convolve, convolve_step
 from basecap.ops.delta_rule import delta_rule, influence
 

@@ -8,18 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import (
-    Cache,
-    LayerSpec,
-    ParameterRecipe,
-    choose_heads,
-    constant,
-    default_recipe,
-    divide,
-    normal,
-    residual_std,
-    uniform,
-)
+from basecap.mixers._contract import Cache, LayerSpec, choose_heads, divide
+from basecap.mixers._recipes import ParameterRecipe, constant, default_recipe, normal, residual_std, uniform
 from basecap.ops.short_convolution import Activation, short_convolution
 
 

@@ -13,17 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import (
-    Cache,
-    Initialiser,
-    LayerSpec,
-    Mixer,
-    ParameterRecipe,
-    constant,
-    orthogonal,
-    values,
-)
+from basecap.mixers._contract import Cache, LayerSpec, Mixer
 from basecap.mixers._parts import token_shift
+from basecap.mixers._recipes import Initialiser, ParameterRecipe, constant, orthogonal, values
 
 #: Epsilon of the norm per head: 1e-5 on outputs divided by 8 (RWKV-5), the same as 64e-5 on the outputs.
 EPS = 64e-5

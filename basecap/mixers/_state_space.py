@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from basecap.mixers._contract import Cache, Initialiser, MixerConfig
+from basecap.mixers._contract import Cache, MixerConfig
 from basecap.mixers._parts import ShortConvolution
+from basecap.mixers._recipes import Initialiser
 
 
 class StateSpaceConfig(MixerConfig):

@@ -6,8 +6,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, ParameterRecipe, Variant, mixer
+from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, Variant, mixer
 from basecap.mixers._parts import AttentionHeads, attention_recipe, remember, widened
+from basecap.mixers._recipes import ParameterRecipe
 from basecap.ops.attention import attention, attention_step, weights
 
 

@@ -13,16 +13,13 @@ from basecap.mixers._contract import (
     LayerSpec,
     Mixer,
     MixerConfig,
-    ParameterRecipe,
     choose_heads,
-    default_recipe,
     divide,
     hybrid,
     mixer,
-    normal,
-    residual_std,
 )
 from basecap.mixers._parts import ShortConvolution
+from basecap.mixers._recipes import ParameterRecipe, default_recipe, normal, residual_std
 from basecap.mixers.attention import Attention
 from basecap.ops.taylor_attention import reference, taylor_attention, taylor_state
 

@@ -11,17 +11,14 @@ from basecap.mixers._contract import (
     LayerSpec,
     Mixer,
     MixerConfig,
-    ParameterRecipe,
     Variant,
     choose_heads,
-    constant,
     divide,
     mixer,
-    normal,
-    residual_std,
 )
 from basecap.mixers._delta import DeltaMemory
 from basecap.mixers._parts import rms_norm
+from basecap.mixers._recipes import ParameterRecipe, constant, normal, residual_std
 
 
 @mixer(

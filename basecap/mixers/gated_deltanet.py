@@ -12,17 +12,14 @@ from basecap.mixers._contract import (
     LayerSpec,
     Mixer,
     MixerConfig,
-    ParameterRecipe,
     Variant,
     choose_heads,
-    constant,
     divide,
     mixer,
-    normal,
-    residual_std,
 )
 from basecap.mixers._delta import DeltaMemory
 from basecap.mixers._parts import rms_norm
+from basecap.mixers._recipes import ParameterRecipe, constant, normal, residual_std
 from basecap.mixers._state_space import log_of_uniform, step_size, step_size_bias
 
 

@@ -7,20 +7,9 @@ import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from basecap.mixers._contract import (
-    Cache,
-    LayerSpec,
-    Mixer,
-    MixerConfig,
-    ParameterRecipe,
-    constant,
-    default_recipe,
-    mixer,
-    normal,
-    residual_std,
-    values,
-)
+from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, mixer
 from basecap.mixers._parts import ShortConvolution, remember
+from basecap.mixers._recipes import ParameterRecipe, constant, default_recipe, normal, residual_std, values
 from basecap.ops.long_convolution import long_convolution, reference
 
 

@@ -11,20 +11,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import (
-    Cache,
-    LayerSpec,
-    Mixer,
-    ParameterRecipe,
-    Variant,
-    choose_heads,
-    constant,
-    default_recipe,
-    mixer,
-    uniform,
-    values,
-)
+from basecap.mixers._contract import Cache, LayerSpec, Mixer, Variant, choose_heads, mixer
 from basecap.mixers._parts import ShortConvolution
+from basecap.mixers._recipes import ParameterRecipe, constant, default_recipe, uniform, values
 from basecap.mixers._state_space import (
     StateSpaceConfig,
     convolve,

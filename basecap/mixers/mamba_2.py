@@ -7,20 +7,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import (
-    Cache,
-    LayerSpec,
-    Mixer,
-    ParameterRecipe,
-    Variant,
-    choose_heads,
-    constant,
-    default_recipe,
-    divide,
-    mixer,
-    uniform,
-)
+from basecap.mixers._contract import Cache, LayerSpec, Mixer, Variant, choose_heads, divide, mixer
 from basecap.mixers._parts import PartedLinear, ShortConvolution, rms_norm
+from basecap.mixers._recipes import ParameterRecipe, constant, default_recipe, uniform
 from basecap.mixers._state_space import (
     StateSpaceConfig,
     convolve_step,

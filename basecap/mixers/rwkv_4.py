@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from basecap.mixers._contract import LayerSpec, MixerConfig, ParameterRecipe, constant, mixer, orthogonal, values
+from basecap.mixers._contract import LayerSpec, MixerConfig, mixer
+from basecap.mixers._recipes import ParameterRecipe, constant, orthogonal, values
 from basecap.mixers._rwkv import TimeMix, depth_ratios, ramp, share, shift
 from basecap.ops.wkv4 import eager, wkv4
 

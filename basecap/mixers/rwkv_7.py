@@ -8,16 +8,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import (
-    LayerSpec,
-    MixerConfig,
-    ParameterRecipe,
-    choose_heads,
-    constant,
-    mixer,
-    uniform,
-    values,
-)
+from basecap.mixers._contract import LayerSpec, MixerConfig, choose_heads, mixer
+from basecap.mixers._recipes import ParameterRecipe, constant, uniform, values
 from basecap.mixers._rwkv import (
     HeadNorm,
     LowRank,

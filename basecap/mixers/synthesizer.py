@@ -13,16 +13,13 @@ from basecap.mixers._contract import (
     LayerSpec,
     Mixer,
     MixerConfig,
-    ParameterRecipe,
     Variant,
     choose_heads,
-    default_recipe,
     divide,
     mixer,
-    normal,
-    residual_std,
 )
 from basecap.mixers._parts import positions_of, remember, rotary, widened
+from basecap.mixers._recipes import ParameterRecipe, default_recipe, normal, residual_std
 from basecap.ops.attention import attention, attention_step, weights
 
 

@@ -6,8 +6,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, ParameterRecipe, Variant, mixer
+from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, Variant, mixer
 from basecap.mixers._parts import AttentionHeads, attention_recipe, widened
+from basecap.mixers._recipes import ParameterRecipe
 from basecap.ops.top1_chunk import (
     top1_chunk,
     top1_chunk_cache,

@@ -5,8 +5,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, ParameterRecipe, mixer
+from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, mixer
 from basecap.mixers._parts import AttentionHeads, attention_recipe, remember, widened
+from basecap.mixers._recipes import ParameterRecipe
 from basecap.ops.top1_element import top1_element, top1_element_step, top1_element_weights
 
 

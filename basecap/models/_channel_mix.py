@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError, nearest
-from basecap.mixers._contract import Cache, ParameterRecipe, constant, uniform
+from basecap.mixers._contract import Cache
+from basecap.mixers._recipes import ParameterRecipe, constant, uniform
 from basecap.mixers._rwkv import depth_ratios, scaled_orthogonal, share, shift
 
 #: The generations of RWKV whose channel mixing is known.

@@ -5,7 +5,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, LayerSpec, ParameterRecipe, default_recipe, normal, residual_std
+from basecap.mixers._contract import Cache, LayerSpec
+from basecap.mixers._recipes import ParameterRecipe, default_recipe, normal, residual_std
 
 Activation = Literal["geglu", "swiglu", "gelu"]
 

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import ParameterRecipe, default_recipe, initialise, normal
+from basecap.mixers._contract import initialise
 from basecap.mixers._parts import positions_of
+from basecap.mixers._recipes import ParameterRecipe, default_recipe, normal
 from basecap.models.backbones._contract import BACKBONES
 from basecap.models.blocks import Block, BlockCache, Stream, total
 from basecap.models.config import ModelConfig

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from basecap.mixers._contract import LayerSpec, orthogonal, uniform
+from basecap.mixers._contract import LayerSpec
+from basecap.mixers._recipes import orthogonal, uniform
 from basecap.models._channel_mix import ChannelMix
 from basecap.models.backbones._contract import Backbone, backbone
 
