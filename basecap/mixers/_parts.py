@@ -9,7 +9,15 @@ from torch import Tensor, nn
 
 from basecap.errors import ConfigError
 from basecap.mixers._contract import Cache, LayerSpec, choose_heads, divide
-from basecap.mixers._recipes import ParameterRecipe, constant, default_recipe, normal, residual_std, uniform
+from basecap.mixers._recipes import (
+    Initialiser,
+    ParameterRecipe,
+    constant,
+    default_recipe,
+    normal,
+    residual_std,
+    uniform,
+)
 from basecap.ops.short_convolution import Activation, short_convolution
 
 
@@ -144,10 +152,10 @@ class ShortConvolution(nn.Module):
         if kept:
             last[:, self.width - 1 - kept :] = x_BTD[:, x_BTD.shape[1] - kept :]
 
-    def recipe(self) -> dict[str, ParameterRecipe]:
-        """Weights and biases uniform within 1/sqrt(width): PyTorch's default, which the official models keep."""
+    def recipe(self, weight: Initialiser | None = None) -> dict[str, ParameterRecipe]:
+        """Uniform within 1/sqrt(width), PyTorch's default, which most official models keep; or weights as `weight`."""
         bound = self.width**-0.5
-        recipes = {"weight": ParameterRecipe(init=uniform(-bound, bound))}
+        recipes = {"weight": ParameterRecipe(init=weight or uniform(-bound, bound))}
         if self.bias is not None:
             recipes["bias"] = ParameterRecipe(init=uniform(-bound, bound), decay=False)
         return recipes

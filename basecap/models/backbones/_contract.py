@@ -36,10 +36,11 @@ class Backbone:
         parallel: both halves read the same input (GPT-NeoX) instead of one after the other.
         positions: whether learned absolute positions are added to the embeddings.
         embedding_norm: a LayerNorm follows the embeddings.
-        tied: the head is the transposed embedding.
+        tied: the head is the transposed embedding, as published; comparisons at equal size set it in their study.
         embedding, head: their initialisers; a tied matrix starts as an embedding.
         depths: published depths by hidden width, in layers of a Transformer; others take 12.
         depth_factor: blocks per Transformer layer (2 where a block is a mixer alone).
+        differences: one sentence for each deliberate difference from the official code, with its reason.
     """
 
     summary: str
@@ -55,6 +56,7 @@ class Backbone:
     head: Initialiser = field(default_factory=lambda: normal(0.02))
     depths: Mapping[int, int] = field(default_factory=lambda: {768: 12, 2048: 24})
     depth_factor: float = 1.0
+    differences: tuple[str, ...] = ()
 
     def depth(self, hidden: int, layers: int | None) -> int:
         """Return the number of blocks for `layers` Transformer layers (published depth, else 12, when None)."""
