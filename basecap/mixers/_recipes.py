@@ -104,17 +104,18 @@ def residual_std(layer: "LayerSpec", branches: int = 2, std: float = 0.02) -> fl
 def matrices(scheme: Scheme, layer: "LayerSpec") -> tuple[ParameterRecipe, ParameterRecipe]:
     """Return the recipes of a block's matrices: of those that read the residual stream, of those that write into it.
 
-    gpt-2: std 0.02, shrunk with depth for those that write (Radford et al. 2019, section 2.3). gpt-neox: sqrt(2 / 5D)
-    (arXiv 1910.05895) and 2 / (L sqrt(D)) (GPT-J), as arXiv 2204.06745, section 2.1, combines them. plain: std 0.02.
+    gpt-2: std 0.02, shrunk with depth for those that write (Radford et al. 2019, section 2.3). gpt-neox: std
+    sqrt(2 / 5D) and 2 / (L sqrt(D)) (arXiv 2204.06745, section 2.1). plain: std 0.02.
     """
-    reading, writing = {
-        "gpt-2": (0.02, residual_std(layer)),
-        "gpt-neox": (small_std(layer.hidden), 2.0 / (layer.depth * math.sqrt(layer.hidden))),
-        "plain": (0.02, 0.02),
-    }[scheme]
-    return ParameterRecipe(init=normal(reading)), ParameterRecipe(init=normal(writing))
+    writing = {"gpt-2": residual_std(layer), "gpt-neox": 2.0 / (layer.depth * math.sqrt(layer.hidden)), "plain": 0.02}
+    reading = small_normal() if scheme == "gpt-neox" else normal(0.02)
+    return ParameterRecipe(init=reading), ParameterRecipe(init=normal(writing[scheme]))
 
 
-def small_std(hidden: int) -> float:
-    """Standard deviation sqrt(2 / 5D) (arXiv 1910.05895, section 2.2)."""
-    return math.sqrt(2.0 / (5.0 * hidden))
+def small_normal() -> Initialiser:
+    """Gaussian of standard deviation sqrt(2 / 5D) for a matrix [..., D] (arXiv 1910.05895, section 2.2)."""
+
+    def fill(parameter: Tensor, generator: torch.Generator) -> None:
+        parameter.normal_(0.0, math.sqrt(2.0 / (5.0 * parameter.shape[-1])), generator=generator)
+
+    return Start("normal, std sqrt(2/5D)", fill)

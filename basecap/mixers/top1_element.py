@@ -16,6 +16,8 @@ from basecap.ops.top1_element import top1_element, top1_element_step, top1_eleme
     backbone="transformer++",
     paper="arXiv 2505.18522, section 4",
     summary="the value of the best key alone, trained straight through the softmax",
+    source="our choice: the authors publish no code and name no initial values",
+    differences=("Everything starts as in transformer++, so that nothing but the selection differs.",),
 )
 class Top1Element(Mixer):
     """Multi-head causal selection of one value, o_t = v_s with s = argmax_{s <= t} q_t.k_s.

@@ -62,7 +62,8 @@ class LanguageModel(nn.Module):
         recipes = default_recipe(self)
         recipes["embedding.weight"] = ParameterRecipe(init=self.backbone.embedding)
         if self.positions is not None:
-            recipes["positions.weight"] = ParameterRecipe(init=normal(0.02))
+            # As in openai/gpt-2: src/model.py.
+            recipes["positions.weight"] = ParameterRecipe(init=normal(0.01))
         if self.head is not None:
             recipes["head.weight"] = ParameterRecipe(init=self.backbone.head)
         recipes = {name: recipe for name, recipe in recipes.items() if not name.startswith("blocks.")}
