@@ -60,7 +60,7 @@ class LanguageModel(nn.Module):
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Return the recipe of every parameter by its full name."""
         recipes = default_recipe(self)
-        recipes["embedding.weight"] = ParameterRecipe(init=self.backbone.embedding)
+        recipes["embedding.weight"] = ParameterRecipe(init=self.backbone.embedding, decay=self.backbone.embedding_decay)
         if self.positions is not None:
             # As in openai/gpt-2: src/model.py.
             recipes["positions.weight"] = ParameterRecipe(init=normal(0.01))

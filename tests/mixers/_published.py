@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from basecap.mixers._contract import ARCHITECTURES
-from basecap.mixers._recipes import generator_for
+from basecap.mixers._recipes import Initialiser, generator_for
 from basecap.models.backbones._contract import BACKBONES
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
@@ -168,9 +168,8 @@ def check_table(name: str, table: Table) -> None:
         recipe = recipes[full]
         assert (recipe.lr, recipe.decay) == (row.lr, row.decay), f"{full}: learning-rate factor or weight decay"
         start = row.start(at) if not hasattr(row.start, "check") else row.start
-        draws = torch.stack([draw(recipe.init, parameter.shape, seed) for seed in range(times(start, parameter))])
         try:
-            start.check(draws.double())
+            start.check(draw(recipe.init, parameter.shape, times(start, parameter)).double())
         except AssertionError as error:
             raise AssertionError(f"{name}: {full} does not start as {row.pattern!r} says: {error}") from error
     assert not (spare := set(table.rows) - used), f"no parameter has these names: {[row.pattern for row in spare]}"
@@ -191,8 +190,10 @@ def times(start: Start, parameter: Tensor) -> int:
     return -(-4096 // parameter.numel()) if isinstance(start, Follows) else 1
 
 
-def draw(init: Callable, shape: torch.Size, seed: int) -> Tensor:
-    """Return one start of a parameter."""
-    start = torch.full(shape, torch.nan)
-    init(start, generator_for(seed, "start"))
-    return start
+def draw(init: Initialiser, shape: torch.Size, count: int) -> Tensor:
+    """Return independent starts of a parameter, [count, *shape]."""
+    generator = generator_for(0, "starts")
+    draws = torch.full((count, *shape), torch.nan)
+    for start in draws:
+        init(start, generator)
+    return draws

@@ -38,6 +38,7 @@ class Backbone:
         embedding_norm: a LayerNorm follows the embeddings.
         tied: the head is the transposed embedding, as published; comparisons at equal size set it in their study.
         embedding, head: their initialisers; a tied matrix starts as an embedding.
+        embedding_decay: whether the embedding's weights decay; a head of its own always does.
         depths: published depths by hidden width, in layers of a Transformer; others take 12.
         depth_factor: blocks per Transformer layer (2 where a block is a mixer alone).
         differences: one sentence for each deliberate difference from the official code, with its reason.
@@ -54,6 +55,7 @@ class Backbone:
     tied: bool = True
     embedding: Initialiser = field(default_factory=lambda: normal(0.02))
     head: Initialiser = field(default_factory=lambda: normal(0.02))
+    embedding_decay: bool = True
     depths: Mapping[int, int] = field(default_factory=lambda: {768: 12, 2048: 24})
     depth_factor: float = 1.0
     differences: tuple[str, ...] = ()

@@ -37,5 +37,11 @@ def based() -> Backbone:
         summary="RMSNorm before mixer and SwiGLU of width 2, five blocks for four Transformer layers",
         paper="arXiv 2402.18668 (Based)",
         feed_forward=_narrow_swiglu,
+        eps=1e-5,
+        embedding_decay=False,
+        differences=(
+            "Gains of norms do not decay, as in every architecture of a study; the official trainer excepts LayerNorm "
+            "alone and so decays those of RMSNorm.",
+        ),
         depth_factor=1.25,
     )
