@@ -232,11 +232,12 @@ def split_body(name: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A named variant of a mixer: options, and the block family, source and differences where those differ too."""
+    """A named variant of a mixer: options, and block family, paper, source and differences where those differ too."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     backbone: str | None = None
     summary: str = ""
+    paper: str = ""
     source: str = ""
     differences: tuple[str, ...] = ()
 
@@ -290,7 +291,7 @@ def mixer(
                 layers=(LayerChoice(mixer=cls, options=variant.options),),
                 backbone=variant.backbone or backbone,
                 summary=variant.summary or f"{name} with {_words(variant.options)}",
-                paper=paper,
+                paper=variant.paper or paper,
                 source=variant.source,
                 differences=variant.differences,
                 variant_of=None if variant is plain else name,

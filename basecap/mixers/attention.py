@@ -33,8 +33,8 @@ def alibi_slopes(heads: int, device: torch.device) -> Tensor:
     summary="softmax attention with RoPE in an RMSNorm and GeGLU block: the reference",
     source="our choice: the authors of arXiv 2505.18522 publish no code and name no initial values",
     differences=(
-        "Matrices start as in GPT-2, whose paper is the last that the block's parts have in common: std 0.02, shrunk "
-        "with depth where they write into the residual stream.",
+        "Matrices start as in GPT-2, the usual choice for such blocks: std 0.02, shrunk with depth where they write "
+        "into the residual stream.",
         "The head is tied, as 110M parameters at width 768 require: untied they are 134M.",
     ),
     variants={
@@ -42,6 +42,7 @@ def alibi_slopes(heads: int, device: torch.device) -> Tensor:
             options={"position": "none", "bias": True},
             backbone="gpt",
             summary="softmax attention in a GPT block: learned positions, LayerNorm, GELU",
+            paper="Radford et al. 2019 (GPT-2)",
             source="openai/gpt-2@9b63575ef42771a015060c964af2c3da4cf7c8ab: src/model.py",
             differences=(
                 "Projections into the residual stream are shrunk by the square root of their number, as the paper has "
@@ -53,6 +54,7 @@ def alibi_slopes(heads: int, device: torch.device) -> Tensor:
             options={"rotary_fraction": 0.25, "bias": True, "scheme": "gpt-neox"},
             backbone="gpt-neox",
             summary="softmax attention in a GPT-NeoX block: parallel residual, rotary on a quarter of each head",
+            paper="arXiv 2304.01373 (Pythia), arXiv 2204.06745 (GPT-NeoX)",
             source="EleutherAI/gpt-neox@ea7aefd8f8e183256992d9fede4d7c71a46d67a5: configs/pythia/160M.yml, "
             "megatron/model/init_functions.py, megatron/model/utils.py",
             differences=("8 layers at width 768, as in arXiv 2410.15678; pythia-160m has 12.",),
@@ -62,6 +64,7 @@ def alibi_slopes(heads: int, device: torch.device) -> Tensor:
         "transformer++ alibi": Variant(
             options={"position": "alibi"},
             summary="ALiBi instead of RoPE",
+            paper="arXiv 2108.12409 (ALiBi)",
             source="ofirpress/attention_with_linear_biases@4b92f28a005ead2567abe2359f633e73e08f3833: "
             "fairseq/models/transformer.py for the slopes; for the rest our choice, as for transformer++",
         ),

@@ -60,12 +60,14 @@ EMBEDDING = (
         "mamba-1 global selection": Variant(
             options={"global_every": 1},
             summary="step sizes gated by a long convolution in every layer",
+            paper="arXiv 2410.15678, section 4.2",
             source=GLOBAL_SELECTION,
             differences=(EMBEDDING,),
         ),
         "mamba-1 global selection lm": Variant(
             options={"global_every": 8},
             summary="step sizes gated by a long convolution in every eighth layer, as for language modelling",
+            paper="arXiv 2410.15678, section 4.2",
             source=GLOBAL_SELECTION,
             differences=(EMBEDDING,),
         ),
