@@ -280,10 +280,8 @@ def mixer(
             raise ConfigError(f"mixer {name!r} ({place_of(cls)}) lacks {missing}; define it.")
         if not (isinstance(cls.Config, type) and issubclass(cls.Config, MixerConfig)):
             raise ConfigError(f"mixer {name!r} ({place_of(cls)}): its Config must subclass basecap.mixers.MixerConfig.")
-        if wrong := next(_ill_typed(options, variants), None):
+        if wrong := next(_ill_typed(options, variants, differences), None):
             raise ConfigError(f"mixer {name!r} ({place_of(cls)}): {wrong}.")
-        if not isinstance(differences, tuple):
-            raise ConfigError(f"mixer {name!r} ({place_of(cls)}): differences must be a tuple of sentences.")
         plain = Variant(options=options or {}, summary=summary, source=source, differences=differences)
         for key, variant in {name: plain, **(variants or {})}.items():
             architecture = Architecture(
@@ -302,8 +300,10 @@ def mixer(
     return register
 
 
-def _ill_typed(options: object, variants: object) -> Iterator[str]:
+def _ill_typed(options: object, variants: object, differences: object) -> Iterator[str]:
     """Say what of the arguments of `@mixer` has another type than it must."""
+    if not isinstance(differences, tuple):
+        yield f"differences must be a tuple of sentences, such as ('No dropout.',), not {differences!r}"
     if not isinstance(options, Mapping | None):
         yield f"options must be a dict such as {{'heads': 4}}, not {options!r}"
     if not isinstance(variants, Mapping | None):
@@ -316,6 +316,8 @@ def _ill_typed(options: object, variants: object) -> Iterator[str]:
             yield f"variant {key!r} must be a Variant, such as Variant(options={{'heads': 4}}), not {variant!r}"
         elif not isinstance(variant.options, Mapping):
             yield f"the options of variant {key!r} must be a dict such as {{'heads': 4}}, not {variant.options!r}"
+        elif not isinstance(variant.differences, tuple):
+            yield f"the differences of variant {key!r} must be a tuple of sentences, not {variant.differences!r}"
 
 
 def hybrid(
