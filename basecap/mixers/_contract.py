@@ -4,8 +4,6 @@ A file in this package (or a user's plugin file) defines one `Mixer` and registe
 that is all the rest of the house ever needs to train, evaluate, decode, cost and list it.
 """
 
-import hashlib
-import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -18,9 +16,8 @@ from torch import Tensor, nn
 
 from basecap.errors import ConfigError, nearest
 from basecap.mixers._faults import in_words, place_of
+from basecap.mixers._recipes import ParameterRecipe, default_recipe, generator_for
 from basecap.registry import Registry
-
-Initialiser = Callable[[Tensor, torch.Generator], object]
 
 
 class MixerConfig(BaseModel):
@@ -37,15 +34,6 @@ class LayerSpec:
     index: int = 0
     depth: int = 1
     max_length: int = 2048
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParameterRecipe:
-    """How one parameter starts and trains: in-place initialiser, learning-rate factor, weight decay or not."""
-
-    init: Initialiser
-    lr: float = 1.0
-    decay: bool = True
 
 
 @dataclass(kw_only=True)
@@ -138,55 +126,7 @@ class Mixer(nn.Module, ABC):
         """Bytes of `init_cache(1, length)` in the module's dtype."""
 
 
-# --- recipes ---------------------------------------------------------------------------------------------------
-
-
-def normal(std: float) -> Initialiser:
-    """Gaussian with mean 0."""
-    return lambda parameter, generator: parameter.normal_(0.0, std, generator=generator)
-
-
-def uniform(low: float, high: float) -> Initialiser:
-    """Uniform on [low, high)."""
-    return lambda parameter, generator: parameter.uniform_(low, high, generator=generator)
-
-
-def constant(value: float) -> Initialiser:
-    """One value everywhere."""
-    return lambda parameter, generator: parameter.fill_(value)
-
-
-def values(tensor: Tensor) -> Initialiser:
-    """The given values, broadcast to the parameter's shape."""
-    return lambda parameter, generator: parameter.copy_(tensor.expand_as(parameter))
-
-
-def orthogonal(gain: float = 1.0) -> Initialiser:
-    """A (semi-)orthogonal matrix times `gain`."""
-
-    def initialise(parameter: Tensor, generator: torch.Generator) -> None:
-        nn.init.orthogonal_(parameter, gain=gain, generator=generator)
-
-    return initialise
-
-
-def default_recipe(module: nn.Module, std: float = 0.02) -> dict[str, ParameterRecipe]:
-    """Recipes for the parameters of the standard layers inside `module`.
-
-    Weights of Linear and Embedding: normal(std), decayed. Weights of norms: 1; biases: 0; neither decayed. Parameters
-    of other modules get none: the caller adds theirs, and a parameter left without is refused when the model is built.
-    """
-    recipes = {}
-    for prefix, child in module.named_modules():
-        for name, _ in child.named_parameters(recurse=False):
-            full = f"{prefix}.{name}" if prefix else name
-            if name == "bias" and isinstance(child, nn.Linear | nn.LayerNorm | nn.GroupNorm):
-                recipes[full] = ParameterRecipe(init=constant(0.0), decay=False)
-            elif isinstance(child, nn.Linear | nn.Embedding):
-                recipes[full] = ParameterRecipe(init=normal(std))
-            elif isinstance(child, nn.RMSNorm | nn.LayerNorm | nn.GroupNorm):
-                recipes[full] = ParameterRecipe(init=constant(1.0), decay=False)
-    return recipes
+# --- initialisation --------------------------------------------------------------------------------------------
 
 
 def initialise(module: nn.Module, recipes: Mapping[str, ParameterRecipe], seed: int) -> None:
@@ -226,17 +166,6 @@ def _owner(module: nn.Module, name: str) -> tuple[str, str]:
     return type(module).__name__, name
 
 
-def generator_for(seed: int, name: str) -> torch.Generator:
-    """Return a CPU generator that (seed, name) alone determine."""
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-
-
-def residual_std(layer: LayerSpec, branches: int = 2, std: float = 0.02) -> float:
-    """Standard deviation of a projection into the residual stream: shrunk by the square root of their number."""
-    return std / math.sqrt(branches * layer.depth)
-
-
 # --- architectures ---------------------------------------------------------------------------------------------
 
 
@@ -273,13 +202,22 @@ class LayerChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """What a name in a study stands for: a layer pattern (repeated to the depth), a block family, its source."""
+    """What a name in a study stands for: a layer pattern (repeated to the depth), a block family, where it is from.
+
+    Attributes:
+        source: where its official values were read: "OWNER/REPOSITORY@COMMIT: file, file", or whose choice they are.
+        differences: one sentence for each deliberate difference from the source, with its reason.
+        variant_of: the architecture whose variant it is; None: of none.
+    """
 
     name: str
     layers: tuple[LayerChoice, ...]
     backbone: str
     summary: str
     paper: str
+    source: str = ""
+    differences: tuple[str, ...] = ()
+    variant_of: str | None = None
 
     def __post_init__(self) -> None:
         if split_body(self.name)[1] is not None:
@@ -294,11 +232,14 @@ def split_body(name: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A named variant of a mixer: options, and the block family where that differs too."""
+    """A named variant of a mixer: options, and block family, paper, source and differences where those differ too."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     backbone: str | None = None
     summary: str = ""
+    paper: str = ""
+    source: str = ""
+    differences: tuple[str, ...] = ()
 
 
 ARCHITECTURES: Registry[Architecture] = Registry("mixer", "basecap.mixers", "mixers")
@@ -312,6 +253,8 @@ def mixer(
     summary: str,
     options: Mapping[str, Any] | None = None,
     variants: Mapping[str, Variant] | None = None,
+    source: str = "",
+    differences: tuple[str, ...] = (),
 ) -> Callable[[type[Mixer]], type[Mixer]]:
     """Class decorator: register a mixer, and its variants, as architectures.
 
@@ -322,12 +265,14 @@ def mixer(
         summary: one line for `basecap list mixers`.
         options: options of the plain name that differ from the defaults of Config.
         variants: further names, each with the options (and perhaps the backbone) that set it apart.
+        source: where its official values were read: "OWNER/REPOSITORY@COMMIT: file, file", or whose choice they are.
+        differences: one sentence for each deliberate difference from the source, with its reason.
     """
 
     def register(cls: type[Mixer]) -> type[Mixer]:
         if not (isinstance(cls, type) and issubclass(cls, Mixer)):
             raise ConfigError(f"mixer {name!r} must be a class that extends basecap.mixers.Mixer.")
-        texts = {"name": name, "backbone": backbone, "paper": paper, "summary": summary}
+        texts = {"name": name, "backbone": backbone, "paper": paper, "summary": summary, "source": source}
         for key, given in texts.items():
             if not isinstance(given, str):
                 raise ConfigError(f"mixer {name!r} ({place_of(cls)}): {key} must be text, not {given!r}.")
@@ -335,16 +280,19 @@ def mixer(
             raise ConfigError(f"mixer {name!r} ({place_of(cls)}) lacks {missing}; define it.")
         if not (isinstance(cls.Config, type) and issubclass(cls.Config, MixerConfig)):
             raise ConfigError(f"mixer {name!r} ({place_of(cls)}): its Config must subclass basecap.mixers.MixerConfig.")
-        if wrong := next(_ill_typed(options, variants), None):
+        if wrong := next(_ill_typed(options, variants, differences), None):
             raise ConfigError(f"mixer {name!r} ({place_of(cls)}): {wrong}.")
-        plain = Variant(options=options or {}, summary=summary)
+        plain = Variant(options=options or {}, summary=summary, source=source, differences=differences)
         for key, variant in {name: plain, **(variants or {})}.items():
             architecture = Architecture(
                 name=key,
                 layers=(LayerChoice(mixer=cls, options=variant.options),),
                 backbone=variant.backbone or backbone,
                 summary=variant.summary or f"{name} with {_words(variant.options)}",
-                paper=paper,
+                paper=variant.paper or paper,
+                source=variant.source,
+                differences=variant.differences,
+                variant_of=None if variant is plain else name,
             )
             ARCHITECTURES.add(key, architecture, cls)
         return cls
@@ -352,8 +300,10 @@ def mixer(
     return register
 
 
-def _ill_typed(options: object, variants: object) -> Iterator[str]:
+def _ill_typed(options: object, variants: object, differences: object) -> Iterator[str]:
     """Say what of the arguments of `@mixer` has another type than it must."""
+    if not isinstance(differences, tuple):
+        yield f"differences must be a tuple of sentences, such as ('No dropout.',), not {differences!r}"
     if not isinstance(options, Mapping | None):
         yield f"options must be a dict such as {{'heads': 4}}, not {options!r}"
     if not isinstance(variants, Mapping | None):
@@ -366,11 +316,33 @@ def _ill_typed(options: object, variants: object) -> Iterator[str]:
             yield f"variant {key!r} must be a Variant, such as Variant(options={{'heads': 4}}), not {variant!r}"
         elif not isinstance(variant.options, Mapping):
             yield f"the options of variant {key!r} must be a dict such as {{'heads': 4}}, not {variant.options!r}"
+        elif not isinstance(variant.differences, tuple):
+            yield f"the differences of variant {key!r} must be a tuple of sentences, not {variant.differences!r}"
 
 
-def hybrid(name: str, *, layers: tuple[LayerChoice, ...], backbone: str, paper: str, summary: str) -> Architecture:
-    """Register an architecture whose layers follow a pattern of several mixers; it belongs to the calling module."""
-    architecture = Architecture(name=name, layers=layers, backbone=backbone, summary=summary, paper=paper)
+def hybrid(
+    name: str,
+    *,
+    layers: tuple[LayerChoice, ...],
+    backbone: str,
+    paper: str,
+    summary: str,
+    source: str = "",
+    differences: tuple[str, ...] = (),
+) -> Architecture:
+    """Register an architecture whose layers follow a pattern of several mixers; it belongs to the calling module.
+
+    The arguments are those of `mixer`, and the pattern.
+    """
+    architecture = Architecture(
+        name=name,
+        layers=layers,
+        backbone=backbone,
+        summary=summary,
+        paper=paper,
+        source=source,
+        differences=differences,
+    )
     ARCHITECTURES.add(name, architecture, layers[0].mixer, sys._getframe(1).f_globals["__name__"])
     return architecture
 

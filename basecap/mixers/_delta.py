@@ -3,10 +3,17 @@
 import torch
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, ParameterRecipe, default_recipe
+from basecap.mixers._contract import Cache
 from basecap.mixers._parts import ShortConvolution, rms_norm
+from basecap.mixers._recipes import ParameterRecipe, default_recipe, normal
 from basecap.mixers._state_space import convolve, convolve_step
 from basecap.ops.delta_rule import delta_rule, influence
+
+#: The library of the authors of DeltaNet: repository and commit.
+REPOSITORY = "fla-org/flash-linear-attention@bc3b101dcb713ddc5bd8924b66754eb68b5ccf89"
+
+#: Epsilon of the norm of each head's output.
+EPS = 1e-6
 
 
 class DeltaMemory(nn.Module):
@@ -68,8 +75,8 @@ class DeltaMemory(nn.Module):
         return influence(q, k, beta, log_decay_BTH)
 
     def recipe(self) -> dict[str, ParameterRecipe]:
-        """The standard recipe of the projections, the convolution's own."""
-        conv = {} if self.conv is None else self.conv.recipe()
+        """Everything normal(0.02), the convolution too: fla's models start every nn.Conv1d like a projection."""
+        conv = {} if self.conv is None else self.conv.recipe(normal(0.02))
         return default_recipe(self) | {f"conv.{name}": recipe for name, recipe in conv.items()}
 
     def flops(self, length: int) -> float:

@@ -8,18 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import (
-    Cache,
-    LayerSpec,
-    ParameterRecipe,
-    choose_heads,
-    constant,
-    default_recipe,
-    divide,
-    normal,
-    residual_std,
-    uniform,
-)
+from basecap.mixers._contract import Cache, LayerSpec, choose_heads, divide
+from basecap.mixers._recipes import Initialiser, ParameterRecipe, Scheme, constant, default_recipe, matrices, uniform
 from basecap.ops.short_convolution import Activation, short_convolution
 
 
@@ -154,10 +144,10 @@ class ShortConvolution(nn.Module):
         if kept:
             last[:, self.width - 1 - kept :] = x_BTD[:, x_BTD.shape[1] - kept :]
 
-    def recipe(self) -> dict[str, ParameterRecipe]:
-        """Weights and biases uniform within 1/sqrt(width): PyTorch's default, which the official models keep."""
+    def recipe(self, weight: Initialiser | None = None) -> dict[str, ParameterRecipe]:
+        """Uniform within 1/sqrt(width), PyTorch's default, which most official models keep; or weights as `weight`."""
         bound = self.width**-0.5
-        recipes = {"weight": ParameterRecipe(init=uniform(-bound, bound))}
+        recipes = {"weight": ParameterRecipe(init=weight or uniform(-bound, bound))}
         if self.bias is not None:
             recipes["bias"] = ParameterRecipe(init=uniform(-bound, bound), decay=False)
         return recipes
@@ -229,11 +219,14 @@ class AttentionHeads(nn.Module):
         return 2 * capacity * self.groups * self.dim * self.qkv.weight.element_size()
 
 
-def attention_recipe(project: AttentionHeads, out: nn.Linear, layer: LayerSpec) -> dict[str, ParameterRecipe]:
-    """Recipes of a mixer made of `project` and `out`: normal(0.02), the output projection shrunk with depth."""
+def attention_recipe(
+    project: AttentionHeads, out: nn.Linear, layer: LayerSpec, scheme: Scheme = "gpt-2"
+) -> dict[str, ParameterRecipe]:
+    """Recipes of a mixer made of `project` and `out`: matrices by the scheme, biases 0, gains 1."""
     recipes = {f"project.{name}": recipe for name, recipe in project.recipe().items()}
     recipes |= {f"out.{name}": recipe for name, recipe in default_recipe(out).items()}
-    return {**recipes, "out.weight": ParameterRecipe(init=normal(residual_std(layer)))}
+    reading, writing = matrices(scheme, layer)
+    return {**recipes, "project.qkv.weight": reading, "out.weight": writing}
 
 
 def remember(cache: Cache, new: Mapping[str, Tensor], *, ring: bool = False) -> None:

@@ -13,17 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import (
-    Cache,
-    Initialiser,
-    LayerSpec,
-    Mixer,
-    ParameterRecipe,
-    constant,
-    orthogonal,
-    values,
-)
+from basecap.mixers._contract import Cache, LayerSpec, Mixer
 from basecap.mixers._parts import token_shift
+from basecap.mixers._recipes import Initialiser, ParameterRecipe, Start, constant, orthogonal, values
+
+#: The official trainers: repository and commit.
+REPOSITORY = "BlinkDL/RWKV-LM@524481d5099b38d9bc8ef1e89209161b86c8011b"
 
 #: Epsilon of the norm per head: 1e-5 on outputs divided by 8 (RWKV-5), the same as 64e-5 on the outputs.
 EPS = 64e-5
@@ -42,30 +37,35 @@ def ramp(width: int) -> Tensor:
 def share(hidden: int, power: float, extra: float = 0.0) -> ParameterRecipe:
     """Recipe of a mixing share: 1 - (i / hidden)^power - extra for channel i; never decayed."""
     start = torch.arange(hidden, dtype=torch.float64) / hidden
-    return ParameterRecipe(init=values(1.0 - start**power - extra), decay=False)
+    less = f" - {extra:.2g}" if extra else ""
+    return ParameterRecipe(init=values(1.0 - start**power - extra, f"1 - (i/D)^{power:.3g}{less}"), decay=False)
 
 
-def decay_speed(width: int, rise: float) -> Tensor:
-    """Return [width] initial log(-log decay) of RWKV-5 and RWKV-6 for a layer at `rise` in 0..1 of the depth."""
-    return -6.0 + 5.0 * ramp(width) ** (0.7 + 1.3 * rise)
+def decay_speed(shape: tuple[int, ...], rise: float) -> Initialiser:
+    """Initial log(-log decay) of RWKV-5 and RWKV-6, channel by channel, for a layer at `rise` in 0..1 of the depth."""
+    power = 0.7 + 1.3 * rise
+    speeds = -6.0 + 5.0 * ramp(math.prod(shape)) ** power
+    return values(speeds.view(shape), f"-6 + 5 (i/(D-1))^{power:.3g}")
 
 
-def first_bonus(width: int, rise: float) -> Tensor:
-    """Return [width], the initial weight of the present token in RWKV-5 and RWKV-6."""
+def first_bonus(shape: tuple[int, ...], rise: float) -> Initialiser:
+    """Initial weight of the present token in RWKV-5 and RWKV-6, channel by channel."""
+    width = math.prod(shape)
     zigzag = ((torch.arange(width) + 1) % 3 - 1) * 0.1
-    return rise * (1.0 - ramp(width)) + zigzag
+    weights = rise * (1.0 - ramp(width)) + zigzag
+    return values(weights.view(shape), f"{rise:.2g} (1 - i/(D-1)), and by turns 0, 0.1, -0.1")
 
 
 def scaled_orthogonal(scale: float) -> Initialiser:
     """Orthogonal times scale * sqrt(max(1, rows / columns)); a stack of matrices one by one."""
 
-    def initialise(parameter: Tensor, generator: torch.Generator) -> None:
+    def fill(parameter: Tensor, generator: torch.Generator) -> None:
         rows, columns = parameter.shape[-2:]
         gain = scale * math.sqrt(max(1.0, rows / columns))
         for matrix in parameter.view(-1, rows, columns):
             nn.init.orthogonal_(matrix, gain=gain, generator=generator)
 
-    return initialise
+    return Start(f"orthogonal, gain {scale:.4g} sqrt(max(1, rows/columns))", fill)
 
 
 def norm_recipe(layer: LayerSpec) -> dict[str, ParameterRecipe]:
@@ -124,14 +124,14 @@ class LowRank(nn.Module):
         out = (inner if self.activation is None else self.activation(inner)) @ self.up
         return out if self.base is None else self.base + out
 
-    def recipe(self, up: Initialiser, base: Tensor | None = None, lr: float = 1.0) -> dict[str, ParameterRecipe]:
+    def recipe(self, up: Initialiser, base: Initialiser | None = None, lr: float = 1.0) -> dict[str, ParameterRecipe]:
         """Start at `base` (whose learning-rate factor is `lr`): down is zero. Nothing decays."""
         recipes = {
             "down": ParameterRecipe(init=constant(0.0), decay=False),
             "up": ParameterRecipe(init=up, decay=False),
         }
         if base is not None:
-            recipes["base"] = ParameterRecipe(init=values(base), lr=lr, decay=False)
+            recipes["base"] = ParameterRecipe(init=base, lr=lr, decay=False)
         return recipes
 
     def flops(self, length: int) -> float:

@@ -8,8 +8,17 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from basecap.mixers._contract import Cache, Initialiser, MixerConfig
+from basecap.mixers._contract import Cache, MixerConfig
 from basecap.mixers._parts import ShortConvolution
+from basecap.mixers._recipes import Initialiser, Start
+
+#: The official code: repository and commit.
+REPOSITORY = "state-spaces/mamba@e9594ce1c732d97440f0332fdc43170a2294dbfa"
+
+SHARED_DECAY = (
+    "The shared decay has a step size of its own, which starts like the others', and A in [1, 16); the authors of this "
+    "ablation (arXiv 2505.18522) publish no code."
+)
 
 
 class StateSpaceConfig(MixerConfig):
@@ -26,17 +35,18 @@ class StateSpaceConfig(MixerConfig):
 def step_size_bias(low: float = 1e-3, high: float = 0.1, floor: float = 1e-4) -> Initialiser:
     """Inverse softplus of step sizes drawn log-uniformly from [low, high] (arXiv 2312.00752, section 3.6)."""
 
-    def initialise(parameter: Tensor, generator: torch.Generator) -> None:
+    def fill(parameter: Tensor, generator: torch.Generator) -> None:
         parameter.uniform_(math.log(low), math.log(high), generator=generator)
         dt = parameter.exp().clamp(min=floor)
         parameter.copy_(dt + torch.log(-torch.expm1(-dt)))
 
-    return initialise
+    return Start(f"inverse softplus of log-uniform in [{low:g}, {high:g}]", fill)
 
 
 def log_of_uniform(low: float, high: float) -> Initialiser:
     """Logarithm of a value drawn uniformly from [low, high)."""
-    return lambda parameter, generator: parameter.uniform_(low, high, generator=generator).log_()
+    words = f"log of uniform in [{low:g}, {high:g})"
+    return Start(words, lambda parameter, generator: parameter.uniform_(low, high, generator=generator).log_())
 
 
 def step_size(raw: Tensor, bias: Tensor) -> Tensor:

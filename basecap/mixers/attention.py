@@ -6,14 +6,24 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, ParameterRecipe, Variant, mixer
+from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, Variant, mixer
 from basecap.mixers._parts import AttentionHeads, attention_recipe, remember, widened
+from basecap.mixers._recipes import ParameterRecipe, Scheme
 from basecap.ops.attention import attention, attention_step, weights
 
 
 def alibi_slopes(heads: int, device: torch.device) -> Tensor:
-    """Return [H] slopes 2^(-8i/H), i = 1..H (ALiBi, arXiv 2108.12409, section 3); float32."""
-    return 2.0 ** (-8.0 * torch.arange(1, heads + 1, device=device) / heads)
+    """Return [H] slopes 2^(-8i/H), i = 1..H (ALiBi, arXiv 2108.12409, section 3); float32.
+
+    Where H is no power of two, those of the power below it, and then every other one of the power above, as in
+    ofirpress/attention_with_linear_biases@4b92f28a: fairseq/models/transformer.py.
+    """
+
+    def series(count: int) -> Tensor:
+        return 2.0 ** (-8.0 * torch.arange(1, count + 1, device=device) / count)
+
+    power = 1 << (heads.bit_length() - 1)
+    return torch.cat([series(power), series(2 * power)[::2][: heads - power]])
 
 
 @mixer(
@@ -21,20 +31,43 @@ def alibi_slopes(heads: int, device: torch.device) -> Tensor:
     backbone="transformer++",
     paper="arXiv 2104.09864 (RoPE), arXiv 2002.05202 (GeGLU), arXiv 1910.07467 (RMSNorm)",
     summary="softmax attention with RoPE in an RMSNorm and GeGLU block: the reference",
+    source="our choice: the authors of arXiv 2505.18522 publish no code and name no initial values",
+    differences=(
+        "Matrices start as in GPT-2, the usual choice for such blocks: std 0.02, shrunk with depth where they write "
+        "into the residual stream.",
+        "The head is tied, as 110M parameters at width 768 require: untied they are 134M.",
+    ),
     variants={
         "transformer": Variant(
             options={"position": "none", "bias": True},
             backbone="gpt",
             summary="softmax attention in a GPT block: learned positions, LayerNorm, GELU",
+            paper="Radford et al. 2019 (GPT-2)",
+            source="openai/gpt-2@9b63575ef42771a015060c964af2c3da4cf7c8ab: src/model.py",
+            differences=(
+                "Projections into the residual stream are shrunk by the square root of their number, as the paper has "
+                "it (Radford et al. 2019, section 2.3); the published code, which does not train, leaves that out.",
+                "Weight decay is not published; matrices decay, biases and norms do not.",
+            ),
         ),
         "pythia": Variant(
-            options={"rotary_fraction": 0.25, "bias": True},
+            options={"rotary_fraction": 0.25, "bias": True, "scheme": "gpt-neox"},
             backbone="gpt-neox",
             summary="softmax attention in a GPT-NeoX block: parallel residual, rotary on a quarter of each head",
+            paper="arXiv 2304.01373 (Pythia), arXiv 2204.06745 (GPT-NeoX)",
+            source="EleutherAI/gpt-neox@ea7aefd8f8e183256992d9fede4d7c71a46d67a5: configs/pythia/160M.yml, "
+            "megatron/model/init_functions.py, megatron/model/utils.py",
+            differences=("8 layers at width 768, as in arXiv 2410.15678; pythia-160m has 12.",),
         ),
         "transformer++ window": Variant(options={"window": 256}, summary="attention to the last 256 tokens"),
         "transformer++ no position": Variant(options={"position": "none"}, summary="no position encoding"),
-        "transformer++ alibi": Variant(options={"position": "alibi"}, summary="ALiBi instead of RoPE"),
+        "transformer++ alibi": Variant(
+            options={"position": "alibi"},
+            summary="ALiBi instead of RoPE",
+            paper="arXiv 2108.12409 (ALiBi)",
+            source="ofirpress/attention_with_linear_biases@4b92f28a005ead2567abe2359f633e73e08f3833: "
+            "fairseq/models/transformer.py for the slopes; for the rest our choice, as for transformer++",
+        ),
         "transformer++ absolute": Variant(
             options={"position": "none"},
             backbone="transformer++ absolute",
@@ -61,6 +94,7 @@ class Attention(Mixer):
         qk_norm: bool = Field(False, description="normalise queries and keys to root mean square 1 per head")
         temperature: float = Field(1.0, gt=0, description="the scores are divided by it before the softmax")
         bias: bool = False
+        scheme: Scheme = Field("gpt-2", description="how its matrices start: as in gpt-2 or gpt-neox, or plain: 0.02")
 
     sizes: ClassVar = {768: {"heads": 12}, 2048: {"heads": 16}}
 
@@ -129,8 +163,8 @@ class Attention(Mixer):
         return v.repeat_interleave(self.project.heads // self.project.groups, dim=2), self._attend(q, k, v)
 
     def recipe(self) -> dict[str, ParameterRecipe]:
-        """Normal(0.02), the output projection shrunk with depth."""
-        return attention_recipe(self.project, self.out, self.layer)
+        """Matrices by the scheme, biases 0."""
+        return attention_recipe(self.project, self.out, self.layer, self.config.scheme)
 
     def flops(self, length: int) -> float:
         """Projections plus the causal half (or the band) of the score and value products."""

@@ -13,20 +13,21 @@ from basecap.mixers._contract import (
     LayerSpec,
     Mixer,
     MixerConfig,
-    ParameterRecipe,
     choose_heads,
-    default_recipe,
     divide,
     hybrid,
     mixer,
-    normal,
-    residual_std,
 )
 from basecap.mixers._parts import ShortConvolution
+from basecap.mixers._recipes import ParameterRecipe, default_recipe, normal, residual_std
 from basecap.mixers.attention import Attention
 from basecap.ops.taylor_attention import reference, taylor_attention, taylor_state
 
 PAPER = "arXiv 2402.18668"
+REPOSITORY = "HazyResearch/based@32c1bd4e09c8f7f718b0ed3f2e0a333908297879"
+
+#: Tokens that the window sees, itself included: the official code cuts `window_size: 128` to 64 past tokens.
+WINDOW = 65
 
 
 @mixer(
@@ -34,6 +35,7 @@ PAPER = "arXiv 2402.18668"
     backbone="based",
     paper=PAPER,
     summary="linear attention with the second-order Taylor expansion of exp: one layer kind of based",
+    source=f"{REPOSITORY}: based/models/gpt.py, based/models/mixers/linear_attention.py",
 )
 class BasedLinear(Mixer):
     """Linear attention whose weights are the Taylor expansion of exp at q.k / sqrt(feature_dim), normalised."""
@@ -114,6 +116,7 @@ class BasedLinear(Mixer):
     backbone="based",
     paper=PAPER,
     summary="gated convolution over three tokens: one layer kind of based",
+    source=f"{REPOSITORY}: based/models/gpt.py, based/models/mixers/convolution.py",
 )
 class BasedConv(Mixer):
     """A gated short convolution: out(silu(conv(u)) * g), u and g two halves of a projection (BaseConv)."""
@@ -190,8 +193,21 @@ _CONV = LayerChoice(mixer=BasedConv)
 # The published 27 layers have linear attention at 1, 6, 11, 16, 21, each followed by a window: a period of five.
 hybrid(
     "based",
-    layers=(_CONV, LayerChoice(mixer=BasedLinear), LayerChoice(mixer=Attention, options={"window": 128}), _CONV, _CONV),
+    layers=(
+        _CONV,
+        LayerChoice(mixer=BasedLinear),
+        LayerChoice(mixer=Attention, options={"window": WINDOW}),
+        _CONV,
+        _CONV,
+    ),
     backbone="based",
     paper=PAPER,
-    summary="of five layers, one Taylor linear attention, one window of 128 tokens, three gated short convolutions",
+    summary="of five layers, one Taylor linear attention, one window of 65 tokens, three gated short convolutions",
+    source=f"{REPOSITORY}: train/configs/experiment/example/based-360m.yaml, based/models/gpt.py, "
+    "based/models/mixers/slide_attention.py, train/optim/param_grouping.py",
+    differences=(
+        "The window is 64 past tokens and the token itself, as the official code cuts its `window_size: 128` in half; "
+        "`mixer: {window: 128}` in a study is what the configuration seems to say.",
+        "The pattern of the 27 layers of the 360M model is repeated over any depth: 15 layers for 12 of a Transformer.",
+    ),
 )

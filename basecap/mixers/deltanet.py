@@ -11,17 +11,14 @@ from basecap.mixers._contract import (
     LayerSpec,
     Mixer,
     MixerConfig,
-    ParameterRecipe,
     Variant,
     choose_heads,
-    constant,
     divide,
     mixer,
-    normal,
-    residual_std,
 )
-from basecap.mixers._delta import DeltaMemory
+from basecap.mixers._delta import EPS, REPOSITORY, DeltaMemory
 from basecap.mixers._parts import rms_norm
+from basecap.mixers._recipes import ParameterRecipe, constant, normal
 
 
 @mixer(
@@ -29,6 +26,7 @@ from basecap.mixers._parts import rms_norm
     backbone="swiglu",
     paper="arXiv 2406.06484",
     summary="linear attention that overwrites by the delta rule, short convolutions, normalised output",
+    source=f"{REPOSITORY}: fla/models/delta_net/modeling_delta_net.py, fla/layers/delta_net.py",
     variants={"deltanet w/o conv": Variant(options={"conv": False}, summary="without the short convolutions")},
 )
 class DeltaNet(Mixer):
@@ -52,7 +50,7 @@ class DeltaNet(Mixer):
         self.out = nn.Linear(layer.hidden, layer.hidden, bias=False)
 
     def _finish(self, o_BTHV: Tensor) -> Tensor:
-        return self.out((rms_norm(o_BTHV, eps=1e-5) * self.norm_weight.to(o_BTHV.dtype)).flatten(2))
+        return self.out((rms_norm(o_BTHV, EPS) * self.norm_weight.to(o_BTHV.dtype)).flatten(2))
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
         """Mix; see `Mixer.forward`."""
@@ -79,11 +77,11 @@ class DeltaNet(Mixer):
         return self.memory.inputs(x_BTD)[2], self.memory(x_BTD, None)
 
     def recipe(self) -> dict[str, ParameterRecipe]:
-        """Normal(0.02), the output projection shrunk with depth, norms 1; no decay of the norm."""
+        """Official (fla's _init_weights): normal(0.02), convolutions and output projection too; norms 1."""
         return {
             **{f"memory.{name}": recipe for name, recipe in self.memory.recipe().items()},
             "norm_weight": ParameterRecipe(init=constant(1.0), decay=False),
-            "out.weight": ParameterRecipe(init=normal(residual_std(self.layer))),
+            "out.weight": ParameterRecipe(init=normal(0.02)),
         }
 
     def flops(self, length: int) -> float:

@@ -12,17 +12,14 @@ from basecap.mixers._contract import (
     LayerSpec,
     Mixer,
     MixerConfig,
-    ParameterRecipe,
     Variant,
     choose_heads,
-    constant,
     divide,
     mixer,
-    normal,
-    residual_std,
 )
-from basecap.mixers._delta import DeltaMemory
+from basecap.mixers._delta import EPS, REPOSITORY, DeltaMemory
 from basecap.mixers._parts import rms_norm
+from basecap.mixers._recipes import ParameterRecipe, constant, normal
 from basecap.mixers._state_space import log_of_uniform, step_size, step_size_bias
 
 
@@ -31,6 +28,11 @@ from basecap.mixers._state_space import log_of_uniform, step_size, step_size_bia
     backbone="swiglu",
     paper="arXiv 2412.06464",
     summary="delta rule with one data-dependent decay per head, short convolutions, gated norm",
+    source=f"{REPOSITORY}: fla/models/gated_deltanet/modeling_gated_deltanet.py, fla/layers/gated_deltanet.py",
+    differences=(
+        "24 blocks at width 2048, as many as the other architectures; fla's default is 21.",
+        "A is drawn from (1e-4, 16), not from (0, 16): 0 has no logarithm.",
+    ),
     variants={
         "gated-deltanet w/o conv": Variant(options={"conv": False}, summary="without the short convolutions"),
     },
@@ -70,7 +72,7 @@ class GatedDeltaNet(Mixer):
         return -self.A_log.to(dt.dtype).exp() * dt
 
     def _finish(self, o_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
-        normed = rms_norm(o_BTHV, eps=1e-5) * self.norm_weight.to(o_BTHV.dtype)
+        normed = rms_norm(o_BTHV, EPS) * self.norm_weight.to(o_BTHV.dtype)
         return self.out(normed.flatten(2) * F.silu(self.gate(x_BTD)))
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
@@ -98,17 +100,16 @@ class GatedDeltaNet(Mixer):
         return self.memory.inputs(x_BTD)[2], self.memory(x_BTD, self._log_decay(x_BTD))
 
     def recipe(self) -> dict[str, ParameterRecipe]:
-        """Normal(0.02), the output projection shrunk with depth, norms 1; A in (0, 16), steps in [1e-3, 0.1]."""
+        """Official (fla's _init_weights): normal(0.02), convolutions too; norms 1; A in (0, 16), dt in [1e-3, 0.1]."""
         projection = ParameterRecipe(init=normal(0.02))
         return {
             **{f"memory.{name}": recipe for name, recipe in self.memory.recipe().items()},
             "decay.weight": projection,
             "gate.weight": projection,
-            # A of exactly 0 would have no logarithm.
             "A_log": ParameterRecipe(init=log_of_uniform(1e-4, 16.0), decay=False),
             "dt_bias": ParameterRecipe(init=step_size_bias(), decay=False),
             "norm_weight": ParameterRecipe(init=constant(1.0), decay=False),
-            "out.weight": ParameterRecipe(init=normal(residual_std(self.layer))),
+            "out.weight": projection,
         }
 
     def flops(self, length: int) -> float:

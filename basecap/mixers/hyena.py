@@ -7,20 +7,9 @@ import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from basecap.mixers._contract import (
-    Cache,
-    LayerSpec,
-    Mixer,
-    MixerConfig,
-    ParameterRecipe,
-    constant,
-    default_recipe,
-    mixer,
-    normal,
-    residual_std,
-    values,
-)
+from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, mixer
 from basecap.mixers._parts import ShortConvolution, remember
+from basecap.mixers._recipes import ParameterRecipe, constant, default_recipe, normal, residual_std, values
 from basecap.ops.long_convolution import long_convolution, reference
 
 
@@ -65,7 +54,9 @@ class ImplicitFilter(nn.Module):
         }
         L, features = self.positions.shape
         return recipes | {
-            "positions": ParameterRecipe(init=values(position_features(L, features)), decay=False),
+            "positions": ParameterRecipe(
+                init=values(position_features(L, features), "time, cosines and sines"), decay=False
+            ),
             "frequency": ParameterRecipe(init=constant(frequency), decay=False),
             "skip": ParameterRecipe(init=normal(1.0), decay=False),
         }
@@ -84,6 +75,8 @@ def position_features(length: int, features: int) -> Tensor:
     backbone="hyena",
     paper="arXiv 2302.10866",
     summary="gates around an implicitly given convolution as long as the sequence",
+    source="HazyResearch/safari@02220c69d247e5473616cd053a443ad99fd2559b: configs/experiment/pile/hyena.yaml, "
+    "src/models/sequence/hyena.py, src/models/sequence/long_conv_lm.py, train.py",
 )
 class Hyena(Mixer):
     """The Hyena operator of order 2: y = out(q * conv(k * v)), q, k and v from a projection and a short convolution.

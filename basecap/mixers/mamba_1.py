@@ -11,21 +11,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import (
-    Cache,
-    LayerSpec,
-    Mixer,
-    ParameterRecipe,
-    Variant,
-    choose_heads,
-    constant,
-    default_recipe,
-    mixer,
-    uniform,
-    values,
-)
+from basecap.mixers._contract import Cache, LayerSpec, Mixer, Variant, choose_heads, mixer
 from basecap.mixers._parts import ShortConvolution
+from basecap.mixers._recipes import ParameterRecipe, constant, default_recipe, uniform, values
 from basecap.mixers._state_space import (
+    REPOSITORY,
+    SHARED_DECAY,
     StateSpaceConfig,
     convolve,
     convolve_step,
@@ -39,14 +30,26 @@ from basecap.ops.selective_scan import selective_scan
 from basecap.ops.ssd import reference as ssd_reference
 from basecap.ops.ssd import ssd
 
+GLOBAL_SELECTION = (
+    "ZetangForward/Global_Mamba@859b5695e7a05d880371d70fb10da6bba699afb0: models/custom_mamba_v3_fast_dev.py, "
+    "models/modules/longconv.py, models/MambaPreTrainedModel.py, models/configuration_mamba.py"
+)
+EMBEDDING = (
+    "The embedding has std 0.02 and the output projection is shrunk with depth, as in mamba-1, so that the long "
+    "convolution alone differs; Global_Mamba's defaults are std 0.1 and no shrinking."
+)
+
 
 @mixer(
     "mamba-1",
     backbone="mamba",
     paper="arXiv 2312.00752",
     summary="selective state space with one data-dependent decay per channel and state, short convolution",
+    source=f"{REPOSITORY}: mamba_ssm/modules/mamba_simple.py, mamba_ssm/models/mixer_seq_simple.py",
     variants={
-        "mamba-1 decay one": Variant(options={"decay": "one"}, summary="one decay shared by all channels"),
+        "mamba-1 decay one": Variant(
+            options={"decay": "one"}, summary="one decay shared by all channels", differences=(SHARED_DECAY,)
+        ),
         "mamba-1 decay none": Variant(options={"decay": "none"}, summary="no decay: a plain running sum"),
         "mamba-1 decay none w/o conv": Variant(
             options={"decay": "none", "conv": False}, summary="neither decay nor short convolution"
@@ -55,11 +58,18 @@ from basecap.ops.ssd import ssd
         "mamba-1 state x2": Variant(options={"state": 32}, summary="state 32"),
         "mamba-1 state x4": Variant(options={"state": 64}, summary="state 64"),
         "mamba-1 global selection": Variant(
-            options={"global_every": 1}, summary="step sizes gated by a long convolution in every layer"
+            options={"global_every": 1},
+            summary="step sizes gated by a long convolution in every layer",
+            paper="arXiv 2410.15678, section 4.2",
+            source=GLOBAL_SELECTION,
+            differences=(EMBEDDING,),
         ),
         "mamba-1 global selection lm": Variant(
             options={"global_every": 8},
             summary="step sizes gated by a long convolution in every eighth layer, as for language modelling",
+            paper="arXiv 2410.15678, section 4.2",
+            source=GLOBAL_SELECTION,
+            differences=(EMBEDDING,),
         ),
     },
 )
@@ -218,7 +228,7 @@ class Mamba1(Mixer):
         recipes["D"] = ParameterRecipe(init=constant(1.0), decay=False)
         if self.config.decay == "full":
             rates = torch.arange(1, self.config.state + 1, dtype=torch.float32)
-            recipes["A_log"] = ParameterRecipe(init=values(rates.log()), decay=False)
+            recipes["A_log"] = ParameterRecipe(init=values(rates.log(), "log of 1 to N"), decay=False)
         elif self.shared:
             recipes["A_log"] = ParameterRecipe(init=log_of_uniform(1.0, 16.0), decay=False)
             recipes["decay_bias"] = ParameterRecipe(init=step_size_bias(), decay=False)

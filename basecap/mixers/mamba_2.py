@@ -7,21 +7,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import (
-    Cache,
-    LayerSpec,
-    Mixer,
-    ParameterRecipe,
-    Variant,
-    choose_heads,
-    constant,
-    default_recipe,
-    divide,
-    mixer,
-    uniform,
-)
+from basecap.mixers._contract import Cache, LayerSpec, Mixer, Variant, choose_heads, divide, mixer
 from basecap.mixers._parts import PartedLinear, ShortConvolution, rms_norm
+from basecap.mixers._recipes import ParameterRecipe, constant, default_recipe, uniform
 from basecap.mixers._state_space import (
+    REPOSITORY,
+    SHARED_DECAY,
     StateSpaceConfig,
     convolve_step,
     log_of_uniform,
@@ -36,8 +27,11 @@ from basecap.ops.ssd import reference, ssd
     backbone="mamba",
     paper="arXiv 2405.21060",
     summary="state space with one data-dependent decay per head, short convolution, gated norm",
+    source=f"{REPOSITORY}: mamba_ssm/modules/mamba2.py, mamba_ssm/models/mixer_seq_simple.py",
     variants={
-        "mamba-2 decay one": Variant(options={"decay": "one"}, summary="one decay shared by all heads"),
+        "mamba-2 decay one": Variant(
+            options={"decay": "one"}, summary="one decay shared by all heads", differences=(SHARED_DECAY,)
+        ),
         "mamba-2 decay none": Variant(options={"decay": "none"}, summary="no decay: a plain running sum"),
         "mamba-2 decay none w/o conv": Variant(
             options={"decay": "none", "conv": False}, summary="neither decay nor short convolution"

@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from basecap.mixers._contract import LayerSpec, MixerConfig, ParameterRecipe, constant, mixer, orthogonal, values
-from basecap.mixers._rwkv import TimeMix, depth_ratios, ramp, share, shift
+from basecap.mixers._contract import LayerSpec, MixerConfig, mixer
+from basecap.mixers._recipes import ParameterRecipe, constant, orthogonal, values
+from basecap.mixers._rwkv import REPOSITORY, TimeMix, depth_ratios, ramp, share, shift
 from basecap.ops.wkv4 import eager, wkv4
 
 
@@ -15,6 +16,12 @@ from basecap.ops.wkv4 import eager, wkv4
     backbone="rwkv-4",
     paper="arXiv 2305.13048",
     summary="decaying weighted average per channel, behind a receptance gate",
+    source=f"{REPOSITORY}: RWKV-v4neo/src/model.py",
+    differences=(
+        "The embedding starts uniform in ±1e-4, as in the later trainers: RWKV-v4neo takes the peak learning rate as "
+        "the bound, which a model does not know here; a LayerNorm follows in both.",
+        "Channel mixing is 2 D wide, as in the 153M model of arXiv 2410.15678; RWKV-v4neo has 4 D unless told.",
+    ),
 )
 class RWKV4(TimeMix):
     """output(sigmoid(receptance) * average of the values, weighted by exp(key) and age)."""
@@ -90,8 +97,8 @@ class RWKV4(TimeMix):
             "share_k": share(D, fall),
             "share_v": share(D, fall, 0.3 * rise),
             "share_r": share(D, 0.5 * fall),
-            "decay": ParameterRecipe(init=values(decay), lr=2.0, decay=False),
-            "bonus": ParameterRecipe(init=values(bonus), lr=3.0, decay=False),
+            "decay": ParameterRecipe(init=values(decay, "-5 + 8 (i/(D-1))^p, p by depth"), lr=2.0, decay=False),
+            "bonus": ParameterRecipe(init=values(bonus, "log 0.3, and by turns 0, 0.5, -0.5"), lr=3.0, decay=False),
             "key.weight": zero,
             "value.weight": ParameterRecipe(init=orthogonal()),
             "receptance.weight": zero,

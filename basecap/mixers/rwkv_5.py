@@ -7,15 +7,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import (
-    LayerSpec,
-    MixerConfig,
-    ParameterRecipe,
-    choose_heads,
-    mixer,
-    values,
-)
+from basecap.mixers._contract import LayerSpec, MixerConfig, choose_heads, mixer
+from basecap.mixers._recipes import ParameterRecipe
 from basecap.mixers._rwkv import (
+    REPOSITORY,
     HeadNorm,
     TimeMix,
     decay_speed,
@@ -34,6 +29,7 @@ from basecap.ops.wkv6 import eager, wkv6
     backbone="rwkv-5",
     paper="arXiv 2404.05892",
     summary="linear attention with a constant decay per channel, norm per head, gate",
+    source=f"{REPOSITORY}: RWKV-v5/src/model.py",
 )
 class RWKV5(TimeMix):
     """output(norm(wkv) * silu(gate)); the state of a head is a matrix, its decays are parameters."""
@@ -111,14 +107,13 @@ class RWKV5(TimeMix):
         """Official: decays by channel and depth (twice the learning rate), small key and gate, output zero."""
         layer, D, shape = self.layer, self.layer.hidden, self.decay.shape
         rise, fall = depth_ratios(layer.index, layer.depth)
-        decay, bonus = decay_speed(D, rise).view(shape), first_bonus(D, rise).view(shape)
         return {
             "share_k": share(D, fall),
             "share_v": share(D, fall, 0.3 * rise),
             "share_r": share(D, 0.5 * fall),
             "share_g": share(D, 0.5 * fall),
-            "decay": ParameterRecipe(init=values(decay), lr=2.0, decay=False),
-            "bonus": ParameterRecipe(init=values(bonus), decay=False),
+            "decay": ParameterRecipe(init=decay_speed(shape, rise), lr=2.0, decay=False),
+            "bonus": ParameterRecipe(init=first_bonus(shape, rise), decay=False),
             **gated_recipe(layer),
         }
 

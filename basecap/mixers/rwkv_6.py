@@ -7,17 +7,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import (
-    LayerSpec,
-    MixerConfig,
-    ParameterRecipe,
-    choose_heads,
-    constant,
-    mixer,
-    uniform,
-    values,
-)
+from basecap.mixers._contract import LayerSpec, MixerConfig, choose_heads, mixer
+from basecap.mixers._recipes import ParameterRecipe, constant, uniform
 from basecap.mixers._rwkv import (
+    REPOSITORY,
     HeadNorm,
     LowRank,
     TimeMix,
@@ -41,6 +34,11 @@ FED = ("w", "k", "v", "r", "g")
     backbone="rwkv-6",
     paper="arXiv 2404.05892",
     summary="linear attention with a data-dependent decay per channel and token shift, norm per head, gate",
+    source=f"{REPOSITORY}: RWKV-v5/src/model.py",
+    differences=(
+        "The shares of channel mixing have the power 3 that the trainer gives them since 2024-11-17 (b44816c6); models "
+        "published before have the power 1.",
+    ),
 )
 class RWKV6(TimeMix):
     """output(norm(wkv) * silu(gate)), decays and shares of the previous token set by the data."""
@@ -144,8 +142,8 @@ class RWKV6(TimeMix):
             "share_g": share(D, 0.5 * fall),
             "mix_down": ParameterRecipe(init=constant(0.0), decay=False),
             "mix_up": ParameterRecipe(init=small, decay=False),
-            "bonus": ParameterRecipe(init=values(first_bonus(D, rise).view_as(self.bonus)), decay=False),
-            **prefixed("decay", self.decay.recipe(small, decay_speed(D, rise), lr=2.0)),
+            "bonus": ParameterRecipe(init=first_bonus(self.bonus.shape, rise), decay=False),
+            **prefixed("decay", self.decay.recipe(small, decay_speed((D,), rise), lr=2.0)),
             **gated_recipe(layer),
         }
 

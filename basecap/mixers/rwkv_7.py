@@ -8,17 +8,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import (
-    LayerSpec,
-    MixerConfig,
-    ParameterRecipe,
-    choose_heads,
-    constant,
-    mixer,
-    uniform,
-    values,
-)
+from basecap.mixers._contract import LayerSpec, MixerConfig, choose_heads, mixer
+from basecap.mixers._recipes import ParameterRecipe, constant, orthogonal, values
 from basecap.mixers._rwkv import (
+    REPOSITORY,
     HeadNorm,
     LowRank,
     TimeMix,
@@ -40,9 +33,9 @@ POWERS = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}
 FASTEST = math.exp(-0.5)
 
 
-def rank(hidden: int, factor: float, power: float = 0.5) -> int:
-    """Return the official rank of a low-rank map: factor * hidden^power, to the nearest multiple of 32, at least 32."""
-    return max(32, 32 * round(factor * hidden**power / 32))
+def rank(hidden: int, factor: float) -> int:
+    """Return the official rank of a low-rank map: factor * sqrt(hidden), to the nearest multiple of 32, at least 32."""
+    return max(32, 32 * round(factor * math.sqrt(hidden) / 32))
 
 
 @mixer(
@@ -50,6 +43,11 @@ def rank(hidden: int, factor: float, power: float = 0.5) -> int:
     backbone="rwkv-7",
     paper="arXiv 2503.14456",
     summary="decay per channel and a generalised delta rule, low-rank gates, values shared with the first layer",
+    source=f"{REPOSITORY}: RWKV-v7/train_temp/src/model.py, RWKV-v7/train_temp/train.py",
+    differences=(
+        "The ranks of the low-rank maps follow the current trainer's formula at every width, which gives 128, 128, 64 "
+        "and 224 at width 2048; the published 1.5B model is older and has 96, 96, 64 and 256.",
+    ),
 )
 class RWKV7(TimeMix):
     """output((norm(wkv) + own value) * gate)."""
@@ -77,11 +75,11 @@ class RWKV7(TimeMix):
         self.share_v = nn.Parameter(torch.empty(D))
         self.share_a = nn.Parameter(torch.empty(D))
         self.share_g = nn.Parameter(torch.empty(D))
-        self.decay = LowRank(D, config.decay_rank or rank(D, 1.8), D, torch.tanh)
-        self.rate = LowRank(D, config.rate_rank or rank(D, 1.8), D)
-        self.gate = LowRank(D, config.gate_rank or rank(D, 0.6, 0.8), D, torch.sigmoid, base=False)
+        self.decay = LowRank(D, config.decay_rank or rank(D, 2.5), D, torch.tanh)
+        self.rate = LowRank(D, config.rate_rank or rank(D, 2.5), D)
+        self.gate = LowRank(D, config.gate_rank or rank(D, 5.0), D, torch.sigmoid, base=False)
         # The first layer has no earlier values to mix in.
-        self.first = LowRank(D, config.value_rank or rank(D, 1.3), D) if layer.index else None
+        self.first = LowRank(D, config.value_rank or rank(D, 1.7), D) if layer.index else None
         self.removal = nn.Parameter(torch.empty(D))
         self.replacement = nn.Parameter(torch.empty(D))
         self.bonus = nn.Parameter(torch.empty(self.heads, self.head_dim))
@@ -149,28 +147,31 @@ class RWKV7(TimeMix):
         return v, wkv7_bounded(r, log_decay, k, v, a, b)[0]
 
     def recipe(self) -> dict[str, ParameterRecipe]:
-        """Official (RWKV-LM, RWKV-v7/train_temp): only the projections decay, decays learn at twice the rate."""
+        """Official: projections orthogonal, small key, output zero; only they decay, decays learn at twice the rate.
+
+        The official classes draw the projections uniformly; the trainer then overwrites them (generate_init_weight).
+        """
         D, K, layer = self.layer.hidden, self.head_dim, self.layer
         rise, fall = depth_ratios(layer.index, layer.depth)
         line = ramp(D) - 0.5
         zigzag = 2.0 * ramp(K).repeat(self.heads) - 1.0
         zigzag = zigzag * zigzag.abs()
         decay = -5.5 + 6.0 * ramp(D) ** (1.0 + rise**0.3) + 2.5 * zigzag
+        rate = -0.19 + 0.3 * zigzag + 0.4 * line
         up = scaled_orthogonal(0.1)
-        wide, narrow = 0.5 * D**-0.5, 0.05 * D**-0.5
         recipes = {f"share_{name}": share(D, power * fall) for name, power in POWERS.items()}
         if self.first is not None:
-            recipes |= prefixed("first", self.first.recipe(up, 0.73 - 0.4 * line))
+            recipes |= prefixed("first", self.first.recipe(up, values(0.73 - 0.4 * line, "0.73 - 0.4 (i/(D-1) - 1/2)")))
         return recipes | {
-            **prefixed("decay", self.decay.recipe(up, decay, lr=2.0)),
-            **prefixed("rate", self.rate.recipe(up, -0.19 + 0.3 * zigzag + 0.4 * line)),
+            **prefixed("decay", self.decay.recipe(up, values(decay, "by channel, head and depth"), lr=2.0)),
+            **prefixed("rate", self.rate.recipe(up, values(rate, "by channel and head, around -0.19"))),
             **prefixed("gate", self.gate.recipe(up)),
-            "removal": ParameterRecipe(init=values(0.71 - 0.1 * line), decay=False),
+            "removal": ParameterRecipe(init=values(0.71 - 0.1 * line, "0.71 - 0.1 (i/(D-1) - 1/2)"), decay=False),
             "replacement": ParameterRecipe(init=constant(1.02), decay=False),
             "bonus": ParameterRecipe(init=constant(-0.04), decay=False),
-            "receptance.weight": ParameterRecipe(init=uniform(-wide, wide)),
-            "key.weight": ParameterRecipe(init=uniform(-narrow, narrow)),
-            "value.weight": ParameterRecipe(init=uniform(-wide, wide)),
+            "receptance.weight": ParameterRecipe(init=orthogonal()),
+            "key.weight": ParameterRecipe(init=orthogonal(0.1)),
+            "value.weight": ParameterRecipe(init=orthogonal()),
             "output.weight": ParameterRecipe(init=constant(0.0)),
             **norm_recipe(layer),
         }

@@ -13,16 +13,13 @@ from basecap.mixers._contract import (
     LayerSpec,
     Mixer,
     MixerConfig,
-    ParameterRecipe,
     Variant,
     choose_heads,
-    default_recipe,
     divide,
     mixer,
-    normal,
-    residual_std,
 )
 from basecap.mixers._parts import positions_of, remember, rotary, widened
+from basecap.mixers._recipes import ParameterRecipe, default_recipe, normal, residual_std
 from basecap.ops.attention import attention, attention_step, weights
 
 
@@ -31,6 +28,11 @@ from basecap.ops.attention import attention, attention_step, weights
     backbone="transformer++",
     paper="arXiv 2505.18522, section 3.2.2; arXiv 2005.00743 (Synthesizer)",
     summary="softmax attention whose keys are trainable constants, one per position",
+    source="our choice: the authors of arXiv 2505.18522 publish no code and name no initial values",
+    differences=(
+        "The constants start normal with the size that projections of a normalised input have at first, 0.02 sqrt(D), "
+        "so that the scores start as in transformer++; the rest is as there.",
+    ),
     variants={
         "transformer++ random qk": Variant(
             options={"constant": "qk"},

@@ -6,8 +6,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, ParameterRecipe, Variant, mixer
+from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, Variant, mixer
 from basecap.mixers._parts import AttentionHeads, attention_recipe, widened
+from basecap.mixers._recipes import ParameterRecipe
 from basecap.ops.top1_chunk import (
     top1_chunk,
     top1_chunk_cache,
@@ -22,6 +23,8 @@ from basecap.ops.top1_chunk import (
     backbone="transformer++",
     paper="arXiv 2505.18522, section 5",
     summary="attention to the own chunk and the earlier one with the largest attention mass",
+    source="our choice: the authors publish no code and name no initial values",
+    differences=("Everything starts as in transformer++, so that nothing but the selection differs.",),
     options={"mode": "exact"},
     variants={
         "top1-chunk-approx": Variant(

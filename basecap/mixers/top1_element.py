@@ -5,8 +5,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, ParameterRecipe, mixer
+from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, mixer
 from basecap.mixers._parts import AttentionHeads, attention_recipe, remember, widened
+from basecap.mixers._recipes import ParameterRecipe
 from basecap.ops.top1_element import top1_element, top1_element_step, top1_element_weights
 
 
@@ -15,6 +16,8 @@ from basecap.ops.top1_element import top1_element, top1_element_step, top1_eleme
     backbone="transformer++",
     paper="arXiv 2505.18522, section 4",
     summary="the value of the best key alone, trained straight through the softmax",
+    source="our choice: the authors publish no code and name no initial values",
+    differences=("Everything starts as in transformer++, so that nothing but the selection differs.",),
 )
 class Top1Element(Mixer):
     """Multi-head causal selection of one value, o_t = v_s with s = argmax_{s <= t} q_t.k_s.

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError, nearest
-from basecap.mixers._contract import Cache, ParameterRecipe, constant, uniform
+from basecap.mixers._contract import Cache
+from basecap.mixers._recipes import ParameterRecipe, constant, orthogonal
 from basecap.mixers._rwkv import depth_ratios, scaled_orthogonal, share, shift
 
 #: The generations of RWKV whose channel mixing is known.
@@ -68,26 +69,19 @@ class ChannelMix(nn.Module):
         return self._mix(x_BTD, shift(x_BTD, None, cache.tensors["last"]))
 
     def recipe(self) -> dict[str, ParameterRecipe]:
-        """Shares by depth; key orthogonal (uniform in the seventh generation), value and receptance zero."""
-        fall = depth_ratios(self.index, self.depth)[1]
+        """Shares by depth; key orthogonal, value and receptance zero."""
+        power = depth_ratios(self.index, self.depth)[1] ** {4: 1, 5: 1, 6: 3, 7: 4}[self.generation]
         zero = ParameterRecipe(init=constant(0.0))
-        if not self.gated:
-            bound = 0.5 * self.hidden**-0.5
-            return {
-                "share_k": share(self.hidden, fall**4),
-                "key.weight": ParameterRecipe(init=uniform(-bound, bound)),
-                "value.weight": zero,
-            }
-        # The fourth generation scales tall orthogonal matrices up, the fifth and sixth do not.
-        tall = self.key.weight.shape[0] / self.hidden
-        scale = 1.0 if self.generation == 4 else max(1.0, tall) ** -0.5
-        return {
-            "share_k": share(self.hidden, fall),
-            "share_r": share(self.hidden, fall),
-            "key.weight": ParameterRecipe(init=scaled_orthogonal(scale)),
+        # The fourth generation scales tall orthogonal matrices up, later ones do not.
+        key = scaled_orthogonal(1.0) if self.generation == 4 else orthogonal()
+        recipes = {
+            "share_k": share(self.hidden, power),
+            "key.weight": ParameterRecipe(init=key),
             "value.weight": zero,
-            "receptance.weight": zero,
         }
+        if self.gated:
+            recipes |= {"share_r": share(self.hidden, power), "receptance.weight": zero}
+        return recipes
 
     def flops(self, length: int) -> float:
         """Floating-point operations of a forward pass over `length` tokens (multiply-add = 2)."""

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, Mixer, ParameterRecipe, default_recipe
+from basecap.mixers._contract import Cache, Mixer
 from basecap.mixers._faults import declared, refuse_other_shape
+from basecap.mixers._recipes import ParameterRecipe, default_recipe
 from basecap.models.backbones._contract import Backbone, FeedForwardLayer
 
 #: Activations between two blocks: the residual stream, and what the last block, if there was one, adds to it.

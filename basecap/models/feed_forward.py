@@ -5,7 +5,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, LayerSpec, ParameterRecipe, default_recipe, normal, residual_std
+from basecap.mixers._contract import Cache, LayerSpec
+from basecap.mixers._recipes import ParameterRecipe, Scheme, default_recipe, matrices
 
 Activation = Literal["geglu", "swiglu", "gelu"]
 
@@ -18,8 +19,12 @@ def gated_inner(hidden: int) -> int:
 class FeedForward(nn.Module):
     """`down(act(up(x)))`, or `down(act(gate(x)) * up(x))` when gated (arXiv 2002.05202, eq. 6)."""
 
-    def __init__(self, activation: Activation, layer: LayerSpec, inner: int, bias: bool = False):
+    def __init__(
+        self, activation: Activation, layer: LayerSpec, inner: int, *, bias: bool = False, scheme: Scheme = "gpt-2"
+    ):
+        """Build the layer of width `inner`; `scheme` is how its matrices start, see `matrices`."""
         super().__init__()
+        self.scheme: Scheme = scheme
         self.activation = activation
         self.layer = layer
         self.gate = None if activation == "gelu" else nn.Linear(layer.hidden, inner, bias=bias)
@@ -48,8 +53,12 @@ class FeedForward(nn.Module):
         return self.forward(x_BTD)
 
     def recipe(self) -> dict[str, ParameterRecipe]:
-        """Normal(0.02), the projection into the residual stream shrunk with depth."""
-        return {**default_recipe(self), "down.weight": ParameterRecipe(init=normal(residual_std(self.layer)))}
+        """Matrices by the scheme, biases 0."""
+        reading, writing = matrices(self.scheme, self.layer)
+        own = {"up.weight": reading, "down.weight": writing}
+        if self.gate is not None:
+            own["gate.weight"] = reading
+        return default_recipe(self) | own
 
     def flops(self, length: int) -> float:
         """Floating-point operations of a forward pass over `length` tokens (multiply-add = 2)."""

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import ParameterRecipe, default_recipe, initialise, normal
+from basecap.mixers._contract import initialise
 from basecap.mixers._parts import positions_of
+from basecap.mixers._recipes import ParameterRecipe, default_recipe, normal
 from basecap.models.backbones._contract import BACKBONES
 from basecap.models.blocks import Block, BlockCache, Stream, total
 from basecap.models.config import ModelConfig
@@ -59,9 +60,10 @@ class LanguageModel(nn.Module):
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Return the recipe of every parameter by its full name."""
         recipes = default_recipe(self)
-        recipes["embedding.weight"] = ParameterRecipe(init=self.backbone.embedding)
+        recipes["embedding.weight"] = ParameterRecipe(init=self.backbone.embedding, decay=self.backbone.embedding_decay)
         if self.positions is not None:
-            recipes["positions.weight"] = ParameterRecipe(init=normal(0.02))
+            # As in openai/gpt-2: src/model.py.
+            recipes["positions.weight"] = ParameterRecipe(init=normal(0.01))
         if self.head is not None:
             recipes["head.weight"] = ParameterRecipe(init=self.backbone.head)
         recipes = {name: recipe for name, recipe in recipes.items() if not name.startswith("blocks.")}

@@ -139,9 +139,20 @@ def test_combined_options_conform(options):
     report.raise_failures()
 
 
-def test_alibi_is_the_published_series():
-    slopes = alibi_slopes(8, torch.device("cpu"))
-    assert slopes.tolist() == [2.0**-i for i in range(1, 9)]
+@pytest.mark.parametrize(
+    ("heads", "exponents"),
+    # get_slopes of ofirpress/attention_with_linear_biases, fairseq/models/transformer.py.
+    [
+        (1, [8.0]),
+        (3, [4.0, 8.0, 2.0]),
+        (8, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]),
+        (12, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 0.5, 1.5, 2.5, 3.5]),
+    ],
+)
+def test_alibi_is_the_published_series(heads: int, exponents: list[float]):
+    slopes = alibi_slopes(heads, torch.device("cpu"))
+    assert slopes.dtype == torch.float32
+    torch.testing.assert_close(slopes, 2.0 ** -torch.tensor(exponents))
 
 
 def test_ring_holds_the_window_however_long_the_text():

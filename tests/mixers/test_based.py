@@ -87,7 +87,7 @@ def test_published_pattern_and_size():
     assert [i for i, mixer in enumerate(mixers) if isinstance(mixer, BasedLinear)] == [1, 6, 11]
     assert [i for i, mixer in enumerate(mixers) if isinstance(mixer, Attention)] == [2, 7, 12]
     assert sum(isinstance(mixer, BasedConv) for mixer in mixers) == 9
-    assert mixers[2].config.window == 128
+    assert mixers[2].config.window == 65
     assert mixers[1].config.heads == mixers[2].config.heads == 12
     assert round(model.parameters_count() / 1e6, 1) == 121.1
 

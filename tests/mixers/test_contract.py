@@ -14,16 +14,18 @@ from basecap.mixers._contract import (
     LayerSpec,
     Mixer,
     MixerConfig,
-    ParameterRecipe,
     Variant,
     choose_heads,
-    constant,
-    default_recipe,
     divide,
     generator_for,
     hybrid,
     initialise,
     mixer,
+)
+from basecap.mixers._recipes import (
+    ParameterRecipe,
+    constant,
+    default_recipe,
     normal,
     orthogonal,
     residual_std,
@@ -176,6 +178,7 @@ def test_unfinished_mixers_are_refused_with_their_place(registry, unfinished, wo
 @pytest.mark.parametrize(
     ("options", "variants", "words"),
     [
+        (None, {"slow": Variant(differences="slow")}, "the differences of variant 'slow' must be a tuple of sentences"),
         (None, {"slow": {"rate": 0.9}}, r"variant 'slow' must be a Variant, such as Variant\(options="),
         (None, {"slow": Variant(options=0.9)}, "the options of variant 'slow' must be a dict"),
         (None, [Variant()], "variants must be a dict of names and Variants"),
@@ -187,6 +190,24 @@ def test_arguments_of_another_type_are_refused_with_their_place(registry, option
     with pytest.raises(ConfigError, match=rf"mixer 'new' \(.*test_contract\.py:\d+\): {words}"):
         mixer("new", backbone="gpt", paper="none", summary="no", options=options, variants=variants)(Decay)
     assert not registry.names()
+
+
+def test_differences_are_a_tuple_of_sentences(registry):
+    with pytest.raises(
+        ConfigError, match=r"\.py:\d+\): differences must be a tuple of sentences, such as .* not 'one'"
+    ):
+        mixer("new", backbone="gpt", paper="none", summary="no", differences="one")(Decay)
+    assert not registry.names()
+
+
+def test_a_variant_has_its_own_source_and_differences_and_says_whose_it_is(registry):
+    variants = {"slow": Variant(options={"rate": 0.9}, paper="later", source="theirs", differences=("Slower.",))}
+    mixer("new", backbone="gpt", paper="first", summary="no", source="ours", differences=("None.",), variants=variants)(
+        Decay
+    )
+    new, slow = registry.get("new"), registry.get("slow")
+    assert (new.source, new.differences, new.variant_of, new.paper) == ("ours", ("None.",), None, "first")
+    assert (slow.source, slow.differences, slow.variant_of, slow.paper) == ("theirs", ("Slower.",), "new", "later")
 
 
 def test_names_and_sentences_are_text(registry):

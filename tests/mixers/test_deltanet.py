@@ -31,7 +31,7 @@ def by_the_paper(mixer: DeltaNet, x_TD: Tensor) -> Tensor:
             S = S @ erase + beta[t, h] * torch.outer(v[t, h], k[t, h])
             rows.append(S @ q[t, h] / K**0.5)
         o = torch.stack(rows)
-        heads.append(o / (o.square().mean(-1, keepdim=True) + 1e-5).sqrt() * mixer.norm_weight)
+        heads.append(o / (o.square().mean(-1, keepdim=True) + 1e-6).sqrt() * mixer.norm_weight)
     return torch.cat(heads, dim=-1) @ mixer.out.weight.T
 
 
@@ -55,7 +55,7 @@ def test_equals_the_paper_in_outputs_and_gradients():
 
 def test_published_size():
     with torch.device("meta"):
-        model = LanguageModel(model_config("deltanet", hidden=768, vocab=32_000))
+        model = LanguageModel(model_config("deltanet", hidden=768, vocab=32_000, tied=True))
     memory = model.blocks[0].mixer.memory
     assert (memory.heads, memory.key_dim, memory.value_dim) == (8, 96, 96)
     assert model.config.depth == 12

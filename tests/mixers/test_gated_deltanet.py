@@ -58,7 +58,7 @@ def oracle(mixer: GatedDeltaNet) -> torch.nn.Module:
         linear_num_value_heads=H,
         linear_key_head_dim=K,
         linear_value_head_dim=V,
-        rms_norm_eps=1e-5,
+        rms_norm_eps=1e-6,
     )
     layer = Qwen3NextGatedDeltaNet(config, layer_idx=0)
     layer.load_state_dict(in_their_layout(mixer, dict(mixer.named_parameters())))
@@ -105,23 +105,11 @@ def test_without_decay_it_reads_what_deltanet_reads():
 
 def test_published_size():
     with torch.device("meta"):
-        model = LanguageModel(model_config("gated-deltanet", hidden=768, vocab=32_000))
+        model = LanguageModel(model_config("gated-deltanet", hidden=768, vocab=32_000, tied=True))
     mixer = model.blocks[0].mixer
     assert (mixer.memory.heads, mixer.memory.key_dim, mixer.memory.value_dim) == (6, 96, 192)
     assert model.config.depth == 12
     assert round(model.parameters_count() / 1e6, 1) == 123.9
-
-
-def test_recipe_starts_in_the_published_ranges():
-    mixer = GatedDeltaNet(GatedDeltaNet.Config(heads=500, head_dim=2), LayerSpec(hidden=32))
-    recipe = mixer.recipe()
-    initialise(mixer, recipe, 0)
-    A, dt = mixer.A_log.exp(), torch.nn.functional.softplus(mixer.dt_bias)
-    assert 0 < A.min() < 0.5 < 15.5 < A.max() < 16
-    assert 0.9e-3 < dt.min() < 1.5e-3 < 0.07 < dt.max() < 0.101
-    assert not recipe["A_log"].decay
-    assert not recipe["dt_bias"].decay
-    assert recipe["out.weight"].decay
 
 
 def test_sizes_that_do_not_divide_are_refused():

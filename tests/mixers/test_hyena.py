@@ -113,13 +113,6 @@ def test_published_size():
     assert model.parameters_count() // 1_000_000 == 153
 
 
-def test_nothing_of_the_filter_decays():
-    recipe = build().recipe()
-    assert not any(entry.decay for name, entry in recipe.items() if name.startswith("filter."))
-    assert recipe["in_proj.weight"].decay
-    assert recipe["conv.weight"].decay
-
-
 def test_an_even_number_of_features_is_refused():
     with pytest.raises(ConfigError, match="filter_features"):
         ARCHITECTURES.get("hyena").layers[0].configure(64, {"filter_features": 6})

@@ -1,7 +1,5 @@
 """RWKV-4 against an independent implementation, its recipe, its counts."""
 
-import math
-
 import pytest
 import torch
 from transformers import RwkvConfig, RwkvForCausalLM
@@ -99,27 +97,6 @@ def test_whole_model_parity_with_transformers():
         torch.testing.assert_close(
             own[name].grad, grad, rtol=1e-5, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
         )
-
-
-def test_recipe():
-    first, last = fresh("rwkv-4", 48, 0, 4), fresh("rwkv-4", 48, 3, 4)
-    for module in (first, last):
-        for name in ("key", "receptance", "output"):
-            assert module.get_submodule(name).weight.abs().max() == 0
-        torch.testing.assert_close(module.decay[[0, -1]], torch.tensor([-5.0, 3.0], dtype=torch.float64))
-        bonus = torch.tensor([math.log(0.3), math.log(0.3) + 0.5, math.log(0.3) - 0.5], dtype=torch.float64)
-        torch.testing.assert_close(module.bonus[:3], bonus)
-    present = 1 - first.share_k
-    torch.testing.assert_close(present, torch.arange(48).double() / 48)
-    torch.testing.assert_close(1 - last.share_v, (torch.arange(48).double() / 48) ** 0.25 + 0.3)
-    recipe = first.recipe()
-    assert {name for name, entry in recipe.items() if entry.decay} == {
-        "key.weight",
-        "value.weight",
-        "receptance.weight",
-        "output.weight",
-    }
-    assert (recipe["decay"].lr, recipe["bonus"].lr, recipe["share_k"].lr) == (2.0, 3.0, 1.0)
 
 
 @pytest.mark.parametrize(("hidden", "millions"), [(768, 88.4), (1024, 146.2), (2048, 972.1)])

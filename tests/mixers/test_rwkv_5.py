@@ -49,28 +49,6 @@ def test_norm_is_that_of_outputs_over_eight():
     torch.testing.assert_close(module.norm(o), official.view_as(o))
 
 
-def test_recipe():
-    module = fresh("rwkv-5", 48, 2, 3, heads=3)
-    assert module.output.weight.abs().max() == 0
-    eye = torch.eye(48, dtype=torch.float64)
-    for layer, scale in ((module.receptance, 1.0), (module.value, 1.0), (module.key, 0.01), (module.gate, 0.01)):
-        torch.testing.assert_close(layer.weight @ layer.weight.T, scale * eye, rtol=0, atol=1e-5)
-    line = torch.arange(48).double() / 47
-    torch.testing.assert_close(module.decay.flatten(), -6 + 5 * line**2.0, rtol=1e-6, atol=1e-6)
-    zigzag = torch.tensor([0.0, 0.1, -0.1], dtype=torch.float64).repeat(16)
-    torch.testing.assert_close(module.bonus.flatten(), 1 - line + zigzag, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(module.norm.weight.mean().item(), 1.0)
-    recipe = module.recipe()
-    assert recipe["decay"].lr == 2.0
-    assert {name.partition(".")[0] for name, entry in recipe.items() if entry.decay} == {
-        "receptance",
-        "key",
-        "value",
-        "gate",
-        "output",
-    }
-
-
 @pytest.mark.parametrize(("hidden", "millions"), [(768, 116.7), (2048, 1374.9)])
 def test_parameters(hidden: int, millions: float):
     assert round(parameters("rwkv-5", hidden) / 1e6, 1) == millions

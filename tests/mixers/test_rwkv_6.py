@@ -62,23 +62,10 @@ def test_constant_decay_is_rwkv_5():
         torch.testing.assert_close(a, b.view_as(a))
 
 
-def test_recipe():
+def test_ranks():
     module = fresh("rwkv-6", 64, 1, 3)
     assert module.mix_down.shape == (64, 160)
     assert module.decay.down.shape == (64, 64)
-    for zero in (module.mix_down, module.decay.down, module.output.weight):
-        assert zero.abs().max() == 0
-    for small in (module.mix_up, module.decay.up):
-        assert 0.009 < small.abs().max() <= 0.01
-    recipe = module.recipe()
-    assert recipe["decay.base"].lr == 2.0
-    assert {name.partition(".")[0] for name, entry in recipe.items() if entry.decay} == {
-        "receptance",
-        "key",
-        "value",
-        "gate",
-        "output",
-    }
 
 
 @pytest.mark.parametrize(("hidden", "millions"), [(768, 120.9), (2048, 1397.0)])

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import initialise
 from basecap.models._channel_mix import ChannelMix
 
 KINDS = ["rwkv-4", "rwkv-5", "rwkv-6", "rwkv-7"]
@@ -70,18 +69,8 @@ def test_decoding_equals_forward(kind: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_recipe(kind: str):
+def test_flops(kind: str):
     layer = ChannelMix(kind, 32, 96, 1, 3)
-    initialise(layer, layer.recipe(), 0)
-    assert layer.value.weight.abs().max() == 0
-    share = layer.share_k.detach()
-    power = (1 - 1 / 3) ** (4 if kind == "rwkv-7" else 1)
-    torch.testing.assert_close(share, 1 - (torch.arange(32) / 32) ** power)
-    if kind == "rwkv-7":
-        assert 0.9 < layer.key.weight.abs().max() * 2 * 32**0.5 <= 1
-    else:
-        gram = layer.key.weight.T @ layer.key.weight
-        torch.testing.assert_close(gram, (3.0 if kind == "rwkv-4" else 1.0) * torch.eye(32))
     assert layer.flops(10) == 20.0 * sum(p.numel() for p in layer.parameters() if p.ndim == 2)
 
 

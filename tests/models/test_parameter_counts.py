@@ -15,6 +15,8 @@ from transformers import (
 
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
+from basecap.study.config import library, load_study
+from basecap.study.plan import plan_runs
 
 VOCAB = 32_000
 HEADS = {768: 12, 2048: 16}
@@ -39,7 +41,7 @@ SIZES = [
     ("rwkv-4", 88.4, 972.1),
     ("rwkv-5", 116.7, 1374.9),
     ("rwkv-6", 120.9, 1397.0),
-    ("rwkv-7", 114.9, 1324.5),
+    ("rwkv-7", 114.9, 1327.7),
     ("deltanet", 109.7, 1281.3),
     ("gated-deltanet", 123.9, 1482.4),
     ("pythia", 81.3, 1274.1),
@@ -138,3 +140,30 @@ def test_the_rwkv_4_that_is_not_153_million(vocab: int, tied: bool):
     count = build("rwkv-4", 1024, vocab=vocab, tied=tied).parameters_count()
     assert count == 113_385_472 + 1024 * vocab * (1 if tied else 2)
     assert count // 1_000_000 != 153
+
+
+@pytest.mark.parametrize("name", library())
+def test_models_of_a_study_are_all_tied_or_none(name: str):
+    study = load_study(name)
+    assert study.model.tied == (name != "figure-7")
+    assert {run.model.tied for run in plan_runs(study, vocab=512)} == {study.model.tied}
+
+
+@pytest.mark.parametrize(
+    ("use", "tied"),
+    [
+        ("transformer", True),  # openai/gpt-2: model.py multiplies by wte
+        ("pythia", False),  # EleutherAI/gpt-neox: configs/pythia, no_weight_tying
+        ("mamba-1", True),  # state-spaces/mamba: config_mamba.py
+        ("based", True),  # HazyResearch/based: models/gpt.py
+        ("hyena", True),  # HazyResearch/safari: long_conv_lm.py
+        ("rwkv-4", False),  # BlinkDL/RWKV-LM: model.py of every generation
+        ("rwkv-5", False),
+        ("rwkv-6", False),
+        ("rwkv-7", False),
+        ("deltanet", False),  # fla-org/flash-linear-attention: configuration_delta_net.py
+        ("gated-deltanet", False),
+    ],
+)
+def test_heads_are_tied_where_published_so(use: str, tied: bool):
+    assert model_config(use, hidden=64, vocab=32).tied == tied

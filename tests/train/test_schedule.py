@@ -4,7 +4,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from basecap.mixers._contract import ParameterRecipe, constant
+from basecap.mixers._recipes import ParameterRecipe, constant
 from basecap.train.config import Timetable, TrainConfig
 from basecap.train.optim import build_optimiser, set_learning_rate
 from basecap.train.schedule import learning_rate

@@ -6,7 +6,8 @@ from typing import Literal, Protocol
 
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, Initialiser, LayerSpec, ParameterRecipe, normal
+from basecap.mixers._contract import Cache, LayerSpec
+from basecap.mixers._recipes import Initialiser, ParameterRecipe, normal
 from basecap.registry import Registry
 
 
@@ -35,10 +36,12 @@ class Backbone:
         parallel: both halves read the same input (GPT-NeoX) instead of one after the other.
         positions: whether learned absolute positions are added to the embeddings.
         embedding_norm: a LayerNorm follows the embeddings.
-        tied: the head is the transposed embedding.
+        tied: the head is the transposed embedding, as published; comparisons at equal size set it in their study.
         embedding, head: their initialisers; a tied matrix starts as an embedding.
+        embedding_decay: whether the embedding's weights decay; a head of its own always does.
         depths: published depths by hidden width, in layers of a Transformer; others take 12.
         depth_factor: blocks per Transformer layer (2 where a block is a mixer alone).
+        differences: one sentence for each deliberate difference from the official code, with its reason.
     """
 
     summary: str
@@ -52,8 +55,10 @@ class Backbone:
     tied: bool = True
     embedding: Initialiser = field(default_factory=lambda: normal(0.02))
     head: Initialiser = field(default_factory=lambda: normal(0.02))
+    embedding_decay: bool = True
     depths: Mapping[int, int] = field(default_factory=lambda: {768: 12, 2048: 24})
     depth_factor: float = 1.0
+    differences: tuple[str, ...] = ()
 
     def depth(self, hidden: int, layers: int | None) -> int:
         """Return the number of blocks for `layers` Transformer layers (published depth, else 12, when None)."""

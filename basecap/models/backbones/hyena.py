@@ -18,5 +18,11 @@ def hyena() -> Backbone:
         norm="layer",
         eps=1e-5,
         feed_forward=_gelu,
+        differences=(
+            "There is no dropout; the official configuration drops 10 % of the embeddings.",
+            "Biases, gains of norms and the skip of the filter do not decay, as in every architecture of a study; the "
+            "official trainer decays all but the filter's network.",
+            "GELU is exact; the official code has its approximation by tanh, which differs by less than 0.001.",
+        ),
         depth_factor=1.5,
     )

@@ -11,4 +11,8 @@ def mamba() -> Backbone:
         paper="arXiv 2312.00752 (Mamba), section 3.4",
         eps=1e-5,
         depth_factor=2.0,
+        differences=(
+            "The authors publish no trainer: matrices, the embedding and the taps of convolutions decay; biases, gains "
+            "of norms and what the code marks `_no_weight_decay` do not.",
+        ),
     )

@@ -6,7 +6,7 @@ from basecap.models.feed_forward import FeedForward, gated_inner
 
 
 def _swiglu(layer: LayerSpec) -> FeedForward:
-    return FeedForward("swiglu", layer, gated_inner(layer.hidden))
+    return FeedForward("swiglu", layer, gated_inner(layer.hidden), scheme="plain")
 
 
 def _narrow_swiglu(layer: LayerSpec) -> FeedForward:
@@ -15,11 +15,18 @@ def _narrow_swiglu(layer: LayerSpec) -> FeedForward:
 
 @backbone("swiglu")
 def swiglu() -> Backbone:
-    """RMSNorm, mixer, RMSNorm, SwiGLU."""
+    """RMSNorm, mixer, RMSNorm, SwiGLU; untied."""
     return Backbone(
-        summary="RMSNorm before mixer and SwiGLU",
+        summary="RMSNorm before mixer and SwiGLU; untied",
         paper="arXiv 2002.05202 (SwiGLU), arXiv 2406.06484 (DeltaNet)",
         feed_forward=_swiglu,
+        tied=False,
+        differences=(
+            "The inner width of SwiGLU is rounded up to a multiple of 64, so that it is that of transformer++; fla "
+            "rounds to 256: 5,632 and not 5,504 at width 2048, the same at 768.",
+            "Gains of norms do not decay, as in every architecture of a study; flame, the trainer for fla's models, "
+            "decays all parameters alike.",
+        ),
     )
 
 
@@ -30,5 +37,11 @@ def based() -> Backbone:
         summary="RMSNorm before mixer and SwiGLU of width 2, five blocks for four Transformer layers",
         paper="arXiv 2402.18668 (Based)",
         feed_forward=_narrow_swiglu,
+        eps=1e-5,
+        embedding_decay=False,
+        differences=(
+            "Gains of norms do not decay, as in every architecture of a study; the official trainer excepts LayerNorm "
+            "alone and so decays those of RMSNorm.",
+        ),
         depth_factor=1.25,
     )

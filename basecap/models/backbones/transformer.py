@@ -1,8 +1,10 @@
 """Pre-norm Transformer blocks: RMSNorm and GeGLU (transformer++), GPT-2, GPT-NeoX."""
 
 from dataclasses import replace
+from functools import partial
 
 from basecap.mixers._contract import LayerSpec
+from basecap.mixers._recipes import Scheme, small_normal
 from basecap.models.backbones._contract import Backbone, backbone
 from basecap.models.feed_forward import FeedForward, gated_inner
 
@@ -11,8 +13,12 @@ def _geglu(layer: LayerSpec) -> FeedForward:
     return FeedForward("geglu", layer, gated_inner(layer.hidden))
 
 
-def _gelu(layer: LayerSpec) -> FeedForward:
-    return FeedForward("gelu", layer, 4 * layer.hidden, bias=True)
+def _gelu(scheme: Scheme, layer: LayerSpec) -> FeedForward:
+    return FeedForward("gelu", layer, 4 * layer.hidden, bias=True, scheme=scheme)
+
+
+#: Of the feed-forward layers of GPT-2 and GPT-NeoX.
+_EXACT_GELU = "GELU is exact; the official code has its approximation by tanh, which differs by less than 0.001."
 
 
 @backbone("transformer++")
@@ -43,8 +49,9 @@ def gpt() -> Backbone:
         paper="Radford et al. 2019, GPT-2",
         norm="layer",
         eps=1e-5,
-        feed_forward=_gelu,
+        feed_forward=partial(_gelu, "gpt-2"),
         positions="learned",
+        differences=(_EXACT_GELU,),
     )
 
 
@@ -56,8 +63,11 @@ def gpt_neox() -> Backbone:
         paper="arXiv 2204.06745 (GPT-NeoX-20B), arXiv 2304.01373 (Pythia)",
         norm="layer",
         eps=1e-5,
-        feed_forward=_gelu,
+        feed_forward=partial(_gelu, "gpt-neox"),
         parallel=True,
         tied=False,
+        embedding=small_normal(),
+        head=small_normal(),
+        differences=(_EXACT_GELU,),
         depths={768: 8, 2048: 24},
     )

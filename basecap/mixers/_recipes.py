@@ -1,0 +1,121 @@
+"""How parameters start and train: initialisers that can be put into words, and the recipes made of them."""
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from basecap.mixers._contract import LayerSpec
+
+Initialiser = Callable[[Tensor, torch.Generator], object]
+
+#: How the matrices of a block start; see `matrices`.
+Scheme = Literal["gpt-2", "gpt-neox", "plain"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterRecipe:
+    """How one parameter starts and trains: in-place initialiser, learning-rate factor, weight decay or not."""
+
+    init: Initialiser
+    lr: float = 1.0
+    decay: bool = True
+
+
+@dataclass(frozen=True)
+class Start:
+    """An initialiser and what it does in words, for the page of architectures."""
+
+    words: str
+    fill: Initialiser
+
+    def __call__(self, parameter: Tensor, generator: torch.Generator) -> None:
+        """Set `parameter` in place."""
+        self.fill(parameter, generator)
+
+
+def normal(std: float) -> Initialiser:
+    """Gaussian with mean 0."""
+    return Start(
+        f"normal, std {std:.4g}", lambda parameter, generator: parameter.normal_(0.0, std, generator=generator)
+    )
+
+
+def uniform(low: float, high: float) -> Initialiser:
+    """Uniform on [low, high)."""
+    words = f"uniform in ±{high:.4g}" if low == -high else f"uniform in [{low:.4g}, {high:.4g})"
+    return Start(words, lambda parameter, generator: parameter.uniform_(low, high, generator=generator))
+
+
+def constant(value: float) -> Initialiser:
+    """One value everywhere."""
+    return Start(f"{value:.4g}", lambda parameter, generator: parameter.fill_(value))
+
+
+def values(tensor: Tensor, words: str = "given values") -> Initialiser:
+    """The given values, broadcast to the parameter's shape; `words` say which they are."""
+    return Start(words, lambda parameter, generator: parameter.copy_(tensor.expand_as(parameter)))
+
+
+def orthogonal(gain: float = 1.0) -> Initialiser:
+    """A (semi-)orthogonal matrix times `gain`."""
+
+    def fill(parameter: Tensor, generator: torch.Generator) -> None:
+        nn.init.orthogonal_(parameter, gain=gain, generator=generator)
+
+    return Start(f"orthogonal, gain {gain:.4g}", fill)
+
+
+def default_recipe(module: nn.Module, std: float = 0.02) -> dict[str, ParameterRecipe]:
+    """Recipes for the parameters of the standard layers inside `module`.
+
+    Weights of Linear and Embedding: normal(std), decayed. Weights of norms: 1; biases: 0; neither decayed. Parameters
+    of other modules get none: the caller adds theirs, and a parameter left without is refused when the model is built.
+    """
+    recipes = {}
+    for prefix, child in module.named_modules():
+        for name, _ in child.named_parameters(recurse=False):
+            full = f"{prefix}.{name}" if prefix else name
+            if name == "bias" and isinstance(child, nn.Linear | nn.LayerNorm | nn.GroupNorm):
+                recipes[full] = ParameterRecipe(init=constant(0.0), decay=False)
+            elif isinstance(child, nn.Linear | nn.Embedding):
+                recipes[full] = ParameterRecipe(init=normal(std))
+            elif isinstance(child, nn.RMSNorm | nn.LayerNorm | nn.GroupNorm):
+                recipes[full] = ParameterRecipe(init=constant(1.0), decay=False)
+    return recipes
+
+
+def generator_for(seed: int, name: str) -> torch.Generator:
+    """Return a CPU generator that (seed, name) alone determine."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def residual_std(layer: "LayerSpec", branches: int = 2, std: float = 0.02) -> float:
+    """Standard deviation of a projection into the residual stream: shrunk by the square root of their number."""
+    return std / math.sqrt(branches * layer.depth)
+
+
+def matrices(scheme: Scheme, layer: "LayerSpec") -> tuple[ParameterRecipe, ParameterRecipe]:
+    """Return the recipes of a block's matrices: of those that read the residual stream, of those that write into it.
+
+    gpt-2: std 0.02, shrunk with depth for those that write (Radford et al. 2019, section 2.3). gpt-neox: std
+    sqrt(2 / 5D) and 2 / (L sqrt(D)) (arXiv 2204.06745, section 2.1). plain: std 0.02.
+    """
+    writing = {"gpt-2": residual_std(layer), "gpt-neox": 2.0 / (layer.depth * math.sqrt(layer.hidden)), "plain": 0.02}
+    reading = small_normal() if scheme == "gpt-neox" else normal(0.02)
+    return ParameterRecipe(init=reading), ParameterRecipe(init=normal(writing[scheme]))
+
+
+def small_normal() -> Initialiser:
+    """Gaussian of standard deviation sqrt(2 / 5D) for a matrix [..., D] (arXiv 1910.05895, section 2.2)."""
+
+    def fill(parameter: Tensor, generator: torch.Generator) -> None:
+        parameter.normal_(0.0, math.sqrt(2.0 / (5.0 * parameter.shape[-1])), generator=generator)
+
+    return Start("normal, std sqrt(2/5D)", fill)

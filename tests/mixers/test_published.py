@@ -1,0 +1,74 @@
+"""The tables of official values name every architecture, and notice what is not as published."""
+
+import pytest
+
+from basecap.mixers._contract import ARCHITECTURES
+from basecap.mixers._recipes import ParameterRecipe, constant, normal, orthogonal, uniform
+from basecap.mixers._state_space import log_of_uniform, step_size_bias
+from basecap.models.language_model import LanguageModel
+from tests.mixers import (
+    test_published_attention,
+    test_published_convolutions,
+    test_published_delta,
+    test_published_mamba,
+    test_published_rwkv,
+)
+from tests.mixers._published import check_table
+
+TABLES = {
+    **test_published_attention.TABLES,
+    **test_published_convolutions.TABLES,
+    **test_published_delta.TABLES,
+    **test_published_mamba.TABLES,
+    **test_published_rwkv.TABLES,
+}
+
+
+def test_every_architecture_has_a_table():
+    assert set(TABLES) == {name for name in ARCHITECTURES.names() if ARCHITECTURES.built_in(name)}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "wrong"),
+    [
+        # What the recipes were before they were compared with the official code.
+        ("deltanet", "blocks.1.mixer.memory.conv.weight", {"init": uniform(-0.5, 0.5)}),
+        ("deltanet", "blocks.1.mixer.out.weight", {"init": normal(0.02 / 6**0.5)}),
+        ("gated-deltanet", "blocks.0.feed_forward.down.weight", {"init": normal(0.02 / 6**0.5)}),
+        ("rwkv-7", "blocks.2.mixer.receptance.weight", {"init": uniform(-0.5 / 128**0.5, 0.5 / 128**0.5)}),
+        ("rwkv-7", "blocks.2.feed_forward.key.weight", {"init": uniform(-0.5 / 128**0.5, 0.5 / 128**0.5)}),
+        ("rwkv-6", "blocks.1.feed_forward.share_k", {"init": constant(0.5)}),
+        ("pythia", "blocks.1.mixer.out.weight", {"init": normal(0.02)}),
+        ("transformer", "positions.weight", {"init": normal(0.02)}),
+        ("based", "embedding.weight", {"decay": True}),
+        # Other mistakes one could make.
+        ("rwkv-5", "blocks.1.mixer.key.weight", {"init": orthogonal()}),
+        ("rwkv-5", "blocks.1.mixer.decay", {"lr": 1.0}),
+        ("rwkv-4", "blocks.1.mixer.bonus", {"decay": True}),
+        ("mamba-1", "blocks.1.mixer.in_proj.weight", {"init": normal(128**-0.5 / 3**0.5)}),
+        ("mamba-1", "blocks.1.mixer.dt_proj.bias", {"init": step_size_bias(1e-3, 0.2)}),
+        ("mamba-2", "blocks.1.mixer.A_log", {"init": log_of_uniform(0.01, 16.0)}),
+        ("mamba-2", "blocks.1.mixer.A_log", {"decay": True}),
+        ("hyena", "blocks.1.mixer.filter.last.weight", {"decay": True}),
+        ("transformer++", "norm.weight", {"init": constant(0.9)}),
+    ],
+)
+def test_a_wrong_recipe_is_noticed(name: str, parameter: str, wrong: dict, monkeypatch):
+    right = LanguageModel.recipe
+
+    def recipe(self: LanguageModel) -> dict[str, ParameterRecipe]:
+        recipes = right(self)
+        old = recipes[parameter]
+        return recipes | {parameter: ParameterRecipe(**{"init": old.init, "lr": old.lr, "decay": old.decay} | wrong)}
+
+    monkeypatch.setattr(LanguageModel, "recipe", recipe)
+    with pytest.raises(AssertionError, match=parameter.replace(".", r"\.")):
+        check_table(name, TABLES[name])
+
+
+def test_a_parameter_without_a_row_is_noticed():
+    table = TABLES["deltanet w/o conv"]
+    with pytest.raises(AssertionError, match=r"blocks\.0\.mixer\.memory\.conv\.weight stands in no row"):
+        check_table("deltanet", table)
+    with pytest.raises(AssertionError, match="no parameter has these names"):
+        check_table("deltanet w/o conv", TABLES["deltanet"])

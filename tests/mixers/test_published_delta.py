@@ -1,0 +1,44 @@
+"""How fla starts each parameter of DeltaNet and Gated DeltaNet; see `_published`.
+
+_init_weights: every nn.Linear and nn.Conv1d (ShortConvolution is one) normal, std initializer_range = 0.02, output
+projections and embeddings too: prenorm_residual_strategy is None. RMSNorms start at 1. tie_word_embeddings is False.
+"""
+
+import pytest
+
+from tests.mixers._published import ONES, Row, Table, check_table, log_of_uniform, normal, steps
+
+COMMIT = "fla-org/flash-linear-attention@bc3b101dcb713ddc5bd8924b66754eb68b5ccf89"
+UNDECAYED = "Gains of norms do not decay"
+
+COMMON = (
+    Row(r"(embedding|head)\.weight", normal(0.02)),
+    Row(r"(norm|mixer_norm|feed_forward_norm)\.weight", ONES, decay=False, differs=UNDECAYED),
+    Row(r"mixer\.norm_weight", ONES, decay=False, differs=UNDECAYED),
+    Row(r"mixer\.memory\.(qkv|beta)\.weight", normal(0.02)),
+    Row(r"mixer\.out\.weight", normal(0.02)),
+    Row(r"feed_forward\.(gate|up|down)\.weight", normal(0.02)),
+)
+CONVOLUTION = Row(r"mixer\.memory\.conv\.weight", normal(0.02))
+
+DELTANET = f"{COMMIT}: fla/models/delta_net/modeling_delta_net.py, fla/layers/delta_net.py"
+GATED = f"{COMMIT}: fla/models/gated_deltanet/modeling_gated_deltanet.py, fla/layers/gated_deltanet.py"
+
+#: GatedDeltaNet: A uniform in (0, 16), dt log-uniform in [0.001, 0.1], both marked _no_weight_decay.
+GATES = (
+    Row(r"mixer\.(decay|gate)\.weight", normal(0.02)),
+    Row(r"mixer\.A_log", log_of_uniform(0.0, 16.0), decay=False),
+    Row(r"mixer\.dt_bias", steps(1e-3, 0.1), decay=False),
+)
+
+TABLES = {
+    "deltanet": Table(source=DELTANET, rows=(*COMMON, CONVOLUTION)),
+    "deltanet w/o conv": Table(source=DELTANET, rows=COMMON),
+    "gated-deltanet": Table(source=GATED, rows=(*COMMON, CONVOLUTION, *GATES)),
+    "gated-deltanet w/o conv": Table(source=GATED, rows=(*COMMON, *GATES)),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_starts_and_trains_as_published(name: str):
+    check_table(name, TABLES[name])
