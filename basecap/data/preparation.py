@@ -25,13 +25,16 @@ from basecap.data.prepared import PreparedData
 from basecap.data.shards import Limits, Shard, token_counts, write_shard
 from basecap.data.sources._contract import SOURCES, SPLITS, Part, Source, Split, plugin_of
 from basecap.data.tokenizer import Tokenizer, byte_tokenizer, is_local, train_bpe
-from basecap.errors import BasecapError, DataError
+from basecap.errors import BasecapError, DataError, nearest
 from basecap.processes import end_with_parent, locked
 from basecap.progress import progress
 from basecap.registry import load_plugin
 
 #: Characters that a tokenizer is trained on per entry of its vocabulary, shared equally by the training domains.
 SAMPLE = 2_000
+
+#: Parts whose keys are looked at to suggest one.
+LOOKED_AT = 16
 
 
 def prepare(config: DataConfig, cache: Path) -> PreparedData:
@@ -158,6 +161,11 @@ def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
     for read_ahead in set(directory.iterdir()) - before - set(shards):
         shutil.rmtree(read_ahead)
     prepared = _open(config, path, shards)
+    if config.cluster is not None and not any(found.labelled for found in prepared.held_out.values()):
+        known = {key for part in parts[:LOOKED_AT] for key in source.keys(part)}
+        raise DataError(
+            f"no held-out document has the key data.cluster = {config.cluster!r}: {nearest(config.cluster, known)}"
+        )
     content = {"config": config.model_dump(mode="json"), "tokenizer": path.name, "shards": [s.name for s in shards]}
     _write_atomically(record, json.dumps(content, indent=1))
     return prepared
@@ -194,7 +202,7 @@ def _write_part(config: DataConfig, tokenizer: Tokenizer, directory: Path, part:
     kept = sorted([*group, limit] for group, limit in limits.items())
     code = [] if config.code is None else [config.code]  # none in the names of shards of built-in sources
     shortest = {} if config.min_ood_tokens is None else dict.fromkeys(config.ood, config.min_ood_tokens)
-    further = [sorted(shortest.items())] if shortest else []
+    further = [sorted(shortest.items()), config.cluster]
     path = directory / digest([FORMAT, config.source, files, tokenizer.fingerprint, kept, *code, *further])
     if not path.is_dir():
         write_shard(path, source.read(part), tokenizer, limits, files, shortest)

@@ -9,7 +9,7 @@ import numpy as np
 
 from basecap.data.config import DataConfig
 from basecap.data.hashes import digest
-from basecap.data.shards import LEAST_DOCUMENTS, Group, Shard, TokenRun, select
+from basecap.data.shards import DOCUMENT, LEAST_DOCUMENTS, Group, Shard, TokenRun, select
 from basecap.data.sources._contract import SPLITS, Split
 from basecap.data.stream import TrainStream
 from basecap.data.tokenizer import Tokenizer
@@ -38,6 +38,20 @@ class DocumentSet:
         """Return the length of a document in bytes of UTF-8."""
         return int(self._documents[index]["bytes"])
 
+    @cached_property
+    def clusters(self) -> np.ndarray:
+        """Number of each document's cluster: int64 [documents], from 0; a document without a label is one alone."""
+        labels = self._documents["cluster"]
+        numbers = np.unique(labels, return_inverse=True)[1]
+        alone = labels == 0
+        numbers[alone] = len(labels) + np.arange(alone.sum())
+        return np.unique(numbers, return_inverse=True)[1].astype(np.int64)
+
+    @property
+    def labelled(self) -> int:
+        """Number of documents that have the label of a cluster."""
+        return int(np.count_nonzero(self._documents["cluster"]))
+
     @property
     def total_tokens(self) -> int:
         """Tokens of all documents, without end-of-text."""
@@ -58,7 +72,7 @@ class DocumentSet:
 
     @cached_property
     def _documents(self) -> np.ndarray:
-        return np.concatenate([group.documents for group in self._groups])
+        return np.concatenate([np.zeros(0, DOCUMENT), *(group.documents for group in self._groups)])
 
 
 class PreparedData:
@@ -110,6 +124,11 @@ class PreparedData:
             raise DataError(f"domain {domain!r} has no {split} documents; choose another split or add text.")
         return found
 
+    @property
+    def held_out(self) -> dict[tuple[str, Split], DocumentSet]:
+        """The documents of validation and test by (domain, split)."""
+        return {(domain, split): found for (domain, split), found in self.sets.items() if split != "train"}
+
     def _check(self, config: DataConfig) -> None:
         for (domain, split), found in self.sets.items():
             if split != "validation" and not found:
@@ -129,16 +148,21 @@ class PreparedData:
 
 
 def inspect(prepared: PreparedData) -> list[dict[str, Any]]:
-    """Return one row per domain and split: documents, tokens, bytes and bytes per token."""
-    return [
-        {
-            "domain": domain,
-            "role": "train" if domain in prepared.train_domains else "ood",
-            "split": split,
-            "documents": len(found),
-            "tokens": found.total_tokens,
-            "bytes": found.total_bytes,
-            "bytes per token": found.total_bytes / max(1, found.total_tokens),
-        }
-        for (domain, split), found in prepared.sets.items()
-    ]
+    """Return one row per domain and split: what it holds, and how many clusters where it is held out."""
+    rows = []
+    for (domain, split), found in prepared.sets.items():
+        held_out = split != "train"
+        rows.append(
+            {
+                "domain": domain,
+                "role": "train" if domain in prepared.train_domains else "ood",
+                "split": split,
+                "documents": len(found),
+                "tokens": found.total_tokens,
+                "bytes": found.total_bytes,
+                "bytes per token": found.total_bytes / max(1, found.total_tokens),
+                "clusters": len(np.unique(found.clusters)) if held_out else None,
+                "without cluster": len(found) - found.labelled if held_out else None,
+            }
+        )
+    return rows
