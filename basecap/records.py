@@ -14,7 +14,6 @@
 
 A file appears whole (written aside, then renamed) or grows by whole lines: a kill loses at most the end of the
 last line. JSON is strict, so a number that is not finite is stored as null and read back as NaN.
-Documents hold the arrays `subsets` and `counts` [S] and `nats`, `tokens`, `bytes` [sum of counts].
 """
 
 import contextlib
@@ -29,10 +28,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from basecap.documents import DocumentLosses, read_losses, write_losses
 from basecap.errors import ConfigError, DataError, in_words
 from basecap.files import (
     SCHEMA,
@@ -92,15 +91,6 @@ class Record:
     def key(self) -> tuple:
         """What the number is about: a later record with the same key replaces an earlier one."""
         return self.step, self.eval, self.subset, self.metric, tuple(sorted(self.axis.items()))
-
-
-@dataclass(frozen=True)
-class DocumentLosses:
-    """Losses of single documents, in a fixed order: summed nats, predicted tokens, their bytes; [documents]."""
-
-    nats: np.ndarray
-    tokens: np.ndarray
-    bytes: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -186,30 +176,17 @@ class RunRecords:
 
     def write_documents(self, eval: str, step: int, losses: dict[str, DocumentLosses]) -> None:
         """Store the losses of single documents per subset."""
-        parts = list(losses.values())
-        with replacing(self._documents_path(eval, step)) as file:
-            np.savez_compressed(
-                file,
-                subsets=np.array(list(losses), dtype=np.str_),
-                counts=np.array([len(part.nats) for part in parts], dtype=np.int64),
-                nats=np.concatenate([np.empty(0), *(part.nats for part in parts)]),
-                tokens=np.concatenate([np.empty(0, np.int64), *(part.tokens for part in parts)]),
-                bytes=np.concatenate([np.empty(0, np.int64), *(part.bytes for part in parts)]),
-            )
+        write_losses(self._documents_path(eval, step), losses)
 
     def documents(self, eval: str, step: int) -> dict[str, DocumentLosses]:
         """Return the losses of single documents per subset; raises DataError when missing or damaged."""
         path = self._documents_path(eval, step)
         try:
-            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-                ends = np.cumsum(file["counts"])[:-1]
-                columns = [np.split(file[name], ends) for name in ("nats", "tokens", "bytes")]
-                subsets = [str(name) for name in file["subsets"]]
+            return read_losses(path)
         except FileNotFoundError as error:
             raise DataError(f"{path} is missing; remove {self.path} to train it again.") from error
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise DataError(f"{path} is damaged ({error}); remove {self.path} to train it again.") from error
-        return {name: DocumentLosses(*parts) for name, *parts in zip(subsets, *columns, strict=True)}
 
     def rewind(self, step: int) -> None:
         """Forget everything recorded after `step`, and a line cut off by a kill, so that a resume starts clean.

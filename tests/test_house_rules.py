@@ -17,6 +17,7 @@ TESTS = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "tests").r
 FLOORS = (
     ("errors", "__init__"),
     ("files", "processes"),
+    ("documents",),
     ("registry", "progress", "records"),
     ("ops",),
     ("mixers",),

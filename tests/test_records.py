@@ -177,8 +177,21 @@ def test_documents_are_read_back_per_subset(records):
     for name, losses in written.items():
         for one, other in zip(vars(losses).values(), vars(found[name]).values(), strict=True):
             np.testing.assert_array_equal(one, other)
+    assert found["prose"].clusters.tolist() == [0, 1]
     with pytest.raises(DataError, match="is missing"):
         run.documents("domain-loss", 8)
+
+
+def test_clusters_are_kept_and_older_files_have_none(records):
+    run = records.run("a", 0)
+    losses = DocumentLosses(np.ones(3), np.ones(3, int), np.ones(3, int), np.array([4, 0, 4]))
+    run.write_documents("domain-loss", 1, {"code": losses})
+    assert run.documents("domain-loss", 1)["code"].clusters.tolist() == [4, 0, 4]
+    (path,) = (run.path / "documents").iterdir()
+    with np.load(path) as file:
+        older = {name: file[name] for name in file.files if name != "clusters"}
+    np.savez_compressed(path, **older)
+    assert run.documents("domain-loss", 1)["code"].clusters.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:60], lambda b: b"", lambda b: b[:80] + bytes(40) + b[120:]])

@@ -90,4 +90,4 @@ def _joined(run: RunRecords, domain: str, found: Sequence[DocumentLosses]) -> Do
             f"{run.path}: the documents of {domain!r} changed between evaluation points; train this run again."
         )
     nats = np.stack([part.nats for part in found], axis=1)
-    return DomainLosses(nats=nats, tokens=first.tokens, bytes=first.bytes, clusters=np.arange(len(first.tokens)))
+    return DomainLosses(nats=nats, tokens=first.tokens, bytes=first.bytes, clusters=first.clusters)

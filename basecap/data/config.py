@@ -1,6 +1,7 @@
 """The options of the data: where text comes from, how it becomes tokens, which domains train and which test."""
 
 import contextlib
+import re
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -10,7 +11,7 @@ from basecap.data.sources._contract import SOURCES, plugin_of
 from basecap.errors import ConfigError, nearest
 
 #: Part of every hash: raise it when the meaning of an option or of a stored file changes.
-FORMAT = 1
+FORMAT = 2
 
 
 def _number(value: Any) -> Any:
@@ -64,6 +65,19 @@ class DataConfig(BaseModel):
     min_ood_tokens: Count | None = Field(
         None, ge=1, description="tokens that documents of unseen domains have at least; all are tested when not given"
     )
+    cluster: Line | None = Field(
+        None,
+        description="what tells which documents are alike and drawn together by the bootstrap: a dotted key of the "
+        "records, such as meta.repo; for sources of files path, the first part of a file's path within its domain, or "
+        "path/N for the first N parts; each document is drawn alone when not given",
+    )
+    overlap: Number | None = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="largest share of a held-out document's tokens that may stand in passages of the training text; "
+        "documents above it are left out and counted, none when null",
+    )
     cache: Line | None = Field(
         None,
         description="directory for the token shards, shared between studies; inside the study's own when not given. "
@@ -78,6 +92,12 @@ class DataConfig(BaseModel):
         for option in ("path", "hub"):
             if getattr(self, option) is not None and option not in reads:
                 raise ConfigError(f"source {self.source!r} reads no data.{option}; remove it.")
+        is_path = re.fullmatch(r"path(/[1-9][0-9]?)?", self.cluster or "path")
+        if not SOURCES.get(self.source).has_records and not is_path:
+            raise ConfigError(
+                f"documents of source {self.source!r} are files and have no key {self.cluster!r}; set data.cluster to "
+                "path, or to path/N for the first N parts of a path."
+            )
         named = (*self.train, *self.ood)
         for domain in named:
             if known and domain not in known:
@@ -100,8 +120,6 @@ class DataConfig(BaseModel):
     def options_hash(self) -> str:
         """Sixteen hex digits that change with any option the tokens depend on."""
         exclude = {"cache", "workers", "seq_len", "weights"}
-        if self.min_ood_tokens is None:  # text that was prepared before there was this option stays in use
-            exclude.add("min_ood_tokens")
         return digest([FORMAT, self.model_dump(mode="json", exclude=exclude)])
 
     @property

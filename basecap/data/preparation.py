@@ -16,22 +16,29 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from basecap.data.config import FORMAT, DataConfig
 from basecap.data.hashes import digest
+from basecap.data.overlap import Overlap, covered_shares, sequence_length
 from basecap.data.prepared import PreparedData
 from basecap.data.shards import Limits, Shard, token_counts, write_shard
 from basecap.data.sources._contract import SOURCES, SPLITS, Part, Source, Split, plugin_of
 from basecap.data.tokenizer import Tokenizer, byte_tokenizer, is_local, train_bpe
-from basecap.errors import BasecapError, DataError
+from basecap.errors import BasecapError, DataError, nearest
 from basecap.processes import end_with_parent, locked
 from basecap.progress import progress
 from basecap.registry import load_plugin
 
 #: Characters that a tokenizer is trained on per entry of its vocabulary, shared equally by the training domains.
 SAMPLE = 2_000
+
+#: Parts whose keys are looked at to suggest one.
+LOOKED_AT = 16
 
 
 def prepare(config: DataConfig, cache: Path) -> PreparedData:
@@ -119,16 +126,15 @@ def _reopen(config: DataConfig, cache: Path, record: Path) -> PreparedData | Non
     try:
         content = json.loads(record.read_text(encoding="utf-8"))
         paths = [cache / content["tokenizer"], *(cache / "shards" / key for key in content["shards"])]
+        overlap = Overlap(**content["overlap"])
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{record} is damaged; delete it and run again.") from error
-    return _open(config, paths[0], paths[1:]) if all(path.exists() for path in paths) else None
-
-
-def _open(config: DataConfig, path: Path, shards: Sequence[Path]) -> PreparedData:
-    tokenizer = Tokenizer.load(path)
-    if tokenizer.fingerprint not in path.name:
-        raise DataError(f"tokenizer {path} is damaged; delete it and run again.")
-    return PreparedData(config, tokenizer, [Shard(shard) for shard in shards], _limits(config))
+    if not all(path.exists() for path in paths):
+        return None
+    tokenizer = Tokenizer.load(paths[0])
+    if tokenizer.fingerprint not in paths[0].name:
+        raise DataError(f"tokenizer {paths[0]} is damaged; delete it and run again.")
+    return PreparedData(config, tokenizer, [Shard(path) for path in paths[1:]], _limits(config), overlap)
 
 
 def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
@@ -157,10 +163,44 @@ def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
                 break
     for read_ahead in set(directory.iterdir()) - before - set(shards):
         shutil.rmtree(read_ahead)
-    prepared = _open(config, path, shards)
-    content = {"config": config.model_dump(mode="json"), "tokenizer": path.name, "shards": [s.name for s in shards]}
+    opened, limits = [Shard(shard) for shard in shards], _limits(config)
+    prepared = PreparedData(config, tokenizer, opened, limits)
+    if config.cluster is not None and not any(found.labelled for found in prepared.held_out.values()):
+        known = {key for part in parts[:LOOKED_AT] for key in source.keys(part)}
+        raise DataError(
+            f"no held-out document has the key data.cluster = {config.cluster!r}: {nearest(config.cluster, known)}"
+        )
+    overlap = _overlap(prepared, config.overlap)
+    prepared = PreparedData(config, tokenizer, opened, limits, overlap)
+    content = {
+        "config": config.model_dump(mode="json"),
+        "tokenizer": path.name,
+        "shards": [shard.name for shard in shards],
+        "overlap": asdict(overlap),
+    }
     _write_atomically(record, json.dumps(content, indent=1))
     return prepared
+
+
+def _overlap(prepared: PreparedData, limit: float | None) -> Overlap:
+    """Compare all held-out documents with the training text."""
+    training = [prepared.documents("train", domain) for domain in prepared.train_domains]
+    n = sequence_length(sum(held.total_tokens for held in training), sum(held.total_bytes for held in training))
+    held_out = prepared.held_out
+    firsts = np.cumsum([0, *(len(held) for held in held_out.values())])
+    sets = list(held_out.values())
+
+    def document(number: int) -> np.ndarray:
+        place = int(np.searchsorted(firsts, number, side="right")) - 1
+        return sets[place].tokens(number - int(firsts[place]))
+
+    sizes = np.concatenate([held.sizes for held in sets])
+    covered = covered_shares(sizes, document, [run for held in training for run in held.runs], n)
+    overlap = Overlap(n, {}, {})
+    for (key, held), found in zip(held_out.items(), np.split(covered, firsts[1:-1]), strict=True):
+        overlap.shares["/".join(key)] = float(found @ held.sizes / max(1, held.total_tokens))
+        overlap.left_out["/".join(key)] = [] if limit is None else np.flatnonzero(found > limit).tolist()
+    return overlap
 
 
 def _make_tokenizer(config: DataConfig, source: Source, parts: Sequence[Part]) -> Tokenizer:
@@ -194,7 +234,7 @@ def _write_part(config: DataConfig, tokenizer: Tokenizer, directory: Path, part:
     kept = sorted([*group, limit] for group, limit in limits.items())
     code = [] if config.code is None else [config.code]  # none in the names of shards of built-in sources
     shortest = {} if config.min_ood_tokens is None else dict.fromkeys(config.ood, config.min_ood_tokens)
-    further = [sorted(shortest.items())] if shortest else []
+    further = [sorted(shortest.items()), config.cluster]
     path = directory / digest([FORMAT, config.source, files, tokenizer.fingerprint, kept, *code, *further])
     if not path.is_dir():
         write_shard(path, source.read(part), tokenizer, limits, files, shortest)

@@ -1,7 +1,7 @@
 """Prepared data: what training and evaluations see."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from basecap.data.config import DataConfig
 from basecap.data.hashes import digest
-from basecap.data.shards import LEAST_DOCUMENTS, Group, Shard, TokenRun, select
+from basecap.data.overlap import Overlap
+from basecap.data.shards import DOCUMENT, LEAST_DOCUMENTS, Group, Shard, TokenRun, select
 from basecap.data.sources._contract import SPLITS, Split
 from basecap.data.stream import TrainStream
 from basecap.data.tokenizer import Tokenizer
@@ -19,10 +20,15 @@ from basecap.errors import ConfigError, DataError, nearest
 class DocumentSet:
     """The documents of one domain and split."""
 
-    def __init__(self, domain: str, groups: Sequence[Group]):
+    def __init__(self, domain: str, groups: Sequence[Group], left_out: Sequence[int] = ()):
+        """Take the documents of `groups`, one group after the other, less those numbered in `left_out`, ascending."""
         self.domain = domain
         self._groups = groups
-        self._firsts = np.cumsum([0, *(len(group) for group in groups)])
+        bounds = np.cumsum([0, *(len(group) for group in groups)])
+        numbers = np.array(left_out, np.int64)
+        gone = np.split(numbers, np.searchsorted(numbers, bounds[1:-1]))
+        self._gone = [numbers - first for numbers, first in zip(gone, bounds[:-1], strict=False)]
+        self._firsts = bounds - np.cumsum([0, *(len(numbers) for numbers in self._gone)])
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
@@ -39,26 +45,55 @@ class DocumentSet:
         return int(self._documents[index]["bytes"])
 
     @property
+    def sizes(self) -> np.ndarray:
+        """Tokens of each document: int64 [documents], without end-of-text."""
+        return self._documents["tokens"]
+
+    @cached_property
+    def clusters(self) -> np.ndarray:
+        """Number of each document's cluster: int64 [documents], from 0; a document without a label is one alone."""
+        labels = self._documents["cluster"]
+        numbers = np.unique(labels, return_inverse=True)[1]
+        alone = labels == 0
+        numbers[alone] = len(labels) + np.arange(alone.sum())
+        return np.unique(numbers, return_inverse=True)[1].astype(np.int64)
+
+    @property
+    def labelled(self) -> int:
+        """Number of documents that have the label of a cluster."""
+        return int(np.count_nonzero(self._documents["cluster"]))
+
+    @property
+    def runs(self) -> list[TokenRun]:
+        """The tokens of all documents, each followed by end-of-text; of a set from which none is left out."""
+        return [group.tokens for group in self._groups]
+
+    @property
     def total_tokens(self) -> int:
         """Tokens of all documents, without end-of-text."""
-        return sum(int(group.documents["tokens"].sum()) for group in self._groups)
+        return sum(int(documents["tokens"].sum()) for documents in self._each())
 
     @property
     def total_bytes(self) -> int:
         """Bytes of UTF-8 of all documents."""
-        return sum(int(group.documents["bytes"].sum()) for group in self._groups)
+        return sum(int(documents["bytes"].sum()) for documents in self._each())
 
     @property
     def content(self) -> str:
         """Sixteen hex digits that change with any document."""
         hasher = hashlib.sha256()
-        for group in self._groups:
-            hasher.update(group.documents["hash"].tobytes())
+        for documents in self._each():
+            hasher.update(documents["hash"].tobytes())
         return hasher.hexdigest()[:16]
 
     @cached_property
     def _documents(self) -> np.ndarray:
-        return np.concatenate([group.documents for group in self._groups])
+        return np.concatenate([np.zeros(0, DOCUMENT), *self._each()])
+
+    def _each(self) -> Iterator[np.ndarray]:
+        """Yield the documents of each group: DOCUMENT [documents]."""
+        for group, gone in zip(self._groups, self._gone, strict=True):
+            yield np.delete(group.documents, gone) if len(gone) else group.documents
 
 
 class PreparedData:
@@ -72,9 +107,17 @@ class PreparedData:
         manifest: the source's files with their hashes, the tokenizer, and what each domain and split holds.
         sets: all documents by (domain, split).
         manifest_hash: sixteen hex digits of the manifest; the same for the same text and options on any machine.
+        overlap: how much of the held-out text stands in the training text, None while that is not known.
     """
 
-    def __init__(self, config: DataConfig, tokenizer: Tokenizer, shards: Sequence[Shard], limits: Mapping):
+    def __init__(
+        self,
+        config: DataConfig,
+        tokenizer: Tokenizer,
+        shards: Sequence[Shard],
+        limits: Mapping[tuple[str, Split], int | None],
+        overlap: Overlap | None = None,
+    ):
         """Put shards together; raises DataError when a domain has too little text."""
         self.tokenizer = tokenizer
         self.train_domains = config.train
@@ -83,10 +126,14 @@ class PreparedData:
             (domain, split): select([group for shard in shards if (group := shard.group(domain, split))], limit)
             for (domain, split), limit in limits.items()
         }
-        self.sets = {(domain, split): DocumentSet(domain, found) for (domain, split), found in groups.items()}
+        self.overlap = overlap
+        left_out = overlap.left_out if overlap else {}
+        self.sets = {
+            (domain, split): DocumentSet(domain, found, left_out.get(f"{domain}/{split}", ()))
+            for (domain, split), found in groups.items()
+        }
         self._check(config)
-        streams = {domain: [group.tokens for group in groups[domain, "train"]] for domain in config.train}
-        self.train = TrainStream(streams, config.weights)
+        self.train = TrainStream({domain: self.sets[domain, "train"].runs for domain in config.train}, config.weights)
         self.manifest: dict[str, Any] = {
             "source": config.source,
             "tokenizer": tokenizer.fingerprint,
@@ -110,12 +157,19 @@ class PreparedData:
             raise DataError(f"domain {domain!r} has no {split} documents; choose another split or add text.")
         return found
 
+    @property
+    def held_out(self) -> dict[tuple[str, Split], DocumentSet]:
+        """The documents of validation and test by (domain, split)."""
+        return {(domain, split): found for (domain, split), found in self.sets.items() if split != "train"}
+
     def _check(self, config: DataConfig) -> None:
         for (domain, split), found in self.sets.items():
             if split != "validation" and not found:
                 limit = config.max_train_tokens if split == "train" else config.max_test_tokens
                 few = f" of at most {limit // LEAST_DOCUMENTS} tokens; raise data.max_{split}_tokens," if limit else ";"
-                if config.min_ood_tokens and domain in config.ood:
+                if self.overlap and self.overlap.left_out.get(f"{domain}/{split}"):
+                    few = f" that do not stand in the training text; raise data.overlap = {config.overlap},"
+                elif config.min_ood_tokens and domain in config.ood:
                     few = f" of at least {config.min_ood_tokens} tokens; lower data.min_ood_tokens,"
                 raise DataError(f"domain {domain!r} has no {split} documents{few} add text or leave the domain out.")
         for domain in (*config.train, *config.ood):
@@ -129,16 +183,27 @@ class PreparedData:
 
 
 def inspect(prepared: PreparedData) -> list[dict[str, Any]]:
-    """Return one row per domain and split: documents, tokens, bytes and bytes per token."""
-    return [
-        {
-            "domain": domain,
-            "role": "train" if domain in prepared.train_domains else "ood",
-            "split": split,
-            "documents": len(found),
-            "tokens": found.total_tokens,
-            "bytes": found.total_bytes,
-            "bytes per token": found.total_bytes / max(1, found.total_tokens),
-        }
-        for (domain, split), found in prepared.sets.items()
-    ]
+    """Return one row per domain and split.
+
+    Held-out rows say what share of the tokens stands in the training text, how many documents are left out for that,
+    how many clusters the documents form and how many of them have no label of a cluster.
+    """
+    rows, labelled = [], any(found.labelled for found in prepared.held_out.values())
+    for (domain, split), found in prepared.sets.items():
+        held_out, place = split != "train", f"{domain}/{split}"
+        rows.append(
+            {
+                "domain": domain,
+                "role": "train" if domain in prepared.train_domains else "ood",
+                "split": split,
+                "documents": len(found),
+                "tokens": found.total_tokens,
+                "bytes": found.total_bytes,
+                "bytes per token": found.total_bytes / max(1, found.total_tokens),
+                "in training text": prepared.overlap.shares[place] if prepared.overlap and held_out else None,
+                "left out": len(prepared.overlap.left_out[place]) if prepared.overlap and held_out else None,
+                "clusters": len(np.unique(found.clusters)) if held_out and labelled else None,
+                "without cluster": len(found) - found.labelled if held_out and labelled else None,
+            }
+        )
+    return rows

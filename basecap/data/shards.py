@@ -26,12 +26,13 @@ from basecap.data.sources._contract import Document, Split
 from basecap.data.tokenizer import Tokenizer
 from basecap.errors import DataError
 
-#: A document: hash of its text, where its tokens start, how many there are (end-of-text apart), its bytes of UTF-8.
-DOCUMENT = np.dtype([("hash", "<u8"), ("start", "<i8"), ("tokens", "<i8"), ("bytes", "<i8")])
+#: A document: hash of its text, where its tokens start, how many there are (end-of-text apart), its bytes of UTF-8, the
+#: hash of its cluster's label (0 where it has none).
+DOCUMENT = np.dtype([("hash", "<u8"), ("start", "<i8"), ("tokens", "<i8"), ("bytes", "<i8"), ("cluster", "<u8")])
 FILES = ("tokens.npy", "documents.npy")
 
-#: A document's content hash, bytes of UTF-8, tokens.
-Member = tuple[int, int, np.ndarray]
+#: A document's content hash, bytes of UTF-8, the hash of its cluster's label, its tokens.
+Member = tuple[int, int, int, np.ndarray]
 
 #: Where tokens are limited, documents longer than this share of the limit are left out, so that no single one fills it.
 LEAST_DOCUMENTS = 10
@@ -131,15 +132,16 @@ def write_shard(
         tokens = np.array([*tokenizer.encode(raw.decode("utf-8")), tokenizer.end_of_text], dtype=dtype)
         if len(tokens) <= shortest.get(document.domain, 0):  # the last one only ends the text
             continue
-        found.setdefault(group, []).append((text_number(document.text), len(raw), tokens))
+        cluster = 0 if document.cluster is None else text_number(document.cluster)
+        found.setdefault(group, []).append((text_number(document.text), len(raw), cluster, tokens))
 
     groups: dict[str, dict[str, Any]] = {}
-    rows: list[tuple[int, int, int, int]] = []
+    rows: list[tuple[int, int, int, int, int]] = []
     pieces, end = [np.zeros(0, dtype)], 0
     for group in sorted(found):
         first, before = len(rows), end
-        for number, size, tokens in _kept(found[group], limits[group]):
-            rows.append((number, end, len(tokens) - 1, size))
+        for number, size, cluster, tokens in _kept(found[group], limits[group]):
+            rows.append((number, end, len(tokens) - 1, size, cluster))
             pieces.append(tokens)
             end += len(tokens)
         if len(rows) > first:
@@ -166,8 +168,8 @@ def _kept(members: list[Member], limit: int | None) -> list[Member]:
     members = sorted(members, key=lambda member: member[0])
     if limit is None:
         return members
-    members = [member for member in members if len(member[2]) * LEAST_DOCUMENTS <= limit]
-    return members[: 1 + int(np.searchsorted(np.cumsum([len(tokens) for _, _, tokens in members]), limit, "right"))]
+    members = [member for member in members if len(member[-1]) * LEAST_DOCUMENTS <= limit]
+    return members[: 1 + int(np.searchsorted(np.cumsum([len(tokens) for *_, tokens in members]), limit, "right"))]
 
 
 def select(groups: list[Group], limit: int | None) -> list[Group]:

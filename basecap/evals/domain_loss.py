@@ -69,7 +69,7 @@ class DomainLoss(Evaluation):
                     losses = model.token_losses(inputs.to(context.device), targets.to(context.device))
                 summed = losses.double().sum(dim=1).cpu().numpy()
                 np.add.at(nats, [index for index, _ in part], summed)
-        return DocumentLosses(nats=nats, tokens=tokens, bytes=sizes)
+        return DocumentLosses(nats=nats, tokens=tokens, bytes=sizes, clusters=documents.clusters)
 
 
 def _windows(tokens: np.ndarray, length: int, start: int) -> Iterator[np.ndarray]:
@@ -93,13 +93,14 @@ def _batch(windows: list[np.ndarray], length: int) -> tuple[Tensor, Tensor]:
 
 
 def _measure(domain: str, losses: DocumentLosses) -> list[Measurement]:
-    """Ratio estimates over documents, with the delta method's standard error."""
-    count = len(losses.nats)
+    """Ratio estimates over documents, with the delta method's standard error over clusters."""
+    numbers = np.unique(losses.clusters, return_inverse=True)[1]
 
     def ratio(metric: str, over: np.ndarray, unit: float) -> Measurement:
         value = losses.nats.sum() / over.sum()
-        spread = (losses.nats - value * over).std(ddof=1) if count > 1 else math.nan
-        stderr = math.sqrt(count) * spread / over.sum() * unit if count > 1 else None
+        excess = np.bincount(numbers, weights=losses.nats - value * over)
+        count = len(excess)
+        stderr = math.sqrt(count) * excess.std(ddof=1) / over.sum() * unit if count > 1 else None
         return Measurement(subset=domain, metric=metric, value=value * unit, n=int(losses.tokens.sum()), stderr=stderr)
 
     return [

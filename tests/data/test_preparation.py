@@ -145,6 +145,8 @@ def test_shards_are_shared_and_not_written_twice(options, tmp_path):
         ("max_train_tokens", 5000),
         ("max_test_tokens", 5000),
         ("hub", "somebody/something"),
+        ("cluster", "meta.redpajama_set_name"),
+        ("overlap", None),
     ],
 )
 def test_any_option_that_changes_tokens_changes_the_key(options, key: str, value: object):
@@ -388,6 +390,28 @@ def test_inspect_counts(options, tmp_path):
     assert len(rows) == 8 and [row["role"] for row in rows].count("ood") == 2
     (row,) = [row for row in rows if (row["domain"], row["split"]) == ("c4", "test")]
     assert row["documents"] == 8 and row["bytes"] == row["tokens"] and row["bytes per token"] == 1.0
+
+
+def test_clusters_are_the_labels_that_records_carry(tmp_path):
+    records = [{"text": words("c4", number), "meta": {"site": {"id": number % 7}}} for number in range(200)]
+    write_lines(tmp_path / "c4.jsonl", records)
+    write_lines(tmp_path / "arxiv.jsonl", [{"text": words("arxiv", number)} for number in range(60)])
+    options = {"source": "jsonl", "path": str(tmp_path), "tokenizer": "bytes", "seq_len": 32, "workers": 1}
+    config = DataConfig(**options, train=["c4"], ood=["arxiv"], cluster="meta.site.id", overlap=None)
+    prepared = prepare(config, tmp_path / "cache")
+    site = {record["text"]: record["meta"]["site"]["id"] for record in records}
+    held = prepared.documents("test", "c4")
+    texts = [prepared.tokenizer.decode(held.tokens(index)) for index in range(len(held))]
+    sites = {site[text] for text in texts}
+    assert held.clusters.dtype == np.int64 and held.clusters.max() + 1 == len(sites) > 3
+    assert len({(site[text], cluster) for text, cluster in zip(texts, held.clusters, strict=True)}) == len(sites)
+    bare = prepared.documents("test", "arxiv")
+    assert bare.clusters.tolist() == list(range(len(bare)))
+    found = {(row["domain"], row["split"]): (row["clusters"], row["without cluster"]) for row in inspect(prepared)}
+    assert found["c4", "test"] == (len(sites), 0) and found["arxiv", "test"] == (len(bare), len(bare))
+    assert found["c4", "train"] == (None, None)
+    with pytest.raises(DataError, match=r"no held-out document has the key .* 'meta\.site\.ix': did you mean 'meta\.s"):
+        prepare(config.model_copy(update={"cluster": "meta.site.ix"}), tmp_path / "cache")
 
 
 def test_two_preparations_at_once_share_the_work(options, tmp_path):

@@ -67,6 +67,13 @@ def test_text_takes_folders(tmp_path):
         path.write_text(f"über {name}", encoding="utf-8")
     found = documents(source="text", path=str(tmp_path), train=["notes"])
     assert sorted(document.text for document in found) == ["über deep/two.md", "über one.txt"]
+    for cluster, labels in (
+        (None, [None, None]),
+        ("path", ["deep", "one.txt"]),
+        ("path/2", ["deep/two.md", "one.txt"]),
+    ):
+        found = documents(source="text", path=str(tmp_path), train=["notes"], cluster=cluster)
+        assert sorted([document.cluster for document in found], key=str) == labels
 
 
 def test_text_groups_small_files(tmp_path, monkeypatch):
@@ -103,7 +110,7 @@ def installed(tmp_path_factory) -> dict[str, list[Document]]:
     with pytest.MonkeyPatch.context() as patch:
         roots = {"packages": root / "packages", "standard": root / "standard"}
         patch.setattr("basecap.data.sources.installed._roots", lambda: roots)
-        config = DataConfig(source="installed", train=["prose"], ood=["python", "c"])
+        config = DataConfig(source="installed", train=["prose"], ood=["python", "c"], cluster="path")
         source = SOURCES.get("installed")(config)
         found: dict[str, list[Document]] = {part.name: list(source.read(part)) for part in source.parts()}
         names = [name for part in source.parts() for name in source.fingerprints(part)]
@@ -114,6 +121,8 @@ def installed(tmp_path_factory) -> dict[str, list[Document]]:
 def test_installed_prose_is_docstrings_topics_and_descriptions(installed):
     texts = sorted(document.text[:18] for document in installed["prose"])
     assert texts == ["A sentence about w", "One is a package.\n", "The statement.", "x" * 18]
+    clusters = {document.text[:8]: document.cluster for document in installed["prose"]}
+    assert clusters["One is a"] == "one" and clusters["The stat"] == clusters["x" * 8] == "pydoc_data"
 
 
 def test_installed_python_has_no_docstrings(installed):
@@ -145,6 +154,7 @@ def test_unknown_names_are_refused(slimpajama, tmp_path):
     assert "source 'text' reads no data.hub; remove it" in refused(source="text", hub="a", train=["notes"])
     assert "named twice" in refused(source="slimpajama", train=["c4"], ood=["c4"])
     assert "'c5' does not train: known: c4" in refused(source="slimpajama", train=["c4"], weights={"c5": 1.0})
+    assert "set data.cluster to path, or to path/N" in refused(source="installed", train=["prose"], cluster="meta.repo")
     assert "for every domain" in refused(source="slimpajama", train=["c4", "book"], weights={"c4": 1.0})
 
 

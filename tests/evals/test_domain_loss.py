@@ -102,6 +102,19 @@ def test_standard_error_is_that_of_repeated_samples():
     assert errors.mean() == pytest.approx(values.std(), rel=0.1)
 
 
+def test_standard_error_counts_clusters():
+    from basecap.evals.domain_loss import _measure
+    from basecap.records import DocumentLosses
+
+    generator = np.random.default_rng(1)
+    tokens, nats = generator.integers(20, 400, size=50), generator.random(50)
+    once = _measure("x", DocumentLosses(nats=nats, tokens=tokens, bytes=tokens))[0]
+    copies = DocumentLosses(*(np.repeat(part, 4) for part in (nats, tokens, tokens, np.arange(50))))
+    assert _measure("x", copies)[0].stderr == pytest.approx(once.stderr)
+    single = DocumentLosses(nats, tokens, tokens, np.zeros(50, int))
+    assert _measure("x", single)[0].stderr is None
+
+
 def test_unknown_options_are_named():
     with pytest.raises(ConfigError, match="split"):
         build_evaluation({"domain-loss": {"splitt": "test"}})

@@ -2,10 +2,10 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from basecap.data.hashes import file_digest, text_number
 from basecap.errors import ConfigError, DataError, nearest
@@ -20,11 +20,16 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Document:
-    """One text of one domain. Its tokens never share a split with another part of it."""
+    """One text of one domain. Its tokens never share a split with another part of it.
+
+    Attributes:
+        cluster: label of the documents that `data.cluster` puts together, None where this one stands alone.
+    """
 
     domain: str
     split: Split
     text: str
+    cluster: str | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,9 @@ class Source(ABC):
     #: Which of the options `path` and `hub` it reads; the others are refused.
     reads: ClassVar[tuple[str, ...]] = ("path",)
 
+    #: Whether documents are records, whose keys `data.cluster` may name; otherwise they are files, which have a path.
+    has_records: ClassVar[bool] = True
+
     def __init__(self, config: "DataConfig"):
         self.config = config
 
@@ -61,6 +69,23 @@ class Source(ABC):
     @abstractmethod
     def read(self, part: Part) -> Iterator[Document]:
         """Yield the documents of a part, also of domains nobody asked for; raises DataError naming file and line."""
+
+    def keys(self, part: Part) -> tuple[str, ...]:
+        """Return what `data.cluster` may name, for a message; nothing where that is not known."""
+        return ()
+
+    def record_cluster(self, record: Mapping[str, Any]) -> str | None:
+        """Return the label that a record has under the dotted key `data.cluster`, None without one."""
+        found: Any = record if self.config.cluster else None
+        for key in (self.config.cluster or "").split("."):
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return str(found) if isinstance(found, str | int | float) and found != "" else None
+
+    def path_cluster(self, path: PurePath) -> str | None:
+        """Return the label of a file by the first parts of its relative path, as many as `data.cluster` says."""
+        if self.config.cluster is None:
+            return None
+        return "/".join(path.parts[: int(self.config.cluster.partition("/")[2] or 1)])
 
     def fingerprints(self, part: Part) -> dict[str, str]:
         """Return what the manifest says of a part: per file its name and the SHA-256 of its content.

@@ -1,7 +1,7 @@
 """JSON records, one per line, from plain and from Zstandard files."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,21 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if not isinstance(record, dict) or not isinstance(record.get("text"), str):
             raise DataError(f'{place} has no text; every line must be an object with a string "text".')
         yield place, record
+
+
+def keys_of(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the dotted keys of a record that lead to single values, the text apart.
+
+    >>> keys_of({"text": "...", "meta": {"repo": "a/b"}, "url": ""})
+    ('meta.repo', 'url')
+    """
+    found: list[str] = []
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            found += [f"{key}.{below}" for below in keys_of(value)]
+        elif key != "text":
+            found.append(key)
+    return tuple(found)
 
 
 def _plain(path: Path) -> Iterator[bytes]:

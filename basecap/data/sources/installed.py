@@ -11,7 +11,7 @@ import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from basecap.data.hashes import digest
 from basecap.data.sources._contract import Document, Part, Source, source, split_of
@@ -39,6 +39,7 @@ class Installed(Source):
 
     known_domains = tuple(CHARACTERS)
     reads = ()
+    has_records = False
 
     def parts(self) -> list[Part]:
         """Return one part per domain: files in the order of the hashes of their names."""
@@ -60,8 +61,8 @@ class Installed(Source):
         """Yield a document per file (and per topic of `pydoc`), split by its hash, up to the domain's size."""
         read = {"prose": _prose, "python": _without_docstrings, "c": _header}[part.name]
         left = CHARACTERS[part.name]
-        for text in read(part.paths):
-            yield Document(part.name, split_of(text), text)
+        for path, text in read(part.paths):
+            yield Document(part.name, split_of(text), text, self.path_cluster(self._place_of(path)))
             left -= len(text)
             if left <= 0:
                 return
@@ -70,6 +71,11 @@ class Installed(Source):
         """Return the path below the packages, Python's headers or the standard library."""
         name, root = next((name, root) for name, root in _roots().items() if path.is_relative_to(root))
         return f"{name}/{path.relative_to(root).as_posix()}"
+
+    def _place_of(self, path: Path) -> PurePath:
+        """Return the path whose first part names a package, a module of the standard library or Python's headers."""
+        root, first, *rest = self.name_of(path).split("/")
+        return PurePath(first.partition("-")[0], *rest) if root != "headers" else PurePath(root, first, *rest)
 
 
 @cache
@@ -103,20 +109,20 @@ def _up_to(size: int, paths: Iterable[Path], longest: int) -> list[Path]:
     return found
 
 
-def _prose(paths: Iterable[Path]) -> Iterator[str]:
+def _prose(paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:
     seen: set[str] = set()
     for path in paths:
         content = _read(path)
         if path.name == "METADATA":
             texts = [content.partition("\n\n")[2]]
         elif path.match(TOPICS):
-            yield from _topics(content)
+            yield from ((path, text) for text in _topics(content))
             continue
         else:
             texts = [text for text in _docstrings(content) if text not in seen]
             seen.update(texts)
         if any(texts):
-            yield "\n\n".join(texts)
+            yield path, "\n\n".join(texts)
 
 
 def _topics(content: str) -> list[str]:
@@ -131,8 +137,9 @@ def _docstrings(content: str) -> list[str]:
     return list(dict.fromkeys(text for text in found if text and len(text) >= SHORTEST_DOCSTRING))
 
 
-def _without_docstrings(paths: Iterable[Path]) -> Iterator[str]:
-    for content in map(_read, paths):
+def _without_docstrings(paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    for path in paths:
+        content = _read(path)
         tree = _parsed(content)
         if tree is None:
             continue
@@ -141,11 +148,12 @@ def _without_docstrings(paths: Iterable[Path]) -> Iterator[str]:
             if isinstance(node, DEFINITIONS) and ast.get_docstring(node, clean=False) is not None:
                 first, last = node.body[0].lineno - 1, node.body[0].end_lineno or 0
                 lines[first:last] = [""] * (last - first)
-        yield "".join(lines)
+        yield path, "".join(lines)
 
 
-def _header(paths: Iterable[Path]) -> Iterator[str]:
-    return (content for content in map(_read, paths) if "generated" not in content[:500].lower())
+def _header(paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    found = ((path, _read(path)) for path in paths)
+    return ((path, content) for path, content in found if "generated" not in content[:500].lower())
 
 
 def _read(path: Path) -> str:

@@ -1,9 +1,10 @@
 """Source `jsonl`: one file or folder of JSON records per domain, split by the hash of each text."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from basecap.data.sources._contract import Document, Part, Source, source, split_of
-from basecap.data.sources._lines import SUFFIXES, read_records, record_files
+from basecap.data.sources._lines import SUFFIXES, keys_of, read_records, record_files
 
 
 @source("jsonl")
@@ -26,6 +27,12 @@ class JsonLines(Source):
     def read(self, part: Part) -> Iterator[Document]:
         """Yield one document per record."""
         domain = part.name.partition("/")[0]
-        for path in part.paths:
-            for _, record in read_records(path):
-                yield Document(domain, split_of(record["text"]), record["text"])
+        for record in self._records(part):
+            yield Document(domain, split_of(record["text"]), record["text"], self.record_cluster(record))
+
+    def keys(self, part: Part) -> tuple[str, ...]:
+        """Return the keys of the part's first record."""
+        return keys_of(next(self._records(part), {}))
+
+    def _records(self, part: Part) -> Iterator[dict[str, Any]]:
+        return (record for path in part.paths for _, record in read_records(path))

@@ -9,7 +9,7 @@ from typing import Any
 
 from basecap.data.sources import _hub
 from basecap.data.sources._contract import SPLITS, Document, Part, Source, source
-from basecap.data.sources._lines import read_records, record_files
+from basecap.data.sources._lines import keys_of, read_records, record_files
 from basecap.errors import DataError
 
 SETS = {
@@ -40,16 +40,22 @@ class SlimPajama(Source):
 
     def read(self, part: Part) -> Iterator[Document]:
         """Yield one document per record."""
-        if self.config.hub is not None:
-            records = _hub.records(self.config.hub, part)
-        else:
-            records = (item for path in part.paths for item in read_records(path))
-        for place, record in records:
-            yield Document(_domain(place, record), part.split or "train", record["text"])
+        for place, record in self._records(part):
+            domain, split = _domain(place, record), part.split or "train"
+            yield Document(domain, split, record["text"], self.record_cluster(record))
+
+    def keys(self, part: Part) -> tuple[str, ...]:
+        """Return the keys of the part's first record."""
+        return keys_of(next((record for _, record in self._records(part)), {}))
 
     def fingerprints(self, part: Part) -> dict[str, str]:
         """Return the hash of the file, or the revision of the hub's dataset."""
         return super().fingerprints(part) if self.config.hub is None else _hub.fingerprints(self.config.hub, part)
+
+    def _records(self, part: Part) -> Iterator[tuple[str, dict[str, Any]]]:
+        if self.config.hub is not None:
+            return _hub.records(self.config.hub, part)
+        return (item for path in part.paths for item in read_records(path))
 
 
 def _domain(place: str, record: dict[str, Any]) -> str:

@@ -14,6 +14,8 @@ PART_BYTES = 32 << 20
 class TextFiles(Source):
     """Every file below `path/<domain>/` is one document in UTF-8; names that begin with a dot are left out."""
 
+    has_records = False
+
     def parts(self) -> list[Part]:
         """Return the files of each domain, grouped by size."""
         directory = self.directory()
@@ -45,4 +47,5 @@ class TextFiles(Source):
                 text = path.read_text(encoding="utf-8")
             except UnicodeDecodeError as error:
                 raise DataError(f"{path} is not text in UTF-8 ({error.reason}); convert or remove it.") from error
-            yield Document(domain, split_of(text), text)
+            place = path.relative_to(self.directory() / domain)
+            yield Document(domain, split_of(text), text, self.path_cluster(place))

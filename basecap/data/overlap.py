@@ -1,0 +1,141 @@
+"""Held-out text that stands in the training text: what share of each held-out document is repeated there.
+
+A token of a held-out document is covered when it lies in n consecutive tokens of that document that also stand in the
+training text; the share of a document is that of its covered tokens, as in Llama 2 (arXiv 2307.09288, appendix A.6).
+n is the number of tokens that 13 words take, the length that GPT-3 compares (arXiv 2005.14165, appendix C): BYTES bytes
+of the training text, so that a vocabulary of bytes and one of words judge alike. A document of fewer than n tokens has
+share 0.
+
+Sequences are compared by 64-bit hashes. Those of the held-out documents are sorted, ROUND at a time; the training text
+is read past them once per round, CHUNK tokens at a time, so that memory depends on neither. Most training sequences are
+no held-out ones, and a table of bits of their hashes tells so without a search.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from basecap.data.stream import Tokens
+
+#: Bytes that 13 words of English and the spaces after them take, and the fewest tokens that are compared.
+BYTES, FEWEST = 80, 13
+
+#: Held-out tokens that are looked for at a time, training tokens that are read at a time.
+ROUND, CHUNK = 1 << 22, 1 << 16
+
+#: Factor of the polynomial hash: odd, so that no bit is lost.
+FACTOR = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How much of the held-out text stands in the training text, by "domain/split".
+
+    Attributes:
+        sequence: n, the number of consecutive tokens that were compared.
+        shares: share of the tokens of all held-out documents that are covered, from 0 to 1.
+        left_out: numbers of the documents whose share is above `data.overlap`.
+    """
+
+    sequence: int
+    shares: dict[str, float]
+    left_out: dict[str, list[int]]
+
+
+def sequence_length(tokens: int, size: int) -> int:
+    """Return n for training text of so many tokens and bytes.
+
+    >>> sequence_length(tokens=1_000, size=4_000), sequence_length(tokens=1_000, size=1_000)
+    (20, 80)
+    """
+    return max(FEWEST, round(BYTES * tokens / max(1, size)))
+
+
+def covered_shares(
+    sizes: np.ndarray, document: Callable[[int], np.ndarray], training: Sequence[Tokens], n: int
+) -> np.ndarray:
+    """Return the share of each document's tokens that lie in n consecutive tokens of the training text.
+
+    Args:
+        sizes: tokens of each held-out document; int64 [documents].
+        document: returns the tokens of a document by its index, [tokens].
+        training: runs of training tokens; n tokens of two runs are not consecutive.
+        n: length of the sequences that are compared.
+
+    Returns:
+        float64 [documents], from 0 to 1.
+    """
+    shares = np.zeros(len(sizes))
+    for first, last in _rounds(sizes):
+        hashes = [_hashes(document(index), n) for index in range(first, last)]
+        found = _standing_in(training, np.concatenate([np.zeros(0, np.uint64), *hashes]), n)
+        starts = np.split(found, np.cumsum([len(some) for some in hashes])[:-1])
+        for index, begins in enumerate(starts, first):
+            if len(begins):
+                shares[index] = np.convolve(begins, np.ones(n, np.int64)).astype(bool).mean()
+    return shares
+
+
+def _rounds(sizes: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield first and last + 1 of documents that hold ROUND tokens together, or of a single longer one."""
+    first, held = 0, 0
+    for index, size in enumerate(sizes):
+        if held and held + size > ROUND:
+            yield first, index
+            first, held = index, 0
+        held += size
+    if held:
+        yield first, len(sizes)
+
+
+def _standing_in(training: Sequence[Tokens], wanted: np.ndarray, n: int) -> np.ndarray:
+    """Return which of the hashes `wanted` [sequences] occur in the training text: bool [sequences]."""
+    known, places = np.unique(wanted, return_inverse=True)
+    if not len(known):
+        return np.zeros(0, bool)
+    bits = (16 * len(known) - 1).bit_length()
+    high, low = np.uint64(64 - bits), np.uint64((1 << bits) - 1)
+    table = np.zeros(1 << bits, bool)  # a Bloom filter: a hash that is known has both its places set
+    table[known >> high] = table[known & low] = True
+    seen = np.zeros(len(known), bool)
+    for run in training:
+        for start in range(0, len(run) - n + 1, CHUNK):
+            hashes = _hashes(run[start : start + CHUNK + n - 1], n)
+            hashes = hashes[table[hashes >> high]]
+            hashes = hashes[table[hashes & low]]
+            at = np.searchsorted(known, hashes).clip(max=len(known) - 1)
+            seen[at[known[at] == hashes]] = True
+    return seen[places]
+
+
+def _hashes(tokens: np.ndarray, n: int) -> np.ndarray:
+    """Return a hash of each n consecutive tokens: uint64 [max(0, tokens - n + 1)].
+
+    The hash of a sequence is the value of a polynomial of its tokens' own hashes, modulo 2**64. That of a + b tokens
+    follows from those of a and of b, so that n takes log2(n) steps over the text.
+    """
+    if len(tokens) < n:
+        return np.zeros(0, np.uint64)
+    block, size = _scattered(tokens), 1
+    whole, length = np.zeros(len(tokens) + 1, np.uint64), 0
+    while True:
+        if n & size:
+            whole = whole[: len(whole) - size] * _power(size) + block[length : length + len(whole) - size]
+            length += size
+        if length == n:
+            return whole
+        block = block[: len(block) - size] * _power(size) + block[size:]
+        size *= 2
+
+
+def _power(exponent: int) -> np.uint64:
+    return np.uint64(pow(FACTOR, exponent, 1 << 64))
+
+
+def _scattered(tokens: np.ndarray) -> np.ndarray:
+    """Return 64 bits for each token as if at random (splitmix64, Steele et al. 2014): uint64 [tokens]."""
+    bits = (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(FACTOR)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    return bits ^ (bits >> np.uint64(31))
