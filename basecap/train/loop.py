@@ -36,7 +36,10 @@ class Stream(Protocol):
     """Where training batches come from: `data.TrainStream`."""
 
     def batch(self, seed: int, step: int, batch: int, seq_len: int, rank: int = 0, world: int = 1) -> Tensor:
-        """Return int64 [batch / world, seq_len + 1], a pure function of its arguments."""
+        """Return int64 [batch / world, seq_len + 1], a pure function of its arguments.
+
+        A row may be shorter: negative numbers after its last token fill it up and are not predicted.
+        """
 
 
 def resolve(precision: str, device: torch.device) -> Literal["bf16", "fp32"]:
@@ -180,13 +183,20 @@ class Trainer:
         return mean_loss, following
 
     def _accumulate(self, batch: Tensor) -> Tensor:
-        """Run forward and backward over the micro-batches; return the mean loss of this process."""
-        parts = batch.to(self.place.device, non_blocking=True).split(self.micro_batch)
-        total = torch.zeros((), device=self.place.device)
-        for index, part in enumerate(parts):
-            with self.place.processes.unsynchronised(self.module, last=index + 1 == len(parts)):
+        """Run forward and backward over the micro-batches; return this process's part of the step's loss.
+
+        The mean of the parts over the processes, like that of the gradients, is the mean over all targets of the step,
+        however many each row, micro-batch or process has.
+        """
+        group, device = self.place.processes, self.place.device
+        counts = [int((part[:, 1:] >= 0).sum()) for part in batch.split(self.micro_batch)]
+        share = group.mean(torch.full((), sum(counts), dtype=torch.float64, device=device)).clamp(min=1 / group.world)
+        total = torch.zeros((), device=device)
+        parts = batch.to(device, non_blocking=True).split(self.micro_batch)
+        for index, (part, count) in enumerate(zip(parts, counts, strict=True)):
+            with group.unsynchronised(self.module, last=index + 1 == len(parts)):
                 with self.place.autocast():
-                    loss = self.module(part[:, :-1], part[:, 1:]) / len(parts)
+                    loss = self.module(*_inputs_and_targets(part)) * (count / share).float()
                 loss.backward()
             total += loss.detach()
         return total
@@ -212,7 +222,12 @@ class Trainer:
         """Look at all sequences of this process, in the pieces that were computed; None where none of them is bad."""
         for part in batch.to(self.place.device).split(self.micro_batch):
             with self.place.autocast():
-                where = first_bad_module(self.model, part[:, :-1], part[:, 1:])
+                where = first_bad_module(self.model, *_inputs_and_targets(part))
             if where is not None:
                 return where
         return None
+
+
+def _inputs_and_targets(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what a model reads and what it predicts, both int64 [B, T], of rows [B, T + 1]; see `Stream`."""
+    return rows[:, :-1].clamp(min=0), rows[:, 1:]
