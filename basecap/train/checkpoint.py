@@ -2,6 +2,7 @@
 
 checkpoints/step-<n>/model.safetensors      the weights and persistent buffers, loadable alone
                      optimiser.safetensors  Adam's moments, "<parameter>/<name>"
+                     average.safetensors    averaged parameters, where the run averages them
                      state.json             step and model configuration
 """
 
@@ -18,6 +19,7 @@ from basecap.errors import CheckpointError
 from basecap.files import settle
 from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
+from basecap.train.average import WeightAverage
 
 
 def _steps(directory: Path) -> list[tuple[int, Path]]:
@@ -50,7 +52,13 @@ def _named_state(model: LanguageModel, optimiser: torch.optim.Optimizer) -> dict
     }
 
 
-def save(directory: Path, model: LanguageModel, optimiser: torch.optim.Optimizer, step: int) -> None:
+def save(
+    directory: Path,
+    model: LanguageModel,
+    optimiser: torch.optim.Optimizer,
+    step: int,
+    average: WeightAverage | None = None,
+) -> None:
     """Write the checkpoint after `step` steps, then remove older ones; raises CheckpointError when it cannot."""
     partial = directory / f".partial-{step}"
     try:
@@ -60,6 +68,8 @@ def save(directory: Path, model: LanguageModel, optimiser: torch.optim.Optimizer
         buffers = {name: value.clone(memory_format=torch.contiguous_format) for name, value in _buffers(model).items()}
         save_file({**dict(model.named_parameters()), **buffers}, partial / "model.safetensors")
         save_file(_named_state(model, optimiser), partial / "optimiser.safetensors")
+        if average is not None:
+            save_file(average.values, partial / "average.safetensors")
         state = {"schema": 1, "step": step, "model": model.config.model_dump(mode="json")}
         (partial / "state.json").write_text(json.dumps(state))
         settle(partial)  # the older one goes next
@@ -96,26 +106,33 @@ def _read_state(path: Path) -> tuple[int, ModelConfig]:
         ) from error
 
 
-def _load_weights(path: Path, model: LanguageModel) -> None:
-    tensors = _read(path, "model.safetensors")
-    buffers = _buffers(model)
-    held = {**dict(model.named_parameters()), **buffers}
-    for name in sorted(held.keys() ^ tensors.keys()):
-        kind = "buffer" if name in buffers else "parameter"
-        raise CheckpointError(f"checkpoint {path} is of another model: {kind} {name} is on one side only.")
+def _load(path: Path, name: str, held: dict[str, Tensor]) -> None:
+    """Copy every tensor of a file into the one of the same name in `held`; raises CheckpointError unless they agree."""
+    tensors = _read(path, name)
+    for key in sorted(held.keys() ^ tensors.keys()):
+        here, there = ("model", "checkpoint") if key in held else ("checkpoint", "model")
+        raise CheckpointError(f"checkpoint {path} is of another model: {key} is in the {here} but not in the {there}.")
     with torch.no_grad():
-        for name, tensor in held.items():
-            if tensor.shape != tensors[name].shape:
+        for key, tensor in held.items():
+            if tensor.shape != tensors[key].shape:
                 raise CheckpointError(
-                    f"checkpoint {path} is of another model: {name} is {tuple(tensors[name].shape)} there and "
+                    f"checkpoint {path} is of another model: {key} is {tuple(tensors[key].shape)} there and "
                     f"{tuple(tensor.shape)} here."
                 )
-            tensor.copy_(tensors[name])
+            tensor.copy_(tensors[key])
 
 
-def restore(path: Path, model: LanguageModel, optimiser: torch.optim.Optimizer) -> int:
-    """Load weights and optimiser state; return the number of steps done. Raises CheckpointError."""
+def _load_weights(path: Path, model: LanguageModel) -> None:
+    _load(path, "model.safetensors", {**dict(model.named_parameters()), **_buffers(model)})
+
+
+def restore(
+    path: Path, model: LanguageModel, optimiser: torch.optim.Optimizer, average: WeightAverage | None = None
+) -> int:
+    """Load weights, optimiser state and averages; return the number of steps done. Raises CheckpointError."""
     _load_weights(path, model)
+    if average is not None:
+        _load(path, "average.safetensors", average.values)
     state = _read(path, "optimiser.safetensors")
     for name, parameter in model.named_parameters():
         optimiser.state[parameter] = {
@@ -139,8 +156,14 @@ def stored_config(directory: Path) -> ModelConfig:
 
 
 def load_model(directory: Path) -> LanguageModel:
-    """Return the model of the newest checkpoint under `directory`, on the CPU, to be used; raises CheckpointError."""
+    """Return the model of the newest checkpoint under `directory`, on the CPU, with the weights that were evaluated.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
     path = _newest(directory)
     model = LanguageModel(_read_state(path)[1])
     _load_weights(path, model)
+    if (path / "average.safetensors").exists():
+        _load(path, "average.safetensors", dict(model.named_parameters()))
     return model.eval()

@@ -1,9 +1,10 @@
 """The training loop. It knows tokens, loss and optimiser groups, nothing of architectures.
 
 One step: take the batch that (seed, step) determines, accumulate gradients over micro-batches, refuse a loss that is
-not finite, clip, update, record. After the steps that the timetable names it hands the model, in evaluation mode, to
-the evaluations it was given and then writes a checkpoint, so that a checkpoint always stands behind complete records: a
-resume forgets what was recorded after its checkpoint and continues as if nothing had happened.
+not finite, clip, update, record. After the steps that the timetable names it hands the model, in evaluation mode and
+with averaged weights where `train.average` is set, to the evaluations it was given and then writes a checkpoint, so
+that a checkpoint always stands behind complete records: a resume forgets what was recorded after its checkpoint and
+continues as if nothing had happened.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ from basecap.models.language_model import LanguageModel
 from basecap.progress import progress
 from basecap.records import RunRecords
 from basecap.train import checkpoint
+from basecap.train.average import WeightAverage
 from basecap.train.config import Timetable, TrainConfig
 from basecap.train.diagnose import first_bad_module
 from basecap.train.distributed import Processes
@@ -89,6 +91,7 @@ class Trainer:
         self.timetable = Timetable(config, self.seq_len)
         self.micro_batch = config.forward_batch(place.processes.world)
         self.optimiser = build_optimiser(model, model.recipe(), config)
+        self.average = None if config.average is None else WeightAverage(self.model, config.average)
         if place.device.type == "cuda" if config.compile is None else config.compile:
             model.compile_training()
         self.module = place.processes.wrap(model)
@@ -118,13 +121,14 @@ class Trainer:
 
     def _evaluate(self, evaluate: Evaluate, done: int) -> None:
         self.model.eval()
-        evaluate(self.model, done, done * self.timetable.step_tokens)
+        with self.average.applied() if self.average else contextlib.nullcontext():
+            evaluate(self.model, done, done * self.timetable.step_tokens)
         self.model.train()
 
     def _save(self, done: int) -> None:
         with writing(self.records.path / "metrics.jsonl"):
             settle(self.records.path)  # nothing that stands before a checkpoint is lost where that is kept
-        checkpoint.save(self.records.checkpoints, self.model, self.optimiser, done)
+        checkpoint.save(self.records.checkpoints, self.model, self.optimiser, done, self.average)
 
     def _progress(self, label: str, total: int) -> contextlib.AbstractContextManager[Callable[..., None]]:
         """Show progress in the leading process alone."""
@@ -140,7 +144,7 @@ class Trainer:
 
     def _restore(self) -> int:
         found = checkpoint.latest(self.records.checkpoints)
-        return 0 if found is None else checkpoint.restore(found, self.model, self.optimiser)
+        return 0 if found is None else checkpoint.restore(found, self.model, self.optimiser, self.average)
 
     def _batch(self, step: int) -> Tensor:
         group = self.place.processes
@@ -167,6 +171,8 @@ class Trainer:
         if not (math.isfinite(mean_loss) and math.isfinite(grad_norm)):
             self._refuse(step, batch, "loss" if not math.isfinite(mean_loss) else "gradients")
         self.optimiser.step()
+        if self.average is not None:
+            self.average.update(step + 1)
         if group.leads:
             seconds = time.perf_counter() - began
             self.records.append_metrics(
