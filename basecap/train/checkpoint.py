@@ -1,13 +1,15 @@
-"""Checkpoints: weights and optimiser state as safetensors, the rest as JSON, complete or absent.
+"""Checkpoints: weights and optimiser state as safetensors, the rest as JSON, complete or absent; the last two are kept.
 
 checkpoints/step-<n>/model.safetensors      the weights and persistent buffers, loadable alone
                      optimiser.safetensors  Adam's moments, "<parameter>/<name>"
                      average.safetensors    averaged parameters, where the run averages them
                      state.json             step and model configuration
+                     SHA256SUMS             checksums of these files, as `sha256sum --check` reads them
 """
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,11 +17,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from basecap.data.hashes import file_digest
 from basecap.errors import CheckpointError
 from basecap.files import settle
 from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
 from basecap.train.average import WeightAverage
+
+#: Checkpoints of this schema have checksums, those of schema 1 had none.
+SCHEMA = 2
+#: How many checkpoints are kept: where the newest is damaged, a run resumes from the one before.
+KEPT = 2
 
 
 def _steps(directory: Path) -> list[tuple[int, Path]]:
@@ -59,10 +67,14 @@ def save(
     step: int,
     average: WeightAverage | None = None,
 ) -> None:
-    """Write the checkpoint after `step` steps, then remove older ones; raises CheckpointError when it cannot."""
+    """Write the checkpoint after `step` steps, then remove all but the last two; raises CheckpointError when it cannot.
+
+    Those of later steps go too: what they held is trained again.
+    """
     partial = directory / f".partial-{step}"
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        for left in directory.glob(".partial-*"):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
         partial.mkdir(parents=True)
         # safetensors takes no views and no two names for one memory, which buffers may be
         buffers = {name: value.clone(memory_format=torch.contiguous_format) for name, value in _buffers(model).items()}
@@ -70,9 +82,10 @@ def save(
         save_file(_named_state(model, optimiser), partial / "optimiser.safetensors")
         if average is not None:
             save_file(average.values, partial / "average.safetensors")
-        state = {"schema": 1, "step": step, "model": model.config.model_dump(mode="json")}
+        state = {"schema": SCHEMA, "step": step, "model": model.config.model_dump(mode="json")}
         (partial / "state.json").write_text(json.dumps(state))
-        settle(partial)  # the older one goes next
+        _write_checksums(partial)
+        settle(partial)  # an older one goes next
         final = directory / f"step-{step}"
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
@@ -81,8 +94,55 @@ def save(
         raise CheckpointError(
             f"cannot write a checkpoint to {directory}: {error}; make room or give another directory with --out."
         ) from error
-    for _, old in _steps(directory)[:-1]:
-        shutil.rmtree(old, ignore_errors=True)  # what is left of it is never the newest, and goes with the next
+    kept = [found for found in _steps(directory) if found[0] <= step][-KEPT:]
+    for found in _steps(directory):
+        if found not in kept:
+            shutil.rmtree(found[1], ignore_errors=True)  # what is left of it is damaged, and goes next time
+
+
+def _write_checksums(path: Path) -> None:
+    lines = [f"{file_digest(file)}  {file.name}\n" for file in sorted(path.iterdir())]
+    (path / "SHA256SUMS").write_text("".join(lines))
+
+
+def _fault(path: Path) -> str | None:
+    """Say what is damaged in a checkpoint; None when all its files are as they were written."""
+    try:
+        if not (path / "SHA256SUMS").exists() and json.loads((path / "state.json").read_bytes())["schema"] == 1:
+            return None
+        lines = (path / "SHA256SUMS").read_text().splitlines()
+        expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+        for name in sorted({"model.safetensors", "optimiser.safetensors", "state.json"} | expected.keys()):
+            if file_digest(path / name) != expected.get(name):
+                return f"{name} does not match SHA256SUMS"
+    except OSError as error:
+        return f"{Path(error.filename or path).name}: {error.strerror or error}"
+    except (ValueError, KeyError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def intact(directory: Path, log: Callable[[str], None]) -> Path | None:
+    """Return the newest checkpoint whose files are as they were written, None where there is no checkpoint at all.
+
+    Args:
+        directory: the checkpoints of a run.
+        log: takes a sentence about each damaged one that is passed over.
+
+    Raises:
+        CheckpointError: all checkpoints are damaged.
+    """
+    damaged: list[str] = []
+    for _, path in reversed(_steps(directory)):
+        fault = _fault(path)
+        if fault is None:
+            for words in damaged:
+                log(f"{words}; resuming from {path.name}.")
+            return path
+        damaged.append(f"checkpoint {path} is damaged ({fault})")
+    if damaged:
+        raise CheckpointError(f"{damaged[0]} and there is no other; remove {directory.parent} to train it again.")
+    return None
 
 
 def _read(path: Path, name: str) -> dict[str, Tensor]:
@@ -147,6 +207,11 @@ def _newest(directory: Path) -> Path:
     path = latest(directory)
     if path is None:
         raise CheckpointError(f"{directory} holds no checkpoint; give the directory of a run that has trained.")
+    fault = _fault(path)
+    if fault is not None:
+        earlier = [found for _, found in _steps(directory)][-2:-1]
+        way_out = f"{path} to use {earlier[0].name}" if earlier else f"{directory.parent} to train it again"
+        raise CheckpointError(f"checkpoint {path} is damaged ({fault}); remove {way_out}.")
     return path
 
 

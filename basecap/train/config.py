@@ -41,7 +41,9 @@ class TrainConfig(BaseModel):
         None, ge=1, description="tokens between evaluations; a tenth of the run when not given"
     )
     checkpoint_every: Count | None = Field(
-        None, ge=1, description="tokens between checkpoints; as often as evaluations when not given"
+        None,
+        ge=1,
+        description="tokens between checkpoints; when not given before every evaluation and every ten minutes",
     )
     average: Number | None = Field(
         None,
