@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-from basecap.errors import BasecapError, ConfigError, nearest
+from basecap.errors import BasecapError, ConfigError, Interrupted, nearest
 
 #: Arguments that typer refuses. Some of its releases take this class from click, others have one of their own.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -32,8 +33,10 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            typer.echo("interrupted; run the same command again to resume.", err=True)
-            raise typer.Exit(130) from error
+            stopped = error if isinstance(error, Interrupted) else Interrupted(signal.SIGINT)
+            if stopped.words:
+                typer.echo(stopped.words, err=True)
+            raise typer.Exit(128 + stopped.number) from error
 
 
 app = typer.Typer(
@@ -349,7 +352,7 @@ def _cell(value: Any) -> str:
 
 
 def main() -> None:
-    """Run the command line: exit code 1 where runs or checks fail, 2 and a sentence for bad input, 130 when stopped."""
+    """Run the command line: exit code 1 where runs or checks fail, 2 and a sentence for bad input, 128 + a signal."""
     debug = "--debug" in sys.argv
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal's alphabet may lack what is printed

@@ -41,6 +41,19 @@ class TrainingError(BasecapError):
     """A run that cannot go on, such as a loss that is no longer finite."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM ended the work; the command line prints it without a traceback, exit code 128 + signal."""
+
+    def __init__(self, number: int, words: str = "interrupted; run the same command again to resume."):
+        """Take the signal and a sentence, empty where another process says it."""
+        super().__init__(number, words)
+        self.number = number
+        self.words = words
+
+    def __str__(self) -> str:
+        return self.words
+
+
 def nearest(name: str, known: Iterable[str], see: str | None = None) -> str:
     """Return a hint for an unknown `name`: the nearest valid one, else the command `see` that lists all, else all.
 

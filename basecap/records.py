@@ -189,22 +189,22 @@ class RunRecords:
             raise DataError(f"{path} is damaged ({error}); remove {self.path} to train it again.") from error
 
     def rewind(self, step: int) -> None:
-        """Forget everything recorded after `step`, and a line cut off by a kill, so that a resume starts clean.
+        """Forget what was recorded after the checkpoint of `step`, whose evaluation comes after it, and cut-off lines.
 
         Files of other names than ours stay. Raises DataError for a damaged row, and when a file cannot be written.
         """
-        for name in ("metrics.jsonl", "evals.jsonl"):
+        for name, first in (("metrics.jsonl", step + 1), ("evals.jsonl", step)):
             path = self.path / name
             if path.exists():
                 rows = read_lines(path)
                 if not all(isinstance(row.get("step"), int) for row in rows):
                     raise DataError(f"{path} has a row without a step; mend or remove it.")
-                rows = [row for row in rows if row["step"] <= step]
+                rows = [row for row in rows if row["step"] < first]
                 with replacing(path) as file:
                     file.write(encode_lines(rows))
         for path in (self.path / "documents").glob("*.npz"):
             written = path.stem.rpartition("-")[2]
-            if written.isdecimal() and int(written) > step:
+            if written.isdecimal() and int(written) >= step:
                 path.unlink()
 
     def _documents_path(self, eval: str, step: int) -> Path:

@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+import os
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ import torch
 
 from basecap import environment
 from basecap.data import PreparedData, bigram_loss, check_text, check_vocabulary, prepare
-from basecap.errors import BasecapError, ConfigError, TrainingError
+from basecap.errors import BasecapError, ConfigError, Interrupted, TrainingError
 from basecap.evals._contract import Context, Evaluation
 from basecap.models.language_model import LanguageModel
 from basecap.ops._dispatch import IMPLEMENTATIONS
@@ -29,6 +30,7 @@ from basecap.study.proof import refuse_unsound
 from basecap.study.provenance import begun, refuse_other, refuse_other_precision
 from basecap.study.sweep import HeldOutLoss, chosen_rates, settle
 from basecap.train.distributed import Processes, SharedError, processes, sentence
+from basecap.train.interruption import deferred, install, listening
 from basecap.train.loop import Place, Trainer
 
 
@@ -64,11 +66,12 @@ def execute(
         ConfigError: names, sizes or options that do not work, a plugin's architecture that sees the future (before
             anything is written), or a directory that holds another study.
         DataError: text that cannot be prepared, or results of runs whose records are not there.
+        Interrupted: SIGINT or SIGTERM came; the run that was training wrote a checkpoint first.
         TrainingError: either of these in the leading one of several processes, raised in all of them.
         Exception: what failed in one of several processes alone, after it was recorded.
     """
     chosen = environment.choose_device(device)
-    with processes(chosen) as group, contextlib.ExitStack() as held:
+    with listening(), processes(chosen) as group, contextlib.ExitStack() as held:
         check(study, group.world)
         devices = places(chosen, device, group.world, per_gpu)
         execution = Execution(study=study, out=out, device=str(chosen), plugins=tuple(plugins))
@@ -78,7 +81,11 @@ def execute(
         def train(runs: Sequence[RunSpec]) -> list[dict[str, Any]]:
             if len(devices) > 1 and len(runs) > 1:
                 return side_by_side(execution, runs, devices, say)
-            return [_attempt(execution, run, data, group, say) for run in runs]
+            infos = []
+            for run in runs:
+                with deferred():  # a signal waits for a checkpoint, or for the record that the run is finished
+                    infos.append(_attempt(execution, run, data, group, say))
+            return infos
 
         swept = [run for run in _runs(execution, data, only) if run.sweep]
         tried = train(swept)
@@ -206,17 +213,22 @@ def side_by_side(
     running: dict[Future, tuple[int, _Worker]] = {}
     with contextlib.ExitStack() as pools:
         free = [_Worker(replace(execution, device=device), pools) for device in devices[: len(waiting)]]
-        while waiting or running:
-            while waiting and free:
-                index, worker = waiting.popleft(), free.pop()
-                running[worker.take(runs[index])] = index, worker
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                index, worker = running.pop(future)
-                free.append(worker)
-                try:
-                    infos[index] = future.result()
-                except BrokenProcessPool:
-                    infos[index] = _killed(execution, runs[index], say)
+        try:
+            while waiting or running:
+                while waiting and free:
+                    index, worker = waiting.popleft(), free.pop()
+                    running[worker.take(runs[index])] = index, worker
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    index, worker = running.pop(future)
+                    free.append(worker)
+                    try:
+                        infos[index] = future.result()
+                    except BrokenProcessPool:
+                        infos[index] = _killed(execution, runs[index], say)
+        except Interrupted as interrupted:
+            for process in multiprocessing.active_children():  # which write their checkpoints; leaving waits for them
+                os.kill(process.pid or 0, interrupted.number)
+            raise
     return [infos[index] for index in range(len(runs))]
 
 
@@ -259,6 +271,7 @@ _worker: dict[str, Any] = {}
 
 def _begin_worker(execution: Execution) -> None:
     end_with_parent()
+    install(deferring=True)  # between runs the parent ends this process
     for plugin in execution.plugins:
         load_plugin(plugin)
     _worker["execution"] = execution
@@ -266,9 +279,18 @@ def _begin_worker(execution: Execution) -> None:
 
 
 def _work(run: RunSpec) -> dict[str, Any]:
-    info = _attempt(_worker["execution"], run, _worker["data"], Processes(), lambda line: print(line, flush=True))
+    try:
+        with deferred():
+            info = _attempt(_worker["execution"], run, _worker["data"], Processes(), _print)
+    except Interrupted as interrupted:
+        _print(str(interrupted))
+        raise
     torch.cuda.empty_cache()  # what this process keeps is missing to those that share the GPU
     return info
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
 
 
 def _attempt(
@@ -288,7 +310,7 @@ def _attempt(
     group.lead(lambda: records.write_info(info))
     alone: Exception | None = None
     try:
-        info["parameters"] = _train(execution, run, data, group, records)
+        info["parameters"] = _train(execution, run, data, group, records, say)
         info["status"] = "finished"
     except Exception as error:  # a bug in one mixer must not cost the other runs; the trace is kept with the run
         info |= {"status": "failed", "message": sentence(error)}
@@ -317,7 +339,14 @@ def _leave(
         say(f"{run.label} failed {where}: {info['message']}")
 
 
-def _train(execution: Execution, run: RunSpec, data: PreparedData, group: Processes, records: RunRecords) -> int:
+def _train(
+    execution: Execution,
+    run: RunSpec,
+    data: PreparedData,
+    group: Processes,
+    records: RunRecords,
+    say: Callable[[str], None],
+) -> int:
     device = torch.device(execution.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -332,7 +361,7 @@ def _train(execution: Execution, run: RunSpec, data: PreparedData, group: Proces
         due = [*evaluations, HeldOutLoss()] if chooses else evaluations
         _evaluate(due, model, context, records, step, tokens)
 
-    trainer.run(run.label, evaluate)
+    trainer.run(run.label, evaluate, say)
     return model.parameters_count()
 
 

@@ -1,12 +1,15 @@
-"""Checkpoints: weights and optimiser state as safetensors, the rest as JSON, complete or absent.
+"""Checkpoints: weights and optimiser state as safetensors, the rest as JSON, complete or absent; the last two are kept.
 
 checkpoints/step-<n>/model.safetensors      the weights and persistent buffers, loadable alone
                      optimiser.safetensors  Adam's moments, "<parameter>/<name>"
+                     average.safetensors    averaged parameters, where the run averages them
                      state.json             step and model configuration
+                     SHA256SUMS             checksums of these files, as `sha256sum --check` reads them
 """
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,10 +17,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from basecap.data.hashes import file_digest
 from basecap.errors import CheckpointError
 from basecap.files import settle
 from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
+from basecap.train.average import WeightAverage
+
+#: Checkpoints of this schema have checksums, those of schema 1 had none.
+SCHEMA = 2
+#: How many checkpoints are kept: where the newest is damaged, a run resumes from the one before.
+KEPT = 2
 
 
 def _steps(directory: Path) -> list[tuple[int, Path]]:
@@ -50,19 +60,32 @@ def _named_state(model: LanguageModel, optimiser: torch.optim.Optimizer) -> dict
     }
 
 
-def save(directory: Path, model: LanguageModel, optimiser: torch.optim.Optimizer, step: int) -> None:
-    """Write the checkpoint after `step` steps, then remove older ones; raises CheckpointError when it cannot."""
+def save(
+    directory: Path,
+    model: LanguageModel,
+    optimiser: torch.optim.Optimizer,
+    step: int,
+    average: WeightAverage | None = None,
+) -> None:
+    """Write the checkpoint after `step` steps, then remove all but the last two; raises CheckpointError when it cannot.
+
+    Those of later steps go too: what they held is trained again.
+    """
     partial = directory / f".partial-{step}"
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        for left in directory.glob(".partial-*"):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
         partial.mkdir(parents=True)
         # safetensors takes no views and no two names for one memory, which buffers may be
         buffers = {name: value.clone(memory_format=torch.contiguous_format) for name, value in _buffers(model).items()}
         save_file({**dict(model.named_parameters()), **buffers}, partial / "model.safetensors")
         save_file(_named_state(model, optimiser), partial / "optimiser.safetensors")
-        state = {"schema": 1, "step": step, "model": model.config.model_dump(mode="json")}
+        if average is not None:
+            save_file(average.values, partial / "average.safetensors")
+        state = {"schema": SCHEMA, "step": step, "model": model.config.model_dump(mode="json")}
         (partial / "state.json").write_text(json.dumps(state))
-        settle(partial)  # the older one goes next
+        _write_checksums(partial)
+        settle(partial)  # an older one goes next
         final = directory / f"step-{step}"
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
@@ -71,8 +94,55 @@ def save(directory: Path, model: LanguageModel, optimiser: torch.optim.Optimizer
         raise CheckpointError(
             f"cannot write a checkpoint to {directory}: {error}; make room or give another directory with --out."
         ) from error
-    for _, old in _steps(directory)[:-1]:
-        shutil.rmtree(old, ignore_errors=True)  # what is left of it is never the newest, and goes with the next
+    kept = [found for found in _steps(directory) if found[0] <= step][-KEPT:]
+    for found in _steps(directory):
+        if found not in kept:
+            shutil.rmtree(found[1], ignore_errors=True)  # what is left of it is damaged, and goes next time
+
+
+def _write_checksums(path: Path) -> None:
+    lines = [f"{file_digest(file)}  {file.name}\n" for file in sorted(path.iterdir())]
+    (path / "SHA256SUMS").write_text("".join(lines))
+
+
+def _fault(path: Path) -> str | None:
+    """Say what is damaged in a checkpoint; None when all its files are as they were written."""
+    try:
+        if not (path / "SHA256SUMS").exists() and json.loads((path / "state.json").read_bytes())["schema"] == 1:
+            return None
+        lines = (path / "SHA256SUMS").read_text().splitlines()
+        expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+        for name in sorted({"model.safetensors", "optimiser.safetensors", "state.json"} | expected.keys()):
+            if file_digest(path / name) != expected.get(name):
+                return f"{name} does not match SHA256SUMS"
+    except OSError as error:
+        return f"{Path(error.filename or path).name}: {error.strerror or error}"
+    except (ValueError, KeyError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def intact(directory: Path, log: Callable[[str], None]) -> Path | None:
+    """Return the newest checkpoint whose files are as they were written, None where there is no checkpoint at all.
+
+    Args:
+        directory: the checkpoints of a run.
+        log: takes a sentence about each damaged one that is passed over.
+
+    Raises:
+        CheckpointError: all checkpoints are damaged.
+    """
+    damaged: list[str] = []
+    for _, path in reversed(_steps(directory)):
+        fault = _fault(path)
+        if fault is None:
+            for words in damaged:
+                log(f"{words}; resuming from {path.name}.")
+            return path
+        damaged.append(f"checkpoint {path} is damaged ({fault})")
+    if damaged:
+        raise CheckpointError(f"{damaged[0]} and there is no other; remove {directory.parent} to train it again.")
+    return None
 
 
 def _read(path: Path, name: str) -> dict[str, Tensor]:
@@ -96,26 +166,33 @@ def _read_state(path: Path) -> tuple[int, ModelConfig]:
         ) from error
 
 
-def _load_weights(path: Path, model: LanguageModel) -> None:
-    tensors = _read(path, "model.safetensors")
-    buffers = _buffers(model)
-    held = {**dict(model.named_parameters()), **buffers}
-    for name in sorted(held.keys() ^ tensors.keys()):
-        kind = "buffer" if name in buffers else "parameter"
-        raise CheckpointError(f"checkpoint {path} is of another model: {kind} {name} is on one side only.")
+def _load(path: Path, name: str, held: dict[str, Tensor]) -> None:
+    """Copy every tensor of a file into the one of the same name in `held`; raises CheckpointError unless they agree."""
+    tensors = _read(path, name)
+    for key in sorted(held.keys() ^ tensors.keys()):
+        here, there = ("model", "checkpoint") if key in held else ("checkpoint", "model")
+        raise CheckpointError(f"checkpoint {path} is of another model: {key} is in the {here} but not in the {there}.")
     with torch.no_grad():
-        for name, tensor in held.items():
-            if tensor.shape != tensors[name].shape:
+        for key, tensor in held.items():
+            if tensor.shape != tensors[key].shape:
                 raise CheckpointError(
-                    f"checkpoint {path} is of another model: {name} is {tuple(tensors[name].shape)} there and "
+                    f"checkpoint {path} is of another model: {key} is {tuple(tensors[key].shape)} there and "
                     f"{tuple(tensor.shape)} here."
                 )
-            tensor.copy_(tensors[name])
+            tensor.copy_(tensors[key])
 
 
-def restore(path: Path, model: LanguageModel, optimiser: torch.optim.Optimizer) -> int:
-    """Load weights and optimiser state; return the number of steps done. Raises CheckpointError."""
+def _load_weights(path: Path, model: LanguageModel) -> None:
+    _load(path, "model.safetensors", {**dict(model.named_parameters()), **_buffers(model)})
+
+
+def restore(
+    path: Path, model: LanguageModel, optimiser: torch.optim.Optimizer, average: WeightAverage | None = None
+) -> int:
+    """Load weights, optimiser state and averages; return the number of steps done. Raises CheckpointError."""
     _load_weights(path, model)
+    if average is not None:
+        _load(path, "average.safetensors", average.values)
     state = _read(path, "optimiser.safetensors")
     for name, parameter in model.named_parameters():
         optimiser.state[parameter] = {
@@ -130,6 +207,11 @@ def _newest(directory: Path) -> Path:
     path = latest(directory)
     if path is None:
         raise CheckpointError(f"{directory} holds no checkpoint; give the directory of a run that has trained.")
+    fault = _fault(path)
+    if fault is not None:
+        earlier = [found for _, found in _steps(directory)][-2:-1]
+        way_out = f"{path} to use {earlier[0].name}" if earlier else f"{directory.parent} to train it again"
+        raise CheckpointError(f"checkpoint {path} is damaged ({fault}); remove {way_out}.")
     return path
 
 
@@ -139,8 +221,14 @@ def stored_config(directory: Path) -> ModelConfig:
 
 
 def load_model(directory: Path) -> LanguageModel:
-    """Return the model of the newest checkpoint under `directory`, on the CPU, to be used; raises CheckpointError."""
+    """Return the model of the newest checkpoint under `directory`, on the CPU, with the weights that were evaluated.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
     path = _newest(directory)
     model = LanguageModel(_read_state(path)[1])
     _load_weights(path, model)
+    if (path / "average.safetensors").exists():
+        _load(path, "average.safetensors", dict(model.named_parameters()))
     return model.eval()

@@ -53,7 +53,16 @@ class TrainSection(BaseModel):
         None, ge=1, description="tokens between evaluations; a twentieth of the run when not given"
     )
     checkpoint_every: Count | None = Field(
-        None, ge=1, description="tokens between checkpoints; as often as evaluations when not given"
+        None,
+        ge=1,
+        description="tokens between checkpoints; when not given before every evaluation and every ten minutes",
+    )
+    average: Number | None = Field(
+        None,
+        gt=0,
+        le=0.25,
+        description="evaluate a running average of the weights (arXiv 2312.02696): its width, as a share of the steps "
+        "so far, such as 0.05; the weights themselves when not given",
     )
     checkpointing: bool = Field(False, description="recompute activations in the backward pass")
     compile: bool | None = Field(None, description="torch.compile; on a GPU when not given")

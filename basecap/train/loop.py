@@ -1,30 +1,35 @@
 """The training loop. It knows tokens, loss and optimiser groups, nothing of architectures.
 
 One step: take the batch that (seed, step) determines, accumulate gradients over micro-batches, refuse a loss that is
-not finite, clip, update, record. After the steps that the timetable names it hands the model, in evaluation mode, to
-the evaluations it was given and then writes a checkpoint, so that a checkpoint always stands behind complete records: a
-resume forgets what was recorded after its checkpoint and continues as if nothing had happened.
+not finite, clip, update, record. After the steps that the timetable names it writes a checkpoint and hands the model,
+in evaluation mode and with averaged weights where `train.average` is set, to the evaluations it was given. The
+checkpoint comes first, so that no step is trained again because an evaluation was interrupted: a resume forgets what
+was recorded after its checkpoint, evaluates that one where it should be, and continues as if nothing had happened.
 """
 
 import contextlib
 import math
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import Literal, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from basecap.errors import TrainingError
+from basecap.errors import Interrupted, TrainingError
 from basecap.files import settle, writing
 from basecap.models.language_model import LanguageModel
 from basecap.progress import progress
 from basecap.records import RunRecords
 from basecap.train import checkpoint
+from basecap.train.average import WeightAverage
 from basecap.train.config import Timetable, TrainConfig
 from basecap.train.diagnose import first_bad_module
 from basecap.train.distributed import Processes
+from basecap.train.interruption import immediate, requested
 from basecap.train.optim import build_optimiser, set_learning_rate
 from basecap.train.schedule import learning_rate
 
@@ -32,11 +37,18 @@ from basecap.train.schedule import learning_rate
 Evaluate = Callable[[LanguageModel, int, int], None]
 
 
+#: Seconds after which a checkpoint is due, where the study does not say how often.
+CHECKPOINT_SECONDS = 600.0
+
+
 class Stream(Protocol):
     """Where training batches come from: `data.TrainStream`."""
 
     def batch(self, seed: int, step: int, batch: int, seq_len: int, rank: int = 0, world: int = 1) -> Tensor:
-        """Return int64 [batch / world, seq_len + 1], a pure function of its arguments."""
+        """Return int64 [batch / world, seq_len + 1], a pure function of its arguments.
+
+        A row may be shorter: negative numbers after its last token fill it up and are not predicted.
+        """
 
 
 def resolve(precision: str, device: torch.device) -> Literal["bf16", "fp32"]:
@@ -60,6 +72,15 @@ class Place:
     def autocast(self) -> contextlib.AbstractContextManager:
         """Return the context in which products run in the run's precision."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+
+
+class Step(NamedTuple):
+    """What a step came to: its loss, the next batch, and whether any process wants to stop or wants a checkpoint."""
+
+    loss: float
+    following: Tensor
+    stop: bool
+    save: bool
 
 
 class Trainer:
@@ -86,42 +107,84 @@ class Trainer:
         self.timetable = Timetable(config, self.seq_len)
         self.micro_batch = config.forward_batch(place.processes.world)
         self.optimiser = build_optimiser(model, model.recipe(), config)
+        self.average = None if config.average is None else WeightAverage(self.model, config.average)
         if place.device.type == "cuda" if config.compile is None else config.compile:
             model.compile_training()
         self.module = place.processes.wrap(model)
+        self._saved_step, self._saved_time = 0, time.monotonic()
 
-    def run(self, label: str, evaluate: Evaluate) -> None:
-        """Train to the end, from the newest checkpoint if there is one.
+    def run(self, label: str, evaluate: Evaluate, log: Callable[[str], None] = lambda line: None) -> None:
+        """Train to the end, from the newest checkpoint that is intact if there is one.
+
+        Args:
+            label: how the run is called.
+            evaluate: see `Evaluate`.
+            log: takes a sentence, such as where the run resumes.
 
         Raises:
+            Interrupted: a signal asked this process or another one to stop; a checkpoint was written.
             TrainingError: a loss that is not finite, and with several processes what fails in one of them while it
                 evaluates, reads or writes; all processes raise it alike. Other errors may be of one process alone.
             CheckpointError, DataError: files that cannot be read or written, with one process.
         """
-        done = self._resume()
+        done = self._resume(lambda words: log(f"{label}: {words}"))
         tokens = self.timetable.step_tokens
         with self._progress(label, self.timetable.steps * tokens) as advance:
             advance(done * tokens)
+            if done:
+                self._evaluate(label, evaluate, done)
             batch = self._batch(done)
             while done < self.timetable.steps:
-                loss, following = self._step(done, batch)
-                done += 1
-                advance(tokens, note=f"loss {loss:.3f}")
-                if self.timetable.evaluates(done):
-                    self.place.processes.lead(lambda: self._evaluate(evaluate, done))  # noqa: B023
-                if self.timetable.saves(done):
-                    self.place.processes.lead(lambda: self._save(done))  # noqa: B023
-                batch = following
+                step = self._step(done, batch)
+                done, batch = done + 1, step.following
+                advance(tokens, note=f"loss {step.loss:.3f}")
+                if step.stop:
+                    self._stop(label, done)
+                if step.save or self.timetable.saves(done):
+                    self._save(done)
+                self._evaluate(label, evaluate, done)
 
-    def _evaluate(self, evaluate: Evaluate, done: int) -> None:
+    def _evaluate(self, label: str, evaluate: Evaluate, done: int) -> None:
+        """Evaluate where the timetable says so, in the leading process; raises Interrupted in all of them."""
+        if self.timetable.evaluates(done) and any(self.place.processes.together(lambda: self._cut(evaluate, done))):
+            self._stop(label, done)
+
+    def _cut(self, evaluate: Evaluate, done: int) -> bool:
+        """Evaluate in the leading process; return whether a signal cut it short."""
+        if not self.place.processes.leads:
+            return False
         self.model.eval()
-        evaluate(self.model, done, done * self.timetable.step_tokens)
-        self.model.train()
+        try:
+            # weights change places where no signal raises
+            with self.average.applied() if self.average else contextlib.nullcontext(), immediate():
+                evaluate(self.model, done, done * self.timetable.step_tokens)
+        except Interrupted:
+            return True
+        finally:
+            self.model.train()
+        return False
+
+    def _stop(self, label: str, done: int) -> NoReturn:
+        self._save(done)
+        words = f"{label}: stopped at step {done} of {self.timetable.steps} with a checkpoint"
+        words += "; run the same command again to resume."
+        raise Interrupted(requested() or signal.SIGTERM, words if self.place.processes.leads else "")
 
     def _save(self, done: int) -> None:
+        """Write the checkpoint of `done` steps unless it stands."""
+        if self._saved_step != done:
+            self.place.processes.lead(lambda: self._write(done))
+            self._saved_step, self._saved_time = done, time.monotonic()
+
+    def _save_due(self) -> bool:
+        """Whether the leading process wants a checkpoint for the time that has passed since the last one."""
+        waited = time.monotonic() - self._saved_time >= CHECKPOINT_SECONDS
+        return waited and self.place.processes.leads and self.config.checkpoint_every is None
+
+    def _write(self, done: int) -> None:
         with writing(self.records.path / "metrics.jsonl"):
             settle(self.records.path)  # nothing that stands before a checkpoint is lost where that is kept
-        checkpoint.save(self.records.checkpoints, self.model, self.optimiser, done)
+        checkpoint.save(self.records.checkpoints, self.model, self.optimiser, done, self.average)
 
     def _progress(self, label: str, total: int) -> contextlib.AbstractContextManager[Callable[..., None]]:
         """Show progress in the leading process alone."""
@@ -129,22 +192,25 @@ class Trainer:
             return progress(label, total=total, unit="tokens")
         return contextlib.nullcontext(lambda amount, note="": None)
 
-    def _resume(self) -> int:
+    def _resume(self, log: Callable[[str], None]) -> int:
         group = self.place.processes
-        done = group.together(self._restore)[group.rank]
+        path = group.together(lambda: checkpoint.intact(self.records.checkpoints, log) if group.leads else None)[0]
+        done = group.together(lambda: self._restore(path))[group.rank]
         group.lead(lambda: self.records.rewind(done))
+        if done and group.leads:
+            log(f"resumed at step {done} of {self.timetable.steps}.")
+        self._saved_step = done
         return done
 
-    def _restore(self) -> int:
-        found = checkpoint.latest(self.records.checkpoints)
-        return 0 if found is None else checkpoint.restore(found, self.model, self.optimiser)
+    def _restore(self, path: Path | None) -> int:
+        return 0 if path is None else checkpoint.restore(path, self.model, self.optimiser, self.average)
 
     def _batch(self, step: int) -> Tensor:
         group = self.place.processes
         return self.stream.batch(self.seed, step, self.config.batch, self.seq_len, rank=group.rank, world=group.world)
 
-    def _step(self, step: int, batch: Tensor) -> tuple[float, Tensor]:
-        """Update once; return the loss and the next batch, which is read while the device works."""
+    def _step(self, step: int, batch: Tensor) -> Step:
+        """Update once; the next batch is read while the device works."""
         began = time.perf_counter()
         config, group = self.config, self.place.processes
         rate = learning_rate(
@@ -160,10 +226,14 @@ class Trainer:
         loss = self._accumulate(batch)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
         following = self._batch(step + 1)
-        mean_loss, grad_norm = torch.stack([group.mean(loss), norm.detach()]).tolist()
+        asked = torch.tensor([requested() is not None, self._save_due()], dtype=loss.dtype, device=loss.device)
+        shared = group.mean(torch.cat([loss[None], asked]))
+        mean_loss, stop, save, grad_norm = torch.cat([shared, norm.detach()[None]]).tolist()
         if not (math.isfinite(mean_loss) and math.isfinite(grad_norm)):
             self._refuse(step, batch, "loss" if not math.isfinite(mean_loss) else "gradients")
         self.optimiser.step()
+        if self.average is not None:
+            self.average.update(step + 1)
         if group.leads:
             seconds = time.perf_counter() - began
             self.records.append_metrics(
@@ -177,16 +247,23 @@ class Trainer:
                     "seconds": seconds,
                 }
             )
-        return mean_loss, following
+        return Step(mean_loss, following, stop > 0, save > 0)
 
     def _accumulate(self, batch: Tensor) -> Tensor:
-        """Run forward and backward over the micro-batches; return the mean loss of this process."""
-        parts = batch.to(self.place.device, non_blocking=True).split(self.micro_batch)
-        total = torch.zeros((), device=self.place.device)
-        for index, part in enumerate(parts):
-            with self.place.processes.unsynchronised(self.module, last=index + 1 == len(parts)):
+        """Run forward and backward over the micro-batches; return this process's part of the step's loss.
+
+        The mean of the parts over the processes, like that of the gradients, is the mean over all targets of the step,
+        however many each row, micro-batch or process has.
+        """
+        group, device = self.place.processes, self.place.device
+        counts = [int((part[:, 1:] >= 0).sum()) for part in batch.split(self.micro_batch)]
+        share = group.mean(torch.full((), sum(counts), dtype=torch.float64, device=device)).clamp(min=1 / group.world)
+        total = torch.zeros((), device=device)
+        parts = batch.to(device, non_blocking=True).split(self.micro_batch)
+        for index, (part, count) in enumerate(zip(parts, counts, strict=True)):
+            with group.unsynchronised(self.module, last=index + 1 == len(parts)):
                 with self.place.autocast():
-                    loss = self.module(part[:, :-1], part[:, 1:]) / len(parts)
+                    loss = self.module(*_inputs_and_targets(part)) * (count / share).float()
                 loss.backward()
             total += loss.detach()
         return total
@@ -212,7 +289,12 @@ class Trainer:
         """Look at all sequences of this process, in the pieces that were computed; None where none of them is bad."""
         for part in batch.to(self.place.device).split(self.micro_batch):
             with self.place.autocast():
-                where = first_bad_module(self.model, part[:, :-1], part[:, 1:])
+                where = first_bad_module(self.model, *_inputs_and_targets(part))
             if where is not None:
                 return where
         return None
+
+
+def _inputs_and_targets(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what a model reads and what it predicts, both int64 [B, T], of rows [B, T + 1]; see `Stream`."""
+    return rows[:, :-1].clamp(min=0), rows[:, 1:]

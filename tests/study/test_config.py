@@ -198,7 +198,7 @@ def test_summaries_say_which_figures_they_are_of_and_count_nothing():
         ("lr", 3e-4, r"unknown key 'lr': did you mean 'train\.lr'\?$"),
         ("train.hidden", 3, r"unknown key 'train\.hidden': did you mean 'model\.hidden'\?$"),
         ("train.LR", 3, r"unknown key 'train\.LR': did you mean 'lr'\?$"),
-        ("train", {7: 8, "tokens": 9}, r"unknown key 'train\.7': known: batch, "),
+        ("train", {7: 8, "tokens": 9}, r"unknown key 'train\.7': known: average, "),
         ("seeds", [], r"seeds = \[\]: should be a list with 1 or more entries\.$"),
         ("architectures", [], r"architectures = \[\]: should be a list with 1 or more entries\.$"),
         ("architectures", "mamba-2", r"architectures = 'mamba-2': should be a list, such as \[mamba-2\]\.$"),

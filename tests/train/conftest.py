@@ -22,6 +22,16 @@ class RandomStream:
         return rows[rank * share : (rank + 1) * share]
 
 
+class UnevenStream(RandomStream):
+    """The same rows, of which the first ones end early: a batch of four has 1, 2, 8 and 8 targets."""
+
+    def batch(self, seed: int, step: int, batch: int, seq_len: int, rank: int = 0, world: int = 1) -> Tensor:
+        rows = super().batch(seed, step, batch, seq_len)
+        last = torch.tensor([1, 2, 8, 8]).repeat(batch // 4)[:, None]
+        share = batch // world
+        return torch.where(torch.arange(seq_len + 1) <= last, rows, -1)[rank * share : (rank + 1) * share]
+
+
 @pytest.fixture
 def stream() -> RandomStream:
     return RandomStream()

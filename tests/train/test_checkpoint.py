@@ -2,6 +2,7 @@
 
 import errno
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -91,8 +92,15 @@ def test_a_buffer_that_a_checkpoint_lacks_is_named(buffered, tmp_path):
     assert "blocks.0.mixer.scratch" not in tensors
     del tensors["blocks.0.mixer.mean"]
     save_file(tensors, path)
-    with pytest.raises(CheckpointError, match=r"another model: buffer blocks\.0\.mixer\.mean is on one side only"):
+    sign(path.parent)
+    with pytest.raises(CheckpointError, match=r"another model: blocks\.0\.mixer\.mean is in the model but not"):
         checkpoint.load_model(tmp_path)
+
+
+def sign(path: Path) -> None:
+    """Bring the checksums of a checkpoint up to date, as another version of basecap might have written it."""
+    (path / "SHA256SUMS").unlink()
+    checkpoint._write_checksums(path)
 
 
 @pytest.fixture
@@ -139,17 +147,19 @@ def test_an_older_checkpoint_that_cannot_be_removed_costs_nothing(model, tmp_pat
         raise OSError(errno.EBUSY, "Device or resource busy", str(path))
 
     monkeypatch.setattr("os.rmdir", busy)
-    checkpoint.save(tmp_path, model, optimiser, 9)
-    assert (tmp_path / "step-8").is_dir() and checkpoint.latest(tmp_path) == tmp_path / "step-9"
+    for step in (9, 10):
+        checkpoint.save(tmp_path, model, optimiser, step)
+    assert (tmp_path / "step-8").is_dir() and checkpoint.latest(tmp_path) == tmp_path / "step-10"
     monkeypatch.undo()
-    checkpoint.save(tmp_path, model, optimiser, 10)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-10"]
+    checkpoint.save(tmp_path, model, optimiser, 11)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-11"]
 
 
 def test_a_state_of_impossible_size_is_named(saved):
     path = saved / "step-8" / "state.json"
     state = json.loads(path.read_text())
     path.write_text(json.dumps({**state, "model": {**state["model"], "vocab": 10**20}}))
+    sign(path.parent)
     with pytest.raises(CheckpointError, match=r"step-8 is unreadable \(state\.json: "):
         checkpoint.load_model(saved)
 
@@ -160,6 +170,7 @@ def test_an_incomplete_state_is_named(saved, model, key):
     state = json.loads(path.read_text())
     (state["model"] if key == "hidden" else state).pop(key)
     path.write_text(json.dumps(state))
+    sign(path.parent)
     optimiser = build_optimiser(model, model.recipe(), config())
     for read in (lambda: checkpoint.load_model(saved), lambda: checkpoint.restore(saved / "step-8", model, optimiser)):
         with pytest.raises(
@@ -170,5 +181,85 @@ def test_an_incomplete_state_is_named(saved, model, key):
 
 def test_a_state_that_is_no_object_is_named(saved):
     (saved / "step-8" / "state.json").write_text("5")
+    sign(saved / "step-8")
     with pytest.raises(CheckpointError, match=r"state\.json"):
         checkpoint.load_model(saved)
+
+
+FILES = ("model.safetensors", "optimiser.safetensors", "state.json", "SHA256SUMS")
+
+
+def flip_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", [flip_bit, lambda path: path.write_bytes(b""), Path.unlink])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_that_is_said(saved, model, name, damage):
+    checkpoint.save(saved, model, build_optimiser(model, model.recipe(), config()), 9)
+    log: list[str] = []
+    assert checkpoint.intact(saved, log.append) == saved / "step-9" and not log
+    damage(saved / "step-9" / name)
+    assert checkpoint.intact(saved, log.append) == saved / "step-8"
+    assert len(log) == 1 and log[0].startswith(f"checkpoint {saved / 'step-9'} is damaged (")
+    assert log[0].endswith("; resuming from step-8.") and "\n" not in log[0]
+    with pytest.raises(CheckpointError, match=rf"step-9 is damaged \(.*\); remove {saved / 'step-9'} to use step-8\.$"):
+        checkpoint.load_model(saved)
+    damage(saved / "step-8" / name)
+    with pytest.raises(CheckpointError, match=rf"there is no other; remove {saved.parent} to train it again\.$"):
+        checkpoint.intact(saved, log.append)
+    assert len(log) == 1
+
+
+def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one_to_the_bit(model, stream, tmp_path):
+    place, log = Place.choose(torch.device("cpu"), Processes(), "fp32"), []
+    options = config(checkpoint_every=5 * BATCH * LENGTH)
+
+    def train(records: RunRecords) -> list[float]:
+        fresh = LanguageModel(model.config).initialise(0)
+        trainer = Trainer(fresh, options, 0, stream=stream, records=records, place=place)
+        trainer.run("test", lambda model, step, tokens: None, log.append)
+        return [row["train_loss"] for row in records.metrics()]
+
+    records = RunRecords(tmp_path)
+    losses = train(records)
+    assert sorted(path.name for path in records.checkpoints.iterdir()) == ["step-15", "step-20"] and not log
+    flip_bit(records.checkpoints / "step-20" / "model.safetensors")
+    assert train(records) == losses
+    assert log == [
+        f"test: checkpoint {records.checkpoints / 'step-20'} is damaged (model.safetensors does not match SHA256SUMS); "
+        "resuming from step-15.",
+        "test: resumed at step 15 of 20.",
+    ]
+    assert sorted(path.name for path in records.checkpoints.iterdir()) == ["step-15", "step-20"]
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_checksums(saved):
+    state = json.loads((saved / "step-8" / "state.json").read_text())
+    (saved / "step-8" / "state.json").write_text(json.dumps({**state, "schema": 1}))
+    (saved / "step-8" / "SHA256SUMS").unlink()
+    assert checkpoint.intact(saved, pytest.fail) == saved / "step-8"
+    assert not checkpoint.load_model(saved).training
+
+
+def test_a_checkpoint_of_discarded_steps_goes_when_the_next_is_written(saved, model):
+    optimiser = build_optimiser(model, model.recipe(), config())
+    for step in (9, 12, 10):
+        checkpoint.save(saved, model, optimiser, step)
+    found = {path.name for path in saved.iterdir()}
+    assert found == {"step-9", "step-10", "step-8-backup", "step-", "step-x"}
+
+
+def test_what_a_killed_process_left_of_a_checkpoint_goes_with_the_next(saved, model):
+    (saved / ".partial-5").mkdir()
+    checkpoint.save(saved, model, build_optimiser(model, model.recipe(), config()), 9)
+    assert not list(saved.glob(".partial-*"))
+
+
+def test_what_sha256sum_checks_is_what_is_written(saved):
+    done = subprocess.run(
+        ["sha256sum", "--check", "SHA256SUMS"], cwd=saved / "step-8", capture_output=True, text=True, check=True
+    )
+    assert done.stdout.count(": OK") == 3

@@ -13,19 +13,21 @@ from basecap.records import RunRecords
 from basecap.train import checkpoint
 from basecap.train.distributed import PATIENCE, Processes, processes
 from basecap.train.loop import Place, Trainer
-from tests.train.conftest import config
+from tests.train.conftest import UnevenStream, config
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_two_processes_train_as_one(model, stream, tmp_path):
+def test_two_processes_with_uneven_rows_train_as_one(model, tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*launcher, "-m", "tests.train.two_processes", str(tmp_path / "two")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     place = Place.choose(torch.device("cpu"), Processes(), "fp32")
     one = RunRecords(tmp_path / "one")
-    Trainer(model, config(), 0, stream=stream, records=one, place=place).run("one", lambda model, step, tokens: None)
+    Trainer(model, config(), 0, stream=UnevenStream(), records=one, place=place).run(
+        "one", lambda model, step, tokens: None
+    )
     two = RunRecords(tmp_path / "two")
     assert len(two.metrics()) == len(one.metrics()) == 20
     for a, b in zip(one.metrics(), two.metrics(), strict=True):

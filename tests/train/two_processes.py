@@ -10,7 +10,7 @@ from basecap.models.language_model import LanguageModel
 from basecap.records import RunRecords
 from basecap.train.distributed import processes
 from basecap.train.loop import Place, Trainer
-from tests.train.conftest import LENGTH, VOCAB, RandomStream, config
+from tests.train.conftest import LENGTH, VOCAB, UnevenStream, config
 
 
 def main(path: Path) -> None:
@@ -24,7 +24,7 @@ def train(path: Path, place: Place) -> None:
     """Train, and let go of the wrapped model before the processes part: gloo may hang otherwise."""
     model = LanguageModel(model_config("transformer++", hidden=32, vocab=VOCAB, layers=1, max_length=LENGTH))
     options = config(micro_batch=1)
-    trainer = Trainer(model.initialise(0), options, 0, stream=RandomStream(), records=RunRecords(path), place=place)
+    trainer = Trainer(model.initialise(0), options, 0, stream=UnevenStream(), records=RunRecords(path), place=place)
     trainer.run("two", lambda model, step, tokens: None)
 
 
