@@ -9,8 +9,7 @@ sentence of the architecture, or of its block family, that gives the reason.
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,11 +17,11 @@ from torch import Tensor
 from basecap.mixers._contract import ARCHITECTURES
 from basecap.mixers._recipes import Initialiser, generator_for
 from basecap.models.backbones._contract import BACKBONES
-from basecap.models.config import LayerConfig, model_config
+from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 
-VOCAB = 160
-LENGTH = 64
+#: Sizes of the models compared; V / D is no square, so that a forgotten factor shows.
+HIDDEN, VOCAB, LENGTH = 128, 160, 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +52,6 @@ class At:
     def line(self) -> Tensor:
         """Channel i of D as i / (D - 1)."""
         return torch.arange(self.hidden, dtype=torch.float64) / (self.hidden - 1)
-
-
-class Start(Protocol):
-    """How a parameter starts."""
-
-    def check(self, draws: Tensor) -> None:
-        """Assert that independent draws of it, [R, *shape] float64, are as they should be."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +91,10 @@ class Orthogonal:
         wide = matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT
         identity = self.gain**2 * torch.eye(wide.shape[-2], dtype=torch.float64)
         torch.testing.assert_close(wide @ wide.mT, identity.expand(len(wide), -1, -1), rtol=0, atol=1e-5 * self.gain**2)
+
+
+#: How a parameter starts; `check` asserts that independent draws of it, [R, *shape] float64, are as they should be.
+Start = Exactly | Follows | Orthogonal
 
 
 def normal(std: float) -> Follows:
@@ -143,17 +139,12 @@ class Table:
     source: str
     rows: tuple[Row, ...]
     layers: int = 3
-    hidden: int = 128
     tied: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 def check_table(name: str, table: Table) -> None:
     """Assert that every parameter of architecture `name` is as its table says, and that the sources are the same."""
-    pattern = (LayerConfig(use=name, mixer=table.options),)
-    config = model_config(
-        name, hidden=table.hidden, vocab=VOCAB, layers=table.layers, pattern=pattern, max_length=LENGTH
-    )
+    config = model_config(name, hidden=HIDDEN, vocab=VOCAB, layers=table.layers, max_length=LENGTH)
     assert config.tied == table.tied, "another head than published"
     with torch.device("meta"):
         model = LanguageModel(config)
@@ -161,13 +152,14 @@ def check_table(name: str, table: Table) -> None:
     for full, parameter in model.named_parameters():
         block = re.match(r"blocks\.(\d+)\.", full)
         own = full[block.end() :] if block else full
-        (row,) = [row for row in table.rows if re.fullmatch(row.pattern, own)] or [None]
-        assert row is not None, f"{full} stands in no row"
+        matching = [row for row in table.rows if re.fullmatch(row.pattern, own)]
+        assert len(matching) == 1, f"{full} stands in {len(matching)} rows"
+        row = matching[0]
         used.add(row)
         at = At(hidden=config.hidden, index=int(block[1]) if block else 0, depth=config.depth, shape=parameter.shape)
         recipe = recipes[full]
         assert (recipe.lr, recipe.decay) == (row.lr, row.decay), f"{full}: learning-rate factor or weight decay"
-        start = row.start(at) if not hasattr(row.start, "check") else row.start
+        start = row.start if isinstance(row.start, Start) else row.start(at)
         try:
             start.check(draw(recipe.init, parameter.shape, times(start, parameter)).double())
         except AssertionError as error:
