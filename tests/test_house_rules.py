@@ -18,6 +18,7 @@ FLOORS = (
     ("errors", "__init__"),
     ("files", "processes"),
     ("registry", "progress", "records"),
+    ("tasks",),
     ("ops",),
     ("mixers",),
     ("models",),
