@@ -61,6 +61,10 @@ class Draws:
         """Return `count` words of 64 random bits for each example: uint64 [N, count]."""
         return mixed(self._starts(stream)[:, None] + np.arange(count, dtype=np.uint64) * _GOLDEN)
 
+    def below_of(self, stream: str, codes: Ints, size: int) -> Ints:
+        """Return for each code [N, P] a number of range(size) that the example gives all its equal codes: [N, P]."""
+        return _scaled(mixed(self._starts(stream)[:, None] + codes.astype(np.uint64) * _GOLDEN), size)
+
     def _starts(self, stream: str) -> Bits:
         return mixed(self._rows ^ np.uint64(key_of(stream)))
 
