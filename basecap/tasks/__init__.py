@@ -12,6 +12,7 @@ from basecap.tasks._contract import (
     task,
 )
 from basecap.tasks._draws import Draws, Ints
+from basecap.tasks._examples import inspect_task
 from basecap.tasks._instances import NOTHING, Canvas, Instances, Role
 
 __all__ = [
@@ -29,5 +30,6 @@ __all__ = [
     "TaskConfig",
     "asked",
     "build_task",
+    "inspect_task",
     "task",
 ]
