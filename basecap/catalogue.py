@@ -1,7 +1,9 @@
 """What there is to name: the rows of `basecap list`."""
 
+import difflib
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -15,6 +17,7 @@ from basecap.models.backbones._contract import BACKBONES
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 from basecap.study.config import StudyConfig, library, load_study
+from basecap.tasks import TASKS, build_task
 
 #: Where sizes are compared: the published small size.
 HIDDEN, VOCAB, LENGTH = 768, 32_000, 2048
@@ -85,6 +88,32 @@ def _evals(full: bool) -> list[dict[str, Any]]:
     ]
 
 
+def _tasks(full: bool) -> list[dict[str, Any]]:
+    rows = []
+    for name, entry in TASKS.items():
+        task = build_task(name)
+        row = {"name": name, "cells": len(task.grid()), "token ids": task.vocabulary, "summary": entry.summary}
+        if full:
+            row |= {
+                "options": task.config.model_dump(),
+                "grid": task.grid(),
+                "readout": task.readout,
+                "source": entry.source,
+                "origin": TASKS.origin(name),
+            }
+        rows.append(row)
+    return rows
+
+
+def is_task(name: str) -> bool:
+    """Whether `name` is or resembles the name of a task rather than of a study."""
+    studies = library()
+    if name in studies or Path(name).exists() or Path(name).suffix in (".yaml", ".yml"):
+        return False
+    close = difflib.get_close_matches(name, [*TASKS.names(), *studies], n=1)
+    return bool(close) and close[0] not in studies
+
+
 def _domains(full: bool) -> list[dict[str, Any]]:
     return [
         {"source": name, "domain": domain, "summary": (entry.__doc__ or "").partition("\n")[0]}
@@ -123,6 +152,7 @@ CATALOGUES: dict[str, Callable[[bool], list[dict[str, Any]]]] = {
     "backbones": _backbones,
     "studies": _studies,
     "evals": _evals,
+    "tasks": _tasks,
     "domains": _domains,
     "settings": _settings,
 }

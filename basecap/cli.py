@@ -151,7 +151,7 @@ def report(
 
 @app.command("list", epilog="Example: basecap list mixers")
 def list_(
-    what: Annotated[str, typer.Argument(help="mixers, backbones, studies, evals, domains or settings")],
+    what: Annotated[str, typer.Argument(help="mixers, backbones, studies, evals, tasks, domains or settings")],
     plugin: Plugins = [],
     as_json: AsJson = False,
 ) -> None:
@@ -170,10 +170,24 @@ def data_prepare(study: StudyArgument, out: Out = None, settings: Settings = [])
     _inspect(study, out, settings, as_json=False)
 
 
-@data_app.command("inspect", epilog="Example: basecap data inspect quickstart --json")
-def data_inspect(study: StudyArgument, out: Out = None, settings: Settings = [], as_json: AsJson = False) -> None:
-    """Say what is in the study's token shards, preparing them if need be."""
-    _inspect(study, out, settings, as_json)
+@data_app.command("inspect", epilog="Example: basecap data inspect quickstart --json; basecap data inspect mqar-k2v2")
+def data_inspect(
+    study: Annotated[str, typer.Argument(help="a study: name or YAML file; or a task (`basecap list tasks`)")],
+    out: Out = None,
+    settings: Settings = [],
+    as_json: AsJson = False,
+    examples: Annotated[int, typer.Option(min=1, max=1000, help="how many of a task's examples to show")] = 2,
+) -> None:
+    """Say what is in the study's token shards, preparing them if need be; of a task show examples."""
+    from basecap.catalogue import is_task
+
+    if is_task(study):
+        from basecap.tasks import inspect_task
+
+        console = _console()
+        console.print(inspect_task(study, settings, examples, None if as_json else console.width), soft_wrap=True)
+    else:
+        _inspect(study, out, settings, as_json)
 
 
 @app.command(epilog='Example: basecap generate runs/quickstart/runs/transformer++-s0 "The list of"')

@@ -114,7 +114,7 @@ def test_plan_and_lists_answer_without_writing(study_file, tmp_path, basecap, mo
     assert [row["architecture"] for row in rows] == ["transformer++", "window 4"]
     assert rows[0]["parameters (M)"] > 0 and rows[0]["hours if all reach 35%"] > 0
     assert rows[0]["weights + optimiser (GiB)"] == pytest.approx(rows[0]["parameters (M)"] * 16e6 / 2**30, rel=0.1)
-    for what in ("mixers", "backbones", "studies", "evals", "domains", "settings"):
+    for what in ("mixers", "backbones", "studies", "evals", "tasks", "domains", "settings"):
         code, printed, err = basecap("list", what, "--json")
         assert code == 0, err
         assert json.loads(printed)

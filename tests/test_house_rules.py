@@ -19,6 +19,7 @@ FLOORS = (
     ("files", "processes"),
     ("documents",),
     ("registry", "progress", "records"),
+    ("tasks",),
     ("ops",),
     ("mixers",),
     ("models",),

@@ -1,0 +1,35 @@
+"""Synthetic tasks, one file per family, found by scanning; docs/tasks.md says how to use and add them."""
+
+from basecap.tasks._contract import (
+    TASKS,
+    Answers,
+    Cell,
+    NamedTask,
+    Task,
+    TaskConfig,
+    asked,
+    build_task,
+    task,
+)
+from basecap.tasks._draws import Draws, Ints
+from basecap.tasks._examples import inspect_task
+from basecap.tasks._instances import NOTHING, Canvas, Instances, Role
+
+__all__ = [
+    "NOTHING",
+    "TASKS",
+    "Answers",
+    "Canvas",
+    "Cell",
+    "Draws",
+    "Instances",
+    "Ints",
+    "NamedTask",
+    "Role",
+    "Task",
+    "TaskConfig",
+    "asked",
+    "build_task",
+    "inspect_task",
+    "task",
+]

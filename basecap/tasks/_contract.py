@@ -1,0 +1,227 @@
+"""What a task is: examples made from (seed, index), the right answers found from the input alone, its cells.
+
+A file in this package (or a user's plugin file) defines one `Task` and registers it with `@task(name, ...)`.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, ClassVar, Literal, Self, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from basecap.errors import ConfigError, in_words, nearest
+from basecap.registry import Registry
+from basecap.tasks._draws import Draws, Ints, key_of
+from basecap.tasks._instances import NOTHING, Canvas, Instances
+
+#: Tokens that are made at a time: few enough to stay in a processor's cache.
+_CHUNK = 2**17
+#: Elements of the largest table that a chunk may need, one row per example and one column per token of the vocabulary.
+_TABLE = 2**23
+
+T = TypeVar("T", bound="Task")
+
+Answers = dict[int, frozenset[int]]
+Cell = dict[str, int | float]
+
+
+class TaskConfig(BaseModel):
+    """Base of every task's options: frozen, keyword-only, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    mode: Literal["clean", "paper"] = Field(
+        "clean", description="clean: exactly one right answer per query; paper: with the quirks of the authors' code"
+    )
+    length: int = Field(64, ge=2, le=2**20, description="tokens of an example")
+
+
+class Task(ABC):
+    """A family of synthetic tasks. Subclasses set `Config` and define `vocabulary`, `_make`, `solve` and `grid`."""
+
+    Config: ClassVar[type[TaskConfig]] = TaskConfig
+    #: The options that the cells of the grid vary, which label an example for accuracy per cell.
+    axes: ClassVar[tuple[str, ...]] = ("length", "pairs")
+    #: Where answers are read: "each" position gives its own target; "last": all targets are decoded from what a model
+    #: computes at the last position, which needs a decoder behind it.
+    readout: ClassVar[Literal["each", "last"]] = "each"
+    #: Counted up with every change of the examples, so that their identity changes too.
+    revision: ClassVar[int] = 1
+
+    def __init__(self, config: TaskConfig):
+        """Take the options; raises ConfigError when they do not fit together."""
+        self.config: Any = config  # of the subclass's own Config
+        self.check()
+
+    @classmethod
+    def options_of(cls, name: str) -> dict[str, Any] | None:
+        """Return the options that an unregistered `name` stands for, such as "mqar-k3v5"; None: not of this family."""
+        return None
+
+    def check(self) -> None:  # noqa: B027 - few options need nothing special
+        """Raise ConfigError when the options do not fit together, such as more pairs than the length holds."""
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> int:
+        """Number of token ids: all tokens of inputs and targets are below it."""
+
+    @property
+    def length(self) -> int:
+        """Number T of positions of an input."""
+        return self.config.length
+
+    @property
+    def cell(self) -> Cell:
+        """This task's place in its grid: the value of every axis."""
+        return {axis: getattr(self.config, axis) for axis in self.axes}
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 of family, revision and all options: equal identities and seeds mean equal examples."""
+        content = {"family": type(self).__name__, "revision": self.revision, "options": self.config.model_dump()}
+        return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    @abstractmethod
+    def grid(self) -> tuple[Cell, ...]:
+        """Return the published cells, the values of the axes of each."""
+
+    def at(self, cell: Mapping[str, Any]) -> Self:
+        """Return the same task in another cell; raises ConfigError when it does not fit."""
+        return configured(type(self), {**self.config.model_dump(), **cell})
+
+    def instances(self, seed: int, indices: Iterable[int]) -> Instances:
+        """Return the examples of these numbers, a pure function of (seed, number): arrays of N rows, see `Instances`.
+
+        Args:
+            seed: at least 0; another seed gives other examples at every number.
+            indices: numbers of examples, at least 0, in any order.
+        """
+        numbers = np.fromiter(indices, dtype=np.int64)
+        if seed < 0 or numbers.min(initial=0) < 0:
+            raise ConfigError("seed and numbers of examples must be 0 or more.")
+        key = key_of(seed, self.identity)
+        made = _empty(len(numbers), self.length, self._choices())
+        step = max(1, min(_CHUNK // self.length, _TABLE // self.vocabulary))
+        for start in range(0, len(numbers), step):
+            part = slice(start, start + step)
+            self._make(Draws(key, numbers[part]), Canvas(_slice(made, part)))
+        return made
+
+    def _choices(self) -> tuple[int, int] | None:
+        """Return how many groups and regions the examples have, None when every group has one right answer."""
+        return None
+
+    @abstractmethod
+    def _make(self, draws: Draws, canvas: Canvas) -> None:
+        """Write the examples of `draws`: every position of canvas.inputs, then roles, pairs, targets and groups."""
+
+    @abstractmethod
+    def solve(self, inputs: Ints, asked: Ints) -> Answers:
+        """Return the right answers at positions `asked`, found from the input alone and without the generator's help.
+
+        Args:
+            inputs: the tokens of one example, int64 [T].
+            asked: the positions that are scored, int64, increasing.
+
+        Returns:
+            For each position the set of right tokens.
+        """
+
+
+def asked(instances: Instances, row: int) -> Ints:
+    """Return the positions of an example that are scored."""
+    return np.nonzero(instances.groups[row] != NOTHING)[0]
+
+
+def _empty(count: int, length: int, choices: tuple[int, int] | None) -> Instances:
+    shape = (count, length)
+    return Instances(
+        inputs=np.empty(shape, dtype=np.int64),
+        targets=np.empty(shape, dtype=np.int64),
+        roles=np.empty(shape, dtype=np.int8),
+        pairs=np.empty(shape, dtype=np.int32),
+        groups=np.empty(shape, dtype=np.int32),
+        choices=None if choices is None else np.empty((count, *choices), dtype=np.int64),
+    )
+
+
+def _slice(made: Instances, part: slice) -> Instances:
+    return Instances(
+        inputs=made.inputs[part],
+        targets=made.targets[part],
+        roles=made.roles[part],
+        pairs=made.pairs[part],
+        groups=made.groups[part],
+        choices=None if made.choices is None else made.choices[part],
+    )
+
+
+# --- names -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedTask:
+    """What a name stands for: a family and the options that set it apart."""
+
+    name: str
+    family: type[Task]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    summary: str
+    source: str
+
+
+TASKS: Registry[NamedTask] = Registry("task", "basecap.tasks", "tasks")
+
+
+def task(
+    name: str, *, source: str, summary: str, variants: Mapping[str, tuple[str, Mapping[str, Any]]] | None = None
+) -> Callable[[type[Task]], type[Task]]:
+    """Class decorator: register a task and its variants.
+
+    Args:
+        name: the task with the defaults of its Config.
+        source: where it is defined.
+        summary: one line for `basecap list tasks`.
+        variants: further names, each with its own summary and the options that set it apart.
+    """
+
+    def register(cls: type[Task]) -> type[Task]:
+        if not (isinstance(cls, type) and issubclass(cls, Task)):
+            raise ConfigError(f"task {name!r} must be a class that extends basecap.tasks.Task.")
+        plain: dict[str, tuple[str, Mapping[str, Any]]] = {name: (summary, {})}
+        for key, (line, options) in {**plain, **(variants or {})}.items():
+            TASKS.add(key, NamedTask(name=key, family=cls, options=options, summary=line, source=source), cls)
+        return cls
+
+    return register
+
+
+def build_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
+    """Build the task called `name` with `options` over its own; raises ConfigError with the nearest name."""
+    known = dict(TASKS.items())
+    if name not in known:
+        for family in dict.fromkeys(entry.family for entry in known.values()):
+            if (own := family.options_of(name)) is not None:
+                return configured(family, {**own, **(options or {})}, name)
+    entry = TASKS.get(name)
+    return configured(entry.family, {**entry.options, **(options or {})}, name)
+
+
+def configured(family: type[T], options: Mapping[str, Any], name: str | None = None) -> T:
+    """Build a task of `family`; raises ConfigError for unknown options and impossible values."""
+    title = f"task {name!r}" if name else f"task {family.__name__}"
+    fields = family.Config.model_fields
+    for key in options:
+        if key not in fields:
+            raise ConfigError(f"unknown option {key!r} of {title}: {nearest(key, fields)}")
+    try:
+        return family(family.Config(**options))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{title}: {place} cannot be {first['input']!r}; it {in_words(first)}.") from error

@@ -1,0 +1,83 @@
+"""What the families of associative recall share: where queries stand, what fits, and how an answer is looked up."""
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from basecap.errors import ConfigError
+from basecap.tasks._contract import Answers, TaskConfig
+from basecap.tasks._draws import Draws, Ints
+from basecap.tasks._instances import Canvas, Role
+
+
+class RecallConfig(TaskConfig):
+    """Options of every task with key-value pairs and queries."""
+
+    pairs: int = Field(4, ge=1, le=2**19, description="key-value pairs of an example; each key is queried once")
+    vocab: int = Field(
+        20_000, ge=4, le=2**24, description="keys and values: the lower part keys, the upper part values"
+    )
+    power: float = Field(
+        0.01, gt=0, le=4, description="a of the query gaps' distribution, p(g) proportional to g**(a-1); 1: uniform"
+    )
+
+
+def power_law(slots: int, power: float) -> NDArray[np.float64]:
+    """Return the relative probabilities of query slots 1, 2, ...: float64 [slots]."""
+    return np.arange(1, slots + 1, dtype=np.float64) ** (power - 1)
+
+
+def need_room(pairs: int, fit: int, length: int) -> None:
+    """Raise ConfigError when `length` tokens hold only `fit` pairs and their queries."""
+    if pairs > fit:
+        raise ConfigError(
+            f"{pairs} pairs do not fit into length {length}, which holds {max(fit, 0)}; set fewer pairs or more length."
+        )
+
+
+def need_tokens(pairs: int, words: int, what: str, vocab: int) -> None:
+    """Raise ConfigError when a vocabulary of `vocab` has fewer than `pairs` different `words`, called `what`."""
+    if pairs > words:
+        raise ConfigError(
+            f"a vocabulary of {vocab} has {max(words, 0)} {what}, too few for {pairs}; raise vocab or set fewer pairs."
+        )
+
+
+def followers(inputs: Ints, asked: Ints, width: int = 1) -> Answers:
+    """Return what follows each earlier occurrence of the `width` tokens that end at an asked position.
+
+    Occurrences that are queries themselves are left out, because no answer follows them in the input.
+    """
+    tokens, queries = inputs.tolist(), set(asked.tolist())
+    found: dict[tuple[int, ...], list[int]] = {}
+    for end in range(width - 1, len(tokens)):
+        found.setdefault(tuple(tokens[end - width + 1 : end + 1]), []).append(end)
+    return {
+        place: frozenset(
+            tokens[end + 1]
+            for end in found[tuple(tokens[place - width + 1 : place + 1])]
+            if end < place and end not in queries
+        )
+        for place in sorted(queries)
+    }
+
+
+def query_places(draws: Draws, config: RecallConfig, context: int, width: int) -> Ints:
+    """Return where queries begin, in slots of `width` tokens behind the context: int64 [N, P]."""
+    slots = (config.length - context) // width
+    return context + width * draws.slots("queries", config.pairs, slots, power_law(slots, config.power))
+
+
+def write_pairs(canvas: Canvas, starts: Ints, keys: Ints, values: Ints) -> None:
+    """Write keys at `starts` and values behind them, each [N, P]."""
+    numbers = np.arange(keys.shape[1])
+    canvas.write(starts, keys, Role.KEY, numbers)
+    canvas.write(starts + 1, values, Role.VALUE, numbers)
+
+
+def queries(draws: Draws, canvas: Canvas, config: RecallConfig, context: int, keys: Ints, values: Ints) -> None:
+    """Write each key once more, in a slot of two tokens behind the context, and ask for its value there."""
+    places = query_places(draws, config, context, 2)
+    numbers = np.arange(config.pairs)
+    canvas.write(places, keys, Role.QUERY, numbers)
+    canvas.ask(places, values, numbers)

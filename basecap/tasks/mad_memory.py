@@ -1,0 +1,108 @@
+"""MAD's tasks of memory: a fixed table to be learned, and a sequence to be squeezed into one position.
+
+Defined by arXiv 2403.17844. As coded in athms/mad-lab at 0f49a45, mad/data/instances.py
+(`generate_memorization_instance`, `generate_compression_instance`) with configs/tasks. Modes do not differ.
+"""
+
+from functools import cached_property
+
+import numpy as np
+from pydantic import Field
+
+from basecap.errors import ConfigError
+from basecap.tasks._contract import Answers, Cell, Task, TaskConfig, task
+from basecap.tasks._draws import Draws, Ints, key_of
+from basecap.tasks._instances import Canvas, Role
+from basecap.tasks.mad_recall import suite_cells
+
+_SOURCE = "arXiv 2403.17844"
+
+
+class MemorisationConfig(TaskConfig):
+    """Options of memorisation."""
+
+    length: int = Field(32, ge=2, le=2**20, description="tokens of an example: keys, and a mark behind each")
+    vocab: int = Field(256, ge=4, le=2**20, description="number of token ids: keys, values, the mark")
+    table: int = Field(12345, ge=0, le=2**63 - 1, description="seed of the table, the same for all seeds of examples")
+
+
+@task("mad-memorisation", source=_SOURCE, summary="values of a fixed table that no example shows")
+class Memorisation(Task):
+    """Keys with a mark behind each; the answer at the mark is the key's value in a table fixed for the whole task.
+
+    The input does not hold the answers: they can only be learned from targets, and no two keys share a value.
+    """
+
+    Config = MemorisationConfig
+    axes = ("length", "vocab")
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids; the last one is the mark."""
+        return self.config.vocab
+
+    @cached_property
+    def table(self) -> Ints:
+        """The value of every key: int64 [keys], different from each other."""
+        keys = (self.config.vocab - 1) // 2
+        draws = Draws(key_of("table", self.config.table), np.zeros(1, dtype=np.int64))
+        return keys + draws.distinct("values", keys, self.config.vocab - 1 - keys)[0]
+
+    def check(self) -> None:
+        """Raise ConfigError for an odd length."""
+        if self.config.length % 2:
+            raise ConfigError(f"marks need an even length, not {self.config.length}; add 1.")
+
+    def grid(self) -> tuple[Cell, ...]:
+        """Return the baseline and changes of MAD's suite."""
+        return suite_cells({"length": 32, "vocab": 256}, {"vocab": (512, 1024, 2048, 4096, 8192)})
+
+    def _make(self, draws: Draws, canvas: Canvas) -> None:
+        keys = draws.below("keys", self.config.length // 2, len(self.table))
+        places = 2 * np.arange(keys.shape[1])[None]
+        canvas.write(places, keys, Role.KEY, keys)
+        canvas.write(places + 1, self.config.vocab - 1, Role.QUERY, keys)
+        canvas.ask(places + 1, self.table[keys], np.arange(keys.shape[1]))
+
+    def solve(self, inputs: Ints, asked: Ints) -> Answers:
+        """Return the table's value of the token before."""
+        return {place: frozenset({int(self.table[inputs[place - 1]])}) for place in asked.tolist()}
+
+
+class CompressionConfig(TaskConfig):
+    """Options of compression."""
+
+    length: int = Field(32, ge=2, le=2**20, description="tokens of an example, the mark included")
+    vocab: int = Field(16, ge=2, le=2**20, description="number of token ids, the last one the mark")
+
+
+@task("mad-compression", source=_SOURCE, summary="all tokens decoded from what the last position computes")
+class Compression(Task):
+    """Random tokens and a mark; every input token is its own target, decoded from the state at the mark alone.
+
+    Where targets are read at their own positions the task is trivial: `readout` says that it needs a decoder.
+    """
+
+    Config = CompressionConfig
+    axes = ("length", "vocab")
+    readout = "last"
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids; the last one is the mark."""
+        return self.config.vocab
+
+    def grid(self) -> tuple[Cell, ...]:
+        """Return the baseline and changes of MAD's suite, but for those of the number of training examples."""
+        return suite_cells({"length": 32, "vocab": 16}, {"vocab": (32, 64, 128), "length": (64, 128, 256)})
+
+    def _make(self, draws: Draws, canvas: Canvas) -> None:
+        last = self.config.length - 1
+        places = np.arange(last)
+        canvas.write(places[None], draws.below("tokens", last, self.config.vocab - 1), Role.VALUE, places)
+        canvas.write(np.array([[last]]), self.config.vocab - 1, Role.QUERY)
+        canvas.ask(places[None], canvas.inputs[:, :-1], places)
+
+    def solve(self, inputs: Ints, asked: Ints) -> Answers:
+        """Return the tokens themselves."""
+        return {place: frozenset({int(inputs[place])}) for place in asked.tolist()}

@@ -1,0 +1,291 @@
+"""MAD's three tasks of recall: in-context, noisy and fuzzy.
+
+Defined by arXiv 2403.17844. As coded in athms/mad-lab at 0f49a45, mad/data/instances.py
+(`generate_in_context_recall_instance`, `generate_noisy_in_context_recall_instance`,
+`generate_fuzzy_in_context_recall_instance`) with configs/tasks, queries at every repeated key (`multi_query`).
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from basecap.errors import ConfigError
+from basecap.tasks._contract import Answers, Cell, Task, TaskConfig, task
+from basecap.tasks._draws import Draws, Ints, first_of_each
+from basecap.tasks._instances import NOTHING, Canvas, Role
+from basecap.tasks._recall import need_tokens
+
+_SOURCE = "arXiv 2403.17844"
+
+
+class MadRecallConfig(TaskConfig):
+    """Options that the three tasks share."""
+
+    length: int = Field(128, ge=8, le=2**20, description="tokens of an example, the last value included")
+    vocab: int = Field(16, ge=4, le=2**16, description="number of token ids: keys, values, then noise or padding")
+    every: bool = Field(
+        False, description="every next token is a target, as in MAD's training; scored are answers only"
+    )
+
+
+def suite_cells(base: Cell, changes: dict[str, tuple[int | float, ...]]) -> tuple[Cell, ...]:
+    """Return the baseline and every change of one axis, as MAD's suite varies its tasks."""
+    return (base, *({**base, axis: value} for axis, values in changes.items() for value in values))
+
+
+class InContextConfig(MadRecallConfig):
+    """Options of in-context and noisy recall."""
+
+    noise: float = Field(0.0, ge=0, lt=1, description="share of slots that hold two tokens of noise")
+    noise_vocab: int = Field(0, ge=0, le=2**16, description="token ids of noise, the last of vocab")
+
+
+@task(
+    "mad-in-context-recall",
+    source=_SOURCE,
+    summary="keys and values alternate; a repeated key asks for its value",
+    variants={
+        "mad-noisy-recall": (
+            "the same with noise between the pairs",
+            {"vocab": 32, "noise_vocab": 16, "noise": 0.2},
+        )
+    },
+)
+class InContextRecall(Task):
+    """Keys are drawn from the first half of the tokens that are no noise, each with a value of the second half.
+
+    An example of `length` tokens gives length - 1 inputs, because the last value is only a target. Modes do not differ.
+    """
+
+    Config = InContextConfig
+    axes = ("length", "vocab", "noise")
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids."""
+        return self.config.vocab
+
+    @property
+    def length(self) -> int:
+        """Number of positions of an input."""
+        return self.config.length - 1
+
+    def check(self) -> None:
+        """Raise ConfigError for an odd length, or noise without tokens of its own."""
+        c = self.config
+        if c.length % 2:
+            raise ConfigError(f"pairs need an even length, not {c.length}; set length to {c.length + 1}.")
+        need_tokens(2, c.vocab - c.noise_vocab, "keys and values", c.vocab)
+        if c.noise and not c.noise_vocab:
+            raise ConfigError(f"noise {c.noise} needs tokens of its own; set noise_vocab to 1 or more.")
+
+    def grid(self) -> tuple[Cell, ...]:
+        """Return the baseline and changes of MAD's suite, but for those of the number of training examples."""
+        lengths = (256, 512, 1024)
+        if self.config.noise:
+            base: Cell = {"length": 128, "vocab": 32, "noise": 0.2}
+            return suite_cells(base, {"vocab": (48, 80, 144), "length": lengths, "noise": (0.4, 0.6, 0.8)})
+        return suite_cells({"length": 128, "vocab": 16, "noise": 0.0}, {"vocab": (32, 64, 128), "length": lengths})
+
+    def _make(self, draws: Draws, canvas: Canvas) -> None:
+        c = self.config
+        slots, own = c.length // 2, c.vocab - c.noise_vocab
+        keys = draws.below("keys", slots, own // 2)
+        noisy = draws.uniform("noisy", slots) < c.noise
+        rows = np.arange(draws.size)
+        noisy[rows, draws.below("spared", 1, slots - 1)[:, 0]] = False
+        noisy[:, -1] = False
+        present = np.zeros((draws.size, own // 2), dtype=bool)
+        shown, places = np.nonzero(~noisy[:, :-1])
+        present[shown, keys[shown, places]] = True
+        keys[:, -1] = np.where(present, draws.bits("probe", own // 2) >> np.uint64(1), 0).argmax(axis=1)
+        values = own // 2 + draws.below_of("values", keys, own - own // 2)
+        queried = ~first_of_each(np.where(noisy, own + np.arange(slots), keys)) & ~noisy
+        tokens = np.stack([keys, values], axis=2)
+        if c.noise:
+            noise = own + draws.below("noise", 2 * slots, c.noise_vocab)
+            tokens = np.where(noisy[:, :, None], noise.reshape(tokens.shape), tokens)
+        flat = tokens.reshape(draws.size, c.length)
+        canvas.inputs[:] = flat[:, :-1]
+        made = canvas.made
+        made.roles[:, 0::2] = np.select([noisy, queried], [Role.NOISE, Role.QUERY], Role.KEY)
+        made.roles[:, 1::2] = np.where(noisy, Role.NOISE, Role.VALUE)[:, :-1]
+        made.pairs[:, 0::2] = np.where(noisy, NOTHING, keys)
+        made.pairs[:, 1::2] = made.pairs[:, 0:-1:2]
+        if c.every:
+            made.targets[:] = flat[:, 1:]
+        else:
+            made.targets[:, 0::2] = np.where(queried, values, NOTHING)
+        made.groups[:, 0::2] = np.where(queried, np.arange(slots), NOTHING)
+
+    def solve(self, inputs: Ints, asked: Ints) -> Answers:
+        """Return what follows the queried key in earlier slots; noise is in other tokens."""
+        tokens = inputs.tolist()
+        return {
+            place: frozenset(tokens[slot + 1] for slot in range(0, place, 2) if tokens[slot] == tokens[place])
+            for place in asked.tolist()
+        }
+
+
+class FuzzyConfig(MadRecallConfig):
+    """Options of fuzzy recall."""
+
+    key_tokens: int = Field(3, ge=1, le=8, description="tokens of the longest keys")
+    value_tokens: int = Field(3, ge=1, le=8, description="tokens of the longest values")
+    keys: Literal["longest", "any"] = Field(
+        "longest", description="lengths of keys: the longest, as in MAD's tests, or any, as in its training"
+    )
+
+
+@task("mad-fuzzy-recall", source=_SOURCE, summary="the same with keys and values of several tokens")
+class FuzzyRecall(Task):
+    """Keys and values are runs of different tokens from two disjoint sets; a repeated key asks for its value.
+
+    The last pair is a key that is put in at a random place before. As coded that place may lie behind all other pairs,
+    and the key is then never shown with its value; in clean mode it always is.
+    """
+
+    Config = FuzzyConfig
+    axes = ("length", "vocab")
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids; the last one is padding in front."""
+        return self.config.vocab
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        """How many tokens there are for keys and for values."""
+        keys = (self.config.vocab - 1) // 2
+        return keys, self.config.vocab - 1 - keys
+
+    def check(self) -> None:
+        """Raise ConfigError when words of different tokens cannot be formed, or no pair stands before the last."""
+        c = self.config
+        keys, values = self._sizes
+        longest = c.key_tokens + c.value_tokens
+        if keys < c.key_tokens or values < c.value_tokens:
+            raise ConfigError(f"a vocabulary of {c.vocab} has {keys} tokens for keys of {c.key_tokens}; raise vocab.")
+        if (keys + 1) ** c.key_tokens > 2**31:
+            raise ConfigError(f"keys of {c.key_tokens} tokens out of {keys} are too many to number; lower vocab.")
+        if c.length < 3 * longest:
+            raise ConfigError(
+                f"length {c.length} is too short for pairs of {longest} tokens; set {3 * longest} or more."
+            )
+
+    def grid(self) -> tuple[Cell, ...]:
+        """Return the baseline and changes of MAD's suite, but for those of the number of training examples."""
+        return suite_cells({"length": 128, "vocab": 16}, {"vocab": (32, 64, 128), "length": (256, 512, 1024)})
+
+    def _words(self, draws: Draws) -> tuple[Ints, Ints, Ints]:
+        """Return what pairs are made of before any is cut off, the last one first.
+
+        Returns:
+            Tokens of keys, then of values [N, S, key_tokens + value_tokens], -1 behind the end of either; the numbers
+            of the keys [N, S]; and the pairs' lengths [N, S].
+        """
+        c = self.config
+        keys, values = self._sizes
+        shortest = c.key_tokens if c.keys == "longest" else 1
+        count = 1 + c.length // (shortest + 1)
+        size = shortest + draws.below("key sizes", count, c.key_tokens - shortest + 1)
+        key = _word(c.key_tokens, keys, lambda part, left: draws.below(f"key {part}", count, left))
+        key[np.arange(c.key_tokens) >= size[:, :, None]] = NOTHING
+        codes = (key + 1) @ ((keys + 1) ** np.arange(c.key_tokens))
+        size_v = 1 + draws.below_of("value sizes", codes, c.value_tokens)
+        value = keys + _word(c.value_tokens, values, lambda part, left: draws.below_of(f"value {part}", codes, left))
+        value[np.arange(c.value_tokens) >= size_v[:, :, None]] = NOTHING
+        return np.concatenate([key, value], axis=2), codes, size + size_v
+
+    def _order(self, draws: Draws, codes: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+        """Return the order of the pairs [N, S + 1], the last pair 0 put in between and at the end, and their starts.
+
+        Pairs that are cut off start at -1; the last one starts at its place in the row without padding.
+        """
+        c = self.config
+        longest = c.key_tokens + c.value_tokens
+        limit = c.length - lengths[:, :1] - longest  # pairs start before it, the last pair apart
+        if c.mode == "clean":
+            room = limit - longest + 1
+        else:
+            room = c.length - 2 * lengths[:, :1]
+        place = (draws.uniform("place", 1) * room).astype(np.int64)
+        others = np.cumsum(lengths[:, 1:], axis=1) - lengths[:, 1:]  # where pairs start without the one put in
+        slot = (others < place).sum(axis=1, keepdims=True)
+        numbers = np.arange(codes.shape[1])[None]
+        early = ((codes[:, 1:] == codes[:, :1]) & (numbers[:, :-1] < slot)).any(axis=1, keepdims=True)
+        reached = np.take_along_axis(others, np.minimum(slot, others.shape[1] - 1), axis=1) < limit
+        slot = np.where(early | ~reached, codes.shape[1], slot)  # the key stands there already, or is never shown
+        order = np.where(numbers < slot, numbers + 1, np.where(numbers == slot, 0, numbers))
+        order = np.minimum(order, codes.shape[1] - 1)
+        taken = np.take_along_axis(lengths, order, axis=1)
+        starts = np.cumsum(taken, axis=1) - taken
+        ends = np.where(starts < limit, starts + taken, 0).max(axis=1, keepdims=True)
+        starts = np.where(starts < limit, starts, NOTHING)
+        return np.concatenate([order, np.zeros_like(slot)], axis=1), np.concatenate([starts, ends], axis=1)
+
+    def _make(self, draws: Draws, canvas: Canvas) -> None:
+        c = self.config
+        words, codes, lengths = self._words(draws)
+        order, starts = self._order(draws, codes, lengths)
+        codes = np.take_along_axis(codes, order, axis=1)
+        padding = c.length + 1 - starts[:, -1:] - lengths[:, :1]
+        kept = starts != NOTHING
+        queried = ~first_of_each(np.where(kept, codes, 2**31 + np.arange(order.shape[1]))) & kept
+        queried[:, -1] = True
+        tokens = np.full((draws.size, c.length + 1), c.vocab - 1)
+        pairs, groups, roles = (np.full_like(tokens, empty) for empty in (NOTHING, NOTHING, Role.FILLER))
+        rows, slots = np.nonzero(kept)
+        first = (padding + starts)[rows, slots]
+        chosen = words[rows, order[rows, slots]]
+        asking, number = queried[rows, slots], codes[rows, slots]
+        for part in range(chosen.shape[1]):
+            there = np.nonzero(chosen[:, part] != NOTHING)[0]
+            at = rows[there], first[there]
+            is_key = part < c.key_tokens
+            tokens[at] = chosen[there, part]
+            pairs[at] = number[there]
+            roles[at] = np.where(asking[there], Role.QUERY, Role.KEY) if is_key else Role.VALUE
+            if not is_key:
+                groups[at] = np.where(asking[there], slots[there], NOTHING)
+            first[there] += 1
+        made = canvas.made
+        made.inputs[:], made.pairs[:], made.roles[:] = tokens[:, :-1], pairs[:, :-1], roles[:, :-1]
+        made.groups[:] = groups[:, 1:]
+        made.targets[:] = tokens[:, 1:] if c.every else np.where(made.groups != NOTHING, tokens[:, 1:], NOTHING)
+
+    def solve(self, inputs: Ints, asked: Ints) -> Answers:
+        """Return the next tokens of the values that follow the queried key in earlier pairs."""
+        keys, _ = self._sizes
+        answers: Answers = {}
+        seen: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
+        key: list[int] = []
+        value: list[int] = []
+        wanted = set(asked.tolist())
+        for place, token in enumerate(inputs.tolist()):
+            if token == self.config.vocab - 1:
+                continue
+            if token < keys and value:
+                seen.setdefault(tuple(key), set()).add(tuple(value))
+                key, value = [], []
+            (key if token < keys else value).append(token)
+            if place in wanted:
+                known = seen.get(tuple(key), set())
+                answers[place] = frozenset(one[len(value)] for one in known if len(one) > len(value))
+        return answers
+
+
+def _word(length: int, size: int, draw: Callable[[int, int], Ints]) -> Ints:
+    """Return words of different numbers of range(size): int64 [N, S, length].
+
+    draw(part, left) gives numbers of range(left), [N, S]: which of the numbers that are left comes next.
+    """
+    word = draw(0, size)[:, :, None]
+    for part in range(1, length):
+        token = draw(part, size - part)
+        for earlier in np.moveaxis(np.sort(word, axis=2), 2, 0):
+            token += token >= earlier
+        word = np.concatenate([word, token[:, :, None]], axis=2)
+    return word
