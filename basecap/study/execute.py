@@ -1,6 +1,7 @@
 """Run a study: prepare the data, train what is not finished, keep what failed from stopping the rest."""
 
 import contextlib
+import logging
 import multiprocessing
 import traceback
 from collections import deque
@@ -27,8 +28,11 @@ from basecap.study.growth import grown
 from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs
 from basecap.study.proof import refuse_unsound
 from basecap.study.provenance import begun, refuse_other, refuse_other_precision
+from basecap.study.trial import try_all, untried
 from basecap.train.distributed import Processes, SharedError, processes, sentence
 from basecap.train.loop import Place, Trainer
+
+logger = logging.getLogger("basecap.study")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +76,14 @@ def execute(
         group.lead(lambda: _begin(execution, only, held))
         data = data_of(study, out)
         runs = _runs(study, data, only)
-        if len(devices) > 1 and len(runs) > 1:
-            return side_by_side(execution, runs, devices, say)
-        infos = [_attempt(execution, run, data, group, say) for run in runs]
+        failed = group.together(lambda: _try(execution, runs, data, group, say) if group.leads else {})[0]
+        sound = [run for run in runs if run.name not in failed]
+        if len(devices) > 1 and len(sound) > 1:
+            infos = side_by_side(execution, sound, devices, say)
+        else:
+            infos = [_attempt(execution, run, data, group, say) for run in sound]
+        trained = {(run.name, run.seed): info for run, info in zip(sound, infos, strict=True)}
+        infos = [trained.get((run.name, run.seed)) or failed[run.name][run.seed] for run in runs]
         return infos if group.leads else []
 
 
@@ -112,6 +121,35 @@ def _begin(execution: Execution, only: set[str], held: contextlib.ExitStack) -> 
     refuse_other_precision(records, whole, runs, device)
     records.create(whole.model_dump(mode="json"))
     _write_surroundings(records, study, prepared, device)
+
+
+def _try(
+    execution: Execution, runs: Sequence[RunSpec], data: PreparedData, group: Processes, say: Callable[[str], None]
+) -> dict[str, dict[int, dict[str, Any]]]:
+    """Try each architecture that has not begun; record and say what fails, and return its infos by name and seed."""
+    study, device, found = (
+        StudyRecords(execution.out),
+        torch.device(execution.device),
+        plan_evaluations(execution.study),
+    )
+    failures = try_all(untried(runs, study), found, data, group, device)
+    infos: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in failures}
+    for run in (run for run in runs if run.name in failures):
+        failure, records = failures[run.name], study.run(run.name, run.seed)
+        info = {**begun(records, run, device), "status": "failed", "message": failure.message, "ops": failure.ops}
+        if failure.traceback is not None:
+            info["traceback"] = failure.traceback
+        records.write_info(info)
+        infos[run.name][run.seed] = info
+    for name, failure in failures.items():
+        _report_failure(f"{name} failed before training", failure.message, failure.traceback, say)
+    return infos
+
+
+def _report_failure(what: str, message: str, trace: str | None, say: Callable[[str], None]) -> None:
+    say(f"{what}: {message}")
+    if trace is not None:
+        logger.debug(trace)
 
 
 def _runs(study: StudyConfig, data: PreparedData, only: set[str]) -> list[RunSpec]:
@@ -283,7 +321,7 @@ def _attempt(
     if group.leads:
         records.write_info(info)
         if info["status"] == "failed":
-            say(f"{run.label} failed: {info['message']}")
+            _report_failure(f"{run.label} failed", info["message"], info.get("traceback"), say)
     return info
 
 
