@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import os
 import signal
 import sys
@@ -368,6 +369,8 @@ def _cell(value: Any) -> str:
 def main() -> None:
     """Run the command line: exit code 1 where runs or checks fail, 2 and a sentence for bad input, 128 + a signal."""
     debug = "--debug" in sys.argv
+    if debug:
+        _show_traces()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal's alphabet may lack what is printed
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
@@ -380,6 +383,13 @@ def main() -> None:
         if said:  # else it was the help, which is printed
             typer.echo(f"error: {said}", err=True)
         sys.exit(2)
+
+
+def _show_traces() -> None:
+    """Show on stderr what is logged for --debug, such as the trace of a run that failed while others go on."""
+    logger = logging.getLogger("basecap")
+    logger.addHandler(logging.StreamHandler())
+    logger.setLevel(logging.DEBUG)
 
 
 def _in_words(error: Any) -> str:

@@ -70,6 +70,15 @@ class Evaluation(ABC):
     def run(self, model: LanguageModel, context: Context) -> Outcome:
         """Measure `model`, which is on the context's device; no gradients are recorded."""
 
+    def trial(self, model: LanguageModel, context: Context) -> None:
+        """Compute one batch as `run` does, of the largest shape that it needs; what fails here costs no training.
+
+        Without one of its own, an evaluation is tried by the losses of one sequence of the training length.
+        """
+        tokens = torch.zeros(1, model.config.max_length, dtype=torch.int64, device=context.device)
+        with context.autocast():
+            model.token_losses(tokens, tokens)
+
 
 EVALUATIONS: Registry[type[Evaluation]] = Registry("evaluation", "basecap.evals", "evals")
 

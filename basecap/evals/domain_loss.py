@@ -1,5 +1,6 @@
 """Loss per domain on held-out documents: the x and the y of the gap."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Literal
@@ -49,27 +50,48 @@ class DomainLoss(Evaluation):
             measurements += _measure(domain, losses)
         return Outcome(measurements=measurements, documents=documents)
 
+    def trial(self, model: LanguageModel, context: Context) -> None:
+        """Compute the losses of one batch of windows, the most that a domain has, padded to the training length."""
+        length = model.config.max_length
+        rows = max(1, self.config.tokens_per_batch // length)
+        domains = (*context.data.train_domains, *context.data.ood_domains)
+        held = [context.data.documents(self.config.split, domain) for domain in domains]
+        start = context.data.tokenizer.end_of_text
+        windows = max((list(itertools.islice(_all_windows(part, length, start), rows)) for part in held), key=len)
+        self._batch_losses(model, context, [window for _, window in windows], length)
+
     def _losses(self, model: LanguageModel, context: Context, documents: DocumentSet) -> DocumentLosses:
         start = context.data.tokenizer.end_of_text
         nats = np.zeros(len(documents))
         tokens = np.zeros(len(documents), dtype=np.int64)
         sizes = np.array([documents.bytes(index) for index in range(len(documents))], dtype=np.int64)
         windows: dict[int, list[tuple[int, np.ndarray]]] = {}
-        for index in range(len(documents)):
-            for window in _windows(documents.tokens(index), model.config.max_length, start):
-                tokens[index] += len(window) - 1
-                padded = _padded_length(len(window) - 1, model.config.max_length)
-                windows.setdefault(padded, []).append((index, window))
+        for index, window in _all_windows(documents, model.config.max_length, start):
+            tokens[index] += len(window) - 1
+            padded = _padded_length(len(window) - 1, model.config.max_length)
+            windows.setdefault(padded, []).append((index, window))
         for length, members in sorted(windows.items()):
             rows = max(1, self.config.tokens_per_batch // length)
             for first in range(0, len(members), rows):
                 part = members[first : first + rows]
-                inputs, targets = _batch([window for _, window in part], length)
-                with context.autocast():
-                    losses = model.token_losses(inputs.to(context.device), targets.to(context.device))
-                summed = losses.double().sum(dim=1).cpu().numpy()
+                summed = self._batch_losses(model, context, [window for _, window in part], length)
                 np.add.at(nats, [index for index, _ in part], summed)
         return DocumentLosses(nats=nats, tokens=tokens, bytes=sizes, clusters=documents.clusters)
+
+    @staticmethod
+    def _batch_losses(model: LanguageModel, context: Context, windows: list[np.ndarray], length: int) -> np.ndarray:
+        """Return the summed loss of each window in nats, float64."""
+        inputs, targets = _batch(windows, length)
+        with context.autocast():
+            losses = model.token_losses(inputs.to(context.device), targets.to(context.device))
+        return losses.double().sum(dim=1).cpu().numpy()
+
+
+def _all_windows(documents: DocumentSet, length: int, start: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield each document's number and windows."""
+    for index in range(len(documents)):
+        for window in _windows(documents.tokens(index), length, start):
+            yield index, window
 
 
 def _windows(tokens: np.ndarray, length: int, start: int) -> Iterator[np.ndarray]:

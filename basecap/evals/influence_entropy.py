@@ -54,6 +54,12 @@ class InfluenceEntropy(Evaluation):
             ]
         return Outcome(measurements=measurements)
 
+    def trial(self, model: LanguageModel, context: Context) -> None:
+        """Compute the entropies of one domain."""
+        rows = self._rows(context.data, context.data.train_domains[0], model.config.max_length)
+        with context.autocast():
+            layer_entropies(model, torch.from_numpy(rows).to(context.device))
+
     def _rows(self, data: PreparedData, domain: str, longest: int) -> np.ndarray:
         """Return the first tokens of a domain's first documents that are long enough: int64 [windows, length]."""
         length, documents = min(self.config.length, longest), data.documents(self.config.split, domain)

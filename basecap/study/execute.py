@@ -1,6 +1,7 @@
 """Run a study: prepare the data, train what is not finished, keep what failed from stopping the rest."""
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import traceback
@@ -29,9 +30,12 @@ from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs
 from basecap.study.proof import refuse_unsound
 from basecap.study.provenance import begun, refuse_other, refuse_other_precision
 from basecap.study.sweep import HeldOutLoss, chosen_rates, settle
+from basecap.study.trial import try_all, untried
 from basecap.train.distributed import Processes, SharedError, processes, sentence
 from basecap.train.interruption import deferred, install, listening
 from basecap.train.loop import Place, Trainer
+
+logger = logging.getLogger("basecap.study")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +91,17 @@ def execute(
                     infos.append(_attempt(execution, run, data, group, say))
             return infos
 
-        swept = [run for run in _runs(execution, data, only) if run.sweep]
+        known = _runs(execution, data, only)
+        failed = group.together(lambda: _try(execution, known, data, group, say) if group.leads else [])[0]
+        unsound = {info["name"] for info in failed}
+        swept = [run for run in known if run.sweep and run.name not in unsound]
         tried = train(swept)
         if study.train.sweep:
             group.together(lambda: None)  # every process has read what is about to move
             group.lead(lambda: settle(StudyRecords(out), swept, say))
-        runs = _runs(execution, data, only)
+        runs = [run for run in _runs(execution, data, only) if run.name not in unsound]
         unchosen = {run.name for run in runs if run.sweep}
-        failed = [info for info in tried if info["status"] == "failed" and info["name"] in unchosen]
+        failed += [info for info in tried if info["status"] == "failed" and info["name"] in unchosen]
         infos = failed + train([run for run in runs if not run.sweep])
         return infos if group.leads else []
 
@@ -140,6 +147,31 @@ def _runs(execution: Execution, data: PreparedData, only: set[str]) -> list[RunS
     records, study = StudyRecords(execution.out), execution.study
     runs = plan_runs(_whole(records, study), data.tokenizer.vocab_size, chosen_rates(records))
     return [run for run in runs if run.name in only and (run.sweep or run.seed in study.seeds_of(run.name))]
+
+
+def _try(
+    execution: Execution, runs: Sequence[RunSpec], data: PreparedData, group: Processes, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Try each architecture that has not begun; record and say what fails, and return the infos of its runs."""
+    study, device = StudyRecords(execution.out), torch.device(execution.device)
+    failures = try_all(untried(runs, study), plan_evaluations(execution.study), data, group, device)
+    infos = []
+    for run in (run for run in runs if run.name in failures):
+        failure, records = failures[run.name], study.run(run.name, run.seed, run.rate)
+        info = {**begun(records, run, device), "status": "failed", "message": failure.message, "ops": failure.ops}
+        if failure.traceback is not None:
+            info["traceback"] = failure.traceback
+        records.write_info(info)
+        infos.append(info)
+    for name, failure in failures.items():
+        _report_failure(f"{name} failed before training", failure.message, failure.traceback, say)
+    return infos
+
+
+def _report_failure(what: str, message: str, trace: str | None, say: Callable[[str], None]) -> None:
+    say(f"{what}: {message}")
+    if trace is not None:
+        logger.debug(trace)
 
 
 def _whole(records: StudyRecords, study: StudyConfig) -> StudyConfig:
@@ -325,7 +357,7 @@ def _attempt(
     if group.leads:
         records.write_info(info)
         if info["status"] == "failed":
-            say(f"{run.label} failed: {info['message']}")
+            _report_failure(f"{run.label} failed", info["message"], info.get("traceback"), say)
     return info
 
 

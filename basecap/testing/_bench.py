@@ -119,7 +119,7 @@ class Bench:
         layers = Layers(choice, self.config, hidden, length, last)
         recipes = {f"mixers.{i}.{k}": r for i, mixer in enumerate(layers.mixers) for k, r in mixer.recipe().items()}
         initialise(layers, recipes, seed)
-        _make_generic(layers, seed)
+        make_generic(layers, seed)
         self.layers = layers.to(device, torch.float64)
         self.x = self.random("x", self.batch, length, hidden)
         self.weight = self.random("weight", self.batch, length, hidden)
@@ -165,6 +165,14 @@ class Bench:
         elif error > self.allowed:
             apart = (actual - expected).abs().amax((0, 2)) > self.allowed * root_mean_square(self.y)
             broken += f", first at position {apart.nonzero()[0].item()}"
+        return self.check(name, error, self.allowed, broken)
+
+    def still(self, name: str, moved: Tensor, size: float, broken: str) -> Check:
+        """Return the check that `moved` [B, T, D], float64, is zero to the excusable error, as a share of `size`."""
+        error = (moved.abs().max() / size).item()
+        if error > self.allowed:
+            places = (moved.abs().amax((0, 2)) > self.allowed * size).nonzero()
+            broken += f", first at position {places[0].item()}"
         return self.check(name, error, self.allowed, broken)
 
     def check(self, name: str, error: float, allowed: float, broken: str) -> Check:
@@ -266,8 +274,11 @@ def roundoff(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2
 
 
-def _make_generic(layers: nn.Module, seed: int) -> None:
-    # At initialisation some output projections are zero and some attention is uniform: nothing could break there.
+def make_generic(layers: nn.Module, seed: int) -> None:
+    """Move all parameters off their first values, in place.
+
+    At initialisation some output projections are zero and some attention is uniform: nothing could break there.
+    """
     with torch.no_grad():
         for name, parameter in layers.named_parameters():
             std = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.1

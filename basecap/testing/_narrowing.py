@@ -16,7 +16,7 @@ from basecap.testing._bench import Bench, Check
 _TORCH = str(Path(torch.__file__).parent)
 
 
-class _Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):
     """Keeps the place of the first conversion of a float64 tensor to a narrower dtype."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ def _place() -> str:
 @torch.no_grad()
 def float64(bench: Bench) -> Iterator[Check]:
     """Nothing is converted to a narrower dtype when input and parameters are float64, as for all these proofs."""
-    watch, x = _Watch(), bench.x.clone()
+    watch, x = Watch(), bench.x.clone()
     prompt = min(16, bench.length // 2)
     with watch, suppress(Exception):  # what raises is said by the proofs of packing and decoding
         bench.layers(x, bench.segments())

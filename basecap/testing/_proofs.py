@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from basecap.mixers._contract import Cache, Mixer, initialise
 from basecap.mixers._faults import declared
+from basecap.testing import _causality
 from basecap.testing._bench import BATCH, Bench, Check, Layers, empty_cache, largest, roundoff
 
 
@@ -57,30 +58,32 @@ def repetition(bench: Bench) -> Check:
 def causality(bench: Bench) -> Iterator[Check]:
     """Later inputs change no earlier output; a shorter sequence (one token, off every chunk) is a prefix."""
     other = bench.random("other future", *bench.x.shape)
-    for cut in (1, bench.length // 3, bench.length - 1):
-        changed = bench.layers(torch.cat([bench.x[:, :cut], other[:, cut:]], dim=1))
-        yield bench.same(
-            f"causality before {cut}",
-            changed[:, :cut],
-            bench.y[:, :cut],
-            f"outputs before position {cut} move when later inputs change",
-        )
+    for cut in sorted(_causality.choose_cuts(bench.length)):
+        probe = _causality.future(bench.x, other, bench.weight, [cut] * BATCH)
+        broken = f"outputs before position {cut} move when later inputs change"
+        yield bench.still(f"causality before {cut}", *probe.movement(bench.layers, bench.y), broken)
         yield bench.same(
             f"length {cut}",
             bench.layers(bench.x[:, :cut]),
             bench.y[:, :cut],
             f"a sequence of {cut} tokens is not mixed like the start of one of {bench.length}",
         )
+    cut = bench.length // 3
+    probe = _causality.future(bench.x, other, bench.weight, [cut] * BATCH)
+    broken = f"outputs before position {cut} move when later inputs change, after eval()"
+    bench.layers.eval()
+    yield bench.still("causality in evaluation mode", *probe.movement(bench.layers), broken)
+    bench.layers.train()
 
 
 def causal_gradients(bench: Bench) -> Iterator[Check]:
     """Earlier outputs have no gradient with respect to later inputs."""
-    cut = bench.length // 3
-    x = bench.x.clone().requires_grad_()
-    (grad,) = torch.autograd.grad((bench.layers(x) * bench.weight)[:, :cut].sum(), x)
-    error = largest(grad[:, cut:], torch.zeros_like(grad[:, cut:]), scale=grad[:, :cut])
+    cut, other = bench.length // 3, bench.random("other future", *bench.x.shape)
+    probe = _causality.future(bench.x, other, bench.weight, [cut] * BATCH)
+    broken = f"outputs before position {cut} move when later inputs change, where gradients are wanted"
+    yield bench.still("causality with gradients", *probe.movement(bench.layers), broken)
     broken = f"outputs before position {cut} have gradients with respect to inputs after it"
-    yield bench.check("causal gradients", error, bench.allowed, broken)
+    yield bench.still("causal gradients", *probe.gradient(bench.layers), broken)
 
 
 @torch.no_grad()
@@ -113,11 +116,10 @@ def long_causality(bench: Bench) -> Iterator[Check]:
 
     What it says is of a layer that is not the first either, so that a fault may come from there.
     """
-    T, x = bench.length, bench.x.clone()
-    cut = T - T // 32
-    x[:, cut:] = bench.random("other future", *x[:, cut:].shape)
+    T, x, cut = bench.length, bench.x, bench.length - bench.length // 32
+    probe = _causality.future(x, bench.random("other future", *x.shape), bench.weight, [cut])
     broken = f"outputs before position {cut} of {T} move when later inputs change (layer.index is 1)"
-    yield bench.same(f"causality before {cut} of {T}", bench.layers(x)[:, :cut], bench.y[:, :cut], broken)
+    yield bench.still(f"causality before {cut} of {T}", *probe.movement(bench.layers, bench.y), broken)
     cut = 2 * T // 3
     broken = f"a sequence of {cut} tokens is not mixed like the start of one of {T} (layer.index is 1)"
     yield bench.same(f"length {cut} of {T}", bench.layers(bench.x[:, :cut]), bench.y[:, :cut], broken)
@@ -156,14 +158,9 @@ def _apart(bench: Bench) -> Tensor:
 
 def packed_gradients(bench: Bench) -> Iterator[Check]:
     """The outputs of a packed segment have no gradient with respect to the inputs of another."""
-    ids = bench.segments()
-    inside = ids[0] == 2
-    x = bench.x.clone().requires_grad_()
-    (grad,) = torch.autograd.grad((bench.layers(x, ids) * bench.weight)[0][inside].sum(), x)
-    outside = torch.cat([grad[0][~inside], grad[1]])
-    error = largest(outside, torch.zeros_like(outside), scale=grad[0][inside])
+    probe = _causality.documents(bench.x, bench.x, bench.weight, bench.segments(), [2] * BATCH)
     broken = "the outputs of one segment have gradients with respect to another"
-    yield bench.check("packed gradients", error, bench.allowed, broken)
+    yield bench.still("packed gradients", *probe.gradient(bench.layers), broken)
 
 
 @torch.no_grad()

@@ -1,0 +1,131 @@
+"""One training step and one evaluation batch of each architecture before a study begins: faults show at once."""
+
+import gc
+import math
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from basecap.data import PreparedData
+from basecap.errors import BasecapError, TrainingError
+from basecap.evals._contract import Context, Evaluation
+from basecap.mixers._faults import in_words
+from basecap.models.language_model import LanguageModel
+from basecap.ops._dispatch import IMPLEMENTATIONS
+from basecap.progress import progress
+from basecap.records import StudyRecords
+from basecap.study.plan import RunSpec
+from basecap.study.provenance import plugin_files
+from basecap.testing.check_model import undisturbed
+from basecap.train.checkpoint import latest
+from basecap.train.diagnose import first_bad_module
+from basecap.train.distributed import Processes
+from basecap.train.loop import Place
+from basecap.train.optim import build_optimiser
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why an architecture cannot train: a sentence, the trace unless the sentence says all, and what its ops ran on."""
+
+    message: str
+    traceback: str | None
+    ops: dict[str, str]
+
+
+def untried(runs: Sequence[RunSpec], records: StudyRecords) -> list[RunSpec]:
+    """Return a run of each architecture none of whose runs has finished or has a checkpoint."""
+    begun = set()
+    for run in runs:
+        found = records.run(run.name, run.seed, run.rate)
+        if found.info().get("status") == "finished" or latest(found.checkpoints) is not None:
+            begun.add(run.name)
+    return list({run.name: run for run in reversed(runs) if run.name not in begun}.values())[::-1]
+
+
+def try_all(
+    runs: Sequence[RunSpec],
+    evaluations: Sequence[Evaluation],
+    data: PreparedData,
+    group: Processes,
+    device: torch.device,
+) -> dict[str, Failure]:
+    """Try each run in this process alone, as one of `group` would train it; return what failed, by architecture."""
+    failures = {}
+    with progress("trial steps", total=len(runs), unit="architectures") as advance:
+        for run in runs:
+            failure = _try(run, evaluations, data, Place.choose(device, group, run.train.precision))
+            if failure is not None:
+                failures[run.name] = failure
+            advance(1, note=run.name)
+    return failures
+
+
+def _try(run: RunSpec, evaluations: Sequence[Evaluation], data: PreparedData, place: Place) -> Failure | None:
+    """Try one run; random generators, the record of ops and the device's memory are left as they were."""
+    held = dict(IMPLEMENTATIONS)
+    IMPLEMENTATIONS.clear()
+    failure = None
+    try:
+        with undisturbed(place.device):
+            _run(run, evaluations, data, place)
+    except (Exception, SystemExit) as error:  # a fault of one architecture must not cost the others
+        words = None if isinstance(error, BasecapError) else traceback.format_exc()
+        message = _sentence(error, run, place)
+        failure = Failure(message=message, traceback=words, ops=dict(sorted(IMPLEMENTATIONS.items())))
+    IMPLEMENTATIONS.clear()
+    IMPLEMENTATIONS.update(held)
+    gc.collect()  # a model that failed may hang in circles
+    if place.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return failure
+
+
+def _run(run: RunSpec, evaluations: Sequence[Evaluation], data: PreparedData, place: Place) -> None:
+    """Train the study's model on one micro-batch of random tokens, uncompiled, and evaluate it on a batch each."""
+    model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed).to(place.device)
+    optimiser = build_optimiser(model, model.recipe(), run.train)
+    shape = (run.train.forward_batch(place.processes.world), run.model.max_length + 1)
+    tokens = torch.randint(run.model.vocab, shape, generator=torch.Generator().manual_seed(0)).to(place.device)
+    with place.autocast():
+        loss = model(tokens[:, :-1], tokens[:, 1:])
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), run.train.clip)
+    if not math.isfinite(loss.item()):
+        with place.autocast():
+            where = first_bad_module(model, tokens[:, :-1], tokens[:, 1:])
+        raise TrainingError(f"the loss of a first step is not finite; first bad: {where or 'not found again'}.")
+    if not math.isfinite(norm.item()):
+        raise TrainingError(
+            "the gradients of a first step are not finite, where the loss is; correct the backward pass."
+        )
+    optimiser.step()
+    model.eval()
+    context = Context(data=data, device=place.device, autocast=place.autocast)
+    with torch.no_grad():
+        for evaluation in evaluations:
+            evaluation.trial(model, context)
+
+
+def _sentence(error: BaseException, run: RunSpec, place: Place) -> str:
+    """Return what failed, with the line of the plugin, or what was too large for the memory."""
+    if isinstance(error, BasecapError):
+        return str(error)
+    if _lacks_memory(error):
+        rows = run.train.forward_batch(place.processes.world)
+        return (
+            f"{rows} sequences of {run.model.max_length} tokens do not fit into the memory of {place.device}; "
+            "lower train.micro_batch or set train.checkpointing=true."
+        )
+    files = [str(file) for file in plugin_files(run.model)]
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    where = f" ({lines[-1].filename}:{lines[-1].lineno})" if lines else ""
+    return f"{in_words(error)}{where}"
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Whether a device or this machine had no room; PyTorch has no error of its own for the latter."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)

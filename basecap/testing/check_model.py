@@ -1,0 +1,302 @@
+"""What a model must prove before `basecap run` trains it: one that sees the future would win every comparison.
+
+The model is the study's own, of its width and options, with few layers and random parameters. The proof is that of
+`basecap check`; what differs is the size of what is proved, and what is excused as rounding: mixers that compute in
+single precision inside are trained as they are, so they must not be refused.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from basecap.mixers._contract import ARCHITECTURES, generator_for
+from basecap.models.config import ModelConfig
+from basecap.models.language_model import LanguageModel
+from basecap.testing._bench import make_generic, roundoff
+from basecap.testing._causality import Probe, choose_cuts, documents, future
+from basecap.testing._narrowing import Watch
+
+#: The longest sequence that is proved in float64; the studies train on 2,048 tokens, and most blocks are shorter.
+LONGEST = 4096
+#: Shorter ones, for what does not fit or cannot be computed at that length.
+SHORTER = (1024, 128)
+#: The vocabulary: activations stand in the place of embeddings, so that it only costs memory.
+VOCAB = 64
+#: Documents that are held while the others of their row change.
+HELD = 3
+
+#: The smallest movement of an output that is a leak, relative to the root mean square of all. float32, the most
+#: precise dtype in which a study trains, rounds by 6e-8: what is a sixtieth of that is lost as soon as it is added to
+#: the activations, before training could amplify it.
+LEAK = 1e-9
+#: Rounding above LEAK, as a convolution by Fourier transforms spreads over all positions, is told from a leak by
+#: repeating the measurement with everything moved by this share, two roundings of bf16: all is rounded anew, so that
+#: a leak comes back where rounding does not.
+AFRESH = 2.0**-8
+#: Measurements after which positions that may leak are looked at, and those that decide.
+FEW, ALL = 4, 16
+#: The mean movement of a position over its scatter from which on it comes back. That of rounding is about a half, after
+#: few measurements now and then ten; that of a leak is hundreds.
+COMES_BACK = 4.0
+#: Where float32 is computed in, what comes back is a leak from here on: 8 of its roundings, as the tables of Fourier
+#: transforms are themselves rounded, each time alike.
+NARROW_LEAK = 8 * roundoff(torch.float32)
+#: The share of the outputs above which they are random and not rounded when one input gives two outputs.
+RANDOM = 0.1
+
+Autocast = Callable[[], contextlib.AbstractContextManager]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """How a study computes on its device: what its training passes run in, and how many sequences one holds."""
+
+    autocast: Autocast
+    bf16: bool
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """At what length and in which precision a model is proved.
+
+    Attributes:
+        length: tokens per sequence.
+        dtype: of parameters and inputs.
+        words: the precision, for messages.
+        autocast: context of every pass.
+        rows: sequences in a pass, as many as there are places to look at if there are fewer.
+    """
+
+    length: int
+    dtype: torch.dtype
+    words: str
+    autocast: Autocast = contextlib.nullcontext
+    rows: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One thing that is proved: a probe, how it is measured, and in words, by row, what has failed if it moves."""
+
+    probe: Probe
+    measure: Callable[[Probe], tuple[Tensor, float]]
+    broken: Sequence[str]
+
+
+def find_leak(config: ModelConfig, device: torch.device, training: Precision, *, whole: bool) -> str | None:
+    """Return what leaks in a model, as the end of a sentence that begins with its name; None where nothing does.
+
+    Proved are, in evaluation and in training mode: later inputs move no earlier output, and earlier outputs have no
+    gradients with respect to them; the same between packed documents, both ways. What raises in every setting, such
+    as a mixer that takes no segments, cannot leak there and is left to training.
+
+    Args:
+        config: of the model; its length, width and options are kept, its depth and vocabulary are not.
+        device: where it is to be trained.
+        training: how it is to be trained.
+        whole: also prove it in float64, or in float32 where that raises; else as it is trained alone.
+    """
+    own = Setting(
+        length=config.max_length,
+        dtype=torch.float32,
+        words="bf16" if training.bf16 else "fp32",
+        autocast=training.autocast,
+        rows=min(training.rows, HELD),
+    )
+    wide = [
+        Setting(length=length, dtype=dtype, words=str(dtype).removeprefix("torch."))
+        for length in _lengths(config.max_length)
+        for dtype in (torch.float64, torch.float32)  # a kernel may not know double precision
+    ]
+    for settings in (wide, [own]) if whole else ([own],):
+        for claims in (_evaluation, _training, _packed):
+            found = _first_that_runs(partial(_fault, config, device, claims), settings)
+            if found is not None:
+                return found
+    return None
+
+
+def _lengths(longest: int) -> list[int]:
+    """Return the lengths to try, that of the study too where it is longer: chunks may need it."""
+    lengths = [longest] if longest <= LONGEST else [LONGEST, longest]
+    return lengths + [length for length in SHORTER if length < longest]
+
+
+def _first_that_runs(prove: Callable[[Setting], str | None], settings: Sequence[Setting]) -> str | None:
+    for setting in settings:
+        with contextlib.suppress(Exception, SystemExit):  # whatever a plugin's code raises
+            return prove(setting)
+    return None
+
+
+def _fault(
+    config: ModelConfig,
+    device: torch.device,
+    claims: Callable[["Subject"], Iterator[Claim]],
+    setting: Setting,
+) -> str | None:
+    subject = Subject(config, device, setting)
+    for claim in claims(subject):
+        first, size = claim.measure(claim.probe)
+        if not first.isfinite().all():
+            raise ArithmeticError("not finite")
+        if first.abs().max() > LEAK * size:
+            found = _refusal(claim, first, size, subject)
+            if found is not None:
+                return found
+    return None
+
+
+def _refusal(claim: Claim, first: Tensor, size: float, subject: "Subject") -> str | None:
+    """Return what has failed if `first`, what the claim's measure gave, is a leak and no rounding."""
+    with Watch() as watch:
+        again, _ = claim.measure(claim.probe)
+    if (again - first).abs().max() > RANDOM * size:
+        return (
+            "gives two outputs for one input, so that a leak could not be seen; "
+            "draw what is random from PyTorch's default generator"
+        )
+    narrow = subject.setting.dtype != torch.float64 or watch.dtype is not None
+    leaks = _leaks(claim, first, (NARROW_LEAK if narrow else LEAK) * size, subject)
+    if not leaks.any():
+        return None
+    row, position = leaks.nonzero()[0].tolist()
+    share = first[row].abs().max().item() / size
+    setting = subject.setting
+    where = f"first at position {position} of {setting.length}, by {share:.1e} of their size, in {setting.words}"
+    return f"{claim.broken[row]} ({where})"
+
+
+def _leaks(claim: Claim, first: Tensor, least: float, subject: "Subject") -> Tensor:
+    """Return where what was measured comes back, bool [B, T], and is of root mean square `least` or more."""
+    total, squares = first.clone(), first.square().mean(-1)
+    for number in range(1, ALL):
+        names = iter((f"inputs {number}", f"weights {number}"))
+        probe = claim.probe.moved(lambda: subject.random(next(names), len(first)).sign(), AFRESH)  # noqa: B023
+        measured, _ = claim.measure(probe)
+        total += measured
+        squares += measured.square().mean(-1)
+        mean = total.square().mean(-1) / (number + 1) ** 2
+        scatter = (squares / (number + 1) - mean).clamp(min=0)
+        leaks = (mean > COMES_BACK**2 * scatter) & (mean > least**2)
+        if number + 1 == FEW and not leaks.any():
+            break
+    return leaks
+
+
+class Subject:
+    """A small model in one setting, and the inputs that stand in the place of its embeddings."""
+
+    def __init__(self, config: ModelConfig, device: torch.device, setting: Setting):
+        self.setting, self.device, self.hidden = setting, device, config.hidden
+        config = _shallow(config)
+        for generic in (True, False):
+            self.model = LanguageModel(config).initialise(0)
+            if generic:
+                make_generic(self.model, 0)
+            self.model.to(device, setting.dtype)
+            self._buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+            with torch.no_grad():
+                if self(self.random("x", 1), None).isfinite().all():
+                    return  # else the values it starts from decide
+        raise ArithmeticError("not finite")
+
+    def __call__(self, x_BTD: Tensor, segments: Tensor | None) -> Tensor:
+        """Return the final activations; what is random or kept in buffers is the same each time."""
+        with torch.no_grad():
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(self._buffers[name])
+        tokens = torch.zeros(x_BTD.shape[:2], dtype=torch.int64, device=self.device)
+        handle = self.model.embedding.register_forward_hook(lambda module, inputs, output: x_BTD)
+        try:
+            with undisturbed(self.device), self.setting.autocast():
+                return self.model.hidden(tokens, segments)
+        finally:
+            handle.remove()
+
+    def random(self, name: str, rows: int) -> Tensor:
+        """Return standard normal values [rows, T, D] that depend on `name` alone."""
+        drawn = torch.randn(rows, self.setting.length, self.hidden, generator=generator_for(0, name))
+        return drawn.to(self.device, self.setting.dtype)
+
+    def future(self) -> tuple[Probe, list[int]]:
+        """Return the probe of later inputs, and the position from which on they change by row."""
+        cuts = choose_cuts(self.setting.length)[: self.setting.rows]
+        x, other, weight = (self.random(name, len(cuts)) for name in ("x", "other", "weight"))
+        return future(x, other, weight, cuts), cuts
+
+    def documents(self) -> Probe:
+        """Return the probe of packed documents, each between two places at which a sequence is cut; the longest."""
+        length = self.setting.length
+        ends = torch.tensor(sorted(choose_cuts(length)))
+        ids = torch.searchsorted(ends, torch.arange(length), right=True)
+        held = ids.bincount().argsort(descending=True, stable=True)[: min(HELD, self.setting.rows)].tolist()
+        segments = ids.expand(len(held), -1).to(self.device)
+        x, other, weight = (self.random(name, len(held)) for name in ("x", "other", "weight"))
+        return documents(x, other, weight, segments, held)
+
+
+def _shallow(config: ModelConfig) -> ModelConfig:
+    """Return the model with one layer of each kind, two at least as one may read of another; its own if that fails."""
+    patterns = [ARCHITECTURES.get(layer.use).layers for layer in config.layers]
+    depth = max(2, math.lcm(len(patterns), *map(len, patterns)))
+    whole = config.model_copy(update={"vocab": VOCAB})
+    small = whole.model_copy(update={"depth": min(depth, config.depth)})
+    try:
+        with torch.device("meta"):
+            LanguageModel(small)
+    except (Exception, SystemExit):  # whatever a plugin's code raises
+        return whole
+    return small
+
+
+def _evaluation(subject: Subject) -> Iterator[Claim]:
+    subject.model.eval()
+    probe, cuts = subject.future()
+    yield Claim(probe=probe, measure=partial(_unrecorded, subject), broken=_future(cuts, "evaluation"))
+
+
+@torch.no_grad()
+def _unrecorded(subject: Subject, probe: Probe) -> tuple[Tensor, float]:
+    return probe.movement(subject)
+
+
+def _training(subject: Subject) -> Iterator[Claim]:
+    subject.model.train()
+    probe, cuts = subject.future()
+    yield Claim(probe=probe, measure=lambda p: p.movement(subject), broken=_future(cuts, "training"))
+    broken = [
+        f"sees the future: outputs before position {cut} have gradients with respect to later inputs" for cut in cuts
+    ]
+    yield Claim(probe=probe, measure=lambda p: p.gradient(subject), broken=broken)
+
+
+def _packed(subject: Subject) -> Iterator[Claim]:
+    subject.model.train()
+    probe = subject.documents()
+    rows = len(probe.x)
+    moves = "mixes packed documents: outputs of one move when others of its row change"
+    yield Claim(probe=probe, measure=lambda p: p.movement(subject), broken=[moves] * rows)
+    feels = "mixes packed documents: outputs of one have gradients with respect to others of its row"
+    yield Claim(probe=probe, measure=lambda p: p.gradient(subject), broken=[feels] * rows)
+
+
+def _future(cuts: Sequence[int], mode: str) -> list[str]:
+    return [f"sees the future: outputs before position {cut} move when later inputs change" for cut in cuts]
+
+
+@contextlib.contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """Make `device` the current one, and let PyTorch's random generators go on as if nothing had been drawn."""
+    cuda = device.type == "cuda"
+    with (
+        torch.cuda.device(device) if cuda else contextlib.nullcontext(),
+        torch.random.fork_rng([device] if cuda else []),
+    ):
+        yield
