@@ -66,19 +66,17 @@ def try_all(
 
 def _try(run: RunSpec, evaluations: Sequence[Evaluation], data: PreparedData, place: Place) -> Failure | None:
     """Try one run; random generators, the record of ops and the device's memory are left as they were."""
-    held = dict(IMPLEMENTATIONS)
-    IMPLEMENTATIONS.clear()
     failure = None
-    try:
-        with undisturbed(place.device):
+    with undisturbed(place.device):
+        IMPLEMENTATIONS.clear()
+        try:
             _run(run, evaluations, data, place)
-    except (Exception, SystemExit) as error:  # a fault of one architecture must not cost the others
-        words = None if isinstance(error, BasecapError) else traceback.format_exc()
-        message = _sentence(error, run, place)
-        failure = Failure(message=message, traceback=words, ops=dict(sorted(IMPLEMENTATIONS.items())))
-    IMPLEMENTATIONS.clear()
-    IMPLEMENTATIONS.update(held)
-    gc.collect()  # a model that failed may hang in circles
+        except (Exception, SystemExit) as error:  # a fault of one architecture must not cost the others
+            words = None if isinstance(error, BasecapError) else traceback.format_exc()
+            ops = dict(sorted(IMPLEMENTATIONS.items()))
+            failure = Failure(message=_sentence(error, run, place), traceback=words, ops=ops)
+    if failure is not None:
+        gc.collect()  # its trace held the model in a circle
     if place.device.type == "cuda":
         torch.cuda.empty_cache()
     return failure

@@ -17,6 +17,7 @@ from torch import Tensor
 from basecap.mixers._contract import ARCHITECTURES, generator_for
 from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
+from basecap.ops._dispatch import IMPLEMENTATIONS
 from basecap.testing._bench import make_generic, roundoff
 from basecap.testing._causality import Probe, choose_cuts, documents, future
 from basecap.testing._narrowing import Watch
@@ -89,7 +90,7 @@ class Claim:
     broken: Sequence[str]
 
 
-def find_leak(config: ModelConfig, device: torch.device, training: Precision, *, whole: bool) -> str | None:
+def find_leak(config: ModelConfig, device: torch.device, training: Precision) -> str | None:
     """Return what leaks in a model, as the end of a sentence that begins with its name; None where nothing does.
 
     Proved are, in evaluation and in training mode: later inputs move no earlier output, and earlier outputs have no
@@ -99,8 +100,7 @@ def find_leak(config: ModelConfig, device: torch.device, training: Precision, *,
     Args:
         config: of the model; its length, width and options are kept, its depth and vocabulary are not.
         device: where it is to be trained.
-        training: how it is to be trained.
-        whole: also prove it in float64, or in float32 where that raises; else as it is trained alone.
+        training: how it is to be trained; before that it is proved in float64, or in float32 where that raises.
     """
     own = Setting(
         length=config.max_length,
@@ -114,7 +114,7 @@ def find_leak(config: ModelConfig, device: torch.device, training: Precision, *,
         for length in _lengths(config.max_length)
         for dtype in (torch.float64, torch.float32)  # a kernel may not know double precision
     ]
-    for settings in (wide, [own]) if whole else ([own],):
+    for settings in (wide, [own]):
         for claims in (_evaluation, _training, _packed):
             found = _first_that_runs(partial(_fault, config, device, claims), settings)
             if found is not None:
@@ -293,10 +293,14 @@ def _future(cuts: Sequence[int], mode: str) -> list[str]:
 
 @contextlib.contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """Make `device` the current one, and let PyTorch's random generators go on as if nothing had been drawn."""
-    cuda = device.type == "cuda"
-    with (
-        torch.cuda.device(device) if cuda else contextlib.nullcontext(),
-        torch.random.fork_rng([device] if cuda else []),
-    ):
-        yield
+    """Make `device` the current one; PyTorch's random generators and the record of ops come out as they went in."""
+    cuda, held = device.type == "cuda", dict(IMPLEMENTATIONS)
+    try:
+        with (
+            torch.cuda.device(device) if cuda else contextlib.nullcontext(),
+            torch.random.fork_rng([device] if cuda else []),
+        ):
+            yield
+    finally:
+        IMPLEMENTATIONS.clear()
+        IMPLEMENTATIONS.update(held)

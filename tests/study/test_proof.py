@@ -14,26 +14,68 @@ from basecap.study.plan import RunSpec, plan_runs
 from basecap.study.proof import refuse_unsound
 from tests.study._execute import PLUGIN, run
 
-#: Name of a mixer -> what its forward returns, and what is said of it.
+FUTURE = "sees the future: outputs before position"
+
+#: Name of a mixer -> what its forward returns, the tokens of a sequence, and what is said of it.
 FORWARDS = {
-    "proof fine": ("self.out(x.cumsum(1))", None),
-    "proof ahead": ("self.out(x.roll(-1, 1))", "sees the future: outputs before position 1 move when later tokens"),
-    "proof mean": ("self.out(x - x.mean(1, keepdim=True))", "sees the future: outputs before position"),
-    "proof infinite": ("x / 0", "gives numbers that are not finite"),
-    "proof narrow": ("x[..., :1]", r"cannot be trained \(mixer .* must return \[B, T, D\]"),
-    "proof random": ("x * torch.rand_like(x)", None),
-    "proof single": ("torch.zeros(3).float() @ x", None),  # raises: training will say so
-    "proof kernel": ("fails_in_double(x).roll(-1, 1)", "sees the future"),
-    "proof blocks": ("means_of_blocks(x)", "sees the future"),
+    "proof fine": ("self.out(means(x, segments))", 32, None),
+    "proof ahead": ("self.out(x.roll(-1, 1))", 32, f"{FUTURE} 10 move when later inputs change .* in float64"),
+    "proof mean": ("self.out(x - x.mean(1, keepdim=True))", 32, FUTURE),
+    "proof blocks": (
+        "x.unflatten(1, (-1, 256)).mean(2, keepdim=True).expand(-1, -1, 256, -1).flatten(1, 2)",
+        1024,
+        FUTURE,
+    ),
+    "proof late": ("torch.cat([x[:, :1024], x.roll(-1, 1)[:, 1024:]], 1)", 1400, f"{FUTURE} 1399 .* --length 1400"),
+    "proof training": ("x + 1e-3 * x.roll(-1, 1) if self.training else x", 32, FUTURE),
+    "proof evaluation": ("x if self.training else x + 1e-3 * x.roll(-1, 1)", 32, FUTURE),
+    "proof documents": ("self.out(means(x, None))", 32, "mixes packed documents: outputs of one move when others"),
+    "proof backward": ("Backward.apply(x)", 32, f"{FUTURE} 10 have gradients with respect to later inputs"),
+    "proof packed backward": (
+        "x if segments is None else Backward.apply(x)",
+        32,
+        "mixes packed .* of one have gradients",
+    ),
+    "proof faint": ("means(x, segments) + 1e-6 * x.roll(-1, 1)", 32, FUTURE),
+    "proof faint single": ("(x + 1e-6 * x.roll(-1, 1)).float().to(x.dtype)", 32, FUTURE),
+    "proof kernel": ("fails_in_double(x).roll(-1, 1)", 32, f"{FUTURE} .* in float32"),
+    "proof lower": ("x + 1e-3 * x.roll(-1, 1) * torch.is_autocast_enabled(x.device.type)", 32, None),
+    "proof random": ("x * torch.rand_like(x)", 32, None),
+    "proof own random": ("x * torch.rand(x.shape, generator=GENERATOR)", 32, "gives two outputs for one input"),
+    "proof single": ("means(x.float(), segments).to(x.dtype)", 32, None),
+    "proof fourier": ("fourier(x) if segments is None else x", 256, None),
+    "proof chunks": ("x.unflatten(1, (-1, 48)).cumsum(2).flatten(1, 2) if segments is None else 1 / 0", 96, None),
+    "proof infinite": ("x / 0", 32, None),  # these two are left to the trial
+    "proof narrow": ("x[..., :1]", 32, None),
 }
-DOUBLE = """
+PARTS = """
+GENERATOR = torch.Generator()
+
+class Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad + 1e-3 * grad.roll(1, 1)
+
 def fails_in_double(x):
     if x.dtype == torch.float64:
         raise TypeError("no kernel for double precision")
     return x
 
-def means_of_blocks(x):
-    return x.unflatten(1, (-1, 256)).mean(2, keepdim=True).expand(-1, -1, 256, -1).flatten(1, 2)
+def means(x, segments):
+    keep = torch.ones(x.shape[1], x.shape[1], dtype=x.dtype).tril()
+    if segments is not None:
+        keep = keep * (segments[:, :, None] == segments[:, None, :])
+    return (keep / keep.sum(-1, keepdim=True)) @ x
+
+def fourier(x):
+    length = x.shape[1]
+    decay = (-0.02 * torch.arange(length)[:, None] * torch.arange(1, x.shape[2] + 1)).exp()
+    parts = [torch.fft.rfft(part.float(), n=2 * length, dim=-2) for part in (x, decay)]
+    return torch.fft.irfft(parts[0] * parts[1], n=2 * length, dim=1)[:, :length].to(x.dtype)
 """
 
 
@@ -46,28 +88,36 @@ def plugin(tmp_path_factory) -> Path:
         code.replace('"breaks"', f'"{name}"')
         .replace("self.calls += 1\n", "\n")
         .replace("x * torch.nan if self.calls >= 3 else x", forward)
-        for name, (forward, _) in FORWARDS.items()
+        for name, (forward, _, _) in FORWARDS.items()
     ]
-    path.write_text(DOUBLE + "\n".join(mixers))
+    path.write_text("import torch\n" + PARTS + "\n".join(mixers))
     load_plugin(path)
     return path
 
 
-def runs(study: dict, architecture: object) -> list[RunSpec]:
-    if architecture == "proof blocks":
-        study = study | {"data": study["data"] | {"seq_len": 1024}}
+def runs(study: dict, architecture: str | dict) -> list[RunSpec]:
+    length = FORWARDS[architecture][1] if isinstance(architecture, str) and architecture in FORWARDS else 32
+    study = study | {"data": study["data"] | {"seq_len": length}}
     return plan_runs(StudyConfig.model_validate(study | {"architectures": ["transformer++", architecture]}), 257)
 
 
 @pytest.mark.parametrize("name", FORWARDS)
 def test_what_a_plugin_must_prove(name, study, plugin):
-    said = FORWARDS[name][1]
+    _, length, said = FORWARDS[name]
     if said is None:
         assert refuse_unsound(runs(study, name), torch.device("cpu")) is None
     else:
         with pytest.raises(ConfigError, match=said) as caught:
             refuse_unsound(runs(study, name), torch.device("cpu"))
-        assert str(caught.value).endswith(f"; run basecap check --mixer '{name}' --plugin {plugin}")
+        more = f" --length {length}" if length > 1100 else ""
+        assert str(caught.value).endswith(f"; run basecap check --mixer '{name}' --plugin {plugin}{more}")
+
+
+def test_the_precision_of_training_is_proved_and_its_rounding_no_leak(study, plugin):
+    study["train"]["precision"] = "bf16"
+    assert refuse_unsound(runs(study, "proof fourier"), torch.device("cpu")) is None
+    with pytest.raises(ConfigError, match=f"{FUTURE} .* in bf16"):
+        refuse_unsound(runs(study, "proof lower"), torch.device("cpu"))
 
 
 def test_a_leak_is_found_in_a_pattern_and_in_another_body(study, plugin):

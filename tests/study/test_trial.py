@@ -1,0 +1,83 @@
+"""What cannot run fails before anything is trained, and costs the others nothing."""
+
+import logging
+
+import pytest
+import torch
+import yaml
+
+from basecap.ops._dispatch import IMPLEMENTATIONS
+from basecap.records import StudyRecords
+from basecap.registry import load_plugin
+from basecap.study.config import load_study, select
+from basecap.study.execute import execute
+from tests.study._execute import PLUGIN
+
+#: Name of a mixer -> what its forward returns, and how the message of its failed runs begins.
+FORWARDS = {
+    "trial shape": ("fail(IndexError) if x.shape[:2] == (4, 32) else x", "IndexError: from a plugin ("),
+    "trial evaluation": ("x if self.training else fail(KeyError)", "KeyError: 'from a plugin' ("),
+    "trial memory": ("fail(torch.OutOfMemoryError) if len(x) == 4 else x", "4 sequences of 32 tokens do not fit"),
+    "trial infinite": ("x / 0", "the loss of a first step is not finite; first bad: module blocks.0.mixer"),
+    "trial gradients": ("x + x.sub(x).abs().sqrt()", "the gradients of a first step are not finite"),
+    "trial narrow": ("x[..., :1]", "mixer Breaks ("),
+    "trial good": ("x * torch.rand_like(x)", None),
+}
+FAIL = """
+def fail(kind):
+    raise kind("from a plugin")  # here
+"""
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory):
+    path = tmp_path_factory.mktemp("trials") / "trials.py"
+    mixers = [
+        PLUGIN.replace('"breaks"', f'"{name}"')
+        .replace("self.calls += 1\n", "\n")
+        .replace("x * torch.nan if self.calls >= 3 else x", forward)
+        for name, (forward, _) in FORWARDS.items()
+    ]
+    path.write_text(FAIL + "\n".join(mixers))
+    load_plugin(path)
+    return path
+
+
+def test_what_cannot_run_fails_before_anything_trains(study, plugin, tmp_path, caplog):
+    path, out = tmp_path / "tiny.yaml", tmp_path / "out"
+    study["train"] |= {"tokens": 512, "eval_every": 512, "micro_batch": 4, "seeds": [0, 1]}
+    path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", *FORWARDS]}))
+    config, said = load_study(str(path)), []
+    with caplog.at_level(logging.DEBUG, "basecap.study"):
+        infos = execute(config, out, only=select(config, []), device="cpu", plugins=[plugin], say=said.append)
+    failing = {name: begins for name, (_, begins) in FORWARDS.items() if begins is not None}
+    assert [line.partition(" failed before training: ")[0] for line in said] == list(failing)  # once for both seeds
+    assert len(infos) == 16
+    for info in infos:
+        records, begins = StudyRecords(out).run(info["name"], info["seed"]), failing.get(info["name"])
+        assert records.info() == info
+        assert info["status"] == ("finished" if begins is None else "failed")
+        assert info["message"].startswith(begins or "")
+        assert bool(records.metrics()) == (begins is None)
+        assert ("traceback" in info) == ((begins is not None and "Error" in begins) or "do not fit" in info["message"])
+    line = 1 + (FAIL + "x").splitlines().index('    raise kind("from a plugin")  # here')
+    assert f"IndexError: from a plugin ({plugin}:{line})" in {info["message"] for info in infos}
+    assert "Traceback" in caplog.text and "# here" in caplog.text
+
+
+def test_a_trial_leaves_nothing_behind(study, plugin, tmp_path, monkeypatch):
+    path, out = tmp_path / "tiny.yaml", tmp_path / "out"
+    study["train"] |= {"tokens": 512, "eval_every": 512}
+    path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", "trial good"]}))
+    config, states = load_study(str(path)), []
+
+    def attempt(execution, run, data, group, say):
+        states.append((torch.get_rng_state(), dict(IMPLEMENTATIONS)))
+        return {"name": run.name, "seed": run.seed}
+
+    monkeypatch.setattr("basecap.study.execute._attempt", attempt)
+    monkeypatch.setitem(IMPLEMENTATIONS, "kept", "as it was")
+    before, held = torch.get_rng_state(), dict(IMPLEMENTATIONS)
+    execute(config, out, only=select(config, []), device="cpu", plugins=[plugin], say=print)
+    assert [ops for _, ops in states] == [held, held]
+    assert all(torch.equal(state, before) for state, _ in states)
