@@ -16,9 +16,9 @@ from basecap.mixers._contract import (
     divide,
     mixer,
 )
-from basecap.mixers._delta import EPS, REPOSITORY, DeltaMemory
+from basecap.mixers._delta import EPS, REPOSITORY, SHRUNK, DeltaMemory
 from basecap.mixers._parts import rms_norm
-from basecap.mixers._recipes import ParameterRecipe, constant, normal
+from basecap.mixers._recipes import ParameterRecipe, constant, normal, residual_std
 
 
 @mixer(
@@ -27,7 +27,11 @@ from basecap.mixers._recipes import ParameterRecipe, constant, normal
     paper="arXiv 2406.06484",
     summary="linear attention that overwrites by the delta rule, short convolutions, normalised output",
     source=f"{REPOSITORY}: fla/models/delta_net/modeling_delta_net.py, fla/layers/delta_net.py",
-    variants={"deltanet w/o conv": Variant(options={"conv": False}, summary="without the short convolutions")},
+    variants={
+        "deltanet w/o conv": Variant(
+            options={"conv": False}, summary="without the short convolutions", differences=SHRUNK
+        )
+    },
 )
 class DeltaNet(Mixer):
     """The DeltaNet mixer: delta rule, norm of each head's output, projection."""
@@ -81,7 +85,7 @@ class DeltaNet(Mixer):
         return {
             **{f"memory.{name}": recipe for name, recipe in self.memory.recipe().items()},
             "norm_weight": ParameterRecipe(init=constant(1.0), decay=False),
-            "out.weight": ParameterRecipe(init=normal(0.02)),
+            "out.weight": ParameterRecipe(init=normal(0.02 if self.config.conv else residual_std(self.layer))),
         }
 
     def flops(self, length: int) -> float:

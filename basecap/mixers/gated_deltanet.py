@@ -17,9 +17,9 @@ from basecap.mixers._contract import (
     divide,
     mixer,
 )
-from basecap.mixers._delta import EPS, REPOSITORY, DeltaMemory
+from basecap.mixers._delta import EPS, REPOSITORY, SHRUNK, DeltaMemory
 from basecap.mixers._parts import rms_norm
-from basecap.mixers._recipes import ParameterRecipe, constant, normal
+from basecap.mixers._recipes import ParameterRecipe, constant, normal, residual_std
 from basecap.mixers._state_space import log_of_uniform, step_size, step_size_bias
 
 
@@ -34,7 +34,9 @@ from basecap.mixers._state_space import log_of_uniform, step_size, step_size_bia
         "A is drawn from (1e-4, 16), not from (0, 16): 0 has no logarithm.",
     ),
     variants={
-        "gated-deltanet w/o conv": Variant(options={"conv": False}, summary="without the short convolutions"),
+        "gated-deltanet w/o conv": Variant(
+            options={"conv": False}, summary="without the short convolutions", differences=SHRUNK
+        ),
     },
 )
 class GatedDeltaNet(Mixer):
@@ -109,7 +111,7 @@ class GatedDeltaNet(Mixer):
             "A_log": ParameterRecipe(init=log_of_uniform(1e-4, 16.0), decay=False),
             "dt_bias": ParameterRecipe(init=step_size_bias(), decay=False),
             "norm_weight": ParameterRecipe(init=constant(1.0), decay=False),
-            "out.weight": projection,
+            "out.weight": ParameterRecipe(init=normal(0.02 if self.config.conv else residual_std(self.layer))),
         }
 
     def flops(self, length: int) -> float:

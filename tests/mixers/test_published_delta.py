@@ -4,6 +4,8 @@ _init_weights: every nn.Linear and nn.Conv1d (ShortConvolution is one) normal, s
 projections and embeddings too: prenorm_residual_strategy is None. RMSNorms start at 1. tie_word_embeddings is False.
 """
 
+import math
+
 import pytest
 
 from tests.mixers._published import ONES, Row, Table, check_table, log_of_uniform, normal, steps
@@ -16,10 +18,14 @@ COMMON = (
     Row(r"(norm|mixer_norm|feed_forward_norm)\.weight", ONES, decay=False, differs=UNDECAYED),
     Row(r"mixer\.norm_weight", ONES, decay=False, differs=UNDECAYED),
     Row(r"mixer\.memory\.(qkv|beta)\.weight", normal(0.02)),
-    Row(r"mixer\.out\.weight", normal(0.02)),
     Row(r"feed_forward\.(gate|up|down)\.weight", normal(0.02)),
 )
-CONVOLUTION = Row(r"mixer\.memory\.conv\.weight", normal(0.02))
+CONVOLUTION = (Row(r"mixer\.memory\.conv\.weight", normal(0.02)), Row(r"mixer\.out\.weight", normal(0.02)))
+NONE = Row(
+    r"mixer\.out\.weight",
+    lambda at: normal(0.02 / math.sqrt(2 * at.depth)),
+    differs="Without convolutions the output projection is shrunk with depth",
+)
 
 DELTANET = f"{COMMIT}: fla/models/delta_net/modeling_delta_net.py, fla/layers/delta_net.py"
 GATED = f"{COMMIT}: fla/models/gated_deltanet/modeling_gated_deltanet.py, fla/layers/gated_deltanet.py"
@@ -32,10 +38,10 @@ GATES = (
 )
 
 TABLES = {
-    "deltanet": Table(source=DELTANET, rows=(*COMMON, CONVOLUTION)),
-    "deltanet w/o conv": Table(source=DELTANET, rows=COMMON),
-    "gated-deltanet": Table(source=GATED, rows=(*COMMON, CONVOLUTION, *GATES)),
-    "gated-deltanet w/o conv": Table(source=GATED, rows=(*COMMON, *GATES)),
+    "deltanet": Table(source=DELTANET, rows=(*COMMON, *CONVOLUTION)),
+    "deltanet w/o conv": Table(source=DELTANET, rows=(*COMMON, NONE)),
+    "gated-deltanet": Table(source=GATED, rows=(*COMMON, *CONVOLUTION, *GATES)),
+    "gated-deltanet w/o conv": Table(source=GATED, rows=(*COMMON, NONE, *GATES)),
 }
 
 
