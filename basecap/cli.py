@@ -300,7 +300,10 @@ def _inspect(study: str, out: Path | None, settings: Sequence[str], as_json: boo
     from basecap.study.execute import data_of
 
     config = load_study(study, settings)
-    _table(f"data of {config.name}", inspect(data_of(config, out or Path("runs") / config.name)), as_json)
+    data = data_of(config, out or Path("runs") / config.name)
+    _table(f"data of {config.name}", inspect(data), as_json)
+    if data.remark:
+        _say(f"{data.remark}.")
 
 
 def _report(directories: Sequence[Path], out: Path) -> None:

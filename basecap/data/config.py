@@ -68,8 +68,8 @@ class DataConfig(BaseModel):
     cluster: Line | None = Field(
         None,
         description="what tells which documents are alike and drawn together by the bootstrap: a dotted key of the "
-        "records, such as meta.repo; for sources of files path, the first part of a file's path within its domain, or "
-        "path/N for the first N parts; each document is drawn alone when not given",
+        "records, such as meta.repo; for sources of files path, the first folder of a file's path within its domain, "
+        "or path/N for the first N folders; each document is drawn alone when not given",
     )
     overlap: Number | None = Field(
         0.5,
@@ -96,7 +96,7 @@ class DataConfig(BaseModel):
         if not SOURCES.get(self.source).has_records and not is_path:
             raise ConfigError(
                 f"documents of source {self.source!r} are files and have no key {self.cluster!r}; set data.cluster to "
-                "path, or to path/N for the first N parts of a path."
+                "path, or to path/N for the first N folders of a path."
             )
         named = (*self.train, *self.ood)
         for domain in named:

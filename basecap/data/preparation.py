@@ -126,7 +126,7 @@ def _reopen(config: DataConfig, cache: Path, record: Path) -> PreparedData | Non
     try:
         content = json.loads(record.read_text(encoding="utf-8"))
         paths = [cache / content["tokenizer"], *(cache / "shards" / key for key in content["shards"])]
-        overlap = Overlap(**content["overlap"])
+        overlap, remark = Overlap(**content["overlap"]), content["remark"]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{record} is damaged; delete it and run again.") from error
     if not all(path.exists() for path in paths):
@@ -134,7 +134,7 @@ def _reopen(config: DataConfig, cache: Path, record: Path) -> PreparedData | Non
     tokenizer = Tokenizer.load(paths[0])
     if tokenizer.fingerprint not in paths[0].name:
         raise DataError(f"tokenizer {paths[0]} is damaged; delete it and run again.")
-    return PreparedData(config, tokenizer, [Shard(path) for path in paths[1:]], _limits(config), overlap)
+    return PreparedData(config, tokenizer, [Shard(path) for path in paths[1:]], _limits(config), overlap, remark)
 
 
 def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
@@ -171,12 +171,14 @@ def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
             f"no held-out document has the key data.cluster = {config.cluster!r}: {nearest(config.cluster, known)}"
         )
     overlap = _overlap(prepared, config.overlap)
-    prepared = PreparedData(config, tokenizer, opened, limits, overlap)
+    remark = source.remark()
+    prepared = PreparedData(config, tokenizer, opened, limits, overlap, remark)
     content = {
         "config": config.model_dump(mode="json"),
         "tokenizer": path.name,
         "shards": [shard.name for shard in shards],
         "overlap": asdict(overlap),
+        "remark": remark,
     }
     _write_atomically(record, json.dumps(content, indent=1))
     return prepared

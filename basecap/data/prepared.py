@@ -108,6 +108,7 @@ class PreparedData:
         sets: all documents by (domain, split).
         manifest_hash: sixteen hex digits of the manifest; the same for the same text and options on any machine.
         overlap: how much of the held-out text stands in the training text, None while that is not known.
+        remark: what a reader of the results has to know of the text, one line without a full stop; None for nothing.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class PreparedData:
         shards: Sequence[Shard],
         limits: Mapping[tuple[str, Split], int | None],
         overlap: Overlap | None = None,
+        remark: str | None = None,
     ):
         """Put shards together; raises DataError when a domain has too little text."""
         self.tokenizer = tokenizer
@@ -127,6 +129,7 @@ class PreparedData:
             for (domain, split), limit in limits.items()
         }
         self.overlap = overlap
+        self.remark = remark
         left_out = overlap.left_out if overlap else {}
         self.sets = {
             (domain, split): DocumentSet(domain, found, left_out.get(f"{domain}/{split}", ()))

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from basecap.data.shards import LEAST_DOCUMENTS
-from basecap.data.sources.installed import LONGEST_FILE, SHORTEST_FILE
+from basecap.data.sources._reference import LONGEST, SHORTEST
 from basecap.errors import BasecapError, ConfigError
 from basecap.files import parse_yaml
 from basecap.study.config import COST, StudyConfig, library, load_study, select
@@ -356,7 +356,7 @@ def test_files_of_another_kind_are_said_to_be_what_they_are(tmp_path, monkeypatc
 def test_studies_of_installed_text_keep_half_of_the_code_on_any_machine(name: str):
     data = load_study(name).data
     longest = (data.max_test_tokens or math.inf) / LEAST_DOCUMENTS * 1.5  # bytes per token of code, or more
-    assert data.source != "installed" or longest > (SHORTEST_FILE + LONGEST_FILE) / 2
+    assert data.source != "installed" or longest > (SHORTEST + LONGEST["python"]) / 2
 
 
 def test_unknown_study_and_setting(tmp_path):

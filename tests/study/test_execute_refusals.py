@@ -160,7 +160,7 @@ def test_a_vocabulary_too_small_for_a_tokenizer_of_ones_own_leaves_no_study(stud
 )
 def test_what_an_evaluation_lacks_is_said_before_anything_is_trained(study, tmp_path, evaluation, missing):
     for text in (Path(study["data"]["path"]) / "code").iterdir():
-        if split_of(text.read_text()) == "validation":
+        if split_of(text.read_text(), trained=False) == "validation":
             text.unlink()
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(study | {"evals": [evaluation]}))

@@ -82,10 +82,21 @@ class Source(ABC):
         return str(found) if isinstance(found, str | int | float) and found != "" else None
 
     def path_cluster(self, path: PurePath) -> str | None:
-        """Return the label of a file by the first parts of its relative path, as many as `data.cluster` says."""
+        """Return the first folders of a relative path, as many as `data.cluster` says; None for a file in no folder."""
         if self.config.cluster is None:
             return None
-        return "/".join(path.parts[: int(self.config.cluster.partition("/")[2] or 1)])
+        return "/".join(path.parent.parts[: int(self.config.cluster.partition("/")[2] or 1)]) or None
+
+    def split_of(self, domain: str, text: str) -> Split:
+        """Return the split of a text by its hash, for sources that name none."""
+        return split_of(text, trained=domain not in self.config.ood)
+
+    def remark(self) -> str | None:
+        """Return what a reader of the results has to know of the text, one line without a full stop; None for nothing.
+
+        Asked once, when the text is prepared.
+        """
+        return None
 
     def fingerprints(self, part: Part) -> dict[str, str]:
         """Return what the manifest says of a part: per file its name and the SHA-256 of its content.
@@ -143,13 +154,16 @@ def source(name: str) -> Callable[[type[Source]], type[Source]]:
     return register
 
 
-def split_of(text: str) -> Split:
-    """Return the split that a text's hash draws: train 80 %, validation 10 %, test 10 %.
+def split_of(text: str, trained: bool = True) -> Split:
+    """Return the split that a text's hash draws: train 80 %, validation and test 10 % each.
 
-    The top bits decide, the document's place in its shard comes from all of them: within a split it is still random.
+    Domains that are not trained on have no use for a train split: validation and test 50 % each. The top bits decide,
+    the document's place in its shard comes from all of them: within a split it is still random.
 
-    >>> split_of("one"), split_of("two")
-    ('train', 'train')
+    >>> split_of("two"), split_of("two", trained=False)
+    ('train', 'validation')
     """
     tenth = text_number(text) * 10 >> 64
+    if not trained:
+        return "test" if tenth < 5 else "validation"
     return ("test", "validation")[tenth] if tenth < 2 else "train"

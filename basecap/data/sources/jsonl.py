@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from basecap.data.sources._contract import Document, Part, Source, source, split_of
+from basecap.data.sources._contract import Document, Part, Source, source
 from basecap.data.sources._lines import SUFFIXES, keys_of, read_records, record_files
 
 
@@ -28,7 +28,7 @@ class JsonLines(Source):
         """Yield one document per record."""
         domain = part.name.partition("/")[0]
         for record in self._records(part):
-            yield Document(domain, split_of(record["text"]), record["text"], self.record_cluster(record))
+            yield Document(domain, self.split_of(domain, record["text"]), record["text"], self.record_cluster(record))
 
     def keys(self, part: Part) -> tuple[str, ...]:
         """Return the keys of the part's first record."""

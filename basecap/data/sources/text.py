@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from basecap.data.sources._contract import Document, Part, Source, files_below, source, split_of
+from basecap.data.sources._contract import Document, Part, Source, files_below, source
 from basecap.errors import DataError
 
 #: Files are read together up to this many bytes, so that a million small ones do not become a million shards.
@@ -48,4 +48,4 @@ class TextFiles(Source):
             except UnicodeDecodeError as error:
                 raise DataError(f"{path} is not text in UTF-8 ({error.reason}); convert or remove it.") from error
             place = path.relative_to(self.directory() / domain)
-            yield Document(domain, split_of(text), text, self.path_cluster(place))
+            yield Document(domain, self.split_of(domain, text), text, self.path_cluster(place))
