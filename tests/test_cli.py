@@ -149,6 +149,13 @@ def test_data_inspect_counts_every_domain(study_file, tmp_path, basecap):  # noq
     assert {row["domain"] for row in json.loads(printed)} == {"prose", "notes", "code"}
 
 
+def test_data_inspect_shows_examples_of_a_task(basecap):
+    code, printed, err = basecap("data", "inspect", "mqar-k2v2", "--set", "pairs=2", "--examples", "1")
+    assert code == 0 and "length 512: pairs 1, 2, 4, 8, 16, 32" in printed and "q1    q1" in printed, err
+    (row,) = json.loads(basecap("data", "inspect", "mqar", "--examples", "1", "--json")[1])
+    assert len(row["inputs"]) == 64 and row["roles"][:2] == ["key", "value"] and len(row["answers"]) == 4
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -173,6 +180,10 @@ def test_data_inspect_counts_every_domain(study_file, tmp_path, basecap):  # noq
         (("plan", "quickstart", "--set", "seeds=abc"), "each entry of which should be a whole number."),
         (("plan", ""), "error: . is a directory"),
         (("list", "MIXERS"), "did you mean 'mixers'?"),
+        (("data", "inspect", "mqar-k2v2-shufle"), "did you mean 'mqar-k2v2-shuffle'?"),
+        (("data", "inspect", "quikstart"), "unknown study 'quikstart'"),
+        (("data", "inspect", "mqar", "--set", "pairs=99"), "99 pairs do not fit into length 64"),
+        (("data", "inspect", "mqar", "--set", "pairs"), "is not of the form option=value"),
         (("run",), "(see `basecap run --help`)."),
         (("data", "prepar"), "no such command 'prepar'"),
         (("--frob",), "--frob"),

@@ -19,7 +19,7 @@ from basecap.tasks._draws import Draws, Ints, key_of
 from basecap.tasks._instances import NOTHING, Canvas, Instances
 
 #: Tokens that are made at a time: few enough to stay in a processor's cache.
-_CHUNK = 2**17
+_CHUNK = 2**16
 #: Elements of the largest table that a chunk may need, one row per example and one column per token of the vocabulary.
 _TABLE = 2**23
 
@@ -41,7 +41,7 @@ class TaskConfig(BaseModel):
 
 
 class Task(ABC):
-    """A family of synthetic tasks. Subclasses set `Config` and define `vocabulary`, `_make`, `solve` and `grid`."""
+    """A family of synthetic tasks. Subclasses set `Config` and define `vocabulary`, `make`, `solve` and `grid`."""
 
     Config: ClassVar[type[TaskConfig]] = TaskConfig
     #: The options that the cells of the grid vary, which label an example for accuracy per cell.
@@ -105,19 +105,19 @@ class Task(ABC):
         if seed < 0 or numbers.min(initial=0) < 0:
             raise ConfigError("seed and numbers of examples must be 0 or more.")
         key = key_of(seed, self.identity)
-        made = _empty(len(numbers), self.length, self._choices())
+        made = _empty(len(numbers), self.length, self.choice_shape())
         step = max(1, min(_CHUNK // self.length, _TABLE // self.vocabulary))
         for start in range(0, len(numbers), step):
             part = slice(start, start + step)
-            self._make(Draws(key, numbers[part]), Canvas(_slice(made, part)))
+            self.make(Draws(key, numbers[part]), Canvas(_slice(made, part)))
         return made
 
-    def _choices(self) -> tuple[int, int] | None:
+    def choice_shape(self) -> tuple[int, int] | None:
         """Return how many groups and regions the examples have, None when every group has one right answer."""
         return None
 
     @abstractmethod
-    def _make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: Draws, canvas: Canvas) -> None:
         """Write the examples of `draws`: every position of canvas.inputs, then roles, pairs, targets and groups."""
 
     @abstractmethod

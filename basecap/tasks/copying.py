@@ -67,7 +67,8 @@ class Copying(Task):
             {"vocab": (32, 64, 128), "length": (512, 1024), "tokens": (32, 64, 96)},
         )
 
-    def _make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: Draws, canvas: Canvas) -> None:
+        """Write the examples of `draws`."""
         c = self.config
         mark = c.length - c.tokens - 1
         numbers = np.arange(c.tokens)

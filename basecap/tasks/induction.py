@@ -34,7 +34,8 @@ class Induction(Task):
         """Return the lengths of arXiv 2312.00752, which trains at 256."""
         return tuple({"length": 2**power, "vocab": 16} for power in range(6, 21))
 
-    def _make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: Draws, canvas: Canvas) -> None:
+        """Write the examples of `draws`."""
         c = self.config
         canvas.inputs[:] = draws.below("tokens", c.length, c.vocab - 1)
         place = draws.below("place", 1, c.length - 2)

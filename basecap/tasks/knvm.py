@@ -127,7 +127,8 @@ class Knvm(Task):
         end = np.repeat(draws.below("end", c.key_tokens - 1, size)[:, None], c.pairs, axis=1)
         return np.concatenate([keys, end], axis=2)
 
-    def _make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: Draws, canvas: Canvas) -> None:
+        """Write the examples of `draws`."""
         c = self.config
         half, width = c.vocab // 2, self._width
         keys = SPECIAL + self._keys(draws)

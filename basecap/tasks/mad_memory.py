@@ -57,7 +57,8 @@ class Memorisation(Task):
         """Return the baseline and changes of MAD's suite."""
         return suite_cells({"length": 32, "vocab": 256}, {"vocab": (512, 1024, 2048, 4096, 8192)})
 
-    def _make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: Draws, canvas: Canvas) -> None:
+        """Write the examples of `draws`."""
         keys = draws.below("keys", self.config.length // 2, len(self.table))
         places = 2 * np.arange(keys.shape[1])[None]
         canvas.write(places, keys, Role.KEY, keys)
@@ -96,7 +97,8 @@ class Compression(Task):
         """Return the baseline and changes of MAD's suite, but for those of the number of training examples."""
         return suite_cells({"length": 32, "vocab": 16}, {"vocab": (32, 64, 128), "length": (64, 128, 256)})
 
-    def _make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: Draws, canvas: Canvas) -> None:
+        """Write the examples of `draws`."""
         last = self.config.length - 1
         places = np.arange(last)
         canvas.write(places[None], draws.below("tokens", last, self.config.vocab - 1), Role.VALUE, places)

@@ -89,7 +89,8 @@ class InContextRecall(Task):
             return suite_cells(base, {"vocab": (48, 80, 144), "length": lengths, "noise": (0.4, 0.6, 0.8)})
         return suite_cells({"length": 128, "vocab": 16, "noise": 0.0}, {"vocab": (32, 64, 128), "length": lengths})
 
-    def _make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: Draws, canvas: Canvas) -> None:
+        """Write the examples of `draws`."""
         c = self.config
         slots, own = c.length // 2, c.vocab - c.noise_vocab
         keys = draws.below("keys", slots, own // 2)
@@ -179,8 +180,21 @@ class FuzzyRecall(Task):
         """Return the baseline and changes of MAD's suite, but for those of the number of training examples."""
         return suite_cells({"length": 128, "vocab": 16}, {"vocab": (32, 64, 128), "length": (256, 512, 1024)})
 
-    def _words(self, draws: Draws) -> tuple[Ints, Ints, Ints]:
-        """Return what pairs are made of before any is cut off, the last one first.
+    def _enough_words(self, draws: Draws) -> tuple[Ints, Ints, Ints]:
+        """Return what `_words` does, for a number of pairs that fills the length."""
+        c = self.config
+        shortest = c.key_tokens if c.keys == "longest" else 1
+        count = 8 + int(
+            2.3 * c.length / (shortest + c.key_tokens + 1 + c.value_tokens)
+        )  # of the mean length, and spare
+        while True:
+            words, codes, lengths = self._words(draws, count)
+            if lengths[:, 1:].sum(axis=1).min() >= c.length:
+                return words, codes, lengths
+            count *= 2
+
+    def _words(self, draws: Draws, count: int) -> tuple[Ints, Ints, Ints]:
+        """Return what `count` pairs are made of, the last one first; none depends on how many there are.
 
         Returns:
             Tokens of keys, then of values [N, S, key_tokens + value_tokens], -1 behind the end of either; the numbers
@@ -189,7 +203,6 @@ class FuzzyRecall(Task):
         c = self.config
         keys, values = self._sizes
         shortest = c.key_tokens if c.keys == "longest" else 1
-        count = 1 + c.length // (shortest + 1)
         size = shortest + draws.below("key sizes", count, c.key_tokens - shortest + 1)
         key = _word(c.key_tokens, keys, lambda part, left: draws.below(f"key {part}", count, left))
         key[np.arange(c.key_tokens) >= size[:, :, None]] = NOTHING
@@ -197,7 +210,7 @@ class FuzzyRecall(Task):
         size_v = 1 + draws.below_of("value sizes", codes, c.value_tokens)
         value = keys + _word(c.value_tokens, values, lambda part, left: draws.below_of(f"value {part}", codes, left))
         value[np.arange(c.value_tokens) >= size_v[:, :, None]] = NOTHING
-        return np.concatenate([key, value], axis=2), codes, size + size_v
+        return np.concatenate([key, value], axis=2, dtype=np.int32, casting="unsafe"), codes, size + size_v
 
     def _order(self, draws: Draws, codes: Ints, lengths: Ints) -> tuple[Ints, Ints]:
         """Return the order of the pairs [N, S + 1], the last pair 0 put in between and at the end, and their starts.
@@ -226,34 +239,35 @@ class FuzzyRecall(Task):
         starts = np.where(starts < limit, starts, NOTHING)
         return np.concatenate([order, np.zeros_like(slot)], axis=1), np.concatenate([starts, ends], axis=1)
 
-    def _make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: Draws, canvas: Canvas) -> None:
+        """Write the examples of `draws`."""
         c = self.config
-        words, codes, lengths = self._words(draws)
+        words, codes, lengths = self._enough_words(draws)
         order, starts = self._order(draws, codes, lengths)
         codes = np.take_along_axis(codes, order, axis=1)
-        padding = c.length + 1 - starts[:, -1:] - lengths[:, :1]
         kept = starts != NOTHING
         queried = ~first_of_each(np.where(kept, codes, 2**31 + np.arange(order.shape[1]))) & kept
         queried[:, -1] = True
-        tokens = np.full((draws.size, c.length + 1), c.vocab - 1)
-        pairs, groups, roles = (np.full_like(tokens, empty) for empty in (NOTHING, NOTHING, Role.FILLER))
-        rows, slots = np.nonzero(kept)
-        first = (padding + starts)[rows, slots]
-        chosen = words[rows, order[rows, slots]]
-        asking, number = queried[rows, slots], codes[rows, slots]
-        for part in range(chosen.shape[1]):
-            there = np.nonzero(chosen[:, part] != NOTHING)[0]
-            at = rows[there], first[there]
-            is_key = part < c.key_tokens
-            tokens[at] = chosen[there, part]
-            pairs[at] = number[there]
-            roles[at] = np.where(asking[there], Role.QUERY, Role.KEY) if is_key else Role.VALUE
-            if not is_key:
-                groups[at] = np.where(asking[there], slots[there], NOTHING)
-            first[there] += 1
+        words = words[np.arange(draws.size)[:, None], order]
+        # the tokens of a row, in their order, fill it to its end
+        source = np.flatnonzero((words != NOTHING) & kept[:, :, None])
+        pair = source // words.shape[2]
+        wide = (draws.size, c.length + 1)
+        there = np.arange(wide[1]) >= c.length + 1 - starts[:, -1:] - lengths[:, :1]
+        asking, is_key = queried.ravel()[pair], source - pair * words.shape[2] < c.key_tokens
+
+        def spread(values: Ints, empty: int) -> Ints:
+            array = np.full(wide, empty, dtype=values.dtype)
+            array[there] = values
+            return array
+
         made = canvas.made
-        made.inputs[:], made.pairs[:], made.roles[:] = tokens[:, :-1], pairs[:, :-1], roles[:, :-1]
-        made.groups[:] = groups[:, 1:]
+        tokens = spread(words.ravel()[source], c.vocab - 1)
+        made.inputs[:] = tokens[:, :-1]
+        made.pairs[:] = spread(codes.ravel()[pair], NOTHING)[:, :-1]
+        roles = np.where(is_key, np.where(asking, Role.QUERY, Role.KEY), Role.VALUE)
+        made.roles[:] = spread(roles, Role.FILLER)[:, :-1]
+        made.groups[:] = spread(np.where(asking & ~is_key, pair % order.shape[1], NOTHING), NOTHING)[:, 1:]
         made.targets[:] = tokens[:, 1:] if c.every else np.where(made.groups != NOTHING, tokens[:, 1:], NOTHING)
 
     def solve(self, inputs: Ints, asked: Ints) -> Answers:
@@ -282,10 +296,14 @@ def _word(length: int, size: int, draw: Callable[[int, int], Ints]) -> Ints:
 
     draw(part, left) gives numbers of range(left), [N, S]: which of the numbers that are left comes next.
     """
-    word = draw(0, size)[:, :, None]
-    for part in range(1, length):
+    word: list[Ints] = []
+    ascending: list[Ints] = []
+    for part in range(length):
         token = draw(part, size - part)
-        for earlier in np.moveaxis(np.sort(word, axis=2), 2, 0):
+        for earlier in ascending:
             token += token >= earlier
-        word = np.concatenate([word, token[:, :, None]], axis=2)
-    return word
+        word.append(token)
+        for place, earlier in enumerate(ascending):
+            ascending[place], token = np.minimum(earlier, token), np.maximum(earlier, token)
+        ascending.append(token)
+    return np.stack(word, axis=2)

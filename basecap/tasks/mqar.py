@@ -84,7 +84,8 @@ class Mqar(Task):
         """Return the 26 cells of appendix B.1."""
         return published_cells(4)
 
-    def _make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: Draws, canvas: Canvas) -> None:
+        """Write the examples of `draws`."""
         c = self.config
         context, half = self._context(), c.vocab // 2
         repeats = c.mode == "paper" and c.positions == "shuffle"
@@ -141,10 +142,12 @@ class PositionRobustness(Task):
         """Return the 18 cells of the authors' code."""
         return published_cells(16)
 
-    def _choices(self) -> tuple[int, int]:
+    def choice_shape(self) -> tuple[int, int]:
+        """Return the number of pairs and of regions."""
         return self.config.pairs, REGIONS
 
-    def _make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: Draws, canvas: Canvas) -> None:
+        """Write the examples of `draws`."""
         c = self.config
         context, half = c.length // 2, c.vocab // 2
         keys = 1 + draws.distinct("keys", c.pairs, half - 1)

@@ -52,7 +52,8 @@ class Passkey(Task):
         """Return lengths from 4k to 100k, chosen here: the published ones cannot be read."""
         return tuple({"length": length} for length in (4096, 8192, 16_384, 32_768, 65_536, 102_400))
 
-    def _make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: Draws, canvas: Canvas) -> None:
+        """Write the examples of `draws`."""
         c = self.config
         needle, question = c.digits + 3, c.length - c.digits - 1
         hay = question - needle

@@ -88,7 +88,8 @@ class ZoologyMqar(_Zoology):
             return _cells((64, 4), (128, 8), (256, 16), (512, 64))
         return _cells((64, 4), (64, 8), (64, 16), (128, 32), (256, 64), (512, 128), (1024, 256))
 
-    def _make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: Draws, canvas: Canvas) -> None:
+        """Write the examples of `draws`."""
         c = self.config
         half = c.vocab // 2
         keys = 1 + draws.distinct("keys", c.pairs, half - 1)
@@ -133,7 +134,8 @@ class Forgetting(_Zoology):
         """Return the cells that the repository's example tests on, with 4 updates each."""
         return _cells((64, 4), (64, 9), (128, 16), (256, 36), (512, 64), (1024, 144), (2048, 256))
 
-    def _make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: Draws, canvas: Canvas) -> None:
+        """Write the examples of `draws`."""
         c = self.config
         half = c.vocab // 2
         keys = 1 + draws.distinct("keys", c.pairs, half - 1)
@@ -193,7 +195,8 @@ class Compositional(_Zoology):
         """Return the cells that the repository's example tests on."""
         return _cells((64, 4), (64, 9), (128, 16), (256, 36), (512, 64), (1024, 144), (2048, 256))
 
-    def _make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: Draws, canvas: Canvas) -> None:
+        """Write the examples of `draws`."""
         c = self.config
         third, side = c.vocab // 3, self._side
         first = 1 + draws.distinct("first parts", side, third - 1)

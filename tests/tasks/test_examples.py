@@ -1,0 +1,91 @@
+"""What `basecap data inspect` shows of a task, what docs/tasks.md promises, and tasks of one's own."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from basecap.errors import ConfigError
+from basecap.registry import load_plugin
+from basecap.tasks import TASKS, build_task, inspect_task, task
+
+PAGE = (Path(__file__).parents[2] / "docs/tasks.md").read_text(encoding="utf-8")
+
+OWN = """
+import numpy as np
+from basecap.tasks import Role, Task, task
+
+@task("echo", source="mine", summary="say the first token again")
+class Echo(Task):
+    axes = ("length",)
+    vocabulary = 10
+
+    def grid(self):
+        return ({"length": 64},)
+
+    def make(self, draws, canvas):
+        canvas.inputs[:] = draws.below("tokens", self.length, 10)
+        canvas.ask(np.array([[self.length - 1]]), canvas.inputs[:, :1], 0)
+
+    def solve(self, inputs, asked):
+        return {place: frozenset({int(inputs[0])}) for place in asked.tolist()}
+"""
+
+
+def test_every_token_role_and_target_is_shown_within_the_width():
+    for name in TASKS.names():
+        text = inspect_task(name, [], 1, 100)
+        lines = text.plain.splitlines()
+        first = lines.index("example 0")
+        found = build_task(name).instances(0, [0])
+        shown = [word for line in lines[first:] if line.startswith("tokens") for word in line.split()[1:]]
+        assert list(map(int, shown)) == found.inputs[0].tolist()
+        assert all(len(line) <= 100 for line in lines[first:] if line.startswith(("tokens", "roles", "ask")))
+        targets = found.targets[0][found.targets[0] >= 0].tolist()
+        asked = [word for line in lines[first:] if line.startswith("ask") for word in line.split()[1:]]
+        assert [int(word.strip("()")) for word in asked] == targets
+
+
+def test_roles_have_colours_and_regions_their_values():
+    text = inspect_task("mqar-position-robustness", ["vocab=100"], 1, 80)
+    styles = {text.plain[span.start : span.end].strip(): str(span.style) for span in text.spans}
+    assert (styles["k0"], styles["v0"], styles["q0"]) == ("blue", "green", "bold magenta")
+    assert "(region 3)" in text.plain
+    assert "in brackets" in inspect_task("mqar-k2v2", ["closing=true"], 1, 80).plain
+
+
+def test_a_long_example_is_cut_off():
+    assert "... 3,584 more tokens" in inspect_task("passkey", ["length=4096"], 1, 100).plain
+
+
+def test_settings_are_checked():
+    with pytest.raises(ConfigError, match="is not of the form option=value"):
+        inspect_task("mqar", ["pairs"], 1, 80)
+    with pytest.raises(ConfigError, match=r"--set 'pairs=\[': the value is not valid YAML"):
+        inspect_task("mqar", ["pairs=["], 1, 80)
+
+
+def test_the_example_on_the_page_runs_and_names_are_right():
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    exec(code, {})
+    named = set(re.findall(r"`((?:mqar|zoology|mad)[a-z0-9-]*)`", PAGE)) | {"copying", "passkey"}
+    assert all(build_task(name) for name in named)
+    families = {entry.family for entry in TASKS._entries.values()}
+    assert families == {TASKS.get(name).family for name in named if name in TASKS.names()} | {
+        TASKS.get("induction-heads").family
+    }
+
+
+def test_a_task_of_ones_own_is_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(TASKS, "_entries", dict(TASKS._entries))
+    plugin = tmp_path / "echo_task.py"
+    plugin.write_text(OWN)
+    load_plugin(plugin)
+    echo = build_task("echo", {"length": 8})
+    found = echo.instances(0, range(5))
+    assert np.array_equal(found.targets[:, -1], found.inputs[:, 0]) and echo.cell == {"length": 8}
+    monkeypatch.delitem(sys.modules, "basecap_plugin_echo_task")
+    with pytest.raises(ConfigError, match=r"must be a class that extends basecap\.tasks\.Task"):
+        task("wrong", source="mine", summary="no task")(dict)
