@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from basecap.analysis.comparison import Setting, compare_runs
-from basecap.analysis.draws import Runs
+from basecap.analysis.draws import Runs, few_clusters
 from basecap.analysis.files import GapSection, Metrics, RunFile, StudyFile, complete
 from basecap.analysis.losses import EVALUATION, load, smoothed_training_loss
 from basecap.errors import DataError
@@ -29,9 +29,9 @@ def analyse(study_dirs: Sequence[Path]) -> dict[str, Any]:
     """Analyse studies, each for itself.
 
     Returns:
-        {"studies": [...]}, plain numbers and text. A study holds name, summary, reference, tolerance, confidence,
-        resamples, train_domains, ood_domains; `comparisons` (a row per architecture but the reference: verdict, words,
-        gaps with intervals, see `comparison.compare_runs`); `runs`, `points` (a row per evaluated checkpoint), `curves`
+        {"studies": [...]}, plain numbers and text. A study holds name, summary, reference, cost, from, confidence,
+        resamples, train_domains, ood_domains, few_clusters (domains of too few to draw); `comparisons` (a row per
+        architecture but the reference, see `rows.Row`); `runs`, `points` (a row per evaluated checkpoint), `curves`
         (smoothed training loss), `documents` (what was held out per domain), `evaluations` (any other declared
         evaluation with its rows), `failures`, `settings` (the resolved study) and `environment`.
 
@@ -104,6 +104,7 @@ def _analyse_study(records: StudyRecords) -> dict[str, Any]:
         "resamples": RESAMPLES,
         "train_domains": train,
         "ood_domains": ood,
+        "few_clusters": few_clusters(next(iter(losses.values())), (*train, *ood)) if losses else [],
         "comparisons": [asdict(row) for row in compare_runs(others, losses, setting, _generator())],
         "runs": described,
         "points": [row for run in runs for row in _points(run, train)],
