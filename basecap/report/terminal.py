@@ -14,7 +14,9 @@ from basecap.report.words import (
     gap_text,
     headline,
     interval_text,
+    rates_text,
     reasons,
+    remarks,
     runs_text,
     trained_models_only,
     unfinished,
@@ -36,9 +38,11 @@ def _study(title: str, study: dict[str, Any]) -> list[Table | Text]:
         Text(f"failed: {failure['name']} (seed {failure['seed']}): {failure['message']}", style="red")
         for failure in study["failures"]
     ]
-    cautions = [Text(words, style="yellow") for words in (trained_models_only(study), unfinished(study)) if words]
+    said = (trained_models_only(study), unfinished(study), *remarks(study))
+    cautions = [Text(words, style="yellow") for words in said if words]
+    rates = [Text(words) for words in [rates_text(study)] if words]
     why = [Text(f"- {reason}") for reason in reasons(study)]
-    return [_table(title, study), Text(headline(study), style="bold"), *why, *cautions, *failures]
+    return [_table(title, study), Text(headline(study), style="bold"), *why, *rates, *cautions, *failures]
 
 
 def _table(title: str, study: dict[str, Any]) -> Table:

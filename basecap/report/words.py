@@ -15,6 +15,8 @@ VERBS = {
 }
 #: Verdict -> the sign before it on its badge.
 SIGNS = {"keeps": "✓", "degrades": "✗", "undecided": "?", "behind": "…", "none": "·"}
+#: What a sweep leaves open.
+EDGE = "The best learning rate is the lowest or the highest that was tried"
 #: A larger share of tokens is not worth a number.
 LARGEST_SHARE = 10
 
@@ -166,6 +168,24 @@ def trained_models_only(study: Study) -> str:
         "for these trained models only, not for the architectures. Train at least three seeds: run the same command "
         "again with --set 'seeds=[0,1,2]'."
     )
+
+
+def remarks(study: Study) -> list[str]:
+    """Return a sentence for each thing to know of a study's text and learning rates; none where all is as usual."""
+    left_out = [f"{row['left_out']:,} of {row['domain']}" for row in study.get("overlap", []) if row["left_out"]]
+    copied = "Held-out documents left out because they stand in the training text"
+    edge = [sweep["name"] for sweep in study.get("sweep", []) if sweep["at_edge"]]
+    return [
+        *([f"{study['text_note']}."] if study.get("text_note") else []),
+        *([f"{copied}: {listed(left_out)}."] if left_out else []),
+        *([f"{EDGE} for {listed(edge)}: a better one may lie beyond."] if edge else []),
+    ]
+
+
+def rates_text(study: Study) -> str:
+    """Return the learning rates that sweeps have chosen, "" where there was none."""
+    chosen = [f"{sweep['name']} {sweep['chosen']:g}" for sweep in study.get("sweep", [])]
+    return f"Learning rates, chosen on held-out text of the training domains: {', '.join(chosen)}." if chosen else ""
 
 
 def unfinished(study: Study) -> str:

@@ -39,11 +39,12 @@ def write_study(
             "summary": "made-up losses of six architectures",
             "data": {"source": "slimpajama", "path": "corpus", "seq_len": 2048, "train": train, "ood": ood},
             "model": {"hidden": 512, "layers": 8},
-            "train": {"tokens": 60_000_000, "batch": 32, "lr": 1e-3, "seeds": list(seeds)},
+            "train": {"tokens": 60_000_000, "batch": 32, "lr": 1e-3},
+            "seeds": list(seeds),
             "architectures": [{"name": name, "use": name, "mixer": {}} for name in architectures],
             "reference": next(iter(architectures), "transformer++"),
             "evals": ["domain-loss"],
-            "gap": {"tolerance": 0.02},
+            "gap": {"from": 0.5, "cost": 0.1},
         }
     )
     records.write_environment(
