@@ -44,7 +44,7 @@ def write_study(
             "architectures": [{"name": name, "use": name, "mixer": {}} for name in architectures],
             "reference": next(iter(architectures), "transformer++"),
             "evals": ["domain-loss"],
-            "gap": {"from": 0.5, "cost": 0.1},
+            "gap": {"cost": 0.1, "from": 0.5},
         }
     )
     records.write_environment(
