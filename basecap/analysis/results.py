@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from basecap.analysis.comparison import Setting, compare_runs
-from basecap.analysis.draws import Runs
+from basecap.analysis.draws import Runs, few_clusters
 from basecap.analysis.files import GapSection, Metrics, RunFile, StudyFile, complete
 from basecap.analysis.losses import EVALUATION, load, smoothed_training_loss
 from basecap.errors import DataError
@@ -29,9 +29,9 @@ def analyse(study_dirs: Sequence[Path]) -> dict[str, Any]:
     """Analyse studies, each for itself.
 
     Returns:
-        {"studies": [...]}, plain numbers and text. A study holds name, summary, reference, tolerance, confidence,
-        resamples, train_domains, ood_domains; `comparisons` (a row per architecture but the reference: verdict, words,
-        gaps with intervals, see `comparison.compare_runs`); `runs`, `points` (a row per evaluated checkpoint), `curves`
+        {"studies": [...]}, plain numbers and text. A study holds name, summary, reference, cost, from, confidence,
+        resamples, train_domains, ood_domains, few_clusters (domains of too few to draw); `comparisons` (a row per
+        architecture but the reference, see `rows.Row`); `runs`, `points` (a row per evaluated checkpoint), `curves`
         (smoothed training loss), `documents` (what was held out per domain), `evaluations` (any other declared
         evaluation with its rows), `failures`, `settings` (the resolved study) and `environment`.
 
@@ -79,6 +79,7 @@ def _analyse_study(records: StudyRecords) -> dict[str, Any]:
     runs = [Run.read(found, records, names) for found in records.runs()]
     runs.sort(key=lambda run: (names.index(run.info["name"]), run.info["seed"]))
     losses, failures = _load(runs, (*train, *ood))
+    environment = records.environment()
     gap = GapSection.model_validate(study["gap"])
     described = [_describe(run) for run in runs]
     setting = Setting(
@@ -89,7 +90,7 @@ def _analyse_study(records: StudyRecords) -> dict[str, Any]:
         cost=gap.cost,
         level=LEVEL,
         resamples=RESAMPLES,
-        bigram=_bigram_loss(records),
+        bigram=_bigram_loss(records, environment),
         waiting=set(names) - {run.info["name"] for run in runs},
         seconds=_seconds(described),
     )
@@ -104,6 +105,7 @@ def _analyse_study(records: StudyRecords) -> dict[str, Any]:
         "resamples": RESAMPLES,
         "train_domains": train,
         "ood_domains": ood,
+        "few_clusters": few_clusters(next(iter(losses.values())), (*train, *ood)) if losses else [],
         "comparisons": [asdict(row) for row in compare_runs(others, losses, setting, _generator())],
         "runs": described,
         "points": [row for run in runs for row in _points(run, train)],
@@ -111,8 +113,11 @@ def _analyse_study(records: StudyRecords) -> dict[str, Any]:
         "documents": _documents(losses),
         "evaluations": _evaluations(records, runs),
         "failures": failures,
+        "sweep": [asdict(sweep) | {"at_edge": sweep.at_edge} for sweep in records.sweeps()],
+        "overlap": environment.pop("overlap", []),
+        "text_note": environment.pop("text_note", None),
         "settings": study,
-        "environment": records.environment(),
+        "environment": environment,
     }
 
 
@@ -129,9 +134,9 @@ def _seconds(described: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {name: float(np.median(found)) for name, found in times.items()}
 
 
-def _bigram_loss(records: StudyRecords) -> float:
+def _bigram_loss(records: StudyRecords, environment: dict[str, Any]) -> float:
     """Return what a study has to get below before there can be a verdict; raises DataError where it is not known."""
-    found = records.environment().get("bigram_loss")
+    found = environment.get("bigram_loss")
     if not isinstance(found, int | float):
         place = records.path / "environment.json"
         raise DataError(f"{place} does not hold the loss of a bigram model; run the study again, which writes it.")

@@ -148,6 +148,19 @@ class PreparedData:
         }
         self.manifest_hash = digest(self.manifest)
 
+    def overlap_rows(self) -> list[dict[str, Any]]:
+        """Return for each domain the share of its test text that stands in the training text, and documents left out."""
+        if self.overlap is None:
+            return []
+        return [
+            {
+                "domain": domain,
+                "share": self.overlap.shares[f"{domain}/test"],
+                "left_out": len(self.overlap.left_out[f"{domain}/test"]),
+            }
+            for domain in (*self.train_domains, *self.ood_domains)
+        ]
+
     def documents(self, split: Split, domain: str) -> DocumentSet:
         """Return the documents of a domain and split; raises ConfigError for unknown names, DataError for none."""
         domains = (*self.train_domains, *self.ood_domains)

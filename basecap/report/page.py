@@ -15,7 +15,21 @@ from basecap.analysis import analyse
 from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
 from basecap.report.titles import titles
-from basecap.report.words import duration, gap_text, headline, interval_text, single_seed, unfinished
+from basecap.report.words import (
+    duration,
+    gap_text,
+    headline,
+    interval_text,
+    notes,
+    rates_text,
+    reasons,
+    remarks,
+    runs_text,
+    trained_models_only,
+    unfinished,
+    worth_interval_text,
+    worth_text,
+)
 
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 
@@ -52,8 +66,8 @@ def draw(study: dict[str, Any], prefix: str = "") -> Groups:
     domains = study["ood_domains"] or study["train_domains"]
     charts: dict[str, dict[str, figures.Chart | None]] = {
         "gaps": {"gaps": figures.forest(study), "gap-along-training": figures.along(study)},
-        "scatter": {f"scatter-{domain}": figures.scatter(study, domain, "held_out") for domain in domains},
-        "scatter_training": {
+        "held_out": {f"scatter-{domain}": figures.scatter(study, domain, "held_out") for domain in domains},
+        "training": {
             f"scatter-{domain}-training-loss": figures.scatter(study, domain, "training") for domain in domains
         },
         "curves": {"training": figures.training(study)},
@@ -89,7 +103,14 @@ def _page(studies: Sequence[dict[str, Any]], named: Sequence[str], drawn: Sequen
         "gap": gap_text,
         "interval": interval_text,
         "headline": headline,
-        "single_seed": single_seed,
+        "reasons": reasons,
+        "notes": notes,
+        "remarks": remarks,
+        "rates": rates_text,
+        "worth": worth_text,
+        "worth_interval": worth_interval_text,
+        "runs": runs_text,
+        "trained_models_only": trained_models_only,
         "unfinished": unfinished,
         "duration": duration,
         "yaml": lambda content: yaml.safe_dump(content, sort_keys=False, allow_unicode=True),

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import altair as alt
 
-BLACK, DARK_GREY, GREY = "#1b1b1b", "#595959", "#8a8a8a"
+BLACK, DARK_GREY, GREY, BLUE = "#1b1b1b", "#595959", "#8a8a8a", "#0072b2"
 #: Okabe and Ito without yellow, which is too light on white, then dark colours of Paul Tol's muted scheme.
 COLOURS = (
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#117733", "#332288", "#999933",
+    BLUE, "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#117733", "#332288", "#999933",
 )  # fmt: skip
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
 

@@ -1,28 +1,194 @@
 """Numbers and verdicts as people read them."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from basecap.analysis.draws import FEWEST_DOCUMENTS
+from basecap.analysis.noise import FEWEST_SPLIT
 
 #: Verdict -> how it is said of one architecture and of several.
 VERBS = {
-    "keeps": ("keeps it", "keep it"),
+    "keeps": ("keeps the capability", "keep the capability"),
     "degrades": ("degrades", "degrade"),
     "undecided": ("is undecided", "are undecided"),
+    "behind": ("is behind: train it longer", "are behind: train them longer"),
 }
+#: Verdict -> the sign before it on its badge.
+SIGNS = {"keeps": "✓", "degrades": "✗", "undecided": "?", "behind": "…", "none": "·"}
+#: What a sweep leaves open.
+EDGE = "The best learning rate is the lowest or the highest that was tried"
+#: A larger share of tokens is not worth a number.
+LARGEST_SHARE = 10
+
+Study = dict[str, Any]
+Rows = Sequence[dict[str, Any]]
 
 
-def headline(study: dict[str, Any]) -> str:
+def headline(study: Study) -> str:
     """Return one sentence that sums a study up."""
-    parts = []
-    for verdict, verbs in VERBS.items():
-        names = [row["name"] for row in study["comparisons"] if row["verdict"] == verdict]
-        if names:
-            parts.append(f"{', '.join(names)} {verbs[len(names) > 1]}")
-    if not parts:
-        return f"There is nothing to compare with {study['reference']}."
-    return f"Base capability at equal pre-training loss, against {study['reference']}: {'; '.join(parts)}."
+    reference = study["reference"]
+    if not study["comparisons"]:
+        return f"There is nothing to compare with {reference}."
+    found = {verdict: _with_verdict(study, verdict) for verdict in VERBS}
+    parts = [f"{listed(names)} {VERBS[verdict][len(names) > 1]}" for verdict, names in found.items() if names]
+    if study["ood_domains"]:
+        return f"Out of domain at equal pre-training loss, compared with {reference}: {'; '.join(parts)}."
+    rows = [row for row in study["comparisons"] if row["gap"] is not None]
+    higher = [row["name"] for row in rows if _positive(row["gap"]["low"])]
+    lower = [row["name"] for row in rows if row["gap"]["high"] is not None and row["gap"]["high"] < 0]
+    same = [row["name"] for row in rows if row["name"] not in (*higher, *lower)]
+    parts = [
+        *([f"{listed(higher)} {'have' if len(higher) > 1 else 'has'} a higher held-out loss"] if higher else []),
+        *([f"{listed(lower)} {'have' if len(lower) > 1 else 'has'} a lower held-out loss"] if lower else []),
+        *([f"{listed(same)} {'show' if len(same) > 1 else 'shows'} no measurable difference"] if same else []),
+        *parts,
+    ]
+    said = f"Compared with {reference} at equal training loss: {'; '.join(parts)}. " if parts else ""
+    return f"{said}This study trains on every domain that it tests, so there is no verdict."
 
 
-def unfinished(study: dict[str, Any]) -> str:
+def reasons(study: Study) -> list[str]:
+    """Return why rows have no decision and what would give one, a sentence or two for rows of one reason."""
+    grouped: dict[str, list[dict[str, Any]]] = {}
+    for row in sorted(study["comparisons"], key=lambda row: row["verdict"] == "behind"):
+        if row["verdict"] in ("undecided", "behind") or row["gap"] is None:
+            grouped.setdefault(_reason(row), []).append(row)
+    return [
+        f"{listed([row['name'] for row in rows])}: {reason}.{_remedy(rows, study['reference'])}"
+        for reason, rows in grouped.items()
+    ]
+
+
+def _reason(row: dict[str, Any]) -> str:
+    found = row["gap"]
+    if found is None:
+        return row["words"]
+    if found["tolerance"] is None:
+        return "the reference's loss on unseen domains does not fall while it trains, so no gap can be judged"
+    if _positive(found["low"]):
+        return f"worse, but by less than two groups of the reference's own runs differ ({found['split']:.3f} nats)"
+    return f"the interval includes both 0 and the tolerance of {found['tolerance']:.3f} nats"
+
+
+def _remedy(rows: Rows, reference: str) -> str:
+    """Return what would decide rows that share a reason, " " before it."""
+    rows = [row for row in rows if row["gap"] is not None and row["gap"]["tolerance"] is not None]
+    if not rows:
+        return ""
+    if any(row["conditional"] for row in rows):
+        return " Train at least three seeds."
+    counted = sorted((row for row in rows if row["more"] is not None), key=lambda row: row["more"]["runs"])
+    never = [row["name"] for row in rows if row["more"] is None]
+    said = ""
+    if counted:
+        counts = ", ".join(f"{row['more']['runs']} for {row['name']}{_took(row['more']['seconds'])}" for row in counted)
+        said = f" At these estimates more runs of each and of {reference} would decide: {counts}."
+    if never:
+        said += f" More runs alone will not decide {listed(never)}: use more held-out documents or train longer."
+    return said
+
+
+def _took(seconds: float | None) -> str:
+    return "" if seconds is None else f" ({duration(seconds)})"
+
+
+def notes(study: Study) -> list[tuple[str, str]]:
+    """Return what a reader of the table needs to know as (term, what it means); none where no row has a gap."""
+    rows = [row for row in study["comparisons"] if row["gap"] is not None]
+    if not rows:
+        return []
+    return [
+        *(_verdicts(study, rows[0]) if study["ood_domains"] else []),
+        ("Intervals", _intervals(study, rows)),
+        ("As if trained on", f"80 % means: {study['reference']} itself is that good after 80 % of its tokens."),
+        ("Weighted gap", "domains count by how precisely they are measured, with the same weights in every row."),
+        ("Trained range", _range(study)),
+    ]
+
+
+def _verdicts(study: Study, row: dict[str, Any]) -> list[tuple[str, str]]:
+    reference, found = study["reference"], row["gap"]
+    if found["tolerance"] is None:
+        return [("Tolerance", f"none: the loss of {reference} on the unseen domains does not fall while it trains.")]
+    some = [part for part in row["domains"] if part["tolerance"] is not None]
+    differs = ", ".join(f"{part['domain']} {part['tolerance']:.3f}" for part in some)
+    measured = found["split"] is not None
+    check = f"not measurable: fewer than {FEWEST_SPLIT} runs of {reference}."
+    if measured:
+        check = f"two groups of {reference}'s own runs differ by up to {found['split']:.3f} nats."
+    return [
+        (
+            "Tolerance",
+            f"a gap counts as kept if it costs less than {100 * study['cost']:g} % of the tokens of {reference}: "
+            f"{found['tolerance']:.3f} nats here ({differs}).",
+        ),
+        ("Keeps", "the interval ends below the tolerance."),
+        (
+            "Degrades",
+            f"it begins above 0 and ends above the tolerance{'; the gap exceeds the A-A range' if measured else ''}.",
+        ),
+        ("Undecided", "neither."),
+        ("Behind", "not trained far enough to be compared; no gap is measured."),
+        ("A-A range", check),
+    ]
+
+
+def _intervals(study: Study, rows: Rows) -> str:
+    said = (
+        f"in each column, the intervals of all rows hold together with {100 * study['confidence']:g} % probability; "
+        "the narrower ones for a single row are in results.json. "
+    )
+    few = study["few_clusters"]
+    if any(row["conditional"] for row in rows):
+        said += "They hold for these trained models only. "
+    elif not few:
+        said += "They include what other documents and other seeds would change."
+    if few:
+        said += (
+            f"They hold for these sources only: the documents of {listed(few)} come from fewer than "
+            f"{FEWEST_DOCUMENTS} clusters."
+        )
+    return said.strip()
+
+
+def _range(study: Study) -> str:
+    return (
+        f"the losses over which gaps are averaged. It begins where {study['reference']} is after "
+        f"{100 * study['from']:g} % of its tokens (or at the loss of a bigram model, if that is lower) and ends at the "
+        "higher of the two final losses."
+    )
+
+
+def trained_models_only(study: Study) -> str:
+    """Return two sentences about intervals that include no variation from run to run, "" when there are none."""
+    if not any(row["conditional"] for row in study["comparisons"]):
+        return ""
+    return (
+        "There are too few runs to estimate how much a result varies from seed to seed: intervals and verdicts hold "
+        "for these trained models only, not for the architectures. Train at least three seeds: run the same command "
+        "again with --set 'seeds=[0,1,2]'."
+    )
+
+
+def remarks(study: Study) -> list[str]:
+    """Return a sentence for each thing to know of a study's text and learning rates; none where all is as usual."""
+    left_out = [f"{row['left_out']:,} of {row['domain']}" for row in study["overlap"] if row["left_out"]]
+    copied = "Held-out documents left out because they stand in the training text"
+    edge = [sweep["name"] for sweep in study["sweep"] if sweep["at_edge"]]
+    return [
+        *([f"{study['text_note']}."] if study["text_note"] else []),
+        *([f"{copied}: {listed(left_out)}."] if left_out else []),
+        *([f"{EDGE} for {listed(edge)}: a better one may lie beyond."] if edge else []),
+    ]
+
+
+def rates_text(study: Study) -> str:
+    """Return the learning rates that sweeps have chosen, "" where there was none."""
+    chosen = [f"{sweep['name']} {sweep['chosen']:g}" for sweep in study["sweep"]]
+    return f"Learning rates, chosen on held-out text of the training domains: {', '.join(chosen)}." if chosen else ""
+
+
+def unfinished(study: Study) -> str:
     """Return one sentence about the runs that are not at their end, "" when there are none."""
     running = [run for run in study["runs"] if run["status"] == "running"]
     if not running:
@@ -31,33 +197,59 @@ def unfinished(study: dict[str, Any]) -> str:
     return f"Not finished, and compared by what there is: {named}. Run the study again to resume."
 
 
-def single_seed(study: dict[str, Any]) -> str:
-    """Return two sentences about the gaps measured with one seed, "" when there are none.
+def listed(names: Iterable[str]) -> str:
+    """Return names as "a, b and c".
 
-    From a single pair of runs nobody can tell what another seed would change, so no interval holds it. Simulated
-    studies say what that costs: where seeds move the gap by 0.02 nats, 40 to 66 % of the intervals are true, not 95 %.
+    >>> listed(["a", "b", "c"])
+    'a, b and c'
     """
-    names = [row["name"] for row in study["comparisons"] if row["gap"] is not None and len(row["seeds"]) == 1]
-    if not names:
-        return ""
-    who = "" if len(names) == len(study["comparisons"]) else f" ({', '.join(names)})"
-    asked = len(study["settings"]["seeds"]) >= 3
-    more = "" if asked else " with --set 'seeds=[0,1,2]' as well, which adds them"
-    return (
-        f"There is one seed{who}: intervals and verdicts speak of these trained models, not yet of the architectures. "
-        "They do not hold how far another seed would move the gap; only more seeds can show that, three at least: "
-        f"run the same command again{more or ' to finish those of the study'}."
-    )
+    *some, last = names
+    return f"{', '.join(some)} and {last}" if some else last
 
 
 def gap_text(gap: dict[str, Any] | None) -> str:
-    """Return a gap as "+0.0040", a dash when there is none."""
-    return "–" if gap is None else f"{gap['value']:+.4f}"
+    """Return a gap as "+0.004", a dash when there is none."""
+    return "–" if gap is None else _signed(gap["value"])
 
 
 def interval_text(gap: dict[str, Any] | None) -> str:
-    """Return a gap's interval as "-0.0010 … +0.0090", a dash when there is none."""
-    return "–" if gap is None or gap["low"] is None else f"{gap['low']:+.4f} … {gap['high']:+.4f}"
+    """Return a gap's interval as "-0.001 … +0.009", a dash when there is none."""
+    return "–" if gap is None or gap["low"] is None else f"{_signed(gap['low'])} … {_signed(gap['high'])}"
+
+
+def _signed(value: float) -> str:
+    return f"{round(value, 3) + 0.0:+.3f}"  # never "-0.000"
+
+
+def share_text(value: float | None) -> str:
+    """Return a share of tokens as "83 %", a dash when there is none.
+
+    >>> share_text(0.834), share_text(0.002), share_text(31.0)
+    ('83 %', '< 1 %', '> 1,000 %')
+    """
+    if value is None:
+        return "–"
+    if value > LARGEST_SHARE:
+        return f"> {LARGEST_SHARE * 100:,} %"
+    return "< 1 %" if value < 0.01 else f"{100 * value:.0f} %"
+
+
+def worth_text(gap: dict[str, Any] | None) -> str:
+    """Return after which share of its tokens the reference is as good, as "83 %"."""
+    return "–" if gap is None or gap["tokens"] is None else share_text(gap["tokens"]["value"])
+
+
+def worth_interval_text(gap: dict[str, Any] | None) -> str:
+    """Return the interval of that share as "70 … 99 %"."""
+    if gap is None or gap["tokens"] is None or gap["tokens"]["low"] is None:
+        return "–"
+    low, high = (share_text(gap["tokens"][end]) for end in ("low", "high"))
+    return f"{low.removesuffix(' %')} … {high}"
+
+
+def runs_text(row: dict[str, Any]) -> str:
+    """Return the runs that were compared, its own and the reference's, as "3 / 10"."""
+    return f"{len(row['seeds'])} / {len(row['reference_seeds'])}" if row["seeds"] else "–"
 
 
 def duration(seconds: float | None) -> str:
@@ -68,3 +260,11 @@ def duration(seconds: float | None) -> str:
     if hours:
         return f"{hours} h {minutes:02d} min"
     return f"{minutes} min" if seconds >= 120 else f"{seconds:.0f} s"
+
+
+def _with_verdict(study: Study, verdict: str) -> list[str]:
+    return [row["name"] for row in study["comparisons"] if row["verdict"] == verdict]
+
+
+def _positive(value: float | None) -> bool:
+    return value is not None and value > 0

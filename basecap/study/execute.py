@@ -225,7 +225,8 @@ def _write_surroundings(records: StudyRecords, study: StudyConfig, data: Prepare
     machine = (
         held if held and (records.runs() or records.runs(sweep=True)) else environment.describe(device)
     )  # numbers stay with their machine
-    found = {**machine, "data": data.manifest_hash, "bigram_loss": bigram_loss(data, study.data.seq_len)}
+    text = {"overlap": data.overlap_rows(), "text_note": data.remark}
+    found = {**machine, "data": data.manifest_hash, "bigram_loss": bigram_loss(data, study.data.seq_len), **text}
     if found != held:
         records.write_environment(found)
     records.write_declarations(evaluation.declaration for evaluation in plan_evaluations(study))

@@ -1,35 +1,18 @@
 """The charts stay readable whatever the intervals are: what is drawn, over which range, and what its legend names."""
 
+from dataclasses import replace
+
 import pytest
 
-from basecap.report.figures import along, evaluation, forest
+from basecap.analysis.rows import DomainGap
+from basecap.report.figures import along, evaluation, forest, scatter
+from tests.report.made_up import TOLERANCE, gap, row, study
 
-TOLERANCE = 0.02
 
-
-def study(gaps, *, wide=3.0, narrow=0.1, skipped=()):
-    """Return what the charts of gaps read: an unseen domain with wide and one with narrow intervals."""
-    names = [f"other {number}" for number in range(len(gaps))]
-
-    def part(value, width):
-        return {"value": value, "low": value - width, "high": value + width}
-
-    return {
-        "reference": "base",
-        "tolerance": TOLERANCE,
-        "ood_domains": ["arxiv", "github"],
-        "settings": {"architectures": [{"name": name} for name in ["base", *names, *skipped]]},
-        "comparisons": [
-            {
-                "name": name,
-                "verdict": "undecided",
-                "gap": part(gap, narrow),
-                "domains": [{"domain": "arxiv", **part(gap, narrow)}, {"domain": "github", **part(gap, wide)}],
-                "along": {"loss": [3, 4], "value": [gap, gap], "low": [gap - wide] * 2, "high": [gap + wide] * 2},
-            }
-            for name, gap in zip(names, gaps, strict=True)
-        ],
-    }
+def drawn_study(gaps, *, wide=3.0, narrow=0.1, skipped=()):
+    """Return what the charts of gaps read: an unseen domain with narrow and one with wide intervals."""
+    rows = [row(f"other {number}", value, narrow, wide=wide) for number, value in enumerate(gaps)]
+    return study(*rows, skipped=skipped)
 
 
 def layers(chart, kind):
@@ -50,13 +33,13 @@ def scale_and_ticks(encoding):
 
 
 def test_one_wide_interval_leaves_room_for_the_others():
-    mark, encoding, _ = layers(forest(study([0.05, -0.1])), "rule")[-1]
+    mark, encoding, _ = layers(forest(drawn_study([0.05, -0.1])), "rule")[-1]
     low, high, _, _ = scale_and_ticks(encoding["x"])
     assert mark["type"] == "rule" and -0.5 < low < -0.2 and 0.15 < high < 0.5
 
 
 def test_arrowheads_stand_where_bars_are_cut_and_only_there():
-    chart = forest(study([0.05, -0.1]))
+    chart = forest(drawn_study([0.05, -0.1]))
     heads = [rows for mark, _, rows in layers(chart, "point") if "triangle" in mark.get("shape", "")]
     assert [{(row["name"], row["domain"]) for row in rows} for rows in heads] == [
         {("other 0", "github"), ("other 1", "github")}
@@ -64,26 +47,26 @@ def test_arrowheads_stand_where_bars_are_cut_and_only_there():
     bars = [row for mark, _, rows in layers(chart, "rule") for row in rows if "from" in row]
     low, high = layers(chart, "rule")[-1][1]["x"]["scale"]["domain"]
     assert len(bars) == 6 and all(low <= row["from"] <= row["to"] <= high for row in bars)
-    uncut = forest(study([0.05, -0.1], wide=0.15))
+    uncut = forest(drawn_study([0.05, -0.1], wide=0.15))
     assert not [row for mark, _, rows in layers(uncut, "point") if "shape" in mark for row in rows]
 
 
 def test_no_bar_touches_the_edge_without_an_arrowhead():
-    drawn = study([0.05, -0.1])
+    drawn = drawn_study([0.05, -0.1])
     drawn["comparisons"][0]["domains"][0]["high"] = 0.42
     low, high = layers(forest(drawn), "rule")[-1][1]["x"]["scale"]["domain"]
     assert 0.44 < high < 0.5 and -0.5 < low < -0.4
 
 
 def test_intervals_over_all_domains_are_not_all_cut():
-    chart = forest(study([0.001, 0.002, 0.003], narrow=1.0))
+    chart = forest(drawn_study([0.001, 0.002, 0.003], narrow=1.0))
     low, high = layers(chart, "rule")[-1][1]["x"]["scale"]["domain"]
     assert low < -0.9 and high > 0.9
 
 
 @pytest.mark.parametrize("size", [0.0, 0.004, 0.17, 0.34, 40.0])
 def test_zero_has_a_tick_and_labels_say_where_they_are(size):
-    _, encoding, _ = layers(forest(study([size, -size / 3], narrow=size)), "rule")[0]
+    _, encoding, _ = layers(forest(drawn_study([size, -size / 3], narrow=size)), "rule")[0]
     low, high, values, labels = scale_and_ticks(encoding["x"])
     assert 0 in values and 3 <= len(values) <= 8
     assert all(low <= value <= high for value in values) and low < TOLERANCE < high
@@ -92,7 +75,7 @@ def test_zero_has_a_tick_and_labels_say_where_they_are(size):
 
 @pytest.mark.parametrize(("count", "always"), [(3, True), (4, False)])
 def test_bands_of_many_are_drawn_when_picked(count, always):
-    chart = along(study([0.01 * number for number in range(count)]))
+    chart = along(drawn_study([0.01 * number for number in range(count)]))
     (_, encoding, _) = layers(chart, "area")[0]
     (condition,) = encoding["opacity"]["condition"]
     assert condition.get("empty", True) is always and encoding["opacity"]["value"] == 0
@@ -102,25 +85,25 @@ def test_bands_of_many_are_drawn_when_picked(count, always):
 @pytest.mark.parametrize("count", [2, 13])
 def test_lines_set_the_range_along_training(count):
     top = 0.1 * count
-    (_, encoding, _) = layers(along(study([0.1 * (number + 1) for number in range(count)])), "line")[0]
+    (_, encoding, _) = layers(along(drawn_study([0.1 * (number + 1) for number in range(count)])), "line")[0]
     low, high = encoding["y"]["scale"]["domain"]
     assert top < high < 4 * top and -4 * top < low < 0
 
 
 def test_legends_name_what_is_drawn():
-    drawn = study([0.1, 0.2], skipped=["failed"])
+    drawn = drawn_study([0.1, 0.2], skipped=["failed"])
     (_, encoding, _) = layers(along(drawn), "line")[0]
     assert encoding["color"]["legend"]["values"] == ["other 0", "other 1"]
     assert encoding["strokeDash"]["legend"] == encoding["color"]["legend"]
     assert encoding["color"]["scale"]["domain"] == ["base", "other 0", "other 1", "failed"]
-    for row in drawn["comparisons"]:
-        row["domains"] = row["domains"][:1]
+    for compared in drawn["comparisons"]:
+        compared["domains"] = compared["domains"][:1]
     for _, encoding, _ in layers(forest(drawn), "point"):
         assert encoding["color"]["legend"]["values"] == ["all unseen domains", "arxiv"]
 
 
 def test_an_architecture_has_one_colour_in_every_chart():
-    some = study([0.1, 0.2, 0.3])
+    some = drawn_study([0.1, 0.2, 0.3])
     rows = [
         {"name": "other 1", "seed": seed, "subset": "s", "axis": {}, "metric": "m", "value": 0.5, "stderr": 0.1, "n": 1}
         for seed in (0, 1, 2)
@@ -131,3 +114,41 @@ def test_an_architecture_has_one_colour_in_every_chart():
     assert encoding["color"]["scale"] == layers(along(some), "line")[0][1]["color"]["scale"]
     assert encoding["color"]["legend"]["values"] == ["other 1"]
     assert one.to_dict()["height"] < 40, "seeds of an architecture share a row"
+
+
+def test_every_gap_has_its_own_tolerance_beside_it():
+    rows = [row("a", 0.05, 0.1), row("b", 0.2, 0.1)]
+    other = DomainGap(domain="arxiv", **vars(gap(0.05, 0.1, tolerance=0.07)))
+    rows[0] = replace(rows[0], domains=(other, *rows[0].domains[1:]))
+    ((_, _, ticks),) = layers(forest(study(*rows)), "tick")
+    found = {(tick["name"], tick["domain"]): tick["tolerance"] for tick in ticks}
+    assert len(found) == 6 and found.pop(("a", "arxiv")) == 0.07 and set(found.values()) == {TOLERANCE}
+    assert not layers(forest(study(*rows, mixed=True)), "tick")
+
+
+def test_the_trained_range_is_shaded_and_lines_are_thick_in_it():
+    rows = [row("a", 0.05, 0.1), replace(row("b", 0.2, 0.1), range=(3.35, 3.6))]
+    chart = along(study(*rows))
+    ((_, _, band),) = layers(chart, "rect")
+    assert (band[0]["low"], band[0]["high"]) == (3.2, 3.6)
+    (_, thick) = [layer for layer in chart.to_dict()["layer"] if layer["mark"]["type"] == "line"]
+    assert thick["mark"]["strokeWidth"] > 3 and thick["transform"] == [{"filter": "datum.trained"}]
+    (_, _, places) = layers(chart, "line")[0]
+    assert [place["loss"] for place in places if place["trained"]] == [3.4, 3.4]
+
+
+def test_without_a_variance_of_runs_lines_have_no_band():
+    one = row("a", 0.05, 0.1)
+    chart = along(study(replace(one, along=replace(one.along, low=None, high=None))))
+    assert layers(chart, "line") and not layers(chart, "area")
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_trained_range_is_shaded_over_the_loss_that_it_is_a_range_of(mixed):
+    losses = {"arxiv": {"loss": 4.0, "bits_per_byte": 1.2}}
+    point = {"name": "a", "seed": 0, "tokens": 10, "held_out": 3.4, "training": 3.5, "domains": losses}
+    drawn = study(row("a", 0.05, 0.1), mixed=mixed, points=[point])
+    over = {abscissa: scatter(drawn, "arxiv", abscissa) for abscissa in ("held_out", "training")}
+    assert {abscissa for abscissa, chart in over.items() if layers(chart, "rect")} == {
+        "training" if mixed else "held_out"
+    }

@@ -1,0 +1,8 @@
+"""The figures of a study: each is one Vega-Lite chart, interactive in the page and static as SVG."""
+
+from basecap.report.figures.evaluations import evaluation
+from basecap.report.figures.gaps import along, forest
+from basecap.report.figures.look import Chart, styled
+from basecap.report.figures.losses import scatter, training
+
+__all__ = ["Chart", "along", "evaluation", "forest", "scatter", "styled", "training"]

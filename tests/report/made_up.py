@@ -1,0 +1,77 @@
+"""The results of a study as results.json holds them, with chosen gaps."""
+
+import math
+from dataclasses import asdict, replace
+from typing import Any
+
+from basecap.analysis.rows import Along, DomainGap, Gap, Interval, More, Row, Verdict
+
+DOMAINS = ("arxiv", "github")
+TOLERANCE = 0.1
+
+
+def gap(value: float, half: float, verdict: Verdict = "undecided", **changes: Any) -> Gap:
+    """Return a gap with an interval of half-width `half`."""
+    interval = Interval(value=value, low=value - half, high=value + half)
+    share = Interval(value=math.exp(-value), low=math.exp(-value - half), high=math.exp(-value + half))
+    whole = Gap(
+        **vars(interval),
+        single=interval,
+        error=half / 2,
+        bits_per_byte=interval,
+        tokens=share,
+        tolerance=TOLERANCE,
+        split=None,
+        verdict=verdict,
+    )
+    return replace(whole, **changes)
+
+
+def row(name: str, value: float, half: float, verdict: Verdict = "undecided", *, wide: float | None = None) -> Row:
+    """Return a row with gaps on two domains; the intervals of the second have half-width `wide`."""
+    found, wider = gap(value, half, verdict), gap(value, wide or half, verdict)
+    return Row(
+        name=name,
+        verdict=verdict,
+        words=f"what is said of {name}",
+        seeds=[0, 1],
+        reference_seeds=[0, 1, 2],
+        left_out=[],
+        range=(3.2, 3.6),
+        gap=found,
+        weighted=found,
+        domains=tuple(
+            DomainGap(domain=domain, **vars(part)) for domain, part in zip(DOMAINS, (found, wider), strict=True)
+        ),
+        along=Along(loss=[3.0, 3.4, 4.0], value=[value] * 3, low=[wider.low] * 3, high=[wider.high] * 3),
+    )
+
+
+def without_gap(name: str, verdict: Verdict, words: str) -> Row:
+    """Return a row of which nothing could be measured."""
+    return Row(name=name, verdict=verdict, words=words, seeds=[], reference_seeds=[], left_out=[0])
+
+
+def undecided(name: str, runs: int | None = None, **changes: Any) -> Row:
+    """Return an undecided row which `runs` more runs would decide."""
+    more = None if runs is None else More(runs=runs, seconds=60.0 * runs)
+    return replace(row(name, 0.05, 0.1), more=more, **changes)
+
+
+def study(*rows: Row, mixed: bool = False, skipped: tuple[str, ...] = (), **changes: Any) -> dict[str, Any]:
+    """Return the part of a study's results that stands on its rows."""
+    names = ["base", *(row.name for row in rows), *skipped]
+    return {
+        "name": "made-up",
+        "reference": "base",
+        "cost": 0.1,
+        "from": 0.5,
+        "confidence": 0.95,
+        "few_clusters": [],
+        "train_domains": list(DOMAINS) if mixed else ["c4"],
+        "ood_domains": [] if mixed else list(DOMAINS),
+        "settings": {"architectures": [{"name": name} for name in names]},
+        "comparisons": [asdict(row) for row in rows],
+        "failures": [],
+        "runs": [],
+    } | changes

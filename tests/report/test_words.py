@@ -1,0 +1,140 @@
+"""What a study found, in words: who keeps, who degrades, and why others are undecided."""
+
+from dataclasses import asdict
+
+import pytest
+
+from basecap.report.words import (
+    duration,
+    gap_text,
+    headline,
+    interval_text,
+    notes,
+    rates_text,
+    reasons,
+    remarks,
+    runs_text,
+    share_text,
+    trained_models_only,
+    unfinished,
+    worth_interval_text,
+    worth_text,
+)
+from tests.report.made_up import gap, row, study, undecided, without_gap
+
+
+def test_the_headline_says_who_keeps_degrades_is_undecided_and_behind():
+    rows = [
+        row("a", 0.0, 0.01, "keeps"),
+        row("b", 0.3, 0.1, "degrades"),
+        row("c", 0.3, 0.1, "degrades"),
+        undecided("d"),
+        without_gap("e", "behind", "its loss is high"),
+    ]
+    assert headline(study(*rows)) == (
+        "Out of domain at equal pre-training loss, compared with base: a keeps the capability; b and c degrade; "
+        "d is undecided; e is behind: train it longer."
+    )
+    assert headline(study()) == "There is nothing to compare with base."
+
+
+def test_a_mixed_study_states_differences_and_no_verdict():
+    rows = [row("a", 0.3, 0.1, "none"), row("b", -0.3, 0.1, "none"), row("c", 0.0, 0.1, "none")]
+    rows.append(without_gap("d", "behind", "its loss is high"))
+    assert headline(study(*rows, mixed=True)) == (
+        "Compared with base at equal training loss: a has a higher held-out loss; b has a lower held-out loss; "
+        "c shows no measurable difference; d is behind: train it longer. "
+        "This study trains on every domain that it tests, so there is no verdict."
+    )
+    assert "Tolerance" not in dict(notes(study(*rows, mixed=True)))
+
+
+def test_undecided_rows_are_grouped_by_reason_with_what_would_decide_them():
+    few = "it has 3 evaluation points near the trained range and needs 4"
+    rows = [
+        without_gap("late", "behind", "its loss is high"),
+        undecided("a", runs=7),
+        without_gap("b", "undecided", few),
+        undecided("c", runs=2),
+        without_gap("d", "undecided", few),
+        undecided("e"),
+        row("f", 0.3, 0.1, "degrades"),
+    ]
+    assert reasons(study(*rows)) == [
+        "a, c and e: the interval includes both 0 and the tolerance of 0.100 nats. At these estimates more runs of each"
+        " and of base would decide: 2 for c (2 min), 7 for a (7 min). More runs alone will not decide e: use more "
+        "held-out documents or train longer.",
+        f"b and d: {few}.",
+        "late: its loss is high.",
+    ]
+
+
+def test_a_gap_within_the_range_of_equal_models_is_undecided_for_that_reason():
+    small = undecided("a", runs=2, gap=gap(0.12, 0.1, split=0.15))
+    assert "by less than two groups of the reference's own runs differ (0.150 nats)" in reasons(study(small))[0]
+    flat = undecided("a", gap=gap(0.12, 0.1, tolerance=None, tokens=None))
+    assert reasons(study(flat)) == [
+        "a: the reference's loss on unseen domains does not fall while it trains, so no gap can be judged."
+    ]
+    assert dict(notes(study(flat)))["Tolerance"].startswith("none")
+
+
+def test_intervals_of_single_runs_speak_of_these_models():
+    one = undecided("a", conditional=True)
+    assert reasons(study(one))[0].endswith("nats. Train at least three seeds.")
+    assert "too few runs" in trained_models_only(study(one)) and "seeds=[0,1,2]" in trained_models_only(study(one))
+    assert trained_models_only(study(undecided("a"))) == ""
+    assert "for these trained models only" in dict(notes(study(one)))["Intervals"]
+    assert "other seeds" in dict(notes(study(undecided("a"))))["Intervals"]
+
+
+def test_notes_say_what_the_tolerance_is_worth_and_how_equal_models_compare():
+    said = dict(notes(study(undecided("a"), cost=0.05)))
+    assert "less than 5 % of the tokens of base: 0.100 nats here (arxiv 0.100, github 0.100)" in said["Tolerance"]
+    assert "not measurable: fewer than 4 runs of base" in said["A-A range"]
+    said = dict(notes(study(undecided("a", gap=gap(0.1, 0.1, split=0.05)))))
+    assert "differ by up to 0.050 nats" in said["A-A range"] and "exceeds the A-A range" in said["Degrades"]
+    assert notes(study(without_gap("a", "behind", "its loss is high"))) == []
+
+
+def test_few_clusters_make_intervals_conditional_on_their_sources():
+    said = dict(notes(study(undecided("a"), few_clusters=["github"])))["Intervals"]
+    assert "these sources only: the documents of github come from fewer than 30 clusters" in said
+    assert "other seeds" not in said
+
+
+def test_what_is_unusual_about_text_and_learning_rates_is_said():
+    swept = {"name": "a", "split": "validation", "rates": [0.001, 0.003], "losses": [3.1, None], "chosen": 0.001}
+    found = study(
+        sweep=[swept | {"at_edge": True}],
+        overlap=[{"domain": "c4", "share": 0.1, "left_out": 5}, {"domain": "arxiv", "share": 0.0, "left_out": 0}],
+        text_note="The text differs from the reference manifest",
+    )
+    assert remarks(found) == [
+        "The text differs from the reference manifest.",
+        "Held-out documents left out because they stand in the training text: 5 of c4.",
+        "The best learning rate is the lowest or the highest that was tried for a: a better one may lie beyond.",
+    ]
+    assert rates_text(found) == "Learning rates, chosen on held-out text of the training domains: a 0.001."
+    assert (remarks(study()), rates_text(study())) == ([], "")
+
+
+def test_numbers_and_what_is_not_there():
+    found = asdict(gap(0.05, 0.1))
+    assert (gap_text(found), interval_text(found)) == ("+0.050", "-0.050 … +0.150")
+    assert gap_text(asdict(gap(-0.0001, 0.1))) == "+0.000"
+    assert (worth_text(found), worth_interval_text(found)) == ("95 %", "86 … 105 %")
+    assert {text(None) for text in (gap_text, interval_text, worth_text, worth_interval_text, share_text)} == {"–"}
+    assert worth_text(found | {"tokens": None}) == "–"
+    assert [share_text(share) for share in (0.834, 0.002, 31.0)] == ["83 %", "< 1 %", "> 1,000 %"]
+    (first,) = study(undecided("a"))["comparisons"]
+    assert runs_text(first) == "2 / 3" and runs_text(first | {"seeds": []}) == "–"
+    assert [duration(seconds) for seconds in (None, 48, 130, 7500)] == ["–", "48 s", "2 min", "2 h 05 min"]
+
+
+@pytest.mark.parametrize("status", ["running", "finished"])
+def test_runs_that_are_not_at_their_end_are_named(status):
+    done = {"name": "a", "seed": 0, "status": "finished", "tokens": 60_000_000}
+    other = {"name": "b", "seed": 1, "status": status, "tokens": 30_081_024}
+    said = unfinished({"runs": [done, other]})
+    assert ("b (seed 1) at 30.1M tokens" in said) == bool(said) == (status == "running") and "a (seed 0)" not in said
