@@ -26,7 +26,7 @@ class TrainConfig(BaseModel):
     )
     lr: Number = Field(2e-4, gt=0, description="peak learning rate")
     final_lr: Number = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak")
-    warmup: Count = Field(2500, ge=0, description="steps of linear warm-up")
+    warmup: Count = Field(2500, ge=0, description="steps of linear warm-up; at most a tenth of the run")
     schedule: Literal["linear", "cosine", "constant"] = Field(
         "linear", description="linear, cosine or constant (none): decay after the warm-up"
     )
