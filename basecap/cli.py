@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,7 +43,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     help="Does a sequence-mixing architecture keep the base capabilities of a Transformer?",
-    epilog="Any command takes --debug to show the full trace of an error.",
+    epilog="Any command takes --debug to show the full trace of an error, -v to show which kernels run.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -114,14 +114,14 @@ def run(
     )
     if not infos:  # a process that helps to train: the leading one reports
         return
-    _report([directory], directory)
+    _report([directory], directory, said={(info["name"], info["seed"]) for info in infos if info["status"] == "failed"})
     failures = [row for found in StudyRecords(directory).results()["studies"] for row in found["failures"]]
     asked = {info["name"] for info in infos}  # what failed earlier is not this command's
     failed = [row["name"] for row in failures if row["name"] in asked]
     failed += [info["name"] for info in infos if info["status"] == "failed"]  # in a sweep, which the report leaves out
     if failed:
-        names = ", ".join(dict.fromkeys(failed))
-        typer.echo(f"failed: {names}; the reasons stand above and in the report.", err=True)
+        count = len(set(failed))
+        typer.echo(f"architectures that failed: {count}; the reasons are above and in the report.", err=True)
         raise typer.Exit(1)
 
 
@@ -306,12 +306,16 @@ def _inspect(study: str, out: Path | None, settings: Sequence[str], as_json: boo
         _say(f"{data.remark}.")
 
 
-def _report(directories: Sequence[Path], out: Path) -> None:
+def _report(directories: Sequence[Path], out: Path, said: Collection[tuple[str, int]] = ()) -> None:
+    """Write the report and print its table, without failures of the runs (name, seed) that have been `said`."""
     from basecap.records import StudyRecords
     from basecap.report import terminal_table, write_report
 
     page = write_report(list(directories), out)
-    _console().print(terminal_table(StudyRecords(out).results(), directories))
+    results = StudyRecords(out).results()
+    for study in results["studies"]:
+        study["failures"] = [row for row in study["failures"] if (row["name"], row["seed"]) not in said]
+    _console().print(terminal_table(results, directories))
     typer.echo(f"report: {page}")
 
 
@@ -376,7 +380,10 @@ def main() -> None:
         _show_traces()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal's alphabet may lack what is printed
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    if {"-v", "--verbose"} & set(sys.argv):
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("basecap").setLevel(logging.INFO)
+    arguments = [argument for argument in sys.argv[1:] if argument not in ("--debug", "-v", "--verbose")]
     try:
         sys.exit(app(arguments, prog_name="basecap", standalone_mode=False))
     except (BasecapError, _UsageError) as error:

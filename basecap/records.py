@@ -243,11 +243,12 @@ class StudyRecords:
         """
         try:
             held, begins = _told(read_json(self.path / "results.json")), replaced_by is None
-        except (AttributeError, TypeError) as error:
+        except (AttributeError, TypeError, DataError) as error:
+            if self.runs():
+                return  # it is made again from them
             raise DataError(f"{self.path / 'results.json'} is damaged; restore or remove it.") from error
         kept = not self.begun or ((self.path / "runs").is_dir() if begins else self.runs())
-        lost = set() if begins else held - _told(replaced_by)
-        if lost or (held and not kept):
+        if (held and not kept) or (not begins and held - _told(replaced_by)):
             what = f"{self.path / 'results.json'} has results that no records here give"
             raise DataError(f"{what}; restore runs, remove it or use another --out.")
 

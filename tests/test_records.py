@@ -285,6 +285,16 @@ def test_results_of_another_make_are_not_replaced(records, studies):
         records.refuse_loss({"studies": []})
 
 
+@pytest.mark.parametrize("text", ["", "{", '{"schema": 1, "studies": 5}'])
+def test_a_damaged_analysis_is_made_again_where_its_records_are(records, text):
+    records.run("a", 0).write_info({"name": "a"})
+    (records.path / "results.json").write_text(text)
+    for analysis in (None, {"studies": []}):
+        assert records.refuse_loss(analysis) is None
+    records.write_results({"studies": []})
+    assert records.results() == {"studies": []}
+
+
 @pytest.mark.parametrize("text", ["name: 2001-99-99\n", "name: " + "[" * 3000, "name: a\nname: b\n"])
 def test_a_damaged_study_file_is_named(records, text):
     (records.path / "study.yaml").write_text("schema: 1\n" + text)

@@ -149,7 +149,7 @@ class PreparedData:
         self.manifest_hash = digest(self.manifest)
 
     def overlap_rows(self) -> list[dict[str, Any]]:
-        """Return for each domain the share of its test text that stands in the training text, and documents left out."""
+        """Return by domain the share of its test text that stands in the training text, and documents left out."""
         if self.overlap is None:
             return []
         return [

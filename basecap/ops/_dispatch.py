@@ -34,14 +34,14 @@ _TWICE = "{op} has no second derivatives; differentiate it once, without create_
 
 
 def note(op: str, implementation: str, reason: str | None) -> None:
-    """Remember what `op` runs on, and say it once: with a warning where something (`reason`) keeps it from kernels."""
+    """Remember what `op` runs on, with the `reason` that keeps it from kernels, and log it once."""
     IMPLEMENTATIONS[op] = implementation if reason is None else f"{implementation}: {reason}"
-    _say(op, IMPLEMENTATIONS[op], logging.INFO if reason is None else logging.WARNING)
+    _say(op, IMPLEMENTATIONS[op])
 
 
 @cache
-def _say(op: str, what: str, level: int) -> None:
-    logger.log(level, "%s runs %s", op, what)
+def _say(op: str, what: str) -> None:
+    logger.info("%s runs %s", op, what)
 
 
 def interpreted() -> bool:

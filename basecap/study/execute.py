@@ -4,6 +4,7 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from basecap import environment
+from basecap.analysis.losses import load
 from basecap.data import PreparedData, bigram_loss, check_text, check_vocabulary, prepare
 from basecap.errors import BasecapError, ConfigError, Interrupted, TrainingError
 from basecap.evals._contract import Context, Evaluation
@@ -23,7 +25,7 @@ from basecap.models.language_model import LanguageModel
 from basecap.ops._dispatch import IMPLEMENTATIONS
 from basecap.processes import end_with_parent
 from basecap.records import Record, RunRecords, StudyRecords
-from basecap.registry import load_plugin
+from basecap.registry import PLUGIN, load_plugin
 from basecap.study.config import StudyConfig, validate
 from basecap.study.growth import grown
 from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs
@@ -125,6 +127,7 @@ def _begin(execution: Execution, only: set[str], held: contextlib.ExitStack) -> 
     records.refuse_foreign()
     records.refuse_loss()
     _whole(records, study)
+    _refuse_damaged(records, study)
     refuse_unsound([run for run in plan_runs(study, study.data.vocab) if run.name in only], device)
     check_text(study.data, cache_of(study, records.path))
     held.enter_context(records.locked())
@@ -140,6 +143,12 @@ def _begin(execution: Execution, only: set[str], held: contextlib.ExitStack) -> 
     refuse_other_precision(records, whole, runs, device)
     records.create(whole.model_dump(mode="json"))
     _write_surroundings(records, study, prepared, device)
+
+
+def _refuse_damaged(records: StudyRecords, study: StudyConfig) -> None:
+    """Raise DataError when what earlier runs recorded cannot be read, which the report would say after training."""
+    for run in records.runs():
+        load(run, run.evals(), run.metrics(), (*study.data.train, *study.data.ood))
 
 
 def _runs(execution: Execution, data: PreparedData, only: set[str]) -> list[RunSpec]:
@@ -346,7 +355,7 @@ def _attempt(
         info["parameters"] = _train(execution, run, data, group, records, say)
         info["status"] = "finished"
     except Exception as error:  # a bug in one mixer must not cost the other runs; the trace is kept with the run
-        info |= {"status": "failed", "message": sentence(error)}
+        info |= {"status": "failed", "message": sentence(error) + _plugin_line(error)}
         info["diverged"] = isinstance(error, TrainingError) and not isinstance(error, SharedError)
         if not isinstance(error.__cause__ if isinstance(error, SharedError) else error, BasecapError | None):
             info["traceback"] = traceback.format_exc()
@@ -360,6 +369,14 @@ def _attempt(
         if info["status"] == "failed":
             _report_failure(f"{run.label} failed", info["message"], info.get("traceback"), say)
     return info
+
+
+def _plugin_line(error: Exception) -> str:
+    """Return " (FILE:LINE)" of the last line of a plugin that an error came through, else nothing."""
+    files = [getattr(module, "__file__", None) for name, module in [*sys.modules.items()] if name.startswith(PLUGIN)]
+    cause = error.__cause__ if isinstance(error, SharedError) and error.__cause__ else error
+    frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if frame.filename in files]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
 def _leave(

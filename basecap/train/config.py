@@ -38,7 +38,7 @@ class TrainSection(BaseModel):
         "architecture by its held-out loss on the training domains",
     )
     final_lr: Number = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak")
-    warmup: Count = Field(2500, ge=0, description="steps of linear warm-up")
+    warmup: Count = Field(2500, ge=0, description="steps of linear warm-up; at most a tenth of the run")
     schedule: Literal["linear", "cosine", "constant"] = Field(
         "linear", description="linear, cosine or constant (none): decay after the warm-up"
     )

@@ -31,7 +31,7 @@ from basecap.train.diagnose import first_bad_module
 from basecap.train.distributed import Processes
 from basecap.train.interruption import immediate, requested
 from basecap.train.optim import build_optimiser, set_learning_rate
-from basecap.train.schedule import learning_rate
+from basecap.train.schedule import learning_rate, warmup_steps
 
 #: Called with the model and the numbers of steps and tokens done; appends its own records.
 Evaluate = Callable[[LanguageModel, int, int], None]
@@ -197,8 +197,11 @@ class Trainer:
         path = group.together(lambda: checkpoint.intact(self.records.checkpoints, log) if group.leads else None)[0]
         done = group.together(lambda: self._restore(path))[group.rank]
         group.lead(lambda: self.records.rewind(done))
+        steps, warmup = self.timetable.steps, warmup_steps(self.config.warmup, self.timetable.steps)
         if done and group.leads:
-            log(f"resumed at step {done} of {self.timetable.steps}.")
+            log(f"resumed at step {done} of {steps}.")
+        elif warmup < self.config.warmup and group.leads:
+            log(f"warms up for {warmup} steps, a tenth of its {steps}, not for {self.config.warmup} (train.warmup).")
         self._saved_step = done
         return done
 

@@ -4,6 +4,11 @@ import math
 from typing import Literal
 
 
+def warmup_steps(asked: int, steps: int) -> int:
+    """Return the warm-up of a run of `steps` steps: what was asked for, a tenth of the run at most."""
+    return min(asked, steps // 10)
+
+
 def learning_rate(
     step: int,
     steps: int,
@@ -17,7 +22,7 @@ def learning_rate(
 
     A warm-up longer than a tenth of the run is cut to that, so that short runs train too.
     """
-    warmup = min(warmup, steps // 10)
+    warmup = warmup_steps(warmup, steps)
     if step < warmup:
         return peak * (step + 1) / warmup
     if schedule == "constant":

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -15,12 +16,13 @@ import torch
 import yaml
 
 from basecap.data.tokenizer import byte_tokenizer
-from basecap.errors import ConfigError
+from basecap.errors import ConfigError, DataError, Interrupted
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
 from basecap.study.config import StudyConfig, load_study
 from basecap.study.execute import Execution, data_of, places, side_by_side
 from basecap.study.plan import plan_runs
+from basecap.train.interruption import listening
 from tests.study._execute import ALONE, PLUGIN, change, run
 from tests.study.conftest import write_text
 
@@ -68,12 +70,26 @@ def test_running_again_does_nothing_and_only_adds(study_file, tmp_path):
     assert losses(tmp_path / "out")["transformer++"] == first
 
 
-def test_processes_side_by_side_give_the_same_losses(study_file, tmp_path):
-    run(study_file, tmp_path / "one")
-    study = load_study(str(study_file))
+def _stop_at_the_first_step(records: StudyRecords) -> None:
+    while not any(found.metrics() for found in records.runs()):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_processes_side_by_side_and_interrupted_give_the_same_losses(study_file, tmp_path):
+    settings = ("train.tokens=20480", "train.eval_every=10240")
+    run(study_file, tmp_path / "one", settings)
+    study = load_study(str(study_file), settings)
     StudyRecords(tmp_path / "two").create(study.model_dump(mode="json"))
     execution = Execution(study=study, out=tmp_path / "two", device="cpu")
     runs = plan_runs(study, data_of(study, tmp_path / "two").tokenizer.vocab_size)
+    stopping = threading.Thread(target=_stop_at_the_first_step, args=(StudyRecords(tmp_path / "two"),))
+    stopping.start()
+    with listening(), pytest.raises(Interrupted):
+        side_by_side(execution, runs, ["cpu", "cpu"])
+    stopping.join()
+    assert {found.info()["status"] for found in StudyRecords(tmp_path / "two").runs()} == {"running"}
+    assert all(found.checkpoints.exists() for found in StudyRecords(tmp_path / "two").runs())
     infos = side_by_side(execution, runs, ["cpu", "cpu"])
     assert [info["status"] for info in infos] == ["finished", "finished"]
     for name, expected in losses(tmp_path / "one").items():
@@ -179,27 +195,48 @@ def test_a_run_that_breaks_does_not_stop_the_others(study, tmp_path):
     assert "step 3" in infos[1]["message"] and "blocks.0.mixer" in infos[1]["message"]
 
 
-def test_kill_and_resume_gives_the_same_curve_to_the_bit(study, tmp_path):
+def test_an_interrupted_command_resumes_with_the_same_curve_to_the_bit(study, tmp_path):
     study["train"] |= {"tokens": 40_960, "eval_every": 2560}
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(study))
     command = [sys.executable, "-m", "basecap.cli", "run", str(path), "--device", "cpu", "--only", "transformer++"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    killed = subprocess.Popen([*command, "--out", str(tmp_path / "killed")], env=environment, stderr=subprocess.PIPE)
+    out = str(tmp_path / "killed")
+    killed = subprocess.Popen([*command, "--out", out], env=environment, stderr=subprocess.PIPE, text=True)
     metrics = tmp_path / "killed" / "runs" / "transformer++-s0" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not (metrics.exists() and len(metrics.read_bytes().splitlines()) >= 45):
         assert killed.poll() is None and time.monotonic() < deadline, killed.stderr.read()
         time.sleep(0.01)
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.communicate()
-    assert 45 <= len(metrics.read_bytes().splitlines()) < 160
-    subprocess.run([*command, "--out", str(tmp_path / "killed")], env=environment, check=True, capture_output=True)
+    os.kill(killed.pid, signal.SIGTERM)
+    _, err = killed.communicate()
+    steps = len(metrics.read_bytes().splitlines())
+    assert killed.returncode == 143 and 45 <= steps < 160
+    stopped = f"transformer++ (seed 0): stopped at step {steps} of 160 with a checkpoint; run the same command again"
+    assert err == f"{stopped} to resume.\n"
+    resumed = subprocess.run([*command, "--out", out], env=environment, check=True, capture_output=True, text=True)
+    assert resumed.stderr.splitlines()[0] == f"transformer++ (seed 0): resumed at step {steps} of 160."
     run(path, tmp_path / "straight", only=("transformer++",))
     assert len(losses(tmp_path / "straight")["transformer++"]) == 160
     assert losses(tmp_path / "killed") == losses(tmp_path / "straight")
     one, two = (StudyRecords(tmp_path / out).runs()[0].evals() for out in ("killed", "straight"))
     assert one == two
+
+
+def test_a_run_records_its_own_ops_alone(study_file, tmp_path):
+    settings = ("architectures=[mamba-2, transformer++]", "train.tokens=512")
+    first, second = (info["ops"] for info in run(study_file, tmp_path / "out", settings))
+    assert set(first) > set(second) == {"linear_cross_entropy"}
+
+
+def test_damaged_documents_are_found_before_anything_is_trained(study_file, tmp_path):
+    out, settings = tmp_path / "out", ("train.tokens=512",)
+    run(study_file, out, settings, only=("transformer++",))
+    documents = next(StudyRecords(out).run("transformer++", 0).path.glob("documents/*.npz"))
+    documents.write_bytes(documents.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"npz is damaged .*; remove .*transformer\+\+-s0 to train it again"):
+        run(study_file, out, settings)
+    assert set(losses(out)) == {"transformer++"}
 
 
 def in_two_processes(*arguments: object, timeout: int) -> subprocess.CompletedProcess:
@@ -222,9 +259,11 @@ def test_an_error_in_one_of_two_processes_leaves_no_other_waiting(study, tmp_pat
         "window 4": "finished",
         "alone": "failed",  # within a step: the other is ended
     }
-    assert infos["transformer++"]["message"] == "RuntimeError: this evaluation cannot"
+    line = ALONE.splitlines().index('            raise RuntimeError("this evaluation cannot")') + 1
+    assert infos["transformer++"]["message"] == f"RuntimeError: this evaluation cannot ({plugin}:{line})"
     assert "in run" in infos["transformer++"]["traceback"]
-    assert infos["alone"]["message"] == "MemoryError: no room in process 1"
+    line = ALONE.splitlines().index('        raise MemoryError("no room in process 1")') + 1
+    assert infos["alone"]["message"] == f"MemoryError: no room in process 1 ({plugin}:{line})"
     assert done.stderr.count("transformer++ (seed 0) failed: RuntimeError: this evaluation cannot") == 1
     assert done.stderr.count("alone (seed 0) failed in process 1, which ends them all (--only") == 1
 

@@ -18,11 +18,12 @@ from tests.train.conftest import UnevenStream, config
 ROOT = Path(__file__).parents[2]
 
 
-def test_two_processes_with_uneven_rows_train_as_one(model, tmp_path):
+def test_two_processes_with_uneven_rows_and_an_interruption_train_as_one(model, tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*launcher, "-m", "tests.train.two_processes", str(tmp_path / "two")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("two: resumed at step 7 of 20.") == 1
     place = Place.choose(torch.device("cpu"), Processes(), "fp32")
     one = RunRecords(tmp_path / "one")
     Trainer(model, config(), 0, stream=UnevenStream(), records=one, place=place).run(

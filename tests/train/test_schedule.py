@@ -5,9 +5,13 @@ import torch
 from pydantic import ValidationError
 
 from basecap.mixers._recipes import ParameterRecipe, constant
+from basecap.records import RunRecords
 from basecap.train.config import Timetable, TrainConfig
+from basecap.train.distributed import Processes
+from basecap.train.loop import Place, Trainer
 from basecap.train.optim import build_optimiser, set_learning_rate
 from basecap.train.schedule import learning_rate
+from tests.train.conftest import config
 
 
 def rates(schedule: str, steps: int = 100, warmup: int = 10, final: float = 0.0) -> list[float]:
@@ -32,6 +36,15 @@ def test_halfway_values_are_the_formulas():
 
 def test_a_warmup_longer_than_a_tenth_of_the_run_is_cut():
     assert rates("constant", steps=50, warmup=2500)[5] == 1.0
+
+
+def test_a_warmup_that_is_cut_is_said(model, stream, tmp_path):
+    log = []
+    for name, warmup in (("short", 2), ("long", 3)):
+        place, records = Place.choose(torch.device("cpu"), Processes(), "fp32"), RunRecords(tmp_path / name)
+        trainer = Trainer(model, config(warmup=warmup), 0, stream=stream, records=records, place=place)
+        trainer.run(name, lambda model, step, tokens: None, log.append)
+    assert log == ["long: warms up for 2 steps, a tenth of its 20, not for 3 (train.warmup)."]
 
 
 def test_groups_follow_the_recipes():

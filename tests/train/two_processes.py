@@ -1,31 +1,55 @@
-"""Trains a few steps; `torchrun` starts it twice. Usage: two_processes.py DIRECTORY."""
+"""Trains a few steps, is interrupted by a signal to one process and resumes; `torchrun` starts it twice.
 
+Usage: two_processes.py DIRECTORY.
+"""
+
+import os
+import signal
 import sys
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from basecap.errors import Interrupted
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 from basecap.records import RunRecords
 from basecap.train.distributed import processes
+from basecap.train.interruption import deferred, listening
 from basecap.train.loop import Place, Trainer
 from tests.train.conftest import LENGTH, VOCAB, UnevenStream, config
 
 
+class InterruptedStream(UnevenStream):
+    """Sends SIGTERM to the second process at step 7, once."""
+
+    def batch(self, seed: int, step: int, batch: int, seq_len: int, rank: int = 0, world: int = 1) -> Tensor:
+        if step == 7 and rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().batch(seed, step, batch, seq_len, rank, world)
+
+
 def main(path: Path) -> None:
-    """Train one model together with the other processes."""
+    """Train one model together with the other process."""
     torch.set_num_threads(1)
     with processes(torch.device("cpu")) as group:
-        train(path, Place.choose(torch.device("cpu"), group, "fp32"))
+        place = Place.choose(torch.device("cpu"), group, "fp32")
+        try:
+            train(path, InterruptedStream(), place)
+        except Interrupted as interrupted:
+            assert interrupted.number == signal.SIGTERM, interrupted
+            assert (group.rank == 0) == ("stopped at step 7 of 20 with a checkpoint" in str(interrupted)), interrupted
+            train(path, UnevenStream(), place)
 
 
-def train(path: Path, place: Place) -> None:
+def train(path: Path, stream: UnevenStream, place: Place) -> None:
     """Train, and let go of the wrapped model before the processes part: gloo may hang otherwise."""
     model = LanguageModel(model_config("transformer++", hidden=32, vocab=VOCAB, layers=1, max_length=LENGTH))
-    options = config(micro_batch=1)
-    trainer = Trainer(model.initialise(0), options, 0, stream=UnevenStream(), records=RunRecords(path), place=place)
-    trainer.run("two", lambda model, step, tokens: None)
+    options, records = config(micro_batch=1), RunRecords(path)
+    with listening(), deferred():
+        trainer = Trainer(model.initialise(0), options, 0, stream=stream, records=records, place=place)
+        trainer.run("two", lambda model, step, tokens: None, print)
 
 
 if __name__ == "__main__":
