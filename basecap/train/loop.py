@@ -200,7 +200,7 @@ class Trainer:
         steps, warmup = self.timetable.steps, warmup_steps(self.config.warmup, self.timetable.steps)
         if done and group.leads:
             log(f"resumed at step {done} of {steps}.")
-        elif warmup < self.config.warmup and group.leads:
+        elif warmup < steps <= self.config.warmup and group.leads:
             log(f"warms up for {warmup} steps, a tenth of its {steps}, not for {self.config.warmup} (train.warmup).")
         self._saved_step = done
         return done
