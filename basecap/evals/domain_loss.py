@@ -32,6 +32,9 @@ class DomainLoss(Evaluation):
         """Options of domain-loss."""
 
         split: Literal["validation", "test"] = Field("test", description="which held-out documents")
+        max_document_tokens: Count | None = Field(
+            None, ge=1, description="tokens of each document that are predicted, from its beginning; all when not given"
+        )
         tokens_per_batch: Count = Field(32_768, ge=1, le=2**30, description="padded tokens in one forward pass")
 
     config: Config
@@ -57,16 +60,17 @@ class DomainLoss(Evaluation):
         domains = (*context.data.train_domains, *context.data.ood_domains)
         held = [context.data.documents(self.config.split, domain) for domain in domains]
         start = context.data.tokenizer.end_of_text
-        windows = max((list(itertools.islice(_all_windows(part, length, start), rows)) for part in held), key=len)
+        most = self.config.max_document_tokens
+        windows = max((list(itertools.islice(_all_windows(part, length, start, most), rows)) for part in held), key=len)
         self._batch_losses(model, context, [window for _, window in windows], length)
 
     def _losses(self, model: LanguageModel, context: Context, documents: DocumentSet) -> DocumentLosses:
         start = context.data.tokenizer.end_of_text
         nats = np.zeros(len(documents))
         tokens = np.zeros(len(documents), dtype=np.int64)
-        sizes = np.array([documents.bytes(index) for index in range(len(documents))], dtype=np.int64)
+        most = self.config.max_document_tokens
         windows: dict[int, list[tuple[int, np.ndarray]]] = {}
-        for index, window in _all_windows(documents, model.config.max_length, start):
+        for index, window in _all_windows(documents, model.config.max_length, start, most):
             tokens[index] += len(window) - 1
             padded = _padded_length(len(window) - 1, model.config.max_length)
             windows.setdefault(padded, []).append((index, window))
@@ -76,7 +80,7 @@ class DomainLoss(Evaluation):
                 part = members[first : first + rows]
                 summed = self._batch_losses(model, context, [window for _, window in part], length)
                 np.add.at(nats, [index for index, _ in part], summed)
-        return DocumentLosses(nats=nats, tokens=tokens, bytes=sizes, clusters=documents.clusters)
+        return DocumentLosses(nats=nats, tokens=tokens, bytes=_bytes(documents, tokens), clusters=documents.clusters)
 
     @staticmethod
     def _batch_losses(model: LanguageModel, context: Context, windows: list[np.ndarray], length: int) -> np.ndarray:
@@ -87,11 +91,18 @@ class DomainLoss(Evaluation):
         return losses.double().sum(dim=1).cpu().numpy()
 
 
-def _all_windows(documents: DocumentSet, length: int, start: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield each document's number and windows."""
+def _all_windows(documents: DocumentSet, length: int, start: int, most: int | None) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield each document's number and windows, of its first `most` tokens."""
     for index in range(len(documents)):
-        for window in _windows(documents.tokens(index), length, start):
+        for window in _windows(documents.tokens(index)[:most], length, start):
             yield index, window
+
+
+def _bytes(documents: DocumentSet, read: np.ndarray) -> np.ndarray:
+    """Return the bytes of each document's first `read` tokens, in proportion where it is not read whole."""
+    whole = [(documents.bytes(index), len(documents.tokens(index))) for index in range(len(documents))]
+    parts = [round(size * count / max(1, length)) for (size, length), count in zip(whole, read.tolist(), strict=True)]
+    return np.array(parts, dtype=np.int64)
 
 
 def _windows(tokens: np.ndarray, length: int, start: int) -> Iterator[np.ndarray]:

@@ -75,6 +75,21 @@ def test_losses_are_those_of_each_document_alone(context: Context, model: Langua
             assert losses.tokens[index] == len(tokens) and losses.bytes[index] == documents.bytes(index)
 
 
+def test_the_beginning_of_a_document_stands_for_it(context: Context, model: LanguageModel):
+    """Losses of as many tokens as are asked for, each the same as where the document is read whole."""
+    short = build_evaluation({"domain-loss": {"max_document_tokens": LENGTH}}).run(model, context).documents["prose"]
+    whole = build_evaluation("domain-loss").run(model, context).documents["prose"]
+    assert (short.tokens == np.minimum(whole.tokens, LENGTH)).all() and (whole.tokens > LENGTH).any()
+    expected = model.token_losses(*_first_window(context, 0)).double().sum().item()
+    assert short.nats[0] == pytest.approx(expected, rel=1e-6)
+    np.testing.assert_allclose(short.bytes, whole.bytes * short.tokens / whole.tokens, atol=0.5)
+
+
+def _first_window(context: Context, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.from_numpy(context.data.documents("test", "prose").tokens(index)[:LENGTH].astype(np.int64))
+    return torch.cat([torch.tensor([context.data.tokenizer.end_of_text]), tokens[:-1]])[None], tokens[None]
+
+
 def test_measurements_sum_up_the_documents(context: Context, model: LanguageModel):
     outcome = build_evaluation("domain-loss").run(model, context)
     found = {(item.subset, item.metric): item for item in outcome.measurements}
