@@ -1,9 +1,7 @@
 """The command line: arguments in, one call, printed answer. No logic lives here."""
 
 import io
-import json
 import logging
-import os
 import signal
 import sys
 from collections.abc import Collection, Sequence
@@ -12,11 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from typer.core import TyperGroup
 
 from basecap.errors import BasecapError, ConfigError, Interrupted, nearest
+from basecap.terminal import console, print_table, store, writable_file
 
 #: Arguments that typer refuses. Some of its releases take this class from click, others have one of their own.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -65,19 +62,9 @@ Out = Annotated[Path | None, typer.Option("--out", help="directory of the study;
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:0; the best there is when not given")]
 
 
-def _new_file(path: Path | None) -> Path | None:
-    """Refuse a file that could not be replaced, before hours are spent on what is to stand in it."""
-    if path is None:
-        return None
-    file = path.resolve()  # a link stays one
-    places = [file, file.parent] if file.exists() else [file.parent]
-    foreign = file.exists() and not file.is_file()  # a directory, or a device that would be replaced
-    if foreign or not file.parent.is_dir() or not all(os.access(place, os.W_OK) for place in places):
-        raise ConfigError(f"--json {path} cannot be written; give a file in a directory that you may write to.")
-    return file
-
-
-JsonFile = Annotated[Path | None, typer.Option("--json", callback=_new_file, help="also write everything to this file")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", callback=writable_file, help="also write everything to this file")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
@@ -134,7 +121,7 @@ def plan(study: StudyArgument, settings: Settings = [], plugin: Plugins = [], as
     _load(plugin)
     config = load_study(study, settings)
     rows = estimate(config)
-    _table(f"plan of {study}", rows, as_json)
+    print_table(f"plan of {study}", rows, as_json)
     for line in [] if as_json else remarks(config, rows, Path("runs") / config.name):
         typer.echo(line)
 
@@ -162,7 +149,7 @@ def list_(
     _load(plugin)
     if what not in CATALOGUES:
         raise ConfigError(f"cannot list {what!r}: {nearest(what, CATALOGUES)}")
-    _table(what, CATALOGUES[what](as_json), as_json)
+    print_table(what, CATALOGUES[what](as_json), as_json)
 
 
 @data_app.command("prepare", epilog="Example: basecap data prepare limited-mini --set data.path=/data/slimpajama")
@@ -185,8 +172,8 @@ def data_inspect(
     if is_task(study):
         from basecap.tasks import inspect_task
 
-        console = _console()
-        console.print(inspect_task(study, settings, examples, None if as_json else console.width), soft_wrap=True)
+        screen = console()
+        screen.print(inspect_task(study, settings, examples, None if as_json else screen.width), soft_wrap=True)
     else:
         _inspect(study, out, settings, as_json)
 
@@ -238,7 +225,7 @@ def check(
         check_all(mixer, choose_device(device), keep=rows.extend, longest=length)
     except KeyboardInterrupt:
         stopped = True
-    _table("checks", rows, as_json)
+    print_table("checks", rows, as_json)
     _say(f"{len(rows)} checks, {failed(rows)} failed; {lengths(length)}")
     if stopped:
         _say("interrupted: the table holds what was checked so far.")
@@ -258,10 +245,10 @@ def bench_ops(
     from basecap.bench.ops import run as bench
     from basecap.environment import choose_device
 
-    found = bench(device=choose_device(device), length=length, peer=peer, keep=partial(_store, path=json_file))
+    found = bench(device=choose_device(device), length=length, peer=peer, keep=partial(store, path=json_file))
     for name, rows in found.items():
         if isinstance(rows, list):
-            _table(name, rows, as_json=False)
+            print_table(name, rows, as_json=False)
     _finish(found, json_file)
 
 
@@ -287,21 +274,21 @@ def bench_models(
     from basecap.environment import choose_device
 
     _load(plugin)
-    keep = partial(_store, path=json_file)
+    keep = partial(store, path=json_file)
     setting = Setting(hidden=hidden, length=length, batch=batch)
     found = bench(use, setting, device=choose_device(device), peer=peer, keep=keep)
-    _table("training speed", found["rows"], as_json=False)
+    print_table("training speed", found["rows"], as_json=False)
     _finish(found, json_file)
 
 
 def _inspect(study: str, out: Path | None, settings: Sequence[str], as_json: bool) -> None:
     from basecap.data import inspect
+    from basecap.study.begin import data_of
     from basecap.study.config import load_study
-    from basecap.study.execute import data_of
 
     config = load_study(study, settings)
     data = data_of(config, out or Path("runs") / config.name)
-    _table(f"data of {config.name}", inspect(data), as_json)
+    print_table(f"data of {config.name}", inspect(data), as_json)
     if data.remark:
         _say(f"{data.remark}.")
 
@@ -315,20 +302,12 @@ def _report(directories: Sequence[Path], out: Path, said: Collection[tuple[str, 
     results = StudyRecords(out).results()
     for study in results["studies"]:
         study["failures"] = [row for row in study["failures"] if (row["name"], row["seed"]) not in said]
-    _console().print(terminal_table(results, directories))
+    console().print(terminal_table(results, directories))
     typer.echo(f"report: {page}")
 
 
-def _store(found: dict[str, Any], path: Path | None) -> None:
-    from basecap.files import replacing
-
-    if path is not None:
-        with replacing(path, other="another file with --json") as file:
-            file.write(json.dumps(found, indent=1).encode() + b"\n")
-
-
 def _finish(found: dict[str, Any], path: Path | None) -> None:
-    _store(found, path)
+    store(found, path)
     if not found["complete"]:
         _say("interrupted: the tables hold what was measured so far.")
         raise typer.Exit(130)
@@ -343,34 +322,6 @@ def _load(plugins: Sequence[Path]) -> None:
 
 def _say(line: str) -> None:
     typer.echo(line, err=True)
-
-
-def _table(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Print rows of equal keys as a table, or as JSON."""
-    if as_json:
-        typer.echo(json.dumps(rows, indent=1))
-        return
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for column in columns:
-        number = all(isinstance(row.get(column), int | float | None) for row in rows)
-        table.add_column(column, justify="right" if number else "left", no_wrap=column == columns[0], overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
-    _console().print(table)
-
-
-def _console() -> Console:
-    """Return standard output, 160 columns wide where it is no terminal."""
-    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def main() -> None:

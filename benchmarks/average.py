@@ -14,8 +14,8 @@ import torch
 from basecap.evals._contract import Context, build_evaluation
 from basecap.models.language_model import LanguageModel
 from basecap.records import RunRecords
+from basecap.study.begin import data_of
 from basecap.study.config import load_study
-from basecap.study.execute import data_of
 from basecap.study.plan import RunSpec, plan_runs
 from basecap.train.average import WeightAverage
 from basecap.train.distributed import Processes

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from basecap.cli import _new_file, _store, main
+from basecap.cli import main
 from basecap.errors import ConfigError, DataError
+from basecap.terminal import store, writable_file
 from tests.study._execute import PLUGIN
 from tests.study.conftest import study, study_file  # noqa: F401 (fixtures)
 
@@ -201,7 +202,7 @@ def test_bad_input_leaves_a_process_with_exit_code_2():
 
 @pytest.mark.parametrize(
     ("command", "place"),
-    [(["run"], "basecap.study.execute.execute"), (["data", "inspect"], "basecap.study.execute.data_of")],
+    [(["run"], "basecap.study.execute.execute"), (["data", "inspect"], "basecap.study.begin.data_of")],
 )
 def test_an_interruption_says_how_to_go_on(command, place, tmp_path, monkeypatch, basecap):
     def interrupted(*_, **__):
@@ -221,7 +222,7 @@ def test_help_has_an_example(basecap):
 @pytest.mark.parametrize("fails", ["open", "replace"])
 def test_rows_of_a_benchmark_outlast_a_full_disk(fails, tmp_path, monkeypatch):
     path = tmp_path / "rows.json"
-    _store({"rows": [1]}, path)
+    store({"rows": [1]}, path)
 
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -229,12 +230,12 @@ def test_rows_of_a_benchmark_outlast_a_full_disk(fails, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Path, fails, full)
         with pytest.raises(DataError, match=r"cannot write .*rows\.json: No space left on device; .* file with --json"):
-            _store({"rows": [1, 2]}, path)
+            store({"rows": [1, 2]}, path)
     assert json.loads(path.read_text()) == {"rows": [1]} and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_benchmark_writes_through_a_link_and_over_no_device(tmp_path):
     (tmp_path / "link.json").symlink_to(tmp_path / "rows.json")
-    assert _new_file(tmp_path / "link.json") == tmp_path / "rows.json"
+    assert writable_file(tmp_path / "link.json") == tmp_path / "rows.json"
     with pytest.raises(ConfigError, match="/dev/null cannot be written"):
-        _new_file(Path("/dev/null"))
+        writable_file(Path("/dev/null"))

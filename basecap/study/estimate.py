@@ -8,8 +8,8 @@ import torch
 
 from basecap import environment
 from basecap.data import wanting
+from basecap.study.begin import cache_of
 from basecap.study.config import StudyConfig
-from basecap.study.execute import cache_of
 from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs, plan_training
 from basecap.train.config import Timetable
 

@@ -94,6 +94,31 @@ class Cost:
     evaluations: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What one command does in the directory of a study, computed once the data is there.
+
+    Attributes:
+        study: as the directory holds it: the study of this command with what earlier ones had.
+        runs: what is to be finished, as far as it is known.
+        evaluations: what models are measured by.
+    """
+
+    study: StudyConfig
+    runs: tuple[RunSpec, ...]
+    evaluations: tuple[Evaluation, ...]
+
+    @property
+    def swept(self) -> list[RunSpec]:
+        """The runs of sweeps that have not chosen a learning rate."""
+        return [run for run in self.runs if run.sweep]
+
+    @property
+    def trained(self) -> list[RunSpec]:
+        """The runs of the study itself, whose learning rate is known."""
+        return [run for run in self.runs if not run.sweep]
+
+
 def plan_runs(study: StudyConfig, vocab: int, chosen: Mapping[str, float] | None = None) -> list[RunSpec]:
     """Return the runs of a study, seed by seed; raises ConfigError for unknown names and impossible sizes.
 

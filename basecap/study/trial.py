@@ -5,6 +5,7 @@ import math
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,11 +19,11 @@ from basecap.ops._dispatch import IMPLEMENTATIONS
 from basecap.progress import progress
 from basecap.records import StudyRecords
 from basecap.study.plan import RunSpec
-from basecap.study.provenance import plugin_files
+from basecap.study.provenance import begun, plugin_files
+from basecap.study.run import Runtime, report_failure
 from basecap.testing.check_model import undisturbed
 from basecap.train.checkpoint import latest
 from basecap.train.diagnose import first_bad_module
-from basecap.train.distributed import Processes
 from basecap.train.loop import Place
 from basecap.train.optim import build_optimiser
 
@@ -46,18 +47,30 @@ def untried(runs: Sequence[RunSpec], records: StudyRecords) -> list[RunSpec]:
     return list({run.name: run for run in reversed(runs) if run.name not in begun}.values())[::-1]
 
 
-def try_all(
-    runs: Sequence[RunSpec],
-    evaluations: Sequence[Evaluation],
-    data: PreparedData,
-    group: Processes,
-    device: torch.device,
-) -> dict[str, Failure]:
-    """Try each run in this process alone, as one of `group` would train it; return what failed, by architecture."""
+def try_new(runs: Sequence[RunSpec], runtime: Runtime) -> list[dict[str, Any]]:
+    """Try each architecture that has not begun; record and say what fails, and return the infos of its runs."""
+    failures = _try_all(untried(runs, runtime.records), runtime)
+    infos = []
+    for run in (run for run in runs if run.name in failures):
+        failure, records = failures[run.name], runtime.run_records(run)
+        info = {**begun(records, run, runtime.device), "status": "failed", "message": failure.message}
+        info["ops"] = failure.ops
+        if failure.traceback is not None:
+            info["traceback"] = failure.traceback
+        records.write_info(info)
+        infos.append(info)
+    for name, failure in failures.items():
+        report_failure(f"{name} failed before training", failure.message, failure.traceback, runtime.say)
+    return infos
+
+
+def _try_all(runs: Sequence[RunSpec], runtime: Runtime) -> dict[str, Failure]:
+    """Try each run in this process alone, as one of the group would train it; return what failed, by architecture."""
     failures = {}
     with progress("trial steps", total=len(runs), unit="architectures") as advance:
         for run in runs:
-            failure = _try(run, evaluations, data, Place.choose(device, group, run.train.precision))
+            place = Place.choose(runtime.device, runtime.group, run.train.precision)
+            failure = _try(run, runtime.evaluations, runtime.data, place)
             if failure is not None:
                 failures[run.name] = failure
             advance(1, note=run.name)

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -86,9 +86,13 @@ class Processes:
             failure = None  # its trace holds this frame: the circle would keep the tensors of a failed run alive
         return [found for _, found in outcomes]
 
-    def lead(self, action: Callable[[], None]) -> None:
-        """Let the leading process act while the others wait; raises SharedError in all where it fails."""
-        self.together(action if self.leads else lambda: None)
+    def lead(self, action: Callable[[], T]) -> T:
+        """Let the leading process act while the others wait, and return what it returned, something small.
+
+        Raises:
+            SharedError: it failed in one of several processes; all raise it.
+        """
+        return cast(T, self.together(action if self.leads else lambda: None)[0])
 
 
 @contextlib.contextmanager

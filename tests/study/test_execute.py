@@ -19,9 +19,11 @@ from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError, DataError, Interrupted
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
+from basecap.study.begin import data_of
 from basecap.study.config import StudyConfig, load_study
-from basecap.study.execute import Execution, data_of, places, side_by_side
+from basecap.study.executors.processes import devices_for, side_by_side
 from basecap.study.plan import plan_runs
+from basecap.study.run import Execution
 from basecap.train.interruption import listening
 from tests.study._execute import ALONE, PLUGIN, change, run
 from tests.study.conftest import write_text
@@ -111,7 +113,7 @@ def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, 
             future.set_result({"name": spec.name, "seed": spec.seed})
             return future
 
-    monkeypatch.setattr("basecap.study.execute._Worker", Worker)
+    monkeypatch.setattr("basecap.study.executors.processes._Worker", Worker)
     runs = [spec for spec in plan_runs(study, byte_tokenizer().vocab_size) if spec.seed < 2 or spec.name == "window 4"]
     execution = Execution(study=study, out=out, device="cpu")
     infos = side_by_side(execution, runs, ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1", "cuda:2"])
@@ -131,13 +133,13 @@ def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, 
 )
 def test_runs_go_to_every_gpu(monkeypatch, chosen, asked, world, per_gpu, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert places(torch.device(chosen), asked, world, per_gpu) == expected
+    assert devices_for(torch.device(chosen), asked, world, per_gpu) == expected
 
 
 @pytest.mark.parametrize(("chosen", "world", "where"), [("cpu", 1, "on cpu"), ("cuda", 2, "under torchrun")])
 def test_only_a_gpu_is_shared(chosen, world, where):
     with pytest.raises(ConfigError, match=f"{where} leave out --per-gpu"):
-        places(torch.device(chosen), None, world, 2)
+        devices_for(torch.device(chosen), None, world, 2)
 
 
 def test_a_killed_process_costs_its_own_run_alone(study, tmp_path):

@@ -10,10 +10,12 @@ from basecap.analysis import analyse
 from basecap.errors import ConfigError, DataError
 from basecap.records import Record, StudyRecords
 from basecap.registry import load_plugin
-from basecap.study import execute as execution
 from basecap.study import sweep
+from basecap.study.begin import data_of
 from basecap.study.config import StudyConfig, load_study, select
 from basecap.study.estimate import estimate
+from basecap.study.execute import execute
+from basecap.study.executors import local
 from basecap.study.plan import RunSpec, plan_runs
 from tests.study._execute import PLUGIN
 from tests.study.conftest import WORDS
@@ -33,7 +35,7 @@ def path(study: dict, tmp_path: Path) -> Path:
 def run(path: Path, out: Path, *settings: str, only: tuple[str, ...] = (), plugins=()) -> tuple[list[dict], list[str]]:
     """Run a study; return what is known of its runs, and what was said."""
     study, said = load_study(str(path), settings), []
-    infos = execution.execute(study, out, only=select(study, only), device="cpu", plugins=plugins, say=said.append)
+    infos = execute(study, out, only=select(study, only), device="cpu", plugins=plugins, say=said.append)
     return infos, said
 
 
@@ -75,7 +77,7 @@ def test_a_sweep_is_trained_chosen_and_kept(path, tmp_path):
     assert first.losses[1] < first.losses[0] and first.losses[2] is None and first.chosen == 0.01
     assert second.losses != first.losses
     (record,) = (found for found in StudyRecords(out).run("transformer++", 0).evals() if found.eval == "sweep")
-    data = execution.data_of(load_study(str(path)), out)
+    data = data_of(load_study(str(path)), out)
     seen = sum(data.documents("validation", domain).total_tokens for domain in ("prose", "notes"))
     assert (record.n, record.value) == (seen, first.losses[1]) and set(WORDS) - {"prose", "notes"} == {"code"}
 
@@ -96,10 +98,10 @@ def test_a_sweep_goes_on_where_it_was_killed(path, tmp_path, monkeypatch):
 
     chosen = {"only": ("transformer++",)}
     run(path, tmp_path / "straight", **chosen)
-    out, attempt = tmp_path / "out", execution._attempt
+    out, attempt = tmp_path / "out", local.train_run
     with monkeypatch.context() as patch:
         left = iter([attempt, attempt, killed])
-        patch.setattr(execution, "_attempt", lambda *arguments: next(left)(*arguments))
+        patch.setattr(local, "train_run", lambda *arguments: next(left)(*arguments))
         with pytest.raises(KeyboardInterrupt):
             run(path, out, **chosen)
     assert len(curves(out)) == 2 and not (out / "runs").exists()

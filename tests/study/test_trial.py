@@ -71,11 +71,11 @@ def test_a_trial_leaves_nothing_behind(study, plugin, tmp_path, monkeypatch):
     path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", "trial good"]}))
     config, states = load_study(str(path)), []
 
-    def attempt(execution, run, data, group, say):
+    def attempt(run, runtime):
         states.append((torch.get_rng_state(), dict(IMPLEMENTATIONS)))
         return {"name": run.name, "seed": run.seed}
 
-    monkeypatch.setattr("basecap.study.execute._attempt", attempt)
+    monkeypatch.setattr("basecap.study.executors.local.train_run", attempt)
     monkeypatch.setitem(IMPLEMENTATIONS, "kept", "as it was")
     before, held = torch.get_rng_state(), dict(IMPLEMENTATIONS)
     execute(config, out, only=select(config, []), device="cpu", plugins=[plugin], say=print)

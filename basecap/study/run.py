@@ -1,0 +1,139 @@
+"""A training job: one run of a study, from its last checkpoint to its end or to the record of why it failed."""
+
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from basecap.data import PreparedData
+from basecap.errors import BasecapError, TrainingError
+from basecap.evals._contract import Context, Evaluation
+from basecap.models.language_model import LanguageModel
+from basecap.ops._dispatch import IMPLEMENTATIONS
+from basecap.records import RunRecords, StudyRecords
+from basecap.registry import PLUGIN
+from basecap.study.config import StudyConfig
+from basecap.study.evaluate import evaluate
+from basecap.study.plan import RunSpec
+from basecap.study.provenance import begun
+from basecap.study.sweep import HeldOutLoss
+from basecap.train.distributed import Processes, SharedError, sentence
+from basecap.train.loop import Place, Trainer
+
+logger = logging.getLogger("basecap.study")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """What every run of a study shares. It crosses process boundaries, so it holds no open file and no tensor."""
+
+    study: StudyConfig
+    out: Path
+    device: str
+    plugins: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """What the jobs of a study use within one process.
+
+    Attributes:
+        records: of the study.
+        device: where models are.
+        data: what they train on and are tested on.
+        evaluations: what is measured at evaluation points.
+        group: the processes that train each run together.
+        say: takes sentences for the terminal.
+    """
+
+    records: StudyRecords
+    device: torch.device
+    data: PreparedData
+    evaluations: Sequence[Evaluation]
+    group: Processes
+    say: Callable[[str], None]
+
+    def run_records(self, run: RunSpec) -> RunRecords:
+        """Return the records of a run; touches no file."""
+        return self.records.run(run.name, run.seed, run.rate)
+
+
+def train_run(run: RunSpec, runtime: Runtime) -> dict[str, Any]:
+    """Train one run unless it is finished, and return its info; a failure is recorded and said, not raised.
+
+    An error in one of several processes alone is raised: the others wait for it in the middle of a step, and `torchrun`
+    ends them all.
+    """
+    records, group = runtime.run_records(run), runtime.group
+    info = records.info()
+    if info.get("status") == "finished":
+        return info
+    IMPLEMENTATIONS.clear()
+    info = begun(records, run, runtime.device)
+    group.lead(lambda: records.write_info(info))
+    alone: Exception | None = None
+    try:
+        info["parameters"] = _train(run, runtime, records)
+        info["status"] = "finished"
+    except Exception as error:  # a bug in one mixer must not cost the other runs; the trace is kept with the run
+        info |= {"status": "failed", "message": sentence(error) + _plugin_line(error)}
+        info["diverged"] = isinstance(error, TrainingError) and not isinstance(error, SharedError)
+        if not isinstance(error.__cause__ if isinstance(error, SharedError) else error, BasecapError | None):
+            info["traceback"] = traceback.format_exc()
+        alone = None if group.world == 1 or isinstance(error, TrainingError) else error
+    info["ops"] = dict(sorted(IMPLEMENTATIONS.items()))
+    if alone is not None:
+        _leave(records, run, info, runtime)
+        raise alone
+    if group.leads:
+        records.write_info(info)
+        if info["status"] == "failed":
+            report_failure(f"{run.label} failed", info["message"], info.get("traceback"), runtime.say)
+    return info
+
+
+def report_failure(what: str, message: str, trace: str | None, say: Callable[[str], None]) -> None:
+    """Say why something failed, and log its trace for --debug."""
+    say(f"{what}: {message}")
+    if trace is not None:
+        logger.debug(trace)
+
+
+def _plugin_line(error: Exception) -> str:
+    """Return " (FILE:LINE)" of the last line of a plugin that an error came through, else nothing."""
+    files = [getattr(module, "__file__", None) for name, module in [*sys.modules.items()] if name.startswith(PLUGIN)]
+    cause = error.__cause__ if isinstance(error, SharedError) and error.__cause__ else error
+    frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if frame.filename in files]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+
+
+def _leave(records: RunRecords, run: RunSpec, info: dict[str, Any], runtime: Runtime) -> None:
+    """Record and say what failed in this process, unless another was first: then this one fails for its absence."""
+    if records.info().get("status") != "failed":
+        records.write_info(info)
+        where = f"in process {runtime.group.rank}, which ends them all (--only runs the others)"
+        runtime.say(f"{run.label} failed {where}: {info['message']}")
+
+
+def _train(run: RunSpec, runtime: Runtime, records: RunRecords) -> int:
+    """Train a run to its end, evaluating as it goes; return the parameters of its model."""
+    device = runtime.device
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    place = Place.choose(device, runtime.group, run.train.precision)
+    model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed)
+    trainer = Trainer(model, run.train, run.seed, stream=runtime.data.train, records=records, place=place)
+    context = Context(data=runtime.data, device=device, autocast=place.autocast)
+
+    def evaluate_point(model: LanguageModel, step: int, tokens: int) -> None:
+        chooses = run.sweep and step == trainer.timetable.steps
+        due = [*runtime.evaluations, HeldOutLoss()] if chooses else runtime.evaluations
+        evaluate(due, model, context, records, step, tokens)
+
+    trainer.run(run.label, evaluate_point, runtime.say)
+    return model.parameters_count()
