@@ -78,8 +78,11 @@ def run(
     ] = [],
     plugin: Plugins = [],
     device: Device = None,
-    per_gpu: Annotated[
-        int, typer.Option("--per-gpu", min=1, max=64, help="runs at a time on each GPU; small models leave room")
+    per_device: Annotated[
+        int,
+        typer.Option(
+            "--per-device", "--per-gpu", min=1, max=64, help="runs at a time on each GPU, or on the CPU: small models"
+        ),
     ] = 1,
 ) -> None:
     """Train and evaluate a study, then write its report. Run again to resume."""
@@ -97,7 +100,7 @@ def run(
         device=device,
         plugins=plugin,
         say=lambda line: _say(line),
-        per_gpu=per_gpu,
+        per_device=per_device,
     )
     if not infos:  # a process that helps to train: the leading one reports
         return

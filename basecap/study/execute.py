@@ -27,15 +27,15 @@ def execute(
     device: str | None,
     plugins: Sequence[Path],
     say: Callable[[str], None],
-    per_gpu: int = 1,
+    per_device: int = 1,
 ) -> list[dict[str, Any]]:
     """Train every selected run of `study` into `out`, resuming what stands there; return each run's info.
 
     Of a sweep of learning rates these are the runs with the chosen rates, and those whose failure left no choice.
 
     Started by `torchrun`, all processes train each run together and only the leading one returns something; else runs
-    go one after the other on one device, or side by side on the GPUs of this machine when there are several, `per_gpu`
-    on each: a small model leaves room for others.
+    go one after the other on one device, or side by side on the GPUs of this machine when there are several,
+    `per_device` on each or on the CPU, whose cores they share: a small model leaves room for others.
 
     Raises:
         ConfigError: names, sizes or options that do not work, a plugin's architecture that sees the future (before
@@ -48,7 +48,7 @@ def execute(
     chosen = environment.choose_device(device)
     with listening(), processes(chosen) as group, contextlib.ExitStack() as held:
         checked = check(study, group.world)
-        devices = devices_for(chosen, device, group.world, per_gpu)
+        devices = devices_for(chosen, device, group.world, per_device)
         execution = Execution(study=study, out=out, device=str(chosen), plugins=tuple(plugins))
         plan = group.lead(lambda: begin(execution, checked, only, held))
         data, records = data_of(study, out), StudyRecords(out)

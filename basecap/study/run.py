@@ -36,6 +36,7 @@ class Execution:
     out: Path
     device: str
     plugins: tuple[Path, ...] = ()
+    threads: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

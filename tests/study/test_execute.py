@@ -122,24 +122,24 @@ def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("chosen", "asked", "world", "per_gpu", "expected"),
+    ("chosen", "asked", "world", "per_device", "expected"),
     [
         ("cpu", None, 1, 1, ["cpu"]),
+        ("cpu", "cpu", 1, 2, ["cpu", "cpu"]),
         ("cuda:0", None, 1, 1, ["cuda:0", "cuda:1"]),
         ("cuda:0", None, 1, 2, ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]),
         ("cuda:1", "cuda:1", 1, 2, ["cuda:1", "cuda:1"]),
         ("cuda:1", None, 2, 1, ["cuda:1"]),
     ],
 )
-def test_runs_go_to_every_gpu(monkeypatch, chosen, asked, world, per_gpu, expected):
+def test_runs_go_to_every_gpu(monkeypatch, chosen, asked, world, per_device, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert devices_for(torch.device(chosen), asked, world, per_gpu) == expected
+    assert devices_for(torch.device(chosen), asked, world, per_device) == expected
 
 
-@pytest.mark.parametrize(("chosen", "world", "where"), [("cpu", 1, "on cpu"), ("cuda", 2, "under torchrun")])
-def test_only_a_gpu_is_shared(chosen, world, where):
-    with pytest.raises(ConfigError, match=f"{where} leave out --per-gpu"):
-        devices_for(torch.device(chosen), None, world, 2)
+def test_processes_that_train_one_run_together_share_no_device():
+    with pytest.raises(ConfigError, match="under torchrun .* leave out --per-device"):
+        devices_for(torch.device("cuda"), None, 2, 2)
 
 
 def test_a_killed_process_costs_its_own_run_alone(study, tmp_path):

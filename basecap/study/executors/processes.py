@@ -1,4 +1,4 @@
-"""Trains runs side by side in processes of this machine, one per device or several to a GPU."""
+"""Trains runs side by side in processes of this machine, one or several per device."""
 
 import contextlib
 import multiprocessing
@@ -24,14 +24,13 @@ from basecap.train.distributed import Processes
 from basecap.train.interruption import deferred, install
 
 
-def devices_for(chosen: torch.device, asked: str | None, world: int, per_gpu: int) -> list[str]:
+def devices_for(chosen: torch.device, asked: str | None, world: int, per_device: int) -> list[str]:
     """Return where the runs of this process go, a device for each that goes at a time; the GPUs take turns."""
-    if per_gpu > 1 and (chosen.type != "cuda" or world > 1):
-        where = "under torchrun" if world > 1 else f"on {chosen}"
-        raise ConfigError(f"several runs at a time share a GPU; {where} leave out --per-gpu.")
+    if per_device > 1 and world > 1:
+        raise ConfigError("under torchrun all processes train each run together; leave out --per-device.")
     every = chosen.type == "cuda" and asked is None and world == 1
     devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if every else [str(chosen)]
-    return devices * per_gpu
+    return devices * per_device
 
 
 def side_by_side(
@@ -47,7 +46,9 @@ def side_by_side(
     waiting = deque(index for index in range(len(runs)) if index not in infos)
     running: dict[Future, tuple[int, _Worker]] = {}
     with contextlib.ExitStack() as pools:
-        free = [_Worker(replace(execution, device=device), pools) for device in devices[: len(waiting)]]
+        threads = max(1, torch.get_num_threads() // len(devices))
+        shares = [replace(execution, device=device, threads=threads) for device in devices[: len(waiting)]]
+        free = [_Worker(share, pools) for share in shares]
         try:
             while waiting or running:
                 while waiting and free:
@@ -107,6 +108,8 @@ _worker: list[Runtime] = []
 
 def _begin_worker(execution: Execution) -> None:
     end_with_parent()
+    if execution.device == "cpu" and execution.threads is not None:
+        torch.set_num_threads(execution.threads)  # more than there are cores would wait for each other
     install(deferring=True)  # between runs the parent ends this process
     for plugin in execution.plugins:
         load_plugin(plugin)
