@@ -138,7 +138,7 @@ def test_runs_go_to_every_gpu(monkeypatch, chosen, asked, world, per_device, exp
 
 
 def test_processes_that_train_one_run_together_share_no_device():
-    with pytest.raises(ConfigError, match="under torchrun .* leave out --per-device"):
+    with pytest.raises(ConfigError, match=r"under torchrun .* leave out --per-device"):
         devices_for(torch.device("cuda"), None, 2, 2)
 
 
