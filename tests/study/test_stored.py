@@ -111,7 +111,12 @@ def test_one_damaged_point_costs_no_other(out):
 
 def test_what_measures_nothing_is_asked_once(out, monkeypatch):
     asked = []
-    monkeypatch.setattr(InfluenceEntropy, "run", lambda *_: asked.append(1) or Outcome(measurements=[]))
+
+    def run(evaluation, model, context):
+        asked.append(evaluation)
+        return Outcome(measurements=[])
+
+    monkeypatch.setattr(InfluenceEntropy, "run", run)
     assert add(out, ENTROPY, at="end") == add(out) == (0, []) and len(asked) == 1
 
 
