@@ -129,6 +129,30 @@ def plan(study: StudyArgument, settings: Settings = [], plugin: Plugins = [], as
         typer.echo(line)
 
 
+@app.command("eval", epilog="Example: basecap eval runs/quickstart --add influence-entropy --at end")
+def eval_(
+    place: Annotated[Path, typer.Argument(metavar="DIR|RUN", help="directory of a study or of one run")],
+    add: Annotated[
+        list[str], typer.Option("--add", help="evaluation that the study gets (`basecap list evals`); repeatable")
+    ] = [],
+    at: Annotated[str | None, typer.Option("--at", help="evaluation points: every, end or a number of tokens")] = None,
+    only: Annotated[list[str], typer.Option("--only", help="evaluate this architecture; repeatable")] = [],
+    plugin: Plugins = [],
+    device: Device = None,
+) -> None:
+    """Evaluate stored weights where numbers are missing, without training, and write the report."""
+    from basecap.records import RunRecords
+    from basecap.study.stored import evaluate_directory
+
+    _load(plugin)
+    failed = evaluate_directory(place, add=add, at=at, only=only, device=device, say=_say)
+    directory = place.parent.parent if RunRecords(place).info() else place
+    _report([directory], directory)
+    if failed:
+        _say(f"evaluations that failed: {failed}; the reasons are above.")
+        raise typer.Exit(1)
+
+
 @app.command(epilog="Example: basecap report runs/quickstart")
 def report(
     directories: Annotated[list[Path], typer.Argument(help="directories that `basecap run` wrote")],

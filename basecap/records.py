@@ -8,7 +8,8 @@
                               metrics.jsonl               one row per logged training step
                               evals.jsonl                 one `Record` per row
                               documents/<eval>-<step>.npz losses of single documents
-                              checkpoints/                belongs to the training loop
+                              unmeasured.json             evaluations that find nothing to measure in it
+                              checkpoints/, weights/      belong to the training loop
     DIR/sweep/<name>-lr<rate>-s<seed>/                    likewise, runs of a sweep whose rate is not the chosen one
     DIR/sweep.json            the sweep of learning rates: one `Sweep` per architecture
 
@@ -129,6 +130,11 @@ class RunRecords:
         """Directory of the training loop's checkpoints."""
         return self.path / "checkpoints"
 
+    @property
+    def weights(self) -> Path:
+        """Directory of the weights of evaluation points that stay."""
+        return self.path / "weights"
+
     def write_info(self, info: dict[str, Any]) -> None:
         """Store run.json: name, seed, use, lr, parameters, hash, status (running, finished or failed), message, ops.
 
@@ -170,9 +176,13 @@ class RunRecords:
             records[record.key] = record
         return list(records.values())
 
-    def evaluated_steps(self, eval: str) -> list[int]:
-        """Return the steps at which evaluation `eval` has records, ascending."""
-        return sorted({record.step for record in self.evals() if record.eval == eval})
+    def add_unmeasured(self, eval: str) -> None:
+        """Record that evaluation `eval` has no numbers of this model."""
+        write_json(self.path / "unmeasured.json", {"evaluations": sorted({*self.unmeasured(), eval})})
+
+    def unmeasured(self) -> list[str]:
+        """Return the evaluations that have no numbers of this model."""
+        return (read_json(self.path / "unmeasured.json") or {}).get("evaluations", [])
 
     def write_documents(self, eval: str, step: int, losses: dict[str, DocumentLosses]) -> None:
         """Store the losses of single documents per subset."""

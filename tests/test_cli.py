@@ -69,6 +69,14 @@ def test_run_report_generate(study_file, tmp_path, basecap, refused):  # noqa: F
 
     code, printed, _ = basecap("report", out)
     assert code == 0 and "report.html" in printed
+    code, printed, err = basecap(
+        "eval", out, "--add", "influence-entropy: {length: 16}", "--at", "end", "--device", "cpu"
+    )
+    assert (code, err) == (0, "") and "report.html" in printed
+    assert "influence-entropy" in {
+        row["name"] for row in json.loads((out / "results.json").read_text())["studies"][0]["evaluations"]
+    }
+    assert "did you mean 'influence-entropy'?" in refused("eval", out, "--add", "influence")
 
     run = out / "runs" / "transformer++-s0"
     answers = [basecap("generate", run, "the river", "--tokens", 8, "--seed", seed) for seed in (1, 1, 2)]
@@ -214,7 +222,16 @@ def test_an_interruption_says_how_to_go_on(command, place, tmp_path, monkeypatch
 
 
 def test_help_has_an_example(basecap):
-    for command in (["run"], ["plan"], ["report"], ["list"], ["generate"], ["data", "prepare"], ["data", "inspect"]):
+    for command in (
+        ["run"],
+        ["eval"],
+        ["plan"],
+        ["report"],
+        ["list"],
+        ["generate"],
+        ["data", "prepare"],
+        ["data", "inspect"],
+    ):
         code, printed, _ = basecap(*command, "--help")
         assert code == 0 and f"basecap {' '.join(command)}" in printed.replace("\n", " ")
 

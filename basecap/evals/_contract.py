@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from basecap.data import PreparedData
 from basecap.errors import ConfigError, in_words, nearest
@@ -16,10 +16,31 @@ from basecap.records import Declaration, DocumentLosses
 from basecap.registry import Registry
 
 
+def _at(value: Any) -> Any:
+    """Return an option `at` in its final form; a ValueError, which pydantic reports, says what it should be."""
+    tokens = value if isinstance(value, list | tuple) else [value]
+    if value in ("every", "end"):
+        return value
+    if tokens and all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in tokens):
+        return tuple(tokens)
+    raise ValueError("should be every, end or a list of tokens, such as [1000000]")
+
+
+#: The evaluation points at which an evaluation runs: every one, the end of a run, or those after so many tokens.
+At = Annotated[Literal["every", "end"] | tuple[int, ...], BeforeValidator(_at)]
+
+
+def includes(at: At, tokens: int, last: bool) -> bool:
+    """Whether an evaluation runs at the evaluation point after `tokens` tokens, which may be a run's `last`."""
+    return at == "every" or (last if at == "end" else tokens in at)
+
+
 class EvaluationConfig(BaseModel):
     """Base of every evaluation's options: frozen, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    at: At = Field("every", description="evaluation points where it runs: every, end, or a list of tokens")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from basecap.errors import ConfigError
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, validate
 from basecap.study.growth import grown
-from basecap.study.plan import Plan, RunSpec, cost, plan_evaluations, plan_runs
+from basecap.study.plan import Plan, RunSpec, check_points, cost, plan_evaluations, plan_runs
 from basecap.study.proof import refuse_unsound
 from basecap.study.provenance import refuse_other, refuse_other_precision
 from basecap.study.run import Execution
@@ -31,10 +31,12 @@ def check(study: StudyConfig, world: int = 1) -> list[RunSpec]:
         The runs, with the vocabulary that the study asks for: that of the data may be smaller.
     """
     runs = plan_runs(study, study.data.vocab)
+    evaluations = plan_evaluations(study)
     for run in runs:
         cost(run)
         run.train.forward_batch(world)
-    plan_evaluations(study)
+        for evaluation in evaluations:
+            check_points(run, evaluation.config.at, f"evals: {evaluation.declaration.name}: at")
     return runs
 
 

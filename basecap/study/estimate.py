@@ -18,6 +18,7 @@ FEWEST_OF_THE_REFERENCE, FEWEST = 10, 4
 
 #: Share of the machine's matrix rate that training is assumed to reach, and the column that says so.
 UTILISATION = 0.35
+CHECKPOINTS, KEPT = "checkpoints (GiB)", "weights (GiB)"
 HOURS = f"hours if all reach {UTILISATION:.0%}"
 
 
@@ -45,6 +46,8 @@ def estimate(study: StudyConfig) -> list[dict[str, Any]]:
                 "PFLOP": found.flops / 1e15,
                 "weights + optimiser (GiB)": found.memory / 2**30,
                 "state (KiB)": found.state / 2**10,
+                CHECKPOINTS: found.checkpoints / 2**30,
+                KEPT: found.weights / 2**30,
                 "evaluations": found.evaluations,
                 HOURS: found.flops / (UTILISATION * rate) / 3600,
             }
@@ -71,6 +74,8 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
         f"share of 1,000 TFLOP/s, {_hours(hours * rate / 1000)} hours.",
         "Left out: activations, which may take many times the memory of weights, gradients and optimiser; evaluations. "
         "Architectures differ in the share they reach: `basecap bench models` measures it.",
+        f"Disk: {sum(row[CHECKPOINTS] for row in rows):.3g} GiB for checkpoints, two of each run, and "
+        f"{sum(row[KEPT] for row in rows):.3g} GiB for weights (train.keep = {study.train.keep}).",
         *sparse(study),
         *(f"Missing: {sentence}" for sentence in wanting(study.data, cache_of(study, out))),
     ]

@@ -38,3 +38,5 @@ def evaluate(
             )
             for found in outcome.measurements
         )
+        if not outcome.measurements:
+            records.add_unmeasured(name)

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from basecap.study.executors.local import train_in_turn
 from basecap.study.executors.processes import devices_for, side_by_side
 from basecap.study.plan import RunSpec
 from basecap.study.run import Execution, Runtime
+from basecap.study.stored import evaluate_stored
 from basecap.study.sweep import settle
 from basecap.study.trial import try_new
 from basecap.train.distributed import processes
@@ -30,6 +32,8 @@ def execute(
     per_device: int = 1,
 ) -> list[dict[str, Any]]:
     """Train every selected run of `study` into `out`, resuming what stands there; return each run's info.
+
+    Finished runs get what evaluations of the study they lack where their weights are stored.
 
     Of a sweep of learning rates these are the runs with the chosen rates, and those whose failure left no choice.
 
@@ -51,6 +55,7 @@ def execute(
         devices = devices_for(chosen, device, group.world, per_device)
         execution = Execution(study=study, out=out, device=str(chosen), plugins=tuple(plugins))
         plan = group.lead(lambda: begin(execution, checked, only, held))
+        execution = replace(execution, study=plan.study)
         data, records = data_of(study, out), StudyRecords(out)
         runtime = Runtime(records=records, device=chosen, data=data, evaluations=plan.evaluations, group=group, say=say)
 
@@ -70,4 +75,5 @@ def execute(
         unchosen = {run.name for run in plan.swept}
         failed += [info for info in tried if info["status"] == "failed" and info["name"] in unchosen]
         infos = failed + train([run for run in plan.trained if run.name not in unsound])
+        group.lead(lambda: evaluate_stored(plan.trained, runtime))
         return infos if group.leads else []

@@ -1,16 +1,21 @@
-"""The study of a directory grows: run again with more seeds or architectures, it holds those too."""
+"""The study of a directory grows: run again with more seeds, architectures or evaluations, it holds those too."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from basecap.errors import ConfigError
+from basecap.evals._contract import build_evaluation
 from basecap.study.config import StudyConfig
 
 
 def grown(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyConfig:
-    """Return the study `held` in the directory `where` with the seeds and architectures of `wanted` after its own.
+    """Return the study `held` in the directory `where` with what `wanted` adds to it.
 
-    Words, and where and by how many processes text is prepared, are those of `wanted`: no number depends on them.
+    Seeds, architectures and evaluations of `wanted` come after those that are held.
+
+    Words, where and by how many processes text is prepared, when evaluations run and which weights stay are those of
+    `wanted`: no number depends on them.
 
     Raises:
         ConfigError: they differ in anything else, or in what an architecture of one name is.
@@ -28,6 +33,8 @@ def grown(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyConfig:
             update={
                 "summary": wanted.summary,
                 "data": study.data.model_copy(update=preparation),
+                "train": study.train.model_copy(update={"keep": wanted.train.keep}),
+                "evals": with_evaluations(held, wanted.evals, where).evals,
                 "architectures": tuple(entries.values()),
                 **seeds,
             }
@@ -36,6 +43,29 @@ def grown(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyConfig:
     )
     _refuse_other(whole, alike, where)
     return whole
+
+
+def with_evaluations(held: StudyConfig, entries: Sequence[str | dict[str, Any]], where: Path) -> StudyConfig:
+    """Return the study `held` in the directory `where` with more evaluations.
+
+    Args:
+        held: the study.
+        entries: as a study file names them; of one that is held, when it runs may be another.
+        where: the directory, to be named in an error.
+
+    Raises:
+        ConfigError: an evaluation of that name is held with other options, or is unknown.
+    """
+    theirs = {build_evaluation(entry).declaration.name: entry for entry in entries}
+    evaluations = {build_evaluation(entry).declaration.name: entry for entry in held.evals}
+    for name, entry in theirs.items():
+        here, there = (
+            build_evaluation(found).config.model_dump(exclude={"at"}) for found in (entry, evaluations.get(name, entry))
+        )
+        difference = _first_difference(there, here)
+        if difference is not None:
+            raise ConfigError(f"{where} holds {name!r} with other options ({difference}); give another --out.")
+    return held.model_copy(update={"evals": tuple((evaluations | theirs).values())})
 
 
 def _union(held: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,10 +9,11 @@ import torch
 from pydantic import ValidationError
 
 from basecap.errors import ConfigError, nearest
-from basecap.evals._contract import Evaluation, build_evaluation
+from basecap.evals._contract import At, Evaluation, build_evaluation
 from basecap.models.config import LayerConfig, ModelConfig, model_config
 from basecap.models.language_model import LanguageModel
 from basecap.study.config import ArchitectureEntry, StudyConfig, what_is_wrong
+from basecap.train.checkpoint import KEPT
 from basecap.train.config import Timetable, TrainConfig
 
 #: Training options that the hash of a run always counts. Any other counts where it differs from its default: an option
@@ -34,6 +35,9 @@ ALWAYS_COUNTED = (
     "checkpointing",
     "compile",
 )
+
+#: Training options that change no number, and that the hash of a run never counts.
+NEVER_COUNTED = ("keep",)
 
 #: Training options that an architecture cannot have for itself, as they would be a difference of their own.
 SHARED = ("eps",)
@@ -66,6 +70,7 @@ class RunSpec:
         options = self.train.model_dump(mode="json")
         changed = self.train.model_dump(mode="json", exclude_defaults=True)
         train = {key: options[key] for key in options if key in ALWAYS_COUNTED or key in changed}
+        train = {key: value for key, value in train.items() if key not in NEVER_COUNTED}
         train["seeds"] = [self.seed]  # where the seed stood when there were only `train.seeds`
         content = [self.name, self.seed, self.model.model_dump(mode="json"), train]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
@@ -83,6 +88,8 @@ class Cost:
         memory: bytes of weights, gradients and Adam's moments in fp32, activations apart.
         state: bytes of decoding state per sequence at the training length, in fp32.
         evaluations: how often the model is evaluated.
+        checkpoints: bytes of the checkpoints that a run resumes from.
+        weights: bytes of the weights that `train.keep` leaves.
     """
 
     parameters: int
@@ -92,6 +99,8 @@ class Cost:
     memory: int
     state: int
     evaluations: int
+    checkpoints: int
+    weights: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +182,23 @@ def cost(run: RunSpec) -> Cost:
         memory=16 * parameters,
         state=model.state_bytes(length),
         evaluations=timetable.evaluations,
+        checkpoints=KEPT * (12 if run.train.average is None else 16) * parameters,
+        weights=4 * parameters * timetable.kept,
     )
+
+
+def check_points(run: RunSpec, at: At, what: str) -> None:
+    """Raise ConfigError, beginning with `what`, when `at` names tokens after which `run` is not evaluated."""
+    if isinstance(at, str):
+        return
+    timetable = Timetable(run.train, run.model.max_length)
+    points = [step * timetable.step_tokens for step in timetable.points]
+    for tokens in at:
+        if tokens not in points:
+            near = min(points, key=lambda point: abs(point - tokens))
+            raise ConfigError(
+                f"{what}: {run.label} has no evaluation point after {tokens} tokens; the nearest is after {near}."
+            )
 
 
 def plan_training(study: StudyConfig, entry: ArchitectureEntry, rate: float | None = None) -> TrainConfig:

@@ -12,7 +12,7 @@ import torch
 
 from basecap.data import PreparedData
 from basecap.errors import BasecapError, TrainingError
-from basecap.evals._contract import Context, Evaluation
+from basecap.evals._contract import Context, Evaluation, includes
 from basecap.models.language_model import LanguageModel
 from basecap.ops._dispatch import IMPLEMENTATIONS
 from basecap.records import RunRecords, StudyRecords
@@ -82,10 +82,11 @@ def train_run(run: RunSpec, runtime: Runtime) -> dict[str, Any]:
         info["parameters"] = _train(run, runtime, records)
         info["status"] = "finished"
     except Exception as error:  # a bug in one mixer must not cost the other runs; the trace is kept with the run
-        info |= {"status": "failed", "message": sentence(error) + _plugin_line(error)}
+        message, trace = failure_words(error)
+        info |= {"status": "failed", "message": message}
         info["diverged"] = isinstance(error, TrainingError) and not isinstance(error, SharedError)
-        if not isinstance(error.__cause__ if isinstance(error, SharedError) else error, BasecapError | None):
-            info["traceback"] = traceback.format_exc()
+        if trace is not None:
+            info["traceback"] = trace
         alone = None if group.world == 1 or isinstance(error, TrainingError) else error
     info["ops"] = dict(sorted(IMPLEMENTATIONS.items()))
     if alone is not None:
@@ -96,6 +97,12 @@ def train_run(run: RunSpec, runtime: Runtime) -> dict[str, Any]:
         if info["status"] == "failed":
             report_failure(f"{run.label} failed", info["message"], info.get("traceback"), runtime.say)
     return info
+
+
+def failure_words(error: Exception) -> tuple[str, str | None]:
+    """Return what is said of an error that is being handled, and its trace unless the sentence says all."""
+    expected = isinstance(error.__cause__ if isinstance(error, SharedError) else error, BasecapError | None)
+    return sentence(error) + _plugin_line(error), None if expected else traceback.format_exc()
 
 
 def report_failure(what: str, message: str, trace: str | None, say: Callable[[str], None]) -> None:
@@ -132,8 +139,10 @@ def _train(run: RunSpec, runtime: Runtime, records: RunRecords) -> int:
     context = Context(data=runtime.data, device=device, autocast=place.autocast)
 
     def evaluate_point(model: LanguageModel, step: int, tokens: int) -> None:
-        chooses = run.sweep and step == trainer.timetable.steps
-        due = [*runtime.evaluations, HeldOutLoss()] if chooses else runtime.evaluations
+        last = step == trainer.timetable.steps
+        due = [evaluation for evaluation in runtime.evaluations if includes(evaluation.config.at, tokens, last)]
+        if run.sweep and last:
+            due.append(HeldOutLoss())
         evaluate(due, model, context, records, step, tokens)
 
     trainer.run(run.label, evaluate_point, runtime.say)

@@ -5,11 +5,14 @@ checkpoints/step-<n>/model.safetensors      the weights and persistent buffers, 
                      average.safetensors    averaged parameters, where the run averages them
                      state.json             step and model configuration
                      SHA256SUMS             checksums of these files, as `sha256sum --check` reads them
+
+weights/step-<n>/    model.safetensors, state.json and SHA256SUMS of evaluation points that `train.keep` names, with
+                     averaged parameters where the run averages them
 """
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -28,6 +31,13 @@ from basecap.train.average import WeightAverage
 SCHEMA = 2
 #: How many checkpoints are kept: where the newest is damaged, a run resumes from the one before.
 KEPT = 2
+#: What a checkpoint holds, and what stored weights hold.
+CHECKPOINT, WEIGHTS = ("model.safetensors", "optimiser.safetensors", "state.json"), ("model.safetensors", "state.json")
+
+
+def stored(directory: Path) -> dict[int, Path]:
+    """Return the checkpoints or the stored weights in a directory by step, ascending."""
+    return dict(_steps(directory))
 
 
 def _steps(directory: Path) -> list[tuple[int, Path]]:
@@ -52,6 +62,12 @@ def _buffers(model: LanguageModel) -> dict[str, Tensor]:
     return {name: torch.view_as_real(value) if value.is_complex() else value for name, value in persistent.items()}
 
 
+def _weights(model: LanguageModel) -> dict[str, Tensor]:
+    """Return parameters and buffers as safetensors takes them: no views and no two names for one memory."""
+    buffers = {name: value.clone(memory_format=torch.contiguous_format) for name, value in _buffers(model).items()}
+    return {**dict(model.named_parameters()), **buffers}
+
+
 def _named_state(model: LanguageModel, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     return {
         f"{name}/{key}": value
@@ -71,18 +87,31 @@ def save(
 
     Those of later steps go too: what they held is trained again.
     """
+    files = {"model": _weights(model), "optimiser": _named_state(model, optimiser)}
+    if average is not None:
+        files["average"] = average.values
+    _write(directory, step, model.config, files)
+    kept = [found for found in _steps(directory) if found[0] <= step][-KEPT:]
+    for found in _steps(directory):
+        if found not in kept:
+            shutil.rmtree(found[1], ignore_errors=True)  # what is left of it is damaged, and goes next time
+
+
+def save_weights(directory: Path, model: LanguageModel, step: int) -> None:
+    """Write the weights after `step` steps beside those of other steps; raises CheckpointError when it cannot."""
+    _write(directory, step, model.config, {"model": _weights(model)})
+
+
+def _write(directory: Path, step: int, config: ModelConfig, files: dict[str, dict[str, Tensor]]) -> None:
+    """Write the tensors of each file, the state and the checksums, all or nothing; raises CheckpointError."""
     partial = directory / f".partial-{step}"
     try:
         for left in directory.glob(".partial-*"):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         partial.mkdir(parents=True)
-        # safetensors takes no views and no two names for one memory, which buffers may be
-        buffers = {name: value.clone(memory_format=torch.contiguous_format) for name, value in _buffers(model).items()}
-        save_file({**dict(model.named_parameters()), **buffers}, partial / "model.safetensors")
-        save_file(_named_state(model, optimiser), partial / "optimiser.safetensors")
-        if average is not None:
-            save_file(average.values, partial / "average.safetensors")
-        state = {"schema": SCHEMA, "step": step, "model": model.config.model_dump(mode="json")}
+        for name, tensors in files.items():
+            save_file(tensors, partial / f"{name}.safetensors")
+        state = {"schema": SCHEMA, "step": step, "model": config.model_dump(mode="json")}
         (partial / "state.json").write_text(json.dumps(state))
         _write_checksums(partial)
         settle(partial)  # an older one goes next
@@ -94,10 +123,6 @@ def save(
         raise CheckpointError(
             f"cannot write a checkpoint to {directory}: {error}; make room or give another directory with --out."
         ) from error
-    kept = [found for found in _steps(directory) if found[0] <= step][-KEPT:]
-    for found in _steps(directory):
-        if found not in kept:
-            shutil.rmtree(found[1], ignore_errors=True)  # what is left of it is damaged, and goes next time
 
 
 def _write_checksums(path: Path) -> None:
@@ -105,14 +130,14 @@ def _write_checksums(path: Path) -> None:
     (path / "SHA256SUMS").write_text("".join(lines))
 
 
-def _fault(path: Path) -> str | None:
-    """Say what is damaged in a checkpoint; None when all its files are as they were written."""
+def _fault(path: Path, files: Sequence[str] = CHECKPOINT) -> str | None:
+    """Say what is damaged in a checkpoint; None when all its files are as they were written, `files` among them."""
     try:
         if not (path / "SHA256SUMS").exists() and json.loads((path / "state.json").read_bytes())["schema"] == 1:
             return None
         lines = (path / "SHA256SUMS").read_text().splitlines()
         expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-        for name in sorted({"model.safetensors", "optimiser.safetensors", "state.json"} | expected.keys()):
+        for name in sorted({*files, *expected}):
             if file_digest(path / name) != expected.get(name):
                 return f"{name} does not match SHA256SUMS"
     except OSError as error:
@@ -226,7 +251,22 @@ def load_model(directory: Path) -> LanguageModel:
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
-    path = _newest(directory)
+    return _load_evaluated(_newest(directory))
+
+
+def load_stored(path: Path) -> LanguageModel:
+    """Return the model of one checkpoint or of stored weights, on the CPU, with the weights that were evaluated.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    fault = _fault(path, WEIGHTS)
+    if fault is not None:
+        raise CheckpointError(f"{path} is damaged ({fault}); remove it.")
+    return _load_evaluated(path)
+
+
+def _load_evaluated(path: Path) -> LanguageModel:
     model = LanguageModel(_read_state(path)[1])
     _load_weights(path, model)
     if (path / "average.safetensors").exists():

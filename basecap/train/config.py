@@ -2,9 +2,9 @@
 
 import math
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from basecap.data.config import Count, Number
 from basecap.errors import ConfigError
@@ -18,6 +18,15 @@ Rates = Annotated[
     Annotated[PositiveNumber, Tag("[number]")] | Annotated[tuple[PositiveNumber, ...], Tag("[list]")],
     Discriminator(lambda value: "[list]" if isinstance(value, list | tuple) else "[number]"),
 ]
+
+
+def _keep(value: Any) -> Any:
+    if value in ("last", "all") or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+        return value
+    raise ValueError("should be last, all or a number of evaluation points, such as 5")
+
+
+Keep = Annotated[Literal["last", "all"] | int, BeforeValidator(_keep)]
 
 
 class TrainSection(BaseModel):
@@ -56,6 +65,11 @@ class TrainSection(BaseModel):
         None,
         ge=1,
         description="tokens between checkpoints; when not given before every evaluation and every ten minutes",
+    )
+    keep: Keep = Field(
+        "last",
+        description="evaluation points whose weights stay in DIR/runs/RUN/weights, for `basecap eval`: last, all, or a "
+        "number N for every N-th and the last",
     )
     average: Number | None = Field(
         None,
@@ -117,6 +131,7 @@ class Timetable:
     def __init__(self, config: TrainConfig, seq_len: int):
         self.step_tokens = config.batch * seq_len
         self.steps = -(-config.tokens // self.step_tokens)
+        self._keep = config.keep
         self._evaluation = self._interval(config.eval_every)
         self._checkpoint = self._interval(config.checkpoint_every or config.eval_every)
 
@@ -133,6 +148,30 @@ class Timetable:
     def saves(self, done: int) -> bool:
         """Whether a checkpoint is written after `done` steps."""
         return self._due(done, self._checkpoint)
+
+    def keeps(self, done: int) -> bool:
+        """Whether the weights after `done` steps stay."""
+        if done == self.steps:
+            return True
+        if self._keep == "last" or not self.evaluates(done):
+            return False
+        return self._keep == "all" or done // max(Fraction(1), self._evaluation) % self._keep == 0
+
+    @property
+    def points(self) -> list[int]:
+        """The steps after which the model is evaluated, ascending."""
+        interval = max(Fraction(1), self._evaluation)
+        points = [math.ceil(number * interval) for number in range(1, self.steps // interval + 1)]
+        return points if points[-1:] == [self.steps] else [*points, self.steps]
+
+    @property
+    def kept(self) -> int:
+        """At how many evaluation points the weights stay."""
+        if self._keep == "last":
+            return 1
+        every, interval = 1 if self._keep == "all" else self._keep, max(Fraction(1), self._evaluation)
+        number = self.steps // interval
+        return number // every + (number % every > 0 or math.ceil(number * interval) < self.steps)
 
     def _due(self, done: int, interval: Fraction) -> bool:
         return done == self.steps or (done > 0 and done // interval > (done - 1) // interval)

@@ -150,14 +150,17 @@ class Trainer:
             self._stop(label, done)
 
     def _cut(self, evaluate: Evaluate, done: int) -> bool:
-        """Evaluate in the leading process; return whether a signal cut it short."""
+        """Store weights that stay and evaluate, in the leading process; return whether a signal cut it short."""
         if not self.place.processes.leads:
             return False
         self.model.eval()
         try:
-            # weights change places where no signal raises
-            with self.average.applied() if self.average else contextlib.nullcontext(), immediate():
-                evaluate(self.model, done, done * self.timetable.step_tokens)
+            # weights change places and are written where no signal raises
+            with self.average.applied() if self.average else contextlib.nullcontext():
+                if self.timetable.keeps(done):
+                    checkpoint.save_weights(self.records.weights, self.model, done)
+                with immediate():
+                    evaluate(self.model, done, done * self.timetable.step_tokens)
         except Interrupted:
             return True
         finally:

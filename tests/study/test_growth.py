@@ -65,7 +65,6 @@ def test_the_reference_gets_more_seeds(made, held, wanted, whole):
     ("change", "difference"),
     [
         ({"architectures": [A, C], "train": {"lr": 2e-3}}, r"train\.lr is 0\.01 there and 0\.002 here"),
-        ({"architectures": [A, B], "evals": ["influence-entropy"]}, "evals is "),
         ({"architectures": [A, B], "reference": "b"}, "reference is 'a' there and 'b' here"),
     ],
 )
@@ -80,6 +79,16 @@ def test_another_architecture_of_one_name_is_refused_and_may_have_another(made):
     with pytest.raises(ConfigError, match=said):
         grown(made([A, B]), made([A, other]), Path("out"))
     assert grown(made([A, B]), made([A, {**other, "name": "c"}]), Path("out"))
+
+
+def test_evaluations_of_both_are_held_and_run_when_the_new_study_says(made):
+    held = made([A], evals=["domain-loss", {"influence-entropy": {"length": 8, "at": "end"}}])
+    found = grown(held, made([A], evals=[{"influence-entropy": {"length": 8}}]), Path("out"))
+    assert found.evals == ("domain-loss", {"influence-entropy": {"length": 8}})
+    with pytest.raises(
+        ConfigError, match=r"out holds 'influence-entropy' with other options \(length is 8 there and 9 "
+    ):
+        grown(held, made([A], evals=[{"influence-entropy": {"length": 9}}]), Path("out"))
 
 
 def test_a_run_stays_itself_when_others_are_added(made):

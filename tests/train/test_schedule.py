@@ -91,3 +91,16 @@ def test_evaluations_after_a_share_of_the_run_are_those_that_happen(steps: int, 
     if eval_every is None:
         assert len(happen) == min(20, steps) and happen[-1] == steps
         assert all(timetable.saves(step) for step in happen)
+
+
+@pytest.mark.parametrize("keep", ["last", "all", 1, 2, 3, 50])
+@pytest.mark.parametrize(
+    ("steps", "eval_every"), [(1, None), (7, None), (45, None), (100, None), (10, 3), (9, 3), (5, 9)]
+)
+def test_weights_stay_at_evaluation_points(steps, eval_every, keep):
+    timetable = Timetable(TrainConfig(tokens=steps, batch=1, eval_every=eval_every, keep=keep), 1)
+    points = [done for done in range(steps + 1) if timetable.evaluates(done)]
+    assert timetable.points == points and len(points) == timetable.evaluations
+    kept = points[-1:] if keep == "last" else points if keep == "all" else points[keep - 1 :: keep]
+    found = [done for done in range(1, steps + 1) if timetable.keeps(done)]
+    assert set(found) - set(points[-1:]) <= set(kept) <= set(found) and len(found) == timetable.kept
