@@ -172,18 +172,19 @@ class Hyena(Mixer):
         }
 
     def flops(self, length: int) -> float:
-        """Projections, taps, the filter's network at each of its positions, and the long convolution."""
-        return self._products(length) + fourier_flops(length, self.layer.max_length, self.layer.hidden)
+        """Projections, taps, the filter's network and a long convolution of as many taps as tokens.
+
+        Beyond the longest training sequence, where the filter ends, it is a little less.
+        """
+        return self._products(length) + fourier_flops(length, length, self.layer.hidden)
 
     def training_flops(self, length: int) -> float:
         """Three times the products; as many FFTs backward as forward."""
-        fourier = fourier_flops(length, self.layer.max_length, self.layer.hidden)
-        return 3.0 * self._products(length) + 2.0 * fourier
+        return 3.0 * self._products(length) + 2.0 * fourier_flops(length, length, self.layer.hidden)
 
     def _products(self, length: int) -> float:
-        filtering = sum(m.weight.numel() for m in self.filter.modules() if isinstance(m, nn.Linear))
-        weights = self.in_proj.weight.numel() + self.conv.weight.numel() + self.out.weight.numel()
-        return 2.0 * (length * weights + min(length, self.layer.max_length) * filtering)
+        weights = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear | ShortConvolution))
+        return 2.0 * length * weights
 
     def state_bytes(self, length: int) -> int:
         """The last inputs of both convolutions and the filter: grows until the longest training sequence."""

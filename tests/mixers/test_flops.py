@@ -258,6 +258,5 @@ def test_chunks_that_are_not_full(use: str, length: int, monkeypatch):
     assert_flops(build(use, chunk=16), length, monkeypatch)
 
 
-@pytest.mark.parametrize(("use", "length", "longest"), [("hyena", 96, 32), ("mamba-1 global selection", 48, 64)])
-def test_filters_shorter_than_the_sequence(use: str, length: int, longest: int, monkeypatch):
-    assert_flops(build(use, longest=longest), length, monkeypatch)
+def test_a_filter_shorter_than_the_sequence(monkeypatch):
+    assert_flops(build("mamba-1 global selection", longest=64), 48, monkeypatch)  # 16 taps
