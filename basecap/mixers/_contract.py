@@ -115,10 +115,25 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def flops(self, length: int) -> float:
-        """Floating-point operations of one forward pass over one sequence of `length` tokens (multiply-add = 2)."""
+        """Floating-point operations of one forward pass over one sequence of `length` tokens.
+
+        A multiplication, an addition and an exponential are 1 each, so a multiply-add is 2. Counted are the products of
+        the definition, each once, whatever a kernel pads or computes again:
+
+        - Products with weights, at every token; taps of a short convolution at every token too.
+        - Products of pairs of tokens, those that are visible: of causal attention half.
+        - A recurrence token by token: every operation on an element of its state.
+        - A long convolution as three real FFTs, see `fourier_flops`.
+
+        Other elementwise work (norms, gates, activations, softmax, rotations, biases) does not count.
+        """
 
     def training_flops(self, length: int) -> float:
-        """Floating-point operations of a forward and a backward pass; 3 * flops unless some part has no gradient."""
+        """Floating-point operations of a forward and a backward pass.
+
+        3 * flops unless some part has no gradient or a cheaper one: a product has two gradients of its own size, and a
+        recurrence counts twice as much backward as forward.
+        """
         return 3.0 * self.flops(length)
 
     @abstractmethod

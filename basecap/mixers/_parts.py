@@ -1,5 +1,6 @@
 """Small modules and functions several mixers share: rotary positions, the short convolution, segment arithmetic."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -78,6 +79,16 @@ def token_shift(x_BTD: Tensor, segments_BT: Tensor | None = None) -> Tensor:
     if segments_BT is None:
         return shifted
     return shifted.masked_fill(starts_of(segments_BT)[..., None], 0)
+
+
+def fourier_flops(length: int, taps: int, channels: int) -> float:
+    """Floating-point operations of a causal convolution by FFT, forward; as many again go back, with spectra kept.
+
+    Each way has three real FFTs of n = length + taps points, at 2.5 n log2 n operations for each channel: of inputs,
+    taps and outputs, or of their gradients.
+    """
+    points = length + min(length, taps)
+    return 3 * 2.5 * points * math.log2(points) * channels
 
 
 class PartedLinear(nn.Linear):

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, mixer
-from basecap.mixers._parts import ShortConvolution, remember
+from basecap.mixers._parts import ShortConvolution, fourier_flops, remember
 from basecap.mixers._recipes import ParameterRecipe, constant, default_recipe, normal, residual_std, values
 from basecap.ops.long_convolution import long_convolution, reference
 
@@ -172,10 +172,19 @@ class Hyena(Mixer):
         }
 
     def flops(self, length: int) -> float:
-        """Projections, taps, the filter's network, three real FFTs of n = 2 T points per channel (2.5 n log2 n)."""
+        """Projections, taps, the filter's network and a long convolution of as many taps as tokens.
+
+        Beyond the longest training sequence, where the filter ends, it is a little less.
+        """
+        return self._products(length) + fourier_flops(length, length, self.layer.hidden)
+
+    def training_flops(self, length: int) -> float:
+        """Three times the products; as many FFTs backward as forward."""
+        return 3.0 * self._products(length) + 2.0 * fourier_flops(length, length, self.layer.hidden)
+
+    def _products(self, length: int) -> float:
         weights = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear | ShortConvolution))
-        points = 2 * length
-        return 2.0 * length * weights + 7.5 * points * math.log2(points) * self.layer.hidden
+        return 2.0 * length * weights
 
     def state_bytes(self, length: int) -> int:
         """The last inputs of both convolutions and the filter: grows until the longest training sequence."""

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from basecap.mixers._contract import Cache, LayerSpec, Mixer, Variant, choose_heads, mixer
-from basecap.mixers._parts import ShortConvolution
+from basecap.mixers._parts import ShortConvolution, fourier_flops
 from basecap.mixers._recipes import ParameterRecipe, constant, default_recipe, uniform, values
 from basecap.mixers._state_space import (
     REPOSITORY,
@@ -237,18 +237,29 @@ class Mamba1(Mixer):
                 recipes |= {f"{name}.{key}": recipe for key, recipe in conv.recipe().items()}
         return recipes
 
-    def _convolutions(self) -> list[ShortConvolution]:
-        return [conv for conv in (self.conv, self.long_conv) if conv is not None]
-
     def flops(self, length: int) -> float:
-        """Projections, convolutions and the recurrence (decay, exponential, add, read out: 7 per state and token)."""
+        """Projections, convolutions and the recurrence, for each state and token.
+
+        Write 2 and read 2; a shared decay 1; a decay of the state's own 3, with the exponential of dt A.
+        """
+        return self._products(length) + self._long(length)
+
+    def training_flops(self, length: int) -> float:
+        """Three times the rest; as many FFTs of the long convolution backward as forward."""
+        return 3.0 * self._products(length) + 2.0 * self._long(length)
+
+    def _products(self, length: int) -> float:
         matrices = [layer.weight for layer in (self.in_proj, self.x_proj, self.dt_proj, self.out_proj)]
-        matrices += [conv.weight for conv in self._convolutions()]
+        matrices += [] if self.conv is None else [self.conv.weight]
         weights = sum(matrix.numel() for matrix in matrices)
-        return length * (2.0 * weights + 7.0 * self.inner * self.config.state)
+        each = {"full": 7.0, "one": 5.0, "none": 4.0}[self.config.decay]
+        return length * (2.0 * weights + each * self.inner * self.config.state)
+
+    def _long(self, length: int) -> float:
+        return 0.0 if self.long_conv is None else fourier_flops(length, self.long_conv.width, self.inner)
 
     def state_bytes(self, length: int) -> int:
         """The state and the convolutions' last inputs, whatever the length."""
         itemsize = self.in_proj.weight.element_size()
-        kept = sum(conv.width - 1 for conv in self._convolutions())
+        kept = sum(conv.width - 1 for conv in (self.conv, self.long_conv) if conv is not None)
         return self.inner * (self.config.state * max(itemsize, 4) + kept * itemsize)

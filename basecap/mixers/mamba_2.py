@@ -178,10 +178,11 @@ class Mamba2(Mixer):
         return recipes
 
     def flops(self, length: int) -> float:
-        """Projections, convolution and the recurrence (decay, add, read out: 5 K V per head and token)."""
+        """Projections, convolution and the recurrence (write 2, read 2, decay 1: 5 K V per head and token)."""
         weights = self.in_proj.weight.numel() + self.out_proj.weight.numel()
         weights += 0 if self.conv is None else self.conv.weight.numel()
-        return length * (2.0 * weights + 5.0 * self.inner * self.config.state)
+        each = 4.0 if self.config.decay == "none" else 5.0
+        return length * (2.0 * weights + each * self.inner * self.config.state)
 
     def state_bytes(self, length: int) -> int:
         """The state and the convolution's last inputs, whatever the length."""

@@ -118,6 +118,6 @@ class RWKV5(TimeMix):
         }
 
     def flops(self, length: int) -> float:
-        """Projections and the recurrence (decay, add, read out: 5 K V per head and token)."""
+        """Projections and the recurrence (write 2, read 2, decay 1: 5 K V per head and token)."""
         D = self.layer.hidden
         return length * (2.0 * 5 * D * D + 5.0 * D * self.head_dim)

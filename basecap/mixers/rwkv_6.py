@@ -148,7 +148,7 @@ class RWKV6(TimeMix):
         }
 
     def flops(self, length: int) -> float:
-        """Projections, low-rank maps and the recurrence (decay, add, read out: 5 K V per head and token)."""
+        """Projections, low-rank maps and the recurrence (write 2, read 2, decay 1: 5 K V per head and token)."""
         D = self.layer.hidden
         weights = 5 * D * D + self.mix_down.numel() + self.mix_up.numel()
         return length * (2.0 * weights + 5.0 * D * self.head_dim) + self.decay.flops(length)

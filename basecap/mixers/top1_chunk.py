@@ -111,26 +111,34 @@ class Top1Chunk(Mixer):
         return attention_recipe(self.project, self.out, self.layer)
 
     def flops(self, length: int) -> float:
-        """Projections, the scores of all keys (exact) or all mean keys (approx), and attention to the chunks seen."""
+        """Projections, the scores of all keys (exact) or all mean keys (approx), and attention to the chunks seen.
+
+        The scores of all keys hold those of the chunks that are then chosen.
+        """
         return self._choosing(length) + self._attending(length)
 
     def training_flops(self, length: int) -> float:
         """Three times the rest, but the choice once: nothing flows back through it."""
         return self._choosing(length) + 3.0 * self._attending(length)
 
-    def _choosing(self, length: int) -> float:
+    def _places(self, length: int) -> tuple[int, int, float]:
+        """Return, summed over queries: the chunks before their own, the chosen ones of these, visible own tokens."""
         C = self.config.chunk
         full, rest = divmod(length, C)
-        earlier = C * full * (full - 1) / 2 + rest * full  # summed over queries, the chunks before their own
-        return 2.0 * earlier * (C if self.config.mode == "exact" else 1) * self.layer.hidden
+        queries = [C] * full + [rest]
+        earlier = sum(count * c for c, count in enumerate(queries))
+        chosen = sum(count * min(c, self.config.remote) for c, count in enumerate(queries))
+        return earlier, chosen, sum(count * (count + 1) / 2 for count in queries)
+
+    def _choosing(self, length: int) -> float:
+        earlier, chosen, _ = self._places(length)
+        scores = (earlier - chosen) * self.config.chunk if self.config.mode == "exact" else earlier
+        return 2.0 * scores * self.layer.hidden
 
     def _attending(self, length: int) -> float:
-        C = self.config.chunk
-        full, rest = divmod(length, C)
-        remote = sum((C if c < full else rest) * min(c, self.config.remote) for c in range(full + 1)) * C
-        local = full * C * (C + 1) / 2 + rest * (rest + 1) / 2
+        _, chosen, own = self._places(length)
         linear = self.project.qkv.weight.numel() + self.out.weight.numel()
-        return 2.0 * length * linear + 4.0 * (remote + local) * self.layer.hidden
+        return 2.0 * length * linear + 4.0 * (chosen * self.config.chunk + own) * self.layer.hidden
 
     def state_bytes(self, length: int) -> int:
         """Keys and values of every token, and the sums, which are float32 or wider."""

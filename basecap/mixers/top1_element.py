@@ -98,12 +98,12 @@ class Top1Element(Mixer):
         return 2.0 * length * linear + length * (length + 1.0) * self.layer.hidden
 
     def training_flops(self, length: int) -> float:
-        """Projections three times; the scores once to choose, softmax attention's two products once, their gradients.
+        """Three times the projections, and four products of visible pairs: the scores, and three that go back.
 
-        Nothing flows back through the choice, and softmax attention's values are constants: three products go back.
+        Those are the gradients of the softmax, of the queries and of the keys; the values' are copied as they were.
         """
         linear = self.project.qkv.weight.numel() + self.out.weight.numel()
-        return 6.0 * length * linear + 6.0 * length * (length + 1.0) * self.layer.hidden
+        return 6.0 * length * linear + 4.0 * length * (length + 1.0) * self.layer.hidden
 
     def state_bytes(self, length: int) -> int:
         """Keys and values of every token."""

@@ -209,12 +209,6 @@ def test_parameters_of_the_published_sizes():
         assert sum(p.numel() for p in mixer.parameters()) == 4 * hidden**2
 
 
-def test_flops_of_a_window_are_the_pairs_it_sees():
-    mixer = build(window=4)
-    pairs = sum(min(t + 1, 4) for t in range(T))
-    assert mixer.flops(T) == 2 * T * 4 * HIDDEN**2 + 4 * pairs * HIDDEN
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

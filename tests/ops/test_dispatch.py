@@ -1,6 +1,7 @@
 """Which implementation runs, and that it is said once."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,6 +51,27 @@ def test_a_forced_choice_that_cannot_run_raises():
 def test_without_the_interpreter_kernels_need_a_gpu(monkeypatch):
     monkeypatch.setattr(_dispatch, "interpreted", lambda: False)
     assert _dispatch.unsupported(torch.ones(1)) in ("the tensors are on cpu", "triton is not installed")
+
+
+@pytest.mark.parametrize(
+    ("capability", "memory", "reason"),
+    [
+        ((7, 5), 4096, "the kernels need compute capability 8.0 or newer"),
+        ((7, 9), 4096, "the kernels need compute capability 8.0 or newer"),
+        ((8, 0), 4096, None),
+        ((9, 0), 4096, None),
+        ((8, 0), 2047, "the kernels need 2 KB of shared memory"),
+        ((8, 0), 2048, None),
+    ],
+)
+def test_what_a_card_needs_for_the_kernels(capability, memory: int, reason: str | None, monkeypatch):
+    card = SimpleNamespace(shared_memory_per_multiprocessor=memory)
+    monkeypatch.setattr(_dispatch, "interpreted", lambda: False)
+    monkeypatch.setattr(_dispatch.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    assert _dispatch._unsupported(torch.device("cuda", 0), torch.float32, 2048) == reason
 
 
 def test_the_interpreter_runs_float32_alone(monkeypatch):
