@@ -84,24 +84,28 @@ def run(
             "--per-device", "--per-gpu", min=1, max=64, help="runs at a time on each GPU, or on the CPU: small models"
         ),
     ] = 1,
+    until_decided: Annotated[
+        bool, typer.Option("--until-decided", help="add seeds until all rows are decided")
+    ] = False,
+    max_seeds: Annotated[
+        int | None, typer.Option("--max-seeds", help="most seeds that --until-decided adds up to")
+    ] = None,
 ) -> None:
     """Train and evaluate a study, then write its report. Run again to resume."""
     from basecap.records import StudyRecords
     from basecap.study.config import load_study, select
     from basecap.study.execute import execute
+    from basecap.study.until_decided import seed_limit, train_until_decided
 
     _load(plugin)
     config = load_study(study, settings)
     directory = out or Path("runs") / config.name
-    infos = execute(
-        config,
-        directory,
-        only=select(config, only),
-        device=device,
-        plugins=plugin,
-        say=lambda line: _say(line),
-        per_device=per_device,
-    )
+    most, chosen = seed_limit(config, until_decided, max_seeds), select(config, only)
+    train = partial(execute, out=directory, device=device, plugins=plugin, say=_say, per_device=per_device)
+    if most is None:
+        infos = train(config, only=chosen)
+    else:
+        infos = train_until_decided(config, StudyRecords(directory), most, chosen, train, _say)
     if not infos:  # a process that helps to train: the leading one reports
         return
     _report([directory], directory, said={(info["name"], info["seed"]) for info in infos if info["status"] == "failed"})

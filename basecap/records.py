@@ -12,6 +12,7 @@
                               checkpoints/, weights/      belong to the training loop
     DIR/sweep/<name>-lr<rate>-s<seed>/                    likewise, runs of a sweep whose rate is not the chosen one
     DIR/sweep.json            the sweep of learning rates: one `Sweep` per architecture
+    DIR/looks.json            seeds at each look at a study that grows until its rows are decided
 
 A file appears whole (written aside, then renamed) or grows by whole lines: a kill loses at most the end of the
 last line. JSON is strict, so a number that is not finite is stored as null and read back as NaN.
@@ -336,6 +337,14 @@ class StudyRecords:
             return _SWEEPS.validate_python((read_json(path) or {"sweeps": []})["sweeps"])
         except (KeyError, ValidationError) as error:
             raise DataError(f"{path} is damaged; restore it, or remove it to choose again.") from error
+
+    def write_looks(self, looks: dict[str, Any]) -> None:
+        """Store after how many seeds the study was looked at, and the most it may have."""
+        write_json(self.path / "looks.json", looks)
+
+    def looks(self) -> dict[str, Any] | None:
+        """Return what `write_looks` stored, None when nothing was."""
+        return read_json(self.path / "looks.json")
 
     def write_results(self, results: dict[str, Any]) -> None:
         """Store the analysis."""

@@ -12,6 +12,7 @@ from basecap.analysis.comparison import Setting, compare_runs
 from basecap.analysis.draws import Runs, few_clusters
 from basecap.analysis.files import GapSection, Metrics, RunFile, StudyFile, complete
 from basecap.analysis.losses import EVALUATION, load, smoothed_training_loss
+from basecap.analysis.sequential import Looks
 from basecap.errors import DataError
 from basecap.records import Record, RunRecords, StudyRecords
 
@@ -19,7 +20,7 @@ from basecap.records import Record, RunRecords, StudyRecords
 RESAMPLES = 2000
 #: Seed of the draws: the same records give the same results.
 DRAW_SEED = 2025
-#: Probability that the intervals of a table leave out something true.
+#: Probability that the intervals of a table leave out something true, over all looks at the study.
 LEVEL = 0.05
 #: Points of a drawn training curve, spread evenly over the logarithm of the steps.
 CURVE_POINTS = 300
@@ -29,7 +30,8 @@ def analyse(study_dirs: Sequence[Path]) -> dict[str, Any]:
     """Analyse studies, each for itself.
 
     Returns:
-        {"studies": [...]}, plain numbers and text. A study holds name, summary, reference, cost, from, confidence,
+        {"studies": [...]}, plain numbers and text. A study holds name, summary, reference, cost, from, confidence
+        (over all looks), level (of the intervals), looks (see `sequential.Looks`; None where there was only one),
         resamples, train_domains, ood_domains, few_clusters (domains of too few to draw); `comparisons` (a row per
         architecture but the reference, see `rows.Row`); `runs`, `points` (a row per evaluated checkpoint), `curves`
         (smoothed training loss), `documents` (what was held out per domain), `evaluations` (any other declared
@@ -82,13 +84,14 @@ def _analyse_study(records: StudyRecords) -> dict[str, Any]:
     environment = records.environment()
     gap = GapSection.model_validate(study["gap"])
     described = [_describe(run) for run in runs]
+    looks = Looks.read(records)
     setting = Setting(
         reference=study["reference"],
         train=train,
         ood=ood,
         share=gap.share,
         cost=gap.cost,
-        level=LEVEL,
+        level=looks.level(LEVEL) if looks else LEVEL,
         resamples=RESAMPLES,
         bigram=_bigram_loss(records, environment),
         waiting=set(names) - {run.info["name"] for run in runs},
@@ -102,6 +105,8 @@ def _analyse_study(records: StudyRecords) -> dict[str, Any]:
         "cost": setting.cost,
         "from": setting.share,
         "confidence": 1 - LEVEL,
+        "level": setting.level,
+        "looks": looks.model_dump(mode="json") if looks else None,
         "resamples": RESAMPLES,
         "train_domains": train,
         "ood_domains": ood,

@@ -8,7 +8,50 @@ with at most that probability, however the looks depend on each other.
 
 from collections.abc import Sequence
 
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from basecap.analysis.files import complete
+from basecap.records import StudyRecords
+
 POWER = 2
+
+
+class Looks(BaseModel):
+    """The looks at a study that grows until its rows are decided, as looks.json holds them.
+
+    Attributes:
+        most: seeds that the study may have in the end.
+        looks: seeds at each look, ascending.
+        behind: architectures that got no more seeds after the last look, as they need more tokens.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    most: int = Field(ge=2)
+    looks: tuple[int, ...] = Field(min_length=1)
+    behind: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _looks_ascend(self) -> "Looks":
+        if list(self.looks) != sorted({*self.looks}) or not 1 <= self.looks[0] <= self.looks[-1] <= self.most:
+            raise ValueError(f"looks should ascend from 1 to {self.most} at most")
+        return self
+
+    @classmethod
+    def read(cls, records: StudyRecords) -> "Looks | None":
+        """Return the looks at a study, None where it was not grown so; raises DataError for a damaged file."""
+        content = records.looks()
+        return None if content is None else cls.model_validate(complete(content, cls, records.path / "looks.json"))
+
+    def at(self, seeds: int) -> "Looks":
+        """Return these looks and one at `seeds`, which may be the last of them once more."""
+        return (
+            self if self.looks[-1] == seeds else Looks(most=self.most, looks=(*self.looks, seeds), behind=self.behind)
+        )
+
+    def level(self, level: float) -> float:
+        """Return the level of the last look, of `level` for all looks."""
+        return level_of_last_look(self.looks, self.most, level)
 
 
 def level_of_last_look(looks: Sequence[int], most: int, level: float) -> float:

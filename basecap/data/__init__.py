@@ -2,7 +2,7 @@
 
 from basecap.data.baseline import bigram_loss
 from basecap.data.config import DataConfig
-from basecap.data.preparation import check_text, prepare, wanting
+from basecap.data.preparation import check_text, prepare, prepared_before, wanting
 from basecap.data.prepared import DocumentSet, PreparedData, inspect
 from basecap.data.stream import TrainStream
 from basecap.data.tokenizer import Tokenizer, check_vocabulary
@@ -18,5 +18,6 @@ __all__ = [
     "check_vocabulary",
     "inspect",
     "prepare",
+    "prepared_before",
     "wanting",
 ]

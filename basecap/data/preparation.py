@@ -62,6 +62,12 @@ def prepare(config: DataConfig, cache: Path) -> PreparedData:
         return prepared
 
 
+def prepared_before(config: DataConfig, cache: Path) -> PreparedData | None:
+    """Return the data of `config` if it is complete in `cache`, else None; writes nothing, raises as `prepare`."""
+    with _in_one_sentence(cache):
+        return _reopen(config, cache, _record(config, cache))
+
+
 def check_text(config: DataConfig, cache: Path) -> None:
     """Raise ConfigError, DataError when `prepare` would find no text; writes nothing and asks no network."""
     with _in_one_sentence(cache):

@@ -136,7 +136,7 @@ def _verdicts(study: Study, row: dict[str, Any]) -> list[tuple[str, str]]:
 def _intervals(study: Study, rows: Rows) -> str:
     said = (
         f"in each column, the intervals of all rows hold together with {100 * study['confidence']:g} % probability; "
-        "the narrower ones for a single row are in results.json. "
+        f"the narrower ones for a single row are in results.json. {_looks(study)}"
     )
     few = study["few_clusters"]
     if any(row["conditional"] for row in rows):
@@ -149,6 +149,15 @@ def _intervals(study: Study, rows: Rows) -> str:
             f"{FEWEST_DOCUMENTS} clusters."
         )
     return said.strip()
+
+
+def _looks(study: Study) -> str:
+    """Return a sentence, with " " after it, about a study that was grown until its rows were decided, else ""."""
+    looks = study["looks"]
+    if looks is None:
+        return ""
+    counts = listed(map(str, looks["looks"]))
+    return f"Looked at after {counts} of at most {looks['most']} seeds; intervals hold over all looks together. "
 
 
 def _range(study: Study) -> str:

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from basecap import environment
-from basecap.data import wanting
+from basecap.data import prepared_before, wanting
 from basecap.study.begin import cache_of
 from basecap.study.config import StudyConfig
 from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs, plan_training
+from basecap.study.prospects import prospects
 from basecap.train.config import Timetable
 
 #: Evaluation points that a curve needs between `gap.from` and the end: of the reference, and of any other architecture.
@@ -77,6 +78,7 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
         f"Disk: {sum(row[CHECKPOINTS] for row in rows):.3g} GiB for checkpoints, two of each run, and "
         f"{sum(row[KEPT] for row in rows):.3g} GiB for weights (train.keep = {study.train.keep}).",
         *sparse(study),
+        *prospects(study, prepared_before(study.data, cache_of(study, out))),
         *(f"Missing: {sentence}" for sentence in wanting(study.data, cache_of(study, out))),
     ]
 

@@ -4,9 +4,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from basecap.analysis.noise import DRAWS, Runs, Shared, draw_documents, draw_variances, half_widths, split_range
-from basecap.analysis.power import expected_half_width, reach
+from basecap.analysis.intervals import Errors, Estimates
+from basecap.analysis.noise import (
+    DRAWS,
+    HalfWidths,
+    Runs,
+    Shared,
+    draw_documents,
+    draw_variances,
+    half_widths,
+    split_range,
+)
+from basecap.analysis.power import expected_half_width, expected_tolerance, more_runs, reach
 from basecap.analysis.sequential import level_of_last_look, next_look
+from tests.report.made_up import gap
 
 
 def generator() -> np.random.Generator:
@@ -93,3 +104,37 @@ def test_more_runs_narrow_what_a_study_can_expect():
     three, ten = expected_half_width(13, 3, 3), expected_half_width(13, 5, 10)
     assert 0.1 < ten < 0.15 < 0.25 < three < 0.5
     assert reach(1, 200, 0.05) == pytest.approx(1.97, abs=0.01)
+    assert expected_half_width(13, 5, 10, documents=10) > 1.05 * ten
+    assert expected_tolerance(0.1) == pytest.approx(0.093, abs=0.001)
+
+
+def estimates(own: float, reference: float, documents: float) -> Estimates:
+    """Return one row whose variances of means, at present, are these."""
+    errors = Errors(own=np.array([own]), reference=np.array([reference]), documents=np.array([[documents]]))
+    half = 2.2 * np.sqrt(errors.variance)
+    return Estimates(
+        value=np.zeros(1), errors=errors, half=HalfWidths(single=half, joint=half), shared=None, split=None
+    )
+
+
+@pytest.mark.parametrize("value", [0.02, 0.07, 0.12])
+def test_as_many_more_runs_as_are_named_decide_half_of_such_rows(value):
+    """Gaps of any size, five runs each: of those whose estimate is `value`, half are decided with the runs named."""
+    rng, now, variance = generator(), 5, 0.06**2
+    found = estimates(variance / now, variance / now, 0.0)
+    more = more_runs(found, 0, (now, now), gap(value, float(found.half.joint[0]), split=0.0), 0.05)
+    truth = rng.uniform(-0.5, 0.5, 400_000)
+    first = truth + rng.normal(0, np.sqrt(2 * variance / now), len(truth))
+    seen = np.abs(first - value) < 0.01
+    later = truth[seen] + rng.normal(0, np.sqrt(2 * variance / more), seen.sum())
+    estimate = (now * first[seen] + more * later) / (now + more)
+    half = min(2.2, reach(1, now + more, 0.05)) * np.sqrt(2 * variance / (now + more))
+    decided = ((estimate > half) | (estimate < 0.1 - half)).mean()
+    assert 0.48 < decided < 0.75 and (more > 1 or decided > 0.5)
+
+
+def test_runs_decide_nothing_where_documents_leave_it_open_and_narrow_the_range_of_equal_models():
+    noisy = estimates(0.01**2, 0.01**2, 0.1**2)
+    assert more_runs(noisy, 0, (5, 5), gap(0.05, 0.2), 0.05) is None
+    quiet, above = estimates(0.02**2, 0.04**2, 0.0), gap(0.15, 0.1, split=0.2)
+    assert 3 <= more_runs(quiet, 0, (5, 5), above, 0.05) <= 5  # 0.2 * sqrt(5 / (5 + 4)) is below 0.15

@@ -67,6 +67,7 @@ def study(*rows: Row, mixed: bool = False, skipped: tuple[str, ...] = (), **chan
         "cost": 0.1,
         "from": 0.5,
         "confidence": 0.95,
+        "looks": None,
         "few_clusters": [],
         "sweep": [],
         "overlap": [],

@@ -1,0 +1,148 @@
+"""Grows a study by seeds until its rows are decided: a group-sequential design.
+
+At each look the study is trained and analysed at the level that the look may spend (`basecap.analysis.sequential`).
+While a row is undecided, all architectures get the seeds of the next look: seeds for the undecided rows alone would
+choose the intervals of a look by what earlier looks have shown, and their levels would no longer add up. What stops
+early without a verdict (a row that is behind, or that no number of seeds would decide) makes no verdict wrong.
+
+`looks.json` gets a look before its analysis. An interrupted command finds there how far it was: it trains what is
+missing of the look it was at, and analyses each look at the level of that look alone.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
+
+import torch.distributed
+
+from basecap.analysis import analyse
+from basecap.analysis.sequential import Looks, next_look
+from basecap.errors import ConfigError
+from basecap.records import StudyRecords
+from basecap.study.config import StudyConfig, validate
+from basecap.study.growth import grown
+
+Infos = list[dict[str, Any]]
+
+
+class Train(Protocol):
+    """What trains a study."""
+
+    def __call__(self, study: StudyConfig, *, only: set[str]) -> Infos:
+        """Train the runs that are not finished, of the architectures `only`; return each run's info."""
+
+
+def seed_limit(study: StudyConfig, until_decided: bool, most: int | None) -> int | None:
+    """Return the most seeds that a study may grow to, None where it is not to grow; raises ConfigError.
+
+    Args:
+        study: the study.
+        until_decided: whether `--until-decided` was given.
+        most: what was given with `--max-seeds`.
+    """
+    if not until_decided:
+        if most is not None:
+            raise ConfigError("--max-seeds limits what --until-decided adds; give both, or set seeds instead.")
+        return None
+    if most is None:
+        raise ConfigError("--until-decided needs a limit; add --max-seeds N.")
+    if most < 2:
+        raise ConfigError(f"--max-seeds {most} leaves no seed to add; give 2 or more.")
+    if len(study.seeds) > most:
+        raise ConfigError(f"the study asks for {len(study.seeds)} seeds, more than --max-seeds {most}; raise that.")
+    if not study.data.ood:
+        raise ConfigError("a study without unseen domains has no verdicts to wait for; leave out --until-decided.")
+    if torch.distributed.is_torchelastic_launched():
+        raise ConfigError("--until-decided does not run under torchrun; without it runs go side by side on all GPUs.")
+    return most
+
+
+def train_until_decided(
+    study: StudyConfig,
+    records: StudyRecords,
+    most: int,
+    only: Collection[str],
+    train: Train,
+    say: Callable[[str], None],
+) -> Infos:
+    """Train and analyse a study with more and more seeds until its rows are decided; return each run's info.
+
+    Args:
+        study: what was asked for; the seeds and architectures of the directory count too.
+        records: of its directory.
+        most: seeds that it may grow to.
+        only: the architectures to train, the reference among them.
+        train: trains them.
+        say: takes a sentence per look.
+
+    Raises:
+        ConfigError: the directory holds another study, more than `most` seeds, or looks that were planned for another
+            number of seeds; and what `train` raises.
+    """
+    ratio = len(study.seeds_of(study.reference)) / len(study.seeds)
+    study, looks = _begin(study, records, most)
+    behind: Collection[str] = looks.behind if looks else ()
+    failed: set[str] = set()
+    infos: dict[tuple[str, int], dict[str, Any]] = {}
+    while True:
+        names, seeds = {*only} - {*behind} - failed, len(study.seeds)
+        infos |= {(info["name"], info["seed"]): info for info in train(study, only=names)}
+        looks = looks.at(seeds) if looks else Looks(most=most, looks=(seeds,))
+        records.write_looks(looks.model_dump(mode="json"))
+        rows = [row for row in analyse([records.path])["studies"][0]["comparisons"] if row["name"] in only]
+        failed |= {name for (name, _), info in infos.items() if info["status"] == "failed"}
+        open_ = [row["name"] for row in rows if row["name"] not in failed and _seeds_may_decide(row)]
+        goes_on = bool(open_) and seeds < most and study.reference not in failed
+        say(_said(rows, open_, f"{seeds} of at most {most} seeds", goes_on))
+        if not goes_on:
+            return list(infos.values())
+        behind = tuple(row["name"] for row in rows if row["verdict"] == "behind")
+        looks = looks.model_copy(update={"behind": behind})
+        records.write_looks(looks.model_dump(mode="json"))
+        study = _with_seeds(study, next_look(seeds, most), ratio)
+
+
+def _begin(study: StudyConfig, records: StudyRecords, most: int) -> tuple[StudyConfig, Looks | None]:
+    """Return the study with what its directory holds, and the looks so far."""
+    if not records.begun:
+        return study, None
+    whole = grown(validate(records.study(), str(records.path / "study.yaml")), study, records.path)
+    looks = Looks.read(records)
+    if looks and looks.most != most:
+        raise ConfigError(
+            f"the looks at {records.path} are planned for at most {looks.most} seeds; give --max-seeds {looks.most}."
+        )
+    if len(whole.seeds) > most:
+        raise ConfigError(f"{records.path} has {len(whole.seeds)} seeds, more than --max-seeds {most}; raise that.")
+    return whole, looks
+
+
+def _with_seeds(study: StudyConfig, count: int, ratio: float) -> StudyConfig:
+    """Return the study with `count` seeds and `ratio` times as many of the reference, where those are its own."""
+    update = {"seeds": _continued(study.seeds, count)}
+    if study.reference_seeds:
+        update["reference_seeds"] = _continued(study.reference_seeds, round(count * ratio))
+    return validate(study.model_dump(mode="json") | update, study.name)
+
+
+def _continued(seeds: tuple[int, ...], count: int) -> list[int]:
+    """Return seeds and the integers after the largest of them, `count` in all if there were fewer."""
+    return [*seeds, *range(max(seeds) + 1, max(seeds) + 1 + count - len(seeds))]
+
+
+def _seeds_may_decide(row: dict[str, Any]) -> bool:
+    """Whether a row is undecided for want of runs; a verdict on these trained models only is none to stop at."""
+    if row["gap"] is None or row["gap"]["tolerance"] is None:
+        return False
+    return row["conditional"] or (row["verdict"] == "undecided" and row["more"] is not None)
+
+
+def _said(rows: Infos, open_: Collection[str], when: str, goes_on: bool) -> str:
+    """Return what is said of a look."""
+    behind = [row["name"] for row in rows if row["verdict"] == "behind"]
+    closed = [row["name"] for row in rows if row["verdict"] == "undecided" and row["name"] not in open_]
+    parts = [f"undecided: {', '.join(open_)}"] if open_ else []
+    if closed:
+        parts.append(f"undecided, and seeds alone will not change that: {', '.join(closed)}")
+    if behind:
+        parts.append(f"behind, needs more tokens and gets no more seeds: {', '.join(behind)}")
+    return f"{when}: {'; '.join(parts) or 'every row is decided'}{'; adding seeds' if goes_on else ''}."

@@ -1,0 +1,68 @@
+"""What a plan says of the verdicts to expect."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from basecap.data import prepare, prepared_before
+from basecap.study.config import StudyConfig, load_study
+from basecap.study.prospects import prospects
+from tests.study.conftest import write_text
+
+
+def said(study: dict, tmp_path: Path, *settings: str) -> str:
+    """Return what is said of the study, whose text is used where it has been prepared."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(study))
+    config = load_study(str(path), settings)
+    return "\n".join(prospects(config, prepared_before(config.data, tmp_path / "data")))
+
+
+@pytest.fixture
+def ample(study: dict) -> dict:
+    """Return a study with tokens and runs enough."""
+    study["data"]["workers"] = 1
+    study["train"]["tokens"] = 1_000_000
+    return study | {"seeds": [0, 1, 2]}
+
+
+def test_intervals_are_expected_and_compared_with_what_is_tolerated(ample, tmp_path):
+    few = said(ample, tmp_path)
+    assert few.startswith("Expected: intervals of +/- 0.") and "0.093 nats for the gap that is tolerated" in few
+    assert "Only larger gaps will be decided; to show that an architecture has none takes about " in few
+    needed = int(few.rpartition("about ")[2].split()[0])
+    assert "Only larger" in said(ample, tmp_path, f"seeds={[*range(needed - 1)]}")
+    assert "Only larger" not in said(ample, tmp_path, f"seeds={[*range(needed)]}")
+    assert "more than 100 seeds" in said(ample, tmp_path, "gap.cost=0.01")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (("seeds=[0]",), "Warning: one seed and fewer than three runs of transformer++"),
+        (("train.tokens=70000",), "about 300 training tokens per entry of the vocabulary, here 272"),
+        (("data.tokenizer=bpe", "data.vocab=8192"), "per entry of the vocabulary, here 122"),
+    ],
+)
+def test_what_may_rule_a_verdict_out_is_warned_of(ample, tmp_path, settings, words):
+    assert words in said(ample, tmp_path, *settings) and "Warning" not in said(ample, tmp_path)
+
+
+def test_a_study_of_all_its_domains_has_no_verdicts(ample, tmp_path):
+    assert said(ample, tmp_path, "data.train=[prose, notes, code]", "data.ood=[]").endswith("no verdicts.")
+
+
+def test_documents_count_once_they_are_prepared(ample, tmp_path):
+    config = StudyConfig.model_validate(ample)
+    assert "documents" not in said(ample, tmp_path)
+    sets = prepare(config.data, tmp_path / "data").sets
+    few = {domain: len(sets[domain, "test"]) for domain in ("notes", "code")}
+    assert few["notes"] < 10 and few["code"] < 30
+    warned = said(ample, tmp_path)
+    assert "no verdict is possible with so few held-out documents: " in warned
+    assert f"{few['notes']} of notes (needed: 10)" in warned and f"{few['code']} of code (needed: 30)" in warned
+    write_text(tmp_path / "more", documents=500, words=20)
+    ample["data"]["path"] = str(tmp_path / "more")
+    prepare(StudyConfig.model_validate(ample).data, tmp_path / "data")
+    assert "documents" not in said(ample, tmp_path)
