@@ -9,8 +9,8 @@ import torch
 from basecap import environment
 from basecap.data import wanting
 from basecap.study.config import StudyConfig
-from basecap.study.execute import cache_of
 from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs, plan_training
+from basecap.study.preparing import cache_of
 from basecap.train.config import Timetable
 
 #: Evaluation points that a curve needs between `gap.from` and the end: of the reference, and of any other architecture.

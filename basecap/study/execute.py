@@ -18,7 +18,7 @@ import torch
 
 from basecap import environment
 from basecap.analysis.losses import load
-from basecap.data import PreparedData, bigram_loss, check_text, check_vocabulary, prepare
+from basecap.data import PreparedData, bigram_loss, check_text, check_vocabulary
 from basecap.errors import BasecapError, ConfigError, Interrupted, TrainingError
 from basecap.evals._contract import Context, Evaluation
 from basecap.models.language_model import LanguageModel
@@ -29,6 +29,7 @@ from basecap.registry import PLUGIN, load_plugin
 from basecap.study.config import StudyConfig, validate
 from basecap.study.growth import grown
 from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs
+from basecap.study.preparing import cache_of, data_of
 from basecap.study.proof import refuse_unsound
 from basecap.study.provenance import begun, refuse_other, refuse_other_precision
 from basecap.study.sweep import HeldOutLoss, chosen_rates, settle
@@ -203,11 +204,6 @@ def check(study: StudyConfig, world: int = 1) -> None:
     plan_evaluations(study)
 
 
-def data_of(study: StudyConfig, out: Path) -> PreparedData:
-    """Return the prepared data of the study in `out`, preparing what is missing; raises DataError."""
-    return prepare(study.data, cache_of(study, out))
-
-
 def recorded_data(study: StudyConfig, out: Path) -> PreparedData:
     """Return the data that the study in `out` was run with; raises ConfigError when its text has changed."""
     data = data_of(study, out)
@@ -222,11 +218,6 @@ def _refuse_other_data(records: StudyRecords, data: PreparedData) -> None:
             f"{records.path} was begun with other data (manifest {held}, now {data.manifest_hash}); restore the text, "
             "or run into another --out."
         )
-
-
-def cache_of(study: StudyConfig, out: Path) -> Path:
-    """Return where the prepared data of the study in `out` stands."""
-    return Path(study.data.cache) if study.data.cache else out / "data"
 
 
 def _write_surroundings(records: StudyRecords, study: StudyConfig, data: PreparedData, device: torch.device) -> None:
