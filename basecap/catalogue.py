@@ -6,18 +6,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-import torch
-import yaml
 from pydantic import BaseModel
 
 from basecap.data.sources import SOURCES
-from basecap.evals._contract import EVALUATIONS
-from basecap.mixers._contract import ARCHITECTURES, split_body
-from basecap.models.backbones._contract import BACKBONES
-from basecap.models.config import model_config
-from basecap.models.language_model import LanguageModel
+from basecap.files import parse_yaml
+from basecap.names import split_body
 from basecap.study.config import StudyConfig, library, load_study
 from basecap.tasks import TASKS, build_task
+
+# torch takes a second to import: rows that need it import it, so that the others answer at once.
 
 #: Where sizes are compared: the published small size.
 HIDDEN, VOCAB, LENGTH = 768, 32_000, 2048
@@ -30,6 +27,12 @@ def _in_other_bodies() -> list[str]:
 
 
 def _mixers(full: bool) -> list[dict[str, Any]]:
+    import torch
+
+    from basecap.mixers import ARCHITECTURES
+    from basecap.models.config import model_config
+    from basecap.models.language_model import LanguageModel
+
     rows = []
     for name in sorted([*ARCHITECTURES.names(), *_in_other_bodies()]):
         use, body = split_body(name)
@@ -60,13 +63,15 @@ def _mixers(full: bool) -> list[dict[str, Any]]:
 
 
 def _backbones(full: bool) -> list[dict[str, Any]]:
+    from basecap.models.backbones._contract import BACKBONES
+
     return [{"name": name, "summary": entry.summary, "paper": entry.paper} for name, entry in BACKBONES.items()]
 
 
 def _studies(full: bool) -> list[dict[str, Any]]:
     rows = []
     for name, path in library().items():
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = parse_yaml(path.read_bytes())
         row = {
             "name": name,
             "architectures": len(content["architectures"]),
@@ -77,6 +82,8 @@ def _studies(full: bool) -> list[dict[str, Any]]:
 
 
 def _evals(full: bool) -> list[dict[str, Any]]:
+    from basecap.evals._contract import EVALUATIONS
+
     return [
         {
             "name": name,

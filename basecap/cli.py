@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from basecap import __version__
 from basecap.errors import BasecapError, ConfigError, Interrupted, nearest
 from basecap.terminal import console, print_table, store, writable_file
 
@@ -21,7 +22,8 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 #: The largest size that is taken: larger ones fit into no machine, and the largest into no number.
 LARGEST = 2**20
 
-# torch takes a second to import: every command imports what it needs, so that --help answers at once.
+# torch takes a second to import: every command imports what it needs once its arguments are known to be right, so that
+# --help, the lists and what is refused answer at once.
 
 
 class _Commands(TyperGroup):
@@ -49,6 +51,22 @@ bench_app = typer.Typer(help="Speed and memory.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 data_app = typer.Typer(help="Text to token shards.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"basecap {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
+    ] = False,
+) -> None:
+    pass
+
 
 StudyArgument = Annotated[str, typer.Argument(help="a built-in study (`basecap list studies`) or a YAML file")]
 Settings = Annotated[
@@ -92,15 +110,18 @@ def run(
     ] = None,
 ) -> None:
     """Train and evaluate a study, then write its report. Run again to resume."""
-    from basecap.records import StudyRecords
     from basecap.study.config import load_study, select
-    from basecap.study.execute import execute
-    from basecap.study.until_decided import seed_limit, train_until_decided
 
     _load(plugin)
     config = load_study(study, settings)
+    chosen = select(config, only)
+
+    from basecap.records import StudyRecords
+    from basecap.study.execute import execute
+    from basecap.study.until_decided import seed_limit, train_until_decided
+
     directory = out or Path("runs") / config.name
-    most, chosen = seed_limit(config, until_decided, max_seeds), select(config, only)
+    most = seed_limit(config, until_decided, max_seeds)
     train = partial(execute, out=directory, device=device, plugins=plugin, say=_say, per_device=per_device)
     if most is None:
         infos = train(config, only=chosen)
@@ -123,10 +144,12 @@ def run(
 def plan(study: StudyArgument, settings: Settings = [], plugin: Plugins = [], as_json: AsJson = False) -> None:
     """Say what a study would run and what it would cost. Runs nothing."""
     from basecap.study.config import load_study
-    from basecap.study.estimate import estimate, remarks
 
     _load(plugin)
     config = load_study(study, settings)
+
+    from basecap.study.estimate import estimate, remarks
+
     rows = estimate(config)
     print_table(f"plan of {study}", rows, as_json)
     for line in [] if as_json else remarks(config, rows, Path("runs") / config.name):
@@ -240,6 +263,7 @@ def check(
     ] = 1100,
     device: Device = None,
     plugin: Plugins = [],
+    only_failed: Annotated[bool, typer.Option("--failed", help="print only the checks that failed")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Prove every mixer and op against its reference on this machine: kernels on a GPU, else plain PyTorch.
@@ -247,7 +271,7 @@ def check(
     Exit code 1 when anything fails.
     """
     from basecap.environment import choose_device
-    from basecap.testing.check_all import check_all, failed, lengths
+    from basecap.testing.check_all import check_all, failures, lengths
 
     _load(plugin)
     rows: list[dict[str, Any]] = []
@@ -256,12 +280,14 @@ def check(
         check_all(mixer, choose_device(device), keep=rows.extend, longest=length)
     except KeyboardInterrupt:
         stopped = True
-    print_table("checks", rows, as_json)
-    _say(f"{len(rows)} checks, {failed(rows)} failed; {lengths(length)}")
+    failed = failures(rows)
+    if failed or as_json or not only_failed:
+        print_table("checks", failed if only_failed else rows, as_json)
+    _say(f"{len(rows)} checks, {len(failed)} failed; {lengths(length)}")
     if stopped:
         _say("interrupted: the table holds what was checked so far.")
         raise typer.Exit(130)
-    if failed(rows):
+    if failed:
         raise typer.Exit(1)
 
 
@@ -314,8 +340,8 @@ def bench_models(
 
 def _inspect(study: str, out: Path | None, settings: Sequence[str], as_json: bool) -> None:
     from basecap.data import inspect
-    from basecap.study.begin import data_of
     from basecap.study.config import load_study
+    from basecap.study.preparing import data_of
 
     config = load_study(study, settings)
     data = data_of(config, out or Path("runs") / config.name)

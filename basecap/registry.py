@@ -36,20 +36,18 @@ class Registry(Generic[T]):
         self.package = package
         self.listing = listing
         self._entries: dict[str, T] = {}
-        self._origins: dict[str, str] = {}
+        self._defined_by: dict[str, type | Callable] = {}
         self._modules: dict[str, str] = {}
         self._discovered = False
 
     def add(self, name: str, entry: T, defined_by: type | Callable, module: str | None = None) -> None:
         """Register `entry` under `name`, by the module of `defined_by` or `module`; ConfigError for a taken name."""
-        origin = f"{inspect.getsourcefile(defined_by)}:{inspect.getsourcelines(defined_by)[1]}"
         if name in self._entries:
-            raise ConfigError(
-                f"{self.kind} {name!r} is registered twice: {self._origins[name]} and {origin}; rename one."
-            )
+            places = f"{_origin(self._defined_by[name])} and {_origin(defined_by)}"
+            raise ConfigError(f"{self.kind} {name!r} is registered twice: {places}; rename one.")
         Registry.given += 1
         self._entries[name] = entry
-        self._origins[name] = origin
+        self._defined_by[name] = defined_by
         self._modules[name] = module or defined_by.__module__
 
     def get(self, name: str) -> T:
@@ -63,7 +61,7 @@ class Registry(Generic[T]):
     def origin(self, name: str) -> str:
         """Return file:line of the class behind `name`."""
         self.get(name)
-        return self._origins[name]
+        return _origin(self._defined_by[name])
 
     def module(self, name: str) -> str:
         """Return the module that registered `name`."""
@@ -106,6 +104,11 @@ class Registry(Generic[T]):
             if entry_point.dist and entry_point.module.partition(".")[0] == module.partition(".")[0]:
                 return f"{entry_point.dist.name} {entry_point.dist.version}"
         return None
+
+
+def _origin(defined_by: type | Callable) -> str:
+    """Return file:line of a class or function; reading it from the source takes milliseconds."""
+    return f"{inspect.getsourcefile(defined_by)}:{inspect.getsourcelines(defined_by)[1]}"
 
 
 def load_plugin(path: Path) -> None:

@@ -11,7 +11,8 @@ from basecap.testing import check_all
 def rows(name: str, device: torch.device, longest: int) -> list[dict]:
     if name == "mamba-2":
         raise KeyboardInterrupt
-    return [{"subject": name, "check": "runs", "error": 0.0, "allowed": 0.0, "result": "passed"}]
+    result = "it errs" if name == "rwkv-7" else "passed"
+    return [{"subject": name, "check": "runs", "error": 0.0, "allowed": 0.0, "result": result}]
 
 
 def test_an_interrupted_check_shows_what_it_has_found(monkeypatch: pytest.MonkeyPatch):
@@ -24,3 +25,12 @@ def test_an_interrupted_check_shows_what_it_has_found(monkeypatch: pytest.Monkey
     assert "of 1,100;" in done.output
     assert "interrupted" in done.output
     assert "rwkv-7" not in done.output
+
+
+def test_failures_alone_are_printed_when_asked(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(check_all, "_mixer_rows", rows)
+    command = ["check", "--device", "cpu", "--failed", "--mixer=mamba-1"]
+    done = CliRunner().invoke(app, [*command, "--mixer=rwkv-7"])
+    assert done.exit_code == 1 and "it errs" in done.stdout and "mamba-1" not in done.stdout
+    done = CliRunner().invoke(app, command)
+    assert (done.exit_code, done.stdout) == (0, "") and "1 checks, 0 failed" in done.output

@@ -179,7 +179,7 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
         (("report", "nowhere"), "study"),
         (("run", "quickstart", "--device", "meta"), "unknown device"),
         (("generate", "nowhere", os.fsdecode(b"\xff")), "not text in UTF-8"),
-        (("bench", "ops", "--device", "cpu"), "bench ops needs a CUDA GPU"),
+        (("bench", "ops", "--device", "cpu"), "needs a CUDA GPU, not cpu; without one `basecap check`"),
         (("report", __file__), "is a file; give a directory"),
         (("run", "quickstart", "--out", __file__), "is a file; give a directory"),
         (("check", "--length", "5"), "invalid value for '--length': "),
@@ -203,6 +203,40 @@ def test_bad_input_gets_one_sentence(arguments, words, refused):
     assert words in refused(*arguments)
 
 
+#: Commands that need no torch, which takes seconds to import.
+LIGHT = (
+    ["--version"],
+    ["list", "studies"],
+    ["list", "domains"],
+    ["list", "nothing"],
+    ["run", "quikstart"],
+    ["plan", "quickstart", "--set", "train.tokns=1"],
+    ["run", "quickstart", "--only", "mamba-3"],
+    ["data", "inspect", "quikstart"],
+    ["data", "inspect", "quickstart", "--out", "here", "--set", "data.source=text"],
+    ["check", "--length", "none"],
+)
+PROGRAM = f"""
+import sys
+from basecap.cli import main
+codes = []
+for arguments in {LIGHT!r}:
+    sys.argv = ["basecap", *arguments]
+    try:
+        main()
+    except SystemExit as left:
+        codes.append(left.code or 0)
+print(codes, {{"torch", "scipy", "altair"}} & set(sys.modules))
+"""
+
+
+def test_lists_and_refusals_do_not_import_torch():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True)
+    first, *_, last = done.stdout.splitlines()
+    assert re.fullmatch(r"basecap \d+\.\d+\.\d+", first)
+    assert last == "[0, 0, 0, 2, 2, 2, 2, 2, 2, 2] set()", done.stderr
+
+
 def test_bad_input_leaves_a_process_with_exit_code_2():
     code, printed, err = in_a_process("run", "quikstart")
     assert (code, printed) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
@@ -210,7 +244,7 @@ def test_bad_input_leaves_a_process_with_exit_code_2():
 
 @pytest.mark.parametrize(
     ("command", "place"),
-    [(["run"], "basecap.study.execute.execute"), (["data", "inspect"], "basecap.study.begin.data_of")],
+    [(["run"], "basecap.study.execute.execute"), (["data", "inspect"], "basecap.study.preparing.data_of")],
 )
 def test_an_interruption_says_how_to_go_on(command, place, tmp_path, monkeypatch, basecap):
     def interrupted(*_, **__):

@@ -58,7 +58,10 @@ def run(
     if peer:
         peers.require()
     if device.type != "cuda":
-        raise ConfigError(f"bench ops needs a CUDA GPU, not {device.type}: it times kernels that run nowhere else.")
+        raise ConfigError(
+            f"bench ops times GPU kernels and needs a CUDA GPU, not {device.type}; without one `basecap check` "
+            "compares every op with its reference, and `basecap bench models` times training steps."
+        )
     setting = {"length": length, "repeats": repeats, "chunk": CHUNK, "window": WINDOW, "dtype": "bfloat16", "batch": 1}
     found: dict[str, Any] = {"environment": describe(device), "setting": setting, "complete": False}
     tables = TABLES | ({"peers": _peers} if peer else {})

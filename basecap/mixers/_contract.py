@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from basecap.errors import ConfigError, nearest
 from basecap.mixers._faults import in_words, place_of
 from basecap.mixers._recipes import ParameterRecipe, default_recipe, generator_for
+from basecap.names import split_body
 from basecap.registry import Registry
 
 
@@ -237,12 +238,6 @@ class Architecture:
     def __post_init__(self) -> None:
         if split_body(self.name)[1] is not None:
             raise ConfigError(f"mixer {self.name!r}: what follows ' in ' is a block family; name it otherwise.")
-
-
-def split_body(name: str) -> tuple[str, str | None]:
-    """Split "X in Y", the mixers of architecture X in block family Y, into the two; Y is None for a plain name."""
-    use, separator, body = name.partition(" in ")
-    return use, body if separator else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,9 +32,9 @@ class LanguageModel(nn.Module):
         self.config = config
         self.checkpointing = checkpointing
         self.backbone = BACKBONES.get(config.backbone)
-        self.embedding = nn.Embedding(config.vocab, config.hidden)
+        self.embedding = _embedding(config.vocab, config.hidden)
         learned = self.backbone.positions == "learned"
-        self.positions = nn.Embedding(config.max_length, config.hidden) if learned else None
+        self.positions = _embedding(config.max_length, config.hidden) if learned else None
         self.embedding_norm = nn.LayerNorm(config.hidden, 1e-5) if self.backbone.embedding_norm else None
         self._blocks = [Block(self.backbone, mixer) for mixer in config.build_mixers()]
         self.blocks = nn.ModuleList(self._blocks)
@@ -203,3 +203,8 @@ class LanguageModel(nn.Module):
             self._check_positions(end)
             x = x + self.positions(positions)
         return x if self.embedding_norm is None else self.embedding_norm(x)
+
+
+def _embedding(rows: int, width: int) -> nn.Embedding:
+    """Return an embedding without values; to draw them on "meta", PyTorch would import its compiler."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)

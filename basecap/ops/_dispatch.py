@@ -8,7 +8,7 @@ import importlib.util
 import logging
 from collections.abc import Callable
 from functools import cache
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from basecap.errors import ConfigError, nearest
 
 Implementation = Literal["eager", "triton", "numba"]
 Backend = Literal["auto", Implementation]
+Decided = TypeVar("Decided", bound=Callable[..., Any])
 
 logger = logging.getLogger("basecap.ops")
 
@@ -31,6 +32,15 @@ _BY_TORCH_FUNC = (
 )
 _BATCHED = "{op} has no batched gradients (is_grads_batched, vectorize); take them one by one."
 _TWICE = "{op} has no second derivatives; differentiate it once, without create_graph."
+
+
+def constant_result(function: Decided) -> Decided:
+    """Return `function`, marked as `torch.compiler.assume_constant_result` does: compiled code calls it once, for good.
+
+    PyTorch's own decorator imports its compiler, which takes seconds also where nothing is compiled.
+    """
+    function.__dict__["_dynamo_marked_constant"] = True
+    return function
 
 
 def note(op: str, implementation: str, reason: str | None) -> None:
@@ -60,7 +70,7 @@ def unsupported(x: Tensor, *, widest: int | None = None, shared: int = 0) -> str
     return _unsupported(x.device, x.dtype, shared)
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _unsupported(device: torch.device, dtype: torch.dtype, shared: int) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
@@ -156,7 +166,7 @@ def refuse_batched_gradients(op: str, *grads: Tensor | None) -> None:
         raise ConfigError(_BATCHED.format(op=op))
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _unsupported_by_numba(device: torch.device, dtype: torch.dtype) -> str | None:
     """Return why kernels for the CPU cannot run on such tensors, or None."""
     if device.type != "cpu":

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
-from basecap.ops._dispatch import Backend, note
+from basecap.ops._dispatch import Backend, constant_result, note
 
 BACKENDS = ("auto", "eager", "triton")
 
@@ -63,7 +63,7 @@ def unsupported(op: str, v_BTHV: Tensor, segments: Tensor | None) -> str | None:
     return _installed(op, v_BTHV.device)
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _installed(op: str, device: torch.device) -> str | None:
     return _refusal(op, device)  # behind a call of its own: compiled code may not look into caches
 

@@ -8,12 +8,13 @@ import torch
 
 from basecap import environment
 from basecap.analysis.losses import load
-from basecap.data import PreparedData, bigram_loss, check_text, check_vocabulary, prepare
+from basecap.data import PreparedData, bigram_loss, check_text, check_vocabulary
 from basecap.errors import ConfigError
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, validate
 from basecap.study.growth import grown
 from basecap.study.plan import Plan, RunSpec, check_points, cost, plan_evaluations, plan_runs
+from basecap.study.preparing import cache_of, data_of
 from basecap.study.proof import refuse_unsound
 from basecap.study.provenance import refuse_other, refuse_other_precision
 from basecap.study.run import Execution
@@ -95,11 +96,6 @@ def _whole(records: StudyRecords, study: StudyConfig) -> StudyConfig:
     return grown(validate(records.study(), str(records.path / "study.yaml")), study, records.path)
 
 
-def data_of(study: StudyConfig, out: Path) -> PreparedData:
-    """Return the prepared data of the study in `out`, preparing what is missing; raises DataError."""
-    return prepare(study.data, cache_of(study, out))
-
-
 def recorded_data(study: StudyConfig, out: Path) -> PreparedData:
     """Return the data that the study in `out` was run with; raises ConfigError when its text has changed."""
     data = data_of(study, out)
@@ -114,11 +110,6 @@ def _refuse_other_data(records: StudyRecords, data: PreparedData) -> None:
             f"{records.path} was begun with other data (manifest {held}, now {data.manifest_hash}); restore the text, "
             "or run into another --out."
         )
-
-
-def cache_of(study: StudyConfig, out: Path) -> Path:
-    """Return where the prepared data of the study in `out` stands."""
-    return Path(study.data.cache) if study.data.cache else out / "data"
 
 
 def _write_surroundings(records: StudyRecords, plan: Plan, data: PreparedData, device: torch.device) -> None:

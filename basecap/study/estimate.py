@@ -8,9 +8,9 @@ import torch
 
 from basecap import environment
 from basecap.data import prepared_before, wanting
-from basecap.study.begin import cache_of
 from basecap.study.config import StudyConfig
 from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs, plan_training
+from basecap.study.preparing import cache_of
 from basecap.study.prospects import prospects
 from basecap.train.config import Timetable
 

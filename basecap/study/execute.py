@@ -8,11 +8,12 @@ from typing import Any
 
 from basecap import environment
 from basecap.records import StudyRecords
-from basecap.study.begin import begin, check, data_of, plan_of
+from basecap.study.begin import begin, check, plan_of
 from basecap.study.config import StudyConfig
 from basecap.study.executors.local import train_in_turn
 from basecap.study.executors.processes import devices_for, side_by_side
 from basecap.study.plan import RunSpec
+from basecap.study.preparing import data_of
 from basecap.study.run import Execution, Runtime
 from basecap.study.stored import evaluate_stored
 from basecap.study.sweep import settle

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basecap.mixers._contract import ARCHITECTURES, split_body
+from basecap.mixers._contract import ARCHITECTURES
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
+from basecap.names import split_body
 from basecap.testing._bench import BATCH, Check, judge, tiny_options
 
 #: Blocks of the models; the first is what the others are compared with.

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import ARCHITECTURES, split_body
+from basecap.mixers._contract import ARCHITECTURES
 from basecap.models.backbones._contract import BACKBONES
+from basecap.names import split_body
 from basecap.progress import progress
 from basecap.testing.check_mixer import LENGTH, LONGEST, check_mixer
 from basecap.testing.check_op import OPS, check_op
@@ -46,9 +47,9 @@ def check_all(
             advance(1, note=name)
 
 
-def failed(rows: Sequence[dict[str, Any]]) -> int:
-    """Return how many checks did not pass."""
-    return sum(not row["result"].startswith("passed") for row in rows)
+def failures(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of the checks that did not pass."""
+    return [row for row in rows if not row["result"].startswith("passed")]
 
 
 def lengths(longest: int = LONGEST) -> str:

@@ -1,5 +1,6 @@
 """Sources: what they read, and one sentence for what they cannot."""
 
+import ast
 import sys
 from pathlib import Path
 
@@ -129,6 +130,14 @@ def test_installed_prose_is_docstrings_and_topics(installation):
     assert sorted(document.text[:14] for document in found) == ["A sentence abo", "The statement.", "x" * 14]
     clusters = {document.text[:1]: document.cluster for document in found}
     assert clusters == {"A": None, "T": "pydoc_data", "x": "pydoc_data"}
+
+
+def test_docstrings_stand_in_the_order_of_the_syntax_tree():
+    for name in ("contextlib", "statistics", "typing"):  # functions below if, try, with and other functions
+        content = installed.text_of(installed.path_of(f"standard/{name}.py"))
+        nodes = [node for node in ast.walk(ast.parse(content)) if isinstance(node, installed.DEFINITIONS)]
+        found = [text for node in nodes if (text := ast.get_docstring(node)) and len(text) >= 100]
+        assert len(found) > 10 and installed.docstrings(content) == list(dict.fromkeys(found))
 
 
 def test_installed_python_has_no_docstrings(installation):

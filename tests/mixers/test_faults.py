@@ -74,7 +74,7 @@ def register(monkeypatch):
         entry = Architecture(name="unfinished", layers=layers, backbone="gpt", summary="", paper="")
         ARCHITECTURES.names()
         monkeypatch.setitem(ARCHITECTURES._entries, "unfinished", entry)
-        monkeypatch.setitem(ARCHITECTURES._origins, "unfinished", "here")
+        monkeypatch.setitem(ARCHITECTURES._defined_by, "unfinished", mixer)
         return "unfinished"
 
     return add

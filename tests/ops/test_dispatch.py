@@ -8,7 +8,7 @@ import torch
 
 from basecap.errors import ConfigError
 from basecap.ops import _dispatch
-from basecap.ops._dispatch import choose, use_triton
+from basecap.ops._dispatch import choose, constant_result, use_triton
 
 
 @pytest.fixture(autouse=True)
@@ -119,3 +119,8 @@ def test_a_numba_that_cannot_be_imported_is_as_good_as_none(error: Exception, mo
 def test_an_op_without_kernels_for_the_cpu_has_no_such_backend():
     with pytest.raises(ConfigError, match="unknown backend 'numba'"):
         use_triton("some op", "numba", torch.ones(1))
+
+
+def test_a_constant_result_is_marked_as_pytorch_marks_it():
+    ours, theirs = constant_result(lambda: 0), torch.compiler.assume_constant_result(lambda: 0)
+    assert vars(ours) == vars(theirs) != {}

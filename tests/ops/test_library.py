@@ -9,6 +9,7 @@ import torch
 
 from basecap.errors import ConfigError
 from basecap.ops import _dispatch, _library, delta_rule
+from basecap.ops.delta_rule import library
 from tests.ops._recurrences import draw
 
 
@@ -53,7 +54,7 @@ def test_a_fault_of_one_op_is_not_held_against_another():
 
 
 def test_faults_name_ops_that_exist():
-    assert {fault.op for fault in _library.FAULTS} == {delta_rule.library.OP}
+    assert {fault.op for fault in _library.FAULTS} == {library.OP}
 
 
 def test_versions_and_card_are_asked_for(monkeypatch: pytest.MonkeyPatch):
@@ -105,7 +106,7 @@ def test_a_decision_is_said_once(caplog: pytest.LogCaptureFixture):
 def test_only_wide_heads_of_the_delta_rule_need_it(channels: int, chosen: bool, monkeypatch: pytest.MonkeyPatch):
     q, k, v, beta = (draw(seed, 1, 3, 2, channels) for seed in range(4))
     taken = []
-    monkeypatch.setattr(delta_rule.library, "delta_rule", lambda *x: taken.append(x) or ("o", "final"))
+    monkeypatch.setattr(library, "delta_rule", lambda *x: taken.append(x) or ("o", "final"))
     monkeypatch.setattr(_library, "unsupported", lambda op, v, segments: None)
     delta_rule.delta_rule(q, k, v, beta[..., 0])
     assert bool(taken) is chosen

@@ -19,10 +19,10 @@ from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError, DataError, Interrupted
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
-from basecap.study.begin import data_of
 from basecap.study.config import StudyConfig, load_study
 from basecap.study.executors.processes import devices_for, side_by_side
 from basecap.study.plan import plan_runs
+from basecap.study.preparing import data_of
 from basecap.study.run import Execution
 from basecap.train.interruption import listening
 from tests.study._execute import ALONE, PLUGIN, change, run

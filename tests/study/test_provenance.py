@@ -51,7 +51,7 @@ def packaged(tmp_path, monkeypatch) -> Iterator[Path]:
     importlib.import_module(module.stem)
     yield module
     del sys.modules[module.stem]
-    for held in (ARCHITECTURES._entries, ARCHITECTURES._origins, ARCHITECTURES._modules):
+    for held in (ARCHITECTURES._entries, ARCHITECTURES._defined_by, ARCHITECTURES._modules):
         held.pop("packaged", None)
 
 

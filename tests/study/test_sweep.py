@@ -11,12 +11,12 @@ from basecap.errors import ConfigError, DataError
 from basecap.records import Record, StudyRecords
 from basecap.registry import load_plugin
 from basecap.study import sweep
-from basecap.study.begin import data_of
 from basecap.study.config import StudyConfig, load_study, select
 from basecap.study.estimate import estimate
 from basecap.study.execute import execute
 from basecap.study.executors import local
 from basecap.study.plan import RunSpec, plan_runs
+from basecap.study.preparing import data_of
 from tests.study._execute import PLUGIN
 from tests.study.conftest import WORDS
 

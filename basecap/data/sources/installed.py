@@ -15,6 +15,7 @@ import hashlib
 import importlib.util
 import sysconfig
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path, PurePath
@@ -33,6 +34,9 @@ SHORTEST_DOCSTRING = 100
 TOPICS = "standard/pydoc_data/topics.py"
 REFERENCE = Path(__file__).with_name("installed.txt")
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+#: Fields of a syntax tree that hold statements, or what holds statements.
+BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
 
 
 @source("installed")
@@ -57,15 +61,15 @@ class Installed(Source):
         """Yield a document per file (and per topic of `pydoc`), split by its hash."""
         seen: set[str] = set()
         for path in part.paths:
-            name, content = self.name_of(path), text_of(path)
+            name = self.name_of(path)
             if part.name == "c":
-                texts = [content]
+                texts = [text_of(path)]
             elif part.name == "python":
-                texts = _without_docstrings(content)
+                texts = _without_docstrings(text_of(path))
             elif name == TOPICS:
-                texts = _topics(content)
+                texts = _topics(text_of(path))
             else:
-                new = [text for text in docstrings(content) if text not in seen]
+                new = [text for text in _docstrings_of(path) if text not in seen]
                 seen.update(new)
                 texts = ["\n\n".join(new)] if new else []
             for text in texts:
@@ -134,8 +138,25 @@ def text_digest(path: Path) -> str:
 def docstrings(content: str) -> list[str]:
     """Return the docstrings of a module that say something, each once."""
     tree = _parsed(content) if '"""' in content else None
-    found = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, DEFINITIONS)] if tree else []
+    found = [ast.get_docstring(node) for node in _definitions(tree)] if tree else []
     return list(dict.fromkeys(text for text in found if text and len(text) >= SHORTEST_DOCSTRING))
+
+
+@cache  # the text is read for the tokenizer and again for the shards; parsing takes most of the time
+def _docstrings_of(path: Path) -> list[str]:
+    return docstrings(text_of(path))
+
+
+def _definitions(tree: ast.Module) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield what may have a docstring in the order of `ast.walk`, without a look at expressions, which hold none."""
+    waiting: deque[ast.AST] = deque([tree])
+    while waiting:
+        node = waiting.popleft()
+        if isinstance(node, DEFINITIONS):
+            yield node
+        for name in node._fields:
+            if name in BLOCKS:
+                waiting.extend(getattr(node, name))
 
 
 def _topics(content: str) -> list[str]:
@@ -149,8 +170,8 @@ def _without_docstrings(content: str) -> list[str]:
     if tree is None:
         return []
     lines = content.splitlines(keepends=True)
-    for node in ast.walk(tree):
-        if isinstance(node, DEFINITIONS) and ast.get_docstring(node, clean=False) is not None:
+    for node in _definitions(tree):
+        if ast.get_docstring(node, clean=False) is not None:
             first, last = node.body[0].lineno - 1, node.body[0].end_lineno or 0
             lines[first:last] = [""] * (last - first)
     return ["".join(lines)]

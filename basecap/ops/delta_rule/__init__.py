@@ -6,7 +6,7 @@ from torch import Tensor
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, refuse_transforms, use_triton
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, finite_log_decay
-from basecap.ops.delta_rule import eager, library, operators
+from basecap.ops.delta_rule import eager, operators
 
 #: Channels per head of queries and keys that the kernels of this package take.
 WIDEST = 128
@@ -54,9 +54,12 @@ def delta_rule(
     if log_decay_BTH is not None:
         log_decay_BTH = finite_log_decay(log_decay_BTH)
     decodes = T == 1 and state_BHKV is not None and backend != "triton"
-    if backend == "auto" and not decodes and K > WIDEST and library.use_library(q_BTHK, v_BTHV, segments):
-        refuse_transforms("delta_rule", q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
-        return library.delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
+    if backend == "auto" and not decodes and K > WIDEST:
+        from basecap.ops.delta_rule import library  # it imports PyTorch's compiler, which takes seconds
+
+        if library.use_library(q_BTHK, v_BTHV, segments):
+            refuse_transforms("delta_rule", q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
+            return library.delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
     triton = use_triton("delta_rule", backend, q_BTHK.to(v_BTHV.dtype), widest=WIDEST)
     # Under autocast the states would be rounded to half precision between chunks.
     with torch.autocast(v_BTHV.device.type, enabled=False):

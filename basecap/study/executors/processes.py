@@ -16,8 +16,8 @@ from basecap.errors import ConfigError, Interrupted
 from basecap.processes import end_with_parent
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
-from basecap.study.begin import data_of
 from basecap.study.plan import RunSpec, plan_evaluations
+from basecap.study.preparing import data_of
 from basecap.study.provenance import begun
 from basecap.study.run import Execution, Runtime, train_run
 from basecap.train.distributed import Processes
