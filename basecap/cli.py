@@ -13,14 +13,23 @@ import typer
 from typer.core import TyperGroup
 
 from basecap import __version__
+from basecap.cli_bench import bench_app
+from basecap.cli_options import (
+    LARGEST,
+    AsJson,
+    Device,
+    Out,
+    Plugins,
+    Settings,
+    StudyArgument,
+    load_plugins,
+    say,
+)
 from basecap.errors import BasecapError, ConfigError, Interrupted, nearest
-from basecap.terminal import console, print_table, store, writable_file
+from basecap.terminal import console, print_table
 
 #: Arguments that typer refuses. Some of its releases take this class from click, others have one of their own.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-
-#: The largest size that is taken: larger ones fit into no machine, and the largest into no number.
-LARGEST = 2**20
 
 # torch takes a second to import: every command imports what it needs once its arguments are known to be right, so that
 # --help, the lists and what is refused answer at once.
@@ -47,7 +56,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-bench_app = typer.Typer(help="Speed and memory.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 data_app = typer.Typer(help="Text to token shards.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -66,24 +74,6 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-StudyArgument = Annotated[str, typer.Argument(help="a built-in study (`basecap list studies`) or a YAML file")]
-Settings = Annotated[
-    list[str],
-    typer.Option(
-        "--set", help="override a key of the study (`basecap list settings`), such as train.lr=3e-4; repeatable"
-    ),
-]
-Plugins = Annotated[list[Path], typer.Option("--plugin", help="Python file that registers mixers; repeatable")]
-Out = Annotated[Path | None, typer.Option("--out", help="directory of the study; runs/NAME when not given")]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:0; the best there is when not given")]
-
-
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", callback=writable_file, help="also write everything to this file")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 @app.command(epilog="Example: basecap run quickstart --out runs/first --set train.tokens=100000")
@@ -112,7 +102,7 @@ def run(
     """Train and evaluate a study, then write its report. Run again to resume."""
     from basecap.study.config import load_study, select
 
-    _load(plugin)
+    load_plugins(plugin)
     config = load_study(study, settings)
     chosen = select(config, only)
 
@@ -122,11 +112,11 @@ def run(
 
     directory = out or Path("runs") / config.name
     most = seed_limit(config, until_decided, max_seeds)
-    train = partial(execute, out=directory, device=device, plugins=plugin, say=_say, per_device=per_device)
+    train = partial(execute, out=directory, device=device, plugins=plugin, say=say, per_device=per_device)
     if most is None:
         infos = train(config, only=chosen)
     else:
-        infos = train_until_decided(config, StudyRecords(directory), most, chosen, train, _say)
+        infos = train_until_decided(config, StudyRecords(directory), most, chosen, train, say)
     if not infos:  # a process that helps to train: the leading one reports
         return
     _report([directory], directory, said={(info["name"], info["seed"]) for info in infos if info["status"] == "failed"})
@@ -145,7 +135,7 @@ def plan(study: StudyArgument, settings: Settings = [], plugin: Plugins = [], as
     """Say what a study would run and what it would cost. Runs nothing."""
     from basecap.study.config import load_study
 
-    _load(plugin)
+    load_plugins(plugin)
     config = load_study(study, settings)
 
     from basecap.study.estimate import estimate, remarks
@@ -171,12 +161,12 @@ def eval_(
     from basecap.records import RunRecords
     from basecap.study.stored import evaluate_directory
 
-    _load(plugin)
-    failed = evaluate_directory(place, add=add, at=at, only=only, device=device, say=_say)
+    load_plugins(plugin)
+    failed = evaluate_directory(place, add=add, at=at, only=only, device=device, say=say)
     directory = place.parent.parent if RunRecords(place).info() else place
     _report([directory], directory)
     if failed:
-        _say(f"evaluations that failed: {failed}; the reasons are above.")
+        say(f"evaluations that failed: {failed}; the reasons are above.")
         raise typer.Exit(1)
 
 
@@ -200,7 +190,7 @@ def list_(
     """List what there is, one line each."""
     from basecap.catalogue import CATALOGUES
 
-    _load(plugin)
+    load_plugins(plugin)
     if what not in CATALOGUES:
         raise ConfigError(f"cannot list {what!r}: {nearest(what, CATALOGUES)}")
     print_table(what, CATALOGUES[what](as_json), as_json)
@@ -246,7 +236,7 @@ def generate(
     """Continue a text with a trained model."""
     from basecap.study.continuation import continuation
 
-    _load(plugin)
+    load_plugins(plugin)
     typer.echo(continuation(run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed, device=device))
 
 
@@ -273,7 +263,7 @@ def check(
     from basecap.environment import choose_device
     from basecap.testing.check_all import check_all, failures, lengths
 
-    _load(plugin)
+    load_plugins(plugin)
     rows: list[dict[str, Any]] = []
     stopped = False
     try:
@@ -283,59 +273,12 @@ def check(
     failed = failures(rows)
     if failed or as_json or not only_failed:
         print_table("checks", failed if only_failed else rows, as_json)
-    _say(f"{len(rows)} checks, {len(failed)} failed; {lengths(length)}")
+    say(f"{len(rows)} checks, {len(failed)} failed; {lengths(length)}")
     if stopped:
-        _say("interrupted: the table holds what was checked so far.")
+        say("interrupted: the table holds what was checked so far.")
         raise typer.Exit(130)
     if failed:
         raise typer.Exit(1)
-
-
-@bench_app.command("ops", epilog="Example: basecap bench ops --json kernels.json")
-def bench_ops(
-    length: Annotated[int, typer.Option(min=256, max=LARGEST, help="tokens of the training figures")] = 102_400,
-    peer: Annotated[bool, typer.Option("--peer", help="also flash-linear-attention's mixture of blocks")] = False,
-    device: Device = None,
-    json_file: JsonFile = None,
-) -> None:
-    """Time the Top-1 kernels beside PyTorch's attention. Needs a CUDA GPU."""
-    from basecap.bench.ops import run as bench
-    from basecap.environment import choose_device
-
-    found = bench(device=choose_device(device), length=length, peer=peer, keep=partial(store, path=json_file))
-    for name, rows in found.items():
-        if isinstance(rows, list):
-            print_table(name, rows, as_json=False)
-    _finish(found, json_file)
-
-
-@bench_app.command(
-    "models", epilog="Example: basecap bench models --use transformer++ --use mamba-2 --json models.json"
-)
-def bench_models(
-    use: Annotated[
-        list[str],
-        typer.Option("--use", help="an architecture, or 'X in rwkv-7' for another body; repeatable; all if absent"),
-    ] = [],
-    hidden: Annotated[int, typer.Option(min=1, max=LARGEST, help="model width")] = 768,
-    length: Annotated[int, typer.Option(min=1, max=LARGEST, help="tokens per sequence")] = 2048,
-    batch: Annotated[int, typer.Option(min=1, max=LARGEST, help="sequences per step")] = 16,
-    peer: Annotated[bool, typer.Option("--peer", help="also flash-linear-attention's own models, uncompiled")] = False,
-    device: Device = None,
-    json_file: JsonFile = None,
-    plugin: Plugins = [],
-) -> None:
-    """Time whole training steps of architectures beside each other."""
-    from basecap.bench.models import Setting
-    from basecap.bench.models import run as bench
-    from basecap.environment import choose_device
-
-    _load(plugin)
-    keep = partial(store, path=json_file)
-    setting = Setting(hidden=hidden, length=length, batch=batch)
-    found = bench(use, setting, device=choose_device(device), peer=peer, keep=keep)
-    print_table("training speed", found["rows"], as_json=False)
-    _finish(found, json_file)
 
 
 def _inspect(study: str, out: Path | None, settings: Sequence[str], as_json: bool) -> None:
@@ -347,7 +290,7 @@ def _inspect(study: str, out: Path | None, settings: Sequence[str], as_json: boo
     data = data_of(config, out or Path("runs") / config.name)
     print_table(f"data of {config.name}", inspect(data), as_json)
     if data.remark:
-        _say(f"{data.remark}.")
+        say(f"{data.remark}.")
 
 
 def _report(directories: Sequence[Path], out: Path, said: Collection[tuple[str, int]] = ()) -> None:
@@ -361,24 +304,6 @@ def _report(directories: Sequence[Path], out: Path, said: Collection[tuple[str, 
         study["failures"] = [row for row in study["failures"] if (row["name"], row["seed"]) not in said]
     console().print(terminal_table(results, directories))
     typer.echo(f"report: {page}")
-
-
-def _finish(found: dict[str, Any], path: Path | None) -> None:
-    store(found, path)
-    if not found["complete"]:
-        _say("interrupted: the tables hold what was measured so far.")
-        raise typer.Exit(130)
-
-
-def _load(plugins: Sequence[Path]) -> None:
-    from basecap.registry import load_plugin
-
-    for path in plugins:
-        load_plugin(path)
-
-
-def _say(line: str) -> None:
-    typer.echo(line, err=True)
 
 
 def main() -> None:

@@ -20,8 +20,6 @@ last line. JSON is strict, so a number that is not finite is stored as null and 
 
 import contextlib
 import dataclasses
-import functools
-import logging
 import math
 import zipfile
 import zlib
@@ -51,6 +49,7 @@ from basecap.files import (
     write_json,
     writing,
 )
+from basecap.moved_keys import with_moved_keys
 from basecap.processes import locked
 
 #: What may stand in a directory before its study begins: the lock, and text that was prepared for it.
@@ -365,36 +364,6 @@ class StudyRecords:
             with replacing(self.path / name) as file:
                 file.write(content.encode())
         return self.path / "report.html"
-
-
-#: What is said of keys of earlier versions.
-MOVED_SEEDS = "train.seeds is now seeds, at the top level of a study; the old place still works"
-DROPPED_TOLERANCE = "gap.tolerance, in nats, is not used any more; gap.cost is a share of the reference's tokens"
-
-
-def with_moved_keys(study: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a study with keys of earlier versions at their present place, and log it.
-
-    Raises:
-        ConfigError: a key stands at both places.
-    """
-    train, gap = study.get("train"), study.get("gap")
-    if isinstance(train, dict) and "seeds" in train:
-        if "seeds" in study:
-            raise ConfigError(f"{where}: seeds and train.seeds are the same key; remove train.seeds.")
-        log_move(where, MOVED_SEEDS)
-        study = {**study, "train": {key: value for key, value in train.items() if key != "seeds"}}
-        study["seeds"] = train["seeds"]
-    if isinstance(gap, dict) and "tolerance" in gap:
-        log_move(where, DROPPED_TOLERANCE)
-        study = {**study, "gap": {key: value for key, value in gap.items() if key != "tolerance"}}
-    return study
-
-
-@functools.cache  # a command reads a study file several times
-def log_move(where: str, what: str) -> None:
-    """Log once that the file or option `where` has a key of an earlier version, and what became of it."""
-    logging.getLogger("basecap").warning("%s: %s.", where, what)
 
 
 def _refuse(foreign: Sequence[Path]) -> None:

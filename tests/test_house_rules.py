@@ -16,7 +16,7 @@ TESTS = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "tests").r
 #: its rooms do not import each other, except downwards.
 FLOORS = (
     ("errors", "names", "__init__"),
-    ("files", "processes"),
+    ("files", "moved_keys", "processes"),
     ("documents",),
     ("registry", "progress", "records"),
     ("tasks",),
@@ -33,6 +33,8 @@ FLOORS = (
     ("study",),
     ("bench",),
     ("catalogue", "terminal"),
+    ("cli_options",),
+    ("cli_bench",),
     ("cli",),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -49,6 +51,8 @@ NAMELESS = (
     "study",
     "records.py",
     "cli.py",
+    "cli_bench.py",
+    "cli_options.py",
     "terminal.py",
     "catalogue.py",
     "models",

@@ -17,8 +17,8 @@ from basecap.data.config import Count, DataConfig, Line, Number
 from basecap.data.tokenizer import BYTES
 from basecap.errors import ConfigError, in_words, nearest
 from basecap.files import parse_yaml, read
+from basecap.moved_keys import MOVED_SEEDS, log_move, with_moved_keys
 from basecap.names import split_body
-from basecap.records import MOVED_SEEDS, log_move, with_moved_keys
 from basecap.train.config import TrainSection
 
 LIBRARY = Path(__file__).parent / "library"

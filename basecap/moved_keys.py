@@ -1,0 +1,36 @@
+"""Keys of a study that stood elsewhere in earlier versions."""
+
+import functools
+import logging
+from typing import Any
+
+from basecap.errors import ConfigError
+
+#: What is said of keys of earlier versions.
+MOVED_SEEDS = "train.seeds is now seeds, at the top level of a study; the old place still works"
+DROPPED_TOLERANCE = "gap.tolerance, in nats, is not used any more; gap.cost is a share of the reference's tokens"
+
+
+def with_moved_keys(study: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a study with keys of earlier versions at their present place, and log it.
+
+    Raises:
+        ConfigError: a key stands at both places.
+    """
+    train, gap = study.get("train"), study.get("gap")
+    if isinstance(train, dict) and "seeds" in train:
+        if "seeds" in study:
+            raise ConfigError(f"{where}: seeds and train.seeds are the same key; remove train.seeds.")
+        log_move(where, MOVED_SEEDS)
+        study = {**study, "train": {key: value for key, value in train.items() if key != "seeds"}}
+        study["seeds"] = train["seeds"]
+    if isinstance(gap, dict) and "tolerance" in gap:
+        log_move(where, DROPPED_TOLERANCE)
+        study = {**study, "gap": {key: value for key, value in gap.items() if key != "tolerance"}}
+    return study
+
+
+@functools.cache  # a command reads a study file several times
+def log_move(where: str, what: str) -> None:
+    """Log once that the file or option `where` has a key of an earlier version, and what became of it."""
+    logging.getLogger("basecap").warning("%s: %s.", where, what)
