@@ -184,6 +184,8 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
         (("run", "quickstart", "--out", __file__), "is a file; give a directory"),
         (("check", "--length", "5"), "invalid value for '--length': "),
         (("run", "quickstart", "--per-device", "none"), "'--per-device'"),
+        (("run", "quickstart", "--max-seeds", "4"), "--max-seeds limits what --until-decided adds"),
+        (("run", "quickstart", "--until-decided"), "add --max-seeds N"),
         (("bench", "ops", "--length", "5"), "(see `basecap bench ops --help`)."),
         (("generate", "nowhere", "the", "--tokens", "9" * 23), "invalid value for '--tokens': "),
         (("bench", "models", "--hidden", "9" * 23), "invalid value for '--hidden': "),

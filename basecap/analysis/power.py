@@ -62,7 +62,7 @@ def more_runs(estimates: Estimates, index: int, counts: tuple[int, int], found: 
 
 
 def expected_tolerance(cost: float) -> float:
-    """Return about how many nats per token a gap is that costs this share of the reference's tokens, likewise."""
+    """Return how many nats per token a gap is that costs this share of the tokens of `limited-zoo`'s reference."""
     return -FALL * math.log1p(-cost)
 
 

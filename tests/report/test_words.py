@@ -88,6 +88,12 @@ def test_intervals_of_single_runs_speak_of_these_models():
     assert "other seeds" in dict(notes(study(undecided("a"))))["Intervals"]
 
 
+def test_looks_at_a_growing_study_are_named():
+    looks = {"most": 8, "looks": [2, 3, 4], "behind": []}
+    said = dict(notes(study(undecided("a"), looks=looks)))["Intervals"]
+    assert "Looked at after 2, 3 and 4 of at most 8 seeds; intervals hold over all looks together. They include" in said
+
+
 def test_notes_say_what_the_tolerance_is_worth_and_how_equal_models_compare():
     said = dict(notes(study(undecided("a"), cost=0.05)))
     assert "less than 5 % of the tokens of base: 0.100 nats here (arxiv 0.100, github 0.100)" in said["Tolerance"]

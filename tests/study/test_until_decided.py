@@ -1,6 +1,5 @@
 """Studies that grow until they are decided: which looks there are, what each trains, what a kill costs."""
 
-import json
 import os
 import random
 import signal
@@ -8,16 +7,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from basecap.analysis import analyse
 from basecap.analysis.rows import Row
 from basecap.errors import ConfigError, DataError
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, load_study, select
+from basecap.study.execute import execute
 from basecap.study.until_decided import seed_limit, train_until_decided
 from tests.report import made_up
 from tests.study._execute import change
@@ -166,6 +168,12 @@ def test_a_study_without_verdicts_is_refused(config, study):
     assert seed_limit(config(data=mixed), False, None) is None and seed_limit(config(), True, 4) == 4
 
 
+def test_several_processes_per_run_are_refused(config, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "any")
+    with pytest.raises(ConfigError, match="does not run under torchrun"):
+        seed_limit(config(), True, 4)
+
+
 def letters_study(root: Path) -> Path:
     """Write a study in which the letters of a document say more than the one before: a tiny model beats a bigram."""
     for domain, kinds, documents in (("two", 2, 450), ("three", 3, 75)):
@@ -202,11 +210,13 @@ def test_a_killed_study_repeats_nothing_and_spends_nothing_twice(tmp_path):
     err = killed.communicate()[1]
     assert killed.returncode == -signal.SIGKILL and "1 of at most 2 seeds: undecided: window 8; adding seeds." in err
     earlier = {path: path.stat().st_mtime_ns for path in out.glob("runs/*-s0/metrics.jsonl")}
-    again = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    assert "1 of at most 2 seeds" not in again.stderr and "2 of at most 2 seeds: " in again.stderr
+    said: list[str] = []
+    config = load_study(str(tmp_path / "letters.yaml"))
+    train = partial(execute, out=out, device="cpu", plugins=(), say=said.append)
+    train_until_decided(config, records, 2, select(config, []), train, said.append)
+    assert said[-1].startswith("2 of at most 2 seeds: ") and not any(line.startswith("1 of") for line in said)
     assert len(earlier) == 2 and all(path.stat().st_mtime_ns == when for path, when in earlier.items())
-    (found,) = json.loads((out / "results.json").read_text())["studies"]
+    (found,) = analyse([out])["studies"]
     assert found["looks"] == {"most": 2, "looks": [1, 2], "behind": []}
     assert found["level"] == pytest.approx(0.05 * (1 - (1 / 2) ** 2)) and found["confidence"] == 0.95
     assert [row["seeds"] for row in found["comparisons"]] == [[0, 1]]
-    assert "Looked at after 1 and 2 of at most 2 seeds" in (out / "report.html").read_text()
