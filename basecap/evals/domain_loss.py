@@ -79,13 +79,15 @@ class DomainLoss(SharedEvaluation):
             tokens[index] += len(window) - 1
             padded = _padded_length(len(window) - 1, model.config.max_length)
             windows.setdefault(padded, []).append((index, window))
-        batches = []
+        batches = itertools.count()
         for length, members in sorted(windows.items()):
             rows = max(1, self.config.tokens_per_batch // length)
-            batches += [(length, members[first : first + rows]) for first in range(0, len(members), rows)]
-        for length, part in batches[context.rank :: context.world]:
-            summed = self._batch_losses(model, context, [window for _, window in part], length)
-            np.add.at(nats, [index for index, _ in part], summed)
+            for first in range(0, len(members), rows):
+                if next(batches) % context.world != context.rank:
+                    continue
+                part = members[first : first + rows]
+                summed = self._batch_losses(model, context, [window for _, window in part], length)
+                np.add.at(nats, [index for index, _ in part], summed)
         return DocumentLosses(nats=nats, tokens=tokens, bytes=sizes, clusters=documents.clusters)
 
     @staticmethod
