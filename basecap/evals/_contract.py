@@ -1,7 +1,7 @@
 """What an evaluation is: a class that measures a model and declares what its numbers mean."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
@@ -45,11 +45,16 @@ class EvaluationConfig(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What an evaluation may use besides the model: the data, the device and the run's precision."""
+    """What an evaluation may use besides the model: the data, the device and the run's precision.
+
+    A `SharedEvaluation` measures the part of process `rank` among `world` processes.
+    """
 
     data: PreparedData
     device: torch.device
     autocast: Callable[[], AbstractContextManager]
+    rank: int = 0
+    world: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +104,14 @@ class Evaluation(ABC):
         tokens = torch.zeros(1, model.config.max_length, dtype=torch.int64, device=context.device)
         with context.autocast():
             model.token_losses(tokens, tokens)
+
+
+class SharedEvaluation(Evaluation):
+    """An evaluation that several processes share: `run` measures the part of one, which `Context` names."""
+
+    @abstractmethod
+    def join(self, parts: Sequence[Outcome]) -> Outcome:
+        """Return what `run` would have found in one process, from what it found in each."""
 
 
 EVALUATIONS: Registry[type[Evaluation]] = Registry("evaluation", "basecap.evals", "evals")

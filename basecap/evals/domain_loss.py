@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from basecap.data import DocumentSet, PreparedData
 from basecap.data.config import Count
-from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
+from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
 from basecap.models.language_model import LanguageModel
 from basecap.records import DocumentLosses
 
@@ -21,7 +22,7 @@ SHORTEST = 64
 
 
 @evaluation("domain-loss", unit="nats per token", better="lower")
-class DomainLoss(Evaluation):
+class DomainLoss(SharedEvaluation):
     """Every held-out document of every domain, cut into windows of the training length.
 
     Each token is predicted once, from the tokens before it in its window; the first window of a document starts from
@@ -53,6 +54,14 @@ class DomainLoss(Evaluation):
             measurements += _measure(domain, losses)
         return Outcome(measurements=measurements, documents=documents)
 
+    def join(self, parts: Sequence[Outcome]) -> Outcome:
+        """Add up the losses of each document; the windows of one may be of several processes."""
+        measurements, documents = [], {}
+        for domain, first in parts[0].documents.items():
+            documents[domain] = replace(first, nats=np.sum([part.documents[domain].nats for part in parts], axis=0))
+            measurements += _measure(domain, documents[domain])
+        return Outcome(measurements=measurements, documents=documents)
+
     def trial(self, model: LanguageModel, context: Context) -> None:
         """Compute the losses of one batch of windows, the most that a domain has, padded to the training length."""
         length = model.config.max_length
@@ -74,9 +83,12 @@ class DomainLoss(Evaluation):
             tokens[index] += len(window) - 1
             padded = _padded_length(len(window) - 1, model.config.max_length)
             windows.setdefault(padded, []).append((index, window))
+        batches = itertools.count()
         for length, members in sorted(windows.items()):
             rows = max(1, self.config.tokens_per_batch // length)
             for first in range(0, len(members), rows):
+                if next(batches) % context.world != context.rank:
+                    continue
                 part = members[first : first + rows]
                 summed = self._batch_losses(model, context, [window for _, window in part], length)
                 np.add.at(nats, [index for index, _ in part], summed)

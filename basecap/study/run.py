@@ -18,7 +18,7 @@ from basecap.ops._dispatch import IMPLEMENTATIONS
 from basecap.records import RunRecords, StudyRecords
 from basecap.registry import PLUGIN
 from basecap.study.config import StudyConfig
-from basecap.study.evaluate import evaluate
+from basecap.study.evaluate import Checkpoint, evaluate
 from basecap.study.plan import RunSpec
 from basecap.study.provenance import begun
 from basecap.study.sweep import HeldOutLoss
@@ -143,7 +143,9 @@ def _train(run: RunSpec, runtime: Runtime, records: RunRecords) -> int:
         due = [evaluation for evaluation in runtime.evaluations if includes(evaluation.config.at, tokens, last)]
         if run.sweep and last:
             due.append(HeldOutLoss())
-        evaluate(due, model, context, records, step, tokens)
+        point = Checkpoint(model=model, step=step, tokens=tokens, context=context, records=records, group=runtime.group)
+        for evaluation in due:
+            evaluate(evaluation, point)
 
     trainer.run(run.label, evaluate_point, runtime.say)
     return model.parameters_count()

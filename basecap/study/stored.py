@@ -16,7 +16,7 @@ from basecap.progress import progress
 from basecap.records import RunRecords, StudyRecords
 from basecap.study.begin import recorded_data
 from basecap.study.config import select, validate
-from basecap.study.evaluate import evaluate
+from basecap.study.evaluate import Checkpoint, evaluate
 from basecap.study.growth import with_evaluations
 from basecap.study.plan import RunSpec, check_points, plan_evaluations, plan_runs
 from basecap.study.provenance import refuse_other
@@ -113,7 +113,15 @@ def _evaluate_point(point: Point, runtime: Runtime) -> int:
         try:
             assert point.weights is not None
             model = load_stored(point.weights).to(device)
-            evaluate([evaluation], model, context, records, point.step, point.tokens)
+            checkpoint = Checkpoint(
+                model=model,
+                step=point.step,
+                tokens=point.tokens,
+                context=context,
+                records=records,
+                group=place.processes,
+            )
+            evaluate(evaluation, checkpoint)
         except Exception as error:  # a fault of one evaluation must not cost the others
             message, trace = failure_words(error)
             what = f"{evaluation.declaration.name} of {point.run.label} failed at step {point.step}"

@@ -15,7 +15,7 @@ from basecap.errors import BasecapError, TrainingError
 
 T = TypeVar("T")
 
-#: How long a process waits for the others. The leader prepares text and evaluates alone, which may take hours; the
+#: How long a process waits for the others. The leader prepares text and measures what is not shared, for hours; the
 #: defaults (10 minutes for NCCL, 30 for gloo) would end the study. Where a process dies, `torchrun` ends the others.
 PATIENCE = timedelta(days=7)
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, NoReturn, Protocol
+from typing import Literal, NamedTuple, NoReturn, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,10 @@ from basecap.train.interruption import immediate, requested
 from basecap.train.optim import build_optimiser, set_learning_rate
 from basecap.train.schedule import learning_rate, warmup_steps
 
-#: Called with the model and the numbers of steps and tokens done; appends its own records.
+T = TypeVar("T")
+
+#: Called in every process with the model and the numbers of steps and tokens done; appends its own records. What it
+#: raises, in one of several processes, it raises in all of them: see `measured`.
 Evaluate = Callable[[LanguageModel, int, int], None]
 
 
@@ -145,21 +148,20 @@ class Trainer:
                 self._evaluate(label, evaluate, done)
 
     def _evaluate(self, label: str, evaluate: Evaluate, done: int) -> None:
-        """Evaluate where the timetable says so, in the leading process; raises Interrupted in all of them."""
-        if self.timetable.evaluates(done) and any(self.place.processes.together(lambda: self._cut(evaluate, done))):
+        """Evaluate where the timetable says so; raises Interrupted in all processes."""
+        if self.timetable.evaluates(done) and self._cut(evaluate, done):
             self._stop(label, done)
 
     def _cut(self, evaluate: Evaluate, done: int) -> bool:
-        """Store weights that stay and evaluate, in the leading process; return whether a signal cut it short."""
-        if not self.place.processes.leads:
-            return False
+        """Store weights that stay and evaluate, return whether a signal cut it short."""
+        group = self.place.processes
         self.model.eval()
         try:
             # weights change places and are written where no signal raises
             with self.average.applied() if self.average else contextlib.nullcontext():
                 if self.timetable.keeps(done):
-                    checkpoint.save_weights(self.records.weights, self.model, done)
-                with immediate():
+                    group.lead(lambda: checkpoint.save_weights(self.records.weights, self.model, done))
+                with immediate() if group.world == 1 else contextlib.nullcontext():
                     evaluate(self.model, done, done * self.timetable.step_tokens)
         except Interrupted:
             return True
@@ -299,6 +301,29 @@ class Trainer:
             if where is not None:
                 return where
         return None
+
+
+def measured(group: Processes, action: Callable[[], T]) -> list[T]:
+    """Act in every process, which a signal to any of them cuts short, and return what each returned, by rank.
+
+    Raises:
+        Interrupted: a signal came; with several processes, in all of them.
+        SharedError: `action` failed in one of several processes, in all of them.
+    """
+    if group.world == 1:
+        return [action()]
+
+    def cut() -> tuple[bool, T | None]:
+        try:
+            with immediate():
+                return False, action()
+        except Interrupted:
+            return True, None
+
+    outcomes = group.together(cut)
+    if any(stopped for stopped, _ in outcomes):
+        raise Interrupted(requested() or signal.SIGTERM)
+    return [cast(T, found) for _, found in outcomes]
 
 
 def _inputs_and_targets(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -135,3 +136,20 @@ def test_unknown_options_are_named():
         build_evaluation({"domain-loss": {"splitt": "test"}})
     with pytest.raises(ConfigError, match="split"):
         build_evaluation({"domain-loss": {"split": "train"}})
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_processes_share_the_windows_and_join_their_losses(context: Context, model: LanguageModel, world: int):
+    evaluation = build_evaluation({"domain-loss": {"tokens_per_batch": 64}})  # the windows of a document are shared
+    whole = evaluation.run(model, context)
+    parts = [evaluation.run(model, replace(context, rank=rank, world=world)) for rank in range(world)]
+    joined = evaluation.join(parts)
+    for domain, losses in whole.documents.items():
+        np.testing.assert_allclose(joined.documents[domain].nats, losses.nats, rtol=1e-12)
+        assert max(part.documents[domain].nats.sum() for part in parts) < 0.6 * losses.nats.sum()
+    assert [(found.metric, found.n) for found in joined.measurements] == [
+        (found.metric, found.n) for found in whole.measurements
+    ]
+    assert [found.value for found in joined.measurements] == pytest.approx(
+        [found.value for found in whole.measurements], rel=1e-12
+    )

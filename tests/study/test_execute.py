@@ -277,3 +277,6 @@ def test_two_processes_run_a_study_and_one_reports(study_file, tmp_path):
     assert done.stdout.count("report.html") == 1
     for name, expected in losses(tmp_path / "one").items():
         assert losses(tmp_path / "two")[name] == pytest.approx(expected, rel=1e-4)
+    for one, two in zip(*(StudyRecords(tmp_path / out).runs() for out in ("one", "two")), strict=True):
+        assert [found.key for found in one.evals()] == [found.key for found in two.evals()]
+        assert [found.value for found in one.evals()] == pytest.approx([found.value for found in two.evals()], rel=1e-4)
