@@ -6,12 +6,13 @@ takes more than the limit.
 """
 
 import json
+import multiprocessing
 import random
 import resource
-import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from basecap.data import DataConfig, prepare
@@ -34,8 +35,8 @@ def write_text(path: Path, megabytes: int, longest: int) -> None:
             left -= size
 
 
-def measure(folder: str, tokenizer: str) -> None:
-    """Prepare the text of a folder in this process; print seconds of processor, peak MiB and tokens."""
+def measure(folder: str, tokenizer: str) -> tuple[float, int, int]:
+    """Prepare the text of a folder in this process; return seconds of processor, peak MiB and tokens."""
     config = DataConfig(
         source="jsonl", path=folder, tokenizer=tokenizer, vocab=2048, seq_len=128, train=("text",), ood=("other",),
         overlap=0.5, workers=1,
@@ -43,7 +44,7 @@ def measure(folder: str, tokenizer: str) -> None:
     began = time.process_time()
     prepared = prepare(config, Path(folder) / "cache")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    print(json.dumps([time.process_time() - began, peak, prepared.train.tokens]))
+    return time.process_time() - began, peak, prepared.train.tokens
 
 
 def prepared_apart(root: Path, megabytes: int, longest: int, tokenizer: str) -> int:
@@ -54,9 +55,8 @@ def prepared_apart(root: Path, megabytes: int, longest: int, tokenizer: str) -> 
         with (Path(folder) / "text.jsonl").open("a") as file:  # held-out documents, also where there is one long text
             for number in range(100):
                 file.write(json.dumps({"text": f"document {number} of the held-out text " * 20}) + "\n")
-        command = [sys.executable, __file__, "--measure", folder, tokenizer]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    seconds, peak, tokens = json.loads(done.stdout)
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            seconds, peak, tokens = pool.submit(measure, folder, tokenizer).result()
     what = "one document" if longest >= megabytes * 1_000_000 else "documents"
     print(f"{megabytes:>6} MB {what:<13} {tokenizer:<6} {seconds:8.1f} s {peak:8,} MiB {tokens:14,} training tokens")
     return peak
@@ -64,9 +64,6 @@ def prepared_apart(root: Path, megabytes: int, longest: int, tokenizer: str) -> 
 
 def main() -> int:
     """Print a line per text; return the exit code."""
-    if sys.argv[1] == "--measure":
-        measure(sys.argv[2], sys.argv[3])
-        return 0
     root, sizes = Path(sys.argv[1]), [int(size) for size in sys.argv[2:]] or [50, 200, 1000]
     peaks = [prepared_apart(root, 50, 50_000_000, tokenizer) for tokenizer in ("bpe", "bytes")]
     peaks += [prepared_apart(root, size, DOCUMENT, "bpe") for size in sizes]
