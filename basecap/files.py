@@ -43,8 +43,32 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+#: Values that a YAML text holds at most, each alias counted as what it stands for.
+LARGEST_YAML = 100_000
+
+
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice; YAML's own loader takes the last one without a word."""
+    """Refuses what YAML's own loader takes: a key that stands twice, aliases that stand for millions of values."""
+
+    def get_single_node(self) -> Any:
+        node = super().get_single_node()
+        if node is not None:
+            self._size(node, {})
+        return node
+
+    def _size(self, node: yaml.Node, known: dict[int, int]) -> int:
+        """Return how many values a node holds; raises MarkedYAMLError for too many and for one that holds itself."""
+        if isinstance(node, yaml.ScalarNode):
+            return 1
+        if id(node) not in known:
+            known[id(node)] = LARGEST_YAML + 1  # while it is counted: too many where it holds itself
+            children = [child for pair in node.value for child in (pair if isinstance(pair, tuple) else (pair,))]
+            size = 1 + sum(self._size(child, known) for child in children)
+            if size > LARGEST_YAML:
+                problem = f"its aliases stand for more than {LARGEST_YAML:,} values"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+            known[id(node)] = size
+        return known[id(node)]
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)

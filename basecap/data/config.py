@@ -47,7 +47,7 @@ class DataConfig(BaseModel):
         "or the name of a Hugging Face model",
     )
     vocab: Count = Field(4096, ge=257, le=2**20, description="vocabulary of a tokenizer that is trained here")
-    seq_len: Count = Field(2048, ge=1, le=2**24, description="tokens a model sees at once")
+    seq_len: Count = Field(2048, ge=2, le=2**24, description="tokens a model sees at once")
     train: tuple[str, ...] = Field(min_length=1, description="domains to train on; their held-out part is tested too")
     ood: tuple[str, ...] = Field((), description="domains to test on only")
     weights: dict[str, Number] | None = Field(

@@ -19,4 +19,9 @@ def file_digest(path: Path) -> str:
 
 def text_number(text: str) -> int:
     """Return 64 bits of the SHA-256 of a text in UTF-8."""
-    return int.from_bytes(hashlib.sha256(text.encode("utf-8", errors="replace")).digest()[:8], "little")
+    return bytes_number(text.encode("utf-8", errors="replace"))
+
+
+def bytes_number(content: bytes) -> int:
+    """Return 64 bits of the SHA-256 of some bytes."""
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "little")

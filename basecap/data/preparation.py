@@ -104,9 +104,10 @@ def _in_one_sentence(cache: Path) -> Iterator[None]:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        reason = "no space is left there" if full else f"{error.strerror or error} ({error.filename})"
+        reason = "the disk is full" if full else f"{error.strerror or error} ({error.filename})"
+        what = "make room" if full else "mend that"
         raise DataError(
-            f"the data could not be prepared in {cache}: {reason}; mend that or set data.cache to another directory, "
+            f"the data could not be prepared in {cache}: {reason}; {what} or set data.cache to another directory, "
             "and run again: finished shards are kept."
         ) from error
 

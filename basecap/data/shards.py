@@ -14,14 +14,15 @@ A shard appears by one rename, complete or not at all.
 import json
 import os
 import shutil
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from basecap.data.hashes import digest, file_digest, text_number
+from basecap.data.hashes import bytes_number, digest, file_digest, text_number
 from basecap.data.sources._contract import Document, Split
 from basecap.data.tokenizer import Tokenizer
 from basecap.errors import DataError
@@ -30,9 +31,6 @@ from basecap.errors import DataError
 #: hash of its cluster's label (0 where it has none).
 DOCUMENT = np.dtype([("hash", "<u8"), ("start", "<i8"), ("tokens", "<i8"), ("bytes", "<i8"), ("cluster", "<u8")])
 FILES = ("tokens.npy", "documents.npy")
-
-#: A document's content hash, bytes of UTF-8, the hash of its cluster's label, its tokens.
-Member = tuple[int, int, int, np.ndarray]
 
 #: Where tokens are limited, documents longer than this share of the limit are left out, so that no single one fills it.
 LEAST_DOCUMENTS = 10
@@ -114,6 +112,8 @@ def write_shard(
 ) -> None:
     """Tokenise documents into the shard `path`, replacing what a killed process left; raises what reading raises.
 
+    Tokens wait on disk for their order, so that memory holds those of one document.
+
     Args:
         path: directory of the shard; appears complete.
         documents: what to write; domains and splits that are not in `limits` are passed over, as are empty texts.
@@ -122,39 +122,89 @@ def write_shard(
         files: what the manifest says of the text.
         shortest: tokens that documents of a domain have at least, for some domains.
     """
-    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-    found: dict[tuple[str, Split], list[Member]] = {}
+    partial = path.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        unsorted = partial / "unsorted"
+        with unsorted.open("wb") as file:
+            found = _write_unsorted(file, documents, tokenizer, limits, shortest)
+        groups = _write_sorted(partial, unsorted, found, limits, tokenizer.dtype)
+        unsorted.unlink()
+        about = {"groups": groups, "files": files, "checksums": {name: file_digest(partial / name) for name in FILES}}
+        (partial / "shard.json").write_text(json.dumps({**about, "digest": digest(about)}), encoding="utf-8")
+        os.replace(partial, path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)  # it may fill the disk
+        raise
+
+
+def _write_unsorted(
+    file: BinaryIO,
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    limits: Limits,
+    shortest: Mapping[str, int],
+) -> dict[tuple[str, Split], np.ndarray]:
+    """Write the tokens of documents as they come, each followed by end-of-text; return DOCUMENT [documents] by group.
+
+    There `start` counts from the beginning of the file.
+    """
+    found: dict[tuple[str, Split], array[int]] = {}
+    end = np.array([tokenizer.end_of_text], tokenizer.dtype).tobytes()
+    start = 0
     for document in documents:
         group = (document.domain, document.split)
         if group not in limits or not document.text.strip():
             continue
         raw = document.text.encode("utf-8", errors="replace")  # JSON may hold half of a surrogate pair
-        tokens = np.array([*tokenizer.encode(raw.decode("utf-8")), tokenizer.end_of_text], dtype=dtype)
-        if len(tokens) <= shortest.get(document.domain, 0):  # the last one only ends the text
+        tokens = tokenizer.encode_document(raw.decode("utf-8"))
+        limit, size = limits[group], len(tokens) + 1
+        if size <= shortest.get(document.domain, 0) or (limit is not None and size * LEAST_DOCUMENTS > limit):
             continue
         cluster = 0 if document.cluster is None else text_number(document.cluster)
-        found.setdefault(group, []).append((text_number(document.text), len(raw), cluster, tokens))
+        found.setdefault(group, array("Q")).extend((bytes_number(raw), start, len(tokens), len(raw), cluster))
+        file.write(tokens.tobytes())
+        file.write(end)
+        start += size
+    return {group: np.frombuffer(rows, "<u8").view(DOCUMENT) for group, rows in found.items()}
 
+
+def _write_sorted(
+    directory: Path,
+    unsorted: Path,
+    found: dict[tuple[str, Split], np.ndarray],
+    limits: Limits,
+    dtype: np.dtype,
+) -> dict[str, dict[str, Any]]:
+    """Write tokens.npy and documents.npy, groups sorted, in the order of hashes; return what shard.json says."""
+    kept = {group: _kept(found[group], limits[group]) for group in sorted(found)}
     groups: dict[str, dict[str, Any]] = {}
-    rows: list[tuple[int, int, int, int, int]] = []
-    pieces, end = [np.zeros(0, dtype)], 0
-    for group in sorted(found):
-        first, before = len(rows), end
-        for number, size, cluster, tokens in _kept(found[group], limits[group]):
-            rows.append((number, end, len(tokens) - 1, size, cluster))
-            pieces.append(tokens)
-            end += len(tokens)
-        if len(rows) > first:
-            groups["/".join(group)] = {"documents": (first, len(rows)), "tokens": end - before}
+    first = end = 0
+    sorted_documents = [np.zeros(0, DOCUMENT)]
+    with (directory / "tokens.npy").open("wb") as file, unsorted.open("rb") as tokens:
+        _write_header(file, dtype, sum(int((members["tokens"] + 1).sum()) for members in kept.values()))
+        for group, members in kept.items():
+            ends = end + np.cumsum(members["tokens"] + 1)
+            for start, size in zip(members["start"].tolist(), members["tokens"].tolist(), strict=True):
+                tokens.seek(start * dtype.itemsize)
+                file.write(tokens.read((size + 1) * dtype.itemsize))
+            if len(members):
+                groups["/".join(group)] = {"documents": (first, first + len(members)), "tokens": int(ends[-1]) - end}
+                members["start"] = ends - members["tokens"] - 1
+                sorted_documents.append(members)
+                first, end = first + len(members), int(ends[-1])
+    every = np.concatenate(sorted_documents)
+    with (directory / "documents.npy").open("wb") as file:
+        _write_header(file, DOCUMENT, len(every))
+        file.write(every.tobytes())
+    return groups
 
-    partial = path.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    for name, array in zip(FILES, (np.concatenate(pieces), np.array(rows, DOCUMENT)), strict=True):
-        np.save(partial / name, array)
-    about = {"groups": groups, "files": files, "checksums": {name: file_digest(partial / name) for name in FILES}}
-    (partial / "shard.json").write_text(json.dumps({**about, "digest": digest(about)}), encoding="utf-8")
-    os.replace(partial, path)
+
+def _write_header(file: BinaryIO, dtype: np.dtype, count: int) -> None:
+    """Write what comes before the values of an .npy file; `np.save` itself does not say that a disk is full."""
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(file, header)
 
 
 def token_counts(path: Path) -> dict[str, int]:
@@ -163,13 +213,12 @@ def token_counts(path: Path) -> dict[str, int]:
     return {name: group["tokens"] for name, group in groups.items()}
 
 
-def _kept(members: list[Member], limit: int | None) -> list[Member]:
+def _kept(members: np.ndarray, limit: int | None) -> np.ndarray:
     """Return the documents that `select` must see, in the order of their hashes: all that can fit, and one more."""
-    members = sorted(members, key=lambda member: member[0])
+    members = members[np.argsort(members["hash"], kind="stable")]
     if limit is None:
         return members
-    members = [member for member in members if len(member[-1]) * LEAST_DOCUMENTS <= limit]
-    return members[: 1 + int(np.searchsorted(np.cumsum([len(tokens) for *_, tokens in members]), limit, "right"))]
+    return members[: 1 + int(np.searchsorted(np.cumsum(members["tokens"] + 1), limit, "right"))]
 
 
 def select(groups: list[Group], limit: int | None) -> list[Group]:

@@ -11,6 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from basecap.data._pieces import BYTE_LEVEL, cuts_of, pieces
 from basecap.errors import ConfigError
 
 #: What ends a document, in the order of preference.
@@ -47,6 +50,13 @@ class Tokenizer:
         self.end_of_text = ends[0]
         self.fingerprint = hashlib.sha256(description.encode()).hexdigest()[:16]
         self.description = description
+        self._cuts = cuts_of(content)
+        self._is_bytes = self._cuts is BYTE_LEVEL and model == _byte_vocabulary() and not content["model"]["merges"]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The smallest unsigned type that holds every id: uint16 or uint32."""
+        return np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
 
     @cached_property
     def _library(self) -> Any:
@@ -60,7 +70,17 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`, without an end-of-text token."""
-        return self._library.encode(text, add_special_tokens=False).ids
+        return self.encode_document(text).tolist()
+
+    def encode_document(self, text: str) -> np.ndarray:
+        """Return the token ids of `text`, without an end-of-text token: `dtype` [tokens].
+
+        The library takes hundreds of bytes per token, so a long text is encoded in pieces where that changes no id.
+        """
+        if self._is_bytes:
+            return np.frombuffer(text.encode("utf-8"), np.uint8).astype(self.dtype)
+        encoded = (self._library.encode(piece, add_special_tokens=False).ids for piece in pieces(text, self._cuts))
+        return np.concatenate([np.zeros(0, self.dtype), *(np.array(ids, self.dtype) for ids in encoded)])
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
@@ -111,8 +131,7 @@ def byte_tokenizer() -> Tokenizer:
     """Return the tokenizer whose ids are the bytes of UTF-8, and 256 for the end of a text."""
     import tokenizers
 
-    vocabulary = {_byte_characters()[byte]: byte for byte in range(256)}
-    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=_byte_vocabulary(), merges=[]))
     library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = tokenizers.decoders.ByteLevel()
     library.add_special_tokens([ENDS[0]])
@@ -137,18 +156,18 @@ def train_bpe(texts: Iterable[str], vocab: int) -> Tokenizer:
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    library.train_from_iterator(texts, trainer)
+    library.train_from_iterator((piece for text in texts for piece in pieces(text, BYTE_LEVEL)), trainer)
     return Tokenizer(library.to_str())
 
 
-def _byte_characters() -> list[str]:
-    """Return the printable character that stands for each byte in a byte-level vocabulary.
+def _byte_vocabulary() -> dict[str, int]:
+    """Return the bytes by the printable character that stands for each in a byte-level vocabulary.
 
     Printable Latin-1 characters stand for themselves; the other bytes take the code points from 256 on, in order.
     """
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in printable]
-    return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
+    return {chr(byte) if byte in printable else chr(256 + others.index(byte)): byte for byte in range(256)}
 
 
 def check_vocabulary(model_vocab: int, tokenizer: Tokenizer) -> None:

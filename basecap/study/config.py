@@ -237,6 +237,10 @@ def load_study(study: str, settings: Sequence[str] = ()) -> StudyConfig:
     config = validate(with_moved_keys(content, "--set train"), study)
     names = [entry.name for entry in config.architectures]
     if config.reference not in names:
+        from basecap.mixers import ARCHITECTURES  # imports torch, which a study alone does not need
+
+        for entry in config.architectures:  # a misspelt name is no other reference
+            ARCHITECTURES.get(entry.use)
         other = (difflib.get_close_matches(config.reference, names, n=1) or names)[0]
         raise ConfigError(
             f"study {study}: the reference {config.reference!r} is not among the architectures; add it to them, or "
@@ -247,15 +251,11 @@ def load_study(study: str, settings: Sequence[str] = ()) -> StudyConfig:
 
 def select(study: StudyConfig, only: Sequence[str]) -> set[str]:
     """Return the names of the architectures to run: those in `only` and the reference; all when `only` is empty."""
+    names = {entry.name for entry in study.architectures}
     for name in only:
-        _check_name(study, name)
-    return {entry.name for entry in study.architectures} if not only else {*only, study.reference}
-
-
-def _check_name(study: StudyConfig, name: str) -> None:
-    names = [entry.name for entry in study.architectures]
-    if name not in names:
-        raise ConfigError(f"study {study.name} has no architecture {name!r}: {nearest(name, names)}")
+        if name not in names:
+            raise ConfigError(f"study {study.name} has no architecture {name!r}: {nearest(name, names)}")
+    return {*only, study.reference} if only else names
 
 
 def _read(study: str) -> dict[str, Any]:
@@ -270,8 +270,8 @@ def _read(study: str) -> dict[str, Any]:
     content = _parse(path)
     if not isinstance(content, dict):
         raise ConfigError(f"study file {path} is not a study; it must have keys such as name, data, architectures.")
-    content.pop("schema", None)
-    return content
+    # Keys such as x-sizes are no options: they hold what anchors elsewhere in the file refer to.
+    return {key: value for key, value in content.items() if key != "schema" and not str(key).startswith("x-")}
 
 
 def _numbers(name: str) -> list[str]:

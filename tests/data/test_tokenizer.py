@@ -7,7 +7,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from basecap.data import Tokenizer, check_vocabulary
+from basecap.data import Tokenizer, _pieces, check_vocabulary
 from basecap.data.tokenizer import byte_tokenizer, is_local, train_bpe
 from basecap.errors import ConfigError
 
@@ -28,6 +28,88 @@ def test_text_comes_back(text: str):
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_byte_ids_are_the_bytes(text: str):
     assert BYTES.encode(text) == list(text.encode())
+
+
+def bpe(normalizer: object, pre_tokenizer: object, words: list[str], merges: list[tuple[str, str]]) -> Tokenizer:
+    """Return a tokenizer of given parts, end of text included."""
+    vocabulary = {word: number for number, word in enumerate(["<unk>", *words])}
+    model = tokenizers.models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True)
+    library = tokenizers.Tokenizer(model)
+    if normalizer is not None:
+        library.normalizer = normalizer
+    if pre_tokenizer is not None:
+        library.pre_tokenizer = pre_tokenizer
+    library.add_special_tokens(["</s>"])
+    return Tokenizer(library.to_str())
+
+
+SENTENCE_PIECE = tokenizers.normalizers.Sequence(
+    [tokenizers.normalizers.Prepend("\u2581"), tokenizers.normalizers.Replace(" ", "\u2581")]
+)
+WORDS = ["\u2581", "a", "s", "'", "\u2581a", "as", "\u2581\u2581", "\u2581as", "\u2581\u2581\u2581\u2581"]
+MERGES = [("\u2581", "a"), ("a", "s"), ("\u2581", "\u2581"), ("\u2581", "as"), ("\u2581\u2581", "\u2581\u2581")]
+LLAMA = bpe(SENTENCE_PIECE, None, WORDS, MERGES)
+
+
+def composed(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer that composes characters first, as that of GPT-NeoX."""
+    return Tokenizer(json.dumps({**json.loads(tokenizer.description), "normalizer": {"type": "NFC"}}))
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, BYTES, composed(BPE), LLAMA], ids=["bpe", "bytes", "composed", "llama"])
+@settings(max_examples=150, deadline=None)
+@given(
+    text=st.lists(
+        st.sampled_from(
+            ["a", "s", "'s", " ", "  ", "\n", "\t", "\r", "\x1c", "\x85", "\u180e", "\u2028", "\u2581", "1", "1"]
+        )
+        | st.sampled_from(
+            ["the river", ".", "\u3002", "-", "\u0308", "u\u0308", "\xfc", "\u4e2d", "<|endoftext|>", "</s>"]
+        )
+        | st.characters(exclude_categories=["Cs"]),
+        max_size=40,
+    ).map("".join),
+    size=st.integers(1, 9),
+)
+def test_pieces_have_the_tokens_of_the_whole(tokenizer: Tokenizer, text: str, size: int):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_pieces, "PIECE", size)
+        ids = tokenizer.encode(text)
+    assert ids == tokenizer._library.encode(text, add_special_tokens=False).ids
+
+
+def test_a_long_text_is_cut_where_that_changes_nothing(monkeypatch):
+    monkeypatch.setattr(_pieces, "PIECE", 5)
+    assert list(_pieces.pieces("the river.\n under 'the' bridge", BPE._cuts)) == [
+        "the river.",
+        "\n under",
+        " 'the'",
+        " bridge",
+    ]
+    assert list(_pieces.pieces("the river  under the bridge", LLAMA._cuts)) == ["the river  under", "the bridge"]
+    assert list(_pieces.pieces("the river", None)) == ["the river"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}},
+        {"pre_tokenizer": None},
+        {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}},
+        {
+            "added_tokens": [
+                {"id": 5, "content": "a b", "special": False},
+                {"id": 0, "content": "</s>", "special": True},
+            ]
+        },
+        {"model": {"type": "BPE", "dropout": 0.1, "vocab": {"a": 0}, "merges": []}},
+    ],
+)
+def test_tokenizers_that_may_look_across_words_get_whole_texts(changed: dict):
+    assert Tokenizer(json.dumps({**json.loads(BPE.description), **changed}))._cuts is None
+    across = bpe(SENTENCE_PIECE, None, [*WORDS, "s\u2581"], [*MERGES, ("s", "\u2581")])
+    assert LLAMA._cuts is _pieces.PREPENDED and across._cuts is None
 
 
 def test_sizes_and_ends():

@@ -4,6 +4,8 @@ import datetime
 import math
 import re
 import shlex
+import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -298,6 +300,41 @@ def test_what_is_wrong_with_a_file_is_said_with_its_line(tmp_path, text, words):
 def test_keys_that_replace_merged_ones_are_no_keys_that_stand_twice():
     text = "a: {b: &b {x: 1}, c: {d: &d {<<: *b, x: 2}}}\ne: {<<: *d}\n'1': 0\n1: 0\n"
     assert parse_yaml(text) == {"a": {"b": {"x": 1}, "c": {"d": {"x": 2}}}, "e": {"x": 2}, "1": 0, 1: 0}
+
+
+#: Three lines that stand for 9**9 values, as lists, as merged sections, and without end.
+BOMBS = (
+    "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10))]),
+    "\n".join(["a0: &a0 {x: 1}", *(f"a{n}: &a{n} {{<<: [{','.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 10))]),
+    "a: &a {b: [*a]}",
+)
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_aliases_that_stand_for_millions_of_values_are_refused_at_once(tmp_path, bomb):
+    path, began = tmp_path / "study.yaml", time.process_time()
+    path.write_text("x-rest:\n" + textwrap.indent(bomb, "  "))
+    with pytest.raises(ConfigError, match=r"is not valid YAML at line \d+ \(its aliases stand for more than 100,000"):
+        load_study(str(path))
+    with pytest.raises(ConfigError, match=r"its aliases stand for more than"):
+        load_study("quickstart", [f"data={{{bomb}}}".replace("\n", ", ")])
+    assert time.process_time() - began < 5
+
+
+def test_anchors_may_stand_under_a_key_of_their_own(tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text("x-small: &small {hidden: 16, layers: 1}\n" + yaml.safe_dump(STUDY | {"model": "HERE"}))
+    path.write_text(path.read_text().replace("HERE", "*small"))
+    assert load_study(str(path)).model.hidden == 16
+    with pytest.raises(ConfigError, match="unknown key 'x-large'"):
+        load_study(str(path), ["x-large=1"])
+
+
+def test_an_unknown_architecture_is_named_before_the_reference():
+    with pytest.raises(ConfigError, match=r"unknown mixer 'nope': see `basecap list mixers`"):
+        load_study("quickstart", ["architectures=[nope]"])
+    with pytest.raises(ConfigError, match=r"did you mean 'transformer\+\+'\?"):
+        load_study("quickstart", ["architectures=[transformr++, mamba-2]"])
 
 
 def test_a_setting_changes_no_alias_of_its_section(tmp_path):

@@ -79,9 +79,12 @@ def _decompressed(path: Path) -> Iterator[bytes]:
 
 
 def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    rest = b""
+    begun: list[bytes] = []  # of a line that may take many chunks
     for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from lines
-    if rest:
-        yield rest
+        first, *others = chunk.split(b"\n")
+        begun.append(first)
+        for line in others:
+            yield b"".join(begun)
+            begun = [line]
+    if any(begun):
+        yield b"".join(begun)
