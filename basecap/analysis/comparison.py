@@ -16,8 +16,9 @@ from basecap.analysis.losses import RunLosses
 from basecap.analysis.power import more_runs
 from basecap.analysis.rows import DomainGap, Gap, Interval, More, Row, Verdict
 
-#: A run counts once it has seen this share of the tokens that the furthest run of its architecture has seen.
-LEAST_PROGRESS = 0.5
+#: A run counts once it has seen this share of the tokens that the furthest run of its architecture has seen: the mean
+#: final loss, which ends the trained range, would otherwise be that of runs in their middle.
+LEAST_PROGRESS = 0.9
 #: How far into the reference's own range a run that is behind should train.
 ENTRY = 0.25
 

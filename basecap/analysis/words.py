@@ -104,5 +104,5 @@ def with_cautions(row: Row, few_clusters: Sequence[str]) -> Row:
     if row.gap is not None and few_clusters:
         cautions.append(f"the interval is conditional on these sources (few clusters: {', '.join(few_clusters)})")
     if row.gap is not None and row.left_out:
-        cautions.append(f"left out, outside the trained range: seed {', '.join(map(str, row.left_out))}")
+        cautions.append(f"left out, too short or outside the trained range: seed {', '.join(map(str, row.left_out))}")
     return replace(row, words="; ".join([row.words, *cautions])) if cautions else row
