@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError
 from basecap.evals._contract import Outcome
 from basecap.evals.influence_entropy import InfluenceEntropy
 from basecap.records import Record, StudyRecords
 from basecap.study.config import load_study
-from basecap.study.plan import plan_runs
+from basecap.study.plan import cost, plan_runs
 from basecap.study.stored import evaluate_directory
 from tests.study._execute import change, run
 from tests.study.conftest import write_text
@@ -176,3 +177,11 @@ def test_points_that_do_not_exist_are_refused(path, tmp_path, setting, words):
 def test_which_weights_stay_is_no_part_of_a_run(path, keep):
     default, other = (plan_runs(load_study(str(path), settings), 257)[0] for settings in ((), (f"train.keep={keep}",)))
     assert default.hash == other.hash
+
+
+def test_the_disk_that_is_planned_is_the_disk_that_is_taken(path, trained):
+    study = load_study(str(path), (*SETTINGS, "train.keep=2"))
+    planned = cost(plan_runs(study, byte_tokenizer().vocab_size)[0])
+    for store, expected in (("weights", planned.weights), ("checkpoints", planned.checkpoints)):
+        files = (StudyRecords(trained).runs()[0].path / store).rglob("*.safetensors")
+        assert expected == pytest.approx(sum(file.stat().st_size for file in files), rel=0.1)
