@@ -39,7 +39,7 @@ def measure(folder: str, tokenizer: str) -> tuple[float, int, int]:
     """Prepare the text of a folder in this process; return seconds of processor, peak MiB and tokens."""
     config = DataConfig(
         source="jsonl", path=folder, tokenizer=tokenizer, vocab=2048, seq_len=128, train=("text",), ood=("other",),
-        overlap=0.5, workers=1,
+        overlap=None, workers=1,
     )  # fmt: skip
     began = time.process_time()
     prepared = prepare(config, Path(folder) / "cache")
