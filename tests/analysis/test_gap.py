@@ -66,7 +66,11 @@ def test_a_seed_that_never_learned_is_left_out_and_named():
     stuck = found["other 0", 1]
     found["other 0", 1] = _points(stuck, [*range(5)] + [4] * 15, trained=stuck.trained)
     (row,) = compare_runs(["other 0"], found, setting(), _draws())
-    assert row.seeds == [0, 2] and row.left_out == [1] and "left out, too short or outside the trained range: seed 1" in row.words
+    assert (
+        row.seeds == [0, 2]
+        and row.left_out == [1]
+        and "left out, too short or outside the trained range: seed 1" in row.words
+    )
 
 
 @pytest.mark.parametrize(("points", "found"), [(20, True), (4, False), (1, False)])
