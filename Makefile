@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: run test check bench clean
 
 run: .venv/ready
-	$(BIN)/basecap run quickstart --out runs/quickstart
+	$(BIN)/basecap run quickstart --out runs/quickstart --per-device 2
 
 test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

@@ -13,9 +13,9 @@ from basecap.evals.domain_loss import DomainLoss
 from basecap.study.config import StudyConfig
 from basecap.study.plan import plan_evaluations, plan_training
 
-#: Training tokens per entry of the vocabulary below which models may end above the loss of a bigram model. Those of
-#: quickstart (600,000 tokens for 2,048 entries, 293 each) ended close to it; those of limited-zoo, which see 7,300 for
-#: each, went below it between 730 and 1,500.
+#: Training tokens per entry of the vocabulary below which models may end above the loss of a bigram model. Models of
+#: width 64 that saw 293 per entry ended close to it; those of limited-zoo, which see 7,300, went below it between
+#: 730 and 1,500.
 LEAST_PER_ENTRY = 300
 
 
