@@ -118,6 +118,17 @@ def test_a_reference_that_no_longer_falls_out_of_domain_decides_nothing():
     assert row.verdict == "undecided" and "does not fall while it trains" in row.words
 
 
+def test_a_gap_is_worth_a_finite_share_where_the_reference_hardly_falls():
+    found = runs(World(gaps=(0.0,), noise=(0.0, 0.0)), np.random.default_rng(0))
+    for (name, _), run in found.items():
+        for domain in OOD:
+            losses = run.domains[domain]
+            falling = (3.0 if name == REFERENCE else 2.5) - 1e-4 * np.log(run.trained)
+            losses.nats[:] = losses.tokens[:, None] * falling
+    (row,) = compare_runs(["other 0"], found, setting(), _draws())
+    assert row.verdict == "keeps" and row.gap.tokens.value == pytest.approx(np.exp(40))
+
+
 @pytest.mark.parametrize(
     ("value", "half", "split", "expected"),
     [
