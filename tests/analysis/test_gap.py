@@ -146,6 +146,12 @@ def test_verdict(value, half, split, expected):
     assert judge(Interval(value=value, low=None, high=None), 0.1, split) == "undecided"
 
 
+def test_looks_widen_intervals_and_leave_the_range_between_groups_of_the_reference():
+    world = World(gaps=(0.0,), noise=(0.05, 0.05), reference_seeds=8)
+    (last,), (first,) = compare(world), compare(world, level=0.005)
+    assert first.gap.high > last.gap.high and first.gap.split == last.gap.split
+
+
 def test_words_say_why_and_what_would_decide():
     world = World(gaps=(0.0, 0.03, 0.05), noise=(0.0, 0.0, 0.0, 0.15), documents=600, taste=0.01, wobble=0.002)
     kept, worse, open_ = compare(world, cost=0.5, seconds=dict.fromkeys((REFERENCE, *world.names), 1800.0))
