@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from basecap.analysis.comparison import compare_runs, judge
-from basecap.analysis.draws import FEWEST_DOCUMENTS, draw, resample
-from basecap.analysis.gap import Range, final, slope, tokens_to_reach, upper_end
+from basecap.analysis.draws import FEWEST_DOCUMENTS, Curve, draw, resample
+from basecap.analysis.gap import Range, final, more_tokens, slope, tokens_to_reach, upper_end
 from basecap.analysis.losses import DomainLosses, RunLosses
 from basecap.analysis.rows import Interval, Row
 from tests.analysis.made_up import BIGRAM, OOD, REFERENCE, TRAIN, World, curve, pretraining, runs, setting
@@ -284,6 +284,15 @@ def test_tokens_to_reach_follows_the_logarithm():
     assert tokens_to_reach(1.0, tokens, np.array([3.0, 3.0, 3.0])) is None
     assert tokens_to_reach(-1e3, tokens, np.array([5.0, 4.0, 3.0])) is None
     assert tokens_to_reach(1.0, tokens[:1], np.array([5.0])) is None
+
+
+def test_one_bad_run_does_not_make_the_tokens_that_are_missing_none():
+    """Two of three runs are below 3.5 already, their mean is not: it has to fall by 0.5 at 1 per factor of 10."""
+    falling = np.array([5.0, 4.0, 3.0])
+    ends = [
+        Curve(x=falling[None] + shift, y=np.zeros((1, 3, 1)), trained=np.array([1e3, 1e4, 1e5])) for shift in (0, 0, 3)
+    ]
+    assert more_tokens(ends, 3.5) == pytest.approx(1e5 * (10**0.5 - 1))
 
 
 @pytest.mark.parametrize(
