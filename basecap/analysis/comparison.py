@@ -10,7 +10,7 @@ from numpy import ndarray
 from basecap.analysis import gap, words
 from basecap.analysis.along import along
 from basecap.analysis.draws import Curve, Runs, draw, enough, few_clusters, fewest_units
-from basecap.analysis.gap import FEWEST_POINTS, LOST_DRAWS, Range
+from basecap.analysis.gap import FEWEST_POINTS, LARGEST_EXPONENT, LOST_DRAWS, Range
 from basecap.analysis.intervals import Estimates, Levels, Table
 from basecap.analysis.losses import RunLosses
 from basecap.analysis.power import more_runs
@@ -286,8 +286,14 @@ def _interval(estimates: Estimates, index: int, half: ndarray) -> Interval:
 
 
 def _worth(found: Interval, slope: float) -> Interval:
-    """Return after which share of its tokens the reference is as good as an architecture, by the slope of its loss."""
-    value, low, high = (None if end is None else math.exp(end / slope) for end in (found.value, found.high, found.low))
+    """Return after which share of its tokens the reference is as good as an architecture, by the slope of its loss.
+
+    No share is above e^40: where the loss hardly falls, it could be any number.
+    """
+    value, low, high = (
+        None if end is None else math.exp(min(end / slope, LARGEST_EXPONENT))
+        for end in (found.value, found.high, found.low)
+    )
     assert value is not None
     return Interval(value=value, low=low, high=high)
 

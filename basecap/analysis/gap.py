@@ -121,8 +121,12 @@ def slope(reference: Sequence[Curve], share: float) -> ndarray:
 
 
 def more_tokens(runs: Sequence[Curve], loss: float) -> float | None:
-    """Return how many more tokens runs would take, in their median, to reach `loss`; None where most never would."""
-    needed = [tokens_to_reach(loss, curve.trained, curve.x[0]) for curve in runs]
+    """Return how many more tokens runs would take until their mean loss, not below `loss` now, is `loss`.
+
+    It is the median over runs of what each takes to fall as far as the mean has to; None where most never would.
+    """
+    fall = float(final(runs)[0]) - loss
+    needed = [tokens_to_reach(curve.x[0, -1] - fall, curve.trained, curve.x[0]) for curve in runs]
     more = [np.inf if end is None else end - curve.trained[-1] for end, curve in zip(needed, runs, strict=True)]
     middle = float(np.median(more))
     return max(0.0, middle) if np.isfinite(middle) else None

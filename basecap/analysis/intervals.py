@@ -9,6 +9,7 @@ from numpy import ndarray
 from basecap.analysis.noise import (
     DRAW_SEED,
     DRAWS,
+    SPLIT_LEVEL,
     HalfWidths,
     Runs,
     Shared,
@@ -103,7 +104,7 @@ class Table:
             errors=errors,
             half=half_widths(drawn, self.level),
             shared=shared,
-            split=split_range(reference, self.level),
+            split=split_range(reference, SPLIT_LEVEL),
         )
 
     def precisions(self, domains: int) -> ndarray:

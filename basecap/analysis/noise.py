@@ -33,6 +33,8 @@ DRAWS, DRAW_SEED = 10_000, 11
 SPLITS, SPLIT_SEED = 2000, 12
 #: With fewer runs of the reference two groups of them say nothing.
 FEWEST_SPLIT = 4
+#: Share of the splits outside the A-A range; looks at a study, which take smaller levels, do not widen it.
+SPLIT_LEVEL = 0.05
 
 Number = TypeVar("Number", float, ndarray)
 

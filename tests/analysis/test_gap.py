@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from basecap.analysis.comparison import compare_runs, judge
-from basecap.analysis.draws import FEWEST_DOCUMENTS, draw, resample
-from basecap.analysis.gap import Range, final, slope, tokens_to_reach, upper_end
+from basecap.analysis.draws import FEWEST_DOCUMENTS, Curve, draw, resample
+from basecap.analysis.gap import Range, final, more_tokens, slope, tokens_to_reach, upper_end
 from basecap.analysis.losses import DomainLosses, RunLosses
 from basecap.analysis.rows import Interval, Row
 from tests.analysis.made_up import BIGRAM, OOD, REFERENCE, TRAIN, World, curve, pretraining, runs, setting
@@ -118,6 +118,17 @@ def test_a_reference_that_no_longer_falls_out_of_domain_decides_nothing():
     assert row.verdict == "undecided" and "does not fall while it trains" in row.words
 
 
+def test_a_gap_is_worth_a_finite_share_where_the_reference_hardly_falls():
+    found = runs(World(gaps=(0.0,), noise=(0.0, 0.0)), np.random.default_rng(0))
+    for (name, _), run in found.items():
+        for domain in OOD:
+            losses = run.domains[domain]
+            falling = (3.0 if name == REFERENCE else 2.5) - 1e-4 * np.log(run.trained)
+            losses.nats[:] = losses.tokens[:, None] * falling
+    (row,) = compare_runs(["other 0"], found, setting(), _draws())
+    assert row.verdict == "keeps" and row.gap.tokens.value == pytest.approx(np.exp(40))
+
+
 @pytest.mark.parametrize(
     ("value", "half", "split", "expected"),
     [
@@ -133,6 +144,12 @@ def test_a_reference_that_no_longer_falls_out_of_domain_decides_nothing():
 def test_verdict(value, half, split, expected):
     assert judge(Interval(value=value, low=value - half, high=value + half), 0.1, split) == expected
     assert judge(Interval(value=value, low=None, high=None), 0.1, split) == "undecided"
+
+
+def test_looks_widen_intervals_and_leave_the_range_between_groups_of_the_reference():
+    world = World(gaps=(0.0,), noise=(0.05, 0.05), reference_seeds=8)
+    (last,), (first,) = compare(world), compare(world, level=0.005)
+    assert first.gap.high > last.gap.high and first.gap.split == last.gap.split
 
 
 def test_words_say_why_and_what_would_decide():
@@ -267,6 +284,15 @@ def test_tokens_to_reach_follows_the_logarithm():
     assert tokens_to_reach(1.0, tokens, np.array([3.0, 3.0, 3.0])) is None
     assert tokens_to_reach(-1e3, tokens, np.array([5.0, 4.0, 3.0])) is None
     assert tokens_to_reach(1.0, tokens[:1], np.array([5.0])) is None
+
+
+def test_one_bad_run_does_not_make_the_tokens_that_are_missing_none():
+    """Two of three runs are below 3.5 already, their mean is not: it has to fall by 0.5 at 1 per factor of 10."""
+    falling = np.array([5.0, 4.0, 3.0])
+    ends = [
+        Curve(x=falling[None] + shift, y=np.zeros((1, 3, 1)), trained=np.array([1e3, 1e4, 1e5])) for shift in (0, 0, 3)
+    ]
+    assert more_tokens(ends, 3.5) == pytest.approx(1e5 * (10**0.5 - 1))
 
 
 @pytest.mark.parametrize(
