@@ -25,8 +25,9 @@ def no_runs(who: str, waiting: bool) -> str:
 
 def few_points(who: str, count: int) -> str:
     """Say that a curve has too few points."""
+    points = "point" if count == 1 else "points"
     return (
-        f"{who} has {count} evaluation points near the trained range and needs {FEWEST_POINTS}: "
+        f"{who} has {count} evaluation {points} near the trained range and needs {FEWEST_POINTS}: "
         "evaluate more often (train.eval_every)"
     )
 

@@ -78,6 +78,7 @@ def test_too_few_points_give_no_gap(points, found):
     (row,) = compare(World(gaps=(0.0,), noise=(0.0, 0.0), points=points, documents=200))
     assert (row.gap is not None) == found
     assert ("evaluate more often" in row.words) != found
+    assert ("has 1 evaluation point near" in row.words) == (points == 1)
 
 
 def test_mere_slowness_is_no_gap():
