@@ -167,7 +167,8 @@ def _measure(
         best = float(min(curve.x[0, -1] for curve in counting.values()))
         target = float(high[0] - ENTRY * (high[0] - reference.where.low[0]))
         more = gap.more_tokens(list(counting.values()), target)
-        return _without(name, "behind", words.behind(best, float(high[0]), more), seeds)
+        kind = "held-out" if setting.ood else "training"
+        return _without(name, "behind", words.behind(kind, best, float(high[0]), more), seeds)
     where = Range(low=np.maximum(gap.final(list(reaching.values())), reference.where.low), high=high)
     kept = {seed: curve for seed, curve in reaching.items() if gap.points_within(curve, where) >= FEWEST_POINTS}
     if not kept:

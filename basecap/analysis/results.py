@@ -35,7 +35,9 @@ def analyse(study_dirs: Sequence[Path]) -> dict[str, Any]:
         resamples, train_domains, ood_domains, few_clusters (domains of too few to draw); `comparisons` (a row per
         architecture but the reference, see `rows.Row`); `runs`, `points` (a row per evaluated checkpoint), `curves`
         (smoothed training loss), `documents` (what was held out per domain), `evaluations` (any other declared
-        evaluation with its rows), `failures`, `settings` (the resolved study) and `environment`.
+        evaluation with its rows), `failures`, `sweep` (learning rates tried and chosen per architecture), `overlap`
+        (how much of a domain's held-out text stands in the training text, documents left out), text_note (what to know
+        of the text, None where nothing), `settings` (the resolved study) and `environment`.
 
     Raises:
         ConfigError: a directory that holds no study.

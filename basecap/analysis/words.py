@@ -25,8 +25,9 @@ def no_runs(who: str, waiting: bool) -> str:
 
 def few_points(who: str, count: int) -> str:
     """Say that a curve has too few points."""
+    points = "point" if count == 1 else "points"
     return (
-        f"{who} has {count} evaluation points near the trained range and needs {FEWEST_POINTS}: "
+        f"{who} has {count} evaluation {points} near the trained range and needs {FEWEST_POINTS}: "
         "evaluate more often (train.eval_every)"
     )
 
@@ -38,9 +39,9 @@ def untrained(reference: str, low: float, high: float, bigram: float | None, mor
     return f"{UNTRAINED}: the loss of {reference} no longer falls; train it on other data or with another train.lr"
 
 
-def behind(best: float, high: float, more: float | None) -> str:
-    """Say how far an architecture is from the trained range."""
-    return f"its held-out loss ends at {best:.3f}, the trained range begins at {high:.3f}; {_train(more)}"
+def behind(loss: str, best: float, high: float, more: float | None) -> str:
+    """Say how far an architecture is from the trained range of `loss`, "held-out" or "training"."""
+    return f"its {loss} loss ends at {best:.3f}, the trained range begins at {high:.3f}; {_train(more)}"
 
 
 def _train(more: float | None) -> str:

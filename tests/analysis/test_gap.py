@@ -78,6 +78,7 @@ def test_too_few_points_give_no_gap(points, found):
     (row,) = compare(World(gaps=(0.0,), noise=(0.0, 0.0), points=points, documents=200))
     assert (row.gap is not None) == found
     assert ("evaluate more often" in row.words) != found
+    assert ("has 1 evaluation point near" in row.words) == (points == 1)
 
 
 def test_mere_slowness_is_no_gap():
@@ -186,6 +187,8 @@ def test_without_unseen_domains_models_differ_at_equal_training_loss():
     (row,) = compare(world, ood=())
     assert row.verdict == "none" and row.gap.low < 0 < row.gap.high
     assert [part.domain for part in row.domains] == list(TRAIN) and "without a verdict" in row.words
+    (slow,) = compare(replace(world, speeds=(1.0, 0.4)), ood=())
+    assert slow.words.startswith("its training loss ends at")
 
 
 def test_rows_share_draws_and_do_not_move_each_other():
