@@ -26,6 +26,8 @@ REACH = 0.5
 LOST_DRAWS = 0.05
 #: No run will see e^40 tokens (2e17).
 LARGEST_EXPONENT = 40.0
+#: A loss that needs more than so many times the tokens of a run is not worth waiting for.
+LONGEST = 100.0
 
 
 @dataclass(frozen=True)
@@ -123,13 +125,14 @@ def slope(reference: Sequence[Curve], share: float) -> ndarray:
 def more_tokens(runs: Sequence[Curve], loss: float) -> float | None:
     """Return how many more tokens runs would take until their mean loss, not below `loss` now, is `loss`.
 
-    It is the median over runs of what each takes to fall as far as the mean has to; None where most never would.
+    It is the median over runs of what each takes to fall as far as the mean has to; None where most never would, or
+    would take more than `LONGEST` times what they have seen.
     """
     fall = float(final(runs)[0]) - loss
     needed = [tokens_to_reach(curve.x[0, -1] - fall, curve.trained, curve.x[0]) for curve in runs]
     more = [np.inf if end is None else end - curve.trained[-1] for end, curve in zip(needed, runs, strict=True)]
     middle = float(np.median(more))
-    return max(0.0, middle) if np.isfinite(middle) else None
+    return max(0.0, middle) if middle < LONGEST * max(curve.trained[-1] for curve in runs) else None
 
 
 def tokens_to_reach(loss: float, tokens: ndarray, losses: ndarray) -> float | None:
