@@ -247,7 +247,7 @@ class StudyRecords:
             _refuse([path for path in entries(self.path) if path.name in ("report.html", "figures")])
 
     def refuse_loss(self, replaced_by: dict[str, Any] | None = None) -> None:
-        """Raise DataError when results.json, to be `replaced_by` another analysis, is all that is left of its runs.
+        """Raise DataError when results.json, to be `replaced_by` another analysis, has results of runs that are gone.
 
         Without another analysis runs are to begin here; those removed to be trained again leave a directory `runs`.
         """
@@ -272,7 +272,7 @@ class StudyRecords:
             yield
 
     def create(self, study: dict[str, Any]) -> None:
-        """Make this the directory of `study`; raises ConfigError, DataError when it holds what is no study's."""
+        """Make this the directory of `study`; raises ConfigError, DataError when it holds something else."""
         self.refuse_foreign()
         text = yaml.safe_dump({"schema": SCHEMA, **plain(study)}, sort_keys=False, allow_unicode=True).encode()
         if read(self.path / "study.yaml") != text:

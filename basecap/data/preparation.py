@@ -45,7 +45,7 @@ def prepare(config: DataConfig, cache: Path) -> PreparedData:
     """Return the data of `config`, from `cache` when it is complete there, else prepared into it.
 
     Args:
-        config: the data section of a study; `config.cache` is the caller's to heed.
+        config: the data section of a study; `config.cache` is not read here.
         cache: directory of shards and tokenizers; several studies and processes may share it.
 
     Raises:
@@ -263,7 +263,7 @@ def _written(config: DataConfig, write: Callable[[Part], Path], parts: Sequence[
                 yield future.result()
         except BrokenProcessPool as error:
             raise DataError(
-                "a process that prepared text was killed, perhaps for want of memory; set data.workers to fewer and "
+                "a process that prepared text was killed, possibly out of memory; set data.workers to fewer and "
                 "run again: finished shards are kept."
             ) from error
         finally:

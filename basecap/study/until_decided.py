@@ -130,7 +130,7 @@ def _continued(seeds: tuple[int, ...], count: int) -> list[int]:
 
 
 def _seeds_may_decide(row: dict[str, Any]) -> bool:
-    """Whether a row is undecided for want of runs; a verdict on these trained models only is none to stop at."""
+    """Whether more runs may decide a row; a verdict on these trained models only does not count as decided."""
     if row["gap"] is None or row["gap"]["tolerance"] is None:
         return False
     return row["conditional"] or (row["verdict"] == "undecided" and row["more"] is not None)

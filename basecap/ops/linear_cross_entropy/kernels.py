@@ -8,7 +8,7 @@ import triton.language as tl
 def rows_kernel(p_logits, p_target, p_count, p_loss, p_gradient, V, BLOCK: tl.constexpr):
     """Write a row's loss and the gradient of the mean loss; a row whose target is negative has neither.
 
-    A target beyond the vocabulary, which nobody can look for without waiting for the GPU, makes the loss NaN.
+    A target beyond the vocabulary makes the loss NaN: checking targets first would wait for the GPU.
 
     The row is read twice, the second time from the cache, where the hints keep it, and only the gradient is written.
     """

@@ -93,8 +93,8 @@ def _killed(execution: Execution, run: RunSpec, say: Callable[[str], None]) -> d
         return info
     info |= {
         "status": "failed",
-        "message": "its process was killed, perhaps for want of memory; make room or mend what ended it and run "
-        "again: it goes on from its last checkpoint.",
+        "message": "its process was killed, possibly out of memory; free memory and run the same command again, which "
+        "resumes from its last checkpoint.",
     }
     info.pop("traceback", None)  # of an earlier failure
     records.write_info(info)
