@@ -4,7 +4,7 @@ One step: take the batch that (seed, step) determines, accumulate gradients over
 not finite, clip, update, record. After the steps that the timetable names it writes a checkpoint and hands the model,
 in evaluation mode and with averaged weights where `train.average` is set, to the evaluations it was given. The
 checkpoint comes first, so that no step is trained again because an evaluation was interrupted: a resume forgets what
-was recorded after its checkpoint, evaluates that one where it should be, and continues as if nothing had happened.
+was recorded after its checkpoint, evaluates that one where it should be, and trains on from there.
 """
 
 import contextlib
