@@ -4,7 +4,7 @@ Source: arXiv 2410.15678. Its tables are means over all cells of a task's grid; 
 queried values that are right.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -108,7 +108,7 @@ def _rows(
         "trained": trained,
         "tests": [_test(*place, other, runs) for place, other, runs in pairs],
         "shifts": [_shift(*place, other, runs, place in recalling) for place, other, runs in pairs],
-        "shortcuts": _shortcuts(groups, test),
+        "shortcuts": _shortcuts(groups, test, recalling),
     }
     return {name: [asdict(row) for row in rows if row is not None] for name, rows in tables.items()}
 
@@ -235,12 +235,15 @@ def _verdict(index: Interval) -> Verdict:
     return "loses" if index.low > TOLERATED else "undecided"
 
 
-def _shortcuts(groups: Mapping[tuple[str, str], Sequence[Counted]], test: Sequence[str]) -> list[ShortcutRow]:
-    """Return a row per architecture with shifts; a seed counts that has a run on each training task of its shifts."""
+def _shortcuts(
+    groups: Mapping[tuple[str, str], Sequence[Counted]], test: Sequence[str], recalling: Collection[tuple[str, str]]
+) -> list[ShortcutRow]:
+    """Return a row per architecture with shifts; a seed counts that has a run on each training task of its row."""
     found = []
     for name in dict.fromkeys(architecture for architecture, _ in groups):
-        own = [runs for (architecture, _), runs in groups.items() if architecture == name]
-        every = ((runs, _difference(runs, other)) for runs in own for other in test)
+        own = {task: runs for (architecture, task), runs in groups.items() if architecture == name}
+        learnt = [runs for task, runs in own.items() if (name, task) in recalling]
+        every = ((runs, _difference(runs, other)) for runs in learnt or own.values() for other in test)
         differences = [(runs, weights) for runs, weights in every if weights]
         if not differences:
             continue
@@ -261,7 +264,15 @@ def _shortcuts(groups: Mapping[tuple[str, str], Sequence[Counted]], test: Sequen
         ]
         if units:
             index = estimate(units, total)
-            found.append(ShortcutRow(architecture=name, seeds=sorted(seeds), shifts=len(differences), index=index))
+            found.append(
+                ShortcutRow(
+                    architecture=name,
+                    seeds=sorted(seeds),
+                    shifts=len(differences),
+                    index=index,
+                    recalls=bool(learnt),
+                )
+            )
     return found
 
 

@@ -74,9 +74,13 @@ class ShiftRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ShortcutRow:
-    """The mean of an architecture's shortcut indices over training tasks and shifts; a seed is one unit."""
+    """The mean of an architecture's shortcut indices over training tasks and shifts; a seed is one unit.
+
+    Training tasks count on which it recalls; all, with `recalls` false, where there is none.
+    """
 
     architecture: str
     seeds: list[int]
     shifts: int
     index: Interval
+    recalls: bool

@@ -29,7 +29,7 @@ def capacity(study: Study, found: dict[str, Any], axis: str) -> Chart | None:
     lines = sorted({row["line"] for row in rows})
     scale = alt.Scale(type="log", base=2, nice=False, domain=[places[0] / 1.1, places[-1] * 1.1])
     x = alt.X("place:Q", title=axis, scale=scale, axis=alt.Axis(values=places, format="~s", grid=False))
-    legend = alt.Legend(title=others[0], orient="bottom", columns=4) if others else None
+    legend = alt.Legend(title=others[0], orient="bottom", columns=8) if others else None
     colour = alt.Color("line:O", scale=alt.Scale(domain=lines, scheme="viridis"), legend=legend)
     shown = [
         alt.Tooltip(f"{field}:Q", title=name) for field, name in zip(("place", "line"), (axis, *others), strict=False)

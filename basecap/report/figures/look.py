@@ -134,6 +134,10 @@ def positions(field: str, values: Sequence[Any], title: str | None) -> dict[str,
     return {"shorthand": f"{field}:O", "sort": list(values), "title": title, "scale": alt.Scale(domain=list(values))}
 
 
+#: A label that breaks long names behind hyphens, for axes that are narrow on a phone.
+BROKEN = r"split(replace(datum.label, /-(?=[^-]{6})/g, '-\n'), '\n')"
+
+
 def share_colour(field: str) -> alt.Color:
     """Return the colour of a share in a heat map, from white to dark blue."""
     return alt.Color(f"{field}:Q", scale=alt.Scale(domain=[0, 1], scheme="blues"), legend=None)

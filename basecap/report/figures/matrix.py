@@ -4,7 +4,7 @@ from typing import Any
 
 import altair as alt
 
-from basecap.report.figures.look import Chart, Study, chart_of, positions, share_colour, share_ink, tooltip
+from basecap.report.figures.look import BROKEN, Chart, Study, chart_of, positions, share_colour, share_ink, tooltip
 
 
 def matrix(study: Study, architecture: str) -> Chart | None:
@@ -26,10 +26,9 @@ def matrix(study: Study, architecture: str) -> Chart | None:
     if not rows:
         return None
     tasks = [name for name in study["train"] if name in {row["train"] for row in rows}]
-    angle = 0 if sum(map(len, tasks)) <= 36 else -25
     base = chart_of(rows).encode(
-        x=alt.X(**positions("train", tasks, "trained on"), axis=alt.Axis(labelAngle=angle, orient="top")),
-        y=alt.Y(**positions("test", study["test"], "tested on"), axis=alt.Axis(labelLimit=130)),
+        x=alt.X(**positions("train", tasks, "trained on"), axis=alt.Axis(labelAngle=0, labelExpr=BROKEN)),
+        y=alt.Y(**positions("test", study["test"], "tested on"), axis=alt.Axis(labelExpr=BROKEN)),
     )
     squares = base.mark_rect().encode(
         color=share_colour("value"), tooltip=tooltip("name", "train", "test", "value", "low", "high", "published")
