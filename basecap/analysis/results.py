@@ -30,14 +30,15 @@ def analyse(study_dirs: Sequence[Path]) -> dict[str, Any]:
     """Analyse studies, each for itself.
 
     Returns:
-        {"studies": [...]}, plain numbers and text. A study holds name, summary, reference, cost, from, confidence
-        (over all looks), level (of the intervals), looks (see `sequential.Looks`; None where there was only one),
-        resamples, train_domains, ood_domains, few_clusters (domains of too few to draw); `comparisons` (a row per
-        architecture but the reference, see `rows.Row`); `runs`, `points` (a row per evaluated checkpoint), `curves`
-        (smoothed training loss), `documents` (what was held out per domain), `evaluations` (any other declared
-        evaluation with its rows), `failures`, `sweep` (learning rates tried and chosen per architecture), `overlap`
-        (how much of a domain's held-out text stands in the training text, documents left out), text_note (what to know
-        of the text, None where nothing), `settings` (the resolved study) and `environment`.
+        {"studies": [...]}, plain numbers and text. A study holds name, scale (None where it has one size), summary,
+        reference, cost, from, confidence (over all looks), level (of the intervals), looks (see `sequential.Looks`;
+        None where there was only one), resamples, train_domains, ood_domains, few_clusters (domains of too few to
+        draw); `comparisons` (a row per architecture but the reference, see `rows.Row`); `runs`, `points` (a row per
+        evaluated checkpoint), `curves` (smoothed training loss), `documents` (what was held out per domain),
+        `evaluations` (any other declared evaluation with its rows), `failures`, `sweep` (learning rates tried and
+        chosen per architecture), `overlap` (how much of a domain's held-out text stands in the training text,
+        documents left out), text_note (what to know of the text, None where nothing), `settings` (the resolved study)
+        and `environment`.
 
     Raises:
         ConfigError: a directory that holds no study.
@@ -102,6 +103,7 @@ def _analyse_study(records: StudyRecords) -> dict[str, Any]:
     others = [name for name in names if name != study["reference"]]
     return {
         "name": study["name"],
+        "scale": study.get("scale"),
         "summary": study.get("summary", ""),
         "reference": study["reference"],
         "cost": setting.cost,

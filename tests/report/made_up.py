@@ -63,6 +63,7 @@ def study(*rows: Row, mixed: bool = False, skipped: tuple[str, ...] = (), **chan
     names = ["base", *(row.name for row in rows), *skipped]
     return {
         "name": "made-up",
+        "scale": None,
         "reference": "base",
         "cost": 0.1,
         "from": 0.5,

@@ -156,7 +156,10 @@ def test_a_killed_process_costs_its_own_run_alone(study, tmp_path):
     assert [(info["name"], info["status"]) for info in infos] == [("killed", "failed"), ("transformer++", "finished")]
     recorded = [found.info() for found in StudyRecords(out).runs()]
     assert [info["status"] for info in recorded] == ["failed", "finished"]
-    assert said == [f"killed (seed 0) failed: {recorded[0]['message']}"] and "was killed, possibly out of memory" in said[0]
+    assert (
+        said == [f"killed (seed 0) failed: {recorded[0]['message']}"]
+        and "was killed, possibly out of memory" in said[0]
+    )
     assert len(losses(out)["killed"]) == 2
 
 
