@@ -40,8 +40,8 @@ def analyse_tasks(records: StudyRecords) -> dict[str, Any]:
     """Analyse a study of tasks.
 
     Returns:
-        What results.json holds of it: kind ("tasks"), name, summary, names (of runs), architectures, reference (drawn
-        in black), train, test, checkpoint, confidence, learned, tolerated; `trained` (see `TrainedRow`), `tests`
+        What results.json holds of it: kind ("tasks"), name, scale, summary, names (of runs), architectures, reference
+        (drawn in black), train, test, checkpoint, confidence, learned, tolerated; `trained` (see `TrainedRow`), `tests`
         (`AccuracyRow`), `shifts` (`ShiftRow`), `shortcuts` (`ShortcutRow`); `published` (source, metric and a row per
         number: ours beside it and the difference; None without), `waiting` (runs not measured yet), `points` (the
         evaluation point of each run that counts), `learning` (accuracy on validation examples at every point), and
@@ -66,6 +66,7 @@ def analyse_tasks(records: StudyRecords) -> dict[str, Any]:
     return {
         "kind": "tasks",
         "name": study["name"],
+        "scale": study.get("scale"),
         "summary": study.get("summary", ""),
         "names": names,
         "architectures": architectures,

@@ -30,14 +30,15 @@ def analyse(study_dirs: Sequence[Path]) -> dict[str, Any]:
 
     Returns:
         {"studies": [...]}, plain numbers and text. A study of tasks holds what `recall.analyse_tasks` says. One of text
-        holds kind ("text"), name, names (of architectures), summary, reference, cost, from, confidence
-        (over all looks), level (of the intervals), looks (see `sequential.Looks`; None where there was only one),
-        resamples, train_domains, ood_domains, few_clusters (domains of too few to draw); `comparisons` (a row per
-        architecture but the reference, see `rows.Row`); `runs`, `points` (a row per evaluated checkpoint), `curves`
-        (smoothed training loss), `documents` (what was held out per domain), `evaluations` (any other declared
-        evaluation with its rows), `failures`, `sweep` (learning rates tried and chosen per architecture), `overlap`
-        (how much of a domain's held-out text stands in the training text, documents left out), text_note (what to know
-        of the text, None where nothing), `settings` (the resolved study) and `environment`.
+        holds kind ("text"), name, names (of architectures), scale (None where it has one size), summary, reference,
+        cost, from, confidence (over all looks), level (of the intervals), looks (see `sequential.Looks`; None where
+        there was only one), resamples, train_domains, ood_domains, few_clusters (domains of too few to draw);
+        `comparisons` (a row per architecture but the reference, see `rows.Row`); `runs`, `points` (a row per evaluated
+        checkpoint), `curves` (smoothed training loss), `documents` (what was held out per domain), `evaluations` (any
+        other declared evaluation with its rows), `failures`, `sweep` (learning rates tried and chosen per
+        architecture), `overlap` (how much of a domain's held-out text stands in the training text, documents left
+        out), text_note (what to know of the text, None where nothing), `settings` (the resolved study) and
+        `environment`.
 
     Raises:
         ConfigError: a directory that holds no study.
@@ -78,6 +79,7 @@ def _analyse_text(records: StudyRecords) -> dict[str, Any]:
         "kind": "text",
         "name": study["name"],
         "names": names,
+        "scale": study.get("scale"),
         "summary": study.get("summary", ""),
         "reference": study["reference"],
         "cost": setting.cost,

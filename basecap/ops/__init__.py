@@ -1,7 +1,7 @@
 """Sequence-mixing operations, each with one public function; usable without the rest of the package."""
 
+from basecap.ops._saved import keep_choice
 from basecap.ops.top1_chunk import (
-    keep_choice,
     top1_chunk,
     top1_chunk_cache,
     top1_chunk_choice,

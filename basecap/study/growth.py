@@ -20,6 +20,9 @@ def grown(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyConfig:
     Raises:
         ConfigError: they differ in anything else, or in what an architecture of one name is.
     """
+    if held.scale != wanted.scale:
+        here, there = (f"scale {found.scale}" if found.scale else "no scale" for found in (wanted, held))
+        raise ConfigError(f"{where} holds the study at {there}, not at {here}; give that --scale, or another --out.")
     theirs = {entry.name: entry for entry in wanted.architectures}
     for entry in held.architectures:
         _refuse_other(entry, theirs.get(entry.name, entry), where, entry.name)

@@ -15,8 +15,9 @@ from transformers import (
 
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
-from basecap.study.config import library, load_study
+from basecap.study.config import load_study
 from basecap.study.plan import plan_runs
+from basecap.study.reading import library
 
 VOCAB = 32_000
 HEADS = {768: 12, 2048: 16}

@@ -65,6 +65,7 @@ def study(*rows: Row, mixed: bool = False, skipped: tuple[str, ...] = (), **chan
         "kind": "text",
         "name": "made-up",
         "names": names,
+        "scale": None,
         "reference": "base",
         "cost": 0.1,
         "from": 0.5,

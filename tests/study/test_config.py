@@ -15,9 +15,10 @@ from basecap.data.shards import LEAST_DOCUMENTS
 from basecap.data.sources._reference import LONGEST, SHORTEST
 from basecap.errors import BasecapError, ConfigError
 from basecap.files import parse_yaml
-from basecap.study.config import COST, StudyConfig, library, load_study, select
+from basecap.study.config import COST, StudyConfig, load_study, select
 from basecap.study.estimate import sparse
 from basecap.study.plan import cost, plan_evaluations, plan_runs
+from basecap.study.reading import library
 
 STUDY = {
     "name": "small",

@@ -9,11 +9,9 @@ from torch import Tensor
 from basecap.ops._dispatch import Backend, refuse_mapping, refuse_transforms, use_triton
 from basecap.ops.top1_chunk import operators, reference
 from basecap.ops.top1_chunk.cache import top1_chunk_cache, top1_chunk_fill, top1_chunk_step
-from basecap.ops.top1_chunk.checkpoint import keep_choice
 from basecap.ops.top1_chunk.grid import check_heads, check_options, check_packing, chunk_grid, most_remote
 
 __all__ = [
-    "keep_choice",
     "top1_chunk",
     "top1_chunk_cache",
     "top1_chunk_choice",
