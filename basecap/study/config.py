@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from basecap.data.config import Count, DataConfig, Line, Number
 from basecap.data.tokenizer import BYTES
-from basecap.errors import ConfigError, in_words, nearest
+from basecap.errors import ConfigError, describe_problem, nearest
 from basecap.files import parse_yaml
 from basecap.moved_keys import with_moved_keys
 from basecap.names import at_scale, split_body
@@ -294,7 +294,7 @@ def what_is_wrong(problem: ErrorDetails, section: type[BaseModel], content: dict
         content: the keys of the section.
     """
     if problem["type"] != "tuple_type":
-        return f"{in_words(problem)}."
+        return f"{describe_problem(problem)}."
     place, value = problem["loc"], problem["input"]
     text = f"[{value if isinstance(value, str) else _shown(value)}]"
     try:
@@ -308,7 +308,7 @@ def what_is_wrong(problem: ErrorDetails, section: type[BaseModel], content: dict
         return "should be a list."
     if not wrong:
         return f"should be a list, such as {text}."
-    below, words = wrong[0]["loc"][len(place) :], in_words(wrong[0])
+    below, words = wrong[0]["loc"][len(place) :], describe_problem(wrong[0])
     if len(below) == 1 and wrong[0]["type"] == "missing":
         return f"should be a list with {1 + len(wrong)} entries."
     if len(below) == 1:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from basecap.errors import ConfigError
-from basecap.evals._contract import build_evaluation
+from basecap.evals import build_evaluation
 from basecap.study.config import StudyConfig
 
 

@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from basecap.errors import ConfigError, nearest
-from basecap.evals._contract import At, Evaluation, build_evaluation
+from basecap.evals import At, Evaluation, build_evaluation
 from basecap.models.config import LayerConfig, ModelConfig, model_config
 from basecap.models.language_model import LanguageModel
 from basecap.study.config import ArchitectureEntry, StudyConfig, what_is_wrong

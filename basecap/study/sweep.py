@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, build_evaluation
+from basecap.evals import Context, Evaluation, EvaluationConfig, Measurement, Outcome, build_evaluation
 from basecap.files import writing
 from basecap.models.language_model import LanguageModel
 from basecap.records import Declaration, Record, RunRecords, StudyRecords, Sweep
