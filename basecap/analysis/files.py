@@ -1,7 +1,7 @@
 """What the analysis relies on in study.yaml and the records of a run, which people may have edited."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -24,6 +24,17 @@ class GapSection(BaseModel):
     cost: float = 0.1
 
 
+class _Published(BaseModel):
+    source: str
+    values: dict[str, list[Any]]
+
+
+class _Figure(BaseModel):
+    kind: Literal["losses", "entropy", "scores"]
+    columns: list[str] = []
+    published: _Published | None = None
+
+
 class StudyFile(BaseModel):
     """The keys of study.yaml that are read; others may stand beside them."""
 
@@ -33,6 +44,7 @@ class StudyFile(BaseModel):
     data: _Data
     seeds: list[int]
     gap: GapSection
+    figure: _Figure | None = None
 
 
 class _Machine(BaseModel):

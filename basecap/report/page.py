@@ -65,6 +65,7 @@ def draw(study: dict[str, Any], prefix: str = "") -> Groups:
     """Draw every figure of a study that has data; names of files begin with `prefix`."""
     domains = study["ood_domains"] or study["train_domains"]
     charts: dict[str, dict[str, figures.Chart | None]] = {
+        "paper": figures.paper(study),
         "gaps": {"gaps": figures.forest(study), "gap-along-training": figures.along(study)},
         "held_out": {f"scatter-{domain}": figures.scatter(study, domain, "held_out") for domain in domains},
         "training": {
