@@ -78,9 +78,11 @@ def layer_entropies(model: LanguageModel, tokens_BT: Tensor) -> dict[int, float]
     found: dict[int, float] = {}
 
     def look(mixer: Mixer, inputs: tuple[Tensor, ...]) -> None:
-        factors = mixer.influence(inputs[0])
-        if factors is not None:
-            found[mixer.layer.index] = entropy(normalised(factors.float())).mean().item()
+        influence = mixer.influence(inputs[0])
+        if influence is not None:
+            B, H, T = influence.shape
+            total = sum(entropy(normalised(factors.float())).sum().item() for factors in influence.blocks())
+            found[mixer.layer.index] = total / (B * H * T)
 
     mixers = [module for module in model.modules() if isinstance(module, Mixer)]
     handles = [mixer.register_forward_pre_hook(look) for mixer in mixers]
