@@ -1,7 +1,7 @@
 """What the analysis relies on in study.yaml and the records of a run, which people may have edited."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -35,6 +35,36 @@ class StudyFile(BaseModel):
     gap: GapSection
 
 
+class _Task(BaseModel):
+    train: list[str] = Field(min_length=1)
+    test: list[str] | None = None
+    checkpoint: str = "best"
+
+
+class _PublishedValue(BaseModel):
+    architecture: str
+    train: str | None = None
+    test: str | None = None
+    length: float | None = None
+    pairs: float | None = None
+    value: float
+
+
+class _Published(BaseModel):
+    source: str
+    metric: Literal["accuracy", "case_accuracy"]
+    values: list[_PublishedValue]
+
+
+class TaskStudyFile(BaseModel):
+    """The keys of the study.yaml of a study of tasks that are read, likewise."""
+
+    name: str
+    architectures: list[_Entry]
+    task: _Task
+    published: _Published | None = None
+
+
 class _Machine(BaseModel):
     device: str | None = None
     precision: str | None = None
@@ -56,6 +86,13 @@ class RunFile(Provenance):
     status: str
     message: str
     parameters: int | None = None
+
+
+class TaskRunFile(BaseModel):
+    """What the run.json of a study of tasks says besides."""
+
+    architecture: str
+    task: str
 
 
 class Metrics(BaseModel):
