@@ -24,7 +24,7 @@ class GapSection(BaseModel):
     cost: float = 0.1
 
 
-class _Published(BaseModel):
+class _PublishedFigure(BaseModel):
     source: str
     values: dict[str, list[Any]]
 
@@ -32,7 +32,7 @@ class _Published(BaseModel):
 class _Figure(BaseModel):
     kind: Literal["losses", "entropy", "scores"]
     columns: list[str] = []
-    published: _Published | None = None
+    published: _PublishedFigure | None = None
 
 
 class StudyFile(BaseModel):

@@ -6,6 +6,7 @@ import pytest
 
 from basecap.analysis import analyse
 from basecap.errors import ConfigError
+from basecap.report import write_report
 from basecap.report.figures import paper
 from basecap.study.config import StudyConfig, load_study
 from basecap.study.estimate import sparse
@@ -99,6 +100,8 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> dict:
     infos = execute(study, place / "out", only=names(study), device="cpu", plugins=(), say=lambda line: None)
     assert {info["status"] for info in infos} == {"finished"}
     (found,) = analyse([place / "out"])["studies"]
+    page = write_report([place / "out"], place / "out").read_text(encoding="utf-8")
+    assert 'data-name="bc-figure-4"' in page and "<h1>bc-figure-4 at scale test</h1>" in page
     return found
 
 
