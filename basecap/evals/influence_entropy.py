@@ -12,13 +12,14 @@ from basecap.data import PreparedData
 from basecap.data.config import Count
 from basecap.errors import DataError
 from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
-from basecap.mixers import Mixer
+from basecap.evals._influence import of_layers
 from basecap.models.language_model import LanguageModel
+from basecap.ops import Influence
 from basecap.ops.attention import entropy
 
 
 @evaluation("influence-entropy", unit="nats", better="lower", axes=("layer",))
-class InfluenceEntropy(Evaluation):
+class InfluenceEntropy(Evaluation[PreparedData]):
     """Mean entropy of the factors with which each position mixes past values, per layer (arXiv 2505.18522, fig. 4).
 
     The factors are those of `Mixer.influence`, taken absolutely and normalised over the past; for softmax attention
@@ -35,13 +36,14 @@ class InfluenceEntropy(Evaluation):
         )
 
     config: Config
+    needs = "text"
 
     def check(self, data: PreparedData, length: int) -> None:
         """Raise DataError when a domain has no such documents, or too short ones alone."""
         for domain in (*data.train_domains, *data.ood_domains):
             self._rows(data, domain, length)
 
-    def run(self, model: LanguageModel, context: Context) -> Outcome:
+    def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
         """Return per domain and layer the mean over heads and positions; raises DataError as `check` does."""
         measurements = []
         for domain in (*context.data.train_domains, *context.data.ood_domains):
@@ -54,7 +56,7 @@ class InfluenceEntropy(Evaluation):
             ]
         return Outcome(measurements=measurements)
 
-    def trial(self, model: LanguageModel, context: Context) -> None:
+    def trial(self, model: LanguageModel, context: Context[PreparedData]) -> None:
         """Compute the entropies of one domain."""
         rows = self._rows(context.data, context.data.train_domains[0], model.config.max_length)
         with context.autocast():
@@ -75,24 +77,12 @@ class InfluenceEntropy(Evaluation):
 
 def layer_entropies(model: LanguageModel, tokens_BT: Tensor) -> dict[int, float]:
     """Return the mean entropy in nats of each layer that has an influence matrix, by its index from 0."""
-    found: dict[int, float] = {}
+    return of_layers(model, tokens_BT, _mean_entropy)
 
-    def look(mixer: Mixer, inputs: tuple[Tensor, ...]) -> None:
-        influence = mixer.influence(inputs[0])
-        if influence is not None:
-            B, H, T = influence.shape
-            total = sum(entropy(normalised(factors.float())).sum().item() for factors in influence.blocks())
-            found[mixer.layer.index] = total / (B * H * T)
 
-    mixers = [module for module in model.modules() if isinstance(module, Mixer)]
-    handles = [mixer.register_forward_pre_hook(look) for mixer in mixers]
-    try:
-        with torch.no_grad():
-            model.hidden(tokens_BT)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
+def _mean_entropy(influence: Influence) -> float:
+    B, H, T = influence.shape
+    return sum(entropy(normalised(factors.float())).sum().item() for factors in influence.blocks()) / (B * H * T)
 
 
 def normalised(factors: Tensor) -> Tensor:
