@@ -24,7 +24,7 @@ from basecap.cli_options import (
     Settings,
     StudyArgument,
     load_plugins,
-    say,
+    log,
 )
 from basecap.errors import BasecapError, ConfigError, Interrupted, nearest
 from basecap.terminal import console, print_table
@@ -114,11 +114,11 @@ def run(
 
     directory = out or config.directory
     most = seed_limit(config, until_decided, max_seeds)
-    train = partial(execute, out=directory, device=device, plugins=plugin, say=say, per_device=per_device)
+    train = partial(execute, out=directory, device=device, plugins=plugin, log=log, per_device=per_device)
     if most is None:
         infos = train(config, only=chosen)
     else:
-        infos = train_until_decided(config, StudyRecords(directory), most, chosen, train, say)
+        infos = train_until_decided(config, StudyRecords(directory), most, chosen, train, log)
     if not infos:  # a process that helps to train: the leading one reports
         return
     _report([directory], directory, said={(info["name"], info["seed"]) for info in infos if info["status"] == "failed"})
@@ -170,11 +170,11 @@ def eval_(
     from basecap.study.stored import evaluate_directory
 
     load_plugins(plugin)
-    failed = evaluate_directory(place, add=add, at=at, only=only, device=device, say=say)
+    failed = evaluate_directory(place, add=add, at=at, only=only, device=device, log=log)
     directory = place.parent.parent if RunRecords(place).info() else place
     _report([directory], directory)
     if failed:
-        say(f"evaluations that failed: {failed}; the reasons are above.")
+        log(f"evaluations that failed: {failed}; the reasons are above.")
         raise typer.Exit(1)
 
 
@@ -282,9 +282,9 @@ def check(
     failed = failures(rows)
     if failed or as_json or not only_failed:
         print_table("checks", failed if only_failed else rows, as_json)
-    say(f"{len(rows)} checks, {len(failed)} failed; {lengths(length)}")
+    log(f"{len(rows)} checks, {len(failed)} failed; {lengths(length)}")
     if stopped:
-        say("interrupted: the table holds what was checked so far.")
+        log("interrupted: the table holds what was checked so far.")
         raise typer.Exit(130)
     if failed:
         raise typer.Exit(1)
@@ -299,7 +299,7 @@ def _inspect(study: str, scale: str | None, out: Path | None, settings: Sequence
     data = data_of(config, out or config.directory)
     print_table(f"data of {config.title}", inspect(data), as_json)
     if data.remark:
-        say(f"{data.remark}.")
+        log(f"{data.remark}.")
 
 
 def _report(directories: Sequence[Path], out: Path, said: Collection[tuple[str, int]] = ()) -> None:

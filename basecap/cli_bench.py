@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from basecap.cli_options import LARGEST, Device, JsonFile, Plugins, load_plugins, say
+from basecap.cli_options import LARGEST, Device, JsonFile, Plugins, load_plugins, log
 from basecap.terminal import print_table, store
 
 bench_app = typer.Typer(help="Speed and memory.", no_args_is_help=True)
@@ -62,5 +62,5 @@ def bench_models(
 def _finish(found: dict[str, Any], path: Path | None) -> None:
     store(found, path)
     if not found["complete"]:
-        say("interrupted: the tables hold what was measured so far.")
+        log("interrupted: the tables hold what was measured so far.")
         raise typer.Exit(130)

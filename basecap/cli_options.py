@@ -41,6 +41,6 @@ def load_plugins(plugins: Sequence[Path]) -> None:
         load_plugin(path)
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     """Print a line on standard error."""
     typer.echo(line, err=True)

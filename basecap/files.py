@@ -129,7 +129,7 @@ def writing(path: Path, other: str = "another directory with --out") -> Iterator
         raise DataError(f"cannot write {path}: {error.strerror or error}; make room or give {other}.") from error
 
 
-def settle(directory: Path) -> None:
+def fsync_files(directory: Path) -> None:
     """Have the disk hold all files below a directory, so that they outlast a machine that goes down; raises OSError.
 
     A disk across the network may say only here that it is full.

@@ -2,7 +2,7 @@
 
 from basecap.data.baseline import bigram_loss
 from basecap.data.config import DataConfig
-from basecap.data.preparation import check_text, prepare, prepared_before, wanting
+from basecap.data.preparation import check_text, find_prepared, missing_inputs, prepare
 from basecap.data.prepared import DocumentSet, PreparedData, inspect
 from basecap.data.stream import TrainStream
 from basecap.data.tokenizer import Tokenizer, check_vocabulary
@@ -16,8 +16,8 @@ __all__ = [
     "bigram_loss",
     "check_text",
     "check_vocabulary",
+    "find_prepared",
     "inspect",
+    "missing_inputs",
     "prepare",
-    "prepared_before",
-    "wanting",
 ]

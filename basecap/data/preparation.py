@@ -62,7 +62,7 @@ def prepare(config: DataConfig, cache: Path) -> PreparedData:
         return prepared
 
 
-def prepared_before(config: DataConfig, cache: Path) -> PreparedData | None:
+def find_prepared(config: DataConfig, cache: Path) -> PreparedData | None:
     """Return the data of `config` if it is complete in `cache`, else None; writes nothing, raises as `prepare`."""
     with _in_one_sentence(cache):
         return _reopen(config, cache, _record(config, cache))
@@ -75,7 +75,7 @@ def check_text(config: DataConfig, cache: Path) -> None:
             SOURCES.get(config.source)(config).parts()
 
 
-def wanting(config: DataConfig, cache: Path) -> list[str]:
+def missing_inputs(config: DataConfig, cache: Path) -> list[str]:
     """Return a sentence for each thing that `prepare` needs and that is not on this machine; asks no network."""
     if _record(config, cache).is_file():
         return []

@@ -46,11 +46,11 @@ def constant_result(function: Decided) -> Decided:
 def note(op: str, implementation: str, reason: str | None) -> None:
     """Remember what `op` runs on, with the `reason` that keeps it from kernels, and log it once."""
     IMPLEMENTATIONS[op] = implementation if reason is None else f"{implementation}: {reason}"
-    _say(op, IMPLEMENTATIONS[op])
+    _log_once(op, IMPLEMENTATIONS[op])
 
 
 @cache
-def _say(op: str, what: str) -> None:
+def _log_once(op: str, what: str) -> None:
     logger.info("%s runs %s", op, what)
 
 

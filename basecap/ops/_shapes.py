@@ -9,7 +9,7 @@ from torch import Tensor
 from basecap.errors import ConfigError
 
 #: Log decays below this leave nothing, whatever the dtype, and sums of them keep the digits of weaker ones.
-GONE = -1e5
+LOWEST_LOG_DECAY = -1e5
 
 #: The dtypes that all ops compute with.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -97,9 +97,9 @@ def _decrease(segments: Tensor) -> bool:
 
 
 def finite_log_decay(log_decay: Tensor) -> Tensor:
-    """Return the log decays, -inf among them, from `GONE` on: differences of sums of infinities are no numbers."""
+    """Return the log decays, -inf among them, at least `LOWEST_LOG_DECAY`: sums of infinities differ by NaN."""
     # The lowest number of float16 is higher and leaves as little.
-    return log_decay.clamp(min=max(GONE, torch.finfo(log_decay.dtype).min))
+    return log_decay.clamp(min=max(LOWEST_LOG_DECAY, torch.finfo(log_decay.dtype).min))
 
 
 def check_devices(tensors: Mapping[str, Tensor | None]) -> None:

@@ -11,7 +11,7 @@ from basecap.evals import Evaluation
 from basecap.evals.recall import Recall
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, validate
-from basecap.study.growth import grown
+from basecap.study.growth import merge_studies
 from basecap.study.plan import Plan, RunSpec, check_points, cost, plan_evaluations, plan_runs
 from basecap.study.preparing import Material, material_of, vocabulary_of
 from basecap.study.proof import refuse_unsound
@@ -92,7 +92,7 @@ def _whole(records: StudyRecords, study: StudyConfig) -> StudyConfig:
     """Return what the directory holds with this study: an earlier one's seeds and architectures too."""
     if not records.begun:
         return study
-    return grown(validate(records.study(), str(records.path / "study.yaml")), study, records.path)
+    return merge_studies(validate(records.study(), str(records.path / "study.yaml")), study, records.path)
 
 
 def _write_surroundings(records: StudyRecords, plan: Plan, material: Material, device: torch.device) -> None:

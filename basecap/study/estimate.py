@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from basecap import environment
-from basecap.data import prepared_before, wanting
+from basecap.data import find_prepared, missing_inputs
 from basecap.study.config import StudyConfig
 from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs, plan_training
 from basecap.study.preparing import cache_of
@@ -86,8 +86,8 @@ def _of_text(study: StudyConfig, out: Path) -> list[str]:
     cache = cache_of(study, out)
     return [
         *sparse(study),
-        *prospects(study, prepared_before(study.text, cache)),
-        *(f"Missing: {sentence}" for sentence in wanting(study.text, cache)),
+        *prospects(study, find_prepared(study.text, cache)),
+        *(f"Missing: {sentence}" for sentence in missing_inputs(study.text, cache)),
     ]
 
 

@@ -8,7 +8,7 @@ from basecap.evals import Context, Evaluation, Outcome, SharedEvaluation
 from basecap.models.language_model import LanguageModel
 from basecap.records import Record, RunRecords
 from basecap.train.distributed import Processes
-from basecap.train.loop import measured
+from basecap.train.loop import run_interruptible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +31,14 @@ def evaluate(evaluation: Evaluation, checkpoint: Checkpoint) -> None:
     group, context = checkpoint.group, checkpoint.context
     if isinstance(evaluation, SharedEvaluation) and group.world > 1:
         own = replace(context, rank=group.rank, world=group.world)
-        parts = measured(group, lambda: _measure(evaluation, checkpoint.model, own))
-        group.lead(lambda: _record(evaluation, evaluation.join(parts), checkpoint))
+        parts = run_interruptible(group, lambda: _measure(evaluation, checkpoint.model, own))
+        group.run_on_leader(lambda: _record(evaluation, evaluation.join(parts), checkpoint))
     else:
 
         def alone() -> None:
             _record(evaluation, _measure(evaluation, checkpoint.model, context), checkpoint)
 
-        measured(group, alone if group.leads else lambda: None)
+        run_interruptible(group, alone if group.is_leader else lambda: None)
 
 
 def _measure(evaluation: Evaluation, model: LanguageModel, context: Context) -> Outcome:

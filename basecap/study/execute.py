@@ -10,13 +10,13 @@ from basecap import environment
 from basecap.records import StudyRecords
 from basecap.study.begin import begin, check, plan_of
 from basecap.study.config import StudyConfig
-from basecap.study.executors.local import train_in_turn
-from basecap.study.executors.processes import devices_for, side_by_side
+from basecap.study.executors.local import train_sequentially
+from basecap.study.executors.processes import devices_for, train_in_processes
 from basecap.study.plan import RunSpec
 from basecap.study.preparing import material_of, vocabulary_of
 from basecap.study.run import Execution, Runtime
 from basecap.study.stored import evaluate_stored
-from basecap.study.sweep import settle
+from basecap.study.sweep import choose_rates
 from basecap.study.trial import try_new
 from basecap.train.distributed import processes
 from basecap.train.interruption import listening
@@ -29,7 +29,7 @@ def execute(
     only: set[str],
     device: str | None,
     plugins: Sequence[Path],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     per_device: int = 1,
 ) -> list[dict[str, Any]]:
     """Train every selected run of `study` into `out`, resuming what stands there; return each run's info.
@@ -55,28 +55,28 @@ def execute(
         checked = check(study, group.world)
         devices = devices_for(chosen, device, group.world, per_device)
         execution = Execution(study=study, out=out, device=str(chosen), plugins=tuple(plugins))
-        plan = group.lead(lambda: begin(execution, checked, only, held))
+        plan = group.run_on_leader(lambda: begin(execution, checked, only, held))
         execution = replace(execution, study=plan.study)
         records, workloads = StudyRecords(out), material_of(plan.study, out).workloads()
         runtime = Runtime(
-            records=records, device=chosen, workloads=workloads, evaluations=plan.evaluations, group=group, say=say
+            records=records, device=chosen, workloads=workloads, evaluations=plan.evaluations, group=group, log=log
         )
 
         def train(runs: Sequence[RunSpec]) -> list[dict[str, Any]]:
             if len(devices) > 1 and len(runs) > 1:
-                return side_by_side(execution, runs, devices, say)
-            return train_in_turn(runs, runtime)
+                return train_in_processes(execution, runs, devices, log)
+            return train_sequentially(runs, runtime)
 
-        failed = group.lead(lambda: try_new(plan.runs, runtime))
+        failed = group.run_on_leader(lambda: try_new(plan.runs, runtime))
         unsound = {info["name"] for info in failed}
         swept = [run for run in plan.swept if run.name not in unsound]
         tried = train(swept)
         if study.train.sweep:
-            group.together(lambda: None)  # every process has read what is about to move
-            group.lead(lambda: settle(records, swept, say))
+            group.run_on_all(lambda: None)  # every process has read what is about to move
+            group.run_on_leader(lambda: choose_rates(records, swept, log))
             plan = plan_of(records, study, vocabulary_of(workloads), only)
         unchosen = {run.name for run in plan.swept}
         failed += [info for info in tried if info["status"] == "failed" and info["name"] in unchosen]
         infos = failed + train([run for run in plan.trained if run.name not in unsound])
-        group.lead(lambda: evaluate_stored(plan.trained, runtime))
-        return infos if group.leads else []
+        group.run_on_leader(lambda: evaluate_stored(plan.trained, runtime))
+        return infos if group.is_leader else []

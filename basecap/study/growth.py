@@ -13,7 +13,7 @@ from basecap.study.config import StudyConfig
 T = TypeVar("T")
 
 
-def grown(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyConfig:
+def merge_studies(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyConfig:
     """Return the study `held` in the directory `where` with what `wanted` adds to it.
 
     Seeds, architectures, evaluations and tasks of `wanted` come after those that are held.

@@ -15,7 +15,7 @@ from basecap.study.provenance import plugin_files
 from basecap.testing.check_mixer import LONGEST as CHECKED
 from basecap.testing.check_model import LONGEST, Precision, find_leak, undisturbed
 from basecap.train.distributed import Processes
-from basecap.train.loop import Place
+from basecap.train.loop import DevicePlacement
 
 
 def refuse_unsound(runs: Sequence[RunSpec], device: torch.device) -> None:
@@ -24,8 +24,8 @@ def refuse_unsound(runs: Sequence[RunSpec], device: torch.device) -> None:
     Those that are built in are proved by the tests, and by `basecap check` with the kernels of this machine.
     """
     for run in {run.architecture: run for run in runs if not _built_in(run.model)}.values():
-        place = Place.choose(device, Processes(), run.train.precision)
-        training = Precision(autocast=place.autocast, bf16=place.bf16, rows=run.train.forward_batch(1))
+        placement = DevicePlacement.choose(device, Processes(), run.train.precision)
+        training = Precision(autocast=placement.autocast, bf16=placement.bf16, rows=run.train.forward_batch(1))
         with undisturbed(device):
             fault = find_leak(run.model, device, training)
         if device.type == "cuda":

@@ -26,7 +26,7 @@ from basecap.train.loop import resolve
 MACHINE = ("device", "precision", "packages")
 
 
-def begun(records: RunRecords, run: RunSpec, device: torch.device) -> dict[str, Any]:
+def starting_info(records: RunRecords, run: RunSpec, device: torch.device) -> dict[str, Any]:
     """Return run.json of a run that begins or goes on now; `before` holds the other machines it was trained on."""
     found = environment.describe(device)
     machine = {

@@ -20,10 +20,10 @@ from basecap.study.config import StudyConfig
 from basecap.study.evaluate import Checkpoint, evaluate
 from basecap.study.plan import RunSpec
 from basecap.study.preparing import Workloads
-from basecap.study.provenance import begun
+from basecap.study.provenance import starting_info
 from basecap.study.sweep import held_out_loss
-from basecap.train.distributed import Processes, SharedError, sentence
-from basecap.train.loop import Place, Trainer
+from basecap.train.distributed import Processes, SharedError, error_sentence
+from basecap.train.loop import DevicePlacement, Trainer
 
 logger = logging.getLogger("basecap.study")
 
@@ -52,7 +52,7 @@ class Runtime:
         workloads: what they train on and are tested on.
         evaluations: what is measured at evaluation points.
         group: the processes that train each run together.
-        say: takes sentences for the terminal.
+        log: takes sentences for the terminal.
     """
 
     records: StudyRecords
@@ -60,7 +60,7 @@ class Runtime:
     workloads: Workloads
     evaluations: Sequence[Evaluation]
     group: Processes
-    say: Callable[[str], None]
+    log: Callable[[str], None]
 
     def run_records(self, run: RunSpec) -> RunRecords:
         """Return the records of a run; touches no file."""
@@ -78,8 +78,8 @@ def train_run(run: RunSpec, runtime: Runtime) -> dict[str, Any]:
     if info.get("status") == "finished":
         return info
     IMPLEMENTATIONS.clear()
-    info = begun(records, run, runtime.device)
-    group.lead(lambda: records.write_info(info))
+    info = starting_info(records, run, runtime.device)
+    group.run_on_leader(lambda: records.write_info(info))
     alone: Exception | None = None
     try:
         info |= _train(run, runtime, records)
@@ -95,22 +95,22 @@ def train_run(run: RunSpec, runtime: Runtime) -> dict[str, Any]:
     if alone is not None:
         _leave(records, run, info, runtime)
         raise alone
-    if group.leads:
+    if group.is_leader:
         records.write_info(info)
         if info["status"] == "failed":
-            report_failure(f"{run.label} failed", info["message"], info.get("traceback"), runtime.say)
+            report_failure(f"{run.label} failed", info["message"], info.get("traceback"), runtime.log)
     return info
 
 
 def failure_words(error: Exception) -> tuple[str, str | None]:
     """Return what is said of an error that is being handled, and its trace unless the sentence says all."""
     expected = isinstance(error.__cause__ if isinstance(error, SharedError) else error, BasecapError | None)
-    return sentence(error) + _plugin_line(error), None if expected else traceback.format_exc()
+    return error_sentence(error) + _plugin_line(error), None if expected else traceback.format_exc()
 
 
-def report_failure(what: str, message: str, trace: str | None, say: Callable[[str], None]) -> None:
+def report_failure(what: str, message: str, trace: str | None, log: Callable[[str], None]) -> None:
     """Say why something failed, and log its trace for --debug."""
-    say(f"{what}: {message}")
+    log(f"{what}: {message}")
     if trace is not None:
         logger.debug(trace)
 
@@ -128,7 +128,7 @@ def _leave(records: RunRecords, run: RunSpec, info: dict[str, Any], runtime: Run
     if records.info().get("status") != "failed":
         records.write_info(info)
         where = f"in process {runtime.group.rank}, which ends them all (--only runs the others)"
-        runtime.say(f"{run.label} failed {where}: {info['message']}")
+        runtime.log(f"{run.label} failed {where}: {info['message']}")
 
 
 def _train(run: RunSpec, runtime: Runtime, records: RunRecords) -> dict[str, Any]:
@@ -136,10 +136,10 @@ def _train(run: RunSpec, runtime: Runtime, records: RunRecords) -> dict[str, Any
     device, workload = runtime.device, runtime.workloads[run.task]
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    place = Place.choose(device, runtime.group, run.train.precision)
+    placement = DevicePlacement.choose(device, runtime.group, run.train.precision)
     model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed)
-    trainer = Trainer(model, run.train, run.seed, workload=workload, records=records, place=place)
-    context = Context(data=workload, device=device, autocast=place.autocast)
+    trainer = Trainer(model, run.train, run.seed, workload=workload, records=records, placement=placement)
+    context = Context(data=workload, device=device, autocast=placement.autocast)
 
     def evaluate_point(model: LanguageModel, step: int, tokens: int) -> bool:
         point = Checkpoint(model=model, step=step, tokens=tokens, context=context, records=records, group=runtime.group)
@@ -147,7 +147,7 @@ def _train(run: RunSpec, runtime: Runtime, records: RunRecords) -> dict[str, Any
         due = [found for found in runtime.evaluations if includes(found.config.at, tokens, last)]
         for evaluation in due:
             evaluate(evaluation, point)
-        ended = not last and runtime.group.lead(lambda: _good_enough(run, records, step))
+        ended = not last and runtime.group.run_on_leader(lambda: _good_enough(run, records, step))
         rest = [found for found in runtime.evaluations if ended and found.config.at == "end"]
         if run.sweep and (last or ended):
             rest.append(held_out_loss(run.task))
@@ -155,11 +155,11 @@ def _train(run: RunSpec, runtime: Runtime, records: RunRecords) -> dict[str, Any
             evaluate(evaluation, point)
         return ended
 
-    stopped = trainer.run(run.label, evaluate_point, runtime.say)
+    stopped = trainer.run(run.label, evaluate_point, runtime.log)
     if stopped is None:
         return {"parameters": model.parameters_count()}
     reason = f"validation accuracy has reached {run.train.stop_at:g} (train.stop_at)"
-    runtime.say(f"{run.label}: ended after step {stopped} of {run.timetable.steps}, as {reason}.")
+    runtime.log(f"{run.label}: ended after step {stopped} of {run.timetable.steps}, as {reason}.")
     return {"parameters": model.parameters_count(), "stopped": stopped}
 
 

@@ -24,7 +24,7 @@ from basecap.study.run import Runtime, failure_words, report_failure
 from basecap.study.sweep import chosen_rates
 from basecap.train.checkpoint import load_stored, stored
 from basecap.train.distributed import Processes
-from basecap.train.loop import Place, resolve
+from basecap.train.loop import DevicePlacement, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ def evaluate_stored(runs: Sequence[RunSpec], runtime: Runtime, at: At = "every")
     counts = Counter(found.declaration.name for point in lacking for found in point.evaluations)
     for name, count in counts.items():
         of = {point.run.label for point in lacking if name in {found.declaration.name for found in point.evaluations}}
-        runtime.say(
+        runtime.log(
             f"{name}: missing at {count} evaluation points of {_listed(sorted(of))}, whose weights are not stored "
             "(train.keep)."
         )
@@ -114,8 +114,8 @@ def _evaluate_point(point: Point, runtime: Runtime) -> int:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     precision = records.info().get("precision") or resolve(point.run.train.precision, device)
-    place = Place(device=device, processes=Processes(), bf16=precision == "bf16")
-    context = Context(data=runtime.workloads[point.run.task], device=device, autocast=place.autocast)
+    placement = DevicePlacement(device=device, processes=Processes(), bf16=precision == "bf16")
+    context = Context(data=runtime.workloads[point.run.task], device=device, autocast=placement.autocast)
     failed = 0
     for evaluation in point.evaluations:
         try:
@@ -127,13 +127,13 @@ def _evaluate_point(point: Point, runtime: Runtime) -> int:
                 tokens=point.tokens,
                 context=context,
                 records=records,
-                group=place.processes,
+                group=placement.processes,
             )
             evaluate(evaluation, checkpoint)
         except Exception as error:  # a fault of one evaluation must not cost the others
             message, trace = failure_words(error)
             what = f"{evaluation.declaration.name} of {point.run.label} failed at step {point.step}"
-            report_failure(what, message, trace, runtime.say)
+            report_failure(what, message, trace, runtime.log)
             failed += 1
     return failed
 
@@ -145,7 +145,7 @@ def evaluate_directory(
     at: str | None,
     only: Sequence[str],
     device: str | None,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> int:
     """Evaluate what stands in the directory of a study or of a run, see `evaluate_stored`; return how many failed.
 
@@ -155,7 +155,7 @@ def evaluate_directory(
         at: the evaluation points to look at, as in a study file; those that are added run there in later runs too.
         only: the architectures to evaluate; all when empty.
         device: where; the best there is when not given.
-        say: takes sentences for the terminal.
+        log: takes sentences for the terminal.
 
     Raises:
         ConfigError: no study or run is there, another process runs it, its text has changed, it has no weights, or
@@ -176,7 +176,7 @@ def evaluate_directory(
     planned = plan_runs(study, vocabulary_of(workloads), chosen_rates(records))
     runs = [run for run in planned if run.architecture in names]
     runtime = Runtime(
-        records=records, device=chosen, workloads=workloads, evaluations=evaluations, group=Processes(), say=say
+        records=records, device=chosen, workloads=workloads, evaluations=evaluations, group=Processes(), log=log
     )
     with records.locked():
         runs = _finished(runs, runtime, place if alone else None)

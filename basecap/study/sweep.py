@@ -1,7 +1,7 @@
 """The sweep of learning rates: each rate with the first seed, then the best of each architecture for all its seeds.
 
 The runs of a sweep stand in DIR/sweep. When those of an architecture are over, sweep.json gets its choice and the run
-of the chosen rate moves to DIR/runs, where it is the first seed's. `settle` completes a move that a kill prevented.
+of the chosen rate moves to DIR/runs, as the first seed's. `choose_rates` completes a move that a kill interrupted.
 """
 
 import copy
@@ -79,18 +79,18 @@ def chosen_rates(records: StudyRecords) -> dict[str, float]:
     return {sweep.name: sweep.chosen for sweep in records.sweeps()}
 
 
-def settle(records: StudyRecords, runs: Sequence[RunSpec], say: Callable[[str], None]) -> None:
+def choose_rates(records: StudyRecords, runs: Sequence[RunSpec], log: Callable[[str], None]) -> None:
     """Choose a rate for each architecture whose runs of a sweep are over, say it, and move the chosen runs.
 
     Args:
         records: of the study.
         runs: the runs of sweeps that were to be trained.
-        say: takes a sentence per architecture.
+        log: takes a sentence per architecture.
     """
     sweeps = records.sweeps()
     for name in dict.fromkeys(run.name for run in runs):
         found, sentence = _choose(records, [run for run in runs if run.name == name])
-        say(f"{name}: {sentence}")
+        log(f"{name}: {sentence}")
         if found is not None:
             sweeps.append(found)
             records.write_sweeps(sweeps)

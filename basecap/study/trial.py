@@ -17,12 +17,12 @@ from basecap.ops import IMPLEMENTATIONS
 from basecap.progress import progress
 from basecap.records import StudyRecords
 from basecap.study.plan import RunSpec
-from basecap.study.provenance import begun, plugin_files
+from basecap.study.provenance import plugin_files, starting_info
 from basecap.study.run import Runtime, report_failure
 from basecap.testing.check_model import undisturbed
 from basecap.train.checkpoint import latest
 from basecap.train.diagnose import first_bad_module
-from basecap.train.loop import Place
+from basecap.train.loop import DevicePlacement
 from basecap.train.optim import build_optimiser, clip_gradients
 
 
@@ -52,14 +52,14 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime) -> list[dict[str, Any]]:
     infos = []
     for run in (run for run in runs if run.architecture in failures):
         failure, records = failures[run.architecture], runtime.run_records(run)
-        info = {**begun(records, run, runtime.device), "status": "failed", "message": failure.message}
+        info = {**starting_info(records, run, runtime.device), "status": "failed", "message": failure.message}
         info["ops"] = failure.ops
         if failure.traceback is not None:
             info["traceback"] = failure.traceback
         records.write_info(info)
         infos.append(info)
     for name, failure in failures.items():
-        report_failure(f"{name} failed before training", failure.message, failure.traceback, runtime.say)
+        report_failure(f"{name} failed before training", failure.message, failure.traceback, runtime.log)
     return infos
 
 
@@ -68,44 +68,46 @@ def _try_all(runs: Sequence[RunSpec], runtime: Runtime) -> dict[str, Failure]:
     failures = {}
     with progress("trial steps", total=len(runs), unit="architectures") as advance:
         for run in runs:
-            place = Place.choose(runtime.device, runtime.group, run.train.precision)
-            failure = _try(run, runtime.evaluations, runtime.workloads[run.task], place)
+            placement = DevicePlacement.choose(runtime.device, runtime.group, run.train.precision)
+            failure = _try(run, runtime.evaluations, runtime.workloads[run.task], placement)
             if failure is not None:
                 failures[run.architecture] = failure
             advance(1, note=run.architecture)
     return failures
 
 
-def _try(run: RunSpec, evaluations: Sequence[Evaluation], workload: Workload, place: Place) -> Failure | None:
+def _try(
+    run: RunSpec, evaluations: Sequence[Evaluation], workload: Workload, placement: DevicePlacement
+) -> Failure | None:
     """Try one run; random generators, the record of ops and the device's memory are left as they were."""
     failure = None
-    with undisturbed(place.device):
+    with undisturbed(placement.device):
         IMPLEMENTATIONS.clear()
         try:
-            _run(run, evaluations, workload, place)
+            _run(run, evaluations, workload, placement)
         except (Exception, SystemExit) as error:  # a fault of one architecture must not cost the others
             words = None if isinstance(error, BasecapError) else traceback.format_exc()
             ops = dict(sorted(IMPLEMENTATIONS.items()))
-            failure = Failure(message=_sentence(error, run, place), traceback=words, ops=ops)
+            failure = Failure(message=_sentence(error, run, placement), traceback=words, ops=ops)
     if failure is not None:
         gc.collect()  # its trace held the model in a circle
-    if place.device.type == "cuda":
+    if placement.device.type == "cuda":
         torch.cuda.empty_cache()
     return failure
 
 
-def _run(run: RunSpec, evaluations: Sequence[Evaluation], workload: Workload, place: Place) -> None:
+def _run(run: RunSpec, evaluations: Sequence[Evaluation], workload: Workload, placement: DevicePlacement) -> None:
     """Train the study's model on one micro-batch of random tokens, uncompiled, and evaluate it on a batch each."""
-    model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed).to(place.device)
+    model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed).to(placement.device)
     optimiser = build_optimiser(model, model.recipe(), run.train)
-    shape = (run.train.forward_batch(place.processes.world), run.length + 1)
-    tokens = torch.randint(run.model.vocab, shape, generator=torch.Generator().manual_seed(0)).to(place.device)
-    with place.autocast():
+    shape = (run.train.forward_batch(placement.processes.world), run.length + 1)
+    tokens = torch.randint(run.model.vocab, shape, generator=torch.Generator().manual_seed(0)).to(placement.device)
+    with placement.autocast():
         loss = model(tokens[:, :-1], tokens[:, 1:])
     loss.backward()
     norm = clip_gradients(model, run.train)
     if not math.isfinite(loss.item()):
-        with place.autocast():
+        with placement.autocast():
             where = first_bad_module(model, tokens[:, :-1], tokens[:, 1:])
         raise TrainingError(f"the loss of a first step is not finite; first bad: {where or 'not found again'}.")
     if not math.isfinite(norm.item()):
@@ -114,20 +116,20 @@ def _run(run: RunSpec, evaluations: Sequence[Evaluation], workload: Workload, pl
         )
     optimiser.step()
     model.eval()
-    context = Context(data=workload, device=place.device, autocast=place.autocast)
+    context = Context(data=workload, device=placement.device, autocast=placement.autocast)
     with torch.no_grad():
         for evaluation in evaluations:
             evaluation.trial(model, context)
 
 
-def _sentence(error: BaseException, run: RunSpec, place: Place) -> str:
+def _sentence(error: BaseException, run: RunSpec, placement: DevicePlacement) -> str:
     """Return what failed, with the line of the plugin, or what was too large for the memory."""
     if isinstance(error, BasecapError):
         return str(error)
     if _lacks_memory(error):
-        rows = run.train.forward_batch(place.processes.world)
+        rows = run.train.forward_batch(placement.processes.world)
         return (
-            f"{rows} sequences of {run.length} tokens do not fit into the memory of {place.device}; "
+            f"{rows} sequences of {run.length} tokens do not fit into the memory of {placement.device}; "
             "lower train.micro_batch or set train.checkpointing=true."
         )
     files = [str(file) for file in plugin_files(run.model)]

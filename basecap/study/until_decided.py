@@ -19,7 +19,7 @@ from basecap.analysis.sequential import Looks, next_look
 from basecap.errors import ConfigError
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, validate
-from basecap.study.growth import grown
+from basecap.study.growth import merge_studies
 
 Infos = list[dict[str, Any]]
 
@@ -64,7 +64,7 @@ def train_until_decided(
     most: int,
     only: Collection[str],
     train: Train,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> Infos:
     """Train and analyse a study with more and more seeds until its rows are decided; return each run's info.
 
@@ -74,7 +74,7 @@ def train_until_decided(
         most: seeds that it may grow to.
         only: the architectures to train, the reference among them.
         train: trains them.
-        say: takes a sentence per look.
+        log: takes a sentence per look.
 
     Raises:
         ConfigError: the directory holds another study, more than `most` seeds, or looks that were planned for another
@@ -94,7 +94,7 @@ def train_until_decided(
         failed |= {name for (name, _), info in infos.items() if info["status"] == "failed"}
         open_ = [row["name"] for row in rows if row["name"] not in failed and _seeds_may_decide(row)]
         goes_on = bool(open_) and seeds < most and study.reference not in failed
-        say(_said(rows, open_, f"{seeds} of at most {most} seeds", goes_on))
+        log(_said(rows, open_, f"{seeds} of at most {most} seeds", goes_on))
         if not goes_on:
             return list(infos.values())
         behind = tuple(row["name"] for row in rows if row["verdict"] == "behind")
@@ -107,7 +107,7 @@ def _begin(study: StudyConfig, records: StudyRecords, most: int) -> tuple[StudyC
     """Return the study with what its directory holds, and the looks so far."""
     if not records.begun:
         return study, None
-    whole = grown(validate(records.study(), str(records.path / "study.yaml")), study, records.path)
+    whole = merge_studies(validate(records.study(), str(records.path / "study.yaml")), study, records.path)
     looks = Looks.read(records)
     if looks and looks.most != most:
         raise ConfigError(

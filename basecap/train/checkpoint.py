@@ -22,7 +22,7 @@ from torch import Tensor
 
 from basecap.data.hashes import file_digest
 from basecap.errors import CheckpointError
-from basecap.files import settle
+from basecap.files import fsync_files
 from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
 from basecap.train.average import WeightAverage
@@ -114,7 +114,7 @@ def _write(directory: Path, step: int, config: ModelConfig, files: dict[str, dic
         state = {"schema": SCHEMA, "step": step, "model": config.model_dump(mode="json")}
         (partial / "state.json").write_text(json.dumps(state))
         _write_checksums(partial)
-        settle(partial)  # an older one goes next
+        fsync_files(partial)  # an older one goes next
         final = directory / f"step-{step}"
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)

@@ -11,35 +11,33 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from basecap.errors import BasecapError, TrainingError
+from basecap.errors import BasecapError, TrainingError, describe_error
 
 T = TypeVar("T")
 
 #: How long a process waits for the others. The leader prepares text and measures what is not shared, for hours; the
 #: defaults (10 minutes for NCCL, 30 for gloo) would end the study. Where a process dies, `torchrun` ends the others.
-PATIENCE = timedelta(days=7)
+COLLECTIVE_TIMEOUT = timedelta(days=7)
 
 
 class SharedError(TrainingError):
     """What failed in one process, raised alike in all of them; its cause is known where it failed."""
 
 
-def sentence(error: Exception) -> str:
-    """Say an error in one line, the kind of it too where it is not one of ours."""
-    if isinstance(error, BasecapError):
-        return str(error)
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+def error_sentence(error: Exception) -> str:
+    """Return an error in one line, with its class unless it is a BasecapError."""
+    return str(error) if isinstance(error, BasecapError) else describe_error(error)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """This process's place among those that train one model."""
+    """This process's rank among those that train one model."""
 
     rank: int = 0
     world: int = 1
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this process writes the records."""
         return self.rank == 0
 
@@ -47,7 +45,7 @@ class Processes:
         """Return `model` with its gradients averaged over the processes."""
         return DistributedDataParallel(model) if self.world > 1 else model
 
-    def unsynchronised(self, model: nn.Module, last: bool) -> contextlib.AbstractContextManager:
+    def without_sync(self, model: nn.Module, last: bool) -> contextlib.AbstractContextManager:
         """Return a context in which a backward pass keeps its gradients local, unless it is the `last` of a step."""
         if isinstance(model, DistributedDataParallel) and not last:
             return model.no_sync()
@@ -60,11 +58,11 @@ class Processes:
         dist.all_reduce(value)
         return value / self.world
 
-    def together(self, action: Callable[[], T]) -> list[T]:
-        """Act in every process, wait for all, and return what each returned, by rank.
+    def run_on_all(self, action: Callable[[], T]) -> list[T]:
+        """Call `action` in every process, wait for all, and return the results by rank.
 
         Args:
-            action: speaks to no other process and returns something small.
+            action: communicates with no other process and returns something small.
 
         Raises:
             SharedError: `action` failed in one of several processes. All raise it, so that none waits for another.
@@ -75,7 +73,7 @@ class Processes:
         try:
             outcome: tuple[str | None, T | None] = (None, action())
         except Exception as error:
-            failure, outcome = error, (sentence(error), None)
+            failure, outcome = error, (error_sentence(error), None)
         outcomes: list = [None] * self.world
         dist.all_gather_object(outcomes, outcome)
         try:
@@ -86,25 +84,25 @@ class Processes:
             failure = None  # its trace holds this frame: the circle would keep the tensors of a failed run alive
         return [found for _, found in outcomes]
 
-    def lead(self, action: Callable[[], T]) -> T:
-        """Let the leading process act while the others wait, and return what it returned, something small.
+    def run_on_leader(self, action: Callable[[], T]) -> T:
+        """Call `action` in the leading process while the others wait; return its result, something small, everywhere.
 
         Raises:
             SharedError: it failed in one of several processes; all raise it.
         """
-        return cast(T, self.together(action if self.leads else lambda: None)[0])
+        return cast(T, self.run_on_all(action if self.is_leader else lambda: None)[0])
 
 
 @contextlib.contextmanager
 def processes(device: torch.device) -> Iterator[Processes]:
-    """Join the group that `torchrun` started, if it started this process; yields the place in it.
+    """Join the group that `torchrun` started, if it started this process; yields this process's rank in it.
 
-    A process that fails leaves without a word: to part in order would wait for others that wait for this one. It ends,
-    and `torchrun` ends the others.
+    A process that fails does not destroy the group: that would wait for processes that wait for this one. It exits,
+    and `torchrun` stops the others.
     """
     if not dist.is_torchelastic_launched():
         yield Processes()
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
     yield Processes(rank=dist.get_rank(), world=dist.get_world_size())
     dist.destroy_process_group()

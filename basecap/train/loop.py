@@ -21,7 +21,7 @@ from torch import Tensor
 
 from basecap.data.workload import Batch, Workload
 from basecap.errors import Interrupted, TrainingError
-from basecap.files import settle, writing
+from basecap.files import fsync_files, writing
 from basecap.models.language_model import LanguageModel
 from basecap.progress import progress
 from basecap.records import RunRecords
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 #: Called in every process with the model and the numbers of steps and tokens done; appends its own records and returns
 #: whether the run ends there, alike in all processes. What it raises, in one of several processes, it raises in all of
-#: them: see `measured`.
+#: them: see `run_interruptible`.
 Evaluate = Callable[[LanguageModel, int, int], bool | None]
 
 
@@ -52,15 +52,15 @@ def resolve(precision: str, device: torch.device) -> Literal["bf16", "fp32"]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a run trains: device, processes, precision."""
+class DevicePlacement:
+    """Where and how a run trains: device, processes, precision."""
 
     device: torch.device
     processes: Processes
     bf16: bool
 
     @classmethod
-    def choose(cls, device: torch.device, processes: Processes, precision: str) -> "Place":
+    def choose(cls, device: torch.device, processes: Processes, precision: str) -> "DevicePlacement":
         """Resolve the precision, see `resolve`."""
         return cls(device=device, processes=processes, bf16=resolve(precision, device) == "bf16")
 
@@ -89,22 +89,22 @@ class Trainer:
         *,
         workload: Workload,
         records: RunRecords,
-        place: Place,
+        placement: DevicePlacement,
     ):
         """Take an initialised model and move it to the device; raises ConfigError for batches that do not divide."""
-        self.model = model.to(place.device)
+        self.model = model.to(placement.device)
         self.config = config
         self.seed = seed
         self.workload = workload
         self.records = records
-        self.place = place
+        self.placement = placement
         self.timetable = Timetable(config, workload.length)
-        self.micro_batch = config.forward_batch(place.processes.world)
+        self.micro_batch = config.forward_batch(placement.processes.world)
         self.optimiser = build_optimiser(model, model.recipe(), config)
         self.average = None if config.average is None else WeightAverage(self.model, config.average)
-        if place.device.type == "cuda" if config.compile is None else config.compile:
+        if placement.device.type == "cuda" if config.compile is None else config.compile:
             model.compile_training()
-        self.module = place.processes.wrap(model)
+        self.module = placement.processes.wrap(model)
         self._saved_step, self._saved_time = 0, time.monotonic()
 
     def run(self, label: str, evaluate: Evaluate, log: Callable[[str], None] = lambda line: None) -> int | None:
@@ -156,17 +156,17 @@ class Trainer:
 
     def _measure(self, evaluate: Evaluate, done: int) -> bool | None:
         """Store weights that stay and evaluate; return whether the run ends here, None where a signal cut it short."""
-        group, keeps = self.place.processes, self.timetable.keeps(done)
+        group, keeps = self.placement.processes, self.timetable.keeps(done)
         self.model.eval()
         try:
             # weights change places and are written where no signal raises
             with self.average.applied() if self.average else contextlib.nullcontext():
                 if keeps:
-                    group.lead(lambda: checkpoint.save_weights(self.records.weights, self.model, done))
+                    group.run_on_leader(lambda: checkpoint.save_weights(self.records.weights, self.model, done))
                 with immediate() if group.world == 1 else contextlib.nullcontext():
                     ended = bool(evaluate(self.model, done, done * self.timetable.step_tokens))
                 if ended and not keeps:
-                    group.lead(lambda: checkpoint.save_weights(self.records.weights, self.model, done))
+                    group.run_on_leader(lambda: checkpoint.save_weights(self.records.weights, self.model, done))
                 return ended
         except Interrupted:
             return None
@@ -177,39 +177,41 @@ class Trainer:
         self._save(done)
         words = f"{label}: stopped at step {done} of {self.timetable.steps} with a checkpoint"
         words += "; run the same command again to resume."
-        raise Interrupted(requested() or signal.SIGTERM, words if self.place.processes.leads else "")
+        raise Interrupted(requested() or signal.SIGTERM, words if self.placement.processes.is_leader else "")
 
     def _save(self, done: int) -> None:
         """Write the checkpoint of `done` steps unless it stands."""
         if self._saved_step != done:
-            self.place.processes.lead(lambda: self._write(done))
+            self.placement.processes.run_on_leader(lambda: self._write(done))
             self._saved_step, self._saved_time = done, time.monotonic()
 
     def _save_due(self) -> bool:
         """Whether the leading process wants a checkpoint for the time that has passed since the last one."""
         waited = time.monotonic() - self._saved_time >= CHECKPOINT_SECONDS
-        return waited and self.place.processes.leads and self.config.checkpoint_every is None
+        return waited and self.placement.processes.is_leader and self.config.checkpoint_every is None
 
     def _write(self, done: int) -> None:
         with writing(self.records.path / "metrics.jsonl"):
-            settle(self.records.path)  # nothing that stands before a checkpoint is lost where that is kept
+            fsync_files(self.records.path)  # nothing that stands before a checkpoint is lost where that is kept
         checkpoint.save(self.records.checkpoints, self.model, self.optimiser, done, self.average)
 
     def _progress(self, label: str, total: int) -> contextlib.AbstractContextManager[Callable[..., None]]:
         """Show progress in the leading process alone."""
-        if self.place.processes.leads:
+        if self.placement.processes.is_leader:
             return progress(label, total=total, unit="tokens")
         return contextlib.nullcontext(lambda amount, note="": None)
 
     def _resume(self, log: Callable[[str], None]) -> int:
-        group = self.place.processes
-        path = group.together(lambda: checkpoint.intact(self.records.checkpoints, log) if group.leads else None)[0]
-        done = group.together(lambda: self._restore(path))[group.rank]
-        group.lead(lambda: self.records.rewind(done))
+        group = self.placement.processes
+        path = group.run_on_all(lambda: checkpoint.intact(self.records.checkpoints, log) if group.is_leader else None)[
+            0
+        ]
+        done = group.run_on_all(lambda: self._restore(path))[group.rank]
+        group.run_on_leader(lambda: self.records.rewind(done))
         steps, warmup = self.timetable.steps, warmup_steps(self.config.warmup, self.timetable.steps)
-        if done and group.leads:
+        if done and group.is_leader:
             log(f"resumed at step {done} of {steps}.")
-        elif warmup < steps <= self.config.warmup and group.leads:
+        elif warmup < steps <= self.config.warmup and group.is_leader:
             log(f"warms up for {warmup} steps, a tenth of its {steps}, not for {self.config.warmup} (train.warmup).")
         self._saved_step = done
         return done
@@ -218,18 +220,18 @@ class Trainer:
         return 0 if path is None else checkpoint.restore(path, self.model, self.optimiser, self.average)
 
     def _batch(self, step: int) -> Batch:
-        group = self.place.processes
+        group = self.placement.processes
         return self.workload.batch(self.seed, step, self.config.batch, rank=group.rank, world=group.world)
 
     def _split(self, batch: Batch) -> Iterator[Batch]:
         """Yield the micro-batches: as many more rows as there are in the whole batch where sequences are short."""
-        share = self.config.batch // self.place.processes.world
+        share = self.config.batch // self.placement.processes.world
         return batch.split(self.micro_batch * len(batch) // share)
 
     def _step(self, step: int, batch: Batch) -> Step:
         """Update once; the next batch is read while the device works."""
         began = time.perf_counter()
-        config, group = self.config, self.place.processes
+        config, group = self.config, self.placement.processes
         rate = learning_rate(
             step,
             self.timetable.steps,
@@ -251,7 +253,7 @@ class Trainer:
         self.optimiser.step()
         if self.average is not None:
             self.average.update(step + 1)
-        if group.leads:
+        if group.is_leader:
             seconds = time.perf_counter() - began
             self.records.append_metrics(
                 {
@@ -272,13 +274,13 @@ class Trainer:
         The mean of the parts over the processes, like that of the gradients, is the mean over all targets of the step,
         however many each row, micro-batch or process has.
         """
-        group, device = self.place.processes, self.place.device
+        group, device = self.placement.processes, self.placement.device
         counts = [int((part.targets >= 0).sum()) for part in self._split(batch)]
         share = group.mean(torch.full((), sum(counts), dtype=torch.float64, device=device)).clamp(min=1 / group.world)
         total = torch.zeros((), device=device)
         for index, (part, count) in enumerate(zip(self._split(batch.to(device)), counts, strict=True)):
-            with group.unsynchronised(self.module, last=index + 1 == len(counts)):
-                with self.place.autocast():
+            with group.without_sync(self.module, last=index + 1 == len(counts)):
+                with self.placement.autocast():
                     loss = self.module(*part.parts) * (count / share).float()
                 loss.backward()
             total += loss.detach()
@@ -286,7 +288,7 @@ class Trainer:
 
     def _refuse(self, step: int, batch: Batch, what: Literal["loss", "gradients"]) -> None:
         """Raise TrainingError, alike in all processes, that names what is first bad in any of them."""
-        found = self.place.processes.together(lambda: self._first_bad(batch))
+        found = self.placement.processes.run_on_all(lambda: self._first_bad(batch))
         bad = [(rank, where) for rank, where in enumerate(found) if where is not None]
         if bad:
             rank, where = bad[0]
@@ -303,15 +305,15 @@ class Trainer:
 
     def _first_bad(self, batch: Batch) -> str | None:
         """Look at all sequences of this process, in the pieces that were computed; None where none of them is bad."""
-        for part in self._split(batch.to(self.place.device)):
-            with self.place.autocast():
+        for part in self._split(batch.to(self.placement.device)):
+            with self.placement.autocast():
                 where = first_bad_module(self.model, *part.parts)
             if where is not None:
                 return where
         return None
 
 
-def measured(group: Processes, action: Callable[[], T]) -> list[T]:
+def run_interruptible(group: Processes, action: Callable[[], T]) -> list[T]:
     """Act in every process, which a signal to any of them cuts short, and return what each returned, by rank.
 
     Raises:
@@ -328,7 +330,7 @@ def measured(group: Processes, action: Callable[[], T]) -> list[T]:
         except Interrupted:
             return True, None
 
-    outcomes = group.together(cut)
+    outcomes = group.run_on_all(cut)
     if any(stopped for stopped, _ in outcomes):
         raise Interrupted(requested() or signal.SIGTERM)
     return [cast(T, found) for _, found in outcomes]

@@ -13,7 +13,7 @@ from basecap.ops._dispatch import choose, constant_result, use_triton
 
 @pytest.fixture(autouse=True)
 def forget():
-    _dispatch._say.cache_clear()
+    _dispatch._log_once.cache_clear()
     _dispatch._import_error.cache_clear()
     yield
     _dispatch._import_error.cache_clear()

@@ -15,7 +15,7 @@ from tests.ops._recurrences import draw
 
 @pytest.fixture(autouse=True)
 def forget():
-    _dispatch._say.cache_clear()
+    _dispatch._log_once.cache_clear()
     _library._refusal.cache_clear()
 
 

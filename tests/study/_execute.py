@@ -90,7 +90,7 @@ class Verses(Source):
 def run(path: Path, out: Path, settings: tuple[str, ...] = (), only: tuple[str, ...] = (), plugins=()) -> list[dict]:
     study = load_study(str(path), settings)
     said: list[str] = []
-    infos = execute(study, out, only=select(study, only), device="cpu", plugins=plugins, say=said.append)
+    infos = execute(study, out, only=select(study, only), device="cpu", plugins=plugins, log=said.append)
     assert sum(" failed: " in line for line in said) == sum(info["status"] == "failed" for info in infos)
     return infos
 

@@ -97,7 +97,7 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> dict:
     text = write_text(place / "text", documents=40, words=60)
     data = f"data={{source: text, path: {text}, tokenizer: bytes, seq_len: 32, train: [prose], ood: [code]}}"
     study = load_study("bc-figure-4", [data, "model.hidden=16", "train.tokens=256", "train.eval_every=128"], "test")
-    infos = execute(study, place / "out", only=names(study), device="cpu", plugins=(), say=lambda line: None)
+    infos = execute(study, place / "out", only=names(study), device="cpu", plugins=(), log=lambda line: None)
     assert {info["status"] for info in infos} == {"finished"}
     (found,) = analyse([place / "out"])["studies"]
     page = write_report([place / "out"], place / "out").read_text(encoding="utf-8")

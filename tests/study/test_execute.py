@@ -20,7 +20,7 @@ from basecap.errors import ConfigError, DataError, Interrupted
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
 from basecap.study.config import StudyConfig, load_study
-from basecap.study.executors.processes import devices_for, side_by_side
+from basecap.study.executors.processes import devices_for, train_in_processes
 from basecap.study.plan import plan_runs
 from basecap.study.preparing import data_of
 from basecap.study.run import Execution
@@ -88,11 +88,11 @@ def test_processes_side_by_side_and_interrupted_give_the_same_losses(study_file,
     stopping = threading.Thread(target=_stop_at_the_first_step, args=(StudyRecords(tmp_path / "two"),))
     stopping.start()
     with listening(), pytest.raises(Interrupted):
-        side_by_side(execution, runs, ["cpu", "cpu"])
+        train_in_processes(execution, runs, ["cpu", "cpu"])
     stopping.join()
     assert {found.info()["status"] for found in StudyRecords(tmp_path / "two").runs()} == {"running"}
     assert all(found.checkpoints.exists() for found in StudyRecords(tmp_path / "two").runs())
-    infos = side_by_side(execution, runs, ["cpu", "cpu"])
+    infos = train_in_processes(execution, runs, ["cpu", "cpu"])
     assert [info["status"] for info in infos] == ["finished", "finished"]
     for name, expected in losses(tmp_path / "one").items():
         assert losses(tmp_path / "two")[name] == pytest.approx(expected, rel=1e-5)  # threads may add in another order
@@ -116,7 +116,7 @@ def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, 
     monkeypatch.setattr("basecap.study.executors.processes._Worker", Worker)
     runs = [spec for spec in plan_runs(study, byte_tokenizer().vocab_size) if spec.seed < 2 or spec.name == "window 4"]
     execution = Execution(study=study, out=out, device="cpu")
-    infos = side_by_side(execution, runs, ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1", "cuda:2"])
+    infos = train_in_processes(execution, runs, ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1", "cuda:2"])
     assert [(info["name"], info["seed"]) for info in infos] == [(spec.name, spec.seed) for spec in runs]
     assert len(taken) == 3 and {device for _, _, device in taken} == {"cuda:0", "cuda:1", "cuda:2"}
 
@@ -152,7 +152,7 @@ def test_a_killed_process_costs_its_own_run_alone(study, tmp_path):
     execution = Execution(study=made, out=out, device="cpu", plugins=(plugin,))
     said: list[str] = []
     runs = plan_runs(made, data_of(made, out).tokenizer.vocab_size)[::-1]
-    infos = side_by_side(execution, runs, ["cpu"], said.append)
+    infos = train_in_processes(execution, runs, ["cpu"], said.append)
     assert [(info["name"], info["status"]) for info in infos] == [("killed", "failed"), ("transformer++", "finished")]
     recorded = [found.info() for found in StudyRecords(out).runs()]
     assert [info["status"] for info in recorded] == ["failed", "finished"]

@@ -8,7 +8,7 @@ import pytest
 
 from basecap.errors import ConfigError
 from basecap.study.config import StudyConfig
-from basecap.study.growth import grown
+from basecap.study.growth import merge_studies
 from basecap.study.plan import plan_runs
 
 A, B, C = ({"name": name, "use": "transformer++"} for name in "abc")
@@ -25,19 +25,19 @@ def made(study):
 
 
 def test_the_same_study_stays_itself(made):
-    assert grown(made([A, B]), made([A, B]), Path("out")) == made([A, B])
+    assert merge_studies(made([A, B]), made([A, B]), Path("out")) == made([A, B])
 
 
 def test_another_summary_is_no_other_study(made):
-    assert grown(made([A], summary="old"), made([A], summary="new"), Path("out")) == made([A], summary="new")
+    assert merge_studies(made([A], summary="old"), made([A], summary="new"), Path("out")) == made([A], summary="new")
 
 
 def test_where_and_by_how_many_text_is_prepared_makes_no_other_study(made, study):
     moved = made([A], data=study["data"] | {"cache": "elsewhere", "workers": 1})
-    assert grown(made([A]), moved, Path("out")) == moved
-    assert grown(moved, made([A]), Path("out")) == made([A])
+    assert merge_studies(made([A]), moved, Path("out")) == moved
+    assert merge_studies(moved, made([A]), Path("out")) == made([A])
     with pytest.raises(ConfigError, match=r"data\.seq_len is 32 there and 16 here"):
-        grown(moved, made([A], data=study["data"] | {"seq_len": 16}), Path("out"))
+        merge_studies(moved, made([A], data=study["data"] | {"seq_len": 16}), Path("out"))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_where_and_by_how_many_text_is_prepared_makes_no_other_study(made, study
     ],
 )
 def test_what_is_new_comes_behind(made, held, wanted, whole):
-    assert grown(made(*held), made(*wanted), Path("out")) == made(*whole)
+    assert merge_studies(made(*held), made(*wanted), Path("out")) == made(*whole)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,9 @@ def test_what_is_new_comes_behind(made, held, wanted, whole):
     [(None, None, None), ([0, 5], None, (0, 5, 1)), (None, [5], (0, 5)), ([3], [5, 3], (3, 5))],
 )
 def test_the_reference_gets_more_seeds(made, held, wanted, whole):
-    found = grown(made([A, B], [0], reference_seeds=held), made([A, B], [1], reference_seeds=wanted), Path("out"))
+    found = merge_studies(
+        made([A, B], [0], reference_seeds=held), made([A, B], [1], reference_seeds=wanted), Path("out")
+    )
     assert (found.seeds, found.reference_seeds) == ((0, 1), whole)
 
 
@@ -70,25 +72,25 @@ def test_the_reference_gets_more_seeds(made, held, wanted, whole):
 )
 def test_another_study_is_refused_with_the_difference(made, change, difference):
     with pytest.raises(ConfigError, match=f"out holds another study .{difference}.*give another --out or remove it"):
-        grown(made([A, B]), made(**change), Path("out"))
+        merge_studies(made([A, B]), made(**change), Path("out"))
 
 
 def test_another_architecture_of_one_name_is_refused_and_may_have_another(made):
     other = {**B, "mixer": {"window": 4}}
     said = r"out holds another architecture 'b' \(mixer\.window is None there and 4 here\); give yours another name"
     with pytest.raises(ConfigError, match=said):
-        grown(made([A, B]), made([A, other]), Path("out"))
-    assert grown(made([A, B]), made([A, {**other, "name": "c"}]), Path("out"))
+        merge_studies(made([A, B]), made([A, other]), Path("out"))
+    assert merge_studies(made([A, B]), made([A, {**other, "name": "c"}]), Path("out"))
 
 
 def test_evaluations_of_both_are_held_and_run_when_the_new_study_says(made):
     held = made([A], evals=["domain-loss", {"influence-entropy": {"length": 8, "at": "end"}}])
-    found = grown(held, made([A], evals=[{"influence-entropy": {"length": 8}}]), Path("out"))
+    found = merge_studies(held, made([A], evals=[{"influence-entropy": {"length": 8}}]), Path("out"))
     assert found.evals == ("domain-loss", {"influence-entropy": {"length": 8}})
     with pytest.raises(
         ConfigError, match=r"out holds 'influence-entropy' with other options \(length is 8 there and 9 "
     ):
-        grown(held, made([A], evals=[{"influence-entropy": {"length": 9}}]), Path("out"))
+        merge_studies(held, made([A], evals=[{"influence-entropy": {"length": 9}}]), Path("out"))
 
 
 def test_a_run_stays_itself_when_others_are_added(made):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from basecap.data import prepare, prepared_before
+from basecap.data import find_prepared, prepare
 from basecap.study.config import StudyConfig, load_study
 from basecap.study.prospects import prospects
 from tests.study.conftest import write_text
@@ -16,7 +16,7 @@ def said(study: dict, tmp_path: Path, *settings: str) -> str:
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(study))
     config = load_study(str(path), settings)
-    return "\n".join(prospects(config, prepared_before(config.data, tmp_path / "data")))
+    return "\n".join(prospects(config, find_prepared(config.data, tmp_path / "data")))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import yaml
 
 from basecap.errors import ConfigError
 from basecap.study.config import StudyConfig, load_study
-from basecap.study.growth import grown
+from basecap.study.growth import merge_studies
 
 BASE = {
     "name": "base",
@@ -67,8 +67,8 @@ def test_a_directory_is_of_one_scale(tmp_path):
     with pytest.raises(
         ConfigError, match=r"runs holds the study at scale laptop, not at scale test; give that --scale"
     ):
-        grown(held, wanted, Path("runs"))
-    assert grown(held, held, Path("runs")) == held
+        merge_studies(held, wanted, Path("runs"))
+    assert merge_studies(held, held, Path("runs")) == held
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def out(trained, tmp_path) -> Path:
 
 def add(out: Path, *names: str, at: str | None = None, only: tuple[str, ...] = ()) -> tuple[int, list[str]]:
     said: list[str] = []
-    return evaluate_directory(out, add=names, at=at, only=only, device="cpu", say=said.append), said
+    return evaluate_directory(out, add=names, at=at, only=only, device="cpu", log=said.append), said
 
 
 def entropies(out: Path) -> dict[int, list[Record]]:

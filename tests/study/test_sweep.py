@@ -35,7 +35,7 @@ def path(study: dict, tmp_path: Path) -> Path:
 def run(path: Path, out: Path, *settings: str, only: tuple[str, ...] = (), plugins=()) -> tuple[list[dict], list[str]]:
     """Run a study; return what is known of its runs, and what was said."""
     study, said = load_study(str(path), settings), []
-    infos = execute(study, out, only=select(study, only), device="cpu", plugins=plugins, say=said.append)
+    infos = execute(study, out, only=select(study, only), device="cpu", plugins=plugins, log=said.append)
     return infos, said
 
 
@@ -154,7 +154,7 @@ def test_what_is_chosen_and_said(planned, tmp_path, outcomes, chosen, words):
         place.write_info({"name": spec.name, "status": status, "diverged": outcome is None})
         if isinstance(outcome, float):
             place.append_evals([Record(3, 768, "sweep", "test", "loss", outcome, 100)])
-    sweep.settle(records, planned, said.append)
+    sweep.choose_rates(records, planned, said.append)
     assert len(said) == 1 and words in said[0] and said[0].startswith("window 4: ")
     assert sweep.chosen_rates(records) == ({} if chosen is None else {"window 4": chosen})
     assert [found.path.name for found in records.runs()] == ([] if chosen is None else ["window_4-9ed7fd-s0"])

@@ -12,7 +12,7 @@ from basecap.records import StudyRecords
 from basecap.study.begin import check
 from basecap.study.config import StudyConfig, load_study
 from basecap.study.estimate import estimate, remarks
-from basecap.study.growth import grown
+from basecap.study.growth import merge_studies
 from basecap.study.plan import plan_runs
 from basecap.study.stored import evaluate_directory
 from basecap.study.until_decided import seed_limit
@@ -109,7 +109,7 @@ def test_a_study_is_run_resumed_to_the_bit_and_tested_on_more(content, tmp_path,
     found = StudyRecords(tmp_path / "resumed").runs()[0].evals()
     assert {record.step for record in found if record.subset == "mqar-shuffle"} == {20, 30}
     assert [record for record in found if record.subset != "mqar-shuffle"][-1] in expected[0][1]
-    assert evaluate_directory(tmp_path / "resumed", add=(), at="end", only=(), device="cpu", say=print) == 0
+    assert evaluate_directory(tmp_path / "resumed", add=(), at="end", only=(), device="cpu", log=print) == 0
 
 
 def test_a_study_grows_by_tasks_that_its_models_can_read(content):
@@ -117,16 +117,19 @@ def test_a_study_grows_by_tasks_that_its_models_can_read(content):
         return StudyConfig.model_validate(content | {"task": content["task"] | {"cells": None} | changes})
 
     held = study(train=["mqar"])
-    assert grown(held, study(train=["mqar"], test=["mqar-k2v2"]), Path("here")).task.test == ("mqar", "mqar-k2v2")
+    assert merge_studies(held, study(train=["mqar"], test=["mqar-k2v2"]), Path("here")).task.test == (
+        "mqar",
+        "mqar-k2v2",
+    )
     with pytest.raises(ConfigError, match=r"here holds another study \(task.train is"):
-        grown(held, study(), Path("here"))  # names of runs would change
-    assert grown(study(), study(train=["mqar-shuffle"]), Path("here")).task.train == (
+        merge_studies(held, study(), Path("here"))  # names of runs would change
+    assert merge_studies(study(), study(train=["mqar-shuffle"]), Path("here")).task.train == (
         "mqar",
         "mqar-last",
         "mqar-shuffle",
     )
     with pytest.raises(ConfigError, match="here has models of 512 tokens and a vocabulary of 36, too few for the new"):
-        grown(held, study(train=["mqar"], test=["copying"]), Path("here"))
+        merge_studies(held, study(train=["mqar"], test=["copying"]), Path("here"))
 
 
 def test_a_run_ends_where_it_is_good_enough_and_resumes_to_the_same_end(content, tmp_path):
@@ -143,7 +146,7 @@ def test_a_run_ends_where_it_is_good_enough_and_resumes_to_the_same_end(content,
     (records.path / "run.json").write_text(json.dumps({"schema": 1, **info, "status": "running"}))
     (again,) = run(path, tmp_path / "out")
     assert again["stopped"] == info["stopped"] and outcome(tmp_path / "out") == expected
-    assert evaluate_directory(tmp_path / "out", add=(), at=None, only=(), device="cpu", say=print) == 0
+    assert evaluate_directory(tmp_path / "out", add=(), at=None, only=(), device="cpu", log=print) == 0
 
 
 def test_a_sweep_chooses_by_the_validation_loss_of_each_task(content, tmp_path):

@@ -49,7 +49,7 @@ def test_what_cannot_run_fails_before_anything_trains(study, plugin, tmp_path, c
     path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", *FORWARDS]}))
     config, said = load_study(str(path)), []
     with caplog.at_level(logging.DEBUG, "basecap.study"):
-        infos = execute(config, out, only=select(config, []), device="cpu", plugins=[plugin], say=said.append)
+        infos = execute(config, out, only=select(config, []), device="cpu", plugins=[plugin], log=said.append)
     failing = {name: begins for name, (_, begins) in FORWARDS.items() if begins is not None}
     assert [line.partition(" failed before training: ")[0] for line in said] == list(failing)  # once for both seeds
     assert len(infos) == 16
@@ -78,6 +78,6 @@ def test_a_trial_leaves_nothing_behind(study, plugin, tmp_path, monkeypatch):
     monkeypatch.setattr("basecap.study.executors.local.train_run", attempt)
     monkeypatch.setitem(IMPLEMENTATIONS, "kept", "as it was")
     before, held = torch.get_rng_state(), dict(IMPLEMENTATIONS)
-    execute(config, out, only=select(config, []), device="cpu", plugins=[plugin], say=print)
+    execute(config, out, only=select(config, []), device="cpu", plugins=[plugin], log=print)
     assert [ops for _, ops in states] == [held, held]
     assert all(torch.equal(state, before) for state, _ in states)

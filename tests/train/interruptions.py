@@ -23,7 +23,7 @@ from basecap.records import Record, RunRecords
 from basecap.train import checkpoint
 from basecap.train.distributed import Processes
 from basecap.train.interruption import deferred, listening
-from basecap.train.loop import Place, Trainer
+from basecap.train.loop import DevicePlacement, Trainer
 from tests.train.conftest import BATCH, LENGTH, VOCAB, RandomStream, config
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
@@ -71,8 +71,11 @@ def train(path: Path) -> None:
 
     try:
         with listening(), deferred():
-            stream, place = LoggedStream(path / "tokens"), Place.choose(torch.device("cpu"), Processes(), "fp32")
-            trainer = Trainer(model.initialise(0), OPTIONS, 0, workload=stream, records=records, place=place)
+            stream, placement = (
+                LoggedStream(path / "tokens"),
+                DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32"),
+            )
+            trainer = Trainer(model.initialise(0), OPTIONS, 0, workload=stream, records=records, placement=placement)
             trainer.run("run", evaluate)
     except Interrupted as interrupted:
         sys.exit(128 + interrupted.number)

@@ -15,7 +15,7 @@ from basecap.records import RunRecords
 from basecap.study.config import load_study
 from basecap.study.plan import plan_runs
 from basecap.train.distributed import Processes
-from basecap.train.loop import Place, Trainer
+from basecap.train.loop import DevicePlacement, Trainer
 from tests.train.conftest import VOCAB, RandomStream
 
 SNAPSHOT = Path(__file__).parents[1] / "snapshots" / "loss_curve.json"
@@ -36,12 +36,17 @@ def machine() -> str:
 def curves(directory: Path) -> dict[str, list[str]]:
     """Return losses and gradient norms of every step by architecture, as hexadecimal digits: no bit is rounded off."""
     found = {}
-    place = Place.choose(torch.device("cpu"), Processes(), "fp32")
+    placement = DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32")
     for run in plan_runs(load_study("quickstart", SETTINGS), VOCAB):
         records = RunRecords(directory / run.name)
         model = LanguageModel(run.model).initialise(run.seed)
         trainer = Trainer(
-            model, run.train, run.seed, workload=RandomStream(run.model.max_length), records=records, place=place
+            model,
+            run.train,
+            run.seed,
+            workload=RandomStream(run.model.max_length),
+            records=records,
+            placement=placement,
         )
         trainer.run(run.label, lambda model, step, tokens: None)
         rows = records.metrics()

@@ -10,16 +10,16 @@ from basecap.records import RunRecords
 from basecap.train import checkpoint
 from basecap.train.average import WeightAverage, exponent
 from basecap.train.distributed import Processes
-from basecap.train.loop import Place, Trainer
+from basecap.train.loop import DevicePlacement, Trainer
 from tests.train.conftest import BATCH, LENGTH, config
 
-PLACE = Place.choose(torch.device("cpu"), Processes(), "fp32")
+PLACEMENT = DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32")
 EVERY = {"eval_every": 5 * BATCH * LENGTH}
 
 
 def train(path, model, stream, options, evaluate=lambda model, step, tokens: None) -> LanguageModel:
     model = LanguageModel(model.config).initialise(0)
-    trainer = Trainer(model, options, 0, workload=stream, records=RunRecords(path), place=PLACE)
+    trainer = Trainer(model, options, 0, workload=stream, records=RunRecords(path), placement=PLACEMENT)
     trainer.run("test", evaluate)
     return model
 

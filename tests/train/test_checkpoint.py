@@ -16,7 +16,7 @@ from basecap.records import RunRecords
 from basecap.registry import load_plugin
 from basecap.train import checkpoint
 from basecap.train.distributed import Processes
-from basecap.train.loop import Place, Trainer
+from basecap.train.loop import DevicePlacement, Trainer
 from basecap.train.optim import build_optimiser
 from tests.train.conftest import BATCH, LENGTH, VOCAB, config
 
@@ -63,10 +63,13 @@ def buffered(tmp_path_factory):
 
 def test_persistent_buffers_are_resumed_to_the_bit(buffered, stream, tmp_path):
     def train(name, evaluate=lambda model, step, tokens: None):
-        records, place = RunRecords(tmp_path / name), Place.choose(torch.device("cpu"), Processes(), "fp32")
+        records, placement = (
+            RunRecords(tmp_path / name),
+            DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32"),
+        )
         options = config(eval_every=4 * BATCH * LENGTH)
         model = LanguageModel(buffered).initialise(0)
-        Trainer(model, options, 0, workload=stream, records=records, place=place).run(name, evaluate)
+        Trainer(model, options, 0, workload=stream, records=records, placement=placement).run(name, evaluate)
         return model, [row["train_loss"] for row in records.metrics()]
 
     def stop(model, step, tokens):
@@ -122,7 +125,10 @@ def test_no_checkpoint_goes_before_the_disk_holds_the_next_and_what_stands_behin
     model, stream, tmp_path, monkeypatch, name
 ):
     """A disk across the network says last that it is full; a machine may go down at any time."""
-    place, options = Place.choose(torch.device("cpu"), Processes(), "fp32"), config(checkpoint_every=8 * BATCH * LENGTH)
+    placement, options = (
+        DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32"),
+        config(checkpoint_every=8 * BATCH * LENGTH),
+    )
     times = []
 
     def full(descriptor: int) -> None:
@@ -133,7 +139,7 @@ def test_no_checkpoint_goes_before_the_disk_holds_the_next_and_what_stands_behin
                 raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     monkeypatch.setattr("os.fsync", full)
-    trainer = Trainer(model, options, 0, workload=stream, records=RunRecords(tmp_path), place=place)
+    trainer = Trainer(model, options, 0, workload=stream, records=RunRecords(tmp_path), placement=placement)
     with pytest.raises(BasecapError, match=r"cannot write .*Disk quota exceeded"):
         trainer.run("test", lambda model, step, tokens: None)
     assert times and [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-8"]
@@ -214,12 +220,12 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_that_is_said(saved
 
 
 def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one_to_the_bit(model, stream, tmp_path):
-    place, log = Place.choose(torch.device("cpu"), Processes(), "fp32"), []
+    placement, log = DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32"), []
     options = config(checkpoint_every=5 * BATCH * LENGTH)
 
     def train(records: RunRecords) -> list[float]:
         fresh = LanguageModel(model.config).initialise(0)
-        trainer = Trainer(fresh, options, 0, workload=stream, records=records, place=place)
+        trainer = Trainer(fresh, options, 0, workload=stream, records=records, placement=placement)
         trainer.run("test", lambda model, step, tokens: None, log.append)
         return [row["train_loss"] for row in records.metrics()]
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from basecap.records import RunRecords
 from basecap.train import checkpoint
-from basecap.train.distributed import PATIENCE, Processes, processes
-from basecap.train.loop import Place, Trainer
+from basecap.train.distributed import COLLECTIVE_TIMEOUT, Processes, processes
+from basecap.train.loop import DevicePlacement, Trainer
 from tests.train.conftest import UnevenStream, config
 
 ROOT = Path(__file__).parents[2]
@@ -24,9 +24,9 @@ def test_two_processes_with_uneven_rows_and_an_interruption_train_as_one(model, 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("two: resumed at step 7 of 20.") == 1
-    place = Place.choose(torch.device("cpu"), Processes(), "fp32")
+    placement = DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32")
     one = RunRecords(tmp_path / "one")
-    Trainer(model, config(), 0, workload=UnevenStream(), records=one, place=place).run(
+    Trainer(model, config(), 0, workload=UnevenStream(), records=one, placement=placement).run(
         "one", lambda model, step, tokens: None
     )
     two = RunRecords(tmp_path / "two")
@@ -48,4 +48,4 @@ def test_processes_wait_for_a_leader_that_works_alone_for_hours(monkeypatch):
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
     with processes(torch.device("cpu")) as group:
         assert (group.rank, group.world) == (1, 2)
-    assert asked == {"timeout": PATIENCE} and timedelta(days=1) <= PATIENCE
+    assert asked == {"timeout": COLLECTIVE_TIMEOUT} and timedelta(days=1) <= COLLECTIVE_TIMEOUT

@@ -14,10 +14,10 @@ from basecap.train import checkpoint
 from basecap.train.config import Timetable, TrainConfig
 from basecap.train.diagnose import first_bad_module
 from basecap.train.distributed import Processes
-from basecap.train.loop import Place, Trainer
+from basecap.train.loop import DevicePlacement, Trainer
 from tests.train.conftest import BATCH, LENGTH, RandomStream, UnevenStream, config
 
-PLACE = Place.choose(torch.device("cpu"), Processes(), "fp32")
+PLACEMENT = DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32")
 
 
 def fresh(model: LanguageModel) -> LanguageModel:
@@ -26,7 +26,7 @@ def fresh(model: LanguageModel) -> LanguageModel:
 
 def train(model, stream, path: Path, options: TrainConfig, evaluate=lambda model, step, tokens: None) -> RunRecords:
     records = RunRecords(path)
-    Trainer(model, options, 0, workload=stream, records=records, place=PLACE).run("test", evaluate)
+    Trainer(model, options, 0, workload=stream, records=records, placement=PLACEMENT).run("test", evaluate)
     return records
 
 
@@ -52,7 +52,7 @@ def test_loss_and_gradients_are_those_of_the_mean_over_all_targets(model, tmp_pa
         0,
         workload=UnevenStream(),
         records=RunRecords(tmp_path),
-        place=PLACE,
+        placement=PLACEMENT,
     )
     loss = trainer._accumulate(batch)
     torch.testing.assert_close(loss, sum(nats) / (1 + 2 + 8 + 8))
@@ -68,7 +68,7 @@ def test_a_micro_batch_without_targets_adds_nothing(model, tmp_path):
     batch = UnevenStream().batch(0, 0, BATCH)
     batch.targets[:2] = -1
     options, records = config(micro_batch=2), RunRecords(tmp_path)
-    trainer = Trainer(model, options, 0, workload=UnevenStream(), records=records, place=PLACE)
+    trainer = Trainer(model, options, 0, workload=UnevenStream(), records=records, placement=PLACEMENT)
     torch.testing.assert_close(trainer._accumulate(batch), model(batch.inputs[2:], batch.targets[2:]).detach())
 
 
@@ -201,8 +201,8 @@ def test_a_bad_module_that_is_not_found_again_is_not_invented(model, stream, tmp
     [([None, "module norm"], "module norm in process 1"), ([None] * 2, "not found in any module of any process")],
 )
 def test_what_is_bad_may_be_in_another_process(model, stream, tmp_path, monkeypatch, found, words):
-    monkeypatch.setattr(Processes, "together", lambda group, action: [action(), *found[1:]])
-    trainer = Trainer(model, config(), 0, workload=stream, records=RunRecords(tmp_path), place=PLACE)
+    monkeypatch.setattr(Processes, "run_on_all", lambda group, action: [action(), *found[1:]])
+    trainer = Trainer(model, config(), 0, workload=stream, records=RunRecords(tmp_path), placement=PLACEMENT)
     with pytest.raises(TrainingError, match=f"first bad: {words}"):
         trainer._refuse(0, stream.batch(0, 0, BATCH), "loss")
 
@@ -214,14 +214,16 @@ def test_a_directory_without_a_checkpoint_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("changes", "word"), [({"micro_batch": 3}, "micro_batch"), ({"batch": 3}, "processes")])
 def test_batches_that_do_not_divide_are_refused(model, stream, tmp_path, changes, word):
-    place = Place.choose(torch.device("cpu"), Processes(rank=0, world=2 if word == "processes" else 1), "fp32")
+    placement = DevicePlacement.choose(
+        torch.device("cpu"), Processes(rank=0, world=2 if word == "processes" else 1), "fp32"
+    )
     with pytest.raises(ConfigError, match=word):
-        Trainer(model, config(**changes), 0, workload=stream, records=RunRecords(tmp_path), place=place)
+        Trainer(model, config(**changes), 0, workload=stream, records=RunRecords(tmp_path), placement=placement)
 
 
 def test_bf16_trains_with_fp32_weights(model, stream, tmp_path):
-    place = Place.choose(torch.device("cpu"), Processes(), "bf16")
-    trainer = Trainer(model, config(), 0, workload=stream, records=RunRecords(tmp_path), place=place)
+    placement = DevicePlacement.choose(torch.device("cpu"), Processes(), "bf16")
+    trainer = Trainer(model, config(), 0, workload=stream, records=RunRecords(tmp_path), placement=placement)
     trainer.run("test", lambda model, step, tokens: None)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     rows = RunRecords(tmp_path).metrics()

@@ -8,7 +8,7 @@ from basecap.mixers import ParameterRecipe, constant
 from basecap.records import RunRecords
 from basecap.train.config import Timetable, TrainConfig
 from basecap.train.distributed import Processes
-from basecap.train.loop import Place, Trainer
+from basecap.train.loop import DevicePlacement, Trainer
 from basecap.train.optim import build_optimiser, set_learning_rate
 from basecap.train.schedule import learning_rate
 from tests.train.conftest import config
@@ -41,8 +41,11 @@ def test_a_warmup_longer_than_a_tenth_of_the_run_is_cut():
 def test_a_warmup_longer_than_the_run_is_said(model, stream, tmp_path):
     log = []
     for name, warmup in (("short", 19), ("long", 20)):
-        place, records = Place.choose(torch.device("cpu"), Processes(), "fp32"), RunRecords(tmp_path / name)
-        trainer = Trainer(model, config(warmup=warmup), 0, workload=stream, records=records, place=place)
+        placement, records = (
+            DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32"),
+            RunRecords(tmp_path / name),
+        )
+        trainer = Trainer(model, config(warmup=warmup), 0, workload=stream, records=records, placement=placement)
         trainer.run(name, lambda model, step, tokens: None, log.append)
     assert log == ["long: warms up for 2 steps, a tenth of its 20, not for 20 (train.warmup)."]
 

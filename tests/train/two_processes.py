@@ -17,7 +17,7 @@ from basecap.models.language_model import LanguageModel
 from basecap.records import RunRecords
 from basecap.train.distributed import processes
 from basecap.train.interruption import deferred, listening
-from basecap.train.loop import Place, Trainer
+from basecap.train.loop import DevicePlacement, Trainer
 from tests.train.conftest import LENGTH, VOCAB, UnevenStream, config
 
 
@@ -34,21 +34,21 @@ def main(path: Path) -> None:
     """Train one model together with the other process."""
     torch.set_num_threads(1)
     with processes(torch.device("cpu")) as group:
-        place = Place.choose(torch.device("cpu"), group, "fp32")
+        placement = DevicePlacement.choose(torch.device("cpu"), group, "fp32")
         try:
-            train(path, InterruptedStream(), place)
+            train(path, InterruptedStream(), placement)
         except Interrupted as interrupted:
             assert interrupted.number == signal.SIGTERM, interrupted
             assert (group.rank == 0) == ("stopped at step 7 of 20 with a checkpoint" in str(interrupted)), interrupted
-            train(path, UnevenStream(), place)
+            train(path, UnevenStream(), placement)
 
 
-def train(path: Path, stream: UnevenStream, place: Place) -> None:
+def train(path: Path, stream: UnevenStream, placement: DevicePlacement) -> None:
     """Train, and let go of the wrapped model before the processes part: gloo may hang otherwise."""
     model = LanguageModel(model_config("transformer++", hidden=32, vocab=VOCAB, layers=1, max_length=LENGTH))
     options, records = config(micro_batch=1), RunRecords(path)
     with listening(), deferred():
-        trainer = Trainer(model.initialise(0), options, 0, workload=stream, records=records, place=place)
+        trainer = Trainer(model.initialise(0), options, 0, workload=stream, records=records, placement=placement)
         trainer.run("two", lambda model, step, tokens: None, print)
 
 

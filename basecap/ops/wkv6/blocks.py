@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 #: Logarithm of a decay that leaves nothing, even in float64.
-GONE = -1e4
+MASKED_LOG_DECAY = -1e4
 
 
 class Block(NamedTuple):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from basecap.ops.wkv6.blocks import GONE, Block, assemble, carry, chunks, power_of_two, starts, unchunk
+from basecap.ops.wkv6.blocks import MASKED_LOG_DECAY, Block, assemble, carry, chunks, power_of_two, starts, unchunk
 
 #: Tokens per block.
 CHUNK = 32
@@ -50,7 +50,7 @@ def _blocks(r: Tensor, k: Tensor, log_decay: Tensor, segments: Tensor | None, si
     new = starts(segments)
     if new is not None:
         new = new[:, :, None, None]
-        r, log_decay = r.masked_fill(new, 0.0), log_decay.masked_fill(new, GONE)
+        r, log_decay = r.masked_fill(new, 0.0), log_decay.masked_fill(new, MASKED_LOG_DECAY)
     # The padding, whose log decay is zero, leaves the state as it is.
     parts = chunks(r, size)[..., None, :], chunks(k, size)[..., None, :], chunks(log_decay, size)
     return assemble(*parts)

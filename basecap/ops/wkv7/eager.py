@@ -13,7 +13,7 @@ and what is left between chunks is one product with a K x K matrix:
 import torch
 from torch import Tensor
 
-from basecap.ops.wkv6.blocks import GONE, Block, assemble, carry, chunks, power_of_two, starts, unchunk
+from basecap.ops.wkv6.blocks import MASKED_LOG_DECAY, Block, assemble, carry, chunks, power_of_two, starts, unchunk
 
 #: Tokens per block.
 CHUNK = 32
@@ -79,7 +79,7 @@ def _blocks(
     if new is not None:
         new = new[:, :, None, None]
         read_a, read_r = read_a.masked_fill(new, 0.0), read_r.masked_fill(new, 0.0)
-        log_decay = log_decay.masked_fill(new, GONE)
+        log_decay = log_decay.masked_fill(new, MASKED_LOG_DECAY)
     reads = torch.stack([chunks(read_a, size), chunks(read_r, size)], dim=-2)
     writes = torch.stack([chunks(k, size), chunks(b, size)], dim=-2)
     # The padding, whose log decay is zero, leaves the state as it is.

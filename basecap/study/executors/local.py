@@ -8,7 +8,7 @@ from basecap.study.run import Runtime, train_run
 from basecap.train.interruption import deferred
 
 
-def train_in_turn(runs: Sequence[RunSpec], runtime: Runtime) -> list[dict[str, Any]]:
+def train_sequentially(runs: Sequence[RunSpec], runtime: Runtime) -> list[dict[str, Any]]:
     """Return each run's info; raises Interrupted when a signal came, after a checkpoint."""
     infos = []
     for run in runs:

@@ -18,7 +18,7 @@ from basecap.records import StudyRecords
 from basecap.registry import load_plugin
 from basecap.study.plan import RunSpec, plan_evaluations
 from basecap.study.preparing import material_of
-from basecap.study.provenance import begun
+from basecap.study.provenance import starting_info
 from basecap.study.run import Execution, Runtime, train_run
 from basecap.train.distributed import Processes
 from basecap.train.interruption import deferred, install
@@ -33,8 +33,8 @@ def devices_for(chosen: torch.device, asked: str | None, world: int, per_device:
     return devices * per_device
 
 
-def side_by_side(
-    execution: Execution, runs: Sequence[RunSpec], devices: Sequence[str], say: Callable[[str], None] = print
+def train_in_processes(
+    execution: Execution, runs: Sequence[RunSpec], devices: Sequence[str], log: Callable[[str], None] = print
 ) -> list[dict[str, Any]]:
     """Run in one process per device; a process takes the next run when it has finished one. Returns each run's info.
 
@@ -60,7 +60,7 @@ def side_by_side(
                     try:
                         infos[index] = future.result()
                     except BrokenProcessPool:
-                        infos[index] = _killed(execution, runs[index], say)
+                        infos[index] = _killed(execution, runs[index], log)
         except Interrupted as interrupted:
             for process in multiprocessing.active_children():  # which write their checkpoints; leaving waits for them
                 os.kill(process.pid or 0, interrupted.number)
@@ -86,9 +86,9 @@ class _Worker:
         return self.pool.submit(_work, run)
 
 
-def _killed(execution: Execution, run: RunSpec, say: Callable[[str], None]) -> dict[str, Any]:
+def _killed(execution: Execution, run: RunSpec, log: Callable[[str], None]) -> dict[str, Any]:
     records = StudyRecords(execution.out).run(run.name, run.seed, run.rate)
-    info = {**begun(records, run, torch.device(execution.device)), **records.info()}
+    info = {**starting_info(records, run, torch.device(execution.device)), **records.info()}
     if info["status"] == "finished":  # it ended between its last word and the answer
         return info
     info |= {
@@ -98,7 +98,7 @@ def _killed(execution: Execution, run: RunSpec, say: Callable[[str], None]) -> d
     }
     info.pop("traceback", None)  # of an earlier failure
     records.write_info(info)
-    say(f"{run.label} failed: {info['message']}")
+    log(f"{run.label} failed: {info['message']}")
     return info
 
 
@@ -120,7 +120,7 @@ def _begin_worker(execution: Execution) -> None:
             workloads=material_of(execution.study, execution.out).workloads(),
             evaluations=plan_evaluations(execution.study),
             group=Processes(),
-            say=_print,
+            log=_print,
         )
     ]
 
