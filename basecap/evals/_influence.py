@@ -1,14 +1,17 @@
-"""What evaluations of influence share: what the layers of a model read while it reads some tokens."""
+"""What evaluations of influence share: a task that fits the models, and what layers read while a model reads."""
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from basecap.data.workload import Workload
+from basecap.errors import DataError
 from basecap.mixers import Mixer
 from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
+from basecap.tasks import Task, build_task
 
 T = TypeVar("T")
 
@@ -37,3 +40,25 @@ def of_layers(model: LanguageModel, tokens_BT: Tensor, take: Callable[[Influence
         for handle in handles:
             handle.remove()
     return found
+
+
+def fitting_task(evaluation: str, name: str, options: Mapping[str, Any], data: Workload, length: int) -> Task:
+    """Return a task that models of a workload's vocabulary and `length` tokens can read.
+
+    Raises:
+        ConfigError: an unknown name or option.
+        DataError: more token ids or tokens than the models take; names the `evaluation`.
+    """
+    task = build_task(name, options)
+    if task.vocabulary > data.vocabulary:
+        over = task.vocabulary - data.vocabulary
+        raise DataError(
+            f"{evaluation}: {name} has {task.vocabulary:,} token ids and the models only {data.vocabulary:,}; "
+            f"lower its option vocab by {over:,}."
+        )
+    if task.length > length:
+        raise DataError(
+            f"{evaluation}: examples of {name} have {task.length} tokens, more than the training length of {length}; "
+            "set a shorter length in its options."
+        )
+    return task

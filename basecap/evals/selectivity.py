@@ -15,7 +15,7 @@ from basecap.data.config import Count
 from basecap.data.workload import Workload
 from basecap.errors import DataError
 from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
-from basecap.evals._influence import of_layers
+from basecap.evals._influence import fitting_task, of_layers
 from basecap.models.language_model import LanguageModel
 from basecap.tasks import NOTHING, Instances, Role, Task, build_task
 
@@ -57,18 +57,8 @@ class Selectivity(Evaluation):
 
     def check(self, data: Workload, length: int) -> None:
         """Raise DataError when the task does not fit the models or has nothing to compare, ConfigError for its name."""
-        task, name = self._task, self.config.task
-        if task.vocabulary > data.vocabulary:
-            over = task.vocabulary - data.vocabulary
-            raise DataError(
-                f"selectivity: {name} has {task.vocabulary:,} token ids and the models only {data.vocabulary:,}; "
-                f"lower its option vocab by {over:,}."
-            )
-        if task.length > length:
-            raise DataError(
-                f"selectivity: examples of {name} have {task.length} tokens, more than the training length of "
-                f"{length}; set a shorter length in its options."
-            )
+        name = self.config.task
+        task = fitting_task("selectivity", name, self.config.options, data, length)
         found = task.instances(self.config.seed, range(1))
         if not Wanted(found, Role.VALUE).examples.any():
             raise DataError(
