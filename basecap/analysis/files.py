@@ -24,6 +24,17 @@ class GapSection(BaseModel):
     cost: float = 0.1
 
 
+class _PublishedFigure(BaseModel):
+    source: str
+    values: dict[str, list[Any]]
+
+
+class _Figure(BaseModel):
+    kind: Literal["losses", "entropy", "scores"]
+    columns: list[str] = []
+    published: _PublishedFigure | None = None
+
+
 class StudyFile(BaseModel):
     """The keys of study.yaml that are read; others may stand beside them."""
 
@@ -33,6 +44,7 @@ class StudyFile(BaseModel):
     data: _Data
     seeds: list[int]
     gap: GapSection
+    figure: _Figure | None = None
 
 
 class _Task(BaseModel):

@@ -15,6 +15,7 @@ def text_charts(study: Study) -> Charts:
     """Return the figures of a study of text."""
     domains = study["ood_domains"] or study["train_domains"]
     return {
+        "paper": figures.paper(study),
         "gaps": {"gaps": figures.forest(study), "gap-along-training": figures.along(study)},
         "held_out": {f"scatter-{domain}": figures.scatter(study, domain, "held_out") for domain in domains},
         "training": {

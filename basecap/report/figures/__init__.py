@@ -9,6 +9,7 @@ from basecap.report.figures.learning import learning
 from basecap.report.figures.look import Chart, styled
 from basecap.report.figures.losses import scatter, training
 from basecap.report.figures.matrix import matrix
+from basecap.report.figures.paper import paper
 from basecap.report.figures.regions import regions
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "influence",
     "learning",
     "matrix",
+    "paper",
     "regions",
     "scatter",
     "styled",
