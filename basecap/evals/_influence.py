@@ -51,14 +51,14 @@ def fitting_task(evaluation: str, name: str, options: Mapping[str, Any], data: W
     """
     task = build_task(name, options)
     if task.vocabulary > data.vocabulary:
-        over = task.vocabulary - data.vocabulary
+        fits = task.config.model_dump().get("vocab", 0) - (task.vocabulary - data.vocabulary)
+        remedy = f"give the task the options {{vocab: {fits}}}" if fits > 0 else "choose another task"
         raise DataError(
-            f"{evaluation}: {name} has {task.vocabulary:,} token ids and the models only {data.vocabulary:,}; "
-            f"lower its option vocab by {over:,}."
+            f"{evaluation}: {name} has {task.vocabulary:,} token ids and the models only {data.vocabulary:,}; {remedy}."
         )
     if task.length > length:
         raise DataError(
             f"{evaluation}: examples of {name} have {task.length} tokens, more than the training length of {length}; "
-            "set a shorter length in its options."
+            f"give the task the options {{length: {length}}} or less."
         )
     return task

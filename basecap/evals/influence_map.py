@@ -1,11 +1,11 @@
 """Pictures of what each layer reads: attention-like matrices of a model on one input (arXiv 2410.15678, figure 4)."""
 
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from basecap.data import PreparedData
@@ -41,11 +41,12 @@ class InfluenceMap(Evaluation):
         seed: int = Field(0, ge=0, lt=2**63, description="of the task's examples")
         length: Count = Field(256, ge=2, le=1024, description="tokens of a text, at most; the rest is cut off")
 
-        @model_validator(mode="after")
-        def _one_input(self) -> Self:
-            if self.text is not None and self.task is not None:
-                raise ValueError("takes a text or a task, not both")
-            return self
+        @field_validator("task")
+        @classmethod
+        def _one_input(cls, value: str | None, info: ValidationInfo) -> str | None:
+            if value is not None and info.data.get("text") is not None:
+                raise ValueError("must stand alone, without a text")
+            return value
 
     config: Config
 

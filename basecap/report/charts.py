@@ -67,7 +67,7 @@ def _scores(study: Study, name: str, seed: int) -> dict[int, float]:
         for found in study["evaluations"]
         if found["name"] == "selectivity"
         for row in found["rows"]
-        if (row["name"], row["seed"], row["metric"]) == (name, seed, "score")
+        if (row["name"], row["seed"], row["metric"]) == (name, seed, "score") and row["value"] is not None
     }
 
 

@@ -138,10 +138,11 @@ def test_standard_error_of_a_score_is_that_of_resampled_examples():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"options": {"vocab": 20}}, DataError, "lower its option vocab by 4"),
+        ({"options": {"vocab": 20}}, DataError, r"the options \{vocab: 16\}"),
         ({"options": {"vocab": 16, "length": 64}}, DataError, "training length of 32"),
         ({"options": {**OPTIONS, "pairs": 1}}, DataError, "2 pairs or more"),
         ({"task": "induction-heads", "options": {"vocab": 16, "length": 32}}, DataError, "another task"),
+        ({"task": "passkey"}, DataError, "choose another task"),
         ({"task": "mqarr"}, ConfigError, "mqar"),
         ({"options": {"pair": 3}}, ConfigError, "pairs"),
     ],

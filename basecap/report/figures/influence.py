@@ -42,7 +42,7 @@ def influence(name: str, maps: Maps, scores: Mapping[int, float]) -> Chart:
         return channel(f"{field}:Q", scale=scale, axis=None)
 
     base = chart_of(tiles).encode(x=at(alt.X, "left", width), y=at(alt.Y, "top", height, downwards=True))
-    images = base.mark_image(width=SIDE, height=SIDE, align="left", baseline="top", tooltip=None).encode(url="url:N")
+    images = base.mark_image(width=SIDE, height=SIDE, align="left", baseline="top", tooltip=None).encode(url="url:N", description="title:N")
     frames = base.mark_rect(filled=False, stroke="#cccccc", tooltip=None).encode(x2="right:Q", y2="bottom:Q")
     titles = base.mark_text(align="left", baseline="bottom", dy=-3, fontSize=11).encode(text="title:N")
     title = f"{name}: {maps.input}, {maps.tokens} tokens"
