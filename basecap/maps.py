@@ -3,11 +3,15 @@
 A file is an .npz of the arrays `input` (text), `tokens`, `layers` [L], `largest` [L] and `sizes` [L, S, S].
 """
 
+import zipfile
+import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from basecap.errors import DataError
 from basecap.files import replacing
 
 
@@ -44,8 +48,19 @@ def write_maps(path: Path, maps: Maps) -> None:
         )
 
 
-def read_maps(path: Path) -> Maps:
-    """Return stored maps; raises what numpy raises for a file that is missing or damaged."""
-    with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in ("layers", "largest", "sizes")}
-        return Maps(input=str(file["input"]), tokens=int(file["tokens"]), **arrays)
+def read_last(paths: Iterable[Path]) -> dict[str, Maps]:
+    """Return what the last file of each name holds, of files called NAME-STEP.npz; raises DataError for damage."""
+    last: dict[str, tuple[int, Path]] = {}
+    for path in paths:
+        name, _, step = path.stem.rpartition("-")
+        last[name] = max(last.get(name, (-1, path)), (int(step), path))
+    return {name: _read(path) for name, (_, path) in sorted(last.items())}
+
+
+def _read(path: Path) -> Maps:
+    try:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in ("layers", "largest", "sizes")}
+            return Maps(input=str(file["input"]), tokens=int(file["tokens"]), **arrays)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} is damaged ({error}); remove it.") from error

@@ -50,12 +50,10 @@ from basecap.files import (
     write_json,
     writing,
 )
-from basecap.maps import Maps, read_maps, write_maps
+from basecap.maps import Maps, read_last, write_maps
 from basecap.moved_keys import with_moved_keys
 from basecap.processes import locked
 
-#: What reading a damaged .npz raises.
-DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
 #: What may stand in a directory before its study begins: the lock, and text that was prepared for it.
 BEFORE = ("lock", "data")
 
@@ -199,7 +197,7 @@ class RunRecords:
             return read_losses(path)
         except FileNotFoundError as error:
             raise DataError(f"{path} is missing; remove {self.path} to train it again.") from error
-        except DAMAGE as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise DataError(f"{path} is damaged ({error}); remove {self.path} to train it again.") from error
 
     def write_maps(self, eval: str, step: int, maps: Maps) -> None:
@@ -208,17 +206,7 @@ class RunRecords:
 
     def maps(self) -> dict[str, Maps]:
         """Return the maps of each evaluation's last step that has some; raises DataError for a damaged file."""
-        last: dict[str, tuple[int, Path]] = {}
-        for path in self._numbered("maps"):
-            name, _, step = path.stem.rpartition("-")
-            last[name] = max(last.get(name, (-1, path)), (int(step), path))
-        found = {}
-        for name, (_, path) in sorted(last.items()):
-            try:
-                found[name] = read_maps(path)
-            except DAMAGE as error:
-                raise DataError(f"{path} is damaged ({error}); remove it.") from error
-        return found
+        return read_last(self._numbered("maps"))
 
     def rewind(self, step: int) -> None:
         """Forget what was recorded after the checkpoint of `step`, whose evaluation comes after it, and cut-off lines.

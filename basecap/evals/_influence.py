@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from basecap.data.task_data import TaskData
 from basecap.data.workload import Workload
 from basecap.errors import DataError
 from basecap.mixers import Mixer
@@ -42,14 +43,27 @@ def of_layers(model: LanguageModel, tokens_BT: Tensor, take: Callable[[Influence
     return found
 
 
-def fitting_task(evaluation: str, name: str, options: Mapping[str, Any], data: Workload, length: int) -> Task:
-    """Return a task that models of a workload's vocabulary and `length` tokens can read.
+#: Seed of the examples when none is given, one that no study trains with by default.
+SEED = 2**31
+
+
+def fitting_task(
+    evaluation: str, name: str | None, options: Mapping[str, Any], data: Workload, length: int
+) -> tuple[str, Task]:
+    """Return name and task that models of a workload's vocabulary and `length` tokens can read.
+
+    Without a name it is the task that the models are trained on, in its largest cell, or mqar where that is text.
 
     Raises:
         ConfigError: an unknown name or option.
         DataError: more token ids or tokens than the models take; names the `evaluation`.
     """
-    task = build_task(name, options)
+    if name is None and isinstance(data, TaskData):
+        name, largest = data.task, max(data.cells, key=lambda cell: tuple(cell.cell.values()))
+        task = largest.at(options)
+    else:
+        name = name or "mqar"
+        task = build_task(name, options)
     if task.vocabulary > data.vocabulary:
         fits = task.config.model_dump().get("vocab", 0) - (task.vocabulary - data.vocabulary)
         remedy = f"give the task the options {{vocab: {fits}}}" if fits > 0 else "choose another task"
@@ -61,4 +75,4 @@ def fitting_task(evaluation: str, name: str, options: Mapping[str, Any], data: W
             f"{evaluation}: examples of {name} have {task.length} tokens, more than the training length of {length}; "
             f"give the task the options {{length: {length}}} or less."
         )
-    return task
+    return name, task

@@ -13,7 +13,7 @@ from basecap.data.config import Count
 from basecap.data.workload import Workload
 from basecap.errors import DataError
 from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
-from basecap.evals._influence import fitting_task, of_layers
+from basecap.evals._influence import SEED, fitting_task, of_layers
 from basecap.maps import Maps
 from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
@@ -23,7 +23,7 @@ SIDE = 256
 
 
 @evaluation("influence-map", unit="tokens", better="neither")
-class InfluenceMap(Evaluation):
+class InfluenceMap(Evaluation[Workload]):
     """The mean of |factor| over the heads or channels of each layer, as a matrix of position by position read.
 
     The input is a text, an example of a task, or the beginning of a held-out document of the first training domain. A
@@ -35,10 +35,13 @@ class InfluenceMap(Evaluation):
         """Options of influence-map."""
 
         text: str | None = Field(None, description="what the model reads; a held-out document when not given")
-        task: str | None = Field(None, description="read an example of this task instead, see `basecap list tasks`")
+        task: str | None = Field(
+            None,
+            description="whose example it reads, see `basecap list tasks`; of a study of tasks its own",
+        )
         options: dict[str, Any] = Field({}, description="options of the task, such as {length: 256, pairs: 16}")
         number: Count = Field(0, ge=0, lt=2**31, description="which document or example, from 0")
-        seed: int = Field(0, ge=0, lt=2**63, description="of the task's examples")
+        seed: int = Field(SEED, ge=0, lt=2**60, description="of the task's examples")
         length: Count = Field(256, ge=2, le=1024, description="tokens of a text, at most; the rest is cut off")
 
         @field_validator("task")
@@ -54,7 +57,7 @@ class InfluenceMap(Evaluation):
         """Raise DataError when there is no such input for models of `length` tokens, ConfigError for a wrong task."""
         self._input(data, length)
 
-    def run(self, model: LanguageModel, context: Context) -> Outcome:
+    def run(self, model: LanguageModel, context: Context[Workload]) -> Outcome:
         """Return the matrix of each layer, and how far back it reads; raises DataError as `check` does."""
         words, tokens = self._input(context.data, model.config.max_length)
         with context.autocast():
@@ -75,7 +78,7 @@ class InfluenceMap(Evaluation):
         )
         return Outcome(measurements=measurements, maps=maps)
 
-    def trial(self, model: LanguageModel, context: Context) -> None:
+    def trial(self, model: LanguageModel, context: Context[Workload]) -> None:
         """Make the matrices."""
         self.run(model, context)
 
@@ -84,8 +87,7 @@ class InfluenceMap(Evaluation):
         c = self.config
         most = min(c.length, longest)
         if c.task is not None or not isinstance(data, PreparedData):
-            name = c.task or "mqar"
-            task = fitting_task("influence-map", name, c.options, data, longest)
+            name, task = fitting_task("influence-map", c.task, c.options, data, longest)
             return f"{name}, example {c.number}", task.instances(c.seed, [c.number]).inputs[0]
         if c.text is not None:
             words, tokens = f"{c.text[:40]!r}", np.array(data.tokenizer.encode(c.text), np.int64)

@@ -42,14 +42,14 @@ def influence(name: str, maps: Maps, scores: Mapping[int, float]) -> Chart:
         return channel(f"{field}:Q", scale=scale, axis=None)
 
     base = chart_of(tiles).encode(x=at(alt.X, "left", width), y=at(alt.Y, "top", height, downwards=True))
-    images = base.mark_image(width=SIDE, height=SIDE, align="left", baseline="top", tooltip=None).encode(url="url:N", description="title:N")
+    pictures = base.mark_image(width=SIDE, height=SIDE, align="left", baseline="top", tooltip=None)
+    pictures = pictures.encode(url="url:N", description="title:N")
     frames = base.mark_rect(filled=False, stroke="#cccccc", tooltip=None).encode(x2="right:Q", y2="bottom:Q")
     titles = base.mark_text(align="left", baseline="bottom", dy=-3, fontSize=11).encode(text="title:N")
     title = f"{name}: {maps.input}, {maps.tokens} tokens"
     # Images do not stretch with the page.
-    return alt.layer(images, frames, titles).properties(
-        width=width, height=height, title=title, usermeta={"stretches": False}
-    )
+    chart = alt.layer(pictures, frames, titles, view=alt.ViewBackground(stroke="transparent"))
+    return chart.properties(width=width, height=height, title=title, usermeta={"stretches": False})
 
 
 def _image(shares_SS: np.ndarray) -> str:
