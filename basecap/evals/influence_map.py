@@ -12,7 +12,7 @@ from basecap.data import PreparedData
 from basecap.data.config import Count
 from basecap.data.workload import Workload
 from basecap.errors import DataError
-from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
+from basecap.evals import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
 from basecap.evals._influence import SEED, fitting_task, of_layers
 from basecap.maps import Maps
 from basecap.models.language_model import LanguageModel

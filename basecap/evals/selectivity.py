@@ -13,7 +13,7 @@ from torch import Tensor
 from basecap.data.config import Count
 from basecap.data.workload import Workload
 from basecap.errors import DataError
-from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
+from basecap.evals import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
 from basecap.evals._influence import SEED, fitting_task, of_layers
 from basecap.models.language_model import LanguageModel
 from basecap.tasks import NOTHING, Instances, Ints, Role, Task

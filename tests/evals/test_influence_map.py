@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from basecap.errors import ConfigError, DataError
-from basecap.evals._contract import build_evaluation
+from basecap.evals import build_evaluation
 from basecap.evals.influence_map import _picture
 from basecap.ops import Influence
 from basecap.records import RunRecords
