@@ -132,7 +132,7 @@ def run(
         raise typer.Exit(1)
 
 
-@app.command(epilog="Example: basecap plan limited-110m")
+@app.command(epilog="Example: basecap plan bc-figure-6a --scale gpu")
 def plan(
     study: StudyArgument,
     scale: Scale = None,

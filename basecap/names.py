@@ -1,5 +1,8 @@
 """Names of architectures, read without importing one, and of studies."""
 
+#: The scale of what a study file says outside `scales`, where it has any.
+PAPER = "paper"
+
 
 def split_body(name: str) -> tuple[str, str | None]:
     """Split "X in Y", the mixers of architecture X in block family Y, into the two; Y is None for a plain name.

@@ -18,8 +18,9 @@ from basecap.data.tokenizer import BYTES
 from basecap.errors import ConfigError, in_words, nearest
 from basecap.files import parse_yaml
 from basecap.moved_keys import with_moved_keys
-from basecap.names import at_scale, split_body
-from basecap.study.reading import PAPER, READ_ONLY, apply_setting, read_study
+from basecap.names import PAPER, at_scale, split_body
+from basecap.study.figure import FigureConfig, PublishedConfig
+from basecap.study.reading import READ_ONLY, apply_setting, read_study
 from basecap.train.config import TrainSection
 
 #: Names of studies: they become directories.
@@ -146,6 +147,7 @@ class StudyConfig(_Section):
         ("domain-loss",), min_length=1, description="names, see `basecap list evals`, or name: {option: value}"
     )
     gap: GapConfig = Field(default_factory=GapConfig)
+    figure: FigureConfig | None = Field(None, description="the paper's figure that the report draws; changes no number")
 
     @field_validator("name")
     @classmethod
@@ -347,6 +349,8 @@ def _keys(place: list[Any]) -> list[str]:
         "model": SizeConfig,
         "train": TrainSection,
         "gap": GapConfig,
+        "figure": FigureConfig,
+        "published": PublishedConfig,
         "architectures": ArchitectureEntry,
         "layers": PatternEntry,
     }

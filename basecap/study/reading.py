@@ -8,12 +8,10 @@ from typing import Any
 
 from basecap.errors import ConfigError, nearest
 from basecap.files import parse_yaml, read
-from basecap.moved_keys import MOVED_SEEDS, log_move, with_moved_keys
+from basecap.moved_keys import MOVED_SEEDS, RENAMED, log_move, with_moved_keys
+from basecap.names import PAPER
 
 LIBRARY = Path(__file__).parent / "library"
-
-#: The scale of what a study file says outside `scales`, where it has any.
-PAPER = "paper"
 
 #: Names of scales: they become parts of directories.
 SCALE = re.compile(r"\w[\w.+-]{0,29}")
@@ -89,6 +87,8 @@ def _find(study: str, extending: Path | None = None) -> Path:
     if path.suffix not in (".yaml", ".yml"):
         if path.is_file():
             raise ConfigError(f"{by}{study} is not called .yaml; give the YAML file of a study, or rename it.")
+        if study in RENAMED:
+            raise ConfigError(f"{by}study {study!r} is now called {RENAMED[study]}; give that name.")
         known = [name for name in library() if _numbers(name) == _numbers(study)]  # another figure is no typing error
         raise ConfigError(f"{by}unknown study {study!r}: {nearest(study, known, see='basecap list studies')}")
     return path
