@@ -54,7 +54,7 @@ def looks(names: Sequence[str], reference: str) -> list[dict[str, Any]]:
 
 #: Colour of a chart -> the same on a dark page; the page's style sheet puts one in the place of the other.
 ON_DARK = {
-    BLACK: "#f0f0f0", DARK_GREY: "#b8b8b8", GREY: "#8f8f8f", BLUE: "#4aa8e8", "#d55e00": "#ff8640", "#009e73": "#25c79b",
-    "#882255": "#ee6a9c", "#117733": "#7cc46a", "#332288": "#9a8cff", "#999933": "#d0cf66",
+    BLACK: "#f0f0f0", DARK_GREY: "#b8b8b8", GREY: "#8f8f8f", BLUE: "#4aa8e8", "#d55e00": "#ff8640",
+    "#009e73": "#25c79b", "#882255": "#ee6a9c", "#117733": "#7cc46a", "#332288": "#9a8cff", "#999933": "#d0cf66",
     "#dddddd": "#4a5058", "#eeeeee": "#2c3138",
 }  # fmt: skip

@@ -30,10 +30,11 @@ def asked(study: Study) -> str:
     others = len(study["names"]) - 1
     of = f"{others} architecture{'' if others == 1 else 's'}"
     if study["ood_domains"]:
+        unseen = listed(study["ood_domains"])
         return (
-            f"Once two models predict unseen text of {trained} equally well, do they also predict "
-            f"{listed(study['ood_domains'])}, which they never saw, equally well? This study asks it of {of} and takes {reference} as the measure "
-            "of base capability."
+            f"Once two models predict unseen text of {trained} equally well, do they also predict {unseen}, which they "
+            f"never saw, equally well? This study asks it of {of} and takes {reference} as the measure of base "
+            "capability."
         )
     return (
         f"Once two models predict their training text equally well, do they predict unseen text of {trained} equally "

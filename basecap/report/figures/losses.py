@@ -1,6 +1,6 @@
 """The figures of losses: on a domain over pre-training loss, and over tokens; runs of an architecture as one band."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -127,7 +127,7 @@ def _spread(runs: Sequence[Points], ends: Sequence[float], count: int) -> list[f
     return np.unique(np.linspace(low, high, count)).tolist() if low <= high else []
 
 
-def _at_own_places(curves: dict[str, list[Points]]) -> list[dict[str, Any]]:
+def _at_own_places(curves: Mapping[str, Sequence[Points]]) -> list[dict[str, Any]]:
     """Return the means over runs at the places where an architecture was evaluated, WHOLE of them at most."""
     rows = []
     for name, runs in curves.items():
