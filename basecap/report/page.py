@@ -14,6 +14,7 @@ from markupsafe import Markup
 from basecap.analysis import analyse
 from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
+from basecap.report.charts import Charts, seen
 from basecap.report.kinds import KINDS
 from basecap.report.palette import ON_DARK, looks
 from basecap.report.recall_words import between, percent, points
@@ -51,7 +52,10 @@ def write_report(study_paths: Sequence[Path], out: Path, *, live: bool = False) 
     records.refuse_loss(found)
     records.write_results(found)
     studies = records.results()["studies"]
-    drawn = [draw(study, f"{index}-" if len(studies) > 1 else "") for index, study in enumerate(studies, start=1)]
+    drawn = [
+        draw(study, f"{index}-" if len(studies) > 1 else "", seen(study, StudyRecords(path)))
+        for index, (study, path) in enumerate(zip(studies, study_paths, strict=True), start=1)
+    ]
     images = {
         f"{name}.svg": vl_convert.vegalite_to_svg(chart, vl_version=VEGA_LITE)
         for groups in drawn
@@ -61,15 +65,15 @@ def write_report(study_paths: Sequence[Path], out: Path, *, live: bool = False) 
     return records.write_report(_page(studies, titles(studies, study_paths), drawn, live), images)
 
 
-def draw(study: dict[str, Any], prefix: str = "") -> Groups:
-    """Draw every figure of a study that has data; names of files begin with `prefix`."""
+def draw(study: dict[str, Any], prefix: str = "", maps: Charts | None = None) -> Groups:
+    """Draw every figure of a study that has data, and those of its `maps`; names of files begin with `prefix`."""
     return {
         group: {
             prefix + safe_name(name): figures.styled(chart).to_dict(validate=False)
             for name, chart in members.items()
             if chart is not None
         }
-        for group, members in KINDS[study["kind"]].charts(study).items()
+        for group, members in {"influence": {}, **KINDS[study["kind"]].charts(study), **(maps or {})}.items()
     }
 
 
@@ -117,9 +121,13 @@ def _bundle() -> str:
 
 
 def _in_page(chart: dict[str, Any], legend: bool) -> dict[str, Any]:
-    """Return the chart's description as wide as its place, without a legend of architectures if the page has one."""
+    """Return the chart's description as wide as its place, without a legend of architectures if the page has one.
+
+    A chart that must not stretch keeps its width.
+    """
+    width = {"width": "container"} if chart.get("usermeta", {}).get("stretches", True) else {}
     config = chart["config"] | {"background": "transparent"}
-    return (chart if legend else _without_legend(chart)) | {"width": "container", "config": config}
+    return (chart if legend else _without_legend(chart)) | width | {"config": config}
 
 
 def _without_legend(part: Any) -> Any:
