@@ -296,6 +296,7 @@ def _point(one: Counted) -> dict[str, Any]:
         "step": one.step,
         "tokens": one.tokens,
         "validation": one.validation,
+        "passed_over": one.passed_over,
     }
 
 
