@@ -32,7 +32,7 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from basecap.documents import DocumentLosses, read_losses, write_losses
-from basecap.errors import ConfigError, DataError, in_words
+from basecap.errors import ConfigError, DataError, describe_problem
 from basecap.files import (
     SCHEMA,
     append_lines,
@@ -172,7 +172,7 @@ class RunRecords:
             except ValidationError as error:
                 problem = error.errors()[0]
                 where = f"{path}:{number} is damaged at {problem['loc'][0]!r}"
-                raise DataError(f"{where} ({in_words(problem)}); mend or remove that line.") from error
+                raise DataError(f"{where} ({describe_problem(problem)}); mend or remove that line.") from error
             records[record.key] = record
         return list(records.values())
 

@@ -10,7 +10,7 @@ import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from basecap.data.workload import Workload
-from basecap.errors import ConfigError, in_words, nearest
+from basecap.errors import ConfigError, describe_problem, nearest
 from basecap.models.language_model import LanguageModel
 from basecap.records import Declaration, DocumentLosses
 from basecap.registry import Registry
@@ -156,4 +156,4 @@ def build_evaluation(entry: str | dict[str, Any]) -> Evaluation:
     except ValidationError as error:
         first = error.errors()[0]
         given = f"option {first['loc'][0]!r} of evaluation {name!r} cannot be {first['input']!r}"
-        raise ConfigError(f"{given}: it {in_words(first)}.") from error
+        raise ConfigError(f"{given}: it {describe_problem(first)}.") from error

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from basecap.evals._contract import Context, Evaluation, Outcome, SharedEvaluation
+from basecap.evals import Context, Evaluation, Outcome, SharedEvaluation
 from basecap.models.language_model import LanguageModel
 from basecap.records import Record, RunRecords
 from basecap.train.distributed import Processes

@@ -9,7 +9,7 @@ import torch
 
 from basecap.data.workload import Batch, Workload
 from basecap.errors import ConfigError, DataError
-from basecap.evals._contract import Context, build_evaluation
+from basecap.evals import Context, build_evaluation
 from basecap.evals.selectivity import Wanted, measure, reads_of
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
