@@ -42,6 +42,7 @@ def task_charts(study: Study) -> Charts:
     return {
         "matrices": {f"matrix-{name}": figures.matrix(study, name) for name in study["architectures"]},
         "regions": {f"regions-{task}": figures.regions(study, task) for task in study["test"]},
+        "rivals": {f"rivals-{task}": figures.rivals(study, task) for task in study["train"]},
         "cells": {f"cells-{_name(row)}": figures.cells(study, row) for row in first},
         "other_cells": {f"cells-{_name(row)}": figures.cells(study, row) for row in others if row not in first},
         "capacity": {
