@@ -214,6 +214,8 @@ class StudyConfig(_Section):
         if (self.data is None) == (self.task is None):
             wanted = "which cannot be compared; remove one" if self.data else "and this has neither; add one"
             raise ConfigError(f"a study has a section data (text) or task (tasks), {wanted}.")
+        if self.published is not None and self.task is None:
+            raise ConfigError("published numbers are shown beside those of tasks only; remove published.")
         if self.train.tokens is None and self.train.epochs is None:
             raise ConfigError(f"'train.tokens' is missing; add it{' or train.epochs' if self.task else ''}.")
         if self.train.tokens is not None and self.train.epochs is not None:
