@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from basecap.data.workload import Workload
 from basecap.errors import ConfigError, describe_problem, nearest
+from basecap.maps import Maps
 from basecap.models.language_model import LanguageModel
 from basecap.records import Declaration, DocumentLosses
 from basecap.registry import Registry
@@ -75,10 +76,11 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What an evaluation found: numbers, and the losses of single documents where it has them."""
+    """What an evaluation found: numbers, and where it has them losses of single documents and what layers read."""
 
     measurements: list[Measurement]
     documents: dict[str, DocumentLosses] = field(default_factory=dict)
+    maps: Maps | None = None
 
 
 class Evaluation(ABC, Generic[W]):
@@ -128,7 +130,7 @@ EVALUATIONS: Registry[type[Evaluation]] = Registry("evaluation", "basecap.evals"
 
 
 def evaluation(
-    name: str, *, unit: str, better: Literal["lower", "higher"], axes: tuple[str, ...] = ()
+    name: str, *, unit: str, better: Literal["lower", "higher", "neither"], axes: tuple[str, ...] = ()
 ) -> Callable[[type[Evaluation]], type[Evaluation]]:
     """Class decorator: register an evaluation with its unit, direction and the axes its numbers vary over."""
 

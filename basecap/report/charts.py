@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from basecap.records import StudyRecords
 from basecap.report import figures
 
 Study = dict[str, Any]
@@ -13,12 +14,19 @@ Charts = dict[str, dict[str, figures.Chart | None]]
 def text_charts(study: Study) -> Charts:
     """Return the figures of a study of text."""
     domains = study["ood_domains"] or study["train_domains"]
+    main, other, called = "held_out", "training", "training-loss"
+    if not study["ood_domains"]:
+        main, other, called = other, main, "held-out-loss"
     return {
         "paper": figures.paper(study),
         "gaps": {"gaps": figures.forest(study), "gap-along-training": figures.along(study)},
-        "held_out": {f"scatter-{domain}": figures.scatter(study, domain, "held_out") for domain in domains},
-        "training": {
-            f"scatter-{domain}-training-loss": figures.scatter(study, domain, "training") for domain in domains
+        "by_domain": {f"gaps-{domain}": figures.forest(study, domain) for domain in domains},
+        "enlarged": {
+            f"scatter-{domain}-enlarged": figures.scatter(study, domain, main, enlarged=True) for domain in domains
+        },
+        "whole": {f"scatter-{domain}": figures.scatter(study, domain, main, enlarged=False) for domain in domains},
+        "other": {
+            f"scatter-{domain}-{called}": figures.scatter(study, domain, other, enlarged=False) for domain in domains
         },
         "curves": {"training": figures.training(study)},
         "evaluations": dict(_evaluations(study)),
@@ -34,6 +42,7 @@ def task_charts(study: Study) -> Charts:
     return {
         "matrices": {f"matrix-{name}": figures.matrix(study, name) for name in study["architectures"]},
         "regions": {f"regions-{task}": figures.regions(study, task) for task in study["test"]},
+        "rivals": {f"rivals-{task}": figures.rivals(study, task) for task in study["train"]},
         "cells": {f"cells-{_name(row)}": figures.cells(study, row) for row in first},
         "other_cells": {f"cells-{_name(row)}": figures.cells(study, row) for row in others if row not in first},
         "capacity": {
@@ -43,6 +52,30 @@ def task_charts(study: Study) -> Charts:
         },
         "learning": {f"learning-{task}": figures.learning(study, task) for task in study["train"]},
         "evaluations": dict(_evaluations(study)),
+    }
+
+
+def seen(study: Study, records: StudyRecords) -> Charts:
+    """Return the figures of what layers read, of the first run of each architecture that has such maps."""
+    charts: dict[str, figures.Chart | None] = {}
+    for run in study["runs"]:
+        name, seed = run["name"], run["seed"]
+        if any(chart.startswith(f"influence-{name}-") for chart in charts):
+            continue
+        scores = _scores(study, name, seed)
+        for eval, maps in records.run(name, seed).maps().items():
+            charts[f"influence-{name}-{eval}"] = figures.influence(f"{name}, seed {seed}", maps, scores)
+    return {"influence": charts}
+
+
+def _scores(study: Study, name: str, seed: int) -> dict[int, float]:
+    """Return the selectivity of a run's layers, where it was measured."""
+    return {
+        int(row["subset"].removeprefix("layer ")): row["value"]
+        for found in study["evaluations"]
+        if found["name"] == "selectivity"
+        for row in found["rows"]
+        if (row["name"], row["seed"], row["metric"]) == (name, seed, "score") and row["value"] is not None
     }
 
 

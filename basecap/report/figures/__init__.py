@@ -4,12 +4,14 @@ from basecap.report.figures.capacity import capacity
 from basecap.report.figures.cells import axes_of, cells
 from basecap.report.figures.evaluations import evaluation
 from basecap.report.figures.gaps import along, forest
+from basecap.report.figures.influence import influence
 from basecap.report.figures.learning import learning
 from basecap.report.figures.look import Chart, styled
 from basecap.report.figures.losses import scatter, training
 from basecap.report.figures.matrix import matrix
 from basecap.report.figures.paper import paper
 from basecap.report.figures.regions import regions
+from basecap.report.figures.rivals import rivals
 
 __all__ = [
     "Chart",
@@ -19,10 +21,12 @@ __all__ = [
     "cells",
     "evaluation",
     "forest",
+    "influence",
     "learning",
     "matrix",
     "paper",
     "regions",
+    "rivals",
     "scatter",
     "styled",
     "training",
