@@ -61,7 +61,7 @@ def test_the_published_grid_and_numbers_are_those_of_the_paper():
 
 def outcome(study: StudyConfig, place: Path) -> dict:
     """Run a study and return its results."""
-    infos = execute(study, place, only=select(study, ()), device="cpu", plugins=(), say=lambda line: None)
+    infos = execute(study, place, only=select(study, ()), device="cpu", plugins=(), log=lambda line: None)
     assert {info["status"] for info in infos} == {"finished"}
     (found,) = analyse([place])["studies"]
     assert f"<h1>{study.title}</h1>" in write_report([place], place).read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ import yaml
 
 from basecap.errors import ConfigError
 from basecap.study.config import load_study
-from basecap.study.growth import grown
+from basecap.study.growth import merge_studies
 from basecap.study.plan import plan_runs
 
 VALUE = {"architecture": "transformer++", "train": "mqar", "test": "mqar-last", "value": 15.44}
@@ -36,7 +36,7 @@ def test_published_numbers_are_part_of_a_study_and_of_none_of_its_runs(tmp_path)
     assert [run.hash for run in plan_runs(with_numbers, 36)] == [run.hash for run in plan_runs(without, 36)]
     assert with_numbers.published.metric == "accuracy" and with_numbers.published.values[0].value == 15.44
     for held, wanted in ((without, with_numbers), (with_numbers, without)):
-        assert grown(held, wanted, Path("there")).published == wanted.published
+        assert merge_studies(held, wanted, Path("there")).published == wanted.published
 
 
 @pytest.mark.parametrize(
