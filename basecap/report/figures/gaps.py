@@ -60,11 +60,7 @@ def forest(study: Study) -> Chart | None:
             tooltip=tooltip("name", "domain", *SHOWN),
         )
 
-    bars = [
-        row | {"from": _clip(row["low"], *window), "to": _clip(row["high"], *window)}
-        for row in rows
-        if row["low"] is not None
-    ]
+    bars = [row | {"from": _clip(row["low"], *window), "to": _clip(row["high"], *window)} for row in rows]
     marks = [
         layer([row for row in bars if row["domain"] == overall]).mark_rule(strokeWidth=3),
         layer([row for row in bars if row["domain"] != overall]).mark_rule(strokeWidth=2),
@@ -154,11 +150,10 @@ def _forest_window(rows: list[dict[str, Any]], overall: str) -> tuple[float, flo
     that belong to a gap over all domains.
     """
     tolerances = [row["tolerance"] for row in rows if row["tolerance"] is not None]
-    whole = [row for row in rows if row["low"] is not None]
-    far = [max(abs(row["low"]), abs(row["high"])) for row in whole if row["domain"] == overall]
+    far = [max(abs(row["low"]), abs(row["high"])) for row in rows if row["domain"] == overall]
     largest = max([*tolerances, *(abs(row["value"]) for row in rows if row["domain"] == overall)])
-    limit = max(4 * largest, median(far or [0.0]))
-    ends = [row[end] for row in whole for end in ("low", "high")]
+    limit = max(4 * largest, median(far))
+    ends = [row[end] for row in rows for end in ("low", "high")]
     # A bar that ends a little further on would touch the edge uncut, and look as if it were cut.
     near = [end for end in ends if abs(end) <= 1.25 * limit]
     return _window([0.0, *tolerances, *(row["value"] for row in rows), *near], ends, limit)
