@@ -13,6 +13,7 @@ from basecap.analysis.draws import Curve, Runs, draw, enough, few_clusters, fewe
 from basecap.analysis.gap import FEWEST_POINTS, LARGEST_EXPONENT, LOST_DRAWS, Range
 from basecap.analysis.intervals import Estimates, Levels, Table
 from basecap.analysis.losses import RunLosses
+from basecap.analysis.noise import DRAWS
 from basecap.analysis.power import more_runs
 from basecap.analysis.rows import DomainGap, Gap, Interval, LeftOut, More, Row, Verdict
 
@@ -34,6 +35,7 @@ class Setting:
         cost: share of the reference's tokens that a gap may be worth and still keep the capability (`gap.cost`).
         level: probability that the intervals of a table leave out something true.
         resamples: draws of documents.
+        draws: of errors, behind each interval.
         bigram: held-out loss of a bigram model on the training domains, None where it was not measured.
         waiting: architectures that have not run.
         seconds: training time of one run by architecture.
@@ -46,6 +48,7 @@ class Setting:
     cost: float = 0.1
     level: float = 0.05
     resamples: int = 2000
+    draws: int = DRAWS
     bigram: float | None = None
     waiting: Collection[str] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -272,7 +275,9 @@ class _Judge:
         self.setting = setting
         own = np.stack([gap.level(curve, reference.where) for curve in reference.curves])
         units = fewest_units(example, (*setting.train, *setting.ood))
-        table = Table([one.levels for one in measured], own, documents=units - 1, level=setting.level)
+        table = Table(
+            [one.levels for one in measured], own, documents=units - 1, level=setting.level, draws=setting.draws
+        )
         found = [example.domains[domain] for domain in setting.tested]
         self.bits = np.array([part.tokens.sum() / part.bytes.sum() / math.log(2) for part in found])
         size = np.array([part.tokens.sum() for part in found], dtype=float)

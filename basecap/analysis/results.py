@@ -12,6 +12,7 @@ from basecap.analysis.comparison import Setting, compare_runs
 from basecap.analysis.draws import Runs, few_clusters
 from basecap.analysis.files import GapSection, Metrics, RunFile, StudyFile, complete
 from basecap.analysis.losses import EVALUATION, load, smoothed_training_loss
+from basecap.analysis.noise import enough_draws
 from basecap.analysis.sequential import Looks
 from basecap.errors import DataError
 from basecap.records import Record, RunRecords, StudyRecords
@@ -87,14 +88,16 @@ def _analyse_study(records: StudyRecords) -> dict[str, Any]:
     gap = GapSection.model_validate(study["gap"])
     described = [_describe(run) for run in runs]
     looks = Looks.read(records)
+    level = looks.level(LEVEL) if looks else LEVEL
     setting = Setting(
         reference=study["reference"],
         train=train,
         ood=ood,
         share=gap.share,
         cost=gap.cost,
-        level=looks.level(LEVEL) if looks else LEVEL,
+        level=level,
         resamples=RESAMPLES,
+        draws=enough_draws(level),
         bigram=_bigram_loss(records, environment),
         waiting=set(names) - {run.info["name"] for run in runs},
         seconds=_seconds(described),
