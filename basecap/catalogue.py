@@ -9,9 +9,9 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from basecap.data.sources import SOURCES
-from basecap.files import parse_yaml
 from basecap.names import split_body
-from basecap.study.config import StudyConfig, library, load_study
+from basecap.study.config import StudyConfig, load_study
+from basecap.study.reading import READ_ONLY, library, read_study
 from basecap.tasks import TASKS, build_task
 
 # torch takes a second to import: rows that need it import it, so that the others answer at once.
@@ -71,7 +71,7 @@ def _backbones(full: bool) -> list[dict[str, Any]]:
 def _studies(full: bool) -> list[dict[str, Any]]:
     rows = []
     for name, path in library().items():
-        content = parse_yaml(path.read_bytes())
+        content = read_study(name)
         row = {
             "name": name,
             "architectures": len(content["architectures"]),
@@ -130,7 +130,8 @@ def _domains(full: bool) -> list[dict[str, Any]]:
 
 
 def _settings(full: bool) -> list[dict[str, Any]]:
-    return list(_keys(StudyConfig, ""))
+    read_only = [{"key": key, "default": "", "description": words} for key, words in READ_ONLY.items()]
+    return [*_keys(StudyConfig, ""), *read_only]
 
 
 def _keys(section: type[BaseModel], place: str) -> Iterator[dict[str, Any]]:

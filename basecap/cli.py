@@ -20,6 +20,7 @@ from basecap.cli_options import (
     Device,
     Out,
     Plugins,
+    Scale,
     Settings,
     StudyArgument,
     load_plugins,
@@ -79,6 +80,7 @@ def _options(
 @app.command(epilog="Example: basecap run quickstart --out runs/first --set train.tokens=100000")
 def run(
     study: StudyArgument,
+    scale: Scale = None,
     out: Out = None,
     settings: Settings = [],
     only: Annotated[
@@ -103,14 +105,14 @@ def run(
     from basecap.study.config import load_study, select
 
     load_plugins(plugin)
-    config = load_study(study, settings)
+    config = load_study(study, settings, scale)
     chosen = select(config, only)
 
     from basecap.records import StudyRecords
     from basecap.study.execute import execute
     from basecap.study.until_decided import seed_limit, train_until_decided
 
-    directory = out or Path("runs") / config.name
+    directory = out or config.directory
     most = seed_limit(config, until_decided, max_seeds)
     train = partial(execute, out=directory, device=device, plugins=plugin, say=say, per_device=per_device)
     if most is None:
@@ -130,19 +132,25 @@ def run(
         raise typer.Exit(1)
 
 
-@app.command(epilog="Example: basecap plan limited-110m")
-def plan(study: StudyArgument, settings: Settings = [], plugin: Plugins = [], as_json: AsJson = False) -> None:
+@app.command(epilog="Example: basecap plan bc-figure-6a --scale gpu")
+def plan(
+    study: StudyArgument,
+    scale: Scale = None,
+    settings: Settings = [],
+    plugin: Plugins = [],
+    as_json: AsJson = False,
+) -> None:
     """Say what a study would run and what it would cost. Runs nothing."""
     from basecap.study.config import load_study
 
     load_plugins(plugin)
-    config = load_study(study, settings)
+    config = load_study(study, settings, scale)
 
     from basecap.study.estimate import estimate, remarks
 
     rows = estimate(config)
-    print_table(f"plan of {study}", rows, as_json)
-    for line in [] if as_json else remarks(config, rows, Path("runs") / config.name):
+    print_table(f"plan of {config.title}", rows, as_json)
+    for line in [] if as_json else remarks(config, rows, config.directory):
         typer.echo(line)
 
 
@@ -197,14 +205,15 @@ def list_(
 
 
 @data_app.command("prepare", epilog="Example: basecap data prepare limited-mini --set data.path=/data/slimpajama")
-def data_prepare(study: StudyArgument, out: Out = None, settings: Settings = []) -> None:
+def data_prepare(study: StudyArgument, scale: Scale = None, out: Out = None, settings: Settings = []) -> None:
     """Turn the study's text into token shards."""
-    _inspect(study, out, settings, as_json=False)
+    _inspect(study, scale, out, settings, as_json=False)
 
 
 @data_app.command("inspect", epilog="Example: basecap data inspect quickstart --json; basecap data inspect mqar-k2v2")
 def data_inspect(
     study: Annotated[str, typer.Argument(help="a study: name or YAML file; or a task (`basecap list tasks`)")],
+    scale: Scale = None,
     out: Out = None,
     settings: Settings = [],
     as_json: AsJson = False,
@@ -219,7 +228,7 @@ def data_inspect(
         screen = console()
         screen.print(inspect_task(study, settings, examples, None if as_json else screen.width), soft_wrap=True)
     else:
-        _inspect(study, out, settings, as_json)
+        _inspect(study, scale, out, settings, as_json)
 
 
 @app.command(epilog='Example: basecap generate runs/quickstart/runs/transformer++-s0 "The list of"')
@@ -281,14 +290,14 @@ def check(
         raise typer.Exit(1)
 
 
-def _inspect(study: str, out: Path | None, settings: Sequence[str], as_json: bool) -> None:
+def _inspect(study: str, scale: str | None, out: Path | None, settings: Sequence[str], as_json: bool) -> None:
     from basecap.data import inspect
     from basecap.study.config import load_study
     from basecap.study.preparing import data_of
 
-    config = load_study(study, settings)
-    data = data_of(config, out or Path("runs") / config.name)
-    print_table(f"data of {config.name}", inspect(data), as_json)
+    config = load_study(study, settings, scale)
+    data = data_of(config, out or config.directory)
+    print_table(f"data of {config.title}", inspect(data), as_json)
     if data.remark:
         say(f"{data.remark}.")
 

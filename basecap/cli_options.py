@@ -18,8 +18,14 @@ Settings = Annotated[
         "--set", help="override a key of the study (`basecap list settings`), such as train.lr=3e-4; repeatable"
     ),
 ]
+Scale = Annotated[
+    str | None,
+    typer.Option("--scale", help="size of the study: paper, or one of its `scales`, such as test, laptop, gpu"),
+]
 Plugins = Annotated[list[Path], typer.Option("--plugin", help="Python file that registers mixers; repeatable")]
-Out = Annotated[Path | None, typer.Option("--out", help="directory of the study; runs/NAME when not given")]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="directory of the study; runs/NAME or runs/NAME-SCALE when not given")
+]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:0; the best there is when not given")]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", callback=writable_file, help="also write everything to this file")

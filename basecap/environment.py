@@ -1,9 +1,12 @@
 """The machine: the one place that asks about device, versions and how the process was started."""
 
 import ctypes
+import hashlib
 import platform
 import re
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +16,8 @@ from basecap import __version__
 from basecap.errors import ConfigError
 
 PACKAGES = ("torch", "triton", "numba", "numpy", "tokenizers", "safetensors", "fla-core")
+#: Folders of the package whose code decides what a run's numbers are.
+DECISIVE = ("data", "evals", "mixers", "models", "ops", "tasks", "train")
 #: Names of glibc's malloc.h: how much free memory at the end of the heap goes back to the system, and from which size
 #: on memory is fetched from the system by itself and goes back at once.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -53,7 +58,7 @@ def _keep_freed_memory() -> None:
 def describe(device: torch.device) -> dict[str, Any]:
     """Return versions and hardware, as recorded with every study."""
     return {
-        "basecap": __version__,
+        "basecap": f"{__version__}+{_code_digest()}",
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
@@ -61,6 +66,15 @@ def describe(device: torch.device) -> dict[str, Any]:
         "gpus": torch.cuda.device_count() if device.type == "cuda" else 0,
         "threads": torch.get_num_threads(),
     }
+
+
+@cache
+def _code_digest() -> str:
+    """Return twelve hex digits that change with the code that trains and measures, committed or not."""
+    package, digest = Path(__file__).parent, hashlib.sha256()
+    for file in sorted(path for folder in DECISIVE for path in (package / folder).rglob("*.py")):
+        digest.update(f"{file.relative_to(package).as_posix()}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _version(package: str) -> str | None:

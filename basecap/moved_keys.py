@@ -1,4 +1,4 @@
-"""Keys of a study that stood elsewhere in earlier versions."""
+"""Keys of a study that stood elsewhere in earlier versions, and studies that had other names."""
 
 import functools
 import logging
@@ -9,6 +9,16 @@ from basecap.errors import ConfigError
 #: What is said of keys of earlier versions.
 MOVED_SEEDS = "train.seeds is now seeds, at the top level of a study; the old place still works"
 DROPPED_TOLERANCE = "gap.tolerance, in nats, is not used any more; gap.cost is a share of the reference's tokens"
+
+#: What became of built-in studies: the first paper's are told from the second's.
+RENAMED = {
+    **{f"figure-{name}": f"bc-figure-{name}" for name in ("1b", "3a", "3b", "3c", "3d", "3e", "7")},
+    "figure-1a": "bc-figure-1a, and with top1-element bc-figure-8",
+    "figure-2a": "bc-figure-2a, and with top1-element bc-figure-9",
+    "figure-2b": "bc-figure-2b, and with the Top-1 architectures bc-figure-6b",
+    "figure-3f": "bc-figure-3f, and with the entropies bc-figure-4",
+    "limited-110m": "bc-figure-6a",
+}
 
 
 def with_moved_keys(study: dict[str, Any], where: str) -> dict[str, Any]:

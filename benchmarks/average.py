@@ -34,7 +34,7 @@ def curves(run: RunSpec, directory: Path, context: Context) -> np.ndarray:
     place = Place.choose(torch.device("cpu"), Processes(), "fp32")
     model = LanguageModel(run.model).initialise(run.seed)
     records = RunRecords(directory / f"{run.name}-{run.seed}")
-    trainer = Trainer(model, run.train, run.seed, stream=context.data.train, records=records, place=place)
+    trainer = Trainer(model, run.train, run.seed, workload=context.data, records=records, place=place)
     averages = [WeightAverage(model, width) for width in WIDTHS]
     steps, points = [0], []
 

@@ -4,6 +4,7 @@ import ctypes
 import platform
 
 import pytest
+import torch
 
 from basecap import environment
 
@@ -26,3 +27,21 @@ def test_only_glibc_is_told_to_keep_memory(libc: str, told: list, monkeypatch: p
     monkeypatch.setattr(ctypes, "CDLL", lambda name: fake)
     assert environment.choose_device("cpu").type == "cpu"
     assert fake.told == told
+
+
+def test_the_code_that_trains_is_part_of_the_version(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    def version() -> str:
+        environment._code_digest.cache_clear()
+        return environment.describe(torch.device("cpu"))["basecap"]
+
+    real = version()
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "environment.py"))
+    for folder in ("ops", "report"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "module.py").write_text("x = 1\n")
+    before = version()
+    (tmp_path / "report/module.py").write_text("x = 2\n")
+    assert version() == before != real
+    (tmp_path / "ops/module.py").write_text("x = 2\n")
+    assert version() != before and version().startswith("0.1.0+")
+    environment._code_digest.cache_clear()

@@ -1,7 +1,7 @@
 """What the analysis relies on in study.yaml and the records of a run, which people may have edited."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -24,6 +24,17 @@ class GapSection(BaseModel):
     cost: float = 0.1
 
 
+class _PublishedFigure(BaseModel):
+    source: str
+    values: dict[str, list[Any]]
+
+
+class _Figure(BaseModel):
+    kind: Literal["losses", "entropy", "scores"]
+    columns: list[str] = []
+    published: _PublishedFigure | None = None
+
+
 class StudyFile(BaseModel):
     """The keys of study.yaml that are read; others may stand beside them."""
 
@@ -33,6 +44,37 @@ class StudyFile(BaseModel):
     data: _Data
     seeds: list[int]
     gap: GapSection
+    figure: _Figure | None = None
+
+
+class _Task(BaseModel):
+    train: list[str] = Field(min_length=1)
+    test: list[str] | None = None
+    checkpoint: str = "best"
+
+
+class _PublishedValue(BaseModel):
+    architecture: str
+    train: str | None = None
+    test: str | None = None
+    length: float | None = None
+    pairs: float | None = None
+    value: float
+
+
+class _Published(BaseModel):
+    source: str
+    metric: Literal["accuracy", "case_accuracy"]
+    values: list[_PublishedValue]
+
+
+class TaskStudyFile(BaseModel):
+    """The keys of the study.yaml of a study of tasks that are read, likewise."""
+
+    name: str
+    architectures: list[_Entry]
+    task: _Task
+    published: _Published | None = None
 
 
 class _Machine(BaseModel):
@@ -56,6 +98,13 @@ class RunFile(Provenance):
     status: str
     message: str
     parameters: int | None = None
+
+
+class TaskRunFile(BaseModel):
+    """What the run.json of a study of tasks says besides."""
+
+    architecture: str
+    task: str
 
 
 class Metrics(BaseModel):

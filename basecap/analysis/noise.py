@@ -19,8 +19,7 @@ from typing import TypeVar
 
 import numpy as np
 from numpy import ndarray
-from scipy.special import stdtrit
-from scipy.stats import f as f_distribution
+from scipy.special import betaln, stdtrit, xlogy
 
 #: Degrees of freedom that the shared distribution may have, from "architectures differ widely" to "they are alike".
 SHARED_FREEDOMS = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
@@ -77,7 +76,7 @@ class Shared:
         middle = max(float(np.sum(observed * own) / own.sum()), np.finfo(float).tiny ** 0.5)
         scales = middle * SCALES
         ratios = np.maximum(observed, 1e-6 * middle) / scales[:, None]
-        densities = [f_distribution.logpdf(ratios, own, free) - np.log(scales)[:, None] for free in SHARED_FREEDOMS]
+        densities = [_log_density(ratios, own, free) - np.log(scales)[:, None] for free in SHARED_FREEDOMS]
         logs = np.sum(densities, axis=-1)
         likely = np.exp(logs - logs.max())
         return cls(likely=likely / likely.sum(), scales=scales)
@@ -138,6 +137,15 @@ def draw_documents(covariance: ndarray, freedom: float, draws: int, generator: n
     root = vectors * np.sqrt(np.clip(values, 0, None))
     scale = np.sqrt(freedom / generator.chisquare(freedom, (draws, 1)))
     return scale * (generator.standard_normal((draws, len(covariance))) @ root.T)
+
+
+def _log_density(ratios: ndarray, own: ndarray, free: float) -> ndarray:
+    """Return the log density of the F distribution with `own` and `free` degrees of freedom at `ratios`, [..., N].
+
+    From its formula: scipy.stats has it too, and takes as long to import as the rest of the package.
+    """
+    both = xlogy(own / 2, own * ratios) + xlogy(free / 2, free) - xlogy((own + free) / 2, own * ratios + free)
+    return both - np.log(ratios) - betaln(own / 2, free / 2)
 
 
 @dataclass(frozen=True)

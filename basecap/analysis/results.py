@@ -1,8 +1,7 @@
 """From records to results.json: every number that the report shows."""
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,14 @@ import numpy as np
 
 from basecap.analysis.comparison import Setting, compare_runs
 from basecap.analysis.draws import Runs, few_clusters
-from basecap.analysis.files import GapSection, Metrics, RunFile, StudyFile, complete
+from basecap.analysis.files import GapSection, StudyFile, complete
 from basecap.analysis.losses import EVALUATION, load, smoothed_training_loss
 from basecap.analysis.noise import enough_draws
+from basecap.analysis.recall import analyse_tasks
+from basecap.analysis.runs import Run, curve, describe, evaluations
 from basecap.analysis.sequential import Looks
 from basecap.errors import DataError
-from basecap.records import Record, RunRecords, StudyRecords
+from basecap.records import Record, StudyRecords
 
 #: Draws of documents behind every interval.
 RESAMPLES = 2000
@@ -23,22 +24,22 @@ RESAMPLES = 2000
 DRAW_SEED = 2025
 #: Probability that the intervals of a table leave out something true, over all looks at the study.
 LEVEL = 0.05
-#: Points of a drawn training curve, spread evenly over the logarithm of the steps.
-CURVE_POINTS = 300
 
 
 def analyse(study_dirs: Sequence[Path]) -> dict[str, Any]:
     """Analyse studies, each for itself.
 
     Returns:
-        {"studies": [...]}, plain numbers and text. A study holds name, summary, reference, cost, from, confidence
-        (over all looks), level (of the intervals), looks (see `sequential.Looks`; None where there was only one),
-        resamples, train_domains, ood_domains, few_clusters (domains of too few to draw); `comparisons` (a row per
-        architecture but the reference, see `rows.Row`); `runs`, `points` (a row per evaluated checkpoint), `curves`
-        (smoothed training loss), `documents` (what was held out per domain), `evaluations` (any other declared
-        evaluation with its rows), `failures`, `sweep` (learning rates tried and chosen per architecture), `overlap`
-        (how much of a domain's held-out text stands in the training text, documents left out), text_note (what to know
-        of the text, None where nothing), `settings` (the resolved study) and `environment`.
+        {"studies": [...]}, plain numbers and text. A study of tasks holds what `recall.analyse_tasks` says. One of text
+        holds kind ("text"), name, names (of architectures), scale (None where it has one size), summary, reference,
+        cost, from, confidence (over all looks), level (of the intervals), looks (see `sequential.Looks`; None where
+        there was only one), resamples, train_domains, ood_domains, few_clusters (domains of too few to draw);
+        `comparisons` (a row per architecture but the reference, see `rows.Row`); `runs`, `points` (a row per evaluated
+        checkpoint), `curves` (smoothed training loss), `documents` (what was held out per domain), `evaluations` (any
+        other declared evaluation with its rows), `failures`, `sweep` (learning rates tried and chosen per
+        architecture), `overlap` (how much of a domain's held-out text stands in the training text, documents left
+        out), text_note (what to know of the text, None where nothing), `settings` (the resolved study) and
+        `environment`.
 
     Raises:
         ConfigError: a directory that holds no study.
@@ -47,37 +48,11 @@ def analyse(study_dirs: Sequence[Path]) -> dict[str, Any]:
     return {"studies": [_analyse_study(StudyRecords(Path(path))) for path in study_dirs]}
 
 
-@dataclass(frozen=True)
-class Run:
-    """What a run left, read once."""
-
-    records: RunRecords
-    info: dict[str, Any]
-    metrics: list[dict[str, Any]]
-    evals: list[Record]
-
-    @classmethod
-    def read(cls, records: RunRecords, study: StudyRecords, names: Sequence[str]) -> "Run":
-        """Read all but the documents; raises DataError, also for what is no run of an architecture among `names`."""
-        path = records.path / "run.json"
-        info = complete(records.info(), RunFile, path)
-        if info["name"] not in names:
-            raise DataError(f"{path} is of {info['name']!r}, which the study has not; remove its directory.")
-        place = study.run(info["name"], info["seed"]).path
-        if records.path.name != place.name:  # a copy set aside would take the place of the run itself
-            raise DataError(f"{path} is of the run that belongs in {place}; move {records.path} out of the study.")
-        metrics = records.metrics()
-        for number, row in enumerate(metrics, start=1):
-            complete(row, Metrics, f"{records.path / 'metrics.jsonl'}:{number}")
-        return cls(records=records, info=info, metrics=metrics, evals=records.evals())
-
-    @property
-    def label(self) -> dict[str, Any]:
-        """Which architecture and seed it is, as every row says."""
-        return {"name": self.info["name"], "seed": self.info["seed"]}
-
-
 def _analyse_study(records: StudyRecords) -> dict[str, Any]:
+    return analyse_tasks(records) if records.study().get("task") else _analyse_text(records)
+
+
+def _analyse_text(records: StudyRecords) -> dict[str, Any]:
     study = complete(records.study(), StudyFile, records.path / "study.yaml")
     train, ood = list(study["data"]["train"]), list(study["data"]["ood"])
     names = [entry["name"] for entry in study["architectures"]]
@@ -86,7 +61,7 @@ def _analyse_study(records: StudyRecords) -> dict[str, Any]:
     losses, failures = _load(runs, (*train, *ood))
     environment = records.environment()
     gap = GapSection.model_validate(study["gap"])
-    described = [_describe(run) for run in runs]
+    described = [describe(run) for run in runs]
     looks = Looks.read(records)
     level = looks.level(LEVEL) if looks else LEVEL
     setting = Setting(
@@ -104,7 +79,10 @@ def _analyse_study(records: StudyRecords) -> dict[str, Any]:
     )
     others = [name for name in names if name != study["reference"]]
     return {
+        "kind": "text",
         "name": study["name"],
+        "names": names,
+        "scale": study.get("scale"),
         "summary": study.get("summary", ""),
         "reference": study["reference"],
         "cost": setting.cost,
@@ -119,9 +97,9 @@ def _analyse_study(records: StudyRecords) -> dict[str, Any]:
         "comparisons": [asdict(row) for row in compare_runs(others, losses, setting, _generator())],
         "runs": described,
         "points": [row for run in runs for row in _points(run, train)],
-        "curves": [row for run in runs for row in _curve(run)],
+        "curves": [row for run in runs for row in curve(run)],
         "documents": _documents(losses),
-        "evaluations": _evaluations(records, runs),
+        "evaluations": evaluations(records, runs, without=EVALUATION),
         "failures": failures,
         "sweep": [asdict(sweep) | {"at_edge": sweep.at_edge} for sweep in records.sweeps()],
         "overlap": environment.pop("overlap", []),
@@ -169,26 +147,6 @@ def _load(runs: Sequence[Run], domains: Sequence[str]) -> tuple[Runs, list[dict[
     return losses, failures
 
 
-def _describe(run: Run) -> dict[str, Any]:
-    rates = [row["tokens_per_s"] for row in run.metrics]
-    return run.label | {
-        "use": run.info["use"],
-        "machines": _machines(run.info),
-        "status": run.info["status"],
-        "parameters": run.info.get("parameters"),
-        "seconds": sum(row["seconds"] for row in run.metrics) if run.metrics else None,
-        "tokens": run.metrics[-1]["tokens"] if run.metrics else 0,
-        "tokens_per_s": float(np.median(rates)) if rates else None,
-    }
-
-
-def _machines(info: dict[str, Any]) -> list[str]:
-    """Return what a run was trained on, one after the other, as "NVIDIA H200, bf16"."""
-    every = [*(info.get("before") or []), info]
-    named = [f"{machine['device']}, {machine['precision']}" for machine in every if machine.get("device")]
-    return list(dict.fromkeys(named))
-
-
 def _points(run: Run, train: Sequence[str]) -> list[dict[str, Any]]:
     """Return a row per evaluated checkpoint: losses held out, in training and per domain."""
     checkpoints: dict[int, list[Record]] = {}
@@ -218,18 +176,6 @@ def _points(run: Run, train: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _curve(run: Run) -> list[dict[str, Any]]:
-    """Thin the training loss out to means over stretches that are even on a logarithmic axis."""
-    if not run.metrics:
-        return []
-    losses = np.array([row["train_loss"] for row in run.metrics])
-    edges = np.unique(np.geomspace(1, len(losses) + 1, CURVE_POINTS + 1).round().astype(int) - 1).tolist()
-    return [
-        run.label | {"tokens": run.metrics[end - 1]["tokens"], "loss": float(losses[start:end].mean())}
-        for start, end in itertools.pairwise(edges)
-    ]
-
-
 def _documents(losses: Runs) -> list[dict[str, Any]]:
     first = next(iter(losses.values()), None)
     return [
@@ -241,17 +187,3 @@ def _documents(losses: Runs) -> list[dict[str, Any]]:
         }
         for domain, found in (first.domains if first else {}).items()
     ]
-
-
-def _evaluations(records: StudyRecords, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return every declared evaluation but the one the gap is made of, with the rows of each run's last checkpoint."""
-    evaluations = []
-    for name, declaration in records.declarations().items():
-        rows = []
-        for run in runs:
-            own = [record for record in run.evals if record.eval == name]
-            last = max((record.step for record in own), default=0)
-            rows += [run.label | asdict(record) for record in own if record.step == last]
-        if name != EVALUATION:
-            evaluations.append(asdict(declaration) | {"axes": list(declaration.axes), "rows": rows})
-    return evaluations

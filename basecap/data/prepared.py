@@ -14,6 +14,7 @@ from basecap.data.shards import DOCUMENT, LEAST_DOCUMENTS, Group, Shard, TokenRu
 from basecap.data.sources._contract import SPLITS, Split
 from basecap.data.stream import TrainStream
 from basecap.data.tokenizer import Tokenizer
+from basecap.data.workload import Batch, Workload
 from basecap.errors import ConfigError, DataError, nearest
 
 
@@ -96,12 +97,14 @@ class DocumentSet:
             yield np.delete(group.documents, gone) if len(gone) else group.documents
 
 
-class PreparedData:
+class PreparedData(Workload):
     """Token shards of a study, opened.
 
     Attributes:
+        vocabulary: number of token ids of the tokenizer.
+        length: tokens of a training sequence.
         tokenizer: what made the tokens.
-        train: the training batches.
+        train: the training tokens.
         train_domains: names of the domains that are trained on (and tested).
         ood_domains: names of the domains that are only tested.
         manifest: the source's files with their hashes, the tokenizer, and what each domain and split holds.
@@ -122,6 +125,8 @@ class PreparedData:
     ):
         """Put shards together; raises DataError when a domain has too little text."""
         self.tokenizer = tokenizer
+        self.vocabulary = tokenizer.vocab_size
+        self.length = config.seq_len
         self.train_domains = config.train
         self.ood_domains = config.ood
         groups = {
@@ -147,6 +152,11 @@ class PreparedData:
             },
         }
         self.manifest_hash = digest(self.manifest)
+
+    def batch(self, seed: int, step: int, batch: int, rank: int = 0, world: int = 1) -> Batch:
+        """Return windows of the training tokens, see `Workload.batch`; every token of a window has a target."""
+        rows = self.train.batch(seed, step, batch, self.length, rank, world)
+        return Batch(rows[:, :-1], rows[:, 1:])
 
     def overlap_rows(self) -> list[dict[str, Any]]:
         """Return by domain the share of its test text that stands in the training text, and documents left out."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from basecap.errors import ConfigError, DataError
+from basecap.data.workload import share_of
+from basecap.errors import DataError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,9 +54,7 @@ class TrainStream:
         """
         import torch  # here, because the processes that prepare text import this module and have no use for it
 
-        share, left = divmod(batch, world)
-        if left:
-            raise ConfigError(f"a batch of {batch} does not divide among {world} processes; change train.batch.")
+        share = share_of(batch, world)
         first = step * batch + rank * share
         return torch.from_numpy(np.stack([self._row(seed, row, seq_len) for row in range(first, first + share)]))
 

@@ -12,8 +12,9 @@ from basecap.data import PreparedData
 from basecap.data.config import Count
 from basecap.errors import DataError
 from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
-from basecap.mixers import Mixer
+from basecap.evals._influence import of_layers
 from basecap.models.language_model import LanguageModel
+from basecap.ops import Influence
 from basecap.ops.attention import entropy
 
 
@@ -75,22 +76,12 @@ class InfluenceEntropy(Evaluation):
 
 def layer_entropies(model: LanguageModel, tokens_BT: Tensor) -> dict[int, float]:
     """Return the mean entropy in nats of each layer that has an influence matrix, by its index from 0."""
-    found: dict[int, float] = {}
+    return of_layers(model, tokens_BT, _mean_entropy)
 
-    def look(mixer: Mixer, inputs: tuple[Tensor, ...]) -> None:
-        factors = mixer.influence(inputs[0])
-        if factors is not None:
-            found[mixer.layer.index] = entropy(normalised(factors.float())).mean().item()
 
-    mixers = [module for module in model.modules() if isinstance(module, Mixer)]
-    handles = [mixer.register_forward_pre_hook(look) for mixer in mixers]
-    try:
-        with torch.no_grad():
-            model.hidden(tokens_BT)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
+def _mean_entropy(influence: Influence) -> float:
+    B, H, T = influence.shape
+    return sum(entropy(normalised(factors.float())).sum().item() for factors in influence.blocks()) / (B * H * T)
 
 
 def normalised(factors: Tensor) -> Tensor:

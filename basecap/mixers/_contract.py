@@ -18,6 +18,7 @@ from basecap.errors import ConfigError, nearest
 from basecap.mixers._faults import in_words, place_of
 from basecap.mixers._recipes import ParameterRecipe, default_recipe, generator_for
 from basecap.names import split_body
+from basecap.ops import Influence
 from basecap.registry import Registry
 
 
@@ -94,8 +95,8 @@ class Mixer(nn.Module, ABC):
         """Mix a prompt into an empty `cache`; equals forward. Token by token unless a mixer has a faster way."""
         return torch.cat([self.step(x_BTD[:, t : t + 1], cache) for t in range(x_BTD.shape[1])], dim=1)
 
-    def influence(self, x_BTD: Tensor) -> Tensor | None:
-        """Return [B, H, T, T], the factor in front of the value at s in the mixed value at t; None: has none."""
+    def influence(self, x_BTD: Tensor) -> Influence | None:
+        """Return the factors in front of the value at s in the mixed value at t, of every head; None: has none."""
         return None
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:

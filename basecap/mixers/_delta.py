@@ -7,6 +7,7 @@ from basecap.mixers._contract import Cache
 from basecap.mixers._parts import ShortConvolution, rms_norm
 from basecap.mixers._recipes import ParameterRecipe, default_recipe, normal
 from basecap.mixers._state_space import convolve, convolve_step
+from basecap.ops import Influence
 from basecap.ops.delta_rule import delta_rule, influence
 
 #: The library of the authors of DeltaNet: repository and commit.
@@ -75,8 +76,8 @@ class DeltaMemory(nn.Module):
             self.conv.fill(projected, cache.tensors["conv"])
         return self._advance(x_BTD, convolve(self.conv, projected, None), log_decay_BTH, cache)
 
-    def influence(self, x_BTD: Tensor, log_decay_BTH: Tensor | None) -> Tensor:
-        """Return [B, H, T, T], the factor in front of each convolved value."""
+    def influence(self, x_BTD: Tensor, log_decay_BTH: Tensor | None) -> Influence:
+        """Return the factor in front of each convolved value."""
         q, k, _, beta = self.inputs(x_BTD)
         return influence(q, k, beta, log_decay_BTH)
 

@@ -68,11 +68,6 @@ def rms_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
-def widened(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors in float32 or wider: scores in half precision choose and weigh otherwise than the ops do."""
-    return tuple(x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors)
-
-
 def token_shift(x_BTD: Tensor, segments_BT: Tensor | None = None) -> Tensor:
     """Return x delayed by one token, zero at the start of every sequence."""
     shifted = F.pad(x_BTD, (0, 0, 1, -1))

@@ -7,9 +7,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, Variant, mixer
-from basecap.mixers._parts import AttentionHeads, attention_recipe, remember, widened
+from basecap.mixers._parts import AttentionHeads, attention_recipe, remember
 from basecap.mixers._recipes import ParameterRecipe, Scheme
-from basecap.ops.attention import attention, attention_step, weights
+from basecap.ops import Influence
+from basecap.ops.attention import attention, attention_step, influence
 
 
 def alibi_slopes(heads: int, device: torch.device) -> Tensor:
@@ -152,10 +153,10 @@ class Attention(Mixer):
         self._remember(k, v, cache)
         return self.out(self._attend(q, k, v).flatten(2))
 
-    def influence(self, x_BTD: Tensor) -> Tensor:
-        """Return the attention distribution [B, H, T, T], in float32 or wider."""
-        q, k, _ = widened(*self.project(x_BTD))
-        return weights(q, k, self.scale, self.config.window, self._slopes(q.device))
+    def influence(self, x_BTD: Tensor) -> Influence:
+        """Return the attention distribution."""
+        q, k, _ = self.project(x_BTD)
+        return influence(q, k, scale=self.scale, window=self.config.window, slopes=self._slopes(q.device))
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values of every query head, and what attention makes of them."""

@@ -21,7 +21,9 @@ from basecap.mixers._contract import (
 from basecap.mixers._parts import ShortConvolution
 from basecap.mixers._recipes import ParameterRecipe, default_recipe, normal, residual_std
 from basecap.mixers.attention import Attention
-from basecap.ops.taylor_attention import reference, taylor_attention, taylor_state
+from basecap.ops import Influence
+from basecap.ops.short_convolution import influence as convolution_influence
+from basecap.ops.taylor_attention import influence, taylor_attention, taylor_state
 
 PAPER = "arXiv 2402.18668"
 REPOSITORY = "HazyResearch/based@32c1bd4e09c8f7f718b0ed3f2e0a333908297879"
@@ -87,10 +89,10 @@ class BasedLinear(Mixer):
         """Mix one more token."""
         return self.prefill(x_B1D, cache)
 
-    def influence(self, x_BTD: Tensor) -> Tensor:
-        """Return the normalised weights [B, H, T, T]."""
+    def influence(self, x_BTD: Tensor) -> Influence:
+        """Return the normalised weights."""
         q, k, _ = self._project(x_BTD)
-        return reference.influence(q, k)
+        return influence(q, k)
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values and their weighted means."""
@@ -159,13 +161,9 @@ class BasedConv(Mixer):
         cache.length = x_BTD.shape[1]
         return self._finish(self.conv(u), gate)
 
-    def influence(self, x_BTD: Tensor) -> Tensor:
-        """Return [B, channels, T, T], the taps of each channel's convolution; the same for every input."""
-        t = torch.arange(x_BTD.shape[1], device=x_BTD.device)
-        lag = t[:, None] - t[None, :]
-        reached = (lag >= 0) & (lag < self.conv.width)
-        taps = self.conv.weight.flip(1)[:, lag.clamp(0, self.conv.width - 1)]
-        return (taps * reached).expand(len(x_BTD), -1, -1, -1)
+    def influence(self, x_BTD: Tensor) -> Influence:
+        """Return the taps of each channel's convolution; the same for every input."""
+        return convolution_influence(self.conv.weight, batch=x_BTD.shape[0], length=x_BTD.shape[1])
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return u and its convolution, each channel a head."""

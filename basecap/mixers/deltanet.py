@@ -19,6 +19,7 @@ from basecap.mixers._contract import (
 from basecap.mixers._delta import EPS, REPOSITORY, SHRUNK, DeltaMemory
 from basecap.mixers._parts import rms_norm
 from basecap.mixers._recipes import ParameterRecipe, constant, normal, residual_std
+from basecap.ops import Influence
 
 
 @mixer(
@@ -72,8 +73,8 @@ class DeltaNet(Mixer):
         """Mix a prompt chunk by chunk and keep its final state."""
         return self._finish(self.memory.prefill(x_BTD, None, cache))
 
-    def influence(self, x_BTD: Tensor) -> Tensor:
-        """Return [B, H, T, T], the factor q_t (prod_{s<r<=t} I - beta_r k_r k_r^T) beta_s k_s before each value."""
+    def influence(self, x_BTD: Tensor) -> Influence:
+        """Return the factor q_t (prod_{s<r<=t} I - beta_r k_r k_r^T) beta_s k_s before each value."""
         return self.memory.influence(x_BTD, None)
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from basecap.mixers._delta import EPS, REPOSITORY, SHRUNK, DeltaMemory
 from basecap.mixers._parts import rms_norm
 from basecap.mixers._recipes import ParameterRecipe, constant, normal, residual_std
 from basecap.mixers._state_space import log_of_uniform, step_size, step_size_bias
+from basecap.ops import Influence
 
 
 @mixer(
@@ -93,8 +94,8 @@ class GatedDeltaNet(Mixer):
         """Mix a prompt chunk by chunk and keep its final state."""
         return self._finish(self.memory.prefill(x_BTD, self._log_decay(x_BTD), cache), x_BTD)
 
-    def influence(self, x_BTD: Tensor) -> Tensor:
-        """Return [B, H, T, T], the factor q_t (prod_{s<r<=t} a_r (I - beta_r k_r k_r^T)) beta_s k_s before a value."""
+    def influence(self, x_BTD: Tensor) -> Influence:
+        """Return the factor q_t (prod_{s<r<=t} a_r (I - beta_r k_r k_r^T)) beta_s k_s before a value."""
         return self.memory.influence(x_BTD, self._log_decay(x_BTD))
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, mixer
 from basecap.mixers._parts import ShortConvolution, fourier_flops, remember
 from basecap.mixers._recipes import ParameterRecipe, constant, default_recipe, normal, residual_std, values
-from basecap.ops.long_convolution import long_convolution, reference
+from basecap.ops import Influence
+from basecap.ops.long_convolution import influence, long_convolution
 
 
 class ImplicitFilter(nn.Module):
@@ -150,11 +151,10 @@ class Hyena(Mixer):
         whole = cache.tensors["past"].shape[1] == self.layer.max_length
         remember(cache, {"past": inputs_BTD}, ring=whole)
 
-    def influence(self, x_BTD: Tensor) -> Tensor:
-        """Return [B, D, T, T], the factor q_t filter_{t-s} k_s in front of v_s, channel by channel."""
-        q, k, _ = self._gates(x_BTD)
-        taps_DTT = reference.toeplitz(self.filter(x_BTD.shape[1]), x_BTD.shape[1])
-        return q.mT[..., :, None] * taps_DTT * k.mT[..., None, :]
+    def influence(self, x_BTD: Tensor) -> Influence:
+        """Return q_t filter_{t-s} k_s in front of v_s, channel by channel."""
+        (q, k, _), (B, T, _) = self._gates(x_BTD), x_BTD.shape
+        return influence(self.filter(T), batch=B, length=T).scaled(q, k)
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return v and the gated convolution, each channel a head."""

@@ -24,10 +24,11 @@ from basecap.mixers._state_space import (
     step_size,
     step_size_bias,
 )
+from basecap.ops import Influence
 from basecap.ops.long_convolution import long_convolution
-from basecap.ops.selective_scan import reference as scan_reference
+from basecap.ops.selective_scan import influence as scan_influence
 from basecap.ops.selective_scan import selective_scan
-from basecap.ops.ssd import reference as ssd_reference
+from basecap.ops.ssd import influence as ssd_influence
 from basecap.ops.ssd import ssd
 
 GLOBAL_SELECTION = (
@@ -195,19 +196,17 @@ class Mamba1(Mixer):
             self.conv.fill(raw_x, cache.tensors["conv"])
         return self._advance(convolve(self.conv, raw_x, None), self._look_back(raw_x, None), gate, cache)
 
-    def influence(self, x_BTD: Tensor) -> Tensor:
-        """Return [B, D, T, T] per inner channel, the factor in front of the convolved x_s; the skip D is not in it.
+    def influence(self, x_BTD: Tensor) -> Influence:
+        """Return for each inner channel the factor in front of the convolved x_s; the skip D is not in it.
 
         arXiv 2410.15678, section 3.1, draws its mean over the channels.
         """
         raw_x, _ = self.in_proj(x_BTD).chunk(2, dim=-1)
         global_x = self._look_back(raw_x, None)
         dt, B, C, decay = self._select(convolve(self.conv, raw_x, None), global_x)
-        B, C = B.to(dt.dtype), C.to(dt.dtype)
         if self.config.decay == "full":
-            return scan_reference.influence(dt, decay, B, C)
-        shared_B1TT = ssd_reference.influence(C[:, :, None], B[:, :, None], decay)
-        return shared_B1TT * dt.transpose(1, 2)[:, :, None]
+            return scan_influence(dt, decay, B, C)
+        return ssd_influence(C[:, :, None], B[:, :, None], decay.expand_as(dt)).scaled(writes_BTH=dt)
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the convolved x and the state space's output without its skip connection, [B, T, D, 1]."""

@@ -19,7 +19,8 @@ from basecap.mixers._state_space import (
     step_size,
     step_size_bias,
 )
-from basecap.ops.ssd import reference, ssd
+from basecap.ops import Influence
+from basecap.ops.ssd import influence, ssd
 
 
 @mixer(
@@ -143,15 +144,14 @@ class Mamba2(Mixer):
             self.conv.fill(mixed, cache.tensors["conv"])
         return self._advance(self._convolve(mixed), raw_dt, gate, cache)
 
-    def influence(self, x_BTD: Tensor) -> Tensor:
-        """Return [B, H, T, T], the factor C_t.B_s dt_s prod_{s<r<=t} decay_r in front of the convolved x_s.
+    def influence(self, x_BTD: Tensor) -> Influence:
+        """Return the factor C_t.B_s dt_s prod_{s<r<=t} decay_r in front of the convolved x_s.
 
         The skip connection D is not part of it (arXiv 2410.15678, section 3.1).
         """
         _, mixed, raw_dt = self.in_proj(x_BTD)
         _, q, k, dt, log_decay = self._state_space(self._convolve(mixed), raw_dt)
-        wide = dt.dtype
-        return reference.influence(q.to(wide), k.to(wide), log_decay) * dt.transpose(1, 2)[:, :, None]
+        return influence(q, k, log_decay).scaled(writes_BTH=dt)
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the convolved x and the state space's output without its skip connection, [B, T, H, V]."""

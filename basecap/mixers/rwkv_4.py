@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from basecap.mixers._contract import LayerSpec, MixerConfig, mixer
 from basecap.mixers._recipes import ParameterRecipe, constant, orthogonal, values
 from basecap.mixers._rwkv import REPOSITORY, TimeMix, depth_ratios, ramp, share, shift
-from basecap.ops.wkv4 import eager, wkv4
+from basecap.ops import Influence
+from basecap.ops.wkv4 import influence, wkv4
 
 
 @mixer(
@@ -75,11 +76,10 @@ class RWKV4(TimeMix):
         _, o, state = self._average(x_BTD, delta_BTD, state, segments)
         return self.output(r * o), state
 
-    def influence(self, x_BTD: Tensor) -> Tensor:
-        """Return [B, D, T, T], the weights of the averages of each channel (before the receptance)."""
+    def influence(self, x_BTD: Tensor) -> Influence:
+        """Return the weights of the averages of each channel (before the receptance)."""
         k = self.key(x_BTD + shift(x_BTD, None) * self.share_k)
-        decay, bonus = self._rates()
-        return eager.influence(k.to(decay.dtype), decay, bonus)
+        return influence(k, *self._rates())
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return values and averages, [B, T, D, 1]."""

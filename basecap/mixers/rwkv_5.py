@@ -21,7 +21,8 @@ from basecap.mixers._rwkv import (
     share,
     shift,
 )
-from basecap.ops.wkv6 import eager, wkv6
+from basecap.ops import Influence
+from basecap.ops.wkv6 import influence, wkv6
 
 
 @mixer(
@@ -92,11 +93,10 @@ class RWKV5(TimeMix):
         _, o, state = self._recur(x_BTD, delta_BTD, state, segments)
         return self.output(self.norm(o.flatten(2)) * gate), state
 
-    def influence(self, x_BTD: Tensor) -> Tensor:
-        """Return [B, H, T, T], the factor in front of v_s in the recurrence's output (before norm and gate)."""
+    def influence(self, x_BTD: Tensor) -> Influence:
+        """Return the factor in front of v_s in the recurrence's output (before norm and gate)."""
         r, k, log_decay = self._project(x_BTD, shift(x_BTD, None))
-        wide = log_decay.dtype
-        return eager.influence(r.to(wide), k.to(wide), log_decay, self.bonus.to(wide))
+        return influence(r, k, log_decay, self.bonus)
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return values and outputs of the recurrence, [B, T, H, V]."""

@@ -23,7 +23,8 @@ from basecap.mixers._rwkv import (
     share,
     shift,
 )
-from basecap.ops.wkv6 import eager, wkv6
+from basecap.ops import Influence
+from basecap.ops.wkv6 import influence, wkv6
 
 #: What the token shift feeds, in the order of the stacked parameters.
 FED = ("w", "k", "v", "r", "g")
@@ -116,12 +117,11 @@ class RWKV6(TimeMix):
         _, o, state = self._recur(inputs, state, segments)
         return self.output(self.norm(o.flatten(2)) * F.silu(self.gate(gate_in))), state
 
-    def influence(self, x_BTD: Tensor) -> Tensor:
-        """Return [B, H, T, T], the factor in front of v_s in the recurrence's output (before norm and gate)."""
+    def influence(self, x_BTD: Tensor) -> Influence:
+        """Return the factor in front of v_s in the recurrence's output (before norm and gate)."""
         w_in, k_in, _, r_in, _ = self._shifted(x_BTD, shift(x_BTD, None))
         r, k, log_decay = self._project(w_in, k_in, r_in)
-        wide = log_decay.dtype
-        return eager.influence(r.to(wide), k.to(wide), log_decay, self.bonus.to(wide))
+        return influence(r, k, log_decay, self.bonus)
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return values and outputs of the recurrence, [B, T, H, V]."""

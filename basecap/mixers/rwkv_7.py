@@ -24,7 +24,8 @@ from basecap.mixers._rwkv import (
     share,
     shift,
 )
-from basecap.ops.wkv7 import eager, wkv7_bounded
+from basecap.ops import Influence
+from basecap.ops.wkv7 import influence, wkv7_bounded
 
 #: Powers of the shares of the previous token at the first layer: they flatten with depth.
 POWERS = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}
@@ -133,11 +134,10 @@ class RWKV7(TimeMix):
         gate = self.gate(x_BTD + delta_BTD * self.share_g)
         return self.output((self.norm(o.flatten(2)) + own.flatten(2)) * gate), state
 
-    def influence(self, x_BTD: Tensor) -> Tensor:
-        """Return [B, H, T, T], the factor in front of v_s in the recurrence's output (before norm and own value)."""
+    def influence(self, x_BTD: Tensor) -> Influence:
+        """Return the factor in front of v_s in the recurrence's output (before norm and own value)."""
         r, log_decay, k, a, b = self._project(x_BTD, shift(x_BTD, None))
-        wide = log_decay.dtype
-        return eager.influence(r.to(wide), log_decay, k.to(wide), a, b)
+        return influence(r, log_decay, k, a, b)
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return values (of a model's only layer) and outputs of the recurrence, [B, T, H, V]."""

@@ -18,9 +18,10 @@ from basecap.mixers._contract import (
     divide,
     mixer,
 )
-from basecap.mixers._parts import positions_of, remember, rotary, widened
+from basecap.mixers._parts import positions_of, remember, rotary
 from basecap.mixers._recipes import ParameterRecipe, default_recipe, normal, residual_std
-from basecap.ops.attention import attention, attention_step, weights
+from basecap.ops import Influence
+from basecap.ops.attention import attention, attention_step, influence
 
 
 @mixer(
@@ -124,10 +125,10 @@ class Synthesizer(Mixer):
         remember(cache, {"v": v})
         return self.out(attention(q, k, v).flatten(2))
 
-    def influence(self, x_BTD: Tensor) -> Tensor:
-        """Return the attention distribution [B, H, T, T], in float32 or wider."""
-        q, k, _ = widened(*self._project(x_BTD))
-        return weights(q, k, self.dim**-0.5)
+    def influence(self, x_BTD: Tensor) -> Influence:
+        """Return the attention distribution."""
+        q, k, _ = self._project(x_BTD)
+        return influence(q, k)
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values, and what attention makes of them."""

@@ -7,14 +7,15 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, Variant, mixer
-from basecap.mixers._parts import AttentionHeads, attention_recipe, widened
+from basecap.mixers._parts import AttentionHeads, attention_recipe
 from basecap.mixers._recipes import ParameterRecipe
+from basecap.ops import Influence
 from basecap.ops.top1_chunk import (
+    influence,
     top1_chunk,
     top1_chunk_cache,
     top1_chunk_fill,
     top1_chunk_step,
-    top1_chunk_weights,
 )
 
 
@@ -95,11 +96,11 @@ class Top1Chunk(Mixer):
         cache.length = x_BTD.shape[1]
         return self.out(self._attend(q, k, v).flatten(2))
 
-    def influence(self, x_BTD: Tensor) -> Tensor:
-        """Return the attention distribution [B, H, T, T], in float32 or wider, zero outside the two chunks."""
-        q, k, _ = widened(*self.project(x_BTD))
+    def influence(self, x_BTD: Tensor) -> Influence:
+        """Return the attention distribution, zero outside the two chunks."""
+        q, k, _ = self.project(x_BTD)
         c = self.config
-        return top1_chunk_weights(q, k, chunk=c.chunk, mode=c.mode, remote=c.remote)
+        return influence(q, k, chunk=c.chunk, mode=c.mode, remote=c.remote)
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values of every query head, and what attention makes of them."""

@@ -6,9 +6,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, mixer
-from basecap.mixers._parts import AttentionHeads, attention_recipe, remember, widened
+from basecap.mixers._parts import AttentionHeads, attention_recipe, remember
 from basecap.mixers._recipes import ParameterRecipe
-from basecap.ops.top1_element import top1_element, top1_element_step, top1_element_weights
+from basecap.ops import Influence
+from basecap.ops.top1_element import influence, top1_element, top1_element_step
 
 
 @mixer(
@@ -77,10 +78,10 @@ class Top1Element(Mixer):
         remember(cache, {"k": k, "v": v})
         return self.out(top1_element(q, k, v, scale=self.scale).flatten(2))
 
-    def influence(self, x_BTD: Tensor) -> Tensor:
-        """Return [B, H, T, T], in float32 or wider: 1 at the chosen key, 0 elsewhere."""
-        q, k, _ = widened(*self.project(x_BTD))
-        return top1_element_weights(q, k)
+    def influence(self, x_BTD: Tensor) -> Influence:
+        """Return 1 at the chosen key, 0 elsewhere."""
+        q, k, _ = self.project(x_BTD)
+        return influence(q, k)
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values of every query head, and those chosen."""

@@ -1,7 +1,8 @@
 """Sequence-mixing operations, each with one public function; usable without the rest of the package."""
 
+from basecap.ops._influence import Influence
+from basecap.ops._saved import keep_choice
 from basecap.ops.top1_chunk import (
-    keep_choice,
     top1_chunk,
     top1_chunk_cache,
     top1_chunk_choice,
@@ -12,6 +13,7 @@ from basecap.ops.top1_chunk import (
 from basecap.ops.top1_element import top1_element, top1_element_choice, top1_element_step, top1_element_weights
 
 __all__ = [
+    "Influence",
     "keep_choice",
     "top1_chunk",
     "top1_chunk_cache",

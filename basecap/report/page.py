@@ -1,6 +1,6 @@
 """One page per report: self-contained HTML that works without a network, and every figure beside it as SVG."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,15 @@ from markupsafe import Markup
 from basecap.analysis import analyse
 from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
+from basecap.report.kinds import KINDS
+from basecap.report.recall_words import between, percent, points
 from basecap.report.titles import titles
 from basecap.report.words import (
     duration,
     gap_text,
-    headline,
     interval_text,
     notes,
-    rates_text,
-    reasons,
-    remarks,
     runs_text,
-    trained_models_only,
-    unfinished,
     worth_interval_text,
     worth_text,
 )
@@ -63,32 +59,14 @@ def write_report(study_paths: Sequence[Path], out: Path) -> Path:
 
 def draw(study: dict[str, Any], prefix: str = "") -> Groups:
     """Draw every figure of a study that has data; names of files begin with `prefix`."""
-    domains = study["ood_domains"] or study["train_domains"]
-    charts: dict[str, dict[str, figures.Chart | None]] = {
-        "gaps": {"gaps": figures.forest(study), "gap-along-training": figures.along(study)},
-        "held_out": {f"scatter-{domain}": figures.scatter(study, domain, "held_out") for domain in domains},
-        "training": {
-            f"scatter-{domain}-training-loss": figures.scatter(study, domain, "training") for domain in domains
-        },
-        "curves": {"training": figures.training(study)},
-        "evaluations": dict(_evaluations(study)),
-    }
     return {
         group: {
             prefix + safe_name(name): figures.styled(chart).to_dict()
             for name, chart in members.items()
             if chart is not None
         }
-        for group, members in charts.items()
+        for group, members in KINDS[study["kind"]].charts(study).items()
     }
-
-
-def _evaluations(study: dict[str, Any]) -> Iterator[tuple[str, figures.Chart]]:
-    for found in study["evaluations"]:
-        panels = {(row["metric"], row["subset"] if found["axes"] else None) for row in found["rows"]}
-        for metric, subset in sorted(panels, key=str):
-            name = "-".join(part for part in (found["name"], metric, subset) if part)
-            yield name, figures.evaluation(study, found, metric, subset)
 
 
 def _page(studies: Sequence[dict[str, Any]], named: Sequence[str], drawn: Sequence[Groups]) -> str:
@@ -102,22 +80,22 @@ def _page(studies: Sequence[dict[str, Any]], named: Sequence[str], drawn: Sequen
     environment.filters |= {
         "gap": gap_text,
         "interval": interval_text,
-        "headline": headline,
-        "reasons": reasons,
         "notes": notes,
-        "remarks": remarks,
-        "rates": rates_text,
         "worth": worth_text,
         "worth_interval": worth_interval_text,
         "runs": runs_text,
-        "trained_models_only": trained_models_only,
-        "unfinished": unfinished,
         "duration": duration,
+        "percent": percent,
+        "between": between,
+        "points": points,
         "yaml": lambda content: yaml.safe_dump(content, sort_keys=False, allow_unicode=True),
         "spec": _responsive,
     }
+    kinds = [KINDS[study["kind"]] for study in studies]
+    said = [kind.say(study) for kind, study in zip(kinds, studies, strict=True)]
+    templates = [kind.template for kind in kinds]
     return environment.get_template("report.html").render(
-        sections=list(zip(studies, named, drawn, strict=True)), bundle=Markup(_bundle())
+        sections=list(zip(studies, named, drawn, said, templates, strict=True)), bundle=Markup(_bundle())
     )
 
 

@@ -188,8 +188,13 @@ def remarks(study: Study) -> list[str]:
         *_left_out(study),
         *([f"{study['text_note']}."] if study["text_note"] else []),
         *([f"{copied}: {listed(left_out)}."] if left_out else []),
-        *([f"{EDGE} for {listed(edge)}: a better one may lie beyond."] if edge else []),
+        *edge_text(edge),
     ]
+
+
+def edge_text(names: Sequence[str]) -> list[str]:
+    """Return a sentence on the architectures `names` whose best learning rate was the first or last; none for none."""
+    return [f"{EDGE} for {listed(names)}: a better one may lie beyond."] if names else []
 
 
 def rates_text(study: Study) -> str:

@@ -16,12 +16,12 @@ from pydantic_core import ErrorDetails
 from basecap.data.config import Count, DataConfig, Line, Number
 from basecap.data.tokenizer import BYTES
 from basecap.errors import ConfigError, in_words, nearest
-from basecap.files import parse_yaml, read
-from basecap.moved_keys import MOVED_SEEDS, log_move, with_moved_keys
-from basecap.names import split_body
+from basecap.files import parse_yaml
+from basecap.moved_keys import with_moved_keys
+from basecap.names import PAPER, at_scale, split_body
+from basecap.study.figure import FigureConfig, PublishedConfig
+from basecap.study.reading import READ_ONLY, apply_setting, read_study
 from basecap.train.config import TrainSection
-
-LIBRARY = Path(__file__).parent / "library"
 
 #: Names of studies: they become directories.
 NAME = re.compile(r"\w[\w .+,=-]{0,99}")
@@ -127,8 +127,11 @@ class GapConfig(_Section):
 class StudyConfig(_Section):
     """A complete study."""
 
-    name: str = Field(description="what the report is called, and its directory below runs/")
+    name: str = Field(description="what the report is called, and with --scale its directory below runs/")
     summary: str = Field("", description="one line for `basecap list studies`")
+    scale: str | None = Field(
+        None, description="which of its `scales` a study has, see --scale; paper when it has any and this is not given"
+    )
     data: DataConfig
     model: SizeConfig
     train: TrainSection
@@ -144,6 +147,7 @@ class StudyConfig(_Section):
         ("domain-loss",), min_length=1, description="names, see `basecap list evals`, or name: {option: value}"
     )
     gap: GapConfig = Field(default_factory=GapConfig)
+    figure: FigureConfig | None = Field(None, description="the paper's figure that the report draws; changes no number")
 
     @field_validator("name")
     @classmethod
@@ -153,6 +157,16 @@ class StudyConfig(_Section):
                 "a name begins with a letter or digit and holds letters, digits, spaces and _ . + , = - only"
             )
         return value
+
+    @property
+    def directory(self) -> Path:
+        """Where the study runs unless told otherwise."""
+        return Path("runs") / (self.name if self.scale in (None, PAPER) else f"{self.name}-{self.scale}")
+
+    @property
+    def title(self) -> str:
+        """The study's name with its scale."""
+        return at_scale(self.name, self.scale)
 
     @field_validator("seeds", "reference_seeds")
     @classmethod
@@ -216,25 +230,23 @@ def _entry(item: Any) -> Any:
     return {"name": str(named[0]), "use": named[-1], **entry}
 
 
-def library() -> dict[str, Path]:
-    """Return the built-in studies by name."""
-    return {path.stem: path for path in sorted(LIBRARY.glob("*.yaml"))}
-
-
-def load_study(study: str, settings: Sequence[str] = ()) -> StudyConfig:
+def load_study(study: str, settings: Sequence[str] = (), scale: str | None = None) -> StudyConfig:
     """Read a built-in study by name or a YAML file.
 
     Args:
         study: name in the library, or path of a file.
-        settings: "a.b=value" overrides, the value in YAML.
+        settings: "a.b=value" overrides, the value in YAML; they come after those of the scale.
+        scale: which of its sizes; the paper's, or what the file says under `scale`, when not given.
 
     Raises:
-        ConfigError: unknown study, key or name, impossible value; with the place and the nearest valid name.
+        ConfigError: unknown study, scale, key or name, impossible value; with the place and the nearest valid name.
     """
-    content = with_moved_keys(_read(study), f"study {study}")
+    content = read_study(study, scale)
     for setting in settings:
-        _override(content, setting)
-    config = validate(with_moved_keys(content, "--set train"), study)
+        apply_setting(content, setting)
+    chosen = content.get("scale")
+    where = study if chosen in (None, PAPER) else f"{study} at scale {chosen}"
+    config = validate(with_moved_keys(content, "--set train"), where)
     names = [entry.name for entry in config.architectures]
     if config.reference not in names:
         from basecap.mixers import ARCHITECTURES  # imports torch, which a study alone does not need
@@ -256,60 +268,6 @@ def select(study: StudyConfig, only: Sequence[str]) -> set[str]:
         if name not in names:
             raise ConfigError(f"study {study.name} has no architecture {name!r}: {nearest(name, names)}")
     return {*only, study.reference} if only else names
-
-
-def _read(study: str) -> dict[str, Any]:
-    path = library().get(study, Path(study))
-    if path.is_dir():
-        raise ConfigError(f"{path} is a directory; give the YAML file of a study.")
-    if path.suffix not in (".yaml", ".yml"):
-        if path.is_file():
-            raise ConfigError(f"{study} is not called .yaml; give the YAML file of a study, or rename it.")
-        known = [name for name in library() if _numbers(name) == _numbers(study)]  # another figure is no typing error
-        raise ConfigError(f"unknown study {study!r}: {nearest(study, known, see='basecap list studies')}")
-    content = _parse(path)
-    if not isinstance(content, dict):
-        raise ConfigError(f"study file {path} is not a study; it must have keys such as name, data, architectures.")
-    # Keys such as x-sizes are no options: they hold what anchors elsewhere in the file refer to.
-    return {key: value for key, value in content.items() if key != "schema" and not str(key).startswith("x-")}
-
-
-def _numbers(name: str) -> list[str]:
-    return re.findall(r"\d+[a-z]?", name.lower())
-
-
-def _parse(path: Path) -> Any:
-    text = read(path)
-    if text is None:
-        raise ConfigError(f"study file {path} does not exist; give a path, or a name of `basecap list studies`.")
-    try:
-        return parse_yaml(text)
-    except ValueError as error:
-        raise ConfigError(f"study file {path} {error}; mend it.") from error
-
-
-def _override(content: dict[str, Any], setting: str) -> None:
-    key, equals, text = setting.partition("=")
-    if key == "train.seeds":
-        log_move(f"--set {setting}", MOVED_SEEDS)
-        key = "seeds"
-    *parents, last = key.split(".")
-    if not equals or not all([*parents, last]):
-        raise ConfigError(f"--set {setting!r} is not of the form a.b=value; write for example train.lr=3e-4.")
-    try:
-        value = parse_yaml(text)
-    except ValueError as error:
-        quoted = shlex.quote(f"{key}={json.dumps(text)}")
-        raise ConfigError(f"--set {setting!r}: the value {error}; as text it is written --set {quoted}.") from error
-    place: Any = content
-    for parent in parents:
-        inner = place.get(parent, {})
-        if not isinstance(inner, dict):
-            what = "a list, which is set as a whole" if isinstance(inner, list) else "not a section"
-            raise ConfigError(f"--set {key}: {parent!r} is {what}; `basecap list settings` shows the keys.")
-        place[parent] = inner.copy()  # an alias of it elsewhere in the file stays what it was
-        place = place[parent]
-    place[last] = value
 
 
 def validate(content: dict[str, Any], study: str) -> StudyConfig:
@@ -391,9 +349,12 @@ def _keys(place: list[Any]) -> list[str]:
         "model": SizeConfig,
         "train": TrainSection,
         "gap": GapConfig,
+        "figure": FigureConfig,
+        "published": PublishedConfig,
         "architectures": ArchitectureEntry,
         "layers": PatternEntry,
     }
     for part in place:
         section = SizeOverride if part == "model" and section is ArchitectureEntry else sections.get(part, section)
-    return [field.alias or name for name, field in section.model_fields.items()]
+    read_only = READ_ONLY if section is StudyConfig else ()
+    return [*(field.alias or name for name, field in section.model_fields.items()), *read_only]

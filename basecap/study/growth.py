@@ -14,12 +14,15 @@ def grown(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyConfig:
 
     Seeds, architectures and evaluations of `wanted` come after those that are held.
 
-    Words, where and by how many processes text is prepared, when evaluations run and which weights stay are those of
-    `wanted`: no number depends on them.
+    Words, the figure, where and by how many processes text is prepared, when evaluations run and which weights stay are
+    those of `wanted`: no number depends on them.
 
     Raises:
         ConfigError: they differ in anything else, or in what an architecture of one name is.
     """
+    if held.scale != wanted.scale:
+        here, there = (f"scale {found.scale}" if found.scale else "no scale" for found in (wanted, held))
+        raise ConfigError(f"{where} holds the study at {there}, not at {here}; give that --scale, or another --out.")
     theirs = {entry.name: entry for entry in wanted.architectures}
     for entry in held.architectures:
         _refuse_other(entry, theirs.get(entry.name, entry), where, entry.name)
@@ -32,6 +35,7 @@ def grown(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyConfig:
         study.model_copy(
             update={
                 "summary": wanted.summary,
+                "figure": wanted.figure,
                 "data": study.data.model_copy(update=preparation),
                 "train": study.train.model_copy(update={"keep": wanted.train.keep}),
                 "evals": with_evaluations(held, wanted.evals, where).evals,

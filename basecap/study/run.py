@@ -135,7 +135,7 @@ def _train(run: RunSpec, runtime: Runtime, records: RunRecords) -> int:
         torch.cuda.set_device(device)
     place = Place.choose(device, runtime.group, run.train.precision)
     model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed)
-    trainer = Trainer(model, run.train, run.seed, stream=runtime.data.train, records=records, place=place)
+    trainer = Trainer(model, run.train, run.seed, workload=runtime.data, records=records, place=place)
     context = Context(data=runtime.data, device=device, autocast=place.autocast)
 
     def evaluate_point(model: LanguageModel, step: int, tokens: int) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from basecap.mixers._contract import Cache, Mixer, initialise
 from basecap.mixers._faults import declared
+from basecap.ops import Influence
 from basecap.testing import _causality
 from basecap.testing._bench import BATCH, Bench, Check, Layers, empty_cache, largest, roundoff
 
@@ -254,14 +255,15 @@ def influence(bench: Bench) -> Iterator[Check]:
     """The influence matrix, where there is one, is causal and maps the values to what forward mixes."""
     mixer, T = bench.layers.mixers[0], bench.length // 2
     x = bench.x[:, :T]
-    matrix = mixer.influence(x)
-    if matrix is None:
+    found = mixer.influence(x)
+    if found is None:
         return
+    known = isinstance(found, Influence)
+    matrix = found.whole() if known else torch.empty(0)
     shape = tuple(matrix.shape)
-    square = matrix.ndim == 4 and shape[0] == BATCH and shape[2:] == (T, T)
-    yield bench.check(
-        "influence shape", float(not square), 0.0, f"influence is {list(shape)}, not [{BATCH}, H, {T}, {T}]"
-    )
+    square = known and shape == (BATCH, found.shape[1], T, T) and found.shape == (BATCH, shape[1], T)
+    wrong = f"its factors are {list(shape)}" if known else f"is a {type(found).__name__}; return basecap.ops.Influence"
+    yield bench.check("influence shape", float(not square), 0.0, f"influence: {wrong}, not [{BATCH}, H, {T}, {T}]")
     if not square:
         return
     future = matrix.triu(1)

@@ -6,7 +6,9 @@ from torch import Tensor, nn
 from basecap.models.blocks import Block, total
 
 
-def first_bad_module(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor) -> str | None:
+def first_bad_module(
+    model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor, segments_BT: Tensor | None = None
+) -> str | None:
     """Say in words which parameter or module is the first, in the order of computation, to hold NaN or infinity.
 
     None where a forward pass over these tokens holds neither.
@@ -28,7 +30,7 @@ def first_bad_module(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor) ->
     handles = [module.register_forward_hook(hook(name)) for name, module in model.named_modules() if name]
     try:
         with torch.no_grad():
-            loss = model(tokens_BT, targets_BT)
+            loss = model(tokens_BT, targets_BT, segments_BT)
     finally:
         for handle in handles:
             handle.remove()

@@ -11,14 +11,15 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, NoReturn, Protocol, TypeVar, cast
+from typing import Literal, NamedTuple, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from basecap.data.workload import Batch, Workload
 from basecap.errors import Interrupted, TrainingError
 from basecap.files import settle, writing
 from basecap.models.language_model import LanguageModel
@@ -42,16 +43,6 @@ Evaluate = Callable[[LanguageModel, int, int], None]
 
 #: Seconds after which a checkpoint is due, where the study does not say how often.
 CHECKPOINT_SECONDS = 600.0
-
-
-class Stream(Protocol):
-    """Where training batches come from: `data.TrainStream`."""
-
-    def batch(self, seed: int, step: int, batch: int, seq_len: int, rank: int = 0, world: int = 1) -> Tensor:
-        """Return int64 [batch / world, seq_len + 1], a pure function of its arguments.
-
-        A row may be shorter: negative numbers after its last token fill it up and are not predicted.
-        """
 
 
 def resolve(precision: str, device: torch.device) -> Literal["bf16", "fp32"]:
@@ -81,7 +72,7 @@ class Step(NamedTuple):
     """What a step came to: its loss, the next batch, and whether any process wants to stop or wants a checkpoint."""
 
     loss: float
-    following: Tensor
+    following: Batch
     stop: bool
     save: bool
 
@@ -95,7 +86,7 @@ class Trainer:
         config: TrainConfig,
         seed: int,
         *,
-        stream: Stream,
+        workload: Workload,
         records: RunRecords,
         place: Place,
     ):
@@ -103,11 +94,10 @@ class Trainer:
         self.model = model.to(place.device)
         self.config = config
         self.seed = seed
-        self.stream = stream
+        self.workload = workload
         self.records = records
         self.place = place
-        self.seq_len = model.config.max_length
-        self.timetable = Timetable(config, self.seq_len)
+        self.timetable = Timetable(config, workload.length)
         self.micro_batch = config.forward_batch(place.processes.world)
         self.optimiser = build_optimiser(model, model.recipe(), config)
         self.average = None if config.average is None else WeightAverage(self.model, config.average)
@@ -213,11 +203,16 @@ class Trainer:
     def _restore(self, path: Path | None) -> int:
         return 0 if path is None else checkpoint.restore(path, self.model, self.optimiser, self.average)
 
-    def _batch(self, step: int) -> Tensor:
+    def _batch(self, step: int) -> Batch:
         group = self.place.processes
-        return self.stream.batch(self.seed, step, self.config.batch, self.seq_len, rank=group.rank, world=group.world)
+        return self.workload.batch(self.seed, step, self.config.batch, rank=group.rank, world=group.world)
 
-    def _step(self, step: int, batch: Tensor) -> Step:
+    def _split(self, batch: Batch) -> Iterator[Batch]:
+        """Yield the micro-batches: as many more rows as there are in the whole batch where sequences are short."""
+        share = self.config.batch // self.place.processes.world
+        return batch.split(self.micro_batch * len(batch) // share)
+
+    def _step(self, step: int, batch: Batch) -> Step:
         """Update once; the next batch is read while the device works."""
         began = time.perf_counter()
         config, group = self.config, self.place.processes
@@ -257,26 +252,25 @@ class Trainer:
             )
         return Step(mean_loss, following, stop > 0, save > 0)
 
-    def _accumulate(self, batch: Tensor) -> Tensor:
+    def _accumulate(self, batch: Batch) -> Tensor:
         """Run forward and backward over the micro-batches; return this process's part of the step's loss.
 
         The mean of the parts over the processes, like that of the gradients, is the mean over all targets of the step,
         however many each row, micro-batch or process has.
         """
         group, device = self.place.processes, self.place.device
-        counts = [int((part[:, 1:] >= 0).sum()) for part in batch.split(self.micro_batch)]
+        counts = [int((part.targets >= 0).sum()) for part in self._split(batch)]
         share = group.mean(torch.full((), sum(counts), dtype=torch.float64, device=device)).clamp(min=1 / group.world)
         total = torch.zeros((), device=device)
-        parts = batch.to(device, non_blocking=True).split(self.micro_batch)
-        for index, (part, count) in enumerate(zip(parts, counts, strict=True)):
-            with group.unsynchronised(self.module, last=index + 1 == len(parts)):
+        for index, (part, count) in enumerate(zip(self._split(batch.to(device)), counts, strict=True)):
+            with group.unsynchronised(self.module, last=index + 1 == len(counts)):
                 with self.place.autocast():
-                    loss = self.module(*_inputs_and_targets(part)) * (count / share).float()
+                    loss = self.module(*part.parts) * (count / share).float()
                 loss.backward()
             total += loss.detach()
         return total
 
-    def _refuse(self, step: int, batch: Tensor, what: Literal["loss", "gradients"]) -> None:
+    def _refuse(self, step: int, batch: Batch, what: Literal["loss", "gradients"]) -> None:
         """Raise TrainingError, alike in all processes, that names what is first bad in any of them."""
         found = self.place.processes.together(lambda: self._first_bad(batch))
         bad = [(rank, where) for rank, where in enumerate(found) if where is not None]
@@ -293,11 +287,11 @@ class Trainer:
             "Lower train.lr or mend that module."
         )
 
-    def _first_bad(self, batch: Tensor) -> str | None:
+    def _first_bad(self, batch: Batch) -> str | None:
         """Look at all sequences of this process, in the pieces that were computed; None where none of them is bad."""
-        for part in batch.to(self.place.device).split(self.micro_batch):
+        for part in self._split(batch.to(self.place.device)):
             with self.place.autocast():
-                where = first_bad_module(self.model, *_inputs_and_targets(part))
+                where = first_bad_module(self.model, *part.parts)
             if where is not None:
                 return where
         return None
@@ -324,8 +318,3 @@ def measured(group: Processes, action: Callable[[], T]) -> list[T]:
     if any(stopped for stopped, _ in outcomes):
         raise Interrupted(requested() or signal.SIGTERM)
     return [cast(T, found) for _, found in outcomes]
-
-
-def _inputs_and_targets(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what a model reads and what it predicts, both int64 [B, T], of rows [B, T + 1]; see `Stream`."""
-    return rows[:, :-1].clamp(min=0), rows[:, 1:]

@@ -9,6 +9,7 @@ from basecap.analysis.noise import (
     HalfWidths,
     Runs,
     Shared,
+    _log_density,
     draw_documents,
     draw_variances,
     enough_draws,
@@ -39,6 +40,11 @@ def test_alike_architectures_share_their_variance_and_different_ones_keep_theirs
 
 def test_one_run_of_each_says_nothing_of_runs():
     assert Shared.fitted([Runs.of(np.array([1.0])), Runs.of(np.array([2.0, 3.0]))]) is None
+
+
+def test_the_density_is_that_of_the_f_distribution():
+    ratios, own = np.array([0.01, 0.3, 1.0, 50.0]), np.array([1.0, 3.0, 4.0, 9.0])
+    np.testing.assert_allclose(_log_density(ratios, own, 8.0), stats.f.logpdf(ratios, own, 8.0), rtol=1e-12)
 
 
 def test_equal_runs_are_no_error():

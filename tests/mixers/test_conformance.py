@@ -13,6 +13,7 @@ from basecap.errors import ConfigError
 from basecap.mixers._contract import ARCHITECTURES, Architecture, Cache, LayerChoice
 from basecap.mixers._recipes import ParameterRecipe, constant, normal
 from basecap.mixers.attention import Attention
+from basecap.ops import Influence
 from basecap.testing.check_mixer import check_mixer
 
 FLOAT32 = (torch.float32,)
@@ -127,7 +128,7 @@ class UnderstatesFlops(Attention):
 
 class WrongInfluence(Attention):
     def influence(self, x_BTD):
-        return super().influence(x_BTD).square()
+        return Influence.of(super().influence(x_BTD).whole().square())
 
 
 class Explodes(Attention):

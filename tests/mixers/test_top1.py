@@ -54,7 +54,7 @@ def test_element_learns_straight_through(temperature):
 
 
 def test_element_influence_is_one_choice():
-    matrix = build("top1-element").influence(draw(2, 33, HIDDEN))
+    matrix = build("top1-element").influence(draw(2, 33, HIDDEN)).whole()
     assert ((matrix == 0) | (matrix == 1)).all()
     assert (matrix.sum(-1) == 1).all()
 
@@ -86,7 +86,7 @@ def test_third_chunk_forces_a_choice():
 
 @pytest.mark.parametrize("name", CHUNKED)
 def test_each_query_attends_its_own_and_one_earlier_chunk(name):
-    matrix = build(name, chunk=16).influence(draw(1, 80, HIDDEN))
+    matrix = build(name, chunk=16).influence(draw(1, 80, HIDDEN)).whole()
     seen = (matrix > 0).unflatten(3, (5, 16)).any(-1)
     own = torch.arange(80) // 16
     assert (seen.sum(-1) == 1 + (own > 0)).all()
@@ -95,9 +95,9 @@ def test_each_query_attends_its_own_and_one_earlier_chunk(name):
 
 def test_exact_choice_has_the_largest_mass():
     x = draw(1, 80, HIDDEN)
-    full = build("transformer++ temperature").influence(x)
+    full = build("transformer++ temperature").influence(x).whole()
     mass = full.unflatten(3, (5, 16)).sum(-1)
-    seen = (build("top1-chunk-exact", chunk=16).influence(x) > 0).unflatten(3, (5, 16)).any(-1)
+    seen = (build("top1-chunk-exact", chunk=16).influence(x).whole() > 0).unflatten(3, (5, 16)).any(-1)
     for t in range(16, 80):
         earlier = mass[:, :, t, : t // 16]
         assert torch.equal(earlier.argmax(-1), seen[:, :, t, : t // 16].int().argmax(-1))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from basecap.errors import ConfigError
-from basecap.ops.attention import attention, attention_step, eager, entropy, flex, reference, weights
+from basecap.ops.attention import attention, attention_step, eager, entropy, flex, influence, reference
 from basecap.testing.tolerance import assert_as_accurate
 
 OPTIONS = [
@@ -154,10 +154,10 @@ def test_step_is_the_last_row(bias):
 
 def test_entropy_runs_from_certainty_to_uniform():
     q, k, _ = inputs()
-    uniform = entropy(weights(torch.zeros_like(q), k, 1.0))
+    uniform = entropy(influence(torch.zeros_like(q), k, scale=1.0).whole())
     torch.testing.assert_close(uniform, torch.arange(1, 38, dtype=torch.float64).log().expand_as(uniform))
-    assert entropy(weights(q, k, 1e4)).abs().max() < 1e-3
-    mean = [entropy(weights(q, k, scale)).mean().item() for scale in (0.1, 1.0, 10.0)]
+    assert entropy(influence(q, k, scale=1e4).whole()).abs().max() < 1e-3
+    mean = [entropy(influence(q, k, scale=scale).whole()).mean().item() for scale in (0.1, 1.0, 10.0)]
     assert mean == sorted(mean, reverse=True)
     assert all(0 <= x <= math.log(37) for x in mean)
 

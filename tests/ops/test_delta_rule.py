@@ -6,7 +6,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops import _library
-from basecap.ops.delta_rule import delta_rule, eager, influence, library, reference
+from basecap.ops.delta_rule import delta_rule, eager, library, reference
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import assert_as_accurate
 
@@ -80,16 +80,6 @@ def test_strength_one_overwrites():
     k = k[:, :1].expand(-1, 2, -1, -1)
     o, _ = delta_rule(k, k, v, torch.ones(1, 2, 1, dtype=torch.float64))
     torch.testing.assert_close(o, v)
-
-
-@pytest.mark.parametrize("decayed", [False, True])
-def test_influence_times_values_is_the_output(decayed: bool):
-    q, k, v, beta, log_decay, _ = inputs(2, 70, 2, 4, 3, strength=0.1)
-    chosen = log_decay if decayed else None
-    o, _ = delta_rule(q, k, v, beta, chosen)
-    matrix = influence(q, k, beta, chosen)
-    torch.testing.assert_close(torch.einsum("bhts,bshv->bthv", matrix, v), o)
-    assert torch.equal(matrix, matrix.tril())
 
 
 @pytest.mark.parametrize("lengths", [(30, 40), (1, 69), (69, 1)])

@@ -100,15 +100,6 @@ def test_zero_decay_is_linear_attention():
     torch.testing.assert_close(o[:, :, 0], weights @ v[:, :, 0])
 
 
-@pytest.mark.parametrize("segmented", [False, True])
-def test_influence_times_values_is_the_output(segmented: bool):
-    q, k, v, log_decay, _ = inputs(2, 19, 2, 4, 4, 3)
-    segments = packed(2, 19) if segmented else None
-    o, _ = ssd(q, k, v, log_decay, segments=segments)
-    matrix = reference.influence(q, k, log_decay, segments)
-    torch.testing.assert_close(torch.einsum("bhts,bshv->bthv", matrix, v), o)
-
-
 def test_a_sequence_can_be_read_in_pieces():
     q, k, v, log_decay, state = inputs(2, 50, 1, 2, 4, 3)
     whole, last = ssd(q, k, v, log_decay, state_BHKV=state)

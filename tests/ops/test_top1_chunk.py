@@ -9,7 +9,6 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops import (
-    keep_choice,
     top1_chunk,
     top1_chunk_cache,
     top1_chunk_choice,
@@ -18,7 +17,7 @@ from basecap.ops import (
     top1_chunk_weights,
 )
 from basecap.ops._dispatch import interpreted
-from basecap.ops.top1_chunk import eager, operators, reference
+from basecap.ops.top1_chunk import operators, reference
 from basecap.ops.top1_chunk.grid import chunk_grid
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import assert_as_accurate
@@ -342,25 +341,6 @@ def test_one_compiled_graph(packed):
         found = torch.autograd.grad(compiled(*leaves), leaves)
     for x, y in zip(found, torch.autograd.grad(loss(*leaves), leaves), strict=True):
         torch.testing.assert_close(x, y)
-
-
-def test_checkpointing_never_chooses_twice(monkeypatch):
-    q, k, v, do = draw(1, 50, 2, 1, 32, torch.float32)
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    calls = []
-    choose = eager.choose
-    monkeypatch.setattr(eager, "choose", lambda *a: calls.append("choose") or choose(*a))
-    attend = eager.attend
-    monkeypatch.setattr(eager, "attend", lambda *a: calls.append("attend") or attend(*a))
-
-    def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return top1_chunk(q, k, v, chunk=16, backend="eager").sin()
-
-    o = torch.utils.checkpoint.checkpoint(layer, *leaves, use_reentrant=False, context_fn=keep_choice)
-    found = torch.autograd.grad(o, leaves, do)
-    assert calls == ["choose", "attend", "attend"]
-    for x, y in zip(found, torch.autograd.grad(layer(*leaves), leaves, do), strict=True):
-        assert torch.equal(x, y)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.ops import top1_chunk, top1_chunk_choice
+from basecap.ops._dispatch import IMPLEMENTATIONS
 from basecap.ops.top1_chunk.grid import chunk_grid
 from basecap.testing.marks import requires_gpu
 from tests.ops._choices import Rules, assert_choice
@@ -115,14 +116,15 @@ def test_hopper_chooses_as_other_gpus_do(mode, K, dtype, heads, lengths, monkeyp
     q[N // 3 : N // 3 + 20] *= 50
     bounds = torch.tensor([0, *lengths], device="cuda").cumsum(0)
     grid, own = chunk_grid(k[None], 128, None, bounds)
-    if not launch._on_hopper(q, 128):
+    if launch.hopper_unsupported(q, 128):
         pytest.skip("needs a Hopper GPU")
 
     def choose() -> Tensor:
         return launch.choose(q, k, grid, own, 128, mode == "exact", K**-0.5, 1)
 
     found = choose()
-    monkeypatch.setattr(launch, "_on_hopper", lambda *_: False)
+    assert IMPLEMENTATIONS["top1_chunk"] == "its Gluon kernels"
+    monkeypatch.setattr(launch, "hopper_unsupported", lambda *_: "not here")
     expected = choose()
     first = grid[own.long(), 2][:, None, None]
     segments = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))[None].to("cuda")
@@ -161,7 +163,7 @@ def test_hopper_goes_back_as_other_gpus_do(K, remote, dtype, heads, lengths, mon
     q, k, v, do = q[..., 8:], *(x[..., :K].contiguous() for x in (k, v, do))
     bounds = torch.tensor([0, *lengths], device="cuda").cumsum(0)
     grid, own = chunk_grid(k[None], 128, None, bounds)
-    if not launch._on_hopper(q, 128):
+    if launch.hopper_unsupported(q, 128):
         pytest.skip("needs a Hopper GPU")
     choice = launch.choose(q, k, grid, own, 128, False, K**-0.5, remote)
     popular = grid[own.long(), 2][:, None].expand(N, H)
@@ -172,7 +174,7 @@ def test_hopper_goes_back_as_other_gpus_do(K, remote, dtype, heads, lengths, mon
         return launch.attend_backward(do, (q, k, v, o, lse, index, choice, grid, own), 128, K**-0.5)
 
     found, again = back(), back()
-    monkeypatch.setattr(launch, "_on_hopper", lambda *_: False)
+    monkeypatch.setattr(launch, "hopper_unsupported", lambda *_: "not here")
     monkeypatch.setattr(launch, "_adds_at_once", lambda _: False)
     for x, y, expected in zip(found, again, back(), strict=True):
         assert torch.equal(x, y)

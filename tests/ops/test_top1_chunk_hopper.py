@@ -66,7 +66,7 @@ def test_backward_is_as_accurate_as_plain_pytorch(K, lengths, heads, remote, pro
     o, lse, index = launch.attend(q, k, v, choice, grid, own, 128, scale)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=programs))
     monkeypatch.setattr(sys.modules["basecap.ops.top1_chunk"], "kernels_hopper_backward", kernels, raising=False)
-    monkeypatch.setattr(launch, "_on_hopper", lambda *_: True)
+    monkeypatch.setattr(launch, "hopper_unsupported", lambda *_: None)
     found = launch.attend_backward(do, (q, k, v, o, lse, index, choice, grid, own), 128, scale)
 
     def plain(dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -91,7 +91,7 @@ def test_dq_is_the_same_whether_memory_adds_or_a_kernel(hopper, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=2))
     kernels = simulated("kernels_hopper_backward")
     monkeypatch.setattr(sys.modules["basecap.ops.top1_chunk"], "kernels_hopper_backward", kernels, raising=False)
-    monkeypatch.setattr(launch, "_on_hopper", lambda *_: hopper)
+    monkeypatch.setattr(launch, "hopper_unsupported", lambda *_: None if hopper else "not here")
     found = []
     for adds in (True, False):
         monkeypatch.setattr(launch, "_adds_at_once", lambda q, adds=adds: adds)

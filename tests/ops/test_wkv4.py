@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops.wkv4 import eager, operators, reference, wkv4
+from basecap.ops.wkv4 import operators, reference, wkv4
 from tests.ops._recurrences import assert_as_exact, assert_same, draw, packed, results
 
 B, D = 2, 7
@@ -51,15 +51,6 @@ def test_continues_from_its_state():
     head, state = wkv4(k[:, :21], v[:, :21], decay, bonus)
     tail, last = wkv4(k[:, 21:], v[:, 21:], decay, bonus, state_B2D=state)
     assert_same([torch.cat([head, tail], dim=1), last], [whole, end])
-
-
-def test_influence():
-    k, v, decay, bonus = inputs(45, 3.0)
-    for segments in (None, packed(B, [1, 20], 45)):
-        matrix = eager.influence(k, decay, bonus, segments)
-        o, _ = wkv4(k, v, decay, bonus, segments=segments)
-        torch.testing.assert_close(torch.einsum("bdts,bsd->btd", matrix, v), o)
-        torch.testing.assert_close(matrix.sum(-1), torch.ones(B, D, 45, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("spread", [1.0, 30.0])

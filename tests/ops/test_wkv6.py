@@ -62,14 +62,6 @@ def test_continues_from_its_state():
     assert_same([torch.cat([head, tail], dim=1), last], [whole, end])
 
 
-def test_influence():
-    r, k, v, log_decay, bonus = inputs(45, 2.0)
-    for segments in (None, packed(B, [1, 20], 45)):
-        matrix = eager.influence(r, k, log_decay, bonus, segments)
-        o, _ = wkv6(r, k, v, log_decay, bonus, segments=segments)
-        torch.testing.assert_close(torch.einsum("bhts,bshv->bthv", matrix, v), o)
-
-
 @pytest.mark.parametrize("spread", [1.0, 3.0])
 def test_float32(spread: float):
     x, state = [part.float() for part in inputs(100, spread)], draw(5, B, H, K, V).float()

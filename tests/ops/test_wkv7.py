@@ -55,14 +55,6 @@ def test_continues_from_its_state():
     assert_same([torch.cat([head, tail], dim=1), last], [whole, end])
 
 
-def test_influence():
-    r, log_decay, k, v, a, b = inputs(45, 2.0)
-    for segments in (None, packed(B, [1, 20], 45)):
-        matrix = eager.influence(r, log_decay, k, a, b, segments)
-        o, _ = wkv7(r, log_decay, k, v, a, b, segments=segments)
-        torch.testing.assert_close(torch.einsum("bhts,bshv->bthv", matrix, v), o)
-
-
 def test_delta_rule():
     """No decay, a = -k, b = beta k and keys scaled by beta: S_t = S_{t-1} + beta k (v - S_{t-1}^T k)^T."""
     q, _, k, v, _, _ = inputs(45)

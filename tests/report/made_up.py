@@ -64,7 +64,10 @@ def study(*rows: Row, mixed: bool = False, skipped: tuple[str, ...] = (), **chan
     """Return the part of a study's results that stands on its rows."""
     names = ["base", *(row.name for row in rows), *skipped]
     return {
+        "kind": "text",
         "name": "made-up",
+        "names": names,
+        "scale": None,
         "reference": "base",
         "cost": 0.1,
         "from": 0.5,

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from torch import Tensor
 
+from basecap.data.workload import Batch, Workload
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 from basecap.train.config import TrainConfig
@@ -11,25 +11,32 @@ from basecap.train.config import TrainConfig
 VOCAB, LENGTH, BATCH = 31, 16, 4
 
 
-class RandomStream:
+class RandomStream(Workload):
     """Batches of noise with a pattern to learn: every second token repeats the one before."""
 
-    def batch(self, seed: int, step: int, batch: int, seq_len: int, rank: int = 0, world: int = 1) -> Tensor:
+    vocabulary = VOCAB
+
+    def __init__(self, length: int = LENGTH):
+        self.length = length
+
+    def batch(self, seed: int, step: int, batch: int, rank: int = 0, world: int = 1) -> Batch:
         generator = torch.Generator().manual_seed(1000 * seed + step)
-        drawn = torch.randint(0, VOCAB, (batch, seq_len // 2 + 1), generator=generator)
-        rows = drawn.repeat_interleave(2, dim=1)[:, : seq_len + 1]
+        drawn = torch.randint(0, VOCAB, (batch, self.length // 2 + 1), generator=generator)
+        rows = drawn.repeat_interleave(2, dim=1)[:, : self.length + 1]
         share = batch // world
-        return rows[rank * share : (rank + 1) * share]
+        rows = rows[rank * share : (rank + 1) * share]
+        return Batch(rows[:, :-1], rows[:, 1:])
 
 
 class UnevenStream(RandomStream):
     """The same rows, of which the first ones end early: a batch of four has 1, 2, 8 and 8 targets."""
 
-    def batch(self, seed: int, step: int, batch: int, seq_len: int, rank: int = 0, world: int = 1) -> Tensor:
-        rows = super().batch(seed, step, batch, seq_len)
+    def batch(self, seed: int, step: int, batch: int, rank: int = 0, world: int = 1) -> Batch:
+        whole, share = super().batch(seed, step, batch), batch // world
         last = torch.tensor([1, 2, 8, 8]).repeat(batch // 4)[:, None]
-        share = batch // world
-        return torch.where(torch.arange(seq_len + 1) <= last, rows, -1)[rank * share : (rank + 1) * share]
+        targets = torch.where(torch.arange(self.length) < last, whole.targets, -1)
+        part = slice(rank * share, (rank + 1) * share)
+        return Batch(whole.inputs[part], targets[part])
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
+from basecap.data.workload import Batch
 from basecap.errors import Interrupted
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
@@ -44,12 +44,13 @@ class LoggedStream(RandomStream):
     """Notes which tokens each step is trained on."""
 
     def __init__(self, path: Path):
+        super().__init__()
         self.path = path
 
-    def batch(self, seed: int, step: int, batch: int, seq_len: int, rank: int = 0, world: int = 1) -> Tensor:
-        rows = super().batch(seed, step, batch, seq_len, rank, world)
+    def batch(self, seed: int, step: int, batch: int, rank: int = 0, world: int = 1) -> Batch:
+        rows = super().batch(seed, step, batch, rank, world)
         with self.path.open("a") as file:
-            file.write(f"{step} {hashlib.sha256(rows.numpy().tobytes()).hexdigest()}\n")
+            file.write(f"{step} {hashlib.sha256(rows.targets.numpy().tobytes()).hexdigest()}\n")
         return rows
 
 
@@ -71,7 +72,7 @@ def train(path: Path) -> None:
     try:
         with listening(), deferred():
             stream, place = LoggedStream(path / "tokens"), Place.choose(torch.device("cpu"), Processes(), "fp32")
-            trainer = Trainer(model.initialise(0), OPTIONS, 0, stream=stream, records=records, place=place)
+            trainer = Trainer(model.initialise(0), OPTIONS, 0, workload=stream, records=records, place=place)
             trainer.run("run", evaluate)
     except Interrupted as interrupted:
         sys.exit(128 + interrupted.number)

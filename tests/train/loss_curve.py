@@ -40,7 +40,9 @@ def curves(directory: Path) -> dict[str, list[str]]:
     for run in plan_runs(load_study("quickstart", SETTINGS), VOCAB):
         records = RunRecords(directory / run.name)
         model = LanguageModel(run.model).initialise(run.seed)
-        trainer = Trainer(model, run.train, run.seed, stream=RandomStream(), records=records, place=place)
+        trainer = Trainer(
+            model, run.train, run.seed, workload=RandomStream(run.model.max_length), records=records, place=place
+        )
         trainer.run(run.label, lambda model, step, tokens: None)
         rows = records.metrics()
         found[run.name] = [row[key].hex() for row in rows for key in ("train_loss", "grad_norm")]

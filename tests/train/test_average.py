@@ -19,7 +19,7 @@ EVERY = {"eval_every": 5 * BATCH * LENGTH}
 
 def train(path, model, stream, options, evaluate=lambda model, step, tokens: None) -> LanguageModel:
     model = LanguageModel(model.config).initialise(0)
-    trainer = Trainer(model, options, 0, stream=stream, records=RunRecords(path), place=PLACE)
+    trainer = Trainer(model, options, 0, workload=stream, records=RunRecords(path), place=PLACE)
     trainer.run("test", evaluate)
     return model
 

@@ -66,7 +66,7 @@ def test_persistent_buffers_are_resumed_to_the_bit(buffered, stream, tmp_path):
         records, place = RunRecords(tmp_path / name), Place.choose(torch.device("cpu"), Processes(), "fp32")
         options = config(eval_every=4 * BATCH * LENGTH)
         model = LanguageModel(buffered).initialise(0)
-        Trainer(model, options, 0, stream=stream, records=records, place=place).run(name, evaluate)
+        Trainer(model, options, 0, workload=stream, records=records, place=place).run(name, evaluate)
         return model, [row["train_loss"] for row in records.metrics()]
 
     def stop(model, step, tokens):
@@ -133,7 +133,7 @@ def test_no_checkpoint_goes_before_the_disk_holds_the_next_and_what_stands_behin
                 raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     monkeypatch.setattr("os.fsync", full)
-    trainer = Trainer(model, options, 0, stream=stream, records=RunRecords(tmp_path), place=place)
+    trainer = Trainer(model, options, 0, workload=stream, records=RunRecords(tmp_path), place=place)
     with pytest.raises(BasecapError, match=r"cannot write .*Disk quota exceeded"):
         trainer.run("test", lambda model, step, tokens: None)
     assert times and [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-8"]
@@ -219,7 +219,7 @@ def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one_to_the_bit(model
 
     def train(records: RunRecords) -> list[float]:
         fresh = LanguageModel(model.config).initialise(0)
-        trainer = Trainer(fresh, options, 0, stream=stream, records=records, place=place)
+        trainer = Trainer(fresh, options, 0, workload=stream, records=records, place=place)
         trainer.run("test", lambda model, step, tokens: None, log.append)
         return [row["train_loss"] for row in records.metrics()]
 

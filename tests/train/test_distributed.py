@@ -26,7 +26,7 @@ def test_two_processes_with_uneven_rows_and_an_interruption_train_as_one(model, 
     assert done.stdout.count("two: resumed at step 7 of 20.") == 1
     place = Place.choose(torch.device("cpu"), Processes(), "fp32")
     one = RunRecords(tmp_path / "one")
-    Trainer(model, config(), 0, stream=UnevenStream(), records=one, place=place).run(
+    Trainer(model, config(), 0, workload=UnevenStream(), records=one, place=place).run(
         "one", lambda model, step, tokens: None
     )
     two = RunRecords(tmp_path / "two")

@@ -40,7 +40,7 @@ def train(model, path, options, *, at_batch=None, at_evaluation=None, number=sig
 
     model, records = LanguageModel(model.config).initialise(0), RunRecords(path)
     with listening(), deferred():
-        trainer = Trainer(model, options, 0, stream=Stream(), records=records, place=PLACE)
+        trainer = Trainer(model, options, 0, workload=Stream(), records=records, place=PLACE)
         trainer.run("test", evaluate, log.append)
     return log, evaluated
 
@@ -81,7 +81,7 @@ def test_a_trained_run_is_not_trained_again_because_its_evaluation_was_interrupt
         stopped.extend(path.name for path in (tmp_path / "checkpoints").iterdir())
         raise RuntimeError("killed")
 
-    trainer = Trainer(model, options, 0, stream=RandomStream(), records=RunRecords(tmp_path), place=PLACE)
+    trainer = Trainer(model, options, 0, workload=RandomStream(), records=RunRecords(tmp_path), place=PLACE)
     with pytest.raises(RuntimeError, match="killed"):
         trainer.run("test", evaluate)
     assert stopped == ["step-20"]

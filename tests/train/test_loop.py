@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from basecap.data.workload import Batch
 from basecap.errors import CheckpointError, ConfigError, TrainingError
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
@@ -14,7 +15,7 @@ from basecap.train.config import Timetable, TrainConfig
 from basecap.train.diagnose import first_bad_module
 from basecap.train.distributed import Processes
 from basecap.train.loop import Place, Trainer
-from tests.train.conftest import BATCH, LENGTH, UnevenStream, config
+from tests.train.conftest import BATCH, LENGTH, RandomStream, UnevenStream, config
 
 PLACE = Place.choose(torch.device("cpu"), Processes(), "fp32")
 
@@ -25,7 +26,7 @@ def fresh(model: LanguageModel) -> LanguageModel:
 
 def train(model, stream, path: Path, options: TrainConfig, evaluate=lambda model, step, tokens: None) -> RunRecords:
     records = RunRecords(path)
-    Trainer(model, options, 0, stream=stream, records=records, place=PLACE).run("test", evaluate)
+    Trainer(model, options, 0, workload=stream, records=records, place=PLACE).run("test", evaluate)
     return records
 
 
@@ -43,33 +44,32 @@ def test_it_learns_and_records_every_step(model, stream, tmp_path):
 
 @pytest.mark.parametrize("micro_batch", [1, 2, None])
 def test_loss_and_gradients_are_those_of_the_mean_over_all_targets(model, tmp_path, micro_batch):
-    rows = UnevenStream().batch(0, 0, BATCH, LENGTH)
-    alone = [row[row >= 0] for row in rows]
-    nats = [model.token_losses(row[None, :-1], row[None, 1:]).sum() for row in alone]
+    batch = UnevenStream().batch(0, 0, BATCH)
+    nats = [model.token_losses(row.inputs, row.targets).sum() for row in batch.split(1)]
     trainer = Trainer(
         model,
         config(micro_batch=micro_batch),
         0,
-        stream=UnevenStream(),
+        workload=UnevenStream(),
         records=RunRecords(tmp_path),
         place=PLACE,
     )
-    loss = trainer._accumulate(rows)
+    loss = trainer._accumulate(batch)
     torch.testing.assert_close(loss, sum(nats) / (1 + 2 + 8 + 8))
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
-    for row in alone:
-        (model(row[None, :-1], row[None, 1:]) * (len(row) - 1) / 19).backward()
+    for row in batch.split(1):
+        (model(row.inputs, row.targets) * int((row.targets >= 0).sum()) / 19).backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(gradients[name], parameter.grad, msg=name)
 
 
 def test_a_micro_batch_without_targets_adds_nothing(model, tmp_path):
-    rows = UnevenStream().batch(0, 0, BATCH, LENGTH)
-    rows[:2, 1:] = -1
+    batch = UnevenStream().batch(0, 0, BATCH)
+    batch.targets[:2] = -1
     options, records = config(micro_batch=2), RunRecords(tmp_path)
-    trainer = Trainer(model, options, 0, stream=UnevenStream(), records=records, place=PLACE)
-    torch.testing.assert_close(trainer._accumulate(rows), model(rows[2:, :8], rows[2:, 1:9]).detach())
+    trainer = Trainer(model, options, 0, workload=UnevenStream(), records=records, place=PLACE)
+    torch.testing.assert_close(trainer._accumulate(batch), model(batch.inputs[2:], batch.targets[2:]).detach())
 
 
 def test_resume_is_exact_to_the_bit(model, stream, tmp_path):
@@ -99,10 +99,10 @@ def test_evaluations_see_no_dropout_and_training_does(model, stream, tmp_path):
     """A mixer of one's own may drop out: its losses would be compared with those of others that do not."""
     modes = {True: [], False: []}
     model.blocks[0].mixer.register_forward_hook(lambda mixer, inputs, output: modes[mixer.training].append(mixer))
-    tokens = stream.batch(0, 0, BATCH, LENGTH)
+    tokens = stream.batch(0, 0, BATCH).parts[:2]
 
     def evaluate(model: LanguageModel, step: int, tokens_done: int) -> None:
-        model.token_losses(tokens[:, :-1], tokens[:, 1:])
+        model.token_losses(*tokens)
 
     records = train(model, stream, tmp_path, config(eval_every=5 * BATCH * LENGTH), evaluate)
     assert (len(modes[True]), len(modes[False])) == (20, 4)
@@ -137,11 +137,27 @@ def test_overflow_in_the_forward_pass_names_the_first_module(model, stream, tmp_
         train(model, stream, tmp_path, config())
 
 
-class LastRowStream:
+class LastRowStream(RandomStream):
     """Token 30 in the last row of a batch alone."""
 
-    def batch(self, seed, step, batch, seq_len, rank=0, world=1):
-        return torch.tensor([[30 if row + 1 == batch else 1] * (seq_len + 1) for row in range(batch)])
+    def batch(self, seed, step, batch, rank=0, world=1):
+        rows = torch.tensor([[30 if row + 1 == batch else 1] * LENGTH for row in range(batch)])
+        return Batch(rows, rows)
+
+
+class MixedStream(RandomStream):
+    """Rows of a quarter of the longest length, four times as many."""
+
+    def batch(self, seed, step, batch, rank=0, world=1):
+        whole = super().batch(seed, step, batch, rank, world)
+        return Batch(*(part.reshape(-1, self.length // 4) for part in whole.parts[:2]))
+
+
+def test_micro_batches_of_short_sequences_hold_as_many_tokens(model, tmp_path):
+    shapes = []
+    model.embedding.register_forward_hook(lambda module, inputs, x: shapes.append(tuple(inputs[0].shape)))
+    train(model, MixedStream(), tmp_path, config(tokens=BATCH * LENGTH, micro_batch=2))
+    assert shapes == [(8, LENGTH // 4)] * 2
 
 
 def test_what_is_bad_is_looked_for_in_every_micro_batch(model, tmp_path):
@@ -186,9 +202,9 @@ def test_a_bad_module_that_is_not_found_again_is_not_invented(model, stream, tmp
 )
 def test_what_is_bad_may_be_in_another_process(model, stream, tmp_path, monkeypatch, found, words):
     monkeypatch.setattr(Processes, "together", lambda group, action: [action(), *found[1:]])
-    trainer = Trainer(model, config(), 0, stream=stream, records=RunRecords(tmp_path), place=PLACE)
+    trainer = Trainer(model, config(), 0, workload=stream, records=RunRecords(tmp_path), place=PLACE)
     with pytest.raises(TrainingError, match=f"first bad: {words}"):
-        trainer._refuse(0, stream.batch(0, 0, BATCH, LENGTH), "loss")
+        trainer._refuse(0, stream.batch(0, 0, BATCH), "loss")
 
 
 def test_a_directory_without_a_checkpoint_is_refused(tmp_path):
@@ -200,12 +216,12 @@ def test_a_directory_without_a_checkpoint_is_refused(tmp_path):
 def test_batches_that_do_not_divide_are_refused(model, stream, tmp_path, changes, word):
     place = Place.choose(torch.device("cpu"), Processes(rank=0, world=2 if word == "processes" else 1), "fp32")
     with pytest.raises(ConfigError, match=word):
-        Trainer(model, config(**changes), 0, stream=stream, records=RunRecords(tmp_path), place=place)
+        Trainer(model, config(**changes), 0, workload=stream, records=RunRecords(tmp_path), place=place)
 
 
 def test_bf16_trains_with_fp32_weights(model, stream, tmp_path):
     place = Place.choose(torch.device("cpu"), Processes(), "bf16")
-    trainer = Trainer(model, config(), 0, stream=stream, records=RunRecords(tmp_path), place=place)
+    trainer = Trainer(model, config(), 0, workload=stream, records=RunRecords(tmp_path), place=place)
     trainer.run("test", lambda model, step, tokens: None)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     rows = RunRecords(tmp_path).metrics()

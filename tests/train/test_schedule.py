@@ -42,7 +42,7 @@ def test_a_warmup_longer_than_the_run_is_said(model, stream, tmp_path):
     log = []
     for name, warmup in (("short", 19), ("long", 20)):
         place, records = Place.choose(torch.device("cpu"), Processes(), "fp32"), RunRecords(tmp_path / name)
-        trainer = Trainer(model, config(warmup=warmup), 0, stream=stream, records=records, place=place)
+        trainer = Trainer(model, config(warmup=warmup), 0, workload=stream, records=records, place=place)
         trainer.run(name, lambda model, step, tokens: None, log.append)
     assert log == ["long: warms up for 2 steps, a tenth of its 20, not for 20 (train.warmup)."]
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
+from basecap.data.workload import Batch
 from basecap.errors import Interrupted
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
@@ -24,10 +24,10 @@ from tests.train.conftest import LENGTH, VOCAB, UnevenStream, config
 class InterruptedStream(UnevenStream):
     """Sends SIGTERM to the second process at step 7, once."""
 
-    def batch(self, seed: int, step: int, batch: int, seq_len: int, rank: int = 0, world: int = 1) -> Tensor:
+    def batch(self, seed: int, step: int, batch: int, rank: int = 0, world: int = 1) -> Batch:
         if step == 7 and rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        return super().batch(seed, step, batch, seq_len, rank, world)
+        return super().batch(seed, step, batch, rank, world)
 
 
 def main(path: Path) -> None:
@@ -48,7 +48,7 @@ def train(path: Path, stream: UnevenStream, place: Place) -> None:
     model = LanguageModel(model_config("transformer++", hidden=32, vocab=VOCAB, layers=1, max_length=LENGTH))
     options, records = config(micro_batch=1), RunRecords(path)
     with listening(), deferred():
-        trainer = Trainer(model.initialise(0), options, 0, stream=stream, records=records, place=place)
+        trainer = Trainer(model.initialise(0), options, 0, workload=stream, records=records, place=place)
         trainer.run("two", lambda model, step, tokens: None, print)
 
 

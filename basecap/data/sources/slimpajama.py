@@ -2,6 +2,9 @@
 
 A directory holds `train/`, `validation/` and `test/`, each with any number of `*.jsonl.zst` below; a record is
 `{"text": ..., "meta": {"redpajama_set_name": "RedPajamaC4"}}` and the domains are shuffled together.
+
+The domain `automathtext`, which SlimPajama does not have, is read from `automathtext/` beside them: AutoMathText as it
+is published (arXiv 2402.07625), any number of `*.jsonl` or `*.jsonl.zst`, split by the hash of each text.
 """
 
 from collections.abc import Iterator
@@ -10,24 +13,30 @@ from typing import Any
 from basecap.data.sources import _hub
 from basecap.data.sources._contract import SPLITS, Document, Part, Source, source
 from basecap.data.sources._lines import keys_of, read_records, record_files
-from basecap.errors import DataError
+from basecap.errors import ConfigError, DataError
 
 SETS = {
     f"RedPajama{name}": name.lower()
     for name in ("CommonCrawl", "C4", "Github", "Book", "ArXiv", "Wikipedia", "StackExchange")
 }
 
+#: A domain from elsewhere, for tests on long documents and on what no training domain resembles.
+ELSEWHERE = "automathtext"
+
 
 @source("slimpajama")
 class SlimPajama(Source):
     """SlimPajama-627B and everything in its layout."""
 
-    known_domains = tuple(SETS.values())
+    known_domains = (*SETS.values(), ELSEWHERE)
     reads = ("path", "hub")
 
     def parts(self) -> list[Part]:
         """Return one part per file, of the directory or of the hub's dataset."""
+        wanted = ELSEWHERE in (*self.config.train, *self.config.ood)
         if self.config.hub is not None:
+            if wanted:
+                raise ConfigError(f"domain {ELSEWHERE!r} is read from a directory; give data.path instead of data.hub.")
             return _hub.parts(self.config.hub)
         directory = self.directory()
         found = []
@@ -36,12 +45,20 @@ class SlimPajama(Source):
             if not files:
                 raise DataError(f"{directory / split} holds no .jsonl.zst file; give the directory above train/.")
             found += [Part(self.name_of(path), (path,), split) for path in files]
+        if wanted:
+            files = record_files(directory / ELSEWHERE)
+            if not files:
+                raise DataError(f"{directory / ELSEWHERE} holds no .jsonl or .jsonl.zst file; put AutoMathText there.")
+            found += [Part(self.name_of(path), (path,)) for path in files]
         return found
 
     def read(self, part: Part) -> Iterator[Document]:
         """Yield one document per record."""
         for place, record in self._records(part):
-            domain, split = _domain(place, record), part.split or "train"
+            if part.name.startswith(f"{ELSEWHERE}/"):
+                domain, split = ELSEWHERE, self.split_of(ELSEWHERE, record["text"])
+            else:
+                domain, split = _domain(place, record), part.split or "train"
             yield Document(domain, split, record["text"], self.record_cluster(record))
 
     def keys(self, part: Part) -> tuple[str, ...]:

@@ -5,11 +5,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.errors import ConfigError
+from basecap.ops._influence import Influence, of_heads, wide
 from basecap.ops._shapes import check_devices, check_floating, check_scale, check_segments, is_whole
-from basecap.ops.attention import eager, flex
-from basecap.ops.attention.reference import entropy, weights
+from basecap.ops.attention import eager, flex, reference
+from basecap.ops.attention.reference import entropy
 
-__all__ = ["attention", "attention_step", "entropy", "weights"]
+__all__ = ["attention", "attention_step", "entropy", "influence"]
 
 
 def attention(
@@ -40,25 +41,33 @@ def attention(
     Raises:
         ConfigError: shapes, dtypes or devices that do not fit, an impossible scale, or a window below 1.
     """
-    _check_keys(q_BTHK, k_BTGK, v_BTGV)
-    B, T, H, K = q_BTHK.shape
-    if k_BTGK.shape[1] != T:
-        raise ConfigError(f"k has {k_BTGK.shape[1]} tokens where q has {T}.")
-    scale = check_scale(scale, K)
-    if window is not None and (not is_whole(window) or window < 1):
-        raise ConfigError(f"window must be at least 1 and whole, not {window!r}.")
-    if slopes is not None:
-        check_floating({"slopes": slopes})
-        if slopes.shape != (H,):
-            raise ConfigError(f"slopes {list(slopes.shape)} must be one per query head, [{H}].")
-        # Their products with distances are to be as exact as the scores they are taken from.
-        slopes = slopes.to(torch.promote_types(q_BTHK.dtype, torch.float32))
-    check_segments(segments, (B, T))
-    check_devices({"q": q_BTHK, "k": k_BTGK, "v": v_BTGV, "slopes": slopes, "segments": segments})
-    window = None if window is None or window >= T else int(window)
+    scale, window, slopes = _check(q_BTHK, k_BTGK, v_BTGV, scale, window, slopes, segments)
     plain = window is None and slopes is None and segments is None
     implementation = flex if not plain and flex.supports(q_BTHK, v_BTGV) is None else eager
     return implementation.attention(q_BTHK, k_BTGK, v_BTGV, scale, window, slopes, segments)
+
+
+def influence(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    slopes: Tensor | None = None,
+    segments: Tensor | None = None,
+) -> Influence:
+    """Return the attention distribution of every query head, the factors in front of the values of `attention`.
+
+    The arguments are those of `attention`, but for the values; raises ConfigError as that does.
+    """
+    scale, window, slopes = _check(q_BTHK, k_BTGK, k_BTGK, scale, window, slopes, segments)
+    (q, k), (B, T, H, _) = wide(q_BTHK, k_BTGK), q_BTHK.shape
+
+    def factors(heads: slice) -> Tensor:
+        own = None if slopes is None else slopes[heads]
+        return reference.weights(q[:, :, heads], of_heads(k, heads, H), scale, window, own, segments)
+
+    return Influence(shape=(B, H, T), device=q.device, factors=factors)
 
 
 def attention_step(
@@ -94,6 +103,34 @@ def attention_step(
     if bias_HS is not None:
         return eager.biased(q, k, v, bias_HS[None, :, None], scale, grouped).transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=grouped).transpose(1, 2)
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    window: int | None,
+    slopes: Tensor | None,
+    segments: Tensor | None,
+) -> tuple[float, int | None, Tensor | None]:
+    """Return scale, window and slopes in their final form; raises ConfigError for what does not fit."""
+    _check_keys(q, k, v)
+    B, T, H, K = q.shape
+    if k.shape[1] != T:
+        raise ConfigError(f"k has {k.shape[1]} tokens where q has {T}.")
+    scale = check_scale(scale, K)
+    if window is not None and (not is_whole(window) or window < 1):
+        raise ConfigError(f"window must be at least 1 and whole, not {window!r}.")
+    if slopes is not None:
+        check_floating({"slopes": slopes})
+        if slopes.shape != (H,):
+            raise ConfigError(f"slopes {list(slopes.shape)} must be one per query head, [{H}].")
+        # Their products with distances are to be as exact as the scores they are taken from.
+        slopes = slopes.to(torch.promote_types(q.dtype, torch.float32))
+    check_segments(segments, (B, T))
+    check_devices({"q": q, "k": k, "v": v, "slopes": slopes, "segments": segments})
+    return scale, None if window is None or window >= T else int(window), slopes
 
 
 def _check_keys(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor) -> None:

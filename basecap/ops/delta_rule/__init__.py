@@ -5,6 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, refuse_transforms, use_triton
+from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, finite_log_decay
 from basecap.ops.delta_rule import eager, operators
 
@@ -74,13 +75,33 @@ def delta_rule(
         return o, final
 
 
-def influence(q_BTHK: Tensor, k_BTHK: Tensor, beta_BTH: Tensor, log_decay_BTH: Tensor | None = None) -> Tensor:
-    """Return [B, H, T, T], the factor in front of v_s in o_t: the outputs for unit vectors as values."""
+def influence(
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    beta_BTH: Tensor,
+    log_decay_BTH: Tensor | None = None,
+    *,
+    segments: Tensor | None = None,
+) -> Influence:
+    """Return the factor in front of v_s in o_t of every head: the outputs for unit vectors as values.
+
+    The arguments are those of `delta_rule`, but for the values; raises ConfigError as that does.
+    """
     _validate(q_BTHK, k_BTHK, k_BTHK, beta_BTH, log_decay_BTH)
     B, T, H, _ = q_BTHK.shape
-    units = torch.eye(T, dtype=q_BTHK.dtype, device=q_BTHK.device)[:, None].expand(B, T, H, T)
-    o_BTHT, _ = delta_rule(q_BTHK, k_BTHK, units, beta_BTH, log_decay_BTH)
-    return o_BTHT.transpose(1, 2)
+    check_segments(segments, (B, T))
+    q, k, beta = wide(q_BTHK, k_BTHK, beta_BTH)
+    log_decay = None if log_decay_BTH is None else log_decay_BTH.to(q.dtype)
+    check_devices({"q": q, "k": k, "beta": beta, "log_decay": log_decay, "segments": segments})
+    units_TT = torch.eye(T, dtype=q.dtype, device=q.device)
+
+    def factors(heads: slice) -> Tensor:
+        own_q, own_k, own_beta = (x[:, :, heads] for x in (q, k, beta))
+        decays = None if log_decay is None else log_decay[:, :, heads]
+        values = units_TT[:, None].expand(B, T, own_q.shape[2], T)
+        return delta_rule(own_q, own_k, values, own_beta, decays, segments=segments)[0].transpose(1, 2)
+
+    return Influence(shape=(B, H, T), device=q.device, factors=factors)
 
 
 def _validate(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None) -> None:

@@ -5,8 +5,9 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, refuse_transforms, use_triton
+from basecap.ops._influence import Influence, visible, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments
-from basecap.ops.long_convolution import eager, operators
+from basecap.ops.long_convolution import eager, operators, reference
 
 #: The most taps for which "auto" takes the kernels: their work grows with the number of taps, that of the FFT with its
 #: logarithm.
@@ -49,6 +50,31 @@ def long_convolution(
         if segments is None:
             return eager.long_convolution(u_BTD, filter_LD)
         return eager.packed_convolution(u_BTD, filter_LD, segments)
+
+
+def influence(filter_LD: Tensor, *, batch: int, length: int, segments: Tensor | None = None) -> Influence:
+    """Return filter_{t-s}, the factor in front of u_s in y_t of every channel, the same in all `batch` rows.
+
+    Args:
+        filter_LD: taps, see `long_convolution`.
+        batch: rows B of the inputs.
+        length: their tokens T.
+        segments: int64 [B, T], see `Mixer.forward`.
+
+    Raises:
+        ConfigError: shapes, dtypes or devices that do not fit together.
+    """
+    check_floating({"filter": filter_LD})
+    if filter_LD.dim() != 2 or filter_LD.shape[0] < 1:
+        raise ConfigError(f"filter {tuple(filter_LD.shape)} must be [L, D] with at least one tap.")
+    check_segments(segments, (batch, length))
+    check_devices({"filter": filter_LD, "segments": segments})
+    (taps,), seen = wide(filter_LD), visible(length, segments, filter_LD.device)
+
+    def factors(channels: slice) -> Tensor:
+        return reference.toeplitz(taps[:, channels], length)[None].expand(batch, -1, -1, -1) * seen
+
+    return Influence(shape=(batch, filter_LD.shape[1], length), device=taps.device, factors=factors)
 
 
 def _use_triton(backend: Backend, u_BTD: Tensor, filter_LD: Tensor, segments: Tensor | None) -> bool:

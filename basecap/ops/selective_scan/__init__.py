@@ -5,8 +5,9 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, choose, refuse_transforms, wants_gradients
+from basecap.ops._influence import Influence, visible, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
-from basecap.ops.selective_scan import operators
+from basecap.ops.selective_scan import operators, reference
 
 
 def selective_scan(
@@ -41,24 +42,11 @@ def selective_scan(
     Raises:
         ConfigError: shapes, dtypes or devices that do not fit together, or an impossible backend.
     """
-    given = {"x": x_BTD, "dt": dt_BTD, "A": A_DN, "B": B_BTN, "C": C_BTN}
-    check_floating(given)
-    if x_BTD.dim() != 3 or x_BTD.shape[1] < 1:
-        raise ConfigError(f"x {tuple(x_BTD.shape)} must be [B, T, D] with at least one token.")
-    if A_DN.dim() != 2:
-        raise ConfigError(f"A {tuple(A_DN.shape)} must be [D, N] with D = {x_BTD.shape[2]}.")
-    (B, T, D), N = x_BTD.shape, A_DN.shape[1]
-    for name, tensor, shape in (
-        ("dt", dt_BTD, (B, T, D)),
-        ("A", A_DN, (D, N)),
-        ("B", B_BTN, (B, T, N)),
-        ("C", C_BTN, (B, T, N)),
-    ):
-        if tensor.shape != shape:
-            raise ConfigError(f"{name} {tuple(tensor.shape)} must be {shape} for x {tuple(x_BTD.shape)}.")
+    _validate(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
+    B, _, D = x_BTD.shape
+    N = A_DN.shape[1]
     check_state(state_BDN, (B, D, N))
-    check_segments(segments, (B, T))
-    check_devices({**given, "state": state_BDN, "segments": segments})
+    check_devices({"x": x_BTD, "state": state_BDN})
     # Step sizes in float64 ask for that precision; kernels read at least one number.
     wide = dt_BTD if dt_BTD.dtype == torch.float64 else x_BTD
     run = choose("selective_scan", backend, wide, numba=True) if x_BTD.numel() and N else "eager"
@@ -69,3 +57,36 @@ def selective_scan(
         training = operators.TRAINING if wants_gradients(*inputs) else ""
         y, final, _ = operators.scan(*inputs, segments, run + training)
         return y, final
+
+
+def influence(
+    dt_BTD: Tensor, A_DN: Tensor, B_BTN: Tensor, C_BTN: Tensor, *, segments: Tensor | None = None
+) -> Influence:
+    """Return sum_n C_tn exp(A_n sum_{s<r<=t} dt_r) B_sn dt_s, the factor in front of x_s in y_t of every channel.
+
+    arXiv 2410.15678, section 3.1. The arguments are those of `selective_scan`, but for the inputs; raises ConfigError
+    as that does.
+    """
+    _validate(dt_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
+    (dt, A, Bs, Cs), (B, T, D) = wide(dt_BTD, A_DN, B_BTN, C_BTN), dt_BTD.shape
+    seen = visible(T, segments, dt.device)
+
+    def factors(channels: slice) -> Tensor:
+        return reference.factors(dt[:, :, channels], A[channels], Bs, Cs).where(seen, 0)
+
+    return Influence(shape=(B, D, T), device=dt.device, factors=factors)
+
+
+def _validate(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, segments: Tensor | None) -> None:
+    check_floating({"x": x, "dt": dt, "A": A, "B": B, "C": C})
+    if x.dim() != 3 or x.shape[1] < 1:
+        raise ConfigError(f"x {tuple(x.shape)} must be [B, T, D] with at least one token.")
+    if A.dim() != 2:
+        raise ConfigError(f"A {tuple(A.shape)} must be [D, N] with D = {x.shape[2]}.")
+    (batch, T, D), N = x.shape, A.shape[1]
+    expected = {"dt": (batch, T, D), "A": (D, N), "B": (batch, T, N), "C": (batch, T, N)}
+    for name, tensor in (("dt", dt), ("A", A), ("B", B), ("C", C)):
+        if tensor.shape != expected[name]:
+            raise ConfigError(f"{name} {tuple(tensor.shape)} must be {expected[name]} for x {tuple(x.shape)}.")
+    check_segments(segments, (batch, T))
+    check_devices({"x": x, "dt": dt, "A": A, "B": B, "C": C, "segments": segments})

@@ -26,17 +26,13 @@ def selective_scan(
     return torch.stack(outputs, dim=1), h_BDN
 
 
-def influence(dt_BTD: Tensor, A_DN: Tensor, B_BTN: Tensor, C_BTN: Tensor) -> Tensor:
-    """Return [B, D, T, T], the factor sum_n C_tn exp(A_n sum_{s<r<=t} dt_r) B_sn dt_s in front of x_s in y_t.
-
-    arXiv 2410.15678, section 3.1, for each channel.
-    """
+def factors(dt_BTD: Tensor, A_DN: Tensor, B_BTN: Tensor, C_BTN: Tensor) -> Tensor:
+    """Return [B, D, T, T], sum_n C_tn exp(A_n sum_{s<r<=t} dt_r) B_sn dt_s, whose upper triangle means nothing."""
     B, T, D = dt_BTD.shape
     # Sums over s < r <= t, without the cancellation in a difference of two longer sums.
     elapsed = dt_BTD.transpose(1, 2)[..., None].expand(B, D, T, T).tril(-1).cumsum(-2)
     matrix = torch.zeros_like(elapsed)
     for n in range(A_DN.shape[1]):
         product_BTT = C_BTN[:, :, None, n] * B_BTN[:, None, :, n]
-        matrix = matrix + torch.exp(A_DN[:, n, None, None] * elapsed) * product_BTT[:, None]
-    past = torch.ones(T, T, dtype=torch.bool, device=dt_BTD.device).tril()
-    return matrix.where(past, 0) * dt_BTD.transpose(1, 2)[:, :, None]
+        matrix.addcmul_((A_DN[:, n, None, None] * elapsed).exp_(), product_BTT[:, None])
+    return matrix * dt_BTD.transpose(1, 2)[:, :, None]

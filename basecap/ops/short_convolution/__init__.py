@@ -7,7 +7,9 @@ from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
 from basecap.ops._dispatch import Backend, check_backend, refuse_all_transforms, refuse_transforms, use_triton
+from basecap.ops._influence import Influence
 from basecap.ops._shapes import check_devices, check_floating, check_segments
+from basecap.ops.long_convolution import influence as filter_influence
 from basecap.ops.short_convolution import eager, operators
 
 Activation = Literal["none", "silu"]
@@ -74,3 +76,18 @@ def short_convolution(
     # Under autocast the sums would be rounded to half precision.
     with torch.autocast(x_BTD.device.type, enabled=False):
         return eager.short_convolution(x_BTD, weight_DW, bias_D, segments, silu)
+
+
+def influence(weight_DW: Tensor, *, batch: int, length: int, segments: Tensor | None = None) -> Influence:
+    """Return weight[:, W-1-(t-s)], the factor in front of x_s in y_t of every channel, before any activation.
+
+    Args:
+        weight_DW: taps, see `short_convolution`.
+        batch: rows B of the inputs; their factors are the same.
+        length: their tokens T.
+        segments: int64 [B, T], see `Mixer.forward`.
+
+    Raises:
+        ConfigError: shapes, dtypes or devices that do not fit together.
+    """
+    return filter_influence(weight_DW.flip(1).T, batch=batch, length=length, segments=segments)

@@ -5,8 +5,9 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, refuse_transforms, use_triton
+from basecap.ops._influence import Influence, of_heads, visible, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, finite_log_decay
-from basecap.ops.ssd import eager, operators
+from basecap.ops.ssd import eager, operators, reference
 
 #: Largest states K V of the kernels by the bytes of a number: a chunk's inputs and a whole state stay on the chip.
 LARGEST = {2: 256 * 128, 4: 128 * 64}
@@ -67,6 +68,24 @@ def ssd(
         refuse_transforms("ssd", q, k, v_BTHV, log_decay_BTH, state_BHKV)
         o, state = operators.scan(q, k, v_BTHV, log_decay_BTH, state_BHKV, segments)
         return o, state if final else state.new_empty(0)
+
+
+def influence(q_BTGK: Tensor, k_BTGK: Tensor, log_decay_BTH: Tensor, *, segments: Tensor | None = None) -> Influence:
+    """Return q_t . k_s prod_{s<r<=t} decay_r, the factor in front of v_s in o_t of every head.
+
+    The arguments are those of `ssd`, but for the values; raises ConfigError as that does.
+    """
+    _validate(q_BTGK, k_BTGK, log_decay_BTH[..., None], log_decay_BTH)
+    (q, k, log_decay), (B, T, H) = wide(q_BTGK, k_BTGK, finite_log_decay(log_decay_BTH)), log_decay_BTH.shape
+    check_segments(segments, (B, T))
+    check_devices({"q": q, "k": k, "log_decay": log_decay, "segments": segments})
+    seen = visible(T, segments, q.device)
+
+    def factors(heads: slice) -> Tensor:
+        own_q, own_k = (of_heads(x, heads, H) for x in (q, k))
+        return reference.factors(own_q, own_k, log_decay[:, :, heads]).where(seen, 0)
+
+    return Influence(shape=(B, H, T), device=q.device, factors=factors)
 
 
 def _use_triton(backend: Backend, q_BTGK: Tensor, v_BTHV: Tensor) -> bool:

@@ -27,15 +27,9 @@ def ssd(
     return torch.stack(outputs, dim=1), state
 
 
-def influence(q_BTGK: Tensor, k_BTGK: Tensor, log_decay_BTH: Tensor, segments: Tensor | None = None) -> Tensor:
-    """Return [B, H, T, T], the factor q_t . k_s prod_{s<r<=t} decay_r in front of v_s in o_t."""
+def factors(q_BTHK: Tensor, k_BTHK: Tensor, log_decay_BTH: Tensor) -> Tensor:
+    """Return [B, H, T, T], q_t . k_s prod_{s<r<=t} decay_r, whose upper triangle means nothing."""
     B, T, H = log_decay_BTH.shape
-    repeat = H // q_BTGK.shape[2]
-    scores_BGTT = torch.einsum("btgk,bsgk->bgts", q_BTGK, k_BTGK)
     # Sums over s < r <= t, without the cancellation in a difference of two longer sums.
     exponent = log_decay_BTH.transpose(1, 2)[..., None].expand(B, H, T, T).tril(-1).cumsum(-2)
-    t = torch.arange(T, device=q_BTGK.device)
-    visible = (t[:, None] >= t[None, :]).expand(B, T, T)
-    if segments is not None:
-        visible = visible & (segments[:, :, None] == segments[:, None, :])
-    return scores_BGTT.repeat_interleave(repeat, dim=1) * exponent.exp() * visible[:, None]
+    return torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) * exponent.exp()

@@ -5,8 +5,9 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, check_backend, refuse_transforms, use_triton
+from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, is_number
-from basecap.ops.taylor_attention import eager, operators
+from basecap.ops.taylor_attention import eager, operators, reference
 
 
 def taylor_attention(
@@ -43,11 +44,7 @@ def taylor_attention(
         ConfigError: shapes, dtypes or devices that do not fit together, or an impossible eps or backend.
     """
     check_backend(backend)
-    if not is_number(eps):
-        raise ConfigError(f"eps must be at least 0 and a Python number, not {eps!r}.")
-    if not 0 <= eps < float("inf"):
-        raise ConfigError(f"eps must be at least 0 and finite, not {eps!r}.")
-    eps = float(eps)
+    eps = _check_eps(eps)
     _validate(q_BTHK, k_BTHK, v_BTHV, state_BHFX)
     check_segments(segments, v_BTHV.shape[:2])
     check_devices({"q": q_BTHK, "k": k_BTHK, "v": v_BTHV, "state": state_BHFX, "segments": segments})
@@ -78,6 +75,31 @@ def taylor_state(k_BTHK: Tensor, v_BTHV: Tensor, state_BHFX: Tensor | None = Non
     with torch.autocast(v_BTHV.device.type, enabled=False):
         added = eager.sums(k_BTHK, v_BTHV)
         return added if state_BHFX is None else state_BHFX + added
+
+
+def influence(q_BTHK: Tensor, k_BTHK: Tensor, *, segments: Tensor | None = None, eps: float = 1e-12) -> Influence:
+    """Return the normalised weights w_ts / (sum_s w_ts + eps), the factor in front of v_s in o_t of every head.
+
+    The arguments are those of `taylor_attention`, but for the values; raises ConfigError as that does.
+    """
+    eps = _check_eps(eps)
+    _validate(q_BTHK, k_BTHK, k_BTHK, None)
+    (q, k), (B, T, H, _) = wide(q_BTHK, k_BTHK), q_BTHK.shape
+    check_segments(segments, (B, T))
+    check_devices({"q": q, "k": k, "segments": segments})
+
+    def factors(heads: slice) -> Tensor:
+        return reference.weights(q[:, :, heads], k[:, :, heads], segments, eps)
+
+    return Influence(shape=(B, H, T), device=q.device, factors=factors)
+
+
+def _check_eps(eps: float) -> float:
+    if not is_number(eps):
+        raise ConfigError(f"eps must be at least 0 and a Python number, not {eps!r}.")
+    if not 0 <= eps < float("inf"):
+        raise ConfigError(f"eps must be at least 0 and finite, not {eps!r}.")
+    return float(eps)
 
 
 def _validate(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def influence(q_BTHK: Tensor, k_BTHK: Tensor, segments: Tensor | None = None, eps: float = 1e-12) -> Tensor:
+def weights(q_BTHK: Tensor, k_BTHK: Tensor, segments: Tensor | None = None, eps: float = 1e-12) -> Tensor:
     """Return [B, H, T, T], the normalised weights w_ts / (sum_s w_ts + eps) in front of v_s in o_t."""
     T, _, K = q_BTHK.shape[1:]
     x_BHTT = torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) / K**0.5
@@ -19,4 +19,4 @@ def taylor_attention(
     q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, segments: Tensor | None = None, eps: float = 1e-12
 ) -> Tensor:
     """Return outputs [B, T, H, V]; see `basecap.ops.taylor_attention.taylor_attention`."""
-    return torch.einsum("bhts,bshv->bthv", influence(q_BTHK, k_BTHK, segments, eps), v_BTHV)
+    return torch.einsum("bhts,bshv->bthv", weights(q_BTHK, k_BTHK, segments, eps), v_BTHV)

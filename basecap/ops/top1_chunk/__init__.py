@@ -7,13 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.ops._dispatch import Backend, refuse_mapping, refuse_transforms, use_triton
+from basecap.ops._influence import Influence, of_heads, visible, wide
 from basecap.ops.top1_chunk import operators, reference
 from basecap.ops.top1_chunk.cache import top1_chunk_cache, top1_chunk_fill, top1_chunk_step
-from basecap.ops.top1_chunk.checkpoint import keep_choice
 from basecap.ops.top1_chunk.grid import check_heads, check_options, check_packing, chunk_grid, most_remote
 
 __all__ = [
-    "keep_choice",
+    "influence",
     "top1_chunk",
     "top1_chunk_cache",
     "top1_chunk_choice",
@@ -140,3 +140,37 @@ def top1_chunk_weights(
     check_packing(q, segments, None)
     with torch.autocast(q.device.type, enabled=False):
         return reference.weights(q, k, chunk, mode, scale, remote, segments)
+
+
+def influence(
+    q: Tensor,
+    k: Tensor,
+    *,
+    chunk: int = 128,
+    mode: Mode = "exact",
+    scale: float | None = None,
+    remote: int = 1,
+    segments: Tensor | None = None,
+) -> Influence:
+    """Return the attention distribution of every query head, zero outside the own and the chosen chunks.
+
+    The arguments are those of `top1_chunk_choice`, but for the backend; raises ConfigError as that does.
+    """
+    q, k = wide(q, k)
+    choice_BTHR = top1_chunk_choice(q, k, chunk=chunk, mode=mode, scale=scale, remote=remote, segments=segments)
+    chunk, scale, _ = check_options(q, chunk, mode, scale, remote)
+    B, T, H, _ = q.shape
+    since = torch.arange(T, device=q.device).expand(B, T)
+    if segments is not None:
+        since = since - torch.searchsorted(segments, segments)
+    own_BT = since // chunk
+    past = visible(T, segments, q.device)
+
+    def factors(heads: slice) -> Tensor:
+        seen = own_BT[:, None, :, None] == own_BT[:, None, None, :]
+        for choice_BTH in choice_BTHR[:, :, heads].unbind(-1):
+            seen = seen | (choice_BTH.mT[..., None] == own_BT[:, None, None, :])
+        scores = torch.einsum("bthk,bshk->bhts", q[:, :, heads], of_heads(k, heads, H)) * scale
+        return scores.masked_fill(~(seen & past), float("-inf")).softmax(-1)
+
+    return Influence(shape=(B, H, T), device=q.device, factors=factors)

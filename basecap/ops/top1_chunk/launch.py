@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import interpreted
+from basecap.ops._dispatch import interpreted, note
 from basecap.ops.top1_chunk import kernels_attend, kernels_choose, kernels_decode, kernels_index
 
 LOG2E = 1.4426950408889634
@@ -75,18 +75,17 @@ def _stages(stages: int, x: Tensor, rows: int, chunk: int) -> int:
     return min(stages, max(1, (SHARED - rows * row) // (chunk * row)))
 
 
-def _on_hopper(q: Tensor, chunk: int) -> bool:
-    """Return whether the kernels for Hopper, in Triton's lower dialect Gluon, run on these queries [N, H, K]."""
-    return (
-        chunk == 128
-        and q.shape[-1] in (64, 128)
-        and q.element_size() == 2
-        and q.is_cuda
-        and not interpreted()
-        and torch.cuda.get_device_capability(q.device)[0] == 9
-        # The dialect is an experiment of Triton's: other versions may not even import it.
-        and triton.__version__.startswith(("3.6.", "3.7."))
-    )
+def hopper_unsupported(q: Tensor, chunk: int) -> str | None:
+    """Return why the kernels for Hopper, in Triton's lower dialect Gluon, cannot run on queries [N, H, K], or None."""
+    if chunk != 128 or q.shape[-1] not in (64, 128) or q.element_size() != 2:
+        return "they take chunks of 128 and heads of 64 or 128 channels in 16 bits"
+    if not q.is_cuda or interpreted():
+        return "the tensors are not on a GPU"
+    if torch.cuda.get_device_capability(q.device)[0] != 9:
+        return "the GPU is no Hopper"
+    if not triton.__version__.startswith(("3.6.", "3.7.")):  # an experiment: other versions may not even import it
+        return f"Triton {triton.__version__} is neither 3.6 nor 3.7"
+    return None
 
 
 def choose(
@@ -110,9 +109,11 @@ def choose(
     tile = _tile(EXACT if exact else APPROX, q)
     launch = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers}
     programs = (triton.cdiv(N, tile.rows), H)
-    hopper = remote == 1 and _on_hopper(q, chunk)
+    hopper = remote == 1 and hopper_unsupported(q, chunk) is None
     if hopper:
         from basecap.ops.top1_chunk import kernels_hopper
+
+        note("top1_chunk", "its Gluon kernels", None)
     if hopper and low is not None:
         kernels_hopper.choose_approx(q, means, low, grid, own, choice)
         return choice
@@ -275,7 +276,7 @@ def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: floa
     lists = Index(index, G, choice.numel() // G, M, shape["SHARE"])
     items = M + lists.extra
     kernel: Any = kernels_attend.attend_bwd_kernel
-    if _on_hopper(q, chunk):
+    if hopper_unsupported(q, chunk) is None:
         from basecap.ops.top1_chunk import kernels_hopper_backward as hopper
 
         q, k, v, do = (hopper.aligned(x) for x in (q, k, v, do))

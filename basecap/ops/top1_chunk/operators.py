@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from basecap.ops._dispatch import no_second_derivatives, refuse_batched_gradients
+from basecap.ops._saved import save_under_checkpointing
 from basecap.ops.top1_chunk import eager
 
 
@@ -41,6 +42,9 @@ def choose(
 @choose.register_fake
 def _(q, k, layout, chunk, exact, scale, remote, triton):
     return q.new_empty(*q.shape[:2], remote, dtype=torch.int32)
+
+
+save_under_checkpointing(torch.ops.basecap.top1_chunk_choose.default)
 
 
 @torch.library.custom_op("basecap::top1_chunk_attend", mutates_args=())

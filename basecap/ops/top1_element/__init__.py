@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.ops._dispatch import Backend, refuse_forward_mode, refuse_transforms, use_triton, wants_gradients
+from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_scale
 from basecap.ops.attention import attention
 from basecap.ops.top1_chunk.cache import check_cache
@@ -91,6 +92,22 @@ def top1_element_weights(q: Tensor, k: Tensor, *, segments: Tensor | None = None
     check_packing(q, segments, None)
     with torch.autocast(q.device.type, enabled=False):
         return reference.one_hot(reference.scores(q, k, 1.0, segments))
+
+
+def influence(q: Tensor, k: Tensor, *, segments: Tensor | None = None) -> Influence:
+    """Return 1 at the chosen key of each query and 0 elsewhere, the factors of every query head.
+
+    The arguments are those of `top1_element_choice`, but for the backend; raises ConfigError as that does.
+    """
+    q, k = wide(q, k)
+    choice_BTH = top1_element_choice(q, k, segments=segments)
+    B, T, H, _ = q.shape
+    position = torch.arange(T, device=q.device)
+
+    def factors(heads: slice) -> Tensor:
+        return (choice_BTH[:, :, heads].mT[..., None] == position).to(q.dtype)
+
+    return Influence(shape=(B, H, T), device=q.device, factors=factors)
 
 
 def top1_element_step(q: Tensor, k: Tensor, v: Tensor, cache: dict[str, Tensor], length: int) -> Tensor:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.ops._dispatch import no_second_derivatives
+from basecap.ops._saved import save_under_checkpointing
 from basecap.ops.top1_element import eager
 
 
@@ -26,6 +27,9 @@ def choose(q: Tensor, k: Tensor, first: Tensor, triton: bool) -> Tensor:
 @choose.register_fake
 def _(q, k, first, triton):
     return q.new_empty(q.shape[:2], dtype=torch.int32)
+
+
+save_under_checkpointing(torch.ops.basecap.top1_element_choose.default)
 
 
 @torch.library.custom_op("basecap::top1_element_gather", mutates_args=())

@@ -5,8 +5,9 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, refuse_transforms, use_triton
+from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
-from basecap.ops.wkv4 import operators
+from basecap.ops.wkv4 import eager, operators
 
 
 def wkv4(
@@ -41,21 +42,40 @@ def wkv4(
     Raises:
         ConfigError: shapes, dtypes or devices that do not fit together, or an impossible backend.
     """
-    given = {"k": k_BTD, "v": v_BTD, "decay": decay_D, "bonus": bonus_D}
-    check_floating(given)
-    if k_BTD.dim() != 3 or k_BTD.shape != v_BTD.shape:
-        raise ConfigError(f"k {tuple(k_BTD.shape)} and v {tuple(v_BTD.shape)} must both be [B, T, D].")
-    for name, x in (("decay", decay_D), ("bonus", bonus_D)):
-        if x.shape != v_BTD.shape[2:]:
-            raise ConfigError(f"{name} {tuple(x.shape)} must be [D] = {tuple(v_BTD.shape[2:])}.")
-    if v_BTD.shape[1] < 1:
-        raise ConfigError("wkv4 needs at least one token.")
-    B, T, D = v_BTD.shape
+    _validate(k_BTD, v_BTD, decay_D, bonus_D, segments)
+    B, _, D = v_BTD.shape
     check_state(state_B2D, (B, 2, D))
-    check_segments(segments, (B, T))
-    check_devices({**given, "state": state_B2D, "segments": segments})
-    refuse_transforms("wkv4", *given.values(), state_B2D)
+    check_devices({"k": k_BTD, "state": state_B2D})
+    refuse_transforms("wkv4", k_BTD, v_BTD, decay_D, bonus_D, state_B2D)
     # Every channel is a head of its own.
     triton = use_triton("wkv4", backend, v_BTD[..., None])
     with torch.autocast(v_BTD.device.type, enabled=False):
         return operators.wkv4(k_BTD, v_BTD, decay_D, bonus_D, state_B2D, segments, triton)
+
+
+def influence(k_BTD: Tensor, decay_D: Tensor, bonus_D: Tensor, *, segments: Tensor | None = None) -> Influence:
+    """Return the normalised weights w_ts / sum_s w_ts, the factor in front of v_s in o_t of every channel.
+
+    The arguments are those of `wkv4`, but for the values; raises ConfigError as that does.
+    """
+    _validate(k_BTD, k_BTD, decay_D, bonus_D, segments)
+    (k, decay, bonus), (B, T, D) = wide(k_BTD, decay_D, bonus_D), k_BTD.shape
+
+    def factors(channels: slice) -> Tensor:
+        return eager.weights(k[:, :, channels], decay[channels], bonus[channels], segments)
+
+    return Influence(shape=(B, D, T), device=k.device, factors=factors)
+
+
+def _validate(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, segments: Tensor | None) -> None:
+    given = {"k": k, "v": v, "decay": decay, "bonus": bonus}
+    check_floating(given)
+    if k.dim() != 3 or k.shape != v.shape:
+        raise ConfigError(f"k {tuple(k.shape)} and v {tuple(v.shape)} must both be [B, T, D].")
+    for name, x in (("decay", decay), ("bonus", bonus)):
+        if x.shape != v.shape[2:]:
+            raise ConfigError(f"{name} {tuple(x.shape)} must be [D] = {tuple(v.shape[2:])}.")
+    if v.shape[1] < 1:
+        raise ConfigError("wkv4 needs at least one token.")
+    check_segments(segments, v.shape[:2])
+    check_devices({**given, "segments": segments})

@@ -44,7 +44,7 @@ def accumulate(share_BTD: Tensor, values_NBTD: Tensor) -> Tensor:
     return x
 
 
-def influence(k_BTD: Tensor, decay_D: Tensor, bonus_D: Tensor, segments: Tensor | None = None) -> Tensor:
+def weights(k_BTD: Tensor, decay_D: Tensor, bonus_D: Tensor, segments: Tensor | None = None) -> Tensor:
     """Return [B, D, T, T], the weight of v_s in o_t per channel when there is no first state."""
     T = k_BTD.shape[1]
     t = torch.arange(T, device=k_BTD.device)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, refuse_transforms, unsupported, use_triton
+from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops.wkv6 import eager, operators, operators_chunk
 from basecap.ops.wkv6.blocks import starts
@@ -63,6 +64,25 @@ def wkv6(
         o, final, _ = operators.recur(r_BTHK, log_decay, k_BTHK, v_BTHV, None, None, state, starts(segments))
         own = (r_BTHK.float() * k_BTHK * bonus_HK).sum(-1, keepdim=True) * v_BTHV
         return (o + own).to(v_BTHV.dtype), final
+
+
+def influence(
+    r_BTHK: Tensor, k_BTHK: Tensor, log_decay_BTHK: Tensor, bonus_HK: Tensor, *, segments: Tensor | None = None
+) -> Influence:
+    """Return the factor in front of v_s in o_t of every head when the first state is zero.
+
+    The arguments are those of `wkv6`, but for the values; raises ConfigError as that does.
+    """
+    _validate(r_BTHK, k_BTHK, k_BTHK, log_decay_BTHK, bonus_HK)
+    (r, k, log_decay, bonus), (B, T, H, _) = wide(r_BTHK, k_BTHK, log_decay_BTHK, bonus_HK), r_BTHK.shape
+    check_segments(segments, (B, T))
+    check_devices({"r": r, "k": k, "log_decay": log_decay, "bonus": bonus, "segments": segments})
+
+    def factors(heads: slice) -> Tensor:
+        own_r, own_k, decays = (x[:, :, heads] for x in (r, k, log_decay))
+        return eager.factors(own_r, own_k, decays, bonus[heads], segments)
+
+    return Influence(shape=(B, H, T), device=r.device, factors=factors)
 
 
 def empty_state(r_BTHK: Tensor, v_BTHV: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ def wkv6(
     return o_BTHV.to(v_BTHV.dtype), state
 
 
-def influence(
+def factors(
     r_BTHK: Tensor, k_BTHK: Tensor, log_decay_BTHK: Tensor, bonus_HK: Tensor, segments: Tensor | None = None
 ) -> Tensor:
     """Return [B, H, T, T], the factor in front of v_s in o_t when the first state is zero."""

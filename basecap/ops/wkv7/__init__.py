@@ -5,6 +5,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import refuse_transforms, use_triton
+from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops.wkv6 import empty_state
 from basecap.ops.wkv6.blocks import starts
@@ -87,6 +88,29 @@ def wkv7_bounded(
         o, final, *_ = operators.scan(*inputs, state, segments)
         return o, final
     return wkv7(*inputs, state_BHKV=state_BHKV, segments=segments)
+
+
+def influence(
+    r_BTHK: Tensor,
+    log_decay_BTHK: Tensor,
+    k_BTHK: Tensor,
+    a_BTHK: Tensor,
+    b_BTHK: Tensor,
+    *,
+    segments: Tensor | None = None,
+) -> Influence:
+    """Return the factor in front of v_s in o_t of every head when the first state is zero.
+
+    The arguments are those of `wkv7`, but for the values; raises ConfigError as that does.
+    """
+    _validate(r_BTHK, log_decay_BTHK, k_BTHK, k_BTHK, a_BTHK, b_BTHK, None, segments)
+    inputs, (B, T, H, _) = wide(r_BTHK, log_decay_BTHK, k_BTHK, a_BTHK, b_BTHK), r_BTHK.shape
+
+    def factors(heads: slice) -> Tensor:
+        r, log_decay, k, a, b = (x[:, :, heads] for x in inputs)
+        return eager.factors(r, log_decay, k, a, b, segments)
+
+    return Influence(shape=(B, H, T), device=r_BTHK.device, factors=factors)
 
 
 def _chunked(k_BTHK: Tensor, v_BTHV: Tensor) -> bool:

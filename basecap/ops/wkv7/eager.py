@@ -47,7 +47,7 @@ def wkv7(
     return unchunk(o_BHMCV, T).to(v_BTHV.dtype), state
 
 
-def influence(
+def factors(
     r_BTHK: Tensor,
     log_decay_BTHK: Tensor,
     k_BTHK: Tensor,

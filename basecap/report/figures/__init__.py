@@ -1,8 +1,29 @@
 """The figures of a study: each is one Vega-Lite chart, interactive in the page and static as SVG."""
 
+from basecap.report.figures.capacity import capacity
+from basecap.report.figures.cells import axes_of, cells
 from basecap.report.figures.evaluations import evaluation
 from basecap.report.figures.gaps import along, forest
+from basecap.report.figures.learning import learning
 from basecap.report.figures.look import Chart, styled
 from basecap.report.figures.losses import scatter, training
+from basecap.report.figures.matrix import matrix
+from basecap.report.figures.paper import paper
+from basecap.report.figures.regions import regions
 
-__all__ = ["Chart", "along", "evaluation", "forest", "scatter", "styled", "training"]
+__all__ = [
+    "Chart",
+    "along",
+    "axes_of",
+    "capacity",
+    "cells",
+    "evaluation",
+    "forest",
+    "learning",
+    "matrix",
+    "paper",
+    "regions",
+    "scatter",
+    "styled",
+    "training",
+]

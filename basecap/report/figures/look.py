@@ -72,8 +72,8 @@ def drawn(study: Study, rows: Rows) -> list[str]:
 
 
 def names_of(study: Study) -> list[str]:
-    """Return the names of all architectures of a study."""
-    return [entry["name"] for entry in study["settings"]["architectures"]]
+    """Return what the rows of a study may be called: its architectures, or the names of runs on its tasks."""
+    return study["names"]
 
 
 def legend_of(shown: Sequence[str], lines: bool = False, columns: int = 2) -> alt.Legend:
@@ -129,6 +129,25 @@ def extent(values: Sequence[float]) -> list[float]:
     return [min(values) - margin, max(values) + margin]
 
 
+def positions(field: str, values: Sequence[Any], title: str | None) -> dict[str, Any]:
+    """Return what says where categories stand on an axis: in the order of `values`, side by side."""
+    return {"shorthand": f"{field}:O", "sort": list(values), "title": title, "scale": alt.Scale(domain=list(values))}
+
+
+#: A label that breaks long names behind hyphens, for axes that are narrow on a phone.
+BROKEN = r"split(replace(datum.label, /-(?=[^-]{6})/g, '-\n'), '\n')"
+
+
+def share_colour(field: str) -> alt.Color:
+    """Return the colour of a share in a heat map, from white to dark blue."""
+    return alt.Color(f"{field}:Q", scale=alt.Scale(domain=[0, 1], scheme="blues"), legend=None)
+
+
+def share_ink(field: str) -> Any:
+    """Return the colour of a number that stands on the colour of a share."""
+    return alt.when(f"datum.{field} > 0.55").then(alt.value("white")).otherwise(alt.value(BLACK))
+
+
 TITLES = {
     "name": "architecture",
     "tokens": "tokens trained on",
@@ -140,7 +159,7 @@ FORMATS = {"tokens": ",", "n": ",", "seed": "d"}
 
 def tooltip(*fields: str) -> list[alt.Tooltip]:
     """Return what the pointer shows of the fields of a row."""
-    text = {"name", "domain", "verdict", "subset"}
+    text = {"name", "domain", "verdict", "subset", "train", "test", "region"}
     return [
         alt.Tooltip(f"{field}:N", title=TITLES.get(field, field))
         if field in text

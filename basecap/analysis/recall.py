@@ -1,0 +1,300 @@
+"""Studies of tasks: what each architecture recalls where it was trained, and what is left when the pattern moves.
+
+Source: arXiv 2410.15678. Its tables are means over all cells of a task's grid; what they call accuracy is the share of
+queried values that are right.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from basecap.analysis.counted import (
+    ACCURACY,
+    CASES,
+    EVALUATION,
+    REGION,
+    VALIDATION,
+    Counted,
+    Key,
+    by_step,
+    count,
+    validation_accuracy,
+)
+from basecap.analysis.files import TaskRunFile, TaskStudyFile, complete
+from basecap.analysis.published import with_published
+from basecap.analysis.recall_rows import AccuracyRow, CellRow, ShiftRow, ShortcutRow, TrainedRow, Verdict
+from basecap.analysis.rows import Interval
+from basecap.analysis.runs import Run, curve, describe, evaluations
+from basecap.analysis.shares import LEVEL, Share, estimate
+from basecap.records import StudyRecords
+
+#: Accuracy on its own pattern from which on a model has learnt to recall.
+LEARNED = 0.95
+#: Accuracy that a model may lose under a shift and still count as recalling there.
+TOLERATED = 0.05
+
+Cell = tuple[tuple[str, float], ...]
+
+
+def analyse_tasks(records: StudyRecords) -> dict[str, Any]:
+    """Analyse a study of tasks.
+
+    Returns:
+        What results.json holds of it: kind ("tasks"), name, scale, summary, names (of runs), architectures, reference
+        (drawn in black), train, test, checkpoint, confidence, learned, tolerated; `trained` (see `TrainedRow`), `tests`
+        (`AccuracyRow`), `shifts` (`ShiftRow`), `shortcuts` (`ShortcutRow`); `published` (source, metric and a row per
+        number: ours beside it and the difference; None without), `waiting` (runs not measured yet), `points` (the
+        evaluation point of each run that counts), `learning` (accuracy on validation examples at every point), and
+        `runs`, `curves`, `evaluations`, `failures`, `sweep`, `settings`, `environment` as for a study of text.
+        Accuracies are shares.
+
+    Raises:
+        DataError: records that cannot be read.
+    """
+    study = complete(records.study(), TaskStudyFile, records.path / "study.yaml")
+    task = study["task"]
+    train, test = list(task["train"]), list(task.get("test") or task["train"])
+    architectures = [entry["name"] for entry in study["architectures"]]
+    places = {name_of(entry, task, train): (entry, task) for entry in architectures for task in train}
+    names = list(places)
+    runs = [Run.read(found, records, names) for found in records.runs()]
+    for run in runs:
+        complete(run.info, TaskRunFile, run.records.path / "run.json")
+    runs.sort(key=lambda run: (names.index(run.info["name"]), run.info["seed"]))
+    counted, failures = _counted(runs, task.get("checkpoint", "best"))
+    found = _rows(counted, list(places.values()), test)
+    return {
+        "kind": "tasks",
+        "name": study["name"],
+        "scale": study.get("scale"),
+        "summary": study.get("summary", ""),
+        "names": names,
+        "architectures": architectures,
+        "reference": study["reference"] if study.get("reference") in architectures else architectures[0],
+        "train": train,
+        "test": test,
+        "checkpoint": task.get("checkpoint", "best"),
+        "confidence": 1 - LEVEL,
+        "learned": LEARNED,
+        "tolerated": TOLERATED,
+        **found,
+        "published": with_published(study.get("published"), found["tests"], train, test),
+        "waiting": [name for name in names if name not in {one.label["name"] for one in counted}],
+        "points": [_point(one) for one in counted],
+        "learning": [row for run in runs for row in _learning(run)],
+        "curves": [row for run in runs for row in curve(run)],
+        "runs": [describe(run) for run in runs],
+        "evaluations": evaluations(records, runs, without=EVALUATION),
+        "failures": failures,
+        "sweep": [asdict(sweep) | {"at_edge": sweep.at_edge} for sweep in records.sweeps()],
+        "settings": study,
+        "environment": records.environment(),
+    }
+
+
+def name_of(architecture: str, task: str, train: Sequence[str]) -> str:
+    """Return the name of the runs of an architecture on one of the training tasks."""
+    return architecture if len(train) == 1 else f"{architecture} on {task}"
+
+
+def _rows(
+    counted: Sequence[Counted], places: Sequence[tuple[str, str]], test: Sequence[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of every table; `places` are the pairs of architecture and training task."""
+    groups = {place: runs for place in places if (runs := _group(counted, *place))}
+    trained = [_trained(*place, runs) for place, runs in groups.items()]
+    recalling = {(row.architecture, row.train) for row in trained if row.recalls}
+    pairs = [(place, other, runs) for place, runs in groups.items() for other in test]
+    tables: dict[str, list[Any]] = {
+        "trained": trained,
+        "tests": [_test(*place, other, runs) for place, other, runs in pairs],
+        "shifts": [_shift(*place, other, runs, place in recalling) for place, other, runs in pairs],
+        "shortcuts": _shortcuts(groups, test, recalling),
+    }
+    return {name: [asdict(row) for row in rows if row is not None] for name, rows in tables.items()}
+
+
+def _counted(runs: Sequence[Run], checkpoint: str) -> tuple[list[Counted], list[dict[str, Any]]]:
+    """Return the runs that have a point that counts; what failed, and what has none though it is finished, is told."""
+    counted, failures = [], []
+    for run in runs:
+        found = count(run, checkpoint)
+        if run.info["status"] == "failed":
+            failures.append(run.label | {"message": run.info["message"]})
+        elif found is None and run.info["status"] == "finished":
+            what = "validation accuracy on its own task" if checkpoint == "best" else "evaluation point"
+            failures.append(run.label | {"message": f"it has no {what}, so it does not count"})
+        if found is not None:
+            counted.append(found)
+    return counted, failures
+
+
+def _group(counted: Sequence[Counted], architecture: str, task: str) -> list[Counted]:
+    """Return the runs of one architecture on one task: those at their end, or the others where none is."""
+    own = [one for one in counted if (one.architecture, one.task) == (architecture, task)]
+    return [one for one in own if one.finished] or own
+
+
+def _cells(runs: Sequence[Counted], test: str, metric: str) -> list[Cell]:
+    """Return the cells of a task that every one of the runs has a share of, in the order of the records."""
+    return [
+        key.cell
+        for key in runs[0].shares
+        if (key.test, key.metric) == (test, metric) and all(Key(run.task, *key[1:]) in run.shares for run in runs)
+    ]
+
+
+def _mean(runs: Sequence[Counted], test: str, metric: str) -> Interval | None:
+    """Return a metric as the mean over cells; None where no cell has it."""
+    cells, train = _cells(runs, test, metric), runs[0].task
+    if not cells:
+        return None
+    return estimate(_units(runs), {Key(train, test, metric, cell): 1 / len(cells) for cell in cells})
+
+
+def _units(runs: Sequence[Counted]) -> list[dict[Key, Share]]:
+    return [run.shares for run in runs]
+
+
+def _trained(architecture: str, train: str, runs: Sequence[Counted]) -> TrainedRow:
+    own = _mean(runs, train, ACCURACY)
+    seen = own or _mean(runs, train, VALIDATION)
+    return TrainedRow(
+        architecture=architecture,
+        train=train,
+        seeds=_seeds(runs),
+        own=seen,
+        tested=own is not None,
+        recalls=seen is not None and seen.value >= LEARNED,
+    )
+
+
+def _test(architecture: str, train: str, test: str, runs: Sequence[Counted]) -> AccuracyRow | None:
+    accuracy = _mean(runs, test, ACCURACY)
+    if accuracy is None:
+        return None
+    regions: list[Interval] = []
+    while (share := _mean(runs, test, f"{REGION}{len(regions) + 1}")) is not None:
+        regions.append(share)
+    units, whole = _units(runs), set(_cells(runs, test, CASES))
+    cells = []
+    for cell in _cells(runs, test, ACCURACY):
+        values, cases = Key(train, test, ACCURACY, cell), Key(train, test, CASES, cell)
+        cells.append(
+            CellRow(
+                axis=dict(cell),
+                accuracy=estimate(units, {values: 1.0}),
+                case_accuracy=estimate(units, {cases: 1.0}) if cell in whole else None,
+                examples=units[0][values].examples,
+            )
+        )
+    return AccuracyRow(
+        architecture=architecture,
+        train=train,
+        test=test,
+        seeds=_seeds(runs),
+        accuracy=accuracy,
+        case_accuracy=_mean(runs, test, CASES),
+        regions=tuple(regions),
+        cells=tuple(cells),
+    )
+
+
+def _difference(runs: Sequence[Counted], test: str) -> dict[Key, float]:
+    """Return the weights of accuracy on the own task minus that on another, over the cells that both have.
+
+    Where the own task is not among the test tasks, its accuracy is that on validation examples.
+    """
+    train = runs[0].task
+    metric = ACCURACY if _cells(runs, train, ACCURACY) else VALIDATION
+    own = set(_cells(runs, train, metric))
+    common = [cell for cell in _cells(runs, test, ACCURACY) if cell in own] if test != train else []
+    weights = {Key(train, train, metric, cell): 1 / len(common) for cell in common}
+    return weights | {Key(train, test, ACCURACY, cell): -1 / len(common) for cell in common}
+
+
+def _shift(architecture: str, train: str, test: str, runs: Sequence[Counted], recalls: bool) -> ShiftRow | None:
+    weights = _difference(runs, test)
+    if not weights:
+        return None
+    index = estimate(_units(runs), weights)
+    return ShiftRow(
+        architecture=architecture,
+        train=train,
+        test=test,
+        seeds=_seeds(runs),
+        cells=len(weights) // 2,
+        index=index,
+        verdict=_verdict(index) if recalls else "untrained",
+    )
+
+
+def _verdict(index: Interval) -> Verdict:
+    if index.high <= TOLERATED:
+        return "holds"
+    return "loses" if index.low > TOLERATED else "undecided"
+
+
+def _shortcuts(
+    groups: Mapping[tuple[str, str], Sequence[Counted]], test: Sequence[str], recalling: Collection[tuple[str, str]]
+) -> list[ShortcutRow]:
+    """Return a row per architecture with shifts; a seed counts that has a run on each training task of its row."""
+    found = []
+    for name in dict.fromkeys(architecture for architecture, _ in groups):
+        own = {task: runs for (architecture, task), runs in groups.items() if architecture == name}
+        learnt = [runs for task, runs in own.items() if (name, task) in recalling]
+        every = ((runs, _difference(runs, other)) for runs in learnt or own.values() for other in test)
+        differences = [(runs, weights) for runs, weights in every if weights]
+        if not differences:
+            continue
+        total: dict[Key, float] = {}
+        seeds = set.intersection(*({run.seed for run in runs} for runs, _ in differences))
+        for _, weights in differences:
+            for key, weight in weights.items():
+                total[key] = total.get(key, 0.0) + weight / len(differences)
+        units = [
+            {
+                key: share
+                for runs, _ in differences
+                for run in runs
+                if run.seed == seed
+                for key, share in run.shares.items()
+            }
+            for seed in sorted(seeds)
+        ]
+        if units:
+            index = estimate(units, total)
+            found.append(
+                ShortcutRow(
+                    architecture=name,
+                    seeds=sorted(seeds),
+                    shifts=len(differences),
+                    index=index,
+                    recalls=bool(learnt),
+                )
+            )
+    return found
+
+
+def _seeds(runs: Sequence[Counted]) -> list[int]:
+    return [run.seed for run in runs]
+
+
+def _point(one: Counted) -> dict[str, Any]:
+    return one.label | {
+        "architecture": one.architecture,
+        "train": one.task,
+        "step": one.step,
+        "tokens": one.tokens,
+        "validation": one.validation,
+    }
+
+
+def _learning(run: Run) -> list[dict[str, Any]]:
+    """Return accuracy on validation examples of the own task at every evaluation point, mean over cells."""
+    found = []
+    for step, records in by_step(run.evals).items():
+        accuracy = validation_accuracy(records)
+        if accuracy is not None:
+            found.append(run.label | {"step": step, "tokens": records[0].tokens, "accuracy": accuracy})
+    return found

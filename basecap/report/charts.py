@@ -1,0 +1,59 @@
+"""Which figures a study has, by the section of the page they stand in."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from basecap.report import figures
+
+Study = dict[str, Any]
+#: Charts by name, None where there is nothing to draw, by section.
+Charts = dict[str, dict[str, figures.Chart | None]]
+
+
+def text_charts(study: Study) -> Charts:
+    """Return the figures of a study of text."""
+    domains = study["ood_domains"] or study["train_domains"]
+    return {
+        "paper": figures.paper(study),
+        "gaps": {"gaps": figures.forest(study), "gap-along-training": figures.along(study)},
+        "held_out": {f"scatter-{domain}": figures.scatter(study, domain, "held_out") for domain in domains},
+        "training": {
+            f"scatter-{domain}-training-loss": figures.scatter(study, domain, "training") for domain in domains
+        },
+        "curves": {"training": figures.training(study)},
+        "evaluations": dict(_evaluations(study)),
+    }
+
+
+def task_charts(study: Study) -> Charts:
+    """Return the figures of a study of tasks."""
+    own = [row for row in study["tests"] if row["test"] == row["train"]]
+    others = [row for row in study["tests"] if row["test"] != row["train"]]
+    # Where the own pattern is not tested, how much is recalled shows on the others.
+    first = own or others
+    return {
+        "matrices": {f"matrix-{name}": figures.matrix(study, name) for name in study["architectures"]},
+        "regions": {f"regions-{task}": figures.regions(study, task) for task in study["test"]},
+        "cells": {f"cells-{_name(row)}": figures.cells(study, row) for row in first},
+        "other_cells": {f"cells-{_name(row)}": figures.cells(study, row) for row in others if row not in first},
+        "capacity": {
+            f"capacity-{axis}-{_name(row)}": figures.capacity(study, row, axis)
+            for axis in figures.axes_of(study)
+            for row in first
+        },
+        "learning": {f"learning-{task}": figures.learning(study, task) for task in study["train"]},
+        "evaluations": dict(_evaluations(study)),
+    }
+
+
+def _name(row: dict[str, Any]) -> str:
+    """Return what tells the figures of one row from those of another."""
+    return f"{row['architecture']},{row['train']},{row['test']}"
+
+
+def _evaluations(study: Study) -> Iterator[tuple[str, figures.Chart]]:
+    for found in study["evaluations"]:
+        panels = {(row["metric"], row["subset"] if found["axes"] else None) for row in found["rows"]}
+        for metric, subset in sorted(panels, key=str):
+            name = "-".join(part for part in (found["name"], metric, subset) if part)
+            yield name, figures.evaluation(study, found, metric, subset)

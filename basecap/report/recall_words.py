@@ -1,0 +1,212 @@
+"""What a study of tasks found, in words."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from basecap.report.words import edge_text, listed
+
+Study = dict[str, Any]
+Rows = Sequence[dict[str, Any]]
+
+#: What intervals of single runs leave out.
+SINGLE = (
+    "Where there is one run, an interval says what other test examples would change, not what another seed would: "
+    "train at least three seeds, with --set 'seeds=[0,1,2]'."
+)
+
+
+def recall_headline(study: Study) -> str:
+    """Return two sentences: who recalls on its own pattern, and who does when the pattern moves."""
+    if not study["trained"]:
+        return "Nothing has been measured yet."
+    return f"{_own(study)} {_moved(study)}"
+
+
+def _own(study: Study) -> str:
+    recalling: dict[str, list[str]] = {}
+    best: dict[str, float | None] = {}
+    every: list[str] = []
+    for name, rows in _by_architecture(study["trained"]).items():
+        recalling[name] = [row["train"] for row in rows if row["recalls"]]
+        best[name] = max((row["own"]["value"] for row in rows if row["own"]), default=None)
+        if len(recalling[name]) == len(rows):
+            every.append(name)
+    values = f"{100 * study['learned']:g} % or more of the queried values"
+    some = [f"{name} does on {listed(tasks)} only" for name, tasks in recalling.items() if tasks and name not in every]
+    none = [f"{name} does not ({percent(best[name])})" for name, tasks in recalling.items() if not tasks]
+    if not every and not some:
+        shown = listed(f"{name} {percent(value)}" for name, value in best.items())
+        return f"No architecture recalls {values} on the pattern it was trained on: {shown}."
+    who, verb = (listed(every), "recall" if len(every) > 1 else "recalls") if every else ("no architecture", "recalls")
+    where = "the pattern they were trained on" if len(every) > 1 else "the pattern it was trained on"
+    whole = "" if every else " in every case"
+    return f"On {where}, {who} {verb} {values}{whole}; {'; '.join([*some, *none])}.".replace("; .", ".")
+
+
+def _moved(study: Study) -> str:
+    if not study["shifts"]:
+        return "This study tests on no other pattern."
+    holds, loses, undecided = [], [], []
+    for name, rows in _by_architecture(study["shifts"]).items():
+        judged = [row for row in rows if row["verdict"] != "untrained"]
+        verdicts = {row["verdict"] for row in judged}
+        if "loses" in verdicts:
+            loses.append(f"{name} loses up to {points(worst(judged)['index']['value'])}")
+        elif "undecided" in verdicts:
+            undecided.append(name)
+        elif judged:
+            holds.append(name)
+    parts = [
+        *([f"{listed(holds)} still {'recall' if len(holds) > 1 else 'recalls'}"] if holds else []),
+        *loses,
+        *([f"{listed(undecided)} {'are' if len(undecided) > 1 else 'is'} undecided"] if undecided else []),
+    ]
+    if not parts:
+        return "What happens when the pattern moves says little then."
+    return f"When the pattern moves, {'; '.join(parts)}."
+
+
+def recall_reasons(study: Study) -> list[str]:
+    """Return a sentence for each finding that the headline leaves out."""
+    return [*_untrained(study), *_losses(study), *_regions(study), *_published(study)]
+
+
+def _untrained(study: Study) -> list[str]:
+    rows = [row for row in study["trained"] if not row["recalls"]]
+    if not rows:
+        return []
+    named = [f"{label(study, row)} ({percent(row['own']['value'] if row['own'] else None)})" for row in rows]
+    return [f"Not trained to recall on its own pattern: {listed(named)}; other columns say little there."]
+
+
+def _losses(study: Study) -> list[str]:
+    tests = {(row["architecture"], row["train"], row["test"]): row for row in study["tests"]}
+    said = []
+    for name, rows in _by_architecture(study["shifts"]).items():
+        judged = [row for row in rows if row["verdict"] in ("loses", "undecided")]
+        if judged:
+            row = worst(judged)
+            there = tests[name, row["train"], row["test"]]["accuracy"]["value"]
+            limit = points(study["tolerated"])
+            more = "" if row["verdict"] == "loses" else f"; whether that is more than {limit} is open"
+            said.append(
+                f"{label(study, row)} loses most on {row['test']}: {percent(there)} there, "
+                f"{points(row['index']['value'])} ({between(row['index'])}) less than on its own pattern{more}."
+            )
+    return said
+
+
+def _regions(study: Study) -> list[str]:
+    recalling = [(row["architecture"], row["train"]) for row in study["trained"] if row["recalls"]]
+    said = []
+    for test in study["test"]:
+        readers: dict[str, list[str]] = {}
+        for row in study["tests"]:
+            if row["test"] == test and row["regions"] and (row["architecture"], row["train"]) in recalling:
+                shares = [part["value"] for part in row["regions"]]
+                most = max(range(len(shares)), key=shares.__getitem__)
+                reader = f"{label(study, row)} ({percent(shares[most])})"
+                readers.setdefault(f"region {most + 1} of {len(shares)}", []).append(reader)
+        parts = [f"{region} by {listed(names)}" for region, names in sorted(readers.items())]
+        said += [f"Read most on {test}: {'; '.join(parts)}."] if parts else []
+    return said
+
+
+def _published(study: Study) -> list[str]:
+    found = study["published"]
+    rows = [row for row in (found or {"rows": []})["rows"] if row["difference"] is not None]
+    if not found or not rows:
+        return []
+    far = max(rows, key=lambda row: abs(row["difference"]))
+    held = sum(row["within"] for row in rows)
+    return [
+        f"Beside {found['source']}: our intervals hold {held} of {len(rows)} published numbers; the largest difference "
+        f"is {points(far['difference'], signed=True)} ({far['architecture']} trained on {far['train']}, tested on "
+        f"{far['test']}{cell_text(far['axis'])})."
+    ]
+
+
+def recall_cautions(study: Study) -> list[str]:
+    """Return what a reader must not overlook: single runs, runs that are missing or unfinished, lost numbers."""
+    single = any(len(row["seeds"]) == 1 for row in study["trained"])
+    running = [run for run in study["runs"] if run["status"] == "running"]
+    counting = {(row["name"], row["seed"]) for row in study["points"]}
+    named = [f"{run['name']} (seed {run['seed']}) at {run['tokens'] / 1e6:.1f}M tokens" for run in running]
+    unmet = [row for row in (study["published"] or {"rows": []})["rows"] if row["value"] is None]
+    edge = [sweep["name"] for sweep in study["sweep"] if sweep["at_edge"]]
+    return [
+        *([SINGLE] if single else []),
+        *([f"Not finished: {', '.join(named)}. {_shown(running, counting)}"] if running else []),
+        *([f"Not measured yet: {listed(study['waiting'])}."] if study["waiting"] and study["trained"] else []),
+        *([f"Published numbers without one of ours: {listed(_unmet(unmet))}."] if unmet else []),
+        *edge_text(edge),
+    ]
+
+
+def _shown(running: Rows, counting: set[tuple[str, int]]) -> str:
+    some = any((run["name"], run["seed"]) in counting for run in running)
+    how = "Finished runs count before them; where there is none, they are shown as far as they are. " if some else ""
+    return f"{how}Run the study again to resume."
+
+
+def _unmet(rows: Rows) -> list[str]:
+    """Return which published numbers have none of ours beside them, by architecture."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row["architecture"]] = counts.get(row["architecture"], 0) + 1
+    return [f"{count} of {name}" for name, count in counts.items()]
+
+
+def recall_rates(study: Study) -> str:
+    """Return the learning rates that sweeps have chosen, "" where there was none."""
+    chosen = [f"{sweep['name']} {sweep['chosen']:g}" for sweep in study["sweep"]]
+    return f"Learning rates, chosen on validation examples: {', '.join(chosen)}." if chosen else ""
+
+
+def worst(rows: Rows) -> dict[str, Any]:
+    """Return the row with the largest shortcut index."""
+    return max(rows, key=lambda row: row["index"]["value"])
+
+
+def label(study: Study, row: dict[str, Any]) -> str:
+    """Return which runs a row is of: the training task is named where the study has several."""
+    return row["architecture"] if len(study["train"]) == 1 else f"{row['architecture']} on {row['train']}"
+
+
+def cell_text(axis: dict[str, float]) -> str:
+    """Return the cell of a number as ", length 64, pairs 4", "" for the mean over cells."""
+    return "".join(f", {name} {value:g}" for name, value in axis.items())
+
+
+def percent(value: float | None) -> str:
+    """Return a share as "99.7 %", a dash when there is none.
+
+    >>> percent(0.9972), percent(None)
+    ('99.7 %', '–')
+    """
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def between(found: dict[str, Any] | None) -> str:
+    """Return the interval of a share in percent as "98.9 … 99.9", a dash when there is none."""
+    if found is None or found["low"] is None:
+        return "–"
+    return f"{100 * found['low']:.1f} … {100 * found['high']:.1f}"
+
+
+def points(value: float | None, signed: bool = False) -> str:
+    """Return a difference of shares as "84.3 points", "+84.3 points" with a sign.
+
+    >>> points(0.8428), points(-0.01, signed=True)
+    ('84.3 points', '-1.0 points')
+    """
+    if value is None:
+        return "–"
+    return f"{100 * value:+.1f} points" if signed else f"{100 * value:.1f} points"
+
+
+def _by_architecture(rows: Rows) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["architecture"], []).append(row)
+    return found

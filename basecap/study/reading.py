@@ -1,0 +1,175 @@
+"""The text of a study file: found, joined with the study that it extends and with the overrides of a scale."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from basecap.errors import ConfigError, nearest
+from basecap.files import parse_yaml, read
+from basecap.moved_keys import MOVED_SEEDS, RENAMED, log_move, with_moved_keys
+from basecap.names import PAPER
+
+LIBRARY = Path(__file__).parent / "library"
+
+#: Names of scales: they become parts of directories.
+SCALE = re.compile(r"\w[\w.+-]{0,29}")
+
+#: Keys of a study file that are gone once it is read, with their descriptions.
+READ_ONLY = {
+    "extends": "another study, by name or as a file beside this one, whose keys this one takes and overrides: sections "
+    "key by key, lists as a whole; its name and summary are not taken",
+    "scales": "overrides by name of a scale, such as laptop: {train: {tokens: 1e6}}, for --scale; the file itself is "
+    "the scale paper",
+}
+
+#: What a study does not take from the one that it extends, and what no scale changes.
+OWN = ("name", "summary")
+
+
+def library() -> dict[str, Path]:
+    """Return the built-in studies by name."""
+    return {path.stem: path for path in sorted(LIBRARY.glob("*.yaml"))}
+
+
+def read_study(study: str, scale: str | None = None) -> dict[str, Any]:
+    """Return the keys of a study, those of the study that it extends and the overrides of a scale among them.
+
+    Args:
+        study: name in the library, or path of a file.
+        scale: name of a scale; what the file says under `scale`, else the paper's, when not given.
+
+    Raises:
+        ConfigError: an unknown study or scale, studies that extend each other, a file that holds no study.
+    """
+    return _at_scale(_extended(_find(study), ()), study, scale)
+
+
+def apply_setting(content: dict[str, Any], setting: str) -> None:
+    """Set the key of a study's `content` that "a.b=value" names, the value in YAML; raises ConfigError."""
+    key, equals, text = setting.partition("=")
+    if key == "train.seeds":
+        log_move(f"--set {setting}", MOVED_SEEDS)
+        key = "seeds"
+    *parents, last = key.split(".")
+    if not equals or not all([*parents, last]):
+        raise ConfigError(f"--set {setting!r} is not of the form a.b=value; write for example train.lr=3e-4.")
+    if key in ("scale", *READ_ONLY):
+        raise ConfigError(f"--set {key} comes too late, as a study is read before; choose a scale with --scale.")
+    try:
+        value = parse_yaml(text)
+    except ValueError as error:
+        quoted = shlex.quote(f"{key}={json.dumps(text)}")
+        raise ConfigError(f"--set {setting!r}: the value {error}; as text it is written --set {quoted}.") from error
+    place: Any = content
+    for parent in parents:
+        inner = place.get(parent, {})
+        if not isinstance(inner, dict):
+            what = "a list, which is set as a whole" if isinstance(inner, list) else "not a section"
+            raise ConfigError(f"--set {key}: {parent!r} is {what}; `basecap list settings` shows the keys.")
+        place[parent] = inner.copy()  # an alias of it elsewhere in the file stays what it was
+        place = place[parent]
+    place[last] = value
+
+
+def _find(study: str, extending: Path | None = None) -> Path:
+    """Return the file of a study; raises ConfigError when there is none.
+
+    Args:
+        study: name in the library, or path of a file.
+        extending: the file that extends it, from whose directory a relative path is meant.
+    """
+    path = library().get(study) or (extending.parent if extending else Path()) / study
+    by = f"study file {extending}: extends: " if extending else ""
+    if path.is_dir():
+        raise ConfigError(f"{by}{path} is a directory; give the YAML file of a study.")
+    if path.suffix not in (".yaml", ".yml"):
+        if path.is_file():
+            raise ConfigError(f"{by}{study} is not called .yaml; give the YAML file of a study, or rename it.")
+        if study in RENAMED:
+            raise ConfigError(f"{by}study {study!r} is now called {RENAMED[study]}; give that name.")
+        known = [name for name in library() if _numbers(name) == _numbers(study)]  # another figure is no typing error
+        raise ConfigError(f"{by}unknown study {study!r}: {nearest(study, known, see='basecap list studies')}")
+    return path
+
+
+def _numbers(name: str) -> list[str]:
+    return re.findall(r"\d+[a-z]?", name.lower())
+
+
+def _extended(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
+    """Return the keys of a study file over those of the study that it extends.
+
+    Args:
+        path: the file.
+        extending: the files by way of which it is read, the first first.
+    """
+    if path.resolve() in [known.resolve() for known in extending]:
+        circle = " extends ".join(str(known) for known in (*extending, path))
+        raise ConfigError(f"studies extend each other in a circle: {circle}; remove one extends.")
+    content = _parse(path)
+    base = content.pop("extends", None)
+    if base is None:
+        return content
+    if not isinstance(base, str):
+        raise ConfigError(f"study file {path}: extends should be the name or file of one study.")
+    below = _extended(_find(base, path), (*extending, path))
+    return _merged({key: value for key, value in below.items() if key not in OWN}, content)
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    text = read(path)
+    if text is None:
+        raise ConfigError(f"study file {path} does not exist; give a path, or a name of `basecap list studies`.")
+    try:
+        content = parse_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"study file {path} {error}; mend it.") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"study file {path} is not a study; it must have keys such as name, data, architectures.")
+    # Keys such as x-sizes are no options: they hold what anchors elsewhere in the file refer to.
+    kept = {key: value for key, value in content.items() if key != "schema" and not str(key).startswith("x-")}
+    return with_moved_keys(kept, f"study {path}")
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Return sections joined key by key; any other value of `above`, lists among them, replaces that of `below`."""
+    joined = dict(below)
+    for key, value in above.items():
+        held = joined.get(key)
+        joined[key] = _merged(held, value) if isinstance(held, dict) and isinstance(value, dict) else value
+    return joined
+
+
+def _at_scale(content: dict[str, Any], study: str, wanted: str | None) -> dict[str, Any]:
+    """Return a study without its `scales`, the overrides of one of them applied and its name under `scale`."""
+    scales = content.pop("scales", None)
+    scale = content.get("scale") if wanted is None else wanted
+    if scales is None:  # one size only, or study.yaml of a directory, which is of one scale
+        if scale != content.get("scale"):
+            only = f"is of scale {content['scale']!r}" if content.get("scale") else "has one size"
+            raise ConfigError(f"study {study} {only} and no scale {scale!r}; leave out --scale.")
+        return content
+    _check_scales(scales, study)
+    scale = PAPER if scale is None else scale
+    if scale != PAPER and scale not in scales:
+        raise ConfigError(f"study {study} has no scale {scale!r}: {nearest(str(scale), [*scales, PAPER])}")
+    overrides = {} if scale == PAPER else with_moved_keys(scales[scale], f"study {study}: scales.{scale}")
+    return {**_merged(content, overrides), "scale": scale}
+
+
+def _check_scales(scales: Any, study: str) -> None:
+    """Raise ConfigError unless `scales` holds sections by names of scales, without keys that no scale changes."""
+    if not isinstance(scales, dict):
+        raise ConfigError(f"study {study}: scales should be a section, with the overrides of each scale by its name.")
+    for name, overrides in scales.items():
+        if not isinstance(name, str) or not SCALE.fullmatch(name):
+            raise ConfigError(f"study {study}: {name!r} is no name of a scale; use letters, digits and _ . + - only.")
+        if name == PAPER:
+            raise ConfigError(f"study {study}: scales.{PAPER} is what the file itself says; set its keys there.")
+        if not isinstance(overrides, dict):
+            raise ConfigError(f"study {study}: scales.{name} should be a section, with the keys that it overrides.")
+        for key in overrides:
+            if key in (*OWN, "scale", *READ_ONLY):
+                raise ConfigError(f"study {study}: a scale cannot change {key}; remove scales.{name}.{key}.")

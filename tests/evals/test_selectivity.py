@@ -1,0 +1,151 @@
+"""Selectivity: layers whose answer is known, the intervals, and what is refused."""
+
+import contextlib
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from basecap.data.workload import Batch, Workload
+from basecap.errors import ConfigError, DataError
+from basecap.evals._contract import Context, build_evaluation
+from basecap.evals.selectivity import Wanted, measure, reads_of
+from basecap.models.config import LayerConfig, model_config
+from basecap.models.language_model import LanguageModel
+from basecap.ops import Influence
+from basecap.tasks import NOTHING, Role, build_task
+
+OPTIONS = {"vocab": 16, "length": 32, "pairs": 4}
+VOCABULARY, WIDTH = 36, 64
+
+
+@dataclass
+class Tokens(Workload):
+    """A workload of which an evaluation sees no more than its sizes."""
+
+    vocabulary: int = VOCABULARY
+    length: int = 32
+    manifest_hash: str = ""
+
+    def batch(self, seed: int, step: int, batch: int, rank: int = 0, world: int = 1) -> Batch:
+        raise AssertionError("an evaluation does not train")
+
+
+CONTEXT = Context(data=Tokens(), device=torch.device("cpu"), autocast=contextlib.nullcontext)
+
+
+def built(*uses: str) -> LanguageModel:
+    """Return a model of one head and a layer of each kind."""
+    pattern = tuple(LayerConfig(use=use) for use in uses)
+    config = model_config(uses[0], hidden=WIDTH, vocab=VOCABULARY, layers=len(uses), pattern=pattern, max_length=32)
+    return LanguageModel(config).initialise(0)
+
+
+def looking_for_equal_tokens(sharpness: float) -> LanguageModel:
+    """Return softmax attention in which a token attends to equal ones: a query reads its key, and itself."""
+    model = built("transformer++ no position")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("qkv.weight"):
+                parameter.copy_(torch.cat([sharpness * torch.eye(WIDTH), torch.eye(WIDTH), torch.eye(WIDTH)]))
+            elif parameter.shape == (VOCABULARY, WIDTH):
+                parameter.copy_(torch.eye(VOCABULARY, WIDTH))
+    return model
+
+
+def numbers(model: LanguageModel, **options) -> dict[tuple[str, str], float]:
+    evaluation = build_evaluation({"selectivity": {"options": OPTIONS, "examples": 40, **options}})
+    evaluation.check(CONTEXT.data, 32)
+    found = evaluation.run(model.eval(), CONTEXT).measurements
+    assert all(item.n == 40 and item.stderr is not None and item.stderr >= 0 for item in found)
+    return {(item.subset, item.metric): item.value for item in found}
+
+
+def test_attention_that_looks_for_equal_tokens_reads_the_own_key_and_no_value():
+    found = numbers(looking_for_equal_tokens(5.0))
+    assert found["layer 0", "key_mass"] == pytest.approx(0.5, abs=0.01)
+    assert found["layer 0", "key_score"] > 0.999
+    assert abs(found["layer 0", "score"]) < 0.2 and found["layer 0", "mass"] < 1e-6
+
+
+def test_uniform_attention_reads_all_pairs_alike():
+    found = numbers(looking_for_equal_tokens(0.0))
+    assert found["layer 0", "mass"] == pytest.approx(found["layer 0", "null"], rel=1e-5)
+    assert found["layer 0", "score"] == pytest.approx(0, abs=1e-5)
+    assert found["layer 0", "key_score"] == pytest.approx(0, abs=1e-5)
+
+
+def test_an_untrained_model_scores_near_zero_and_layers_without_influence_are_left_out(monkeypatch):
+    model = built("transformer++", "mamba-2", "rwkv-7")
+    monkeypatch.setattr(next(m for m in model.modules() if getattr(m, "A_log", None) is not None), "influence", none)
+    found = numbers(model)
+    assert {layer for layer, _ in found} == {"layer 0", "layer 2"}
+    assert all(abs(value) < 0.3 for (_, metric), value in found.items() if metric.endswith("score"))
+
+
+def none(x_BTD):
+    """Return no influence, as a mixer without one does."""
+    return
+
+
+def test_batches_of_examples_make_no_difference():
+    model, values = looking_for_equal_tokens(0.5), []
+    for length in (2**24, 1):
+        evaluation = build_evaluation({"selectivity": {"options": OPTIONS, "examples": 5}})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("basecap.evals.selectivity.FACTORS", length)
+            values.append([item.value for item in evaluation.run(model, CONTEXT).measurements])
+    assert values[0] == pytest.approx(values[1], rel=1e-5) and len(values[0]) == 6
+
+
+@pytest.mark.parametrize("name", ["mqar-shuffle", "mqar-k2v2", "zoology-mqar"])
+def test_perfect_and_opposite_layers_in_any_task(name: str):
+    """A layer that reads the values of the asked pair alone scores 1, of two heads with one such 1/2 and more."""
+    found = build_task(name, {"pairs": 3}).instances(0, range(6))
+    wanted = {part: Wanted(found, part) for part in (Role.VALUE, Role.KEY)}
+    T = found.inputs.shape[1]
+    perfect = np.zeros((6, T, T), np.float32)
+    for row, t in zip(*np.nonzero(found.groups != NOTHING), strict=True):
+        values = (found.roles[row, :t] == Role.VALUE) & (found.pairs[row, :t] == found.pairs[row, t])
+        perfect[row, t, :t][values] = -3.0
+    factors = torch.from_numpy(perfect)
+    reads = reads_of(Influence.of(factors[:, None]).mean_size(), wanted)
+    mass, null, score = measure("layer 0", "", reads[Role.VALUE])
+    assert (mass.value, null.value, score.value) == (pytest.approx(1), 0, 1)
+    assert [item.value for item in measure("layer 0", "key_", reads[Role.KEY])] == [0, 0, 0]
+    uniform = torch.ones(T, T).tril().expand(6, -1, -1)
+    mixed = reads_of(Influence.of(torch.stack([factors, uniform / 100], dim=1)).mean_size(), wanted)
+    assert 0.5 < measure("layer 0", "", mixed[Role.VALUE])[2].value < 1
+    values = (torch.from_numpy(found.roles == Role.VALUE)[:, None] * uniform) * (factors == 0)
+    opposite = reads_of(values, wanted)
+    assert measure("layer 0", "", opposite[Role.VALUE])[2].value == -1
+
+
+def test_standard_error_of_a_score_is_that_of_resampled_examples():
+    draws = np.random.default_rng(0)
+    reads = draws.gamma(4, 0.02, (200, 2)) * [3, 1]
+    scores = []
+    for _ in range(2000):
+        mass, null = reads[draws.integers(0, 200, 200)].mean(axis=0)
+        scores.append((mass - null) / (mass + null))
+    found = measure("layer 0", "", reads)[2]
+    assert found.stderr == pytest.approx(np.std(scores), rel=0.1)
+    assert found.value == pytest.approx(np.mean(scores), abs=found.stderr / 3)
+    assert measure("layer 0", "", reads[:1])[0].stderr is None
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"options": {"vocab": 20}}, DataError, "lower its option vocab by 4"),
+        ({"options": {"vocab": 16, "length": 64}}, DataError, "training length of 32"),
+        ({"options": {**OPTIONS, "pairs": 1}}, DataError, "2 pairs or more"),
+        ({"task": "induction-heads", "options": {"vocab": 16, "length": 32}}, DataError, "another task"),
+        ({"task": "mqarr"}, ConfigError, "mqar"),
+        ({"options": {"pair": 3}}, ConfigError, "pairs"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        build_evaluation({"selectivity": options}).check(CONTEXT.data, 32)

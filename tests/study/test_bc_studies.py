@@ -1,0 +1,166 @@
+"""The studies of the first paper: planned at every scale, each kind of figure drawn from runs at test scale."""
+
+import re
+
+import pytest
+
+from basecap.analysis import analyse
+from basecap.errors import ConfigError
+from basecap.report import write_report
+from basecap.report.figures import paper
+from basecap.study.config import StudyConfig, load_study
+from basecap.study.estimate import sparse
+from basecap.study.execute import execute
+from basecap.study.plan import Cost, cost, plan_evaluations, plan_runs
+from basecap.study.reading import RENAMED, library, read_study
+from tests.study.conftest import write_text
+
+STUDIES = [name for name in library() if name.startswith("bc-")]
+SCALES = ("paper", "gpu", "laptop", "test")
+FIGURES = ("1a", "1b", "2a", "2b", "2c", "3a", "3b", "3c", "3d", "3e", "3f", "4", "6a", "6b", "7", "8", "9")
+DOMAINS = {"commoncrawl", "c4", "arxiv", "book", "github", "stackexchange", "wikipedia"}
+SELECTING = {"top1-element", "top1-chunk-exact", "top1-chunk-approx"}
+
+#: Costs of runs that several studies have.
+_costs: dict[str, Cost] = {}
+
+
+def names(study: StudyConfig) -> set[str]:
+    return {entry.name for entry in study.architectures}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_is_planned_at_every_scale(name: str):
+    for scale in SCALES:
+        study = load_study(name, scale=scale)
+        for run in plan_runs(study, study.data.vocab):
+            if run.seed == study.seeds[0]:
+                found = _costs.get(run.hash) or _costs.setdefault(run.hash, cost(run))
+                assert found.parameters > 0 and found.flops > 6 * 0.5 * found.tokens
+        assert plan_evaluations(study) and bool(sparse(study)) == (scale == "test")
+        assert study.figure is not None and study.title == f"{name} at scale {scale}"
+
+
+def test_there_is_a_study_of_every_figure_and_table_and_it_says_so():
+    for number in FIGURES:
+        assert re.search(rf"Figure {number} of arXiv 2505\.18522", read_study(f"bc-figure-{number}")["summary"])
+    for number in (1, 2, 3):
+        assert f"Table {number} of arXiv 2505.18522" in read_study(f"bc-table-{number}")["summary"]
+
+
+def test_architectures_and_regimes_are_those_of_the_paper():
+    studies = {name: load_study(name) for name in STUDIES}
+    mixed = {name for name, study in studies.items() if not study.data.ood}
+    assert mixed == {f"bc-figure-{number}" for number in ("1a", "2a", "8", "9")}
+    assert all(set(studies[name].data.train) == DOMAINS for name in (*mixed, "bc-mixed-new-domain"))
+    assert studies["bc-mixed-new-domain"].data.ood == ("automathtext",)
+    left_out = [studies[f"bc-leave-out-{domain}"].data for domain in sorted(DOMAINS)]
+    assert [data.ood for data in left_out] == [(domain,) for domain in sorted(DOMAINS)]
+    assert all({*data.train, *data.ood} == DOMAINS for data in left_out)
+    for first, second in (("1a", "8"), ("2a", "9")):
+        without, having = names(studies[f"bc-figure-{first}"]), names(studies[f"bc-figure-{second}"])
+        assert having - without == {"top1-element"} and without < having
+    assert names(studies["bc-figure-6b"]) - names(studies["bc-figure-2b"]) == SELECTING
+    assert {studies[f"bc-figure-{number}"].model.hidden for number in ("2a", "2b", "2c", "6b", "9")} == {2048}
+    (entropy,) = [entry for entry in studies["bc-figure-4"].evals if isinstance(entry, dict)]
+    assert entropy["influence-entropy"]["length"] == 2048
+    published = [study for study in studies.values() if study.figure and study.figure.published]
+    assert len(published) == 6
+    assert all(study.figure.published.values.keys() <= names(study) for study in published)
+
+
+def test_former_names_lead_to_present_ones():
+    for former, present in RENAMED.items():
+        assert former not in library() and set(re.findall(r"bc-[\w-]+", present)) <= set(library())
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("figure={kind: loss}", "figure.kind = 'loss'"),
+        ("figure={kind: losses, x: [3, 2]}", "should be two numbers, the smaller one first"),
+        ("figure={kind: losses, published: {source: a, values: {b: [1]}}}", "'b' should be pairs"),
+        ("figure={kind: scores, columns: [c], published: {source: a, values: {b: [1, 2]}}}", "'b' should be 1 numbers"),
+        ("figure={kind: entropy, published: {source: a, values: {b: [1]}}}", "entropies has no published values"),
+        ("figure={kind: losses, z: 1}", r"unknown key 'figure\.z'"),
+    ],
+)
+def test_figures_that_cannot_be_drawn_are_refused(setting: str, words: str):
+    with pytest.raises(ConfigError, match=words):
+        load_study("quickstart", [setting])
+
+
+@pytest.fixture(scope="module")
+def analysed(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """Return the results of bc-figure-4 at test scale, which hold what each kind of figure is drawn from."""
+    place = tmp_path_factory.mktemp("bc")
+    text = write_text(place / "text", documents=40, words=60)
+    data = f"data={{source: text, path: {text}, tokenizer: bytes, seq_len: 32, train: [prose], ood: [code]}}"
+    study = load_study("bc-figure-4", [data, "model.hidden=16", "train.tokens=256", "train.eval_every=128"], "test")
+    infos = execute(study, place / "out", only=names(study), device="cpu", plugins=(), say=lambda line: None)
+    assert {info["status"] for info in infos} == {"finished"}
+    (found,) = analyse([place / "out"])["studies"]
+    page = write_report([place / "out"], place / "out").read_text(encoding="utf-8")
+    assert 'data-name="bc-figure-4"' in page and "<h1>bc-figure-4 at scale test</h1>" in page
+    return found
+
+
+def drawn(study: dict, figure: dict | None = None) -> tuple[dict, dict | None]:
+    """Return the descriptions of our chart and of the published one."""
+    settings = study["settings"] | ({"figure": figure} if figure else {})
+    ours, theirs = paper(study | {"settings": settings}).values()
+    assert ours is not None
+    return ours.to_dict(), theirs and theirs.to_dict()
+
+
+def rows_of(chart: dict) -> list[dict]:
+    return [row for rows in chart["datasets"].values() for row in rows]
+
+
+def test_losses_are_drawn_over_the_smoothed_training_loss(analysed: dict):
+    figure = {"kind": "losses", "x": [1.0, 2.0], "y": [1.0, 3.0]}
+    figure["published"] = {"source": "a paper", "values": {"temperature 1": [[1.5, 2.5]], "unknown": [[1.0, 1.0]]}}
+    ours, theirs = drawn(analysed, figure)
+    rows, names_drawn = rows_of(ours), [entry["name"] for entry in analysed["settings"]["architectures"]]
+    assert {row["name"] for row in rows} == set(names_drawn) and len(rows) == 2 * len(names_drawn)
+    point = next(point for point in analysed["points"] if point["name"] == "temperature 8")
+    assert {"x": point["training"], "loss": point["domains"]["code"]["loss"]}.items() <= next(
+        row for row in rows if (row["name"], row["tokens"]) == ("temperature 8", point["tokens"])
+    ).items()
+    assert theirs and [(row["name"], row["x"], row["loss"]) for row in rows_of(theirs)] == [("temperature 1", 1.5, 2.5)]
+    assert theirs["title"] == "published: a paper" and ours["title"] == "measured here"
+    for chart, paper_axes in ((ours, False), (drawn(analysed | {"scale": "paper"}, figure)[0], True)):
+        encoding = chart["layer"][0]["encoding"]
+        assert "smoothed training loss" in encoding["x"]["title"] and "mean of code" in encoding["y"]["title"]
+        assert (encoding["x"]["scale"]["domain"] == [1.0, 2.0]) == paper_axes
+    mixed = analysed | {"ood_domains": []}
+    assert {row["loss"] for row in rows_of(drawn(mixed, figure)[0])} == {row["held_out"] for row in analysed["points"]}
+
+
+def test_entropies_are_drawn_over_the_temperature(analysed: dict):
+    ours, theirs = drawn(analysed)
+    rows = {row["name"]: row for row in rows_of(ours)}
+    assert sorted(row["temperature"] for row in rows.values()) == [0.25, 0.5, 1, 2, 4, 8] and theirs is None
+    assert rows["temperature 0.25"]["entropy"] < rows["temperature 8"]["entropy"] < 3.5  # nats of 32 places
+    assert all(name == f"temperature {row['temperature']:g}" for name, row in rows.items())
+
+
+def test_scores_are_a_published_table_with_our_speed_beside_it(analysed: dict):
+    figure = load_study("bc-table-3").figure.model_dump(mode="json")
+    figure["published"]["values"] = {"transformer++": [1, 1, None, 49.8, 25.6, 16.2, 15.8]}
+    ours, theirs = drawn(analysed, figure)
+    assert len(rows_of(ours)) == 7 and {row["column"] for row in rows_of(ours)} == {"training speed"}
+    assert next(row for row in rows_of(ours) if row["name"] == "transformer++")["text"] == "1.00"
+    assert theirs and [row["text"] for row in rows_of(theirs)] == [
+        "1.00",
+        "1.00",
+        "–",
+        "49.80",
+        "25.60",
+        "16.20",
+        "15.80",
+    ]
+
+
+def test_a_study_without_a_figure_draws_none(analysed: dict):
+    assert paper(analysed | {"settings": analysed["settings"] | {"figure": None}}) == {}
