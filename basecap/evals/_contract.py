@@ -47,12 +47,14 @@ class EvaluationConfig(BaseModel):
 class Context:
     """What an evaluation may use besides the model: the data, the device and the run's precision.
 
-    A `SharedEvaluation` measures the part of process `rank` among `world` processes.
+    A `SharedEvaluation` measures the part of process `rank` among `world` processes. `note` takes words that are shown
+    beside the progress until the next ones come: how far a long evaluation is.
     """
 
     data: PreparedData
     device: torch.device
     autocast: Callable[[], AbstractContextManager]
+    note: Callable[[str], None] = lambda words: None
     rank: int = 0
     world: int = 1
 

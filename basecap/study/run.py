@@ -136,7 +136,7 @@ def _train(run: RunSpec, runtime: Runtime, records: RunRecords) -> int:
     place = Place.choose(device, runtime.group, run.train.precision)
     model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed)
     trainer = Trainer(model, run.train, run.seed, workload=runtime.data, records=records, place=place)
-    context = Context(data=runtime.data, device=device, autocast=place.autocast)
+    context = Context(data=runtime.data, device=device, autocast=place.autocast, note=trainer.note)
 
     def evaluate_point(model: LanguageModel, step: int, tokens: int) -> None:
         last = step == trainer.timetable.steps

@@ -1,5 +1,6 @@
 """Running a study: complete records, resume, runs side by side, failures that stay where they are."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -34,8 +35,22 @@ def losses(out: Path) -> dict[str, list[float]]:
     return {found.info()["name"]: [row["train_loss"] for row in found.metrics()] for found in StudyRecords(out).runs()}
 
 
-def test_a_study_leaves_complete_records(study_file, tmp_path):
+def test_a_study_leaves_complete_records(study_file, tmp_path, monkeypatch):
+    shown: list[str] = []
+
+    @contextlib.contextmanager
+    def progress(label, total, unit):
+        yield lambda n, note="": shown.append(note)
+
+    monkeypatch.setattr("basecap.train.loop.progress", progress)
     infos = run(study_file, tmp_path / "out")
+    evaluations = [note for note in shown if note.startswith("evaluating domain-loss: ")]
+    assert {note.removeprefix("evaluating domain-loss: ") for note in evaluations} == {
+        "prose, 0 %",
+        "notes, 0 %",
+        "code, 0 %",
+    }
+    assert len(evaluations) == 2 * 5 * 3 and shown[-1].startswith("loss ")  # runs, points, domains of one batch
     assert [info["status"] for info in infos] == ["finished", "finished"]
     records = StudyRecords(tmp_path / "out")
     assert StudyConfig.model_validate(records.study()).name == "tiny"

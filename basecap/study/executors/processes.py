@@ -15,6 +15,7 @@ import torch
 from basecap import environment
 from basecap.errors import ConfigError, Interrupted
 from basecap.processes import end_with_parent
+from basecap.progress import share_terminal
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
 from basecap.study.plan import RunSpec, plan_evaluations
@@ -136,6 +137,7 @@ _worker: list[Runtime] = []
 
 def _begin_worker(execution: Execution) -> None:
     end_with_parent()
+    share_terminal()
     device = environment.choose_device(execution.device)
     if execution.device == "cpu" and execution.threads is not None:
         torch.set_num_threads(execution.threads)  # more than there are cores would wait for each other
