@@ -144,9 +144,9 @@ def _cells(runs: Sequence[Counted], test: str, metric: str) -> list[Cell]:
     ]
 
 
-def _mean(runs: Sequence[Counted], test: str, metric: str) -> Interval | None:
-    """Return a metric as the mean over cells; None where no cell has it."""
-    cells, train = _cells(runs, test, metric), runs[0].task
+def _mean(runs: Sequence[Counted], test: str, metric: str, cells: Sequence[Cell] | None = None) -> Interval | None:
+    """Return a metric as the mean over `cells`, by default all that have it; None where there is none."""
+    cells, train = _cells(runs, test, metric) if cells is None else cells, runs[0].task
     if not cells:
         return None
     return estimate(_units(runs), {Key(train, test, metric, cell): 1 / len(cells) for cell in cells})
@@ -156,16 +156,28 @@ def _units(runs: Sequence[Counted]) -> list[dict[Key, Share]]:
     return [run.shares for run in runs]
 
 
+def _own(runs: Sequence[Counted]) -> tuple[str, list[Cell]]:
+    """Return the metric and the cells in which runs show what they learnt: tested ones among those trained in.
+
+    Where none of them is tested, the metric is accuracy on validation examples.
+    """
+    train = runs[0].task
+    tested, validated = _cells(runs, train, ACCURACY), _cells(runs, train, VALIDATION)
+    both = [cell for cell in tested if cell in validated] if validated else tested
+    return (ACCURACY, both) if both else (VALIDATION, validated)
+
+
 def _trained(architecture: str, train: str, runs: Sequence[Counted]) -> TrainedRow:
-    own = _mean(runs, train, ACCURACY)
-    seen = own or _mean(runs, train, VALIDATION)
+    metric, cells = _own(runs)
+    own = _mean(runs, train, metric, cells)
+    whole = len(cells) == len(_cells(runs, train, ACCURACY))
     return TrainedRow(
         architecture=architecture,
         train=train,
         seeds=_seeds(runs),
-        own=seen,
-        tested=own is not None,
-        recalls=seen is not None and seen.value >= LEARNED,
+        own=own,
+        measured="validation" if metric == VALIDATION else "all" if whole else "some",
+        recalls=own is not None and own.value >= LEARNED,
     )
 
 
@@ -201,13 +213,9 @@ def _test(architecture: str, train: str, test: str, runs: Sequence[Counted]) -> 
 
 
 def _difference(runs: Sequence[Counted], test: str) -> dict[Key, float]:
-    """Return the weights of accuracy on the own task minus that on another, over the cells that both have.
-
-    Where the own task is not among the test tasks, its accuracy is that on validation examples.
-    """
+    """Return the weights of accuracy on the own task minus that on another, over the cells that both have."""
     train = runs[0].task
-    metric = ACCURACY if _cells(runs, train, ACCURACY) else VALIDATION
-    own = set(_cells(runs, train, metric))
+    metric, own = _own(runs)
     common = [cell for cell in _cells(runs, test, ACCURACY) if cell in own] if test != train else []
     weights = {Key(train, train, metric, cell): 1 / len(common) for cell in common}
     return weights | {Key(train, test, ACCURACY, cell): -1 / len(common) for cell in common}

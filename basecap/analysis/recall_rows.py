@@ -45,14 +45,15 @@ class AccuracyRow:
 class TrainedRow:
     """Whether the runs of an architecture recall on the pattern they were trained on.
 
-    `own` is on test examples, else (with `tested` false) on validation examples; None where neither was measured.
+    `own` is over the cells that it was trained in: on test examples, of "all" cells that are tested or of "some"; on
+    "validation" examples where none of them is tested; None where neither was measured.
     """
 
     architecture: str
     train: str
     seeds: list[int]
     own: Interval | None
-    tested: bool
+    measured: Literal["all", "some", "validation"]
     recalls: bool
 
 

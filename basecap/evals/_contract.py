@@ -1,15 +1,15 @@
 """What an evaluation is: a class that measures a model and declares what its numbers mean."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from basecap.data import PreparedData
+from basecap.data.workload import Workload
 from basecap.errors import ConfigError, in_words, nearest
 from basecap.models.language_model import LanguageModel
 from basecap.records import Declaration, DocumentLosses
@@ -43,15 +43,19 @@ class EvaluationConfig(BaseModel):
     at: At = Field("every", description="evaluation points where it runs: every, end, or a list of tokens")
 
 
+#: What an evaluation measures on: `PreparedData` for text, `TaskData` for a task.
+W = TypeVar("W", bound=Workload)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Context:
-    """What an evaluation may use besides the model: the data, the device and the run's precision.
+class Context(Generic[W]):
+    """What an evaluation may use besides the model: what the run trains on, the device and the run's precision.
 
     A `SharedEvaluation` measures the part of process `rank` among `world` processes. `note` takes words that are shown
     beside the progress until the next ones come: how far a long evaluation is.
     """
 
-    data: PreparedData
+    data: W
     device: torch.device
     autocast: Callable[[], AbstractContextManager]
     note: Callable[[str], None] = lambda words: None
@@ -79,26 +83,32 @@ class Outcome:
     documents: dict[str, DocumentLosses] = field(default_factory=dict)
 
 
-class Evaluation(ABC):
+class Evaluation(ABC, Generic[W]):
     """Subclasses set `Config` and `declaration` (through the decorator) and define `run`."""
 
     Config: ClassVar[type[EvaluationConfig]] = EvaluationConfig
+    #: What studies it is of: those that train on text, on tasks, or either (None).
+    needs: ClassVar[Literal["text", "task"] | None] = None
     declaration: ClassVar[Declaration]
 
     def __init__(self, config: EvaluationConfig):
         self.config = config
 
-    def check(self, data: PreparedData, length: int) -> None:  # noqa: B027 - most need nothing special
+    def subsets(self, data: W) -> Collection[str]:
+        """Return the subsets that it has numbers of; none where that is not known beforehand."""
+        return ()
+
+    def check(self, data: W, length: int) -> None:
         """Raise DataError when `data` does not hold what is measured, for models of `length` tokens; nothing has run.
 
         What is raised here costs no training, unlike what `run` raises.
         """
 
     @abstractmethod
-    def run(self, model: LanguageModel, context: Context) -> Outcome:
+    def run(self, model: LanguageModel, context: Context[W]) -> Outcome:
         """Measure `model`, which is on the context's device; no gradients are recorded."""
 
-    def trial(self, model: LanguageModel, context: Context) -> None:
+    def trial(self, model: LanguageModel, context: Context[W]) -> None:
         """Compute one batch as `run` does, of the largest shape that it needs; what fails here costs no training.
 
         Without one of its own, an evaluation is tried by the losses of one sequence of the training length.
@@ -108,7 +118,7 @@ class Evaluation(ABC):
             model.token_losses(tokens, tokens)
 
 
-class SharedEvaluation(Evaluation):
+class SharedEvaluation(Evaluation[W]):
     """An evaluation that several processes share: `run` measures the part of one, which `Context` names."""
 
     @abstractmethod

@@ -22,7 +22,7 @@ SHORTEST = 64
 
 
 @evaluation("domain-loss", unit="nats per token", better="lower")
-class DomainLoss(SharedEvaluation):
+class DomainLoss(SharedEvaluation[PreparedData]):
     """Every held-out document of every domain, cut into windows of the training length.
 
     Each token is predicted once, from the tokens before it in its window; the first window of a document starts from
@@ -39,13 +39,14 @@ class DomainLoss(SharedEvaluation):
         tokens_per_batch: Count = Field(32_768, ge=1, le=2**30, description="padded tokens in one forward pass")
 
     config: Config
+    needs = "text"
 
     def check(self, data: PreparedData, length: int) -> None:
         """Raise DataError when a domain has no such documents."""
         for domain in (*data.train_domains, *data.ood_domains):
             data.documents(self.config.split, domain)
 
-    def run(self, model: LanguageModel, context: Context) -> Outcome:
+    def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
         """Return per domain the mean loss per token, bits per byte, and the losses of single documents."""
         measurements, documents = [], {}
         for domain in (*context.data.train_domains, *context.data.ood_domains):
@@ -62,7 +63,7 @@ class DomainLoss(SharedEvaluation):
             measurements += _measure(domain, documents[domain])
         return Outcome(measurements=measurements, documents=documents)
 
-    def trial(self, model: LanguageModel, context: Context) -> None:
+    def trial(self, model: LanguageModel, context: Context[PreparedData]) -> None:
         """Compute the losses of one batch of windows, the most that a domain has, padded to the training length."""
         length = model.config.max_length
         rows = max(1, self.config.tokens_per_batch // length)
@@ -73,7 +74,7 @@ class DomainLoss(SharedEvaluation):
         windows = max((list(itertools.islice(_all_windows(part, length, start, most), rows)) for part in held), key=len)
         self._batch_losses(model, context, [window for _, window in windows], length)
 
-    def _losses(self, model: LanguageModel, context: Context, domain: str) -> DocumentLosses:
+    def _losses(self, model: LanguageModel, context: Context[PreparedData], domain: str) -> DocumentLosses:
         documents = context.data.documents(self.config.split, domain)
         start = context.data.tokenizer.end_of_text
         nats = np.zeros(len(documents))
@@ -98,7 +99,9 @@ class DomainLoss(SharedEvaluation):
         return DocumentLosses(nats=nats, tokens=tokens, bytes=_bytes(documents, tokens), clusters=documents.clusters)
 
     @staticmethod
-    def _batch_losses(model: LanguageModel, context: Context, windows: list[np.ndarray], length: int) -> np.ndarray:
+    def _batch_losses(
+        model: LanguageModel, context: Context[PreparedData], windows: list[np.ndarray], length: int
+    ) -> np.ndarray:
         """Return the summed loss of each window in nats, float64."""
         inputs, targets = _batch(windows, length)
         with context.autocast():

@@ -19,7 +19,7 @@ from basecap.ops.attention import entropy
 
 
 @evaluation("influence-entropy", unit="nats", better="lower", axes=("layer",))
-class InfluenceEntropy(Evaluation):
+class InfluenceEntropy(Evaluation[PreparedData]):
     """Mean entropy of the factors with which each position mixes past values, per layer (arXiv 2505.18522, fig. 4).
 
     The factors are those of `Mixer.influence`, taken absolutely and normalised over the past; for softmax attention
@@ -36,13 +36,14 @@ class InfluenceEntropy(Evaluation):
         )
 
     config: Config
+    needs = "text"
 
     def check(self, data: PreparedData, length: int) -> None:
         """Raise DataError when a domain has no such documents, or too short ones alone."""
         for domain in (*data.train_domains, *data.ood_domains):
             self._rows(data, domain, length)
 
-    def run(self, model: LanguageModel, context: Context) -> Outcome:
+    def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
         """Return per domain and layer the mean over heads and positions; raises DataError as `check` does."""
         measurements = []
         for domain in (*context.data.train_domains, *context.data.ood_domains):
@@ -55,7 +56,7 @@ class InfluenceEntropy(Evaluation):
             ]
         return Outcome(measurements=measurements)
 
-    def trial(self, model: LanguageModel, context: Context) -> None:
+    def trial(self, model: LanguageModel, context: Context[PreparedData]) -> None:
         """Compute the entropies of one domain."""
         rows = self._rows(context.data, context.data.train_domains[0], model.config.max_length)
         with context.autocast():

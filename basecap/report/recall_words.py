@@ -145,7 +145,7 @@ def recall_cautions(study: Study) -> list[str]:
 
 def _shown(running: Rows, counting: set[tuple[str, int]]) -> str:
     some = any((run["name"], run["seed"]) in counting for run in running)
-    how = "Finished runs count before them; where there is none, they are shown as far as they are. " if some else ""
+    how = "Where no run of a row is finished, it shows how far they are. " if some else ""
     return f"{how}Run the study again to resume."
 
 

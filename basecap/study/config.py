@@ -1,26 +1,24 @@
 """The study file: read, completed, checked. Nothing runs and nothing is written here."""
 
-import datetime
 import difflib
-import json
 import re
-import reprlib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
 
 from basecap.data.config import Count, DataConfig, Line, Number
+from basecap.data.task_config import TaskSection
 from basecap.data.tokenizer import BYTES
-from basecap.errors import ConfigError, in_words, nearest
-from basecap.files import parse_yaml
+from basecap.errors import ConfigError, nearest
 from basecap.moved_keys import with_moved_keys
 from basecap.names import PAPER, at_scale, split_body
-from basecap.study.figure import FigureConfig, PublishedConfig
+from basecap.study.figure import FigureConfig
+from basecap.study.published import PublishedSection
 from basecap.study.reading import READ_ONLY, apply_setting, read_study
+from basecap.study.wrong import shown, what_is_wrong
 from basecap.train.config import TrainSection
 
 #: Names of studies: they become directories.
@@ -31,10 +29,6 @@ Seed = Annotated[Count, Field(ge=-(2**63), lt=2**63)]
 
 #: Sizes beyond any machine's, which would be planned for hours or not fit into a number.
 WIDEST, DEEPEST = 2**20, 2**10
-
-#: Shows values that are wrong: the beginning of long ones.
-_BEGINNING = reprlib.Repr()
-_BEGINNING.maxstring, _BEGINNING.maxother, _BEGINNING.maxlevel = 100, 100, 3
 
 
 class _Section(BaseModel):
@@ -132,7 +126,8 @@ class StudyConfig(_Section):
     scale: str | None = Field(
         None, description="which of its `scales` a study has, see --scale; paper when it has any and this is not given"
     )
-    data: DataConfig
+    data: DataConfig | None = Field(None, description="the text that runs train on; a study has this or task")
+    task: TaskSection | None = Field(None, description="the tasks that runs train on instead of text")
     model: SizeConfig
     train: TrainSection
     seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one run per architecture and seed")
@@ -144,10 +139,20 @@ class StudyConfig(_Section):
     )
     reference: str = Field("transformer++", description="the architecture the others are compared with")
     evals: tuple[str | dict[str, Any], ...] = Field(
-        ("domain-loss",), min_length=1, description="names, see `basecap list evals`, or name: {option: value}"
+        ("domain-loss",),
+        min_length=1,
+        description="names, see `basecap list evals`, or name: {option: value}; of tasks recall when not given",
     )
     gap: GapConfig = Field(default_factory=GapConfig)
     figure: FigureConfig | None = Field(None, description="the paper's figure that the report draws; changes no number")
+    published: PublishedSection | None = Field(None, description="published numbers that the report shows beside")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tasks_are_recalled(cls, content: Any) -> Any:
+        if isinstance(content, dict) and content.get("task") is not None and "evals" not in content:
+            return {**content, "evals": ["recall"]}
+        return content
 
     @field_validator("name")
     @classmethod
@@ -182,7 +187,7 @@ class StudyConfig(_Section):
             named = isinstance(entry, dict) and all(isinstance(key, str) for key in entry)
             if not named and not isinstance(entry, str):
                 wanted = "write its name, or its name: {option: value}"
-                raise ValueError(f"{_shown(entry)} is not one evaluation; {wanted}")
+                raise ValueError(f"{shown(entry)} is not one evaluation; {wanted}")
         return value
 
     @field_validator("architectures", mode="before")
@@ -202,13 +207,46 @@ class StudyConfig(_Section):
         return value
 
     @model_validator(mode="after")
-    def _vocabulary_fits(self) -> "StudyConfig":
-        needed = {"bytes": BYTES, "bpe": self.data.vocab}.get(self.data.tokenizer, 0)
-        if self.model.vocab is not None and self.model.vocab < needed:
-            raise ConfigError(
-                f"model.vocab = {self.model.vocab} is less than the tokeniser's {needed}; set at least that."
-            )
+    def _trains_on_one_kind(self) -> "StudyConfig":
+        if (self.data is None) == (self.task is None):
+            wanted = "which cannot be compared; remove one" if self.data else "and this has neither; add one"
+            raise ConfigError(f"a study has a section data (text) or task (tasks), {wanted}.")
+        if self.train.tokens is None and self.train.epochs is None:
+            raise ConfigError(f"'train.tokens' is missing; add it{' or train.epochs' if self.task else ''}.")
+        if self.train.tokens is not None and self.train.epochs is not None:
+            raise ConfigError("train.tokens and train.epochs both say how long a run is; remove one.")
         return self
+
+    @model_validator(mode="after")
+    def _vocabulary_fits(self) -> "StudyConfig":
+        what, needed = "tasks'", self.task.vocabulary if self.task else 0
+        if self.data is not None:
+            what, needed = "tokeniser's", {"bytes": BYTES, "bpe": self.data.vocab}.get(self.data.tokenizer, 0)
+        if self.model.vocab is not None and self.model.vocab < needed:
+            raise ConfigError(f"model.vocab = {self.model.vocab} is less than the {what} {needed}; set at least that.")
+        return self
+
+    @property
+    def text(self) -> DataConfig:
+        """The text of the study; raises ConfigError where it trains on tasks."""
+        if self.data is None:
+            raise ConfigError(f"study {self.name} trains on tasks and has no text; choose a study that has.")
+        return self.data
+
+    @property
+    def kind(self) -> Literal["text", "task"]:
+        """What runs train on."""
+        return "text" if self.task is None else "task"
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids: of the tasks, or of a tokenizer that is trained here."""
+        return self.text.vocab if self.task is None else self.task.vocabulary
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest sequence that models are built for."""
+        return self.text.seq_len if self.task is None else self.task.length
 
     def seeds_of(self, name: str) -> tuple[int, ...]:
         """Return the seeds that the architecture `name` is trained with."""
@@ -218,7 +256,7 @@ class StudyConfig(_Section):
 def _entry(item: Any) -> Any:
     entry = {"use": item} if isinstance(item, str) else item
     if not isinstance(entry, dict):
-        raise ValueError(f"{_shown(item)} is not one architecture; write its name, or its keys such as {{use: name}}")
+        raise ValueError(f"{shown(item)} is not one architecture; write its name, or its keys such as {{use: name}}")
     named = [entry[key] for key in ("name", "use") if key in entry]
     if not named:
         return entry
@@ -248,7 +286,7 @@ def load_study(study: str, settings: Sequence[str] = (), scale: str | None = Non
     where = study if chosen in (None, PAPER) else f"{study} at scale {chosen}"
     config = validate(with_moved_keys(content, "--set train"), where)
     names = [entry.name for entry in config.architectures]
-    if config.reference not in names:
+    if config.reference not in names and config.task is None:
         from basecap.mixers import ARCHITECTURES  # imports torch, which a study alone does not need
 
         for entry in config.architectures:  # a misspelt name is no other reference
@@ -267,7 +305,7 @@ def select(study: StudyConfig, only: Sequence[str]) -> set[str]:
     for name in only:
         if name not in names:
             raise ConfigError(f"study {study.name} has no architecture {name!r}: {nearest(name, names)}")
-    return {*only, study.reference} if only else names
+    return {*only, study.reference} & names if only else names
 
 
 def validate(content: dict[str, Any], study: str) -> StudyConfig:
@@ -283,61 +321,14 @@ def validate(content: dict[str, Any], study: str) -> StudyConfig:
             raise ConfigError(f"study {study}: unknown key {where!r}: {_nearest_key(problem['loc'])}") from error
         if problem["type"] == "missing":
             raise ConfigError(f"study {study}: {where!r} is missing; add it.") from error
-        given = f"study {study}: {where} = {_shown(problem['input'])}"
+        given = f"study {study}: {where} = {shown(problem['input'])}"
         raise ConfigError(f"{given}: {what_is_wrong(problem, StudyConfig, content)}") from error
-
-
-def what_is_wrong(problem: ErrorDetails, section: type[BaseModel], content: dict[str, Any]) -> str:
-    """Return the end of a sentence on a value of `content`, which is no `section`; a list is suggested where it works.
-
-    Args:
-        problem: what is wrong with the value.
-        section: what `content` should be.
-        content: the keys of the section.
-    """
-    if problem["type"] != "tuple_type":
-        return f"{in_words(problem)}."
-    place, value = problem["loc"], problem["input"]
-    text = f"[{value if isinstance(value, str) else _shown(value)}]"
-    try:
-        section.model_validate(_changed(content, place, parse_yaml(text)))
-        wrong = []
-    except ValidationError as error:
-        wrong = [one for one in error.errors() if one["loc"][: len(place)] == place]
-    except ConfigError as error:
-        return f"should be a list; {error}"
-    except ValueError:  # not YAML
-        return "should be a list."
-    if not wrong:
-        return f"should be a list, such as {text}."
-    below, words = wrong[0]["loc"][len(place) :], in_words(wrong[0])
-    if len(below) == 1 and wrong[0]["type"] == "missing":
-        return f"should be a list with {1 + len(wrong)} entries."
-    if len(below) == 1:
-        return f"should be a list, each entry of which {words}."
-    return f"should be a list, but not {text}: {' '.join(map(str, [*below[1:], words]))}."
-
-
-def _changed(content: Any, place: Sequence[Any], value: Any) -> Any:
-    """Return a copy of nested dicts and lists with another value at a place."""
-    if not place:
-        return value
-    copy = content.copy()
-    copy[place[0]] = _changed(content[place[0]], place[1:], value)
-    return copy
-
-
-def _shown(value: Any) -> str:
-    """Return the beginning of a value as a study file would write it."""
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    return str(value) if isinstance(value, datetime.date) else _BEGINNING.repr(value)
 
 
 def _nearest_key(place: Sequence[Any]) -> str:
     """Return a hint for the unknown key at `place`: the section that has it, else the nearest that its own has."""
     *parents, last = place
-    others = [name for name in ("train", "data", "model", "gap") if last in _keys([name])]
+    others = [name for name in ("train", "data", "task", "model", "gap") if last in _keys([name])]
     return f"did you mean '{others[0]}.{last}'?" if others and len(parents) < 2 else nearest(str(last), _keys(parents))
 
 
@@ -346,11 +337,12 @@ def _keys(place: list[Any]) -> list[str]:
     section: type[BaseModel] = StudyConfig
     sections: dict[Any, type[BaseModel]] = {
         "data": DataConfig,
+        "task": TaskSection,
+        "published": PublishedSection,
         "model": SizeConfig,
         "train": TrainSection,
         "gap": GapConfig,
         "figure": FigureConfig,
-        "published": PublishedConfig,
         "architectures": ArchitectureEntry,
         "layers": PatternEntry,
     }

@@ -8,8 +8,8 @@ from basecap import environment
 from basecap.errors import ConfigError, nearest
 from basecap.models.generate import generate
 from basecap.records import RunRecords, StudyRecords
-from basecap.study.begin import recorded_data
 from basecap.study.config import validate
+from basecap.study.preparing import recorded_data
 from basecap.study.provenance import refuse_other_plugins
 from basecap.train.checkpoint import load_model, stored_config
 

@@ -58,12 +58,12 @@ def estimate(study: StudyConfig) -> list[dict[str, Any]]:
 
 def _all_runs(study: StudyConfig) -> list[RunSpec]:
     """Return the runs of a study, the later seeds of a sweep with any of its rates: they cost the same."""
-    runs = plan_runs(study, study.data.vocab)
+    runs = plan_runs(study, study.vocabulary)
     if not study.train.sweep:
         return runs
-    chosen = {entry.name: study.train.sweep[0] for entry in study.architectures}
-    later = plan_runs(study, study.data.vocab, chosen)
-    return runs + [run for run in later if run.seed != study.seeds_of(run.name)[0]]
+    chosen = {run.name: study.train.sweep[0] for run in runs}
+    later = plan_runs(study, study.vocabulary, chosen)
+    return runs + [run for run in later if run.seed != study.seeds_of(run.architecture)[0]]
 
 
 def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[str]:
@@ -77,9 +77,17 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
         "Architectures differ in the share they reach: `basecap bench models` measures it.",
         f"Disk: {sum(row[CHECKPOINTS] for row in rows):.3g} GiB for checkpoints, two of each run, and "
         f"{sum(row[KEPT] for row in rows):.3g} GiB for weights (train.keep = {study.train.keep}).",
+        *(_of_text(study, out) if study.task is None else ()),
+    ]
+
+
+def _of_text(study: StudyConfig, out: Path) -> list[str]:
+    """Return what is to be said of a study of text."""
+    cache = cache_of(study, out)
+    return [
         *sparse(study),
-        *prospects(study, prepared_before(study.data, cache_of(study, out))),
-        *(f"Missing: {sentence}" for sentence in wanting(study.data, cache_of(study, out))),
+        *prospects(study, prepared_before(study.text, cache)),
+        *(f"Missing: {sentence}" for sentence in wanting(study.text, cache)),
     ]
 
 
@@ -87,7 +95,7 @@ def sparse(study: StudyConfig) -> list[str]:
     """Return a warning for the architectures that are evaluated too rarely for a curve."""
     found: dict[tuple[int, int], list[str]] = {}
     for entry in study.architectures:
-        timetable = Timetable(plan_training(study, entry), study.data.seq_len)
+        timetable = Timetable(plan_training(study, entry), study.length)
         points = timetable.evaluations_after(study.gap.start)
         needed = FEWEST_OF_THE_REFERENCE if entry.name == study.reference else FEWEST
         if points < needed:

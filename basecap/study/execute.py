@@ -12,7 +12,7 @@ from basecap.study.begin import begin, check, plan_of
 from basecap.study.config import StudyConfig
 from basecap.study.executors.local import InTurn
 from basecap.study.executors.processes import SideBySide, devices_for
-from basecap.study.preparing import data_of
+from basecap.study.preparing import material_of, vocabulary_of
 from basecap.study.run import Execution, Runtime
 from basecap.study.stored import evaluate_stored
 from basecap.study.sweep import settle
@@ -57,8 +57,10 @@ def execute(
         execution = Execution(study=study, out=out, device=str(chosen), plugins=tuple(plugins))
         plan = group.lead(lambda: begin(execution, checked, only, held))
         execution = replace(execution, study=plan.study)
-        data, records = data_of(study, out), StudyRecords(out)
-        runtime = Runtime(records=records, device=chosen, data=data, evaluations=plan.evaluations, group=group, say=say)
+        records, workloads = StudyRecords(out), material_of(plan.study, out).workloads()
+        runtime = Runtime(
+            records=records, device=chosen, workloads=workloads, evaluations=plan.evaluations, group=group, say=say
+        )
 
         together = len(devices) > 1 and len(plan.runs) > 1
         with SideBySide(execution, devices, say) if together else contextlib.nullcontext(InTurn(runtime)) as executor:
@@ -69,7 +71,7 @@ def execute(
             if study.train.sweep:
                 group.together(lambda: None)  # every process has read what is about to move
                 group.lead(lambda: settle(records, swept, say))
-                plan = plan_of(records, study, data, only)
+                plan = plan_of(records, study, vocabulary_of(workloads), only)
             unchosen = {run.name for run in plan.swept}
             failed += [info for info in tried if info["status"] == "failed" and info["name"] in unchosen]
             infos = failed + executor.train([run for run in plan.trained if run.name not in unsound])

@@ -2,20 +2,24 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from basecap.data.config import DataConfig
+from basecap.data.task_config import TaskSection
 from basecap.errors import ConfigError
 from basecap.evals._contract import build_evaluation
 from basecap.study.config import StudyConfig
+
+T = TypeVar("T")
 
 
 def grown(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyConfig:
     """Return the study `held` in the directory `where` with what `wanted` adds to it.
 
-    Seeds, architectures and evaluations of `wanted` come after those that are held.
+    Seeds, architectures, evaluations and tasks of `wanted` come after those that are held.
 
-    Words, the figure, where and by how many processes text is prepared, when evaluations run and which weights stay are
-    those of `wanted`: no number depends on them.
+    Words, the figure, published numbers, where and by how many processes text is prepared, when evaluations run, which
+    weights stay and which evaluation point counts are those of `wanted`: no number of a run depends on them.
 
     Raises:
         ConfigError: they differ in anything else, or in what an architecture of one name is.
@@ -30,13 +34,14 @@ def grown(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyConfig:
     if held.reference_seeds or wanted.reference_seeds:
         seeds["reference_seeds"] = _union(held.seeds_of(held.reference), wanted.seeds_of(wanted.reference))
     entries = {entry.name: entry for entry in held.architectures} | theirs
-    preparation = {"cache": wanted.data.cache, "workers": wanted.data.workers}
     whole, alike = (
         study.model_copy(
             update={
                 "summary": wanted.summary,
                 "figure": wanted.figure,
-                "data": study.data.model_copy(update=preparation),
+                "data": _data(study, wanted),
+                "task": _task(study, held, wanted),
+                "published": wanted.published,
                 "train": study.train.model_copy(update={"keep": wanted.train.keep}),
                 "evals": with_evaluations(held, wanted.evals, where).evals,
                 "architectures": tuple(entries.values()),
@@ -46,7 +51,31 @@ def grown(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyConfig:
         for study in (held, wanted)
     )
     _refuse_other(whole, alike, where)
+    if whole.length > held.length or (whole.model.vocab is None and whole.vocabulary > held.vocabulary):
+        what = f"{held.length} tokens and a vocabulary of {held.vocabulary}"
+        raise ConfigError(f"{where} has models of {what}, too few for the new tasks; give another --out.")
     return whole
+
+
+def _data(study: StudyConfig, wanted: StudyConfig) -> DataConfig | None:
+    """Return the text of a study, to be prepared as `wanted` says."""
+    if study.data is None or wanted.data is None:
+        return study.data
+    return study.data.model_copy(update={"cache": wanted.data.cache, "workers": wanted.data.workers})
+
+
+def _task(study: StudyConfig, held: StudyConfig, wanted: StudyConfig) -> TaskSection | None:
+    """Return the tasks of a study with those of both; a single training task is in no run's name, so it stays one."""
+    if study.task is None or held.task is None or wanted.task is None:
+        return study.task
+    several = len(held.task.train) > 1
+    return study.task.model_copy(
+        update={
+            "train": _union(held.task.train, wanted.task.train) if several else study.task.train,
+            "test": _union(held.task.tested, wanted.task.tested),
+            "checkpoint": wanted.task.checkpoint,
+        }
+    )
 
 
 def with_evaluations(held: StudyConfig, entries: Sequence[str | dict[str, Any]], where: Path) -> StudyConfig:
@@ -72,7 +101,7 @@ def with_evaluations(held: StudyConfig, entries: Sequence[str | dict[str, Any]],
     return held.model_copy(update={"evals": tuple((evaluations | theirs).values())})
 
 
-def _union(held: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
+def _union(held: tuple[T, ...], wanted: tuple[T, ...]) -> tuple[T, ...]:
     return tuple(dict.fromkeys((*held, *wanted)))
 
 

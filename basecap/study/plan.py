@@ -1,18 +1,23 @@
 """From a study to its runs: what each one trains, and what it will cost. Pure: touches no file, builds no weights."""
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from pydantic import ValidationError
 
+from basecap.data.task_data import TaskData
 from basecap.errors import ConfigError, nearest
 from basecap.evals._contract import At, Evaluation, build_evaluation
+from basecap.models.backbones._contract import BACKBONES
 from basecap.models.config import LayerConfig, ModelConfig, model_config
 from basecap.models.language_model import LanguageModel
-from basecap.study.config import ArchitectureEntry, StudyConfig, what_is_wrong
+from basecap.study.config import ArchitectureEntry, StudyConfig
+from basecap.study.wrong import what_is_wrong
 from basecap.train.checkpoint import KEPT
 from basecap.train.config import Timetable, TrainConfig
 
@@ -39,20 +44,50 @@ ALWAYS_COUNTED = (
 #: Training options that change no number, and that the hash of a run never counts.
 NEVER_COUNTED = ("keep",)
 
+#: What evaluations measure on and studies train on.
+WORDS = {"text": "text", "task": "tasks"}
+
 #: Training options that an architecture cannot have for itself, as they would be a difference of their own.
 SHARED = ("eps",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """One run: one architecture, one seed; in a sweep also one learning rate."""
+    """One run: one architecture, one seed; in a study of tasks also one training task, in a sweep one learning rate.
+
+    Attributes:
+        name: of its directory and in tables: the architecture's, with its task where a study trains on several.
+        architecture: name of its entry in the study.
+        use: the registered architecture.
+        seed: of the weights, and of the order of text.
+        model: what is built.
+        train: how it trains.
+        lengths: share of the steps by length of their sequences.
+        sweep: whether it tries a learning rate.
+        task: training task, None for text.
+        examples: what the examples of the task and their order depend on, None for text.
+    """
 
     name: str
+    architecture: str
     use: str
     seed: int
     model: ModelConfig
     train: TrainConfig
+    lengths: Mapping[int, float]
     sweep: bool = False
+    task: str | None = None
+    examples: str | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest training sequence."""
+        return max(self.lengths)
+
+    @property
+    def timetable(self) -> Timetable:
+        """The run in steps."""
+        return Timetable(self.train, self.length)
 
     @property
     def rate(self) -> float | None:
@@ -66,13 +101,15 @@ class RunSpec:
 
     @property
     def hash(self) -> str:
-        """Sixteen hex digits that change with anything the run depends on, its data apart."""
+        """Sixteen hex digits that change with anything the run depends on, its text apart."""
         options = self.train.model_dump(mode="json")
         changed = self.train.model_dump(mode="json", exclude_defaults=True)
         train = {key: options[key] for key in options if key in ALWAYS_COUNTED or key in changed}
         train = {key: value for key, value in train.items() if key not in NEVER_COUNTED}
         train["seeds"] = [self.seed]  # where the seed stood when there were only `train.seeds`
-        content = [self.name, self.seed, self.model.model_dump(mode="json"), train]
+        content: list[Any] = [self.name, self.seed, self.model.model_dump(mode="json"), train]
+        if self.examples is not None:
+            content.append(self.examples)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -136,26 +173,61 @@ def plan_runs(study: StudyConfig, vocab: int, chosen: Mapping[str, float] | None
 
     Args:
         study: the study.
-        vocab: the tokeniser's vocabulary, used unless the study sets its own.
-        chosen: the rates that sweeps have chosen, by architecture.
+        vocab: the vocabulary of text or tasks, used unless the study sets its own.
+        chosen: the rates that sweeps have chosen, by name of the run.
     """
     models = {entry.name: _model(study, entry, vocab) for entry in study.architectures}
+    workloads = [TaskData(study.task, name) for name in study.task.train] if study.task else [None]
+    for (name, model), workload in itertools.product(models.items(), workloads):
+        _refuse_untrained_positions(name, model, workload)
     runs = []
     for seed in dict.fromkeys((*study.seeds, *(study.reference_seeds or ()))):
-        for entry in study.architectures:
-            sweep = bool(study.train.sweep) and entry.name not in (chosen or {})
+        for entry, workload in itertools.product(study.architectures, workloads):
+            name = entry.name if workload is None or len(workloads) == 1 else f"{entry.name} on {workload.task}"
+            sweep = bool(study.train.sweep) and name not in (chosen or {})
             seeds = study.seeds_of(entry.name)
             if seed in (seeds[:1] if sweep else seeds):
-                for rate in study.train.sweep if sweep else [(chosen or {}).get(entry.name)]:
-                    train, model = plan_training(study, entry, rate), models[entry.name]
-                    run = RunSpec(name=entry.name, use=entry.use, seed=seed, model=model, train=train, sweep=sweep)
+                for rate in study.train.sweep if sweep else [(chosen or {}).get(name)]:
+                    run = RunSpec(
+                        name=name,
+                        architecture=entry.name,
+                        use=entry.use,
+                        seed=seed,
+                        model=models[entry.name],
+                        train=plan_training(study, entry, rate, workload),
+                        lengths=workload.shares if workload else {study.length: 1.0},
+                        sweep=sweep,
+                        task=workload.task if workload else None,
+                        examples=workload.manifest_hash if workload else None,
+                    )
                     runs.append(run)
     return runs
 
 
+def _refuse_untrained_positions(name: str, model: ModelConfig, workload: TaskData | None) -> None:
+    """Raise ConfigError when learned positions are tested that no training example reaches."""
+    if workload is None or workload.longest_test <= workload.length:
+        return
+    if BACKBONES.get(model.backbone).positions == "learned":
+        raise ConfigError(
+            f"architecture {name!r} has learned positions, of which {workload.task!r} trains {workload.length}; "
+            f"leave out tests of {workload.longest_test} tokens, or that architecture."
+        )
+
+
 def plan_evaluations(study: StudyConfig) -> list[Evaluation]:
-    """Return the study's evaluations; raises ConfigError for unknown names and options, and for one named twice."""
+    """Return the study's evaluations.
+
+    Raises:
+        ConfigError: unknown names and options, one named twice, one of text in a study of tasks or the other way round.
+    """
     evaluations = [build_evaluation(entry) for entry in study.evals]
+    for evaluation in evaluations:
+        if evaluation.needs not in (None, study.kind):
+            raise ConfigError(
+                f"evals: {evaluation.declaration.name!r} measures on {WORDS[evaluation.needs]}, and this study trains "
+                f"on {WORDS[study.kind]}; remove it."
+            )
     names = [evaluation.declaration.name for evaluation in evaluations]
     for name in names:
         if names.count(name) > 1:  # records know an evaluation by its name: the second would replace the first
@@ -169,18 +241,18 @@ def cost(run: RunSpec) -> Cost:
         with torch.device("meta"):
             model = LanguageModel(run.model)
     except ConfigError as error:
-        raise ConfigError(f"architecture {run.name!r}: {error}") from error
-    length = run.model.max_length
-    timetable = Timetable(run.train, length)
-    tokens = timetable.steps * timetable.step_tokens
+        raise ConfigError(f"architecture {run.architecture!r}: {error}") from error
+    timetable = run.timetable
+    sequences = timetable.steps * run.train.batch
+    flops = sum(share * (run.length // length) * model.training_flops(length) for length, share in run.lengths.items())
     parameters = model.parameters_count()
     return Cost(
         parameters=parameters,
         blocks=run.model.depth,
-        tokens=tokens,
-        flops=model.training_flops(length) / length * tokens,
+        tokens=timetable.steps * timetable.step_tokens,
+        flops=flops * sequences,
         memory=16 * parameters,
-        state=model.state_bytes(length),
+        state=model.state_bytes(run.length),
         evaluations=timetable.evaluations,
         checkpoints=KEPT * (12 if run.train.average is None else 16) * parameters,
         weights=4 * parameters * timetable.kept,
@@ -191,7 +263,7 @@ def check_points(run: RunSpec, at: At, what: str) -> None:
     """Raise ConfigError, beginning with `what`, when `at` names tokens after which `run` is not evaluated."""
     if isinstance(at, str):
         return
-    timetable = Timetable(run.train, run.model.max_length)
+    timetable = run.timetable
     points = [step * timetable.step_tokens for step in timetable.points]
     for tokens in at:
         if tokens not in points:
@@ -201,13 +273,16 @@ def check_points(run: RunSpec, at: At, what: str) -> None:
             )
 
 
-def plan_training(study: StudyConfig, entry: ArchitectureEntry, rate: float | None = None) -> TrainConfig:
+def plan_training(
+    study: StudyConfig, entry: ArchitectureEntry, rate: float | None = None, workload: TaskData | None = None
+) -> TrainConfig:
     """Return how an architecture of a study trains; raises ConfigError, naming it.
 
     Args:
         study: the study.
         entry: the architecture.
         rate: the learning rate in a study that sweeps it; the first of the sweep when not given.
+        workload: of a task, whose epochs are counted in tokens; None for text.
     """
     for key in entry.train:
         if key not in TrainConfig.model_fields:
@@ -225,8 +300,20 @@ def plan_training(study: StudyConfig, entry: ArchitectureEntry, rate: float | No
     content = {**study.train.model_dump(), **entry.train}
     if study.train.sweep:
         content["lr"] = rate or study.train.sweep[0]
+    if "tokens" in entry.train:
+        content["epochs"] = None
+    if content["epochs"] is not None:
+        content["tokens"] = 1  # until the options are checked
     try:
-        return TrainConfig.model_validate(content)
+        config = TrainConfig.model_validate(content)
+        if workload is None:
+            for option in ("epochs", "stop_at"):
+                if getattr(config, option) is not None:
+                    raise ConfigError(f"train.{option} needs the examples of a task, not text; remove it.")
+        if config.epochs is None or workload is None:
+            return config
+        tokens = workload.tokens(config.epochs, config.batch)
+        return config.model_copy(update={"tokens": tokens, "epochs": None})
     except ConfigError as error:
         raise ConfigError(f"architecture {entry.name!r}: {error}") from error
     except ValidationError as error:
@@ -250,7 +337,7 @@ def _model(study: StudyConfig, entry: ArchitectureEntry, vocab: int) -> ModelCon
             pattern=pattern,
             backbone=entry.backbone,
             tied=size.tied if entry.model.tied is None else entry.model.tied,
-            max_length=study.data.seq_len,
+            max_length=study.length,
         )
     except ConfigError as error:
         raise ConfigError(f"architecture {entry.name!r}: {error}") from error

@@ -23,7 +23,7 @@ def refuse_unsound(runs: Sequence[RunSpec], device: torch.device) -> None:
 
     Those that are built in are proved by the tests, and by `basecap check` with the kernels of this machine.
     """
-    for run in {run.name: run for run in runs if not _built_in(run.model)}.values():
+    for run in {run.architecture: run for run in runs if not _built_in(run.model)}.values():
         place = Place.choose(device, Processes(), run.train.precision)
         training = Precision(autocast=place.autocast, bf16=place.bf16, rows=run.train.forward_batch(1))
         with undisturbed(device):
@@ -31,7 +31,7 @@ def refuse_unsound(runs: Sequence[RunSpec], device: torch.device) -> None:
         if device.type == "cuda":
             torch.cuda.empty_cache()
         if fault is not None:
-            raise ConfigError(f"mixer {run.name!r} {fault}; run {_command(run)}")
+            raise ConfigError(f"mixer {run.architecture!r} {fault}; run {_command(run)}")
 
 
 def _built_in(config: ModelConfig) -> bool:

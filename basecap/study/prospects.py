@@ -26,7 +26,7 @@ def prospects(study: StudyConfig, data: PreparedData | None) -> list[str]:
         study: the study.
         data: its text where that has been prepared; without it nothing is said of documents.
     """
-    if not study.data.ood:
+    if not study.text.ood:
         return ["Every domain is trained on: the report will state differences at equal training loss, no verdicts."]
     documents = _documents(study, data)
     warnings = (*_few_runs(study), *_few_documents(study, documents), *_few_tokens(study, data))
@@ -36,7 +36,7 @@ def prospects(study: StudyConfig, data: PreparedData | None) -> list[str]:
 def _documents(study: StudyConfig, data: PreparedData | None) -> dict[str, DocumentSet]:
     """Return the documents by domain that gaps will be measured on, none while the text is not prepared."""
     splits = [found.config.split for found in plan_evaluations(study) if isinstance(found, DomainLoss)]
-    domains = (*study.data.train, *study.data.ood)
+    domains = (*study.text.train, *study.text.ood)
     return {domain: data.sets[domain, split] for split in splits for domain in domains} if data else {}
 
 
@@ -47,7 +47,7 @@ def _half_width(study: StudyConfig, runs: int, documents: int = DOCUMENTS) -> fl
 
 
 def _expected(study: StudyConfig, documents: dict[str, DocumentSet]) -> Iterator[str]:
-    fewest = min((_units(documents[domain]) for domain in study.data.ood if domain in documents), default=DOCUMENTS)
+    fewest = min((_units(documents[domain]) for domain in study.text.ood if domain in documents), default=DOCUMENTS)
     runs, tolerance = len(study.seeds), expected_tolerance(study.gap.cost)
     half = _half_width(study, runs, fewest)
     if len(study.architectures) == 1 or half == math.inf:
@@ -81,15 +81,15 @@ def _few_documents(study: StudyConfig, documents: dict[str, DocumentSet]) -> Ite
     if not documents:
         return
     counts = {domain: len(found) for domain, found in documents.items()}
-    counts["the training domains together"] = sum(counts[domain] for domain in study.data.train)
-    needed = dict.fromkeys(counts, FEWEST_DOCUMENTS) | dict.fromkeys(study.data.train, FEWEST_OF_A_DOMAIN)
+    counts["the training domains together"] = sum(counts[domain] for domain in study.text.train)
+    needed = dict.fromkeys(counts, FEWEST_DOCUMENTS) | dict.fromkeys(study.text.train, FEWEST_OF_A_DOMAIN)
     few = [f"{counts[name]} of {name} (needed: {needed[name]})" for name in counts if counts[name] < needed[name]]
     if few:
         yield f"no verdict is possible with so few held-out documents: {', '.join(few)}; add text."
 
 
 def _few_tokens(study: StudyConfig, data: PreparedData | None) -> Iterator[str]:
-    size = data.tokenizer.vocab_size if data else {"bytes": BYTES, "bpe": study.data.vocab}.get(study.data.tokenizer)
+    size = data.tokenizer.vocab_size if data else {"bytes": BYTES, "bpe": study.text.vocab}.get(study.text.tokenizer)
     reference = next(entry for entry in study.architectures if entry.name == study.reference)
     tokens = plan_training(study, reference).tokens
     if size and tokens < LEAST_PER_ENTRY * size:

@@ -38,6 +38,7 @@ def begun(records: RunRecords, run: RunSpec, device: torch.device) -> dict[str, 
     earlier = {key: held[key] for key in MACHINE if key in held}
     return {
         "name": run.name,
+        **({"architecture": run.architecture, "task": run.task} if run.task else {}),
         "seed": run.seed,
         "use": run.use,
         "lr": run.train.lr,
@@ -79,7 +80,7 @@ def refuse_other_precision(
     ]
     for found in (*records.runs(), *records.runs(sweep=True)):
         info = found.info()
-        if info.get("name") not in names:
+        if info.get("architecture", info.get("name")) not in names:
             continue
         trained = info.get("status") == "finished" or latest(found.checkpoints) is not None
         if trained and info.get("precision") not in (None, now):

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from basecap.data import PreparedData
 from basecap.errors import BasecapError, TrainingError
 from basecap.evals._contract import Context, Evaluation, includes
 from basecap.models.language_model import LanguageModel
@@ -20,12 +19,16 @@ from basecap.registry import PLUGIN
 from basecap.study.config import StudyConfig
 from basecap.study.evaluate import Checkpoint, evaluate
 from basecap.study.plan import RunSpec
+from basecap.study.preparing import Workloads
 from basecap.study.provenance import begun
-from basecap.study.sweep import HeldOutLoss
+from basecap.study.sweep import held_out_loss
 from basecap.train.distributed import Processes, SharedError, sentence
 from basecap.train.loop import Place, Trainer
 
 logger = logging.getLogger("basecap.study")
+
+#: The metric that train.stop_at is about.
+VALIDATION = "validation_accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,7 @@ class Runtime:
     Attributes:
         records: of the study.
         device: where models are.
-        data: what they train on and are tested on.
+        workloads: what they train on and are tested on.
         evaluations: what is measured at evaluation points.
         group: the processes that train each run together.
         say: takes sentences for the terminal.
@@ -54,7 +57,7 @@ class Runtime:
 
     records: StudyRecords
     device: torch.device
-    data: PreparedData
+    workloads: Workloads
     evaluations: Sequence[Evaluation]
     group: Processes
     say: Callable[[str], None]
@@ -79,7 +82,7 @@ def train_run(run: RunSpec, runtime: Runtime) -> dict[str, Any]:
     group.lead(lambda: records.write_info(info))
     alone: Exception | None = None
     try:
-        info["parameters"] = _train(run, runtime, records)
+        info |= _train(run, runtime, records)
         info["status"] = "finished"
     except Exception as error:  # a bug in one mixer must not cost the other runs; the trace is kept with the run
         message, trace = failure_words(error)
@@ -128,24 +131,41 @@ def _leave(records: RunRecords, run: RunSpec, info: dict[str, Any], runtime: Run
         runtime.say(f"{run.label} failed {where}: {info['message']}")
 
 
-def _train(run: RunSpec, runtime: Runtime, records: RunRecords) -> int:
-    """Train a run to its end, evaluating as it goes; return the parameters of its model."""
-    device = runtime.device
+def _train(run: RunSpec, runtime: Runtime, records: RunRecords) -> dict[str, Any]:
+    """Train a run to its end, evaluating as it goes; return the parameters of its model and where it stopped early."""
+    device, workload = runtime.device, runtime.workloads[run.task]
     if device.type == "cuda":
         torch.cuda.set_device(device)
     place = Place.choose(device, runtime.group, run.train.precision)
     model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed)
-    trainer = Trainer(model, run.train, run.seed, workload=runtime.data, records=records, place=place)
-    context = Context(data=runtime.data, device=device, autocast=place.autocast, note=trainer.note)
+    trainer = Trainer(model, run.train, run.seed, workload=workload, records=records, place=place)
+    context = Context(data=workload, device=device, autocast=place.autocast, note=trainer.note)
 
-    def evaluate_point(model: LanguageModel, step: int, tokens: int) -> None:
-        last = step == trainer.timetable.steps
-        due = [evaluation for evaluation in runtime.evaluations if includes(evaluation.config.at, tokens, last)]
-        if run.sweep and last:
-            due.append(HeldOutLoss())
+    def evaluate_point(model: LanguageModel, step: int, tokens: int) -> bool:
         point = Checkpoint(model=model, step=step, tokens=tokens, context=context, records=records, group=runtime.group)
+        last = step == run.timetable.steps
+        due = [found for found in runtime.evaluations if includes(found.config.at, tokens, last)]
         for evaluation in due:
             evaluate(evaluation, point)
+        ended = not last and runtime.group.lead(lambda: _good_enough(run, records, step))
+        rest = [found for found in runtime.evaluations if ended and found.config.at == "end"]
+        if run.sweep and (last or ended):
+            rest.append(held_out_loss(run.task))
+        for evaluation in rest:
+            evaluate(evaluation, point)
+        return ended
 
-    trainer.run(run.label, evaluate_point, runtime.say)
-    return model.parameters_count()
+    stopped = trainer.run(run.label, evaluate_point, runtime.say)
+    if stopped is None:
+        return {"parameters": model.parameters_count()}
+    reason = f"validation accuracy has reached {run.train.stop_at:g} (train.stop_at)"
+    runtime.say(f"{run.label}: ended after step {stopped} of {run.timetable.steps}, as {reason}.")
+    return {"parameters": model.parameters_count(), "stopped": stopped}
+
+
+def _good_enough(run: RunSpec, records: RunRecords, step: int) -> bool:
+    """Whether the mean validation accuracy over the cells of a run's task ends it at this evaluation point."""
+    if run.train.stop_at is None:
+        return False
+    found = [record.value for record in records.evals() if (record.step, record.metric) == (step, VALIDATION)]
+    return bool(found) and sum(found) / len(found) >= run.train.stop_at

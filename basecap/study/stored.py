@@ -1,7 +1,7 @@
 """Evaluation jobs on stored weights: what finished runs have not been measured by, without training again."""
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,16 +15,15 @@ from basecap.evals._contract import At, Context, Evaluation, EvaluationConfig, i
 from basecap.files import parse_yaml
 from basecap.progress import progress
 from basecap.records import RunRecords, StudyRecords
-from basecap.study.begin import recorded_data
 from basecap.study.config import select, validate
 from basecap.study.evaluate import Checkpoint, evaluate
 from basecap.study.growth import with_evaluations
 from basecap.study.plan import RunSpec, check_points, plan_evaluations, plan_runs
+from basecap.study.preparing import material_of, vocabulary_of
 from basecap.study.provenance import refuse_other
 from basecap.study.run import Runtime, failure_words, report_failure
 from basecap.study.sweep import chosen_rates
 from basecap.train.checkpoint import load_stored, stored
-from basecap.train.config import Timetable
 from basecap.train.distributed import Processes
 from basecap.train.loop import Place, resolve
 
@@ -78,22 +77,31 @@ def _unmeasured(run: RunSpec, runtime: Runtime, at: At) -> list[Point]:
     records = runtime.run_records(run)
     if records.info().get("status") != "finished":
         return []
-    done = {(record.step, record.eval) for record in records.evals()}
+    done: dict[tuple[int, str], set[str]] = defaultdict(set)
+    for record in records.evals():
+        done[record.step, record.eval].add(record.subset)
     empty, weights = records.unmeasured(), _stored(records)
-    timetable, points = Timetable(run.train, run.model.max_length), []
-    for step in timetable.points:
-        tokens, last = step * timetable.step_tokens, step == timetable.steps
+    timetable, points = run.timetable, []
+    end = records.info().get("stopped", timetable.steps)
+    workload = runtime.workloads[run.task]
+    for step in [step for step in timetable.points if step <= end]:
+        tokens, last = step * timetable.step_tokens, step == end
         missing = [
             evaluation
             for evaluation in runtime.evaluations
             if includes(at, tokens, last)
             and includes(evaluation.config.at, tokens, last)
-            and (step, evaluation.declaration.name) not in done
+            and not _is_measured(done.get((step, evaluation.declaration.name)), evaluation.subsets(workload))
             and evaluation.declaration.name not in empty
         ]
         if missing:
             points.append(Point(run=run, step=step, tokens=tokens, weights=weights.get(step), evaluations=missing))
     return points
+
+
+def _is_measured(found: set[str] | None, subsets: Collection[str]) -> bool:
+    """Whether an evaluation has numbers of all its subsets; tasks may have been added since it ran."""
+    return found is not None and found >= {*subsets}
 
 
 def _stored(records: RunRecords) -> dict[int, Path]:
@@ -112,7 +120,7 @@ def _evaluate_point(point: Point, runtime: Runtime, show: Callable[[str], None])
     def note(words: str) -> None:
         show(f"{point.run.label}: {words}")
 
-    context = Context(data=runtime.data, device=device, autocast=place.autocast, note=note)
+    context = Context(data=runtime.workloads[point.run.task], device=device, autocast=place.autocast, note=note)
     failed = 0
     for evaluation in point.evaluations:
         try:
@@ -165,12 +173,16 @@ def evaluate_directory(
     when = _parse_at(at)
     study = with_evaluations(held, [_entry(text, when) for text in add], records.path)
     evaluations = plan_evaluations(study)
-    data, chosen = recorded_data(study, records.path), environment.choose_device(device)
+    workloads, chosen = material_of(study, records.path).workloads(), environment.choose_device(device)
     for evaluation in evaluations:
-        evaluation.check(data, study.data.seq_len)
+        for workload in workloads.values():
+            evaluation.check(workload, study.length)
     names = select(study, only) if not only else select(study, only) & {*only}  # without the reference unless named
-    runs = [run for run in plan_runs(study, data.tokenizer.vocab_size, chosen_rates(records)) if run.name in names]
-    runtime = Runtime(records=records, device=chosen, data=data, evaluations=evaluations, group=Processes(), say=say)
+    planned = plan_runs(study, vocabulary_of(workloads), chosen_rates(records))
+    runs = [run for run in planned if run.architecture in names]
+    runtime = Runtime(
+        records=records, device=chosen, workloads=workloads, evaluations=evaluations, group=Processes(), say=say
+    )
     with records.locked():
         runs = _finished(runs, runtime, place if alone else None)
         for run in runs:

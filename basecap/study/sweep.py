@@ -9,15 +9,23 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
+
+from basecap.data import PreparedData
+from basecap.data.task_data import TaskData
+from basecap.data.workload import Batch
 from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, build_evaluation
 from basecap.files import writing
 from basecap.models.language_model import LanguageModel
 from basecap.records import Declaration, Record, RunRecords, StudyRecords, Sweep
 from basecap.study.plan import RunSpec
 
+#: Tokens of validation examples in one forward pass.
+TOKENS = 2**15
 
-class HeldOutLoss(Evaluation):
-    """What a rate is chosen by: the mean loss on documents that are held out from the training domains.
+
+class HeldOutLoss(Evaluation[PreparedData]):
+    """What a rate is chosen by in a study of text: the mean loss on held-out documents of the training domains.
 
     These are the validation documents where each training domain has some, else the test documents; never those of
     unseen domains.
@@ -28,7 +36,7 @@ class HeldOutLoss(Evaluation):
     def __init__(self) -> None:
         super().__init__(EvaluationConfig())
 
-    def run(self, model: LanguageModel, context: Context) -> Outcome:
+    def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
         """Return one number, whose subset is the split that it is of."""
         data = copy.copy(context.data)
         data.ood_domains = ()
@@ -37,6 +45,33 @@ class HeldOutLoss(Evaluation):
         tokens = sum(int(losses.tokens.sum()) for losses in domains.values())
         nats = sum(float(losses.nats.sum()) for losses in domains.values())
         return Outcome(measurements=[Measurement(subset=split, metric="loss", value=nats / tokens, n=tokens)])
+
+
+class ValidationLoss(Evaluation[TaskData]):
+    """What a rate is chosen by in a study of tasks: the mean loss on validation examples of the run's own task."""
+
+    declaration = HeldOutLoss.declaration
+
+    def __init__(self) -> None:
+        super().__init__(EvaluationConfig())
+
+    def run(self, model: LanguageModel, context: Context[TaskData]) -> Outcome:
+        """Return one number, over all targets of all cells."""
+        nats, count = 0.0, 0
+        for cell in context.data.cells:
+            examples = context.data.held_out("validation", cell)
+            rows = max(1, TOKENS // cell.length)
+            for part in Batch(torch.from_numpy(examples.inputs), torch.from_numpy(examples.targets)).split(rows):
+                with context.autocast():
+                    losses = model.token_losses(part.inputs.to(context.device), part.targets.to(context.device))
+                nats += losses.double().sum().item()
+                count += int((part.targets >= 0).sum())
+        return Outcome(measurements=[Measurement(subset="validation", metric="loss", value=nats / count, n=count)])
+
+
+def held_out_loss(task: str | None) -> Evaluation:
+    """Return what the rates of a run on `task`, or on text, are compared by."""
+    return HeldOutLoss() if task is None else ValidationLoss()
 
 
 def chosen_rates(records: StudyRecords) -> dict[str, float]:
@@ -88,9 +123,10 @@ def _choose(records: StudyRecords, runs: Sequence[RunSpec]) -> tuple[Sweep | Non
         losses=tuple(None if record is None else record.value for record in found),
         chosen=chosen,
     )
+    items = "documents" if runs[0].task is None else "examples"
     best = f"learning rate {chosen:g} is the best of {', '.join(f'{rate:g}' for rate in rates)}"
     edge = ", at the edge of the sweep; widen train.lr, with another --out, to be sure" if sweep.at_edge else ""
-    return sweep, f"{best} (loss {losses[chosen].value:.3f} on {sweep.split} documents){edge}."
+    return sweep, f"{best} (loss {losses[chosen].value:.3f} on {sweep.split} {items}){edge}."
 
 
 def _held_out(records: RunRecords) -> Record | None:

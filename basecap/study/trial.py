@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
-from basecap.data import PreparedData
+from basecap.data.workload import Workload
 from basecap.errors import BasecapError, TrainingError
 from basecap.evals._contract import Context, Evaluation
 from basecap.mixers._faults import in_words
@@ -25,7 +24,7 @@ from basecap.testing.check_model import undisturbed
 from basecap.train.checkpoint import latest
 from basecap.train.diagnose import first_bad_module
 from basecap.train.loop import Place
-from basecap.train.optim import build_optimiser
+from basecap.train.optim import build_optimiser, clip_gradients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +46,9 @@ def untried(runs: Sequence[RunSpec], records: StudyRecords) -> list[RunSpec]:
     for run in runs:
         found = records.run(run.name, run.seed, run.rate)
         if found.info().get("status") == "finished" or latest(found.checkpoints) is not None:
-            begun.add(run.name)
-    return list({run.name: run for run in reversed(runs) if run.name not in begun}.values())[::-1]
+            begun.add(run.architecture)
+    untried = {run.architecture: run for run in reversed(runs) if run.architecture not in begun}
+    return list(untried.values())[::-1]
 
 
 def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt) -> list[dict[str, Any]]:
@@ -62,12 +62,13 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt) -> list
     trials, found = untried(runs, runtime.records), {}
     with progress("trial steps", total=len(trials), unit="architectures") as advance:
         for run, failure in attempt(trials):
-            found[run.name] = failure
-            advance(1, note=run.name)
-    failures = {run.name: failure for run in trials if (failure := found[run.name]) is not None}
+            found[run.architecture] = failure
+            advance(1, note=run.architecture)
+    names = [run.architecture for run in trials]
+    failures = {name: failure for name in names if (failure := found[name]) is not None}
     infos = []
-    for run in (run for run in runs if run.name in failures):
-        failure, records = failures[run.name], runtime.run_records(run)
+    for run in (run for run in runs if run.architecture in failures):
+        failure, records = failures[run.architecture], runtime.run_records(run)
         info = {**begun(records, run, runtime.device), "status": "failed", "message": failure.message}
         info["ops"] = failure.ops
         if failure.traceback is not None:
@@ -88,7 +89,7 @@ def try_run(run: RunSpec, runtime: Runtime) -> Failure | None:
     with undisturbed(place.device):
         IMPLEMENTATIONS.clear()
         try:
-            _run(run, runtime.evaluations, runtime.data, place)
+            _run(run, runtime.evaluations, runtime.workloads[run.task], place)
         except (Exception, SystemExit) as error:  # a fault of one architecture must not cost the others
             words = None if isinstance(error, BasecapError) else traceback.format_exc()
             ops = dict(sorted(IMPLEMENTATIONS.items()))
@@ -100,16 +101,16 @@ def try_run(run: RunSpec, runtime: Runtime) -> Failure | None:
     return failure
 
 
-def _run(run: RunSpec, evaluations: Sequence[Evaluation], data: PreparedData, place: Place) -> None:
+def _run(run: RunSpec, evaluations: Sequence[Evaluation], workload: Workload, place: Place) -> None:
     """Train the study's model on one micro-batch of random tokens, uncompiled, and evaluate it on a batch each."""
     model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed).to(place.device)
     optimiser = build_optimiser(model, model.recipe(), run.train)
-    shape = (run.train.forward_batch(place.processes.world), run.model.max_length + 1)
+    shape = (run.train.forward_batch(place.processes.world), run.length + 1)
     tokens = torch.randint(run.model.vocab, shape, generator=torch.Generator().manual_seed(0)).to(place.device)
     with place.autocast():
         loss = model(tokens[:, :-1], tokens[:, 1:])
     loss.backward()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), run.train.clip)
+    norm = clip_gradients(model, run.train)
     if not math.isfinite(loss.item()):
         with place.autocast():
             where = first_bad_module(model, tokens[:, :-1], tokens[:, 1:])
@@ -120,7 +121,7 @@ def _run(run: RunSpec, evaluations: Sequence[Evaluation], data: PreparedData, pl
         )
     optimiser.step()
     model.eval()
-    context = Context(data=data, device=place.device, autocast=place.autocast)
+    context = Context(data=workload, device=place.device, autocast=place.autocast)
     with torch.no_grad():
         for evaluation in evaluations:
             evaluation.trial(model, context)
@@ -133,7 +134,7 @@ def _sentence(error: BaseException, run: RunSpec, place: Place) -> str:
     if _lacks_memory(error):
         rows = run.train.forward_batch(place.processes.world)
         return (
-            f"{rows} sequences of {run.model.max_length} tokens do not fit into the memory of {place.device}; "
+            f"{rows} sequences of {run.length} tokens do not fit into the memory of {place.device}; "
             "lower train.micro_batch or set train.checkpointing=true."
         )
     files = [str(file) for file in plugin_files(run.model)]

@@ -49,7 +49,9 @@ def seed_limit(study: StudyConfig, until_decided: bool, most: int | None) -> int
         raise ConfigError(f"--max-seeds {most} leaves no seed to add; give 2 or more.")
     if len(study.seeds) > most:
         raise ConfigError(f"the study asks for {len(study.seeds)} seeds, more than --max-seeds {most}; raise that.")
-    if not study.data.ood:
+    if study.task is not None:
+        raise ConfigError("a study of tasks has no verdicts to wait for; leave out --until-decided and set seeds.")
+    if not study.text.ood:
         raise ConfigError("a study without unseen domains has no verdicts to wait for; leave out --until-decided.")
     if torch.distributed.is_torchelastic_launched():
         raise ConfigError("--until-decided does not run under torchrun; without it runs go side by side on all GPUs.")

@@ -11,7 +11,7 @@ from basecap.tasks._contract import (
     build_task,
     task,
 )
-from basecap.tasks._draws import Draws, Ints
+from basecap.tasks._draws import Draws, Ints, key_of
 from basecap.tasks._examples import inspect_task
 from basecap.tasks._instances import NOTHING, Canvas, Instances, Role
 
@@ -31,5 +31,6 @@ __all__ = [
     "asked",
     "build_task",
     "inspect_task",
+    "key_of",
     "task",
 ]

@@ -34,7 +34,12 @@ class TrainSection(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    tokens: Count = Field(ge=1, description="training tokens, rounded up to whole batches")
+    tokens: Count | None = Field(
+        None, ge=1, description="training tokens, rounded up to whole batches; required unless epochs is given"
+    )
+    epochs: Count | None = Field(
+        None, ge=1, le=2**30, description="of a task: how often each training example is seen, instead of tokens"
+    )
     batch: Count = Field(256, ge=1, le=2**20, description="sequences per optimiser step, over all devices")
     micro_batch: Count | None = Field(
         None,
@@ -54,7 +59,10 @@ class TrainSection(BaseModel):
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="decay rates of Adam's moments")
     eps: Number = Field(1e-8, gt=0, description="Adam's epsilon, the same for all architectures")
     weight_decay: Number = Field(0.1, ge=0, description="decoupled, on matrices (our choice)")
-    clip: Number = Field(1.0, gt=0, description="largest gradient norm (our choice)")
+    clip: Number = Field(1.0, gt=0, description="largest gradient norm (our choice), or value, see clip_by")
+    clip_by: Literal["norm", "value"] = Field(
+        "norm", description="what clip limits: the norm of all gradients together, or the value of each"
+    )
     precision: Literal["auto", "bf16", "fp32"] = Field(
         "auto", description="of the products; master weights are fp32. auto: bf16 on a GPU, else fp32"
     )
@@ -77,6 +85,13 @@ class TrainSection(BaseModel):
         le=0.25,
         description="evaluate a running average of the weights (arXiv 2312.02696): its width, as a share of the steps "
         "so far, such as 0.05; the weights themselves when not given",
+    )
+    stop_at: Number | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="of a task: end a run at the first evaluation point where its validation accuracy, the mean over "
+        "cells, is at least this, such as 0.99",
     )
     checkpointing: bool = Field(False, description="recompute activations in the backward pass")
     compile: bool | None = Field(None, description="torch.compile; on a GPU when not given")
@@ -116,8 +131,9 @@ class TrainSection(BaseModel):
 
 
 class TrainConfig(TrainSection):
-    """How one run trains: with one learning rate."""
+    """How one run trains: with one learning rate, for a number of tokens."""
 
+    tokens: Count = Field(ge=1, description="training tokens, rounded up to whole batches")
     lr: Number = Field(2e-4, gt=0, description="peak learning rate")
 
 
@@ -128,8 +144,9 @@ EVALUATIONS = 20
 class Timetable:
     """A run in steps: how many there are, and after which ones it evaluates and saves."""
 
-    def __init__(self, config: TrainConfig, seq_len: int):
-        self.step_tokens = config.batch * seq_len
+    def __init__(self, config: TrainConfig, length: int):
+        """Take the options and the tokens of the longest training sequence."""
+        self.step_tokens = config.batch * length
         self.steps = -(-config.tokens // self.step_tokens)
         self._keep = config.keep
         self._evaluation = self._interval(config.eval_every)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from basecap.data.workload import Batch, Workload
 from basecap.errors import Interrupted, TrainingError
@@ -32,14 +32,15 @@ from basecap.train.config import Timetable, TrainConfig
 from basecap.train.diagnose import first_bad_module
 from basecap.train.distributed import Processes
 from basecap.train.interruption import immediate, requested
-from basecap.train.optim import build_optimiser, set_learning_rate
+from basecap.train.optim import build_optimiser, clip_gradients, set_learning_rate
 from basecap.train.schedule import learning_rate, warmup_steps
 
 T = TypeVar("T")
 
-#: Called in every process with the model and the numbers of steps and tokens done; appends its own records. What it
-#: raises, in one of several processes, it raises in all of them: see `measured`.
-Evaluate = Callable[[LanguageModel, int, int], None]
+#: Called in every process with the model and the numbers of steps and tokens done; appends its own records and returns
+#: whether the run ends there, alike in all processes. What it raises, in one of several processes, it raises in all of
+#: them: see `measured`.
+Evaluate = Callable[[LanguageModel, int, int], bool | None]
 
 
 #: Seconds after which a checkpoint is due, where the study does not say how often.
@@ -112,8 +113,11 @@ class Trainer:
         """Show words beside the progress until the next step: what is being evaluated."""
         self._show(words)
 
-    def run(self, label: str, evaluate: Evaluate, log: Callable[[str], None] = lambda line: None) -> None:
+    def run(self, label: str, evaluate: Evaluate, log: Callable[[str], None] = lambda line: None) -> int | None:
         """Train to the end, from the newest checkpoint that is intact if there is one.
+
+        Returns:
+            After how many steps an evaluation ended the run early; None where none did.
 
         Args:
             label: how the run is called.
@@ -131,8 +135,8 @@ class Trainer:
         with self._progress(label, self.timetable.steps * tokens) as advance:
             advance(done * tokens)
             self._show = partial(advance, 0)
-            if done:
-                self._evaluate(label, evaluate, done)
+            if done and self._evaluate(label, evaluate, done):
+                return done
             batch = self._batch(done)
             while done < self.timetable.steps:
                 step = self._step(done, batch)
@@ -143,30 +147,40 @@ class Trainer:
                     self._stop(label, done)
                 if step.save or self.timetable.saves(done):
                     self._save(done)
-                self._evaluate(label, evaluate, done)
+                if self._evaluate(label, evaluate, done):
+                    return done
                 self.note(loss)
+        return None
 
-    def _evaluate(self, label: str, evaluate: Evaluate, done: int) -> None:
-        """Evaluate where the timetable says so; raises Interrupted in all processes."""
-        if self.timetable.evaluates(done) and self._cut(evaluate, done):
+    def _evaluate(self, label: str, evaluate: Evaluate, done: int) -> bool:
+        """Evaluate where the timetable says so, return whether that ends the run; Interrupted in all processes."""
+        if not self.timetable.evaluates(done):
+            return False
+        ended = self._measure(evaluate, done)
+        if ended is None:
             self._stop(label, done)
+        if ended:
+            self._save(done)
+        return ended
 
-    def _cut(self, evaluate: Evaluate, done: int) -> bool:
-        """Store weights that stay and evaluate, return whether a signal cut it short."""
-        group = self.place.processes
+    def _measure(self, evaluate: Evaluate, done: int) -> bool | None:
+        """Store weights that stay and evaluate; return whether the run ends here, None where a signal cut it short."""
+        group, keeps = self.place.processes, self.timetable.keeps(done)
         self.model.eval()
         try:
             # weights change places and are written where no signal raises
             with self.average.applied() if self.average else contextlib.nullcontext():
-                if self.timetable.keeps(done):
+                if keeps:
                     group.lead(lambda: checkpoint.save_weights(self.records.weights, self.model, done))
                 with immediate() if group.world == 1 else contextlib.nullcontext():
-                    evaluate(self.model, done, done * self.timetable.step_tokens)
+                    ended = bool(evaluate(self.model, done, done * self.timetable.step_tokens))
+                if ended and not keeps:
+                    group.lead(lambda: checkpoint.save_weights(self.records.weights, self.model, done))
+                return ended
         except Interrupted:
-            return True
+            return None
         finally:
             self.model.train()
-        return False
 
     def _stop(self, label: str, done: int) -> NoReturn:
         self._save(done)
@@ -236,7 +250,7 @@ class Trainer:
         set_learning_rate(self.optimiser, rate)
         self.optimiser.zero_grad(set_to_none=True)
         loss = self._accumulate(batch)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
+        norm = clip_gradients(self.model, config)
         following = self._batch(step + 1)
         asked = torch.tensor([requested() is not None, self._save_due()], dtype=loss.dtype, device=loss.device)
         shared = group.mean(torch.cat([loss[None], asked]))

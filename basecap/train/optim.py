@@ -1,10 +1,11 @@
 """AdamW with one parameter group per (learning-rate factor, decay) that the recipes ask for."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from basecap.mixers._contract import ParameterRecipe
 from basecap.train.config import TrainConfig
@@ -25,6 +26,16 @@ def build_optimiser(model: nn.Module, recipes: Mapping[str, ParameterRecipe], co
         eps=config.eps,
         fused=next(model.parameters()).is_cuda,
     )
+
+
+def clip_gradients(model: nn.Module, config: TrainConfig) -> Tensor:
+    """Limit the gradients as `clip` and `clip_by` say; return their norm before that, a scalar."""
+    parameters = list(model.parameters())
+    by_norm = config.clip_by == "norm"
+    norm = nn.utils.clip_grad_norm_(parameters, config.clip if by_norm else math.inf)
+    if not by_norm:
+        nn.utils.clip_grad_value_(parameters, config.clip)
+    return norm
 
 
 def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:

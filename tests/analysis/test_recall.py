@@ -101,9 +101,21 @@ def test_points_with_missing_cells_do_not_count_and_shifts_are_over_common_cells
 def test_without_a_test_on_it_the_own_pattern_is_judged_on_validation_examples(study):
     found = analysed(study(lambda *place: 1.0 if place[1] == place[2] else 0.4, train=("a",), test=("b",)).path)
     (trained,) = found["trained"]
-    assert trained["recalls"] and not trained["tested"] and trained["own"]["value"] == 1.0
+    assert trained["recalls"] and trained["measured"] == "validation" and trained["own"]["value"] == 1.0
     assert row(found, "shifts", test="b")["index"]["value"] == pytest.approx(0.6)
     assert found["names"] == ["one"]
+
+
+def test_what_was_learnt_is_judged_in_the_cells_that_were_trained(study):
+    records = study(lambda *place: 1.0 if place[1] == place[2] else 0.5, train=("a",), test=("a", "b"))
+    beyond = {"length": 4096.0, "pairs": 4.0}
+    found = [record for task in ("a", "b") for record in answers(100, task, beyond, 0.1)]
+    records.run("one", 0).append_evals(found)
+    found = analysed(records.path)
+    (trained,) = found["trained"]
+    assert trained["own"]["value"] == 1.0 and trained["measured"] == "some" and trained["recalls"]
+    assert row(found, "tests", test="a")["accuracy"]["value"] == pytest.approx((1 + 1 + 0.1) / 3)
+    assert row(found, "shifts", test="b")["index"]["value"] == pytest.approx(0.5)
 
 
 def test_regions_are_shares_of_what_is_read(study):

@@ -143,7 +143,7 @@ def test_bars_end_at_one_and_name_what_is_read_from_no_region(tmp_path):
             "No architecture recalls 95 % or more of the queried values on the pattern it was trained on: weak 30.0 %. "
             "What happens when the pattern moves says little then.",
         ),
-        ({"train": ("a",), "test": ("b",), "cells": ({},)}, "own pattern, on validation examples"),
+        ({"train": ("a",), "test": ("b",), "cells": ({},)}, "validation examples"),
     ],
     ids=["nothing yet", "none recalls", "own pattern not tested"],
 )

@@ -25,7 +25,7 @@ def matrix(study: Study, architecture: str) -> Chart | None:
     ]
     if not rows:
         return None
-    tasks = [name for name in study["train"] if name in {row["train"] for row in rows}]
+    tasks = study["train"]
     base = chart_of(rows).encode(
         x=alt.X(**positions("train", tasks, "trained on"), axis=alt.Axis(labelAngle=0, labelExpr=BROKEN)),
         y=alt.Y(**positions("test", study["test"], "tested on"), axis=alt.Axis(labelExpr=BROKEN)),

@@ -19,7 +19,7 @@ from basecap.progress import share_terminal
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
 from basecap.study.plan import RunSpec, plan_evaluations
-from basecap.study.preparing import data_of
+from basecap.study.preparing import material_of
 from basecap.study.provenance import begun
 from basecap.study.run import Execution, Runtime, train_run
 from basecap.study.trial import Failure, try_run
@@ -148,7 +148,7 @@ def _begin_worker(execution: Execution) -> None:
         Runtime(
             records=StudyRecords(execution.out),
             device=device,
-            data=data_of(execution.study, execution.out),
+            workloads=material_of(execution.study, execution.out).workloads(),
             evaluations=plan_evaluations(execution.study),
             group=Processes(),
             say=_print,

@@ -1,0 +1,139 @@
+"""The options of a study that trains on tasks: which ones, in which cells, on how many examples."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from basecap.data.config import Count, Line
+from basecap.errors import ConfigError, nearest
+from basecap.tasks import Cell, Task, build_task
+
+
+class TaskSection(BaseModel):
+    """What the runs of a study train on and are tested on, where that is not text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    train: tuple[Line, ...] = Field(
+        min_length=1, description="tasks to train on, see `basecap list tasks`: one run per architecture, task and seed"
+    )
+    test: tuple[Line, ...] = Field((), description="tasks that every run is tested on; those of train when not given")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="options of the tasks, such as mode and vocab, given to every task with them"
+    )
+    cells: tuple[Cell, ...] | None = Field(
+        None,
+        min_length=1,
+        description="lengths, pairs and other options of which each combination has examples of its own; the published "
+        "grid of each task when not given. A cell that a task cannot hold is left out for that task",
+    )
+    test_cells: tuple[Cell, ...] | None = Field(
+        None, min_length=1, description="cells of the tests; those of cells when not given"
+    )
+    examples: Count = Field(20_000, ge=1, le=2**40, description="training examples per cell; an epoch is all of them")
+    held_out: Count = Field(
+        100, ge=1, le=2**30, description="validation examples per cell, and as many test examples per cell"
+    )
+    seed: Count = Field(42, ge=0, lt=2**62, description="of all examples and their order, the same for all runs")
+    checkpoint: Literal["best", "last"] = Field(
+        "best",
+        description="the evaluation point that counts: best, by validation accuracy on the run's own task, or last",
+    )
+
+    @field_validator("train", "test")
+    @classmethod
+    def _names_differ(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("a task is named twice; remove one")
+        return value
+
+    @model_validator(mode="after")
+    def _tasks_fit(self) -> "TaskSection":
+        for name in self._names:
+            if build_task(name).readout != "each":
+                raise ConfigError(
+                    f"task {name!r} is read at the last position by a decoder, which no model here has; choose another."
+                )
+        known = {key for name in self._names for key in _fields(name)}
+        for key in self.options:
+            if key not in known:
+                raise ConfigError(f"unknown option {key!r} of the tasks: {nearest(key, known)}")
+        for cells in (self.cells, self.test_cells):
+            self._refuse_impossible(cells or ())
+        self._all()
+        return self
+
+    @property
+    def tested(self) -> tuple[str, ...]:
+        """The names of the tasks that every run is tested on."""
+        return self.test or self.train
+
+    def training(self, name: str) -> tuple[Task, ...]:
+        """Return the task `name` in each cell that it is trained and validated in; raises ConfigError for none."""
+        return self._in_cells(name, self.cells)
+
+    def tests(self, name: str) -> tuple[Task, ...]:
+        """Return the task `name` in each cell that it is tested in; raises ConfigError for none."""
+        return self._in_cells(name, self.test_cells or self.cells)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids of all tasks together."""
+        return max(task.vocabulary for task in self._all())
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest example that is trained or tested."""
+        return max(task.length for task in self._all())
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.train, *self.tested)))
+
+    def _all(self) -> list[Task]:
+        trained = [task for name in self.train for task in self.training(name)]
+        return trained + [task for name in self.tested for task in self.tests(name)]
+
+    def _in_cells(self, name: str, cells: tuple[Cell, ...] | None) -> tuple[Task, ...]:
+        found: list[Task] = []
+        reason = "its grid is empty."
+        for cell in build_task(name, self._options_of(name)).grid() if cells is None else cells:
+            try:
+                task = self._build(name, cell)
+            except ConfigError as error:
+                reason = str(error)
+                continue
+            if task.cell in [other.cell for other in found]:
+                raise ConfigError(f"task {name!r} has the cell {_text(task.cell)} twice; remove one.")
+            found.append(task)
+        if not found:
+            raise ConfigError(f"task {name!r} has no cell left: {reason}")
+        return tuple(found)
+
+    def _refuse_impossible(self, cells: tuple[Cell, ...]) -> None:
+        """Raise ConfigError for a cell that no task can hold."""
+        for cell in cells:
+            reasons = []
+            for name in self._names:
+                try:
+                    self._build(name, cell)
+                except ConfigError as error:
+                    reasons.append(str(error))
+            if len(reasons) == len(self._names):
+                raise ConfigError(f"no task here can hold the cell {_text(cell)}: {reasons[0]}")
+
+    def _build(self, name: str, cell: Cell) -> Task:
+        return build_task(name, {**self._options_of(name), **cell})
+
+    def _options_of(self, name: str) -> dict[str, Any]:
+        """Return those of the options that a task has."""
+        fields = _fields(name)
+        return {key: value for key, value in self.options.items() if key in fields}
+
+
+def _fields(name: str) -> set[str]:
+    return set(type(build_task(name).config).model_fields)
+
+
+def _text(cell: Cell) -> str:
+    return ", ".join(f"{key} {value}" for key, value in cell.items())

@@ -1,0 +1,200 @@
+"""Studies that train on tasks: planned, run, resumed, grown, ended early; what does not work is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from basecap.data.task_data import TaskData
+from basecap.errors import ConfigError, Interrupted
+from basecap.records import StudyRecords
+from basecap.study.begin import check
+from basecap.study.config import StudyConfig, load_study
+from basecap.study.estimate import estimate, remarks
+from basecap.study.growth import grown
+from basecap.study.plan import plan_runs
+from basecap.study.stored import evaluate_directory
+from basecap.study.until_decided import seed_limit
+from basecap.train.checkpoint import stored
+from tests.study._execute import run
+
+CELLS = [{"length": 8, "pairs": 1}, {"length": 16, "pairs": 2}]
+
+
+@pytest.fixture
+def content() -> dict:
+    """Return the content of a study of two training tasks that runs in a second."""
+    return {
+        "name": "tiny recall",
+        "task": {
+            "train": ["mqar", "mqar-last"],
+            "options": {"vocab": 16},
+            "cells": CELLS,
+            "examples": 40,
+            "held_out": 10,
+        },
+        "model": {"hidden": 16, "layers": 1},
+        "train": {"epochs": 2, "batch": 4, "lr": 1e-2, "warmup": 1, "eval_every": 640},
+        "architectures": ["transformer++"],
+    }
+
+
+def write(content: dict, path: Path) -> Path:
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def outcome(out: Path) -> list:
+    """Return what every run left, times apart."""
+    return [
+        (found.info()["name"], found.evals(), [(row["step"], row["train_loss"], row["lr"]) for row in found.metrics()])
+        for found in StudyRecords(out).runs()
+    ]
+
+
+def test_a_run_per_architecture_task_and_seed(content):
+    runs = check(StudyConfig.model_validate(content | {"seeds": [0, 1]}))
+    assert [run.label for run in runs[:2]] == ["transformer++ on mqar (seed 0)", "transformer++ on mqar-last (seed 0)"]
+    assert [(run.architecture, run.task) for run in runs] == [
+        ("transformer++", name) for name in ("mqar", "mqar-last")
+    ] * 2
+    assert {(run.length, run.model.max_length, run.model.vocab) for run in runs} == {(16, 16, 36)}
+    # Forty examples of 16 tokens fill ten steps, of 8 tokens five.
+    assert {(run.train.tokens, run.timetable.steps) for run in runs} == {(2 * 15 * 4 * 16, 30)}
+    assert len({run.hash for run in runs}) == 4
+    content["task"]["train"] = ["mqar"]
+    (alone,) = plan_runs(StudyConfig.model_validate(content), 36)
+    assert alone.name == "transformer++" and alone.hash not in {run.hash for run in runs}
+
+
+def test_a_plan_counts_the_flops_of_each_length(content):
+    study = StudyConfig.model_validate(content)
+    rows = estimate(study)
+    content["task"]["cells"] = CELLS[1:]
+    longer = estimate(StudyConfig.model_validate(content | {"train": content["train"] | {"epochs": 3}}))
+    assert rows[0]["tokens (M)"] == longer[0]["tokens (M)"]
+    assert 0.9 * longer[0]["PFLOP"] < rows[0]["PFLOP"] < longer[0]["PFLOP"]
+    assert not any("domain" in line or "Warning" in line for line in remarks(study, rows, Path("nowhere")))
+
+
+def test_a_study_is_run_resumed_to_the_bit_and_tested_on_more(content, tmp_path, monkeypatch):
+    path = write(content, tmp_path / "study.yaml")
+    assert [info["status"] for info in run(path, tmp_path / "straight")] == ["finished"] * 2
+    expected = outcome(tmp_path / "straight")
+    make, calls = TaskData.batch, []
+
+    def interrupted(self, *arguments, **options):
+        calls.append(arguments)
+        if len(calls) in (12, 50):
+            raise Interrupted(15)
+        return make(self, *arguments, **options)
+
+    monkeypatch.setattr(TaskData, "batch", interrupted)
+    for _ in range(2):
+        with pytest.raises(Interrupted):
+            run(path, tmp_path / "resumed")
+    run(path, tmp_path / "resumed")
+    assert outcome(tmp_path / "resumed") == expected
+    info = StudyRecords(tmp_path / "resumed").runs()[1].info()
+    assert (info["name"], info["architecture"], info["task"]) == (
+        "transformer++ on mqar-last",
+        "transformer++",
+        "mqar-last",
+    )
+
+    steps, subsets = {record.step for record in expected[0][1]}, {record.subset for record in expected[0][1]}
+    assert (steps, subsets) == ({10, 20, 30}, {"mqar", "mqar-last"})
+    run(path, tmp_path / "resumed", ("task.test=[mqar-shuffle]",))
+    found = StudyRecords(tmp_path / "resumed").runs()[0].evals()
+    assert {record.step for record in found if record.subset == "mqar-shuffle"} == {20, 30}
+    assert [record for record in found if record.subset != "mqar-shuffle"][-1] in expected[0][1]
+    assert evaluate_directory(tmp_path / "resumed", add=(), at="end", only=(), device="cpu", say=print) == 0
+
+
+def test_a_study_grows_by_tasks_that_its_models_can_read(content):
+    def study(**changes) -> StudyConfig:
+        return StudyConfig.model_validate(content | {"task": content["task"] | {"cells": None} | changes})
+
+    held = study(train=["mqar"])
+    assert grown(held, study(train=["mqar"], test=["mqar-k2v2"]), Path("here")).task.test == ("mqar", "mqar-k2v2")
+    with pytest.raises(ConfigError, match=r"here holds another study \(task.train is"):
+        grown(held, study(), Path("here"))  # names of runs would change
+    assert grown(study(), study(train=["mqar-shuffle"]), Path("here")).task.train == (
+        "mqar",
+        "mqar-last",
+        "mqar-shuffle",
+    )
+    with pytest.raises(ConfigError, match="here has models of 512 tokens and a vocabulary of 36, too few for the new"):
+        grown(held, study(train=["mqar"], test=["copying"]), Path("here"))
+
+
+def test_a_run_ends_where_it_is_good_enough_and_resumes_to_the_same_end(content, tmp_path):
+    content["train"] |= {"stop_at": 1e-9, "epochs": 20, "lr": 3e-2}
+    content["task"]["train"] = ["mqar"]
+    path = write(content, tmp_path / "study.yaml")
+    (info,) = run(path, tmp_path / "out")
+    (records,) = StudyRecords(tmp_path / "out").runs()
+    assert (
+        info["status"] == "finished" and 0 < info["stopped"] < 300 and info["stopped"] == records.metrics()[-1]["step"]
+    )
+    assert [*stored(records.weights)] == [info["stopped"]]
+    expected = outcome(tmp_path / "out")
+    (records.path / "run.json").write_text(json.dumps({"schema": 1, **info, "status": "running"}))
+    (again,) = run(path, tmp_path / "out")
+    assert again["stopped"] == info["stopped"] and outcome(tmp_path / "out") == expected
+    assert evaluate_directory(tmp_path / "out", add=(), at=None, only=(), device="cpu", say=print) == 0
+
+
+def test_a_sweep_chooses_by_the_validation_loss_of_each_task(content, tmp_path):
+    content["train"] |= {"lr": [1e-6, 1e-2]}
+    infos = run(write(content, tmp_path / "study.yaml"), tmp_path / "out")
+    assert {info["name"]: info["lr"] for info in infos} == {
+        "transformer++ on mqar": 1e-2,
+        "transformer++ on mqar-last": 1e-2,
+    }
+    sweeps = StudyRecords(tmp_path / "out").sweeps()
+    assert [(sweep.split, sweep.losses[0] > sweep.losses[1]) for sweep in sweeps] == [("validation", True)] * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data": {"source": "text", "train": ["a"]}}, "a study has a section data .* or task .*; remove one"),
+        ({"task": None}, "a study has a section data .* or task .*; add one"),
+        ({"train": {"epochs": 1, "tokens": 5}}, "both say how long a run is; remove one"),
+        ({"train": {"lr": 1}}, r"'train\.tokens' is missing; add it or train\.epochs"),
+        ({"task": {"train": ["mqar"], "exampels": 3}}, r"unknown key 'task\.exampels': did you mean 'examples'"),
+        ({"evals": ["domain-loss"]}, "'domain-loss' measures on text, and this study trains on tasks"),
+        ({"model": {"hidden": 16, "vocab": 30}}, r"model\.vocab = 30 is less than the tasks' 36"),
+        ({"evals": [{"recall": {"at": "end"}}], "train": {"epochs": 1, "stop_at": 0.5}}, r"train\.stop_at needs"),
+        (
+            {"architectures": ["transformer"], "task": {"train": ["mqar"], "cells": CELLS[:1], "test_cells": CELLS}},
+            "'transformer' has learned positions, of which 'mqar' trains 8; leave out tests of 16 tokens",
+        ),
+    ],
+)
+def test_what_does_not_work_is_refused(content, tmp_path, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        check(load_study(str(write(content | changes, tmp_path / "study.yaml"))))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"evals": ["domain-loss", "recall"]}, "'recall' measures on tasks, and this study trains on text"),
+        ({"train": {"epochs": 2, "batch": 8}}, r"train\.epochs needs the examples of a task, not text"),
+        ({"train": {"tokens": 9, "stop_at": 0.9}}, r"train\.stop_at needs the examples of a task, not text"),
+    ],
+)
+def test_a_study_of_text_has_no_options_of_tasks(study, tmp_path, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        check(load_study(str(write(study | changes, tmp_path / "study.yaml"))))
+
+
+def test_commands_of_text_refuse_a_study_of_tasks(content):
+    study = StudyConfig.model_validate(content)
+    with pytest.raises(ConfigError, match="trains on tasks and has no text"):
+        assert study.text
+    with pytest.raises(ConfigError, match="a study of tasks has no verdicts to wait for"):
+        seed_limit(study, True, 3)
