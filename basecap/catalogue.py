@@ -63,7 +63,7 @@ def _mixers(full: bool) -> list[dict[str, Any]]:
 
 
 def _backbones(full: bool) -> list[dict[str, Any]]:
-    from basecap.models.backbones._contract import BACKBONES
+    from basecap.models import BACKBONES
 
     return [{"name": name, "summary": entry.summary, "paper": entry.paper} for name, entry in BACKBONES.items()]
 
@@ -82,7 +82,7 @@ def _studies(full: bool) -> list[dict[str, Any]]:
 
 
 def _evals(full: bool) -> list[dict[str, Any]]:
-    from basecap.evals._contract import EVALUATIONS
+    from basecap.evals import EVALUATIONS
 
     return [
         {

@@ -70,10 +70,15 @@ def nearest(name: str, known: Iterable[str], see: str | None = None) -> str:
     return f"known: {', '.join(known) or 'none'}"
 
 
-def in_words(problem: Mapping[str, Any]) -> str:
+def describe_problem(problem: Mapping[str, Any]) -> str:
     """Return what pydantic found wrong with a value, such as "should be a whole number"; no full stop."""
     if problem["type"] == "too_short":
         return f"should be a list with {problem['ctx']['min_length']} or more entries"
     if problem["type"] == "too_long":
         return f"should be a list with {problem['ctx']['max_length']} entries at most"
     return _WORDS.get(problem["type"]) or problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the class of any error and the first line of its message, such as "ValueError: odd width"."""
+    return f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")

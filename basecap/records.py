@@ -8,6 +8,7 @@
                               metrics.jsonl               one row per logged training step
                               evals.jsonl                 one `Record` per row
                               documents/<eval>-<step>.npz losses of single documents
+                              maps/<eval>-<step>.npz      what each layer reads in one input
                               unmeasured.json             evaluations that find nothing to measure in it
                               checkpoints/, weights/      belong to the training loop
     DIR/sweep/<name>-lr<rate>-s<seed>/                    likewise, runs of a sweep whose rate is not the chosen one
@@ -32,7 +33,7 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from basecap.documents import DocumentLosses, read_losses, write_losses
-from basecap.errors import ConfigError, DataError, in_words
+from basecap.errors import ConfigError, DataError, describe_problem
 from basecap.files import (
     SCHEMA,
     append_lines,
@@ -49,6 +50,7 @@ from basecap.files import (
     write_json,
     writing,
 )
+from basecap.maps import Maps, read_last, write_maps
 from basecap.moved_keys import with_moved_keys
 from basecap.processes import locked
 
@@ -65,7 +67,7 @@ class Declaration:
 
     name: str
     unit: str
-    better: Literal["lower", "higher"]
+    better: Literal["lower", "higher", "neither"]
     axes: tuple[str, ...] = ()
 
 
@@ -172,7 +174,7 @@ class RunRecords:
             except ValidationError as error:
                 problem = error.errors()[0]
                 where = f"{path}:{number} is damaged at {problem['loc'][0]!r}"
-                raise DataError(f"{where} ({in_words(problem)}); mend or remove that line.") from error
+                raise DataError(f"{where} ({describe_problem(problem)}); mend or remove that line.") from error
             records[record.key] = record
         return list(records.values())
 
@@ -198,6 +200,14 @@ class RunRecords:
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise DataError(f"{path} is damaged ({error}); remove {self.path} to train it again.") from error
 
+    def write_maps(self, eval: str, step: int, maps: Maps) -> None:
+        """Store what each layer reads in one input."""
+        write_maps(self.path / "maps" / f"{safe_name(eval)}-{step}.npz", maps)
+
+    def maps(self) -> dict[str, Maps]:
+        """Return the maps of each evaluation's last step that has some; raises DataError for a damaged file."""
+        return read_last(self._numbered("maps"))
+
     def rewind(self, step: int) -> None:
         """Forget what was recorded after the checkpoint of `step`, whose evaluation comes after it, and cut-off lines.
 
@@ -212,10 +222,14 @@ class RunRecords:
                 rows = [row for row in rows if row["step"] < first]
                 with replacing(path) as file:
                     file.write(encode_lines(rows))
-        for path in (self.path / "documents").glob("*.npz"):
-            written = path.stem.rpartition("-")[2]
-            if written.isdecimal() and int(written) >= step:
+        for path in (*self._numbered("documents"), *self._numbered("maps")):
+            if int(path.stem.rpartition("-")[2]) >= step:
                 path.unlink()
+
+    def _numbered(self, directory: str) -> list[Path]:
+        """Return the files of a directory whose names are those of an evaluation and a step."""
+        paths = (self.path / directory).glob("*.npz")
+        return [path for path in paths if path.stem.rpartition("-")[2].isdecimal()]
 
     def _documents_path(self, eval: str, step: int) -> Path:
         return self.path / "documents" / f"{safe_name(eval)}-{step}.npz"

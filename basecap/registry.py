@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
-from basecap.errors import ConfigError, nearest
+from basecap.errors import ConfigError, describe_error, nearest
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Registry(Generic[T]):
     def add(self, name: str, entry: T, defined_by: type | Callable, module: str | None = None) -> None:
         """Register `entry` under `name`, by the module of `defined_by` or `module`; ConfigError for a taken name."""
         if name in self._entries:
-            places = f"{_origin(self._defined_by[name])} and {_origin(defined_by)}"
+            places = f"{source_location(self._defined_by[name])} and {source_location(defined_by)}"
             raise ConfigError(f"{self.kind} {name!r} is registered twice: {places}; rename one.")
         Registry.given += 1
         self._entries[name] = entry
@@ -61,7 +61,7 @@ class Registry(Generic[T]):
     def origin(self, name: str) -> str:
         """Return file:line of the class behind `name`."""
         self.get(name)
-        return _origin(self._defined_by[name])
+        return source_location(self._defined_by[name])
 
     def module(self, name: str) -> str:
         """Return the module that registered `name`."""
@@ -96,7 +96,9 @@ class Registry(Generic[T]):
                 raise
             except (Exception, SystemExit) as error:  # whatever other people's code raises
                 owner = f"package {entry_point.dist.name}" if entry_point.dist else f"entry point {entry_point.name}"
-                raise ConfigError(f"{owner} cannot be imported: {_in_words(error)}; mend or uninstall it.") from error
+                raise ConfigError(
+                    f"{owner} cannot be imported: {describe_error(error)}; mend or uninstall it."
+                ) from error
 
     def package_of(self, module: str) -> str | None:
         """Return name and version of the installed package that declares entries and holds `module`, else None."""
@@ -106,7 +108,7 @@ class Registry(Generic[T]):
         return None
 
 
-def _origin(defined_by: type | Callable) -> str:
+def source_location(defined_by: type | Callable) -> str:
     """Return file:line of a class or function; reading it from the source takes milliseconds."""
     return f"{inspect.getsourcefile(defined_by)}:{inspect.getsourcelines(defined_by)[1]}"
 
@@ -136,14 +138,10 @@ def load_plugin(path: Path) -> None:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         where = f"{path}:{_line(error, path)}".removesuffix(":None")
-        raise ConfigError(f"plugin file {where} cannot be imported: {_in_words(error)}; mend it.") from error
+        raise ConfigError(f"plugin file {where} cannot be imported: {describe_error(error)}; mend it.") from error
     if Registry.given == given:
         del sys.modules[name]
         raise ConfigError(f"plugin file {path} registers nothing; put @mixer(...) above its class.")
-
-
-def _in_words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
 
 
 def _line(error: BaseException, path: Path) -> int | None:

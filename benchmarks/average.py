@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from basecap.evals._contract import Context, build_evaluation
+from basecap.evals import Context, build_evaluation
 from basecap.models.language_model import LanguageModel
 from basecap.records import RunRecords
 from basecap.study.config import load_study

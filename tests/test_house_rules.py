@@ -17,7 +17,7 @@ TESTS = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "tests").r
 FLOORS = (
     ("errors", "names", "__init__"),
     ("files", "moved_keys", "processes"),
-    ("documents",),
+    ("documents", "maps"),
     ("registry", "progress", "records"),
     ("tasks",),
     ("ops",),
@@ -118,8 +118,29 @@ def test_imports_point_downwards():
     assert not wrong, "a lower room imports a higher one:\n" + "\n".join(wrong)
 
 
+def test_private_names_stay_in_their_package():
+    wrong = []
+    for path, tree in SOURCES.items():
+        package = path.relative_to(ROOT).parts[:-1]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                continue
+            for name in names:
+                parts = tuple(name.split("."))
+                private = [n for n, part in enumerate(parts) if part.startswith("_") and not part.endswith("__")]
+                # a module may use the private modules beside it and above it, but no private name of another module
+                in_module = bool(private) and PACKAGE.parent.joinpath(*parts[: private[0]]).with_suffix(".py").is_file()
+                if parts[0] == "basecap" and private and (in_module or parts[: private[0]] != package[: private[0]]):
+                    wrong.append(f"{relative(path)}:{node.lineno} imports {name}")
+    assert not wrong, "import these from the face of their package:\n" + "\n".join(wrong)
+
+
 def test_nobody_names_an_architecture():
-    from basecap.mixers._contract import ARCHITECTURES
+    from basecap.mixers import ARCHITECTURES
 
     names = set(ARCHITECTURES.names()) - {"transformer++"}  # the default reference of every comparison
     wrong = []

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from basecap.errors import DataError, in_words
+from basecap.errors import DataError, describe_problem
 
 
 class _Entry(BaseModel):
@@ -124,5 +124,7 @@ def complete(content: dict[str, Any], kind: type[BaseModel], path: Path | str) -
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise DataError(f"{path} is damaged at {where!r} ({in_words(problem)}); restore or remove it.") from error
+        raise DataError(
+            f"{path} is damaged at {where!r} ({describe_problem(problem)}); restore or remove it."
+        ) from error
     return content

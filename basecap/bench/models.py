@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from basecap.bench import peers
 from basecap.environment import describe
 from basecap.errors import ConfigError
-from basecap.mixers._contract import ARCHITECTURES
+from basecap.mixers import ARCHITECTURES
 from basecap.models.config import ModelConfig, model_config
 from basecap.models.language_model import LanguageModel
 from basecap.names import split_body

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from basecap.data.hashes import digest, file_digest
-from basecap.data.sources._contract import SOURCES, plugin_of
+from basecap.data.sources import SOURCES, plugin_of
 from basecap.errors import ConfigError, nearest
 
 #: Part of every hash: raise it when the meaning of an option or of a stored file changes.

@@ -27,7 +27,7 @@ from basecap.data.hashes import digest
 from basecap.data.overlap import Overlap, covered_shares, sequence_length
 from basecap.data.prepared import PreparedData
 from basecap.data.shards import Limits, Shard, token_counts, write_shard
-from basecap.data.sources._contract import SOURCES, SPLITS, Part, Source, Split, plugin_of
+from basecap.data.sources import SOURCES, SPLITS, Part, Source, Split, plugin_of
 from basecap.data.tokenizer import Tokenizer, byte_tokenizer, is_local, train_bpe
 from basecap.errors import BasecapError, DataError, nearest
 from basecap.processes import end_with_parent, locked

@@ -11,7 +11,7 @@ from basecap.data.config import DataConfig
 from basecap.data.hashes import digest
 from basecap.data.overlap import Overlap
 from basecap.data.shards import DOCUMENT, LEAST_DOCUMENTS, Group, Shard, TokenRun, select
-from basecap.data.sources._contract import SPLITS, Split
+from basecap.data.sources import SPLITS, Split
 from basecap.data.stream import TrainStream
 from basecap.data.tokenizer import Tokenizer
 from basecap.data.workload import Batch, Workload

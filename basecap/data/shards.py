@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from basecap.data.hashes import bytes_number, digest, file_digest, text_number
-from basecap.data.sources._contract import Document, Split
+from basecap.data.sources import Document, Split
 from basecap.data.tokenizer import Tokenizer
 from basecap.errors import DataError
 

@@ -10,7 +10,8 @@ import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from basecap.data.workload import Workload
-from basecap.errors import ConfigError, in_words, nearest
+from basecap.errors import ConfigError, describe_problem, nearest
+from basecap.maps import Maps
 from basecap.models.language_model import LanguageModel
 from basecap.records import Declaration, DocumentLosses
 from basecap.registry import Registry
@@ -77,10 +78,11 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What an evaluation found: numbers, and the losses of single documents where it has them."""
+    """What an evaluation found: numbers, and where it has them losses of single documents and what layers read."""
 
     measurements: list[Measurement]
     documents: dict[str, DocumentLosses] = field(default_factory=dict)
+    maps: Maps | None = None
 
 
 class Evaluation(ABC, Generic[W]):
@@ -130,7 +132,7 @@ EVALUATIONS: Registry[type[Evaluation]] = Registry("evaluation", "basecap.evals"
 
 
 def evaluation(
-    name: str, *, unit: str, better: Literal["lower", "higher"], axes: tuple[str, ...] = ()
+    name: str, *, unit: str, better: Literal["lower", "higher", "neither"], axes: tuple[str, ...] = ()
 ) -> Callable[[type[Evaluation]], type[Evaluation]]:
     """Class decorator: register an evaluation with its unit, direction and the axes its numbers vary over."""
 
@@ -158,4 +160,4 @@ def build_evaluation(entry: str | dict[str, Any]) -> Evaluation:
     except ValidationError as error:
         first = error.errors()[0]
         given = f"option {first['loc'][0]!r} of evaluation {name!r} cannot be {first['input']!r}"
-        raise ConfigError(f"{given}: it {in_words(first)}.") from error
+        raise ConfigError(f"{given}: it {describe_problem(first)}.") from error

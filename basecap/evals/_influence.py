@@ -1,14 +1,18 @@
-"""What evaluations of influence share: what the layers of a model read while it reads some tokens."""
+"""What evaluations of influence share: a task that fits the models, and what layers read while a model reads."""
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from basecap.data.task_data import TaskData
+from basecap.data.workload import Workload
+from basecap.errors import DataError
 from basecap.mixers import Mixer
 from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
+from basecap.tasks import Task, build_task
 
 T = TypeVar("T")
 
@@ -37,3 +41,38 @@ def of_layers(model: LanguageModel, tokens_BT: Tensor, take: Callable[[Influence
         for handle in handles:
             handle.remove()
     return found
+
+
+#: Seed of the examples when none is given, one that no study trains with by default.
+SEED = 2**31
+
+
+def fitting_task(
+    evaluation: str, name: str | None, options: Mapping[str, Any], data: Workload, length: int
+) -> tuple[str, Task]:
+    """Return name and task that models of a workload's vocabulary and `length` tokens can read.
+
+    Without a name it is the task that the models are trained on, in its largest cell, or mqar where that is text.
+
+    Raises:
+        ConfigError: an unknown name or option.
+        DataError: more token ids or tokens than the models take; names the `evaluation`.
+    """
+    if name is None and isinstance(data, TaskData):
+        name, largest = data.task, max(data.cells, key=lambda cell: tuple(cell.cell.values()))
+        task = largest.at(options)
+    else:
+        name = name or "mqar"
+        task = build_task(name, options)
+    if task.vocabulary > data.vocabulary:
+        fits = task.config.model_dump().get("vocab", 0) - (task.vocabulary - data.vocabulary)
+        remedy = f"give the task the options {{vocab: {fits}}}" if fits > 0 else "choose another task"
+        raise DataError(
+            f"{evaluation}: {name} has {task.vocabulary:,} token ids and the models only {data.vocabulary:,}; {remedy}."
+        )
+    if task.length > length:
+        raise DataError(
+            f"{evaluation}: examples of {name} have {task.length} tokens, more than the training length of {length}; "
+            f"give the task the options {{length: {length}}} or less."
+        )
+    return name, task

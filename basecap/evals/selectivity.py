@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,10 @@ from torch import Tensor
 from basecap.data.config import Count
 from basecap.data.workload import Workload
 from basecap.errors import DataError
-from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
-from basecap.evals._influence import of_layers
+from basecap.evals import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
+from basecap.evals._influence import SEED, fitting_task, of_layers
 from basecap.models.language_model import LanguageModel
-from basecap.tasks import NOTHING, Instances, Role, Task, build_task
+from basecap.tasks import NOTHING, Instances, Ints, Role, Task
 
 #: Examples of one forward pass, and factors of one head for all of them, at most: 64 MiB in float32.
 ROWS, FACTORS = 32, 2**24
@@ -26,16 +25,19 @@ PARTS = {Role.VALUE: "", Role.KEY: "key_"}
 
 
 @evaluation("selectivity", unit="share of the mean |factor|; score: (mass - null) / (mass + null)", better="higher")
-class Selectivity(Evaluation):
-    """Per layer, how much of what a scored position reads are the values (and keys) of its own pair, and of others.
+class Selectivity(Evaluation[Workload]):
+    """Per layer, how much of what a scored position reads are the values (and keys) of its own pair, and of another.
+
+    Each example is read twice: as it is, and with its queries exchanged, so that each asks for the pair that comes
+    after the one it asked for. Positions are the same in both, only what is asked differs: a layer that reads by
+    position alone, late pairs rather than early ones say, does not seem selective.
 
     - `mass`: the share of the row of a scored position that is on the earlier values of its pair, in the mean of
-      |factor| over heads or channels (`Influence.mean_size`); the mean over scored positions, then over examples.
-    - `null`: the same for another pair of the example, the mean over all of them: what `mass` is expected to be when
-      pair numbers are permuted.
-    - `score`: (mass - null) / (mass + null) of these means: 0 for a layer that reads all pairs alike, 1 for one that
-      reads no pair but its own, -1 for one that reads the others alone. A layer that reads its own pair r times as much
-      as another has (r - 1) / (r + 1). 0 where neither is read.
+      |factor| over heads or channels (`Influence.mean_size`); the mean over scored positions, both readings, examples.
+    - `null`: the same for the pair that this position asks for in the other reading.
+    - `score`: (mass - null) / (mass + null) of these means: 0 for a layer that reads a pair whether it is asked for or
+      not, 1 for one that reads no other, -1 for one that reads others alone. A layer that reads a pair r times as
+      much when it is asked for has (r - 1) / (r + 1). 0 where neither is read.
 
     `key_mass`, `key_null` and `key_score` are those of the keys. Layers are counted from 0, as "layer 3"; one whose
     mixer has no influence is left out. Standard errors are over examples, that of a score to first order.
@@ -44,45 +46,35 @@ class Selectivity(Evaluation):
     class Config(EvaluationConfig):
         """Options of selectivity."""
 
-        task: str = Field("mqar", description="a task with pairs of keys and values, see `basecap list tasks`")
+        task: str | None = Field(
+            None, description="see `basecap list tasks`; mqar, or the own task of a study of tasks, when not given"
+        )
         options: dict[str, Any] = Field({}, description="options of the task, such as {length: 256, pairs: 16}")
         examples: Count = Field(64, ge=1, le=2**20, description="examples of the task")
-        seed: int = Field(0, ge=0, lt=2**63, description="of the examples")
+        seed: int = Field(SEED, ge=0, lt=2**60, description="of the examples")
 
     config: Config
 
-    @cached_property
-    def _task(self) -> Task:
-        return build_task(self.config.task, self.config.options)
+    def _task(self, data: Workload, length: int) -> tuple[str, Task]:
+        return fitting_task("selectivity", self.config.task, self.config.options, data, length)
 
     def check(self, data: Workload, length: int) -> None:
         """Raise DataError when the task does not fit the models or has nothing to compare, ConfigError for its name."""
-        task, name = self._task, self.config.task
-        if task.vocabulary > data.vocabulary:
-            over = task.vocabulary - data.vocabulary
+        name, task = self._task(data, length)
+        if exchanged(task.instances(self.config.seed, range(1))) is None:
             raise DataError(
-                f"selectivity: {name} has {task.vocabulary:,} token ids and the models only {data.vocabulary:,}; "
-                f"lower its option vocab by {over:,}."
-            )
-        if task.length > length:
-            raise DataError(
-                f"selectivity: examples of {name} have {task.length} tokens, more than the training length of "
-                f"{length}; set a shorter length in its options."
-            )
-        found = task.instances(self.config.seed, range(1))
-        if not Wanted(found, Role.VALUE).examples.any():
-            raise DataError(
-                f"selectivity: {name} asks for no value among those of several pairs; choose another task, such as "
-                "mqar with 2 pairs or more."
+                f"selectivity: the queries of {name} cannot be exchanged; choose a task that asks once for each of "
+                "several pairs, such as mqar with 2 pairs or more."
             )
 
-    def run(self, model: LanguageModel, context: Context) -> Outcome:
+    def run(self, model: LanguageModel, context: Context[Workload]) -> Outcome:
         """Return mass, null and score of each layer, for values and for keys."""
-        step = self._rows()
+        _, task = self._task(context.data, model.config.max_length)
+        step = self._rows(task)
         reads: dict[tuple[int, Role], list[NDArray[np.float64]]] = defaultdict(list)
         for first in range(0, self.config.examples, step):
             numbers = range(first, min(first + step, self.config.examples))
-            for key, found in self._reads(model, context, numbers).items():
+            for key, found in self._reads(model, context, task.instances(self.config.seed, numbers)).items():
                 reads[key].append(found)
         return Outcome(
             measurements=[
@@ -92,36 +84,57 @@ class Selectivity(Evaluation):
             ]
         )
 
-    def trial(self, model: LanguageModel, context: Context) -> None:
+    def trial(self, model: LanguageModel, context: Context[Workload]) -> None:
         """Measure the largest batch of examples."""
-        self._reads(model, context, range(self._rows()))
+        _, task = self._task(context.data, model.config.max_length)
+        self._reads(model, context, task.instances(self.config.seed, range(self._rows(task))))
 
-    def _rows(self) -> int:
-        return max(1, min(self.config.examples, ROWS, FACTORS // self._task.length**2))
+    def _rows(self, task: Task) -> int:
+        return max(1, min(self.config.examples, ROWS, FACTORS // (2 * task.length**2)))
 
     def _reads(
-        self, model: LanguageModel, context: Context, numbers: range
+        self, model: LanguageModel, context: Context[Workload], found: Instances
     ) -> Mapping[tuple[int, Role], NDArray[np.float64]]:
-        """Return by layer and part of a pair the mass on the own pair and on others, [examples, 2]."""
-        found = self._task.instances(self.config.seed, numbers)
+        """Return by layer and part of a pair the mass on the own pair and on another, [examples, 2]."""
+        readings = exchanged(found)
+        assert readings is not None
         wanted = {part: Wanted(found, part) for part in PARTS}
         with context.autocast():
             sizes = of_layers(
                 model,
-                torch.from_numpy(found.inputs).to(context.device),
+                torch.from_numpy(readings).to(context.device),
                 lambda influence: reads_of(influence.mean_size(), wanted),
             )
         return {(layer, part): reads for layer, parts in sizes.items() for part, reads in parts.items()}
 
 
+def exchanged(found: Instances) -> Ints | None:
+    """Return the inputs, and the inputs with the key of pair p + 1 where pair p was asked for: int64 [2 N, T].
+
+    None where that cannot be: with a single pair, where pairs are not asked for equally often, or by equal tokens.
+    """
+    count = int(found.pairs.max(initial=NOTHING)) + 1
+    queries = (found.roles == Role.QUERY) & (found.pairs != NOTHING)
+    rows, places = np.nonzero(queries)
+    numbers = found.pairs[rows, places]
+    asked = np.bincount(rows * count + numbers, minlength=len(found) * count)
+    if count < 2 or asked.min() < 1 or asked.min() != asked.max():
+        return None
+    order = np.lexsort((places, numbers, rows))
+    keys_NPK = places[order].reshape(len(found), count, -1)
+    inputs, every = found.inputs.copy(), np.arange(len(found))[:, None, None]
+    inputs[every, keys_NPK] = found.inputs[every, np.roll(keys_NPK, -1, axis=1)]
+    return None if (inputs == found.inputs).all() else np.concatenate([found.inputs, inputs])
+
+
 class Wanted:
-    """Where the pairs of some examples stand, and which positions ask for which pair.
+    """Where the pairs of N examples stand, and which positions ask for which pair in the two readings of `exchanged`.
 
     Attributes:
         places: float32 [N, P, T], 1 where a token is the wanted part of a pair.
-        own: float32 [N, T, P], 1 where a scored position asks for a pair that it can see among others.
-        others: float32 [N, T, P], at those positions the pairs that it can see and does not ask for, of sum 1.
-        examples: bool [N], whether an example has such a position.
+        first: float32 [N, T, P], 1 where a scored position asks for a pair in the first reading.
+        second: float32 [N, T, P], the same in the second. Left out of both are positions that cannot see both pairs.
+        examples: bool [N], whether an example has a position that is not left out.
     """
 
     def __init__(self, found: Instances, part: Role):
@@ -130,29 +143,32 @@ class Wanted:
         numbers = np.arange(count)
         places = (found.pairs[:, None] == numbers[:, None]) & (found.roles[:, None] == part)
         visible = (places.cumsum(axis=2) > 0).swapaxes(1, 2)
-        asks = (found.pairs[..., None] == numbers) & (found.groups != NOTHING)[..., None] & visible
-        others = (visible & ~asks).sum(axis=2, keepdims=True)
-        own = asks & (others > 0)
-        shares = (visible & ~asks) * own.any(axis=2, keepdims=True) / np.maximum(others, 1)
-        self.places, self.own, self.others = (torch.from_numpy(x).float() for x in (places, own, shares))
-        self.examples = own.any(axis=(1, 2))
+        first = (found.pairs[..., None] == numbers) & (found.groups != NOTHING)[..., None]
+        second = np.roll(first, 1, axis=2)
+        both = (first & visible).any(axis=2) & (second & visible).any(axis=2)
+        parts = places, first & both[..., None], second & both[..., None]
+        self.places, self.first, self.second = (torch.from_numpy(x).float() for x in parts)
+        self.examples = both.any(axis=1)
 
 
-def reads_of(sizes_NTT: Tensor, wanted: Mapping[Role, Wanted]) -> dict[Role, NDArray[np.float64]]:
-    """Return for each part of a pair the mass on the own pair and on another one: [examples, 2], means over positions.
+def reads_of(sizes_RTT: Tensor, wanted: Mapping[Role, Wanted]) -> dict[Role, NDArray[np.float64]]:
+    """Return for each part of a pair the mass on the own pair and on another: [examples, 2], means over positions.
 
     Args:
-        sizes_NTT: |factor| of position s for position t, of any scale; a row without any reads nothing.
+        sizes_RTT: |factor| of position s for position t, of any scale, for the R = 2 N readings of `exchanged`; a row
+            without any reads nothing.
         wanted: where each part stands.
     """
-    tiny = torch.finfo(sizes_NTT.dtype).tiny
-    shares_NTT = sizes_NTT / sizes_NTT.sum(-1, keepdim=True).clamp(min=tiny)
+    tiny = torch.finfo(sizes_RTT.dtype).tiny
+    shares_2NTT = (sizes_RTT / sizes_RTT.sum(-1, keepdim=True).clamp(min=tiny)).unflatten(0, (2, -1))
     reads = {}
     for part, found in wanted.items():
-        places, own, others = (x.to(shares_NTT) for x in (found.places, found.own, found.others))
-        mass_NTP = shares_NTT @ places.mT
-        asked_N = own.sum((1, 2)).clamp(min=1)
-        means = torch.stack([(mass_NTP * weights).sum((1, 2)) / asked_N for weights in (own, others)], dim=1)
+        places, first, second = (x.to(sizes_RTT) for x in (found.places, found.first, found.second))
+        before, after = shares_2NTT @ places.mT
+        positions_N = first.sum((1, 2)).clamp(min=1)
+        own = before * first + after * second
+        other = before * second + after * first
+        means = torch.stack([mass.sum((1, 2)) / (2 * positions_N) for mass in (own, other)], dim=1)
         reads[part] = means.double().cpu().numpy()[found.examples]
     return reads
 

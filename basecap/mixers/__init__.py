@@ -2,6 +2,7 @@
 
 from basecap.mixers._contract import (
     ARCHITECTURES,
+    Architecture,
     Cache,
     LayerChoice,
     LayerSpec,
@@ -11,22 +12,32 @@ from basecap.mixers._contract import (
     choose_heads,
     divide,
     hybrid,
+    initialise,
     mixer,
 )
+from basecap.mixers._faults import build_mixer, declared_cost, error_location, refuse_other_shape
+from basecap.mixers._parts import positions_of
 from basecap.mixers._recipes import (
     Initialiser,
     ParameterRecipe,
+    Scheme,
+    Start,
     constant,
     default_recipe,
+    generator_for,
+    matrices,
     normal,
     orthogonal,
     residual_std,
+    small_normal,
     uniform,
     values,
 )
+from basecap.mixers._rwkv import depth_ratios, mixing_share, scaled_orthogonal, shift_delta
 
 __all__ = [
     "ARCHITECTURES",
+    "Architecture",
     "Cache",
     "Initialiser",
     "LayerChoice",
@@ -34,16 +45,31 @@ __all__ = [
     "Mixer",
     "MixerConfig",
     "ParameterRecipe",
+    "Scheme",
+    "Start",
     "Variant",
+    "build_mixer",
     "choose_heads",
     "constant",
+    "declared_cost",
     "default_recipe",
+    "depth_ratios",
     "divide",
+    "error_location",
+    "generator_for",
     "hybrid",
+    "initialise",
+    "matrices",
     "mixer",
+    "mixing_share",
     "normal",
     "orthogonal",
+    "positions_of",
+    "refuse_other_shape",
     "residual_std",
+    "scaled_orthogonal",
+    "shift_delta",
+    "small_normal",
     "uniform",
     "values",
 ]

@@ -14,12 +14,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
-from basecap.errors import ConfigError, nearest
-from basecap.mixers._faults import in_words, place_of
+from basecap.errors import ConfigError, describe_error, nearest
 from basecap.mixers._recipes import ParameterRecipe, default_recipe, generator_for
 from basecap.names import split_body
 from basecap.ops import Influence
-from basecap.registry import Registry
+from basecap.registry import Registry, source_location
 
 
 class MixerConfig(BaseModel):
@@ -170,7 +169,7 @@ def initialise(module: nn.Module, recipes: Mapping[str, ParameterRecipe], seed: 
                 recipes[name].init(start, generator_for(seed, name))
             except Exception as error:  # the author's initialiser, or what stands in its place
                 owner, own = _owner(module, name)
-                raise ConfigError(f"{owner}: the recipe of {own!r} fails: {in_words(error)}; mend it.") from error
+                raise ConfigError(f"{owner}: the recipe of {own!r} fails: {describe_error(error)}; mend it.") from error
             parameter.copy_(start)
 
 
@@ -179,7 +178,7 @@ def _owner(module: nn.Module, name: str) -> tuple[str, str]:
     for prefix, part in module.named_modules():
         start = f"{prefix}." if prefix else ""
         if isinstance(part, Mixer) and name.startswith(start):
-            return f"mixer {type(part).__name__} ({place_of(type(part))})", name.removeprefix(start)
+            return f"mixer {type(part).__name__} ({source_location(type(part))})", name.removeprefix(start)
     return type(module).__name__, name
 
 
@@ -209,7 +208,7 @@ class LayerChoice:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             if first["type"] == "missing":
-                owner = f"mixer {self.mixer.__name__} ({place_of(self.mixer)})"
+                owner = f"mixer {self.mixer.__name__} ({source_location(self.mixer)})"
                 raise ConfigError(
                     f"option {where!r} of {owner} has no default; give it one in Config, as every option needs one."
                 ) from error
@@ -286,13 +285,15 @@ def mixer(
         texts = {"name": name, "backbone": backbone, "paper": paper, "summary": summary, "source": source}
         for key, given in texts.items():
             if not isinstance(given, str):
-                raise ConfigError(f"mixer {name!r} ({place_of(cls)}): {key} must be text, not {given!r}.")
+                raise ConfigError(f"mixer {name!r} ({source_location(cls)}): {key} must be text, not {given!r}.")
         if missing := ", ".join(sorted(cls.__abstractmethods__)):
-            raise ConfigError(f"mixer {name!r} ({place_of(cls)}) lacks {missing}; define it.")
+            raise ConfigError(f"mixer {name!r} ({source_location(cls)}) lacks {missing}; define it.")
         if not (isinstance(cls.Config, type) and issubclass(cls.Config, MixerConfig)):
-            raise ConfigError(f"mixer {name!r} ({place_of(cls)}): its Config must subclass basecap.mixers.MixerConfig.")
+            raise ConfigError(
+                f"mixer {name!r} ({source_location(cls)}): its Config must subclass basecap.mixers.MixerConfig."
+            )
         if wrong := next(_ill_typed(options, variants, differences), None):
-            raise ConfigError(f"mixer {name!r} ({place_of(cls)}): {wrong}.")
+            raise ConfigError(f"mixer {name!r} ({source_location(cls)}): {wrong}.")
         plain = Variant(options=options or {}, summary=summary, source=source, differences=differences)
         for key, variant in {name: plain, **(variants or {})}.items():
             architecture = Architecture(

@@ -5,7 +5,8 @@ import math
 import traceback
 from typing import TYPE_CHECKING
 
-from basecap.errors import ConfigError
+from basecap.errors import ConfigError, describe_error
+from basecap.registry import source_location
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,24 +14,14 @@ if TYPE_CHECKING:
     from basecap.mixers._contract import LayerSpec, Mixer, MixerConfig
 
 
-def place_of(cls: type) -> str:
-    """Return file:line of a class."""
-    return f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"
-
-
-def raised_at(error: BaseException, cls: type) -> str | None:
+def error_location(error: BaseException, cls: type) -> str | None:
     """Return file:line of the innermost frame of `error` in the file of `cls`, None when there is none."""
     file = inspect.getsourcefile(cls)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f"{file}:{lines[-1]}" if lines else None
 
 
-def in_words(error: BaseException) -> str:
-    """Return the kind of an error and the first line of what it says."""
-    return f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
-
-
-def build(cls: "type[Mixer]", config: "MixerConfig", layer: "LayerSpec") -> "Mixer":
+def build_mixer(cls: "type[Mixer]", config: "MixerConfig", layer: "LayerSpec") -> "Mixer":
     """Return a mixer; raises ConfigError that names class and place when its `__init__` fails or is incomplete."""
     needed = "its __init__ must begin with super().__init__(config, layer)"
     mixer = cls.__new__(cls)
@@ -39,11 +30,13 @@ def build(cls: "type[Mixer]", config: "MixerConfig", layer: "LayerSpec") -> "Mix
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # whatever the author's code raises, they must learn where
-        place = raised_at(error, cls) or place_of(cls)
+        place = error_location(error, cls) or source_location(cls)
         advice = "mend it" if "layer" in vars(mixer) else needed
-        raise ConfigError(f"mixer {cls.__name__} ({place}) cannot be built: {in_words(error)}; {advice}.") from error
+        raise ConfigError(
+            f"mixer {cls.__name__} ({place}) cannot be built: {describe_error(error)}; {advice}."
+        ) from error
     if "layer" not in vars(mixer):
-        raise ConfigError(f"mixer {cls.__name__} ({place_of(cls)}) is incomplete: {needed}.")
+        raise ConfigError(f"mixer {cls.__name__} ({source_location(cls)}) is incomplete: {needed}.")
     return mixer
 
 
@@ -51,22 +44,25 @@ def refuse_other_shape(mixer: "Mixer", output: "Tensor", x_BTD: "Tensor") -> Non
     """Raise ConfigError unless a mixer gave what it was given: a width of 1 would be broadcast without a word."""
     found = getattr(output, "shape", type(output).__name__)
     if found != x_BTD.shape:
-        where = f"{type(mixer).__name__} ({place_of(type(mixer))})"
+        where = f"{type(mixer).__name__} ({source_location(type(mixer))})"
         wanted, given = list(x_BTD.shape), found if isinstance(found, str) else list(found)
         raise ConfigError(f"mixer {where} must return [B, T, D] like its input, {wanted}, not {given}.")
 
 
-def declared(mixer: "Mixer", what: str, length: int) -> float:
+def declared_cost(mixer: "Mixer", what: str, length: int) -> float:
     """Return `mixer.flops(length)` or `mixer.state_bytes(length)`; raises ConfigError unless that is a number."""
     cls = type(mixer)
     try:
         number = getattr(mixer, what)(length)
     except (Exception, SystemExit) as error:  # as above
-        place = raised_at(error, cls) or place_of(cls)
-        raise ConfigError(f"{what} of mixer {cls.__name__} ({place}) fails: {in_words(error)}; mend it.") from error
+        place = error_location(error, cls) or source_location(cls)
+        raise ConfigError(
+            f"{what} of mixer {cls.__name__} ({place}) fails: {describe_error(error)}; mend it."
+        ) from error
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not is_number or not math.isfinite(number) or number < 0:
         raise ConfigError(
-            f"{what} of mixer {cls.__name__} ({place_of(cls)}) returns {number!r}; it must return a number from 0 on."
+            f"{what} of mixer {cls.__name__} ({source_location(cls)}) returns {number!r}; "
+            "it must return a finite number of at least 0."
         )
     return number

@@ -34,7 +34,7 @@ def ramp(width: int) -> Tensor:
     return torch.arange(width, dtype=torch.float64) / max(1, width - 1)
 
 
-def share(hidden: int, power: float, extra: float = 0.0) -> ParameterRecipe:
+def mixing_share(hidden: int, power: float, extra: float = 0.0) -> ParameterRecipe:
     """Recipe of a mixing share: 1 - (i / hidden)^power - extra for channel i; never decayed."""
     start = torch.arange(hidden, dtype=torch.float64) / hidden
     less = f" - {extra:.2g}" if extra else ""
@@ -89,7 +89,7 @@ def gated_recipe(layer: LayerSpec) -> dict[str, ParameterRecipe]:
     }
 
 
-def shift(x_BTD: Tensor, segments: Tensor | None, last_BD: Tensor | None = None) -> Tensor:
+def shift_delta(x_BTD: Tensor, segments: Tensor | None, last_BD: Tensor | None = None) -> Tensor:
     """Return previous token minus present token, [B, T, D]; before the first token stands `last_BD`, else zero.
 
     `last_BD`, the state of decoding, moves on to the final token.
@@ -180,7 +180,7 @@ class TimeMix(Mixer):
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None, shared: dict[str, Tensor] | None = None) -> Tensor:
         """Mix; see `Mixer.forward`."""
-        return self.mix(x_BTD, shift(x_BTD, segments), None, segments, {} if shared is None else shared)[0]
+        return self.mix(x_BTD, shift_delta(x_BTD, segments), None, segments, {} if shared is None else shared)[0]
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
         """The state and the last token's input [B, D]; constant in `max_length`."""
@@ -193,7 +193,7 @@ class TimeMix(Mixer):
 
     def prefill(self, x_BTD: Tensor, cache: Cache, shared: dict[str, Tensor] | None = None) -> Tensor:
         """Mix further tokens chunk by chunk and keep their final state."""
-        delta = shift(x_BTD, None, cache.tensors["last"])
+        delta = shift_delta(x_BTD, None, cache.tensors["last"])
         y, state = self.mix(x_BTD, delta, cache.tensors["state"], None, {} if shared is None else shared)
         cache.tensors["state"].copy_(state)
         cache.length += x_BTD.shape[1]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from basecap.mixers._contract import LayerSpec, MixerConfig, mixer
 from basecap.mixers._recipes import ParameterRecipe, constant, orthogonal, values
-from basecap.mixers._rwkv import REPOSITORY, TimeMix, depth_ratios, ramp, share, shift
+from basecap.mixers._rwkv import REPOSITORY, TimeMix, depth_ratios, mixing_share, ramp, shift_delta
 from basecap.ops import Influence
 from basecap.ops.wkv4 import influence, wkv4
 
@@ -78,12 +78,12 @@ class RWKV4(TimeMix):
 
     def influence(self, x_BTD: Tensor) -> Influence:
         """Return the weights of the averages of each channel (before the receptance)."""
-        k = self.key(x_BTD + shift(x_BTD, None) * self.share_k)
+        k = self.key(x_BTD + shift_delta(x_BTD, None) * self.share_k)
         return influence(k, *self._rates())
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return values and averages, [B, T, D, 1]."""
-        v, o, _ = self._average(x_BTD, shift(x_BTD, None), None, None)
+        v, o, _ = self._average(x_BTD, shift_delta(x_BTD, None), None, None)
         return v[..., None], o[..., None]
 
     def recipe(self) -> dict[str, ParameterRecipe]:
@@ -94,9 +94,9 @@ class RWKV4(TimeMix):
         bonus = math.log(0.3) + 0.5 * ((torch.arange(D) + 1) % 3 - 1)
         zero = ParameterRecipe(init=constant(0.0))
         return {
-            "share_k": share(D, fall),
-            "share_v": share(D, fall, 0.3 * rise),
-            "share_r": share(D, 0.5 * fall),
+            "share_k": mixing_share(D, fall),
+            "share_v": mixing_share(D, fall, 0.3 * rise),
+            "share_r": mixing_share(D, 0.5 * fall),
             "decay": ParameterRecipe(init=values(decay, "-5 + 8 (i/(D-1))^p, p by depth"), lr=2.0, decay=False),
             "bonus": ParameterRecipe(init=values(bonus, "log 0.3, and by turns 0, 0.5, -0.5"), lr=3.0, decay=False),
             "key.weight": zero,

@@ -18,8 +18,8 @@ from basecap.mixers._rwkv import (
     first_bonus,
     gated_recipe,
     matrix_state,
-    share,
-    shift,
+    mixing_share,
+    shift_delta,
 )
 from basecap.ops import Influence
 from basecap.ops.wkv6 import influence, wkv6
@@ -95,12 +95,12 @@ class RWKV5(TimeMix):
 
     def influence(self, x_BTD: Tensor) -> Influence:
         """Return the factor in front of v_s in the recurrence's output (before norm and gate)."""
-        r, k, log_decay = self._project(x_BTD, shift(x_BTD, None))
+        r, k, log_decay = self._project(x_BTD, shift_delta(x_BTD, None))
         return influence(r, k, log_decay, self.bonus)
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return values and outputs of the recurrence, [B, T, H, V]."""
-        v, o, _ = self._recur(x_BTD, shift(x_BTD, None), None, None)
+        v, o, _ = self._recur(x_BTD, shift_delta(x_BTD, None), None, None)
         return v, o
 
     def recipe(self) -> dict[str, ParameterRecipe]:
@@ -108,10 +108,10 @@ class RWKV5(TimeMix):
         layer, D, shape = self.layer, self.layer.hidden, self.decay.shape
         rise, fall = depth_ratios(layer.index, layer.depth)
         return {
-            "share_k": share(D, fall),
-            "share_v": share(D, fall, 0.3 * rise),
-            "share_r": share(D, 0.5 * fall),
-            "share_g": share(D, 0.5 * fall),
+            "share_k": mixing_share(D, fall),
+            "share_v": mixing_share(D, fall, 0.3 * rise),
+            "share_r": mixing_share(D, 0.5 * fall),
+            "share_g": mixing_share(D, 0.5 * fall),
             "decay": ParameterRecipe(init=decay_speed(shape, rise), lr=2.0, decay=False),
             "bonus": ParameterRecipe(init=first_bonus(shape, rise), decay=False),
             **gated_recipe(layer),

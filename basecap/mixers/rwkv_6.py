@@ -19,9 +19,9 @@ from basecap.mixers._rwkv import (
     first_bonus,
     gated_recipe,
     matrix_state,
+    mixing_share,
     prefixed,
-    share,
-    shift,
+    shift_delta,
 )
 from basecap.ops import Influence
 from basecap.ops.wkv6 import influence, wkv6
@@ -119,13 +119,13 @@ class RWKV6(TimeMix):
 
     def influence(self, x_BTD: Tensor) -> Influence:
         """Return the factor in front of v_s in the recurrence's output (before norm and gate)."""
-        w_in, k_in, _, r_in, _ = self._shifted(x_BTD, shift(x_BTD, None))
+        w_in, k_in, _, r_in, _ = self._shifted(x_BTD, shift_delta(x_BTD, None))
         r, k, log_decay = self._project(w_in, k_in, r_in)
         return influence(r, k, log_decay, self.bonus)
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return values and outputs of the recurrence, [B, T, H, V]."""
-        v, o, _ = self._recur(self._shifted(x_BTD, shift(x_BTD, None))[:-1], None, None)
+        v, o, _ = self._recur(self._shifted(x_BTD, shift_delta(x_BTD, None))[:-1], None, None)
         return v, o
 
     def recipe(self) -> dict[str, ParameterRecipe]:
@@ -134,12 +134,12 @@ class RWKV6(TimeMix):
         rise, fall = depth_ratios(layer.index, layer.depth)
         small = uniform(-0.01, 0.01)
         return {
-            "share_x": share(D, fall),
-            "share_w": share(D, fall),
-            "share_k": share(D, fall),
-            "share_v": share(D, fall, 0.3 * rise),
-            "share_r": share(D, 0.5 * fall),
-            "share_g": share(D, 0.5 * fall),
+            "share_x": mixing_share(D, fall),
+            "share_w": mixing_share(D, fall),
+            "share_k": mixing_share(D, fall),
+            "share_v": mixing_share(D, fall, 0.3 * rise),
+            "share_r": mixing_share(D, 0.5 * fall),
+            "share_g": mixing_share(D, 0.5 * fall),
             "mix_down": ParameterRecipe(init=constant(0.0), decay=False),
             "mix_up": ParameterRecipe(init=small, decay=False),
             "bonus": ParameterRecipe(init=first_bonus(self.bonus.shape, rise), decay=False),

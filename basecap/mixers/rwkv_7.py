@@ -17,12 +17,12 @@ from basecap.mixers._rwkv import (
     TimeMix,
     depth_ratios,
     matrix_state,
+    mixing_share,
     norm_recipe,
     prefixed,
     ramp,
     scaled_orthogonal,
-    share,
-    shift,
+    shift_delta,
 )
 from basecap.ops import Influence
 from basecap.ops.wkv7 import influence, wkv7_bounded
@@ -136,12 +136,12 @@ class RWKV7(TimeMix):
 
     def influence(self, x_BTD: Tensor) -> Influence:
         """Return the factor in front of v_s in the recurrence's output (before norm and own value)."""
-        r, log_decay, k, a, b = self._project(x_BTD, shift(x_BTD, None))
+        r, log_decay, k, a, b = self._project(x_BTD, shift_delta(x_BTD, None))
         return influence(r, log_decay, k, a, b)
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return values (of a model's only layer) and outputs of the recurrence, [B, T, H, V]."""
-        delta_BTD = shift(x_BTD, None)
+        delta_BTD = shift_delta(x_BTD, None)
         r, log_decay, k, a, b = self._project(x_BTD, delta_BTD)
         v = self._values(x_BTD, delta_BTD, {})
         return v, wkv7_bounded(r, log_decay, k, v, a, b)[0]
@@ -159,7 +159,7 @@ class RWKV7(TimeMix):
         decay = -5.5 + 6.0 * ramp(D) ** (1.0 + rise**0.3) + 2.5 * zigzag
         rate = -0.19 + 0.3 * zigzag + 0.4 * line
         up = scaled_orthogonal(0.1)
-        recipes = {f"share_{name}": share(D, power * fall) for name, power in POWERS.items()}
+        recipes = {f"share_{name}": mixing_share(D, power * fall) for name, power in POWERS.items()}
         if self.first is not None:
             recipes |= prefixed("first", self.first.recipe(up, values(0.73 - 0.4 * line, "0.73 - 0.4 (i/(D-1) - 1/2)")))
         return recipes | {

@@ -4,9 +4,16 @@ import torch
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError, nearest
-from basecap.mixers._contract import Cache
-from basecap.mixers._recipes import ParameterRecipe, constant, orthogonal
-from basecap.mixers._rwkv import depth_ratios, scaled_orthogonal, share, shift
+from basecap.mixers import (
+    Cache,
+    ParameterRecipe,
+    constant,
+    depth_ratios,
+    mixing_share,
+    orthogonal,
+    scaled_orthogonal,
+    shift_delta,
+)
 
 #: The generations of RWKV whose channel mixing is known.
 GENERATIONS = (4, 5, 6, 7)
@@ -53,7 +60,7 @@ class ChannelMix(nn.Module):
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
         """Mix channels; no token looks back across the start of its segment (`segments` as in `Mixer.forward`)."""
-        return self._mix(x_BTD, shift(x_BTD, segments))
+        return self._mix(x_BTD, shift_delta(x_BTD, segments))
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
         """Return the empty decoding state: the last token's activations, [B, D]."""
@@ -66,7 +73,7 @@ class ChannelMix(nn.Module):
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
         """Mix further tokens, updating `cache`."""
         cache.length += x_BTD.shape[1]
-        return self._mix(x_BTD, shift(x_BTD, None, cache.tensors["last"]))
+        return self._mix(x_BTD, shift_delta(x_BTD, None, cache.tensors["last"]))
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Shares by depth; key orthogonal, value and receptance zero."""
@@ -75,12 +82,12 @@ class ChannelMix(nn.Module):
         # The fourth generation scales tall orthogonal matrices up, later ones do not.
         key = scaled_orthogonal(1.0) if self.generation == 4 else orthogonal()
         recipes = {
-            "share_k": share(self.hidden, power),
+            "share_k": mixing_share(self.hidden, power),
             "key.weight": ParameterRecipe(init=key),
             "value.weight": zero,
         }
         if self.gated:
-            recipes |= {"share_r": share(self.hidden, power), "receptance.weight": zero}
+            recipes |= {"share_r": mixing_share(self.hidden, power), "receptance.weight": zero}
         return recipes
 
     def flops(self, length: int) -> float:

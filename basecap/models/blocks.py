@@ -5,10 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, Mixer
-from basecap.mixers._faults import declared, refuse_other_shape
-from basecap.mixers._recipes import ParameterRecipe, default_recipe
-from basecap.models.backbones._contract import Backbone, FeedForwardLayer
+from basecap.mixers import Cache, Mixer, ParameterRecipe, declared_cost, default_recipe, refuse_other_shape
+from basecap.models.backbones import Backbone, FeedForwardLayer
 
 #: Activations between two blocks: the residual stream, and what the last block, if there was one, adds to it.
 Stream = tuple[Tensor, Tensor | None]
@@ -92,19 +90,19 @@ class Block(nn.Module):
 
     def flops(self, length: int) -> float:
         """Floating-point operations of one forward pass over one sequence."""
-        return declared(self.mixer, "flops", length) + (
+        return declared_cost(self.mixer, "flops", length) + (
             0.0 if self.feed_forward is None else self.feed_forward.flops(length)
         )
 
     def training_flops(self, length: int) -> float:
         """Floating-point operations of one forward and backward pass over one sequence."""
         feed_forward = 0.0 if self.feed_forward is None else self.feed_forward.flops(length)
-        return declared(self.mixer, "training_flops", length) + 3.0 * feed_forward
+        return declared_cost(self.mixer, "training_flops", length) + 3.0 * feed_forward
 
     def state_bytes(self, length: int) -> int:
         """Bytes of decoding state per sequence of `length` tokens."""
         feed_forward = 0 if self.feed_forward is None else self.feed_forward.state_bytes(length)
-        return int(declared(self.mixer, "state_bytes", length)) + feed_forward
+        return int(declared_cost(self.mixer, "state_bytes", length)) + feed_forward
 
     def _residual(
         self, x: Tensor, mix: Callable[[Tensor], Tensor], feed: Callable[[FeedForwardLayer, Tensor], Tensor]

@@ -5,9 +5,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from basecap.errors import ConfigError, nearest
-from basecap.mixers._contract import ARCHITECTURES, LayerSpec, Mixer
-from basecap.mixers._faults import build
-from basecap.models.backbones._contract import BACKBONES
+from basecap.mixers import ARCHITECTURES, LayerSpec, Mixer, build_mixer
+from basecap.models.backbones import BACKBONES
 
 
 class LayerConfig(BaseModel):
@@ -45,7 +44,7 @@ class ModelConfig(BaseModel):
                     raise ConfigError(f"unknown option {key!r} of {layer.use!r}: {nearest(key, known)}")
             own = {key: value for key, value in layer.mixer.items() if key in choice.mixer.Config.model_fields}
             spec = LayerSpec(hidden=self.hidden, index=index, depth=self.depth, max_length=self.max_length)
-            mixers.append(build(choice.mixer, choice.configure(self.hidden, own), spec))
+            mixers.append(build_mixer(choice.mixer, choice.configure(self.hidden, own), spec))
         return mixers
 
 

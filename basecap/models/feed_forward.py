@@ -5,8 +5,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, LayerSpec
-from basecap.mixers._recipes import ParameterRecipe, Scheme, default_recipe, matrices
+from basecap.mixers import Cache, LayerSpec, ParameterRecipe, Scheme, default_recipe, matrices
 
 Activation = Literal["geglu", "swiglu", "gelu"]
 

@@ -7,14 +7,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import initialise
-from basecap.mixers._parts import positions_of
-from basecap.mixers._recipes import ParameterRecipe, default_recipe, normal
-from basecap.models.backbones._contract import BACKBONES
+from basecap.mixers import ParameterRecipe, default_recipe, initialise, normal, positions_of
+from basecap.models.backbones import BACKBONES
 from basecap.models.blocks import Block, BlockCache, Stream, total
 from basecap.models.config import ModelConfig
-from basecap.ops import keep_choice
-from basecap.ops._shapes import check_devices, check_segments
+from basecap.ops import check_devices, check_segments, keep_choice
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
 
 Caches = list[BlockCache]

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 import torch
 
-from basecap.mixers._contract import ARCHITECTURES, Architecture
-from basecap.mixers._recipes import ParameterRecipe, Start
-from basecap.models.backbones._contract import BACKBONES
+from basecap.mixers import ARCHITECTURES, Architecture, ParameterRecipe, Start
+from basecap.models.backbones import BACKBONES
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 

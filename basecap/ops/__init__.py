@@ -1,7 +1,9 @@
 """Sequence-mixing operations, each with one public function; usable without the rest of the package."""
 
+from basecap.ops._dispatch import IMPLEMENTATIONS, unsupported_by_triton
 from basecap.ops._influence import Influence
 from basecap.ops._saved import keep_choice
+from basecap.ops._shapes import check_devices, check_segments
 from basecap.ops.top1_chunk import (
     top1_chunk,
     top1_chunk_cache,
@@ -13,7 +15,10 @@ from basecap.ops.top1_chunk import (
 from basecap.ops.top1_element import top1_element, top1_element_choice, top1_element_step, top1_element_weights
 
 __all__ = [
+    "IMPLEMENTATIONS",
     "Influence",
+    "check_devices",
+    "check_segments",
     "keep_choice",
     "top1_chunk",
     "top1_chunk_cache",
@@ -25,4 +30,5 @@ __all__ = [
     "top1_element_choice",
     "top1_element_step",
     "top1_element_weights",
+    "unsupported_by_triton",
 ]

@@ -63,7 +63,7 @@ def interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 
 
-def unsupported(x: Tensor, *, widest: int | None = None, shared: int = 0) -> str | None:
+def unsupported_by_triton(x: Tensor, *, widest: int | None = None, shared: int = 0) -> str | None:
     """Return why Triton kernels cannot run on this tensor, or None; the arguments are those of `choose`."""
     if widest is not None and x.shape[-1] > widest:
         return f"the kernels take heads of at most {widest} channels, not {x.shape[-1]}"
@@ -215,7 +215,7 @@ def choose(
     if backend == "eager":
         return "eager"
     on_cpu = _unsupported_by_numba(x.device, x.dtype) if numba else None
-    reason = on_cpu if backend == "numba" else unsupported(x, widest=widest, shared=shared)
+    reason = on_cpu if backend == "numba" else unsupported_by_triton(x, widest=widest, shared=shared)
     if backend != "auto":
         if reason is not None:
             raise ConfigError(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from basecap.records import StudyRecords
 from basecap.report import figures
 
 Study = dict[str, Any]
@@ -43,6 +44,30 @@ def task_charts(study: Study) -> Charts:
         },
         "learning": {f"learning-{task}": figures.learning(study, task) for task in study["train"]},
         "evaluations": dict(_evaluations(study)),
+    }
+
+
+def seen(study: Study, records: StudyRecords) -> Charts:
+    """Return the figures of what layers read, of the first run of each architecture that has such maps."""
+    charts: dict[str, figures.Chart | None] = {}
+    for run in study["runs"]:
+        name, seed = run["name"], run["seed"]
+        if any(chart.startswith(f"influence-{name}-") for chart in charts):
+            continue
+        scores = _scores(study, name, seed)
+        for eval, maps in records.run(name, seed).maps().items():
+            charts[f"influence-{name}-{eval}"] = figures.influence(f"{name}, seed {seed}", maps, scores)
+    return {"influence": charts}
+
+
+def _scores(study: Study, name: str, seed: int) -> dict[int, float]:
+    """Return the selectivity of a run's layers, where it was measured."""
+    return {
+        int(row["subset"].removeprefix("layer ")): row["value"]
+        for found in study["evaluations"]
+        if found["name"] == "selectivity"
+        for row in found["rows"]
+        if (row["name"], row["seed"], row["metric"]) == (name, seed, "score") and row["value"] is not None
     }
 
 

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from basecap.analysis import analyse
 from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
+from basecap.report.charts import Charts, seen
 from basecap.report.kinds import KINDS
 from basecap.report.recall_words import between, percent, points
 from basecap.report.titles import titles
@@ -47,7 +48,10 @@ def write_report(study_paths: Sequence[Path], out: Path) -> Path:
     records.refuse_loss(found)
     records.write_results(found)
     studies = records.results()["studies"]
-    drawn = [draw(study, f"{index}-" if len(studies) > 1 else "") for index, study in enumerate(studies, start=1)]
+    drawn = [
+        draw(study, f"{index}-" if len(studies) > 1 else "", seen(study, StudyRecords(path)))
+        for index, (study, path) in enumerate(zip(studies, study_paths, strict=True), start=1)
+    ]
     images = {
         f"{name}.svg": vl_convert.vegalite_to_svg(chart, vl_version=VEGA_LITE)
         for groups in drawn
@@ -57,15 +61,15 @@ def write_report(study_paths: Sequence[Path], out: Path) -> Path:
     return records.write_report(_page(studies, titles(studies, study_paths), drawn), images)
 
 
-def draw(study: dict[str, Any], prefix: str = "") -> Groups:
-    """Draw every figure of a study that has data; names of files begin with `prefix`."""
+def draw(study: dict[str, Any], prefix: str = "", maps: Charts | None = None) -> Groups:
+    """Draw every figure of a study that has data, and those of its `maps`; names of files begin with `prefix`."""
     return {
         group: {
             prefix + safe_name(name): figures.styled(chart).to_dict()
             for name, chart in members.items()
             if chart is not None
         }
-        for group, members in KINDS[study["kind"]].charts(study).items()
+        for group, members in {"influence": {}, **KINDS[study["kind"]].charts(study), **(maps or {})}.items()
     }
 
 
@@ -106,5 +110,5 @@ def _bundle() -> str:
 
 
 def _responsive(chart: dict[str, Any]) -> dict[str, Any]:
-    """Return the chart's description, as wide as its place in the page."""
-    return chart | {"width": "container"}
+    """Return the chart's description, as wide as its place in the page where it can be."""
+    return chart | ({"width": "container"} if chart.get("usermeta", {}).get("stretches", True) else {})

@@ -7,7 +7,7 @@ import torch
 
 from basecap import environment
 from basecap.errors import ConfigError
-from basecap.evals._contract import Evaluation
+from basecap.evals import Evaluation
 from basecap.evals.recall import Recall
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, validate

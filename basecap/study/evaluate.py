@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from basecap.evals._contract import Context, Evaluation, Outcome, SharedEvaluation
+from basecap.evals import Context, Evaluation, Outcome, SharedEvaluation
 from basecap.models.language_model import LanguageModel
 from basecap.records import Record, RunRecords
 from basecap.train.distributed import Processes
@@ -51,6 +51,8 @@ def _record(evaluation: Evaluation, outcome: Outcome, checkpoint: Checkpoint) ->
     name, records, step = evaluation.declaration.name, checkpoint.records, checkpoint.step
     if outcome.documents:
         records.write_documents(name, step, outcome.documents)
+    if outcome.maps is not None:
+        records.write_maps(name, step, outcome.maps)
     records.append_evals(
         Record(
             step=step,

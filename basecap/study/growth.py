@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from basecap.data.config import DataConfig
 from basecap.data.task_config import TaskSection
 from basecap.errors import ConfigError
-from basecap.evals._contract import build_evaluation
+from basecap.evals import build_evaluation
 from basecap.study.config import StudyConfig
 
 T = TypeVar("T")

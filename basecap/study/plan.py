@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from basecap.data.task_data import TaskData
 from basecap.errors import ConfigError, nearest
-from basecap.evals._contract import At, Evaluation, build_evaluation
-from basecap.models.backbones._contract import BACKBONES
+from basecap.evals import At, Evaluation, build_evaluation
+from basecap.models import BACKBONES
 from basecap.models.config import LayerConfig, ModelConfig, model_config
 from basecap.models.language_model import LanguageModel
 from basecap.study.config import ArchitectureEntry, StudyConfig

@@ -8,7 +8,7 @@ import torch
 
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES
-from basecap.models.backbones._contract import BACKBONES
+from basecap.models import BACKBONES
 from basecap.models.config import ModelConfig
 from basecap.study.plan import RunSpec
 from basecap.study.provenance import plugin_files

@@ -13,7 +13,7 @@ from basecap.analysis.files import Provenance, complete
 from basecap.data.hashes import file_digest
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES
-from basecap.models.backbones._contract import BACKBONES
+from basecap.models import BACKBONES
 from basecap.models.config import ModelConfig
 from basecap.records import RunRecords, StudyRecords
 from basecap.registry import PLUGIN

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from basecap.errors import BasecapError, TrainingError
-from basecap.evals._contract import Context, Evaluation, includes
+from basecap.evals import Context, Evaluation, includes
 from basecap.models.language_model import LanguageModel
-from basecap.ops._dispatch import IMPLEMENTATIONS
+from basecap.ops import IMPLEMENTATIONS
 from basecap.records import RunRecords, StudyRecords
 from basecap.registry import PLUGIN
 from basecap.study.config import StudyConfig

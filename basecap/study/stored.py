@@ -11,7 +11,7 @@ import torch
 
 from basecap import environment
 from basecap.errors import ConfigError
-from basecap.evals._contract import At, Context, Evaluation, EvaluationConfig, includes
+from basecap.evals import At, Context, Evaluation, EvaluationConfig, includes
 from basecap.files import parse_yaml
 from basecap.progress import progress
 from basecap.records import RunRecords, StudyRecords

@@ -14,7 +14,7 @@ import torch
 from basecap.data import PreparedData
 from basecap.data.task_data import TaskData
 from basecap.data.workload import Batch
-from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, build_evaluation
+from basecap.evals import Context, Evaluation, EvaluationConfig, Measurement, Outcome, build_evaluation
 from basecap.files import writing
 from basecap.models.language_model import LanguageModel
 from basecap.records import Declaration, Record, RunRecords, StudyRecords, Sweep

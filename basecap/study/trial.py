@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from basecap.data.workload import Workload
-from basecap.errors import BasecapError, TrainingError
-from basecap.evals._contract import Context, Evaluation
-from basecap.mixers._faults import in_words
+from basecap.errors import BasecapError, TrainingError, describe_error
+from basecap.evals import Context, Evaluation
 from basecap.models.language_model import LanguageModel
-from basecap.ops._dispatch import IMPLEMENTATIONS
+from basecap.ops import IMPLEMENTATIONS
 from basecap.progress import progress
 from basecap.records import StudyRecords
 from basecap.study.plan import RunSpec
@@ -140,7 +139,7 @@ def _sentence(error: BaseException, run: RunSpec, place: Place) -> str:
     files = [str(file) for file in plugin_files(run.model)]
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     where = f" ({lines[-1].filename}:{lines[-1].lineno})" if lines else ""
-    return f"{in_words(error)}{where}"
+    return f"{describe_error(error)}{where}"
 
 
 def _lacks_memory(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from basecap.errors import ConfigError, in_words
+from basecap.errors import ConfigError, describe_problem
 from basecap.files import parse_yaml
 
 #: Shows values that are wrong: the beginning of long ones.
@@ -26,7 +26,7 @@ def what_is_wrong(problem: ErrorDetails, section: type[BaseModel], content: dict
         content: the keys of the section.
     """
     if problem["type"] != "tuple_type":
-        return f"{in_words(problem)}."
+        return f"{describe_problem(problem)}."
     place, value = problem["loc"], problem["input"]
     text = f"[{value if isinstance(value, str) else shown(value)}]"
     try:
@@ -40,7 +40,7 @@ def what_is_wrong(problem: ErrorDetails, section: type[BaseModel], content: dict
         return "should be a list."
     if not wrong:
         return f"should be a list, such as {text}."
-    below, words = wrong[0]["loc"][len(place) :], in_words(wrong[0])
+    below, words = wrong[0]["loc"][len(place) :], describe_problem(wrong[0])
     if len(below) == 1 and wrong[0]["type"] == "missing":
         return f"should be a list with {1 + len(wrong)} entries."
     if len(below) == 1:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from basecap.errors import ConfigError, in_words, nearest
+from basecap.errors import ConfigError, describe_problem, nearest
 from basecap.registry import Registry
 from basecap.tasks._draws import Draws, Ints, key_of
 from basecap.tasks._instances import NOTHING, Canvas, Instances
@@ -224,4 +224,4 @@ def configured(family: type[T], options: Mapping[str, Any], name: str | None = N
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{title}: {place} cannot be {first['input']!r}; it {in_words(first)}.") from error
+        raise ConfigError(f"{title}: {place} cannot be {first['input']!r}; it {describe_problem(first)}.") from error

@@ -19,9 +19,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from basecap.errors import BasecapError, ConfigError
-from basecap.mixers._contract import Cache, LayerChoice, LayerSpec, Mixer, generator_for, initialise
-from basecap.mixers._faults import build, in_words, place_of, raised_at
+from basecap.errors import BasecapError, ConfigError, describe_error
+from basecap.mixers import Cache, LayerChoice, LayerSpec, Mixer, build_mixer, error_location, generator_for, initialise
+from basecap.registry import source_location
 
 BATCH = 2
 
@@ -67,7 +67,7 @@ class Layers(nn.Module):
         super().__init__()
         chosen = (0, 1) if choice.mixer.takes_shared else (int(last),)
         specs = (LayerSpec(hidden=hidden, index=i, depth=2, max_length=max_length) for i in chosen)
-        self.mixers = cast(Sequence[Mixer], nn.ModuleList(build(choice.mixer, config, spec) for spec in specs))
+        self.mixers = cast(Sequence[Mixer], nn.ModuleList(build_mixer(choice.mixer, config, spec) for spec in specs))
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
         """Mix a batch."""
@@ -214,8 +214,8 @@ def raised(subject: str, cls: type[Mixer], name: str, error: BaseException) -> C
     """Return the failed check `name` that raised `error`, with the line of the file of `cls` where it did."""
     message = f"{subject}: {name} broke: {error}"
     if not isinstance(error, BasecapError):  # those are sentences for people
-        place = Path(raised_at(error, cls) or place_of(cls)).name
-        message = f"{subject}: {name} raised {in_words(error)} ({place}){_on_dtypes(error)}"
+        place = Path(error_location(error, cls) or source_location(cls)).name
+        message = f"{subject}: {name} raised {describe_error(error)} ({place}){_on_dtypes(error)}"
     return Check(subject=subject, name=name, error=None, allowed=None, message=message)
 
 
@@ -239,7 +239,7 @@ def empty_cache(mixer: Mixer, batch: int, max_length: int) -> Cache:
         found = f"one whose {strange[0]!r} is {type(cache.tensors[strange[0]]).__name__}"
     else:
         return cache
-    where = f"{type(mixer).__name__} ({place_of(type(mixer))})"
+    where = f"{type(mixer).__name__} ({source_location(type(mixer))})"
     raise ConfigError(f"init_cache of {where} must return Cache(tensors={{name: tensor}}), not {found}.")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basecap.mixers._contract import ARCHITECTURES
+from basecap.mixers import ARCHITECTURES
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
 from basecap.names import split_body

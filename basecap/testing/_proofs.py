@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, Mixer, initialise
-from basecap.mixers._faults import declared
+from basecap.mixers import Cache, Mixer, declared_cost, initialise
 from basecap.ops import Influence
 from basecap.testing import _causality
 from basecap.testing._bench import BATCH, Bench, Check, Layers, empty_cache, largest, roundoff
@@ -233,7 +232,7 @@ def state_bytes(bench: Bench) -> Iterator[Check]:
     for dtype in (torch.float32, torch.bfloat16):
         built = bench.choice.mixer(bench.config, mixer.layer).to(dtype)
         for length in (1, bench.length, 10 * bench.length):
-            said, measured = declared(built, "state_bytes", length), empty_cache(built, 1, length).nbytes
+            said, measured = declared_cost(built, "state_bytes", length), empty_cache(built, 1, length).nbytes
             broken = f"state_bytes({length}) says {said}, init_cache holds {measured} bytes ({dtype})"
             yield bench.check(f"state bytes at {length}, {dtype}", abs(said - measured), 0.0, broken)
 
@@ -243,7 +242,7 @@ def flops(bench: Bench) -> Iterator[Check]:
     mixer = bench.layers.mixers[0]
     linear = sum(m.weight.numel() for m in mixer.modules() if isinstance(m, nn.Linear))
     T = bench.length
-    least, single, doubled = 2.0 * T * linear, declared(mixer, "flops", T), declared(mixer, "flops", 2 * T)
+    least, single, doubled = 2.0 * T * linear, declared_cost(mixer, "flops", T), declared_cost(mixer, "flops", 2 * T)
     missing = max(0.0, least - single) / max(least, 1.0)
     yield bench.check("flops cover the linear layers", missing, 0.0, f"flops({T}) = {single:.3g} is below {least:.3g}")
     shrinking = max(0.0, 2 * single - doubled) / max(single, 1.0)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import ARCHITECTURES
-from basecap.models.backbones._contract import BACKBONES
+from basecap.mixers import ARCHITECTURES
+from basecap.models import BACKBONES
 from basecap.names import split_body
 from basecap.progress import progress
 from basecap.testing.check_mixer import LENGTH, LONGEST, check_mixer

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import ARCHITECTURES, LayerChoice
+from basecap.mixers import ARCHITECTURES, LayerChoice
 from basecap.names import split_body
 from basecap.testing._bench import Bench, Check, Report, attempt, raised
 from basecap.testing._initialisation import initialisation

@@ -14,10 +14,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from basecap.mixers._contract import ARCHITECTURES, generator_for
+from basecap.mixers import ARCHITECTURES, generator_for
 from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
-from basecap.ops._dispatch import IMPLEMENTATIONS
+from basecap.ops import IMPLEMENTATIONS
 from basecap.testing._bench import make_generic, roundoff
 from basecap.testing._causality import Probe, choose_cuts, documents, future
 from basecap.testing._narrowing import Watch

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
-from basecap.ops._dispatch import unsupported
+from basecap.ops import unsupported_by_triton
 from basecap.ops.attention import attention
 from basecap.ops.attention import reference as attention_reference
 from basecap.ops.delta_rule import delta_rule
@@ -84,7 +84,7 @@ class Op:
             return "the op has no kernels of its own"
         if self.cuda and not x.is_cuda:
             return f"the tensors are on {x.device.type}"
-        return unsupported(x)
+        return unsupported_by_triton(x)
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, chunk: int, mode: Mode) -> Tensor:

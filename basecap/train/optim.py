@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from basecap.mixers._contract import ParameterRecipe
+from basecap.mixers import ParameterRecipe
 from basecap.train.config import TrainConfig
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from basecap.data import DataConfig, PreparedData, inspect, prepare
-from basecap.data.sources._contract import SOURCES
+from basecap.data.sources import SOURCES
 from basecap.errors import ConfigError, DataError
 from basecap.registry import PLUGIN, load_plugin
 from tests.data.conftest import slimpajama_records, words, write_lines

@@ -8,8 +8,7 @@ import pytest
 import zstandard
 
 from basecap.data import DataConfig
-from basecap.data.sources import SOURCES, Document, _reference, installed
-from basecap.data.sources._contract import split_of
+from basecap.data.sources import SOURCES, Document, _reference, installed, split_of
 from basecap.data.sources._lines import read_records
 from basecap.errors import BasecapError, ConfigError
 from tests.data.conftest import slimpajama_records, words, write_lines

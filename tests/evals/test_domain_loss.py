@@ -10,7 +10,7 @@ import torch
 
 from basecap.data import DataConfig, prepare
 from basecap.errors import ConfigError
-from basecap.evals._contract import Context, build_evaluation
+from basecap.evals import Context, build_evaluation
 from basecap.evals.domain_loss import _padded_length, _windows
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from basecap.errors import DataError
-from basecap.evals._contract import build_evaluation
+from basecap.evals import build_evaluation
 from basecap.evals.influence_entropy import layer_entropies, normalised
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel

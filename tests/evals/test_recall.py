@@ -8,8 +8,7 @@ import torch
 
 from basecap.data.task_config import TaskSection
 from basecap.data.task_data import TaskData
-from basecap.evals import recall
-from basecap.evals._contract import Context, build_evaluation
+from basecap.evals import Context, build_evaluation, recall
 from basecap.evals.recall import answers
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel

@@ -1,6 +1,7 @@
 """Selectivity: layers whose answer is known, the intervals, and what is refused."""
 
 import contextlib
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +10,8 @@ import torch
 
 from basecap.data.workload import Batch, Workload
 from basecap.errors import ConfigError, DataError
-from basecap.evals._contract import Context, build_evaluation
-from basecap.evals.selectivity import Wanted, measure, reads_of
+from basecap.evals import Context, build_evaluation
+from basecap.evals.selectivity import Wanted, exchanged, measure, reads_of
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
@@ -100,26 +101,42 @@ def test_batches_of_examples_make_no_difference():
 
 
 @pytest.mark.parametrize("name", ["mqar-shuffle", "mqar-k2v2", "zoology-mqar"])
-def test_perfect_and_opposite_layers_in_any_task(name: str):
-    """A layer that reads the values of the asked pair alone scores 1, of two heads with one such 1/2 and more."""
+def test_perfect_opposite_and_positional_layers_in_any_task(name: str):
+    """A layer that reads the values of the asked pair alone scores 1, with a head that reads all alike less."""
     found = build_task(name, {"pairs": 3}).instances(0, range(6))
     wanted = {part: Wanted(found, part) for part in (Role.VALUE, Role.KEY)}
     T = found.inputs.shape[1]
-    perfect = np.zeros((6, T, T), np.float32)
-    for row, t in zip(*np.nonzero(found.groups != NOTHING), strict=True):
-        values = (found.roles[row, :t] == Role.VALUE) & (found.pairs[row, :t] == found.pairs[row, t])
-        perfect[row, t, :t][values] = -3.0
-    factors = torch.from_numpy(perfect)
+    asked = found.groups != NOTHING
+    perfect, values = np.zeros((2, 6, T, T), np.float32), (found.roles == Role.VALUE)[:, None] & np.tri(T, dtype=bool)
+    for reading, (row, t) in itertools.product(range(2), zip(*np.nonzero(asked), strict=True)):
+        pair = (found.pairs[row, t] + reading) % 3
+        perfect[reading, row, t] = -3.0 * (values[row, t] & (found.pairs[row] == pair))
+    factors = torch.from_numpy(perfect.reshape(12, T, T))
     reads = reads_of(Influence.of(factors[:, None]).mean_size(), wanted)
     mass, null, score = measure("layer 0", "", reads[Role.VALUE])
     assert (mass.value, null.value, score.value) == (pytest.approx(1), 0, 1)
     assert [item.value for item in measure("layer 0", "key_", reads[Role.KEY])] == [0, 0, 0]
-    uniform = torch.ones(T, T).tril().expand(6, -1, -1)
+    uniform = torch.ones(T, T).tril().expand(12, -1, -1)
     mixed = reads_of(Influence.of(torch.stack([factors, uniform / 100], dim=1)).mean_size(), wanted)
     assert 0.5 < measure("layer 0", "", mixed[Role.VALUE])[2].value < 1
-    values = (torch.from_numpy(found.roles == Role.VALUE)[:, None] * uniform) * (factors == 0)
-    opposite = reads_of(values, wanted)
-    assert measure("layer 0", "", opposite[Role.VALUE])[2].value == -1
+    others = torch.from_numpy(np.concatenate([values, values])) * (factors == 0)
+    assert measure("layer 0", "", reads_of(others.float(), wanted)[Role.VALUE])[2].value == -1
+    t = torch.arange(T)
+    recent = torch.exp(-0.2 * (t[:, None] - t)).tril().expand(12, -1, -1)
+    late = measure("layer 0", "", reads_of(recent, wanted)[Role.VALUE])
+    assert late[2].value == pytest.approx(0, abs=1e-6) and late[0].value > 0
+
+
+def test_queries_are_exchanged_and_nothing_else():
+    found = build_task("mqar-k2v2", {"pairs": 3}).instances(0, range(4))
+    first, second = np.split(exchanged(found), 2)
+    assert np.array_equal(first, found.inputs)
+    assert np.array_equal(first != second, (found.roles == Role.QUERY))
+    for row in range(4):
+        for pair in range(3):
+            asking = second[row][(found.roles[row] == Role.QUERY) & (found.pairs[row] == pair)]
+            key = first[row][(found.roles[row] == Role.KEY) & (found.pairs[row] == (pair + 1) % 3)]
+            assert asking.tolist() == key.tolist()
 
 
 def test_standard_error_of_a_score_is_that_of_resampled_examples():
@@ -138,10 +155,11 @@ def test_standard_error_of_a_score_is_that_of_resampled_examples():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"options": {"vocab": 20}}, DataError, "lower its option vocab by 4"),
+        ({"options": {"vocab": 20}}, DataError, r"the options \{vocab: 16\}"),
         ({"options": {"vocab": 16, "length": 64}}, DataError, "training length of 32"),
         ({"options": {**OPTIONS, "pairs": 1}}, DataError, "2 pairs or more"),
-        ({"task": "induction-heads", "options": {"vocab": 16, "length": 32}}, DataError, "another task"),
+        ({"task": "induction-heads", "options": {"vocab": 16, "length": 32}}, DataError, "cannot be exchanged"),
+        ({"task": "passkey"}, DataError, "choose another task"),
         ({"task": "mqarr"}, ConfigError, "mqar"),
         ({"options": {"pair": 3}}, ConfigError, "pairs"),
     ],

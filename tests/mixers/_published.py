@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from basecap.mixers._contract import ARCHITECTURES
-from basecap.mixers._recipes import Initialiser, generator_for
-from basecap.models.backbones._contract import BACKBONES
+from basecap.mixers import ARCHITECTURES, Initialiser, generator_for
+from basecap.models import BACKBONES
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 

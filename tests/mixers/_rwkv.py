@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from basecap.mixers._contract import ARCHITECTURES, LayerSpec, Mixer, initialise
+from basecap.mixers import ARCHITECTURES, LayerSpec, Mixer, initialise
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 

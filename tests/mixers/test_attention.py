@@ -7,7 +7,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention, GPTNeoXRotaryEmbedding
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import ARCHITECTURES, LayerSpec, initialise
+from basecap.mixers import ARCHITECTURES, LayerSpec, initialise
 from basecap.mixers.attention import alibi_slopes
 from basecap.ops.attention import entropy
 from basecap.testing.check_mixer import check_mixer

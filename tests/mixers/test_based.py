@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import ARCHITECTURES, LayerSpec, Mixer, initialise
+from basecap.mixers import ARCHITECTURES, LayerSpec, Mixer, initialise
 from basecap.mixers.attention import Attention
 from basecap.mixers.based import BasedConv, BasedLinear
 from basecap.models.config import model_config

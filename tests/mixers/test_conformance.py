@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import ARCHITECTURES, Architecture, Cache, LayerChoice
-from basecap.mixers._recipes import ParameterRecipe, constant, normal
+from basecap.mixers import ARCHITECTURES, Architecture, Cache, LayerChoice, ParameterRecipe, constant, normal
 from basecap.mixers.attention import Attention
 from basecap.ops import Influence
 from basecap.testing.check_mixer import check_mixer

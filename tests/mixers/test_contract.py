@@ -7,25 +7,23 @@ import torch
 from torch import nn
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import (
+from basecap.mixers import (
     ARCHITECTURES,
     Cache,
     LayerChoice,
     LayerSpec,
     Mixer,
     MixerConfig,
+    ParameterRecipe,
     Variant,
     choose_heads,
+    constant,
+    default_recipe,
     divide,
     generator_for,
     hybrid,
     initialise,
     mixer,
-)
-from basecap.mixers._recipes import (
-    ParameterRecipe,
-    constant,
-    default_recipe,
     normal,
     orthogonal,
     residual_std,

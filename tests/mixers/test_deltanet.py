@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import ARCHITECTURES, LayerSpec, initialise
+from basecap.mixers import ARCHITECTURES, LayerSpec, initialise
 from basecap.mixers.deltanet import DeltaNet
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel

@@ -8,7 +8,7 @@ from torch import nn
 
 from basecap.catalogue import CATALOGUES
 from basecap.errors import ConfigError
-from basecap.mixers._contract import ARCHITECTURES, Architecture, LayerChoice
+from basecap.mixers import ARCHITECTURES, Architecture, LayerChoice
 from basecap.mixers.attention import Attention
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
@@ -100,7 +100,7 @@ def test_costs_that_are_no_numbers_are_named(register):
         model(register(TextFlops)).flops(8)
     with pytest.raises(ConfigError, match=r"state_bytes of mixer FailingState \(.*\.py:\d+\) fails: TypeError"):
         model(register(FailingState)).state_bytes(8)
-    with pytest.raises(ConfigError, match=r"returns -\d.*; it must return a number from 0 on"):
+    with pytest.raises(ConfigError, match=r"returns -\d.*; it must return a finite number of at least 0"):
         model(register(NegativeFlops)).training_flops(8)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from basecap.mixers import (
+    ARCHITECTURES,
     _delta,
     _parts,
     attention,
@@ -28,8 +29,7 @@ from basecap.mixers import (
     top1_chunk,
     top1_element,
 )
-from basecap.mixers._contract import ARCHITECTURES
-from basecap.models.backbones._contract import BACKBONES
+from basecap.models import BACKBONES
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
 from basecap.ops.attention import reference as attention_reference

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import ARCHITECTURES, LayerSpec, initialise
+from basecap.mixers import ARCHITECTURES, LayerSpec, initialise
 from basecap.mixers.hyena import Hyena
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel

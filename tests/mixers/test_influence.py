@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from basecap.mixers._contract import ARCHITECTURES, LayerSpec, Mixer, initialise
+from basecap.mixers import ARCHITECTURES, LayerSpec, Mixer, initialise
 
 HALF = torch.bfloat16
 OPTIONS = {

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from transformers import MambaConfig
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
-from basecap.mixers._contract import ARCHITECTURES, LayerSpec, Mixer, initialise
+from basecap.mixers import ARCHITECTURES, LayerSpec, Mixer, initialise
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 

@@ -7,7 +7,7 @@ from transformers import Mamba2Config
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import ARCHITECTURES, LayerSpec, Mixer, initialise
+from basecap.mixers import ARCHITECTURES, LayerSpec, Mixer, initialise
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 

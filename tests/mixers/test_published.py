@@ -2,8 +2,7 @@
 
 import pytest
 
-from basecap.mixers._contract import ARCHITECTURES
-from basecap.mixers._recipes import ParameterRecipe, constant, normal, orthogonal, uniform
+from basecap.mixers import ARCHITECTURES, ParameterRecipe, constant, normal, orthogonal, uniform
 from basecap.mixers._state_space import log_of_uniform, step_size_bias
 from basecap.models.language_model import LanguageModel
 from tests.mixers import (

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import ARCHITECTURES, LayerChoice, LayerSpec
+from basecap.mixers import ARCHITECTURES, LayerChoice, LayerSpec
 from basecap.models.config import LayerConfig, model_config
 
 HIDDEN = 64

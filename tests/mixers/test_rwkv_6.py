@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import Mixer
+from basecap.mixers import Mixer
 from tests.mixers._rwkv import build, draw, fresh, normalised, outputs_and_gradients, parameters, previous
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import Mixer
+from basecap.mixers import Mixer
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 from tests.mixers._rwkv import build, draw, fresh, normalised, outputs_and_gradients, parameters, previous

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import ARCHITECTURES, LayerSpec, initialise
+from basecap.mixers import ARCHITECTURES, LayerSpec, initialise
 from basecap.testing.check_mixer import check_mixer
 
 HIDDEN, HEADS = 64, 4

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import ARCHITECTURES
-from basecap.models.backbones._contract import BACKBONES
+from basecap.mixers import ARCHITECTURES
+from basecap.models import BACKBONES
 from basecap.models.config import LayerConfig, ModelConfig, model_config
 from basecap.models.generate import generate
 from basecap.models.language_model import LanguageModel

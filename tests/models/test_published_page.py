@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from basecap.mixers._contract import ARCHITECTURES
+from basecap.mixers import ARCHITECTURES
 from basecap.models.published import page
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"

@@ -50,7 +50,7 @@ def test_a_forced_choice_that_cannot_run_raises():
 
 def test_without_the_interpreter_kernels_need_a_gpu(monkeypatch):
     monkeypatch.setattr(_dispatch, "interpreted", lambda: False)
-    assert _dispatch.unsupported(torch.ones(1)) in ("the tensors are on cpu", "triton is not installed")
+    assert _dispatch.unsupported_by_triton(torch.ones(1)) in ("the tensors are on cpu", "triton is not installed")
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_what_a_card_needs_for_the_kernels(capability, memory: int, reason: str 
 def test_the_interpreter_runs_float32_alone(monkeypatch):
     monkeypatch.setattr(_dispatch, "interpreted", lambda: True)
     monkeypatch.setattr(_dispatch.importlib.util, "find_spec", lambda name: name)
-    assert _dispatch.unsupported(torch.ones(1)) is None
-    assert "float32" in _dispatch.unsupported(torch.ones(1, dtype=torch.bfloat16))
+    assert _dispatch.unsupported_by_triton(torch.ones(1)) is None
+    assert "float32" in _dispatch.unsupported_by_triton(torch.ones(1, dtype=torch.bfloat16))
 
 
 def test_an_unknown_backend_is_refused():

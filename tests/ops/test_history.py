@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
+from basecap.ops import check_devices, check_segments
 from basecap.ops._dispatch import interpreted
-from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
+from basecap.ops._shapes import check_floating, check_state
 from basecap.ops.attention import attention, attention_step
 from basecap.ops.delta_rule import delta_rule
 from basecap.ops.delta_rule import reference as delta_reference

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from basecap.ops import top1_chunk, top1_chunk_choice
-from basecap.ops._dispatch import IMPLEMENTATIONS
+from basecap.ops import IMPLEMENTATIONS, top1_chunk, top1_chunk_choice
 from basecap.ops.top1_chunk.grid import chunk_grid
 from basecap.testing.marks import requires_gpu
 from tests.ops._choices import Rules, assert_choice

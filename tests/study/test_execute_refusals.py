@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from basecap.data.sources._contract import split_of
+from basecap.data.sources import split_of
 from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError, DataError
 from basecap.mixers import ARCHITECTURES

@@ -8,7 +8,7 @@ import yaml
 
 from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError
-from basecap.evals._contract import Outcome
+from basecap.evals import Outcome
 from basecap.evals.influence_entropy import InfluenceEntropy
 from basecap.records import Record, StudyRecords
 from basecap.study.config import load_study

@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 
-from basecap.ops._dispatch import IMPLEMENTATIONS
+from basecap.ops import IMPLEMENTATIONS
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
 from basecap.study.config import load_study, select

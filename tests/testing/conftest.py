@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from basecap.mixers._contract import ARCHITECTURES, Architecture, LayerChoice, Mixer
+from basecap.mixers import ARCHITECTURES, Architecture, LayerChoice, Mixer
 
 
 @pytest.fixture

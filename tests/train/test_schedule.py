@@ -4,7 +4,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from basecap.mixers._recipes import ParameterRecipe, constant
+from basecap.mixers import ParameterRecipe, constant
 from basecap.records import RunRecords
 from basecap.train.config import Timetable, TrainConfig
 from basecap.train.distributed import Processes

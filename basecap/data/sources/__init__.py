@@ -1,5 +1,27 @@
 """Where text comes from: one file per source."""
 
-from basecap.data.sources._contract import SOURCES, Document, Part, Source, source
+from basecap.data.sources._contract import (
+    SOURCES,
+    SPLITS,
+    Document,
+    Part,
+    Source,
+    Split,
+    files_below,
+    plugin_of,
+    source,
+    split_of,
+)
 
-__all__ = ["SOURCES", "Document", "Part", "Source", "source"]
+__all__ = [
+    "SOURCES",
+    "SPLITS",
+    "Document",
+    "Part",
+    "Source",
+    "Split",
+    "files_below",
+    "plugin_of",
+    "source",
+    "split_of",
+]

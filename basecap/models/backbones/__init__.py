@@ -1,1 +1,5 @@
-"""Block families, one file each; see `_contract.py`."""
+"""Block families: one file each, found by scanning."""
+
+from basecap.models.backbones._contract import BACKBONES, Backbone, FeedForwardLayer, backbone
+
+__all__ = ["BACKBONES", "Backbone", "FeedForwardLayer", "backbone"]

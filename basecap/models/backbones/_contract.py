@@ -6,8 +6,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, LayerSpec
-from basecap.mixers._recipes import Initialiser, ParameterRecipe, normal
+from basecap.mixers import Cache, Initialiser, LayerSpec, ParameterRecipe, normal
 from basecap.registry import Registry
 
 

@@ -1,6 +1,6 @@
 """Hyena's block: LayerNorm before the operator and a GELU layer of twice the width."""
 
-from basecap.mixers._contract import LayerSpec
+from basecap.mixers import LayerSpec
 from basecap.models.backbones._contract import Backbone, backbone
 from basecap.models.feed_forward import FeedForward
 

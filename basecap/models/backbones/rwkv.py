@@ -2,9 +2,7 @@
 
 from functools import partial
 
-from basecap.mixers._contract import LayerSpec
-from basecap.mixers._recipes import uniform
-from basecap.mixers._rwkv import scaled_orthogonal
+from basecap.mixers import LayerSpec, scaled_orthogonal, uniform
 from basecap.models._channel_mix import ChannelMix
 from basecap.models.backbones._contract import Backbone, backbone
 

@@ -1,6 +1,6 @@
 """Pre-norm blocks with SwiGLU: the delta rules' (8/3 wide), Based's (2 wide)."""
 
-from basecap.mixers._contract import LayerSpec
+from basecap.mixers import LayerSpec
 from basecap.models.backbones._contract import Backbone, backbone
 from basecap.models.feed_forward import FeedForward, gated_inner
 

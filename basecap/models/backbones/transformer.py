@@ -3,8 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from basecap.mixers._contract import LayerSpec
-from basecap.mixers._recipes import Scheme, small_normal
+from basecap.mixers import LayerSpec, Scheme, small_normal
 from basecap.models.backbones._contract import Backbone, backbone
 from basecap.models.feed_forward import FeedForward, gated_inner
 

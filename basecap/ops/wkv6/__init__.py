@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, refuse_transforms, unsupported, use_triton
+from basecap.ops._dispatch import Backend, refuse_transforms, unsupported_by_triton, use_triton
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops.wkv6 import eager, operators, operators_chunk
@@ -94,8 +94,8 @@ def empty_state(r_BTHK: Tensor, v_BTHV: Tensor) -> Tensor:
 def _chunked(r_BTHK: Tensor, v_BTHV: Tensor) -> bool:
     """Return whether the chunked kernels run; the recurrence takes single tokens, wide heads and small GPUs."""
     shared = operators_chunk.SHARED
-    keys = unsupported(r_BTHK, widest=operators_chunk.WIDEST_KEYS, shared=shared)
-    values = unsupported(v_BTHV, widest=operators_chunk.WIDEST_VALUES, shared=shared)
+    keys = unsupported_by_triton(r_BTHK, widest=operators_chunk.WIDEST_KEYS, shared=shared)
+    values = unsupported_by_triton(v_BTHV, widest=operators_chunk.WIDEST_VALUES, shared=shared)
     return keys is None and values is None and r_BTHK.shape[1] > 1
 
 

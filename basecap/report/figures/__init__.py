@@ -4,6 +4,7 @@ from basecap.report.figures.capacity import capacity
 from basecap.report.figures.cells import axes_of, cells
 from basecap.report.figures.evaluations import evaluation
 from basecap.report.figures.gaps import along, forest
+from basecap.report.figures.influence import influence
 from basecap.report.figures.learning import learning
 from basecap.report.figures.look import Chart, styled
 from basecap.report.figures.losses import scatter, training
@@ -19,6 +20,7 @@ __all__ = [
     "cells",
     "evaluation",
     "forest",
+    "influence",
     "learning",
     "matrix",
     "paper",

@@ -15,13 +15,21 @@ def evaluation(study: Study, found: dict[str, Any], metric: str, subset: str | N
         for row in found["rows"]
         if row["metric"] == metric and subset in (None, row["subset"]) and row["value"] is not None
     ]
-    title = f"{metric} ({found['unit']}; {found['better']} is better)"
+    better = "" if found["better"] == "neither" else f"; {found['better']} is better"
+    title = f"{metric} ({found['unit']}{better})"
     base = chart_of(rows).encode(color=colour(study, rows), detail="seed:N")
     shown = tooltip("name", "seed", "subset", *_axes(found), "value", "stderr", "n")
     if not found["axes"]:
+        order = list(dict.fromkeys(row["subset"] for row in rows))
         value = alt.X("value:Q", title=title, scale=alt.Scale(zero=False))
         base = base.encode(
-            y=alt.Y("subset:N", title=None, axis=alt.Axis(labelLimit=220), scale=alt.Scale(paddingInner=0.3)),
+            y=alt.Y(
+                "subset:N",
+                sort=order,
+                title=None,
+                axis=alt.Axis(labelLimit=220),
+                scale=alt.Scale(paddingInner=0.3),
+            ),
             yOffset=alt.YOffset("name:N", sort=None, scale=alt.Scale(domain=drawn(study, rows))),
         )
         bars = base.mark_rule().encode(x=alt.X("low:Q", title=title, scale=alt.Scale(zero=False)), x2="high:Q")

@@ -1,0 +1,95 @@
+"""Pictures of what layers read: known matrices, what is stored, which inputs there are."""
+
+import numpy as np
+import pytest
+import torch
+
+from basecap.errors import ConfigError, DataError
+from basecap.evals import build_evaluation
+from basecap.evals.influence_map import _picture
+from basecap.ops import Influence
+from basecap.records import RunRecords
+from tests.evals.test_domain_loss import LENGTH, context, model  # noqa: F401 (fixtures)
+
+TASK = {"task": "mqar", "options": {"vocab": 64, "length": 32}}
+
+
+def uniform(length: int) -> Influence:
+    """Return two heads of opposite signs that read all of the past alike."""
+    past = torch.ones(length, length).tril() / torch.arange(1, length + 1)[:, None]
+    return Influence.of(torch.stack([past, -past])[None])
+
+
+def test_a_picture_of_uniform_reading():
+    sizes, largest, distance = _picture(uniform(40))
+    assert sizes.dtype == np.float16 and sizes.shape == (40, 40)
+    np.testing.assert_allclose(sizes, uniform(40).whole()[0, 0], rtol=1e-3)
+    assert largest == 1 and distance == pytest.approx(np.mean(np.arange(40)) / 2)
+
+
+def test_a_long_input_is_drawn_by_the_means_of_blocks():
+    sizes, largest, distance = _picture(uniform(601))
+    whole = uniform(601).whole()[0, 0].double().numpy()
+    assert sizes.shape == (201, 201)
+    assert sizes[100, 30] * largest == pytest.approx(whole[300:303, 90:93].mean(), rel=2e-3)
+    assert sizes[200, 7] * largest == pytest.approx(whole[600, 21:24].mean(), rel=2e-3)
+    assert largest == pytest.approx(whole[:3, :3].mean()) and distance == pytest.approx(150, rel=1e-4)
+
+
+def test_a_layer_that_reads_nothing_has_an_empty_picture():
+    sizes, largest, distance = _picture(Influence.of(torch.zeros(1, 2, 8, 8)))
+    assert (sizes == 0).all() and largest == distance == 0
+
+
+INPUTS = [
+    ({}, "prose, held-out document 0", LENGTH),
+    ({"length": 16, "number": 1}, "prose, held-out document 1", 16),
+    ({"text": "a cat and a dog"}, "'a cat and a dog'", 15),
+    (TASK, "mqar, example 0", 32),
+]
+
+
+def test_inputs(context, model, tmp_path):  # noqa: F811
+    for options, words, tokens in INPUTS:
+        evaluation = build_evaluation({"influence-map": options})
+        evaluation.check(context.data, LENGTH)
+        outcome = evaluation.run(model, context)
+        assert (outcome.maps.input, outcome.maps.tokens) == (words, tokens)
+        assert [(item.subset, item.metric, item.n) for item in outcome.measurements] == [
+            ("layer 0", "distance", tokens)
+        ]
+        assert 0 < outcome.measurements[0].value < tokens / 2
+    records = RunRecords(tmp_path / "run")
+    records.write_maps("influence-map", 9, outcome.maps)
+    records.write_maps("influence-map", 10, outcome.maps)
+    stored = records.maps()["influence-map"]
+    assert (stored.input, stored.tokens, stored.layers.tolist()) == ("mqar, example 0", 32, [0])
+    assert stored.sizes.dtype == np.float16 and np.array_equal(stored.sizes, outcome.maps.sizes)
+    records.rewind(9)
+    assert records.maps() == {}
+    for module in model.modules():
+        if hasattr(module, "influence"):
+            module.influence = lambda x_BTD: None
+    nothing = build_evaluation("influence-map").run(model, context)
+    assert nothing.measurements == [] and nothing.maps is None
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    path = tmp_path / "run" / "maps" / "influence-map-3.npz"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"PK")
+    with pytest.raises(DataError, match=r"influence-map-3\.npz is damaged"):
+        RunRecords(tmp_path / "run").maps()
+
+
+def test_what_cannot_be_drawn_is_refused(context):  # noqa: F811
+    for options, error, message in (
+        ({"number": 10_000}, DataError, "held-out documents; lower number"),
+        ({"text": "a"}, DataError, "fewer than 2 tokens"),
+        ({"task": "mqar"}, DataError, r"the options \{vocab: 237\}"),
+        ({"length": 4096}, ConfigError, "length"),
+        ({"text": "a cat", "task": "mqar"}, ConfigError, "must stand alone"),
+        ({"texts": "a cat"}, ConfigError, "text"),
+    ):
+        with pytest.raises(error, match=message):
+            build_evaluation({"influence-map": options}).check(context.data, LENGTH)

@@ -1,0 +1,92 @@
+"""Heat maps of what layers read: their pixels, where they stand, and whose are drawn."""
+
+import base64
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import vl_convert
+
+from basecap.errors import DataError
+from basecap.maps import Maps
+from basecap.records import StudyRecords
+from basecap.report import figures
+from basecap.report.charts import seen
+from basecap.report.page import VEGA_LITE
+
+SIZES = np.stack([np.eye(3), np.full((3, 3), 0.25), np.tri(3)]).astype(np.float16)
+MAPS = Maps(input="prose", tokens=3, layers=np.array([0, 1, 5]), largest=np.ones(3), sizes=SIZES)
+
+
+def pixels(url: str) -> np.ndarray:
+    """Return the greys of a PNG of 8 bits without filters."""
+    content = base64.b64decode(url.removeprefix("data:image/png;base64,"))
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    parts, place = {}, 8
+    while place < len(content):
+        (size,), kind = struct.unpack(">I", content[place : place + 4]), content[place + 4 : place + 8]
+        body, check = content[place + 8 : place + 8 + size], content[place + 8 + size : place + 12 + size]
+        assert struct.unpack(">I", check) == (zlib.crc32(kind + body),)
+        parts[kind], place = body, place + 12 + size
+    width, height = struct.unpack(">II", parts[b"IHDR"][:8])
+    return np.frombuffer(zlib.decompress(parts[b"IDAT"]), np.uint8).reshape(height, width + 1)[:, 1:]
+
+
+def tiles(chart) -> list[dict]:
+    drawn = chart.to_dict()
+    (rows,) = drawn["datasets"].values()
+    return rows
+
+
+def test_each_layer_is_a_picture_of_its_own_with_its_score():
+    rows = tiles(figures.influence("mine, seed 0", MAPS, {1: 0.5}))
+    assert [row["title"] for row in rows] == ["layer 0", "layer 1, selectivity 0.50", "layer 5"]
+    assert np.array_equal(pixels(rows[0]["url"]), 255 - 255 * np.eye(3))
+    assert (pixels(rows[1]["url"]) == 128).all()  # the square root of 1/4 is half black
+    assert pixels(rows[2]["url"])[0].tolist() == [0, 255, 255]
+
+
+def test_layers_fill_rows_of_four_and_do_not_overlap():
+    count = 10
+    many = Maps(input="", tokens=3, layers=np.arange(count), largest=np.ones(count), sizes=SIZES[:1].repeat(count, 0))
+    chart = figures.influence("mine", many, {})
+    boxes = [(row["left"], row["top"], row["right"], row["bottom"]) for row in tiles(chart)]
+    assert len({top for _, top, _, _ in boxes}) == 3 and len({left for left, *_ in boxes}) == 4
+    for index, (left, top, right, bottom) in enumerate(boxes):
+        assert 0 <= left < right <= chart.to_dict()["width"] and 0 <= top < bottom <= chart.to_dict()["height"]
+        for x, y, _, _ in boxes[index + 1 :]:
+            assert x >= right or y >= bottom or x < left
+
+
+def study() -> dict:
+    scores = [
+        {"name": "mine", "seed": 1, "metric": "score", "subset": "layer 5", "value": 0.25},
+        {"name": "mine", "seed": 0, "metric": "score", "subset": "layer 5", "value": 0.75},
+        {"name": "mine", "seed": 1, "metric": "mass", "subset": "layer 0", "value": 0.1},
+    ]
+    runs = [{"name": name, "seed": seed} for name, seed in (("mine", 0), ("mine", 1), ("mine", 2), ("other", 0))]
+    return {"runs": runs, "evaluations": [{"name": "selectivity", "rows": scores}]}
+
+
+def test_the_first_run_that_has_maps_is_drawn_at_its_last_step(tmp_path):
+    records = StudyRecords(tmp_path)
+    older = Maps(input="older", tokens=3, layers=MAPS.layers, largest=MAPS.largest, sizes=SIZES)
+    records.run("mine", 1).write_maps("influence-map", 9, older)
+    records.run("mine", 1).write_maps("influence-map", 10, MAPS)
+    records.run("mine", 2).write_maps("influence-map", 10, MAPS)
+    charts = seen(study(), records)["influence"]
+    assert list(charts) == ["influence-mine-influence-map"]
+    chart = charts["influence-mine-influence-map"]
+    assert chart.to_dict()["title"] == "mine, seed 1: prose, 3 tokens"
+    assert [row["title"] for row in tiles(chart)][2] == "layer 5, selectivity 0.25"
+    picture = vl_convert.vegalite_to_svg(figures.styled(chart).to_dict(), vl_version=VEGA_LITE)
+    assert picture.count("data:image/png;base64,") == 3 and "selectivity 0.25" in picture
+
+
+def test_damaged_maps_are_named(tmp_path):
+    path = tmp_path / "runs" / "mine-s0" / "maps" / "influence-map-10.npz"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"PK")
+    with pytest.raises(DataError, match="influence-map-10"):
+        seen(study(), StudyRecords(tmp_path))
