@@ -4,7 +4,7 @@ import difflib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -144,7 +144,12 @@ def _keys(section: type[BaseModel], place: str) -> Iterator[dict[str, Any]]:
             text = default if isinstance(default, str | None) else json.dumps(default)
             yield {"key": key, "default": text, "description": field.description or ""}
         if inner is not None:
-            yield from _keys(inner, f"{key}." if inner is field.annotation else f"{key}[].")
+            yield from _keys(inner, f"{key}[]." if _is_list(field.annotation) else f"{key}.")
+
+
+def _is_list(annotation: Any) -> bool:
+    """Whether a type is that of a list, or of a list or nothing."""
+    return get_origin(annotation) is tuple or any(get_origin(part) is tuple for part in get_args(annotation))
 
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:

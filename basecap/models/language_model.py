@@ -16,6 +16,9 @@ from basecap.ops.linear_cross_entropy import linear_cross_entropy
 
 Caches = list[BlockCache]
 
+#: Versions of a block's compiled code, one for each kind of layer and length of sequences.
+MOST_VERSIONS = 64
+
 
 class LanguageModel(nn.Module):
     """A causal language model of any architecture.
@@ -45,7 +48,11 @@ class LanguageModel(nn.Module):
 
         Passes without gradients (evaluation, decoding) meet many lengths and run uncompiled.
         """
+        import torch._dynamo  # half a second that uncompiled models do not need
+
         torch.compiler.reset()
+        # PyTorch gives up and runs uncompiled after 8 versions of a block: kinds of layers times lengths of sequences.
+        torch._dynamo.config.recompile_limit = MOST_VERSIONS
         self._training_blocks = [torch.compile(block, dynamic=False) for block in self._blocks]
         self._training_loss = torch.compile(self._loss, dynamic=False)
 

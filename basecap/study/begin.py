@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from basecap import environment
+from basecap.analysis.losses import load
 from basecap.errors import ConfigError
 from basecap.evals import Evaluation
 from basecap.evals.recall import Recall
@@ -61,9 +62,8 @@ def begin(execution: Execution, checked: Sequence[RunSpec], only: set[str], held
     records.refuse_foreign()
     records.refuse_loss()
     _whole(records, study)
+    _refuse_damaged(records, study)
     material = material_of(study, records.path)
-    for held_run in records.runs():
-        material.refuse_damaged(held_run)
     refuse_unsound([run for run in checked if run.architecture in only], device)
     material.refuse_missing()
     held.enter_context(records.locked())
@@ -86,6 +86,14 @@ def plan_of(records: StudyRecords, study: StudyConfig, vocabulary: int, only: se
     runs = [run for run in plan_runs(whole, vocabulary, chosen_rates(records)) if run.architecture in only]
     chosen = [run for run in runs if run.sweep or run.seed in study.seeds_of(run.architecture)]
     return Plan(study=whole, runs=tuple(chosen), evaluations=tuple(plan_evaluations(whole)))
+
+
+def _refuse_damaged(records: StudyRecords, study: StudyConfig) -> None:
+    """Raise DataError when what earlier runs recorded cannot be read, which the report would say after training."""
+    for run in records.runs():
+        evals, metrics = run.evals(), run.metrics()
+        if study.data is not None:
+            load(run, evals, metrics, (*study.data.train, *study.data.ood))
 
 
 def _whole(records: StudyRecords, study: StudyConfig) -> StudyConfig:

@@ -33,7 +33,7 @@ class FigureConfig(BaseModel):
     x: Range | None = Field(None, description="range of the published x axis, drawn at scale paper")
     y: Range | None = Field(None, description="range of the published y axis, likewise")
     columns: tuple[Line, ...] = Field((), description="columns of a table of scores")
-    published: PublishedConfig | None = None
+    published: PublishedConfig | None = Field(None, description="numbers that the paper prints, shown beside ours")
 
     @field_validator("x", "y")
     @classmethod

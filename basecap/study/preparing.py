@@ -6,14 +6,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from basecap.analysis.losses import load
 from basecap.data import PreparedData, bigram_loss, check_text, check_vocabulary, prepare
 from basecap.data.config import DataConfig
 from basecap.data.task_config import TaskSection
 from basecap.data.task_data import TaskData
 from basecap.data.workload import Workload
 from basecap.errors import ConfigError
-from basecap.records import RunRecords, StudyRecords
+from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig
 
 #: What runs train on by their training task, None in a study of text.
@@ -39,10 +38,6 @@ class Material(ABC):
     @abstractmethod
     def surroundings(self) -> dict[str, Any]:
         """Return what environment.json says of it."""
-
-    @abstractmethod
-    def refuse_damaged(self, run: RunRecords) -> None:
-        """Raise DataError when what a run recorded cannot be read."""
 
 
 class Text(Material):
@@ -85,10 +80,6 @@ class Text(Material):
             "text_note": self.data.remark,
         }
 
-    def refuse_damaged(self, run: RunRecords) -> None:
-        """Read the losses of every document."""
-        load(run, run.evals(), run.metrics(), (*self._section.train, *self._section.ood))
-
 
 class Tasks(Material):
     """Examples that are made as they are needed; each run's own hash tells of them."""
@@ -107,11 +98,6 @@ class Tasks(Material):
     def surroundings(self) -> dict[str, Any]:
         """Return nothing: the study says all."""
         return {}
-
-    def refuse_damaged(self, run: RunRecords) -> None:
-        """Read what the report needs."""
-        run.evals()
-        run.metrics()
 
 
 def material_of(study: StudyConfig, out: Path) -> Material:
