@@ -270,8 +270,8 @@ def gap_text(gap: dict[str, Any] | None) -> str:
 
 
 def interval_text(gap: dict[str, Any] | None) -> str:
-    """Return a gap's interval as "-0.001 … +0.009", a dash when there is none."""
-    return "–" if gap is None else f"{_signed(gap['low'])} … {_signed(gap['high'])}"
+    """Return a gap's interval as "-0.001 … +0.009", a dash when there is none: a place along the curve may lack it."""
+    return "–" if gap is None or gap["low"] is None else f"{_signed(gap['low'])} … {_signed(gap['high'])}"
 
 
 def _signed(value: float) -> str:
