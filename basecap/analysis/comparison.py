@@ -257,18 +257,20 @@ class _Judge:
     def _gap(self, key: str, index: int) -> Gap:
         estimates, setting = self.estimates[key], self.setting
         joint = _interval(estimates, index, estimates.half.joint)
+        single = _interval(estimates, index, estimates.half.single)
         slope = float(self.reference.slope @ self.weights[key])
         falls = slope < 0  # not where it is NaN
         tolerance = float(slope * math.log1p(-setting.cost)) if falls else None
         return Gap(
             **vars(joint),
-            single=_interval(estimates, index, estimates.half.single),
+            single=single,
             error=float(np.sqrt(estimates.errors.variance[index])),
             bits_per_byte=_interval(self.in_bits[key], index, self.in_bits[key].half.joint),
             tokens=_worth(joint, slope) if falls else None,
             tolerance=tolerance,
             split=estimates.split,
             verdict=judge(joint, tolerance, estimates.split) if setting.ood else "none",
+            alone=judge(single, tolerance, estimates.split) if setting.ood else "none",
         )
 
     def _more(self, index: int, found: Gap) -> More | None:

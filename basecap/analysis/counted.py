@@ -40,6 +40,7 @@ class Counted:
         label: what every row says of it.
         step, tokens: of the evaluation point.
         validation: accuracy on validation examples of its own task, mean over cells; None where it was not measured.
+        passed_over: whether a better point does not count, as less was measured there.
         shares: what it answered there.
     """
 
@@ -51,6 +52,7 @@ class Counted:
     step: int
     tokens: int
     validation: float | None
+    passed_over: bool
     shares: dict[Key, Share]
 
 
@@ -58,20 +60,21 @@ def count(run: Run, checkpoint: str) -> Counted | None:
     """Return the run at the point that `checkpoint` names, "best" or "last"; None where it has no such point.
 
     The best point has the highest validation accuracy on the run's own task, as the mean over cells; of equal ones the
-    earliest. Points at which fewer cells were measured than at others do not count.
+    earliest. Points at which fewer cells were measured than at others do not count: a test task may be new.
     """
     points = by_step(run.evals)
     if not points:
         return None
     most = max(len(records) for records in points.values())
-    whole = {step: records for step, records in points.items() if len(records) == most}
-    accuracies = {step: validation_accuracy(records) for step, records in whole.items()}
-    step = max(whole)
+    whole = [step for step, records in points.items() if len(records) == most]
+    accuracies = _validation_accuracies(points)
+    step, passed_over = whole[-1], False
     if checkpoint == "best":
-        known = {step: accuracy for step, accuracy in accuracies.items() if accuracy is not None}
+        known = [one for one in whole if one in accuracies]
         if not known:
             return None
-        step = max(known, key=lambda one: (known[one], -one))
+        step = max(known, key=lambda one: (accuracies[one], -one))
+        passed_over = accuracies[step] < max(accuracies.values())
     task = run.info["task"]
     return Counted(
         architecture=run.info["architecture"],
@@ -80,9 +83,10 @@ def count(run: Run, checkpoint: str) -> Counted | None:
         finished=run.info["status"] == "finished",
         label=run.label,
         step=step,
-        tokens=whole[step][0].tokens,
-        validation=accuracies[step],
-        shares=_shares(task, whole[step]),
+        tokens=points[step][0].tokens,
+        validation=accuracies.get(step),
+        passed_over=passed_over,
+        shares=_shares(task, points[step]),
     )
 
 
@@ -99,6 +103,13 @@ def validation_accuracy(records: Sequence[Record]) -> float | None:
     """Return the accuracy on validation examples at one point, mean over cells; None where it was not measured."""
     found = [record.value for record in records if record.metric == VALIDATION]
     return float(np.mean(found)) if found else None
+
+
+def _validation_accuracies(points: dict[int, list[Record]]) -> dict[int, float]:
+    """Return the accuracy on validation examples of each point that has it for as many cells as any other."""
+    counts = {step: sum(record.metric == VALIDATION for record in records) for step, records in points.items()}
+    found = {step: validation_accuracy(points[step]) for step, count in counts.items() if count == max(counts.values())}
+    return {step: accuracy for step, accuracy in found.items() if accuracy is not None}
 
 
 def _shares(task: str, records: Sequence[Record]) -> dict[Key, Share]:

@@ -5,14 +5,14 @@ from typing import Any
 
 
 def with_published(
-    published: Mapping[str, Any] | None, tests: Sequence[Mapping[str, Any]], train: Sequence[str], test: Sequence[str]
+    published: Mapping[str, Any] | None, tests: Sequence[Mapping[str, Any]], train: Sequence[str]
 ) -> dict[str, Any] | None:
     """Return published numbers with ours beside them; None where a study has none.
 
     Args:
         published: the section of the study file, see `basecap.study.published`; numbers in percent.
         tests: the rows `recall.TestRow` of the study.
-        train, test: tasks of the study; a number that names no task is of the only one.
+        train: training tasks of the study; a number that names none is of the only one, and on its own pattern.
 
     Returns:
         source, metric, and `rows`: architecture, train, test, `axis` (the cell; empty: the mean over cells),
@@ -24,11 +24,8 @@ def with_published(
     metric = published["metric"]
     rows = []
     for entry in published["values"]:
-        place = {
-            "architecture": entry["architecture"],
-            "train": entry.get("train") or _only(train),
-            "test": entry.get("test") or entry.get("train") or _only(test),
-        }
+        own = entry.get("train") or _only(train)
+        place = {"architecture": entry["architecture"], "train": own, "test": entry.get("test") or own}
         axis = {name: entry[name] for name in ("length", "pairs") if entry.get(name) is not None}
         value = entry["value"] / 100
         ours = _ours(tests, place, axis, metric)

@@ -78,7 +78,7 @@ def analyse_tasks(records: StudyRecords) -> dict[str, Any]:
         "learned": LEARNED,
         "tolerated": TOLERATED,
         **found,
-        "published": with_published(study.get("published"), found["tests"], train, test),
+        "published": with_published(study.get("published"), found["tests"], train),
         "waiting": [name for name in names if name not in {one.label["name"] for one in counted}],
         "points": [_point(one) for one in counted],
         "learning": [row for run in runs for row in _learning(run)],
@@ -296,6 +296,7 @@ def _point(one: Counted) -> dict[str, Any]:
         "step": one.step,
         "tokens": one.tokens,
         "validation": one.validation,
+        "passed_over": one.passed_over,
     }
 
 

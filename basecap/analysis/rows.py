@@ -29,6 +29,7 @@ class Gap(Interval):
         tolerance: the largest gap that still counts as keeping the capability, None likewise.
         split: how far two groups of the reference's own runs differ, None when that is not measurable.
         verdict: what follows.
+        alone: what would follow from `single`.
     """
 
     single: Interval
@@ -38,6 +39,7 @@ class Gap(Interval):
     tolerance: float | None
     split: float | None
     verdict: Verdict
+    alone: Verdict
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,19 @@ Charts = dict[str, dict[str, figures.Chart | None]]
 def text_charts(study: Study) -> Charts:
     """Return the figures of a study of text."""
     domains = study["ood_domains"] or study["train_domains"]
+    main, other, called = "held_out", "training", "training-loss"
+    if not study["ood_domains"]:
+        main, other, called = other, main, "held-out-loss"
     return {
         "paper": figures.paper(study),
         "gaps": {"gaps": figures.forest(study), "gap-along-training": figures.along(study)},
-        "held_out": {f"scatter-{domain}": figures.scatter(study, domain, "held_out") for domain in domains},
-        "training": {
-            f"scatter-{domain}-training-loss": figures.scatter(study, domain, "training") for domain in domains
+        "by_domain": {f"gaps-{domain}": figures.forest(study, domain) for domain in domains},
+        "enlarged": {
+            f"scatter-{domain}-enlarged": figures.scatter(study, domain, main, enlarged=True) for domain in domains
+        },
+        "whole": {f"scatter-{domain}": figures.scatter(study, domain, main, enlarged=False) for domain in domains},
+        "other": {
+            f"scatter-{domain}-{called}": figures.scatter(study, domain, other, enlarged=False) for domain in domains
         },
         "curves": {"training": figures.training(study)},
         "evaluations": dict(_evaluations(study)),
@@ -35,6 +42,7 @@ def task_charts(study: Study) -> Charts:
     return {
         "matrices": {f"matrix-{name}": figures.matrix(study, name) for name in study["architectures"]},
         "regions": {f"regions-{task}": figures.regions(study, task) for task in study["test"]},
+        "rivals": {f"rivals-{task}": figures.rivals(study, task) for task in study["train"]},
         "cells": {f"cells-{_name(row)}": figures.cells(study, row) for row in first},
         "other_cells": {f"cells-{_name(row)}": figures.cells(study, row) for row in others if row not in first},
         "capacity": {

@@ -9,19 +9,20 @@ from rich.table import Table
 from basecap.report.charts import Charts, task_charts, text_charts
 from basecap.report.recall_words import recall_cautions, recall_headline, recall_rates, recall_reasons
 from basecap.report.tables import recall_table, verdict_table
-from basecap.report.words import headline, rates_text, reasons, remarks, trained_models_only, unfinished
+from basecap.report.words import asked, headline, rates_text, reasons, remarks, trained_models_only, unfinished
 
 Study = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """A study in words: a headline, reasons below it, what must not be overlooked, the learning rates it chose."""
+    """A study in words: its question, a headline, reasons, what must not be overlooked, the learning rates it chose."""
 
     headline: str
     reasons: list[str]
     cautions: list[str]
     rates: str
+    asked: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,7 @@ def _text(study: Study) -> Said:
         reasons=reasons(study),
         cautions=[words for words in cautions if words],
         rates=rates_text(study),
+        asked=asked(study),
     )
 
 

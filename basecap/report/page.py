@@ -16,7 +16,9 @@ from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
 from basecap.report.charts import Charts, seen
 from basecap.report.kinds import KINDS
+from basecap.report.palette import ON_DARK, looks
 from basecap.report.recall_words import between, percent, points
+from basecap.report.rows import at_lowest, by_architecture, final_losses, without_nothing
 from basecap.report.titles import titles
 from basecap.report.words import (
     duration,
@@ -34,8 +36,10 @@ VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 Groups = dict[str, dict[str, dict[str, Any]]]
 
 
-def write_report(study_paths: Sequence[Path], out: Path) -> Path:
+def write_report(study_paths: Sequence[Path], out: Path, *, live: bool = False) -> Path:
     """Analyse studies; write results.json, report.html and figures/*.svg into `out`; return the path of the page.
+
+    A `live` page loads itself again every ten seconds.
 
     Raises:
         ConfigError: a directory holds no study, or `out` a report that basecap did not write.
@@ -58,14 +62,14 @@ def write_report(study_paths: Sequence[Path], out: Path) -> Path:
         for charts in groups.values()
         for name, chart in charts.items()
     }
-    return records.write_report(_page(studies, titles(studies, study_paths), drawn), images)
+    return records.write_report(_page(studies, titles(studies, study_paths), drawn, live), images)
 
 
 def draw(study: dict[str, Any], prefix: str = "", maps: Charts | None = None) -> Groups:
     """Draw every figure of a study that has data, and those of its `maps`; names of files begin with `prefix`."""
     return {
         group: {
-            prefix + safe_name(name): figures.styled(chart).to_dict()
+            prefix + safe_name(name): figures.styled(chart).to_dict(validate=False)
             for name, chart in members.items()
             if chart is not None
         }
@@ -73,7 +77,7 @@ def draw(study: dict[str, Any], prefix: str = "", maps: Charts | None = None) ->
     }
 
 
-def _page(studies: Sequence[dict[str, Any]], named: Sequence[str], drawn: Sequence[Groups]) -> str:
+def _page(studies: Sequence[dict[str, Any]], named: Sequence[str], drawn: Sequence[Groups], live: bool) -> str:
     environment = Environment(
         loader=PackageLoader("basecap.report"),
         autoescape=True,
@@ -92,14 +96,21 @@ def _page(studies: Sequence[dict[str, Any]], named: Sequence[str], drawn: Sequen
         "percent": percent,
         "between": between,
         "points": points,
-        "yaml": lambda content: yaml.safe_dump(content, sort_keys=False, allow_unicode=True),
-        "spec": _responsive,
+        "at_lowest": at_lowest,
+        "by_architecture": by_architecture,
+        "final": final_losses,
+        "looks": lambda study: looks(study["names"], study["reference"]),
+        "yaml": lambda content: yaml.safe_dump(without_nothing(content), sort_keys=False, allow_unicode=True),
+        "spec": _in_page,
     }
     kinds = [KINDS[study["kind"]] for study in studies]
     said = [kind.say(study) for kind, study in zip(kinds, studies, strict=True)]
     templates = [kind.template for kind in kinds]
     return environment.get_template("report.html").render(
-        sections=list(zip(studies, named, drawn, said, templates, strict=True)), bundle=Markup(_bundle())
+        sections=list(zip(studies, named, drawn, said, templates, strict=True)),
+        bundle=Markup(_bundle()),
+        on_dark=ON_DARK,
+        live=live,
     )
 
 
@@ -109,6 +120,20 @@ def _bundle() -> str:
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE).replace("</script", "<\\/script")
 
 
-def _responsive(chart: dict[str, Any]) -> dict[str, Any]:
-    """Return the chart's description, as wide as its place in the page where it can be."""
-    return chart | ({"width": "container"} if chart.get("usermeta", {}).get("stretches", True) else {})
+def _in_page(chart: dict[str, Any], legend: bool) -> dict[str, Any]:
+    """Return the chart's description as wide as its place, without a legend of architectures if the page has one.
+
+    A chart that must not stretch keeps its width.
+    """
+    width = {"width": "container"} if chart.get("usermeta", {}).get("stretches", True) else {}
+    config = chart["config"] | {"background": "transparent"}
+    return (chart if legend else _without_legend(chart)) | width | {"config": config}
+
+
+def _without_legend(part: Any) -> Any:
+    if isinstance(part, list):
+        return [_without_legend(member) for member in part]
+    if not isinstance(part, dict):
+        return part
+    kept = {key: member if key == "datasets" else _without_legend(member) for key, member in part.items()}
+    return kept | {"legend": None} if kept.get("field") == "name" and "legend" in kept else kept

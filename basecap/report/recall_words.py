@@ -8,6 +8,8 @@ from basecap.report.words import edge_text, listed
 Study = dict[str, Any]
 Rows = Sequence[dict[str, Any]]
 
+#: What is said of runs whose best point lacks tests.
+PASSED_OVER = "A better evaluation point does not count, as not every test task was measured there"
 #: What intervals of single runs leave out.
 SINGLE = (
     "Where there is one run, an interval says what other test examples would change, not what another seed would: "
@@ -86,13 +88,15 @@ def _losses(study: Study) -> list[str]:
         judged = [row for row in rows if row["verdict"] in ("loses", "undecided")]
         if judged:
             row = worst(judged)
-            there = tests[name, row["train"], row["test"]]["accuracy"]["value"]
-            limit = points(study["tolerated"])
-            more = "" if row["verdict"] == "loses" else f"; whether that is more than {limit} is open"
-            said.append(
-                f"{label(study, row)} loses most on {row['test']}: {percent(there)} there, "
-                f"{points(row['index']['value'])} ({between(row['index'])}) less than on its own pattern{more}."
+            there = percent(tests[name, row["train"], row["test"]]["accuracy"]["value"])
+            found = (
+                f"{there} there, {points(row['index']['value'])} ({between(row['index'])}) less than on its own pattern"
             )
+            if row["verdict"] == "loses":
+                said.append(f"{label(study, row)} loses most on {row['test']}: {found}.")
+            else:
+                more = "more runs or test examples (task.held_out) would decide"
+                said.append(f"{label(study, row)} is undecided on {row['test']}: {found}; {more}.")
     return said
 
 
@@ -131,12 +135,14 @@ def recall_cautions(study: Study) -> list[str]:
     single = any(len(row["seeds"]) == 1 for row in study["trained"])
     running = [run for run in study["runs"] if run["status"] == "running"]
     counting = {(row["name"], row["seed"]) for row in study["points"]}
-    named = [f"{run['name']} (seed {run['seed']}) at {run['tokens'] / 1e6:.1f}M tokens" for run in running]
+    named = [f"{run['name']} (seed {run['seed']}) at {run['tokens']:,} tokens" for run in running]
+    passed = [f"{row['name']} (seed {row['seed']})" for row in study["points"] if row["passed_over"]]
     unmet = [row for row in (study["published"] or {"rows": []})["rows"] if row["value"] is None]
     edge = [sweep["name"] for sweep in study["sweep"] if sweep["at_edge"]]
     return [
         *([SINGLE] if single else []),
         *([f"Not finished: {', '.join(named)}. {_shown(running, counting)}"] if running else []),
+        *([f"{PASSED_OVER}: {listed(passed)}."] if passed else []),
         *([f"Not measured yet: {listed(study['waiting'])}."] if study["waiting"] and study["trained"] else []),
         *([f"Published numbers without one of ours: {listed(_unmet(unmet))}."] if unmet else []),
         *edge_text(edge),

@@ -24,6 +24,24 @@ Study = dict[str, Any]
 Rows = Sequence[dict[str, Any]]
 
 
+def asked(study: Study) -> str:
+    """Return two sentences: what a study asks, and of what."""
+    reference, trained = study["reference"], listed(study["train_domains"])
+    others = len(study["names"]) - 1
+    of = f"{others} architecture{'' if others == 1 else 's'}"
+    if study["ood_domains"]:
+        unseen = listed(study["ood_domains"])
+        return (
+            f"Once two models predict unseen text of {trained} equally well, do they also predict {unseen}, which they "
+            f"never saw, equally well? This study asks it of {of} and takes {reference} as the measure of base "
+            "capability."
+        )
+    return (
+        f"Once two models predict their training text equally well, do they predict unseen text of {trained} equally "
+        f"well too? This study asks it of {of} and compares them with {reference}."
+    )
+
+
 def headline(study: Study) -> str:
     """Return one sentence that sums a study up."""
     reference = study["reference"]

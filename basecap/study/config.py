@@ -137,6 +137,9 @@ class StudyConfig(_Section):
     architectures: tuple[ArchitectureEntry, ...] = Field(
         min_length=1, description="what is compared: names, or entries with the keys below"
     )
+    any_architecture: bool = Field(
+        False, description="whether --only takes any name of `basecap list mixers`, also one that is not listed here"
+    )
     reference: str = Field("transformer++", description="the architecture the others are compared with")
     evals: tuple[str | dict[str, Any], ...] = Field(
         ("domain-loss",),
@@ -211,6 +214,8 @@ class StudyConfig(_Section):
         if (self.data is None) == (self.task is None):
             wanted = "which cannot be compared; remove one" if self.data else "and this has neither; add one"
             raise ConfigError(f"a study has a section data (text) or task (tasks), {wanted}.")
+        if self.published is not None and self.task is None:
+            raise ConfigError("published numbers are shown beside those of tasks only; remove published.")
         if self.train.tokens is None and self.train.epochs is None:
             raise ConfigError(f"'train.tokens' is missing; add it{' or train.epochs' if self.task else ''}.")
         if self.train.tokens is not None and self.train.epochs is not None:
@@ -297,6 +302,23 @@ def load_study(study: str, settings: Sequence[str] = (), scale: str | None = Non
             f"compare with another: --set {shlex.quote(f'reference={other}')}."
         )
     return config
+
+
+def with_named(study: StudyConfig, only: Sequence[str]) -> StudyConfig:
+    """Return the study with the names of `only` among its architectures where it takes any.
+
+    Raises:
+        ConfigError: a name that no architecture has.
+    """
+    known = {entry.name for entry in study.architectures}
+    if not study.any_architecture or known.issuperset(only):
+        return study
+    from basecap.mixers import ARCHITECTURES  # imports torch, which a study alone does not need
+
+    entries = [ArchitectureEntry.model_validate(_entry(name)) for name in dict.fromkeys(only) if name not in known]
+    for entry in entries:
+        ARCHITECTURES.get(entry.use)
+    return study.model_copy(update={"architectures": (*study.architectures, *entries)})
 
 
 def select(study: StudyConfig, only: Sequence[str]) -> set[str]:

@@ -98,6 +98,13 @@ def test_points_with_missing_cells_do_not_count_and_shifts_are_over_common_cells
     assert len(row(found, "tests", train="b", test="a")["cells"]) == 1
 
 
+def test_a_better_point_that_lacks_a_new_test_is_passed_over_and_said(study):
+    records = study(train=("a",), growth=(1.0, 0.5))
+    records.run("one", 0).append_evals(record for cell in CELLS for record in answers(100, "new", cell, 0.3))
+    (point,) = analysed(records.path)["points"]
+    assert (point["step"], point["passed_over"]) == (100, True)
+
+
 def test_without_a_test_on_it_the_own_pattern_is_judged_on_validation_examples(study):
     found = analysed(study(lambda *place: 1.0 if place[1] == place[2] else 0.4, train=("a",), test=("b",)).path)
     (trained,) = found["trained"]
@@ -112,6 +119,7 @@ def test_what_was_learnt_is_judged_in_the_cells_that_were_trained(study):
     found = [record for task in ("a", "b") for record in answers(100, task, beyond, 0.1)]
     records.run("one", 0).append_evals(found)
     found = analysed(records.path)
+    assert not found["points"][0]["passed_over"]
     (trained,) = found["trained"]
     assert trained["own"]["value"] == 1.0 and trained["measured"] == "some" and trained["recalls"]
     assert row(found, "tests", test="a")["accuracy"]["value"] == pytest.approx((1 + 1 + 0.1) / 3)

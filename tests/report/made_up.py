@@ -23,6 +23,7 @@ def gap(value: float, half: float, verdict: Verdict = "undecided", **changes: An
         tolerance=TOLERANCE,
         split=None,
         verdict=verdict,
+        alone=verdict,
     )
     return replace(whole, **changes)
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from basecap.analysis import analyse
 from basecap.records import Declaration, Record, StudyRecords
 from basecap.report import terminal_table, write_report
-from basecap.report.figures import capacity, cells, matrix, regions
+from basecap.report.figures import capacity, cells, matrix, regions, rivals
 from tests.report.synthetic import write_study
 from tests.report.synthetic_tasks import write_task_study
 from tests.report.test_report import EVIL, Page
@@ -27,8 +27,8 @@ PUBLISHED = {
 
 
 def answer(architecture, train, test, cell, seed):
-    if architecture == "weak":
-        return 0.3
+    if architecture in ("weak", "near"):
+        return 0.3 if architecture == "weak" else 1.0 if train == test else 0.94
     return 1.0 if architecture == "steady" or train == test else 0.2
 
 
@@ -65,7 +65,7 @@ def test_a_page_with_every_part(tmp_path):
     page, said = page_of(tmp_path)
     assert not [attributes for _, attributes in page.tags if {"src", "href", "action", "data"} & set(attributes)]
     assert {"matrix-leaning", "regions-b", "cells-weak,a,a", "cells-weak,a,b", "learning-a"} <= set(page.charts)
-    assert {"capacity-length-leaning,b,b", "capacity-pairs-leaning,b,b"} <= set(page.charts)
+    assert {"rivals-a", "capacity-length-leaning,b,b", "capacity-pairs-leaning,b,b"} <= set(page.charts)
     assert sorted(file.stem for file in (tmp_path / "figures").iterdir()) == sorted(page.charts)
     for text in (said, printed([tmp_path], tmp_path)):
         for words in (
@@ -126,6 +126,18 @@ def test_what_a_grid_does_not_vary_over_is_not_drawn(tmp_path, grid, drawn):
     assert "This study tests on no other pattern." in said and "Shortcut index" not in said
 
 
+def test_architectures_stand_side_by_side_in_the_hardest_cells(tmp_path):
+    study = studied(tmp_path)
+    rows = data(rivals(study, "a"))
+    found = {(row["name"], row["place"], row["value"]) for row in rows}
+    assert found == {
+        (name, pairs, value)
+        for name, value in (("steady", 1.0), ("leaning", 1.0), ("weak", 0.3))
+        for pairs in (1.0, 4.0)
+    }
+    assert rivals(study, "unknown") is None
+
+
 def test_bars_end_at_one_and_name_what_is_read_from_no_region(tmp_path):
     study = studied(tmp_path, architectures=("one",), regions={"b": (0.5, 0.2, 0.1)})
     rows = [row for row in data(regions(study, "b")) if row["name"] == "one on a"]
@@ -144,8 +156,9 @@ def test_bars_end_at_one_and_name_what_is_read_from_no_region(tmp_path):
             "What happens when the pattern moves says little then.",
         ),
         ({"train": ("a",), "test": ("b",), "cells": ({},)}, "validation examples"),
+        ({"architectures": ("near",)}, "near on a is undecided on b: 94.0 % there, 6.0 points"),
     ],
-    ids=["nothing yet", "none recalls", "own pattern not tested"],
+    ids=["nothing yet", "none recalls", "own pattern not tested", "undecided"],
 )
 def test_poor_studies_still_make_a_page(tmp_path, changes, said):
     task_study(tmp_path, **{"architectures": ("steady",), "cells": CELLS[:1]} | changes)

@@ -11,6 +11,7 @@ from basecap.report.figures.losses import scatter, training
 from basecap.report.figures.matrix import matrix
 from basecap.report.figures.paper import paper
 from basecap.report.figures.regions import regions
+from basecap.report.figures.rivals import rivals
 
 __all__ = [
     "Chart",
@@ -25,6 +26,7 @@ __all__ = [
     "matrix",
     "paper",
     "regions",
+    "rivals",
     "scatter",
     "styled",
     "training",

@@ -10,90 +10,104 @@ import altair as alt
 from basecap.report.figures.look import (
     ABSCISSAE,
     NATS,
+    PICKED,
     Chart,
     Study,
     chart_of,
-    choice,
     colour,
     compared_at,
     dash,
     extent,
-    legend_of,
+    picked,
+    shape,
     tooltip,
     trained_band,
-    unless,
+    unless_picked,
 )
-from basecap.report.palette import DARK_GREY, domain_scales
+from basecap.report.palette import DARK_GREY
+from basecap.report.words import gap_text, interval_text
 
 #: Up to so many architectures their bands can be told apart when all are drawn.
 FEW = 3
-#: What the chart of all gaps shows of each.
-SHOWN = ("value", "low", "high", "tolerance", "verdict")
 
 
-def forest(study: Study) -> Chart | None:
-    """Every gap with its interval and its tolerance; arrowheads where the chart ends before a bar does."""
-    tested = study["ood_domains"] or study["train_domains"]
-    overall = f"all {'unseen ' if study['ood_domains'] else ''}domains"
-    rows = [
-        {"name": row["name"], "domain": domain, **{key: part[key] for key in SHOWN}}
-        for row in study["comparisons"]
-        if row["gap"] is not None
-        for domain, part in [(overall, row["gap"]), *((part["domain"], part) for part in row["domains"])]
-    ]
+def forest(study: Study, domain: str | None = None) -> Chart | None:
+    """Every gap with its intervals and the tolerance, on one domain or over all; arrowheads where a bar goes on.
+
+    Thin: the interval that holds for all rows together. Thick: the one that holds for the row alone.
+    """
+    rows = [_bar(row["name"], found) for row in study["comparisons"] if (found := _on(row, domain)) is not None]
     if not rows:
         return None
-    window = _forest_window(rows, overall)
-    domains = [overall, *tested]
-    colours, shapes = domain_scales(domains)
-    legend = legend_of([domain for domain in domains if domain in {row["domain"] for row in rows}], columns=1)
-    names = list(dict.fromkeys(row["name"] for row in rows))
+    window = _forest_window(rows)
 
     def x(field: str) -> alt.X:
         return alt.X(f"{field}:Q", title=f"gap in {NATS}, positive: worse", **_around_zero(window))
 
     def layer(data: list[dict[str, Any]]) -> alt.Chart:
+        names = alt.Axis(labelLimit=150, ticks=False, domain=False)
         return chart_of(data).encode(
-            y=alt.Y("name:N", sort=names, title=None, axis=alt.Axis(labelLimit=190), scale=alt.Scale(paddingInner=0.3)),
-            yOffset=alt.YOffset("domain:N", sort=None, scale=alt.Scale(domain=domains)),
-            color=alt.Color("domain:N", scale=colours, legend=legend),
-            tooltip=tooltip("name", "domain", *SHOWN),
+            y=alt.Y("name:N", sort=[row["name"] for row in rows], title=None, axis=names),
+            color=colour(study, rows, legend=False),
+            opacity=unless_picked(),
+            tooltip=tooltip("name", "gap", "interval", "alone", "verdict", "tolerance"),
         )
 
-    bars = [
-        row | {"from": _clip(row["low"], *window), "to": _clip(row["high"], *window)}
-        for row in rows
-        if row["low"] is not None
-    ]
-    marks = [
-        layer([row for row in bars if row["domain"] == overall]).mark_rule(strokeWidth=3),
-        layer([row for row in bars if row["domain"] != overall]).mark_rule(strokeWidth=2),
-    ]
-    layers = [mark.encode(x=x("from"), x2="to:Q") for mark in marks]
-    for cut, end, shape, inwards in (
+    layers = []
+    for ends, width in (("low", "high"), 2.0), (("alone_low", "alone_high"), 4.5):
+        bars = [
+            row | {"from": _clip(row[ends[0]], *window), "to": _clip(row[ends[1]], *window)}
+            for row in rows
+            if row[ends[0]] is not None
+        ]
+        layers.append(layer(bars).mark_rule(strokeWidth=width).encode(x=x("from"), x2="to:Q"))
+    bars = [row for row in rows if row["low"] is not None]
+    for cut, end, mark, inwards in (
         ([row for row in bars if row["low"] < window[0]], window[0], "triangle-left", 5),
         ([row for row in bars if row["high"] > window[1]], window[1], "triangle-right", -5),
     ):
         heads = layer([row | {"end": end} for row in cut])
         layers.append(
-            heads.mark_point(shape=shape, filled=True, size=120, opacity=1, xOffset=inwards).encode(x=x("end"))
+            heads.mark_point(shape=mark, filled=True, size=110, opacity=1, xOffset=inwards).encode(x=x("end"))
         )
-    dots = layer(rows).mark_point(filled=True, size=60, opacity=1)
-    layers.append(dots.encode(x=x("value"), shape=alt.Shape("domain:N", scale=shapes, legend=legend)))
+    dots = layer(rows).mark_point(filled=True, size=130, opacity=1, stroke="#ffffff", strokeWidth=1)
+    layers.append(dots.encode(x=x("value"), shape=shape(study, rows, legend=False)).add_params(picked()))
     if study["ood_domains"]:
         limits = layer([row for row in rows if row["tolerance"] is not None])
-        layers.insert(0, limits.mark_tick(color=DARK_GREY, thickness=2, size=15).encode(x=x("tolerance")))
-    return alt.layer(_zero(x("at")), *layers).properties(width=480, height=17 * len(rows) + 20)
+        tick = limits.mark_tick(thickness=2, size=20).encode(x=x("tolerance"), color=alt.value(DARK_GREY))
+        layers.insert(0, tick)
+    title = domain or f"all {'unseen ' if study['ood_domains'] else ''}domains"
+    return alt.layer(_zero(x("at")), *layers).properties(width=420, height=24 * len(rows) + 12, title=title)
+
+
+def _on(row: dict[str, Any], domain: str | None) -> dict[str, Any] | None:
+    """Return the gap of a row on a domain, that over all where None."""
+    if domain is None:
+        return row["gap"]
+    return next((part for part in row["domains"] if part["domain"] == domain), None)
+
+
+def _bar(name: str, found: dict[str, Any]) -> dict[str, Any]:
+    """Return what the chart of gaps shows of one."""
+    single = found["single"]
+    return {"name": name, **{key: found[key] for key in ("value", "low", "high", "tolerance", "verdict")}} | {
+        "alone_low": single["low"],
+        "alone_high": single["high"],
+        "gap": gap_text(found),
+        "interval": interval_text(found),
+        "alone": interval_text(single),
+    }
 
 
 def along(study: Study) -> Chart | None:
     """The gap along the whole range of losses, thick over each row's trained range, with its interval at each place.
 
-    Bands of many architectures hide the lines and each other: then only those picked in the legend are drawn.
+    Bands of many architectures hide the lines and each other: then only those picked in the page's legend are drawn.
     """
     rows = [
         {"name": row["name"], "loss": loss, "value": value, "trained": row["range"][0] <= loss <= row["range"][1]}
         | ({} if low is None else {"low": low, "high": high})
+        | _told({"value": value, "low": low, "high": high})
         for row in study["comparisons"]
         if row["along"] is not None
         for loss, value, low, high in _places(row["along"])
@@ -105,7 +119,6 @@ def along(study: Study) -> Chart | None:
     shown = [0.0, *(row["value"] for row in rows)]
     ends = [row[end] for row in banded for end in ("low", "high")]
     window = _window(shown, ends, limit=(3 if few else 1) * max(map(abs, shown)))
-    chosen = choice()
 
     def y(field: str) -> alt.Y:
         return alt.Y(f"{field}:Q", title=f"gap to {study['reference']} ({NATS})", **_around_zero(window))
@@ -115,24 +128,23 @@ def along(study: Study) -> Chart | None:
         return alt.X(f"{field}:Q", scale=scale, title=f"{ABSCISSAE[compared_at(study)]} ({NATS})")
 
     base = chart_of(rows).encode(x=x("loss"), color=colour(study, rows, lines=True))
-    shade = alt.when(chosen, empty=few).then(alt.value(0.15)).otherwise(alt.value(0))
+    shown_first = f"{PICKED}.length == 0 || " if few else ""
+    shade = alt.when(f"{shown_first}indexof({PICKED}, datum.name) >= 0").then(alt.value(0.15)).otherwise(alt.value(0))
     bands = base.mark_area(clip=True, tooltip=None).encode(y=y("low"), y2="high:Q", opacity=shade)
     bands = bands.transform_filter("isValid(datum.low)")
-    lines = base.encode(y=y("value"), opacity=unless(chosen), strokeDash=dash(study, rows))
+    lines = base.encode(y=y("value"), opacity=unless_picked(), strokeDash=dash(study, rows))
     within = lines.mark_line(strokeWidth=3.5).transform_filter("datum.trained")
     # A line answers the pointer with its first place only; points that cannot be seen answer with theirs.
     places = base.mark_point(filled=True, size=60, opacity=0, aria=False).encode(
-        y=y("value"), tooltip=tooltip("name", "loss", "value", "low", "high")
+        y=y("value"), tooltip=tooltip("name", "loss", "gap", "interval")
     )
     layers = [_zero(y("at")), *([bands] if banded else []), lines.mark_line(strokeWidth=1.2), within]
-    chart = alt.layer(*trained_band(study, x), *layers[:-1], layers[-1].add_params(chosen), places)
-    note = alt.Title(
-        "" if few or not banded else "Intervals: click on an architecture in the legend of report.html",
-        fontSize=11,
-        fontWeight="normal",
-        color=DARK_GREY,
-    )
-    return chart.properties(width=480, height=300, title=note)
+    chart = alt.layer(*trained_band(study, x), *layers, places.add_params(picked()))
+    return chart.properties(width=480, height=300, title="along training")
+
+
+def _told(found: dict[str, Any]) -> dict[str, str]:
+    return {"gap": gap_text(found), "interval": interval_text(found)}
 
 
 def _places(found: dict[str, Any]) -> Iterable[tuple[float, float, float | None, float | None]]:
@@ -147,16 +159,15 @@ def _zero(position: alt.X | alt.Y) -> alt.Chart:
     return chart_of([{"at": 0.0}]).mark_rule(strokeWidth=1.5, color=DARK_GREY).encode(**{channel: position})
 
 
-def _forest_window(rows: list[dict[str, Any]], overall: str) -> tuple[float, float]:
+def _forest_window(rows: list[dict[str, Any]]) -> tuple[float, float]:
     """Return the range of gaps to draw: one wide interval must not shrink all the others to stubs.
 
-    Every gap is in it; bars may end outside four times the largest gap over all domains, yet at most half of those
-    that belong to a gap over all domains.
+    Every gap is in it; bars may end outside four times the largest gap, yet at most half of them.
     """
     tolerances = [row["tolerance"] for row in rows if row["tolerance"] is not None]
     whole = [row for row in rows if row["low"] is not None]
-    far = [max(abs(row["low"]), abs(row["high"])) for row in whole if row["domain"] == overall]
-    largest = max([*tolerances, *(abs(row["value"]) for row in rows if row["domain"] == overall)])
+    far = [max(abs(row["low"]), abs(row["high"])) for row in whole]
+    largest = max([*tolerances, *(abs(row["value"]) for row in rows)])
     limit = max(4 * largest, median(far or [0.0]))
     ends = [row[end] for row in whole for end in ("low", "high")]
     # A bar that ends a little further on would touch the edge uncut, and look as if it were cut.

@@ -5,7 +5,7 @@ from typing import Any
 
 import altair as alt
 
-from basecap.report.palette import BLACK, BLUE, DARK_GREY, architecture_scales, dash_scale
+from basecap.report.palette import BLACK, BLUE, DARK_GREY, GREY, architecture_scales, dash_scale
 
 NATS = "nats per token"
 #: What may stand on the x axis of a scatter: key of a point -> how it is called.
@@ -20,8 +20,8 @@ def styled(chart: Chart) -> Chart:
     """Return the chart in the look that all figures share."""
     return chart.configure(
         font="Helvetica, Arial, sans-serif",
-        background="white",
-        view=alt.ViewConfig(stroke="#cccccc"),
+        background="#ffffff",
+        view=alt.ViewConfig(stroke="#dddddd"),
         axis=alt.AxisConfig(
             labelFontSize=12,
             titleFontSize=13,
@@ -29,6 +29,8 @@ def styled(chart: Chart) -> Chart:
             labelColor=BLACK,
             titleColor=BLACK,
             gridColor="#eeeeee",
+            domainColor=GREY,
+            tickColor=GREY,
             labelSeparation=6,
         ),
         legend=alt.LegendConfig(labelFontSize=12, labelLimit=185, labelColor=BLACK),
@@ -90,16 +92,16 @@ def legend_of(shown: Sequence[str], lines: bool = False, columns: int = 2) -> al
     )
 
 
-def colour(study: Study, rows: Rows, lines: bool = False) -> alt.Color:
+def colour(study: Study, rows: Rows, lines: bool = False, legend: bool = True) -> alt.Color:
     """Return the colour of each architecture, the same in every chart."""
     scale = architecture_scales(names_of(study), study["reference"])[0]
-    return alt.Color("name:N", scale=scale, legend=legend_of(drawn(study, rows), lines))
+    return alt.Color("name:N", scale=scale, legend=legend_of(drawn(study, rows), lines) if legend else None)
 
 
-def shape(study: Study, rows: Rows) -> alt.Shape:
+def shape(study: Study, rows: Rows, legend: bool = True) -> alt.Shape:
     """Return the mark of each architecture."""
     scale = architecture_scales(names_of(study), study["reference"])[1]
-    return alt.Shape("name:N", scale=scale, legend=legend_of(drawn(study, rows)))
+    return alt.Shape("name:N", scale=scale, legend=legend_of(drawn(study, rows)) if legend else None)
 
 
 def dash(study: Study, rows: Rows) -> alt.StrokeDash:
@@ -116,6 +118,22 @@ def choice() -> alt.Parameter:
 def unless(chosen: alt.Parameter) -> Any:
     """Return an opacity that fades what is not chosen."""
     return alt.when(chosen).then(alt.value(1)).otherwise(alt.value(0.1))
+
+
+#: What is picked in the legend that the page has for all its charts: names of architectures, none for all.
+PICKED = "picked"
+#: Whether the row of a chart is drawn in full.
+IS_PICKED = f"{PICKED}.length == 0 || indexof({PICKED}, datum.name) >= 0"
+
+
+def picked() -> alt.Parameter:
+    """Let the legend of the page choose architectures; a chart on its own shows them all."""
+    return alt.param(name=PICKED, value=[])
+
+
+def unless_picked(full: float = 1.0, faded: float = 0.08) -> Any:
+    """Return an opacity that fades what is not picked."""
+    return alt.when(IS_PICKED).then(alt.value(full)).otherwise(alt.value(faded))
 
 
 def size_of_points(rows: Rows) -> int:
@@ -145,7 +163,7 @@ def share_colour(field: str) -> alt.Color:
 
 def share_ink(field: str) -> Any:
     """Return the colour of a number that stands on the colour of a share."""
-    return alt.when(f"datum.{field} > 0.55").then(alt.value("white")).otherwise(alt.value(BLACK))
+    return alt.when(f"datum.{field} > 0.55").then(alt.value("white")).otherwise(alt.value("black"))
 
 
 TITLES = {
@@ -153,6 +171,9 @@ TITLES = {
     "tokens": "tokens trained on",
     "x": "pre-training loss",
     "bits_per_byte": "bits per byte",
+    "stderr": "standard error",
+    "alone": "interval for this row alone",
+    "between": "runs lie between",
 }
 FORMATS = {"tokens": ",", "n": ",", "seed": "d"}
 
@@ -160,6 +181,7 @@ FORMATS = {"tokens": ",", "n": ",", "seed": "d"}
 def tooltip(*fields: str) -> list[alt.Tooltip]:
     """Return what the pointer shows of the fields of a row."""
     text = {"name", "domain", "verdict", "subset", "train", "test", "region"}
+    text |= {"gap", "interval", "alone", "between"}
     return [
         alt.Tooltip(f"{field}:N", title=TITLES.get(field, field))
         if field in text

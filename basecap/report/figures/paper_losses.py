@@ -13,14 +13,14 @@ from basecap.report.figures.look import (
     Rows,
     Study,
     chart_of,
-    choice,
     colour,
     extent,
     names_of,
+    picked,
     shape,
     size_of_points,
     tooltip,
-    unless,
+    unless_picked,
 )
 
 
@@ -60,7 +60,6 @@ def _points(study: Study, rows: Rows, axes: Sequence[list[float] | None], *, fil
         alt.Scale(domain=axis or extent([row[key] for row in rows]), nice=False)
         for key, axis in zip(("x", "loss"), axes, strict=True)
     )
-    chosen = choice()
     seen = ("name", "seed", "tokens", "x", "loss") if filled else ("name", "x", "loss")
     points = (
         chart_of(rows)
@@ -70,9 +69,9 @@ def _points(study: Study, rows: Rows, axes: Sequence[list[float] | None], *, fil
             y=alt.Y("loss:Q", scale=vertical, title=f"test loss, {tested} ({NATS})"),
             color=colour(study, rows),
             shape=shape(study, rows),
-            opacity=unless(chosen),
+            opacity=unless_picked(),
             tooltip=tooltip(*seen),
         )
-        .add_params(chosen)
+        .add_params(picked())
     )
     return alt.layer(points).properties(width=420, height=320)

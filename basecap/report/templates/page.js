@@ -1,0 +1,64 @@
+"use strict";
+const views = [];
+
+function show(place) {
+  if (place.dataset.shown) return;
+  place.dataset.shown = "yes";
+  vegaEmbed(place, JSON.parse(place.querySelector("script").textContent), {
+    renderer: "svg", downloadFileName: place.dataset.name,
+    actions: {export: true, source: false, compiled: false, editor: false},
+  }).then(({view}) => { views.push([place, view]); pick(place.closest("section")); });
+}
+
+// The legend of a study stands for all its charts: the names that are pressed are drawn in full, none pressed: all.
+function pick(section) {
+  const names = [...section.querySelectorAll(".legend [aria-pressed=true]")].map((button) => button.dataset.name);
+  for (const [place, view] of views)
+    if (section.contains(place) && "picked" in view.getState().signals) view.signal("picked", names).runAsync();
+}
+
+// Numbers by their size, text by the alphabet, what is missing last.
+function key(row, column) {
+  const cell = row.cells[column], text = cell.dataset.by ?? cell.textContent.trim().replaceAll(",", "");
+  return {number: parseFloat(text), text, missing: text === "" || text === "–"};
+}
+
+function sort(table, column) {
+  const head = table.tHead.rows[0].cells[column], down = head.ariaSort === "ascending";
+  const keyed = [...table.tBodies[0].rows].map((row) => [key(row, column), row]);
+  const numbers = keyed.every(([own]) => own.missing || !Number.isNaN(own.number));
+  keyed.sort(([a], [b]) => a.missing - b.missing
+    || (down ? -1 : 1) * (numbers ? a.number - b.number : a.text.localeCompare(b.text)));
+  for (const cell of table.tHead.rows[0].cells) cell.removeAttribute("aria-sort");
+  head.ariaSort = down ? "descending" : "ascending";
+  table.tBodies[0].append(...keyed.map(([, row]) => row));
+}
+
+for (const table of document.querySelectorAll("table.sortable"))
+  [...table.tHead.rows[0].cells].forEach((head, column) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...head.childNodes);
+    button.addEventListener("click", () => sort(table, column));
+    head.append(button);
+  });
+
+// What scrolls sideways can be reached and scrolled with the keyboard.
+const reachable = new ResizeObserver((changes) => {
+  for (const {target} of changes)
+    target.scrollWidth > target.clientWidth ? target.tabIndex = 0 : target.removeAttribute("tabindex");
+});
+document.querySelectorAll(".wide").forEach((part) => reachable.observe(part));
+
+for (const button of document.querySelectorAll(".legend button"))
+  button.addEventListener("click", () => {
+    const legend = button.closest(".legend");
+    if (button.dataset.name === undefined)
+      legend.querySelectorAll("[aria-pressed]").forEach((other) => { other.ariaPressed = "false"; });
+    else button.ariaPressed = button.ariaPressed === "true" ? "false" : "true";
+    pick(button.closest("section"));
+  });
+
+document.querySelectorAll(".chart").forEach((place) => { if (!place.closest("details")) show(place); });
+document.querySelectorAll("details").forEach((part) =>
+  part.addEventListener("toggle", () => part.open && part.querySelectorAll(".chart").forEach(show)));
