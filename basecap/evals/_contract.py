@@ -52,12 +52,14 @@ W = TypeVar("W", bound=Workload)
 class Context(Generic[W]):
     """What an evaluation may use besides the model: what the run trains on, the device and the run's precision.
 
-    A `SharedEvaluation` measures the part of process `rank` among `world` processes.
+    A `SharedEvaluation` measures the part of process `rank` among `world` processes. `note` takes words that are shown
+    beside the progress until the next ones come: how far a long evaluation is.
     """
 
     data: W
     device: torch.device
     autocast: Callable[[], AbstractContextManager]
+    note: Callable[[str], None] = lambda words: None
     rank: int = 0
     world: int = 1
 

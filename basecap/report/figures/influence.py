@@ -30,7 +30,7 @@ def influence(name: str, maps: Maps, scores: Mapping[int, float]) -> Chart:
     tiles = []
     for index, (layer, sizes) in enumerate(zip(maps.layers.tolist(), maps.sizes, strict=True)):
         row, column = divmod(index, COLUMNS)
-        score = f", selectivity {scores[layer]:.2f}" if layer in scores else ""
+        score = f", selectivity {round(scores[layer], 2) + 0.0:.2f}" if layer in scores else ""
         left, top = column * (SIDE + GAP), row * (SIDE + GAP + TITLE)
         tile = {"left": left, "top": top + TITLE, "title": f"layer {layer}{score}", "url": _image(sizes)}
         tiles.append({**tile, "right": left + SIDE, "bottom": top + TITLE + SIDE})
