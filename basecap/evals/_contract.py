@@ -96,8 +96,8 @@ class Evaluation(ABC, Generic[W]):
     def __init__(self, config: EvaluationConfig):
         self.config = config
 
-    def subsets(self, data: W) -> Collection[str]:
-        """Return the subsets that it has numbers of; none where that is not known beforehand."""
+    def expects(self, data: W) -> Collection[tuple[str, str]]:
+        """Return subsets and metrics without which it is not complete, such as those of tasks that a study gains."""
         return ()
 
     def check(self, data: W, length: int) -> None:

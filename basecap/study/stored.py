@@ -77,9 +77,9 @@ def _unmeasured(run: RunSpec, runtime: Runtime, at: At) -> list[Point]:
     records = runtime.run_records(run)
     if records.info().get("status") != "finished":
         return []
-    done: dict[tuple[int, str], set[str]] = defaultdict(set)
+    done: dict[tuple[int, str], set[tuple[str, str]]] = defaultdict(set)
     for record in records.evals():
-        done[record.step, record.eval].add(record.subset)
+        done[record.step, record.eval].add((record.subset, record.metric))
     empty, weights = records.unmeasured(), _stored(records)
     timetable, points = run.timetable, []
     end = records.info().get("stopped", timetable.steps)
@@ -91,7 +91,7 @@ def _unmeasured(run: RunSpec, runtime: Runtime, at: At) -> list[Point]:
             for evaluation in runtime.evaluations
             if includes(at, tokens, last)
             and includes(evaluation.config.at, tokens, last)
-            and not _is_measured(done.get((step, evaluation.declaration.name)), evaluation.subsets(workload))
+            and not _is_measured(done.get((step, evaluation.declaration.name)), evaluation.expects(workload))
             and evaluation.declaration.name not in empty
         ]
         if missing:
@@ -99,9 +99,9 @@ def _unmeasured(run: RunSpec, runtime: Runtime, at: At) -> list[Point]:
     return points
 
 
-def _is_measured(found: set[str] | None, subsets: Collection[str]) -> bool:
-    """Whether an evaluation has numbers of all its subsets; tasks may have been added since it ran."""
-    return found is not None and found >= {*subsets}
+def _is_measured(found: set[tuple[str, str]] | None, expected: Collection[tuple[str, str]]) -> bool:
+    """Whether an evaluation has all numbers that are expected; tasks may have been added since it ran."""
+    return found is not None and found >= {*expected}
 
 
 def _stored(records: RunRecords) -> dict[int, Path]:
