@@ -139,7 +139,7 @@ def _train(run: RunSpec, runtime: Runtime, records: RunRecords) -> dict[str, Any
     placement = DevicePlacement.choose(device, runtime.group, run.train.precision)
     model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed)
     trainer = Trainer(model, run.train, run.seed, workload=workload, records=records, placement=placement)
-    context = Context(data=workload, device=device, autocast=placement.autocast)
+    context = Context(data=workload, device=device, autocast=placement.autocast, note=trainer.note)
 
     def evaluate_point(model: LanguageModel, step: int, tokens: int) -> bool:
         point = Checkpoint(model=model, step=step, tokens=tokens, context=context, records=records, group=runtime.group)
