@@ -57,24 +57,10 @@ def _text(study: Study) -> Iterator[Sheet]:
     rows = []
     for row in study["comparisons"]:
         gap, ends = row["gap"] or {}, row["range"] or (None, None)
-        rows.append(
-            [
-                row["name"],
-                row["verdict"],
-                row["gap"],
-                gap.get("tokens"),
-                row["words"],
-                gap.get("alone"),
-                gap.get("single"),
-                at_lowest(row),
-                row["weighted"],
-                gap.get("bits_per_byte"),
-                gap.get("tolerance"),
-                *ends,
-                len(row["seeds"]),
-                len(row["reference_seeds"]),
-            ]
-        )
+        found = [row["name"], row["verdict"], row["gap"], gap.get("tokens"), row["words"]]
+        found += [gap.get("alone"), gap.get("single"), at_lowest(row), row["weighted"]]
+        found += [gap.get("bits_per_byte"), gap.get("tolerance"), *ends]
+        rows.append([*found, len(row["seeds"]), len(row["reference_seeds"])])
     yield Sheet("verdicts", columns, rows)
     by_domain = [
         [row["name"], part["domain"], part["verdict"], part, part["tokens"], part["bits_per_byte"], part["tolerance"]]
