@@ -102,10 +102,10 @@ def run(
     ] = None,
 ) -> None:
     """Train and evaluate a study, then write its report. Run again to resume."""
-    from basecap.study.config import load_study, select
+    from basecap.study.config import load_study, select, with_named
 
     load_plugins(plugin)
-    config = load_study(study, settings, scale)
+    config = with_named(load_study(study, settings, scale), only)
     chosen = select(config, only)
 
     from basecap.records import StudyRecords

@@ -137,6 +137,9 @@ class StudyConfig(_Section):
     architectures: tuple[ArchitectureEntry, ...] = Field(
         min_length=1, description="what is compared: names, or entries with the keys below"
     )
+    any_architecture: bool = Field(
+        False, description="whether --only takes any name of `basecap list mixers`, also one that is not listed here"
+    )
     reference: str = Field("transformer++", description="the architecture the others are compared with")
     evals: tuple[str | dict[str, Any], ...] = Field(
         ("domain-loss",),
@@ -299,6 +302,23 @@ def load_study(study: str, settings: Sequence[str] = (), scale: str | None = Non
             f"compare with another: --set {shlex.quote(f'reference={other}')}."
         )
     return config
+
+
+def with_named(study: StudyConfig, only: Sequence[str]) -> StudyConfig:
+    """Return the study with the names of `only` among its architectures where it takes any.
+
+    Raises:
+        ConfigError: a name that no architecture has.
+    """
+    known = {entry.name for entry in study.architectures}
+    if not study.any_architecture or known.issuperset(only):
+        return study
+    from basecap.mixers import ARCHITECTURES  # imports torch, which a study alone does not need
+
+    entries = [ArchitectureEntry.model_validate(_entry(name)) for name in dict.fromkeys(only) if name not in known]
+    for entry in entries:
+        ARCHITECTURES.get(entry.use)
+    return study.model_copy(update={"architectures": (*study.architectures, *entries)})
 
 
 def select(study: StudyConfig, only: Sequence[str]) -> set[str]:
