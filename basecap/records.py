@@ -292,11 +292,8 @@ class StudyRecords:
 
     def state(self) -> dict[Path, tuple[int, int]]:
         """Return when the files that a report is made of changed, and their sizes: another answer, another report."""
-        names = ("run.json", "evals.jsonl")
-        files = [self.path / name for name in ("study.yaml", "sweep.json", "looks.json")]
-        files += [run / name for run in entries(self.path / "runs") for name in names]
-        found = {path: path.stat() for path in files if path.exists()}
-        return {path: (stat.st_mtime_ns, stat.st_size) for path, stat in found.items()}
+        files = [run.path / name for run in self.runs() for name in ("run.json", "evals.jsonl")]
+        return {path: (stat.st_mtime_ns, stat.st_size) for path in files if path.exists() and (stat := path.stat())}
 
     def create(self, study: dict[str, Any]) -> None:
         """Make this the directory of `study`; raises ConfigError, DataError when it holds something else."""
