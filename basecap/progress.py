@@ -19,6 +19,15 @@ class Advance(Protocol):
         """Count `n` more units."""
 
 
+#: Whether other processes write to the terminal of this one: bars would overwrite each other.
+_SHARED: list[bool] = []
+
+
+def share_terminal() -> None:
+    """Write plain lines from now on, as other processes write to the same terminal."""
+    _SHARED[:] = [True]
+
+
 @contextmanager
 def progress(
     label: str,
@@ -29,7 +38,7 @@ def progress(
     every: float = 10.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Advance]:
-    """Show how far work of `total` units has come.
+    """Show how far work of `total` units has come; nothing where there is none.
 
     Args:
         label: what is being done.
@@ -47,7 +56,9 @@ def progress(
     reading: 3 of 3 files (100 %) the last one
     """
     stream = stream or sys.stderr
-    if stream.isatty():
+    if not total:
+        yield lambda n, note="": None
+    elif stream.isatty() and not _SHARED:
         with _bar(label, total, unit, stream) as advance:
             yield advance
     else:

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from basecap.progress import progress
+from basecap.progress import progress, share_terminal
 
 
 class Clock:
@@ -48,6 +48,23 @@ def test_quick_work_writes_nothing():
         advance(1)
         advance(1)
     assert stream.getvalue() == ""
+
+
+def test_no_work_shows_nothing():
+    stream = Terminal()
+    with progress("nothing", total=0, stream=stream) as advance:
+        advance(0, note="at all")
+    assert stream.getvalue() == ""
+
+
+def test_a_terminal_that_processes_share_gets_lines(monkeypatch):
+    """Bars of several processes would overwrite each other."""
+    monkeypatch.setattr("basecap.progress._SHARED", [])
+    share_terminal()
+    stream = Terminal()
+    with progress("run", total=10, unit="files", stream=stream, every=0) as advance:
+        advance(10)
+    assert stream.getvalue() == "run: 10 of 10 files (100 %)\n"
 
 
 def test_a_terminal_gets_a_bar():

@@ -13,11 +13,12 @@ from basecap.analysis.draws import Curve, Runs, draw, enough, few_clusters, fewe
 from basecap.analysis.gap import FEWEST_POINTS, LARGEST_EXPONENT, LOST_DRAWS, Range
 from basecap.analysis.intervals import Estimates, Levels, Table
 from basecap.analysis.losses import RunLosses
+from basecap.analysis.noise import DRAWS
 from basecap.analysis.power import more_runs
-from basecap.analysis.rows import DomainGap, Gap, Interval, More, Row, Verdict
+from basecap.analysis.rows import DomainGap, Gap, Interval, LeftOut, More, Row, Verdict
 
-#: A run counts once it has seen this share of the tokens that the furthest run of its architecture has seen: the mean
-#: final loss, which ends the trained range, would otherwise be that of runs in their middle.
+#: While no run of an architecture has finished, those count that have seen this share of the tokens of the furthest.
+#: The mean final loss, which ends the trained range, would otherwise be that of runs in their middle.
 LEAST_PROGRESS = 0.9
 #: How far into the reference's own range a run that is behind should train.
 ENTRY = 0.25
@@ -34,6 +35,7 @@ class Setting:
         cost: share of the reference's tokens that a gap may be worth and still keep the capability (`gap.cost`).
         level: probability that the intervals of a table leave out something true.
         resamples: draws of documents.
+        draws: of errors, behind each interval.
         bigram: held-out loss of a bigram model on the training domains, None where it was not measured.
         waiting: architectures that have not run.
         seconds: training time of one run by architecture.
@@ -46,6 +48,7 @@ class Setting:
     cost: float = 0.1
     level: float = 0.05
     resamples: int = 2000
+    draws: int = DRAWS
     bigram: float | None = None
     waiting: Collection[str] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -55,15 +58,29 @@ class Setting:
         """The domains on which gaps are measured."""
         return self.ood or self.train
 
+    @property
+    def loss(self) -> str:
+        """How the loss is called at which architectures are compared."""
+        return "held-out" if self.ood else "training"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
     """The reference's runs that count, its trained range and how fast its losses fall there, [D]."""
 
     seeds: list[int]
+    left_out: list[LeftOut]
     curves: list[Curve]
     where: Range
     slope: ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfit:
+    """Why nothing can be compared with the reference; *behind* where more tokens would change that."""
+
+    reason: str
+    verdict: Verdict = "undecided"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +89,7 @@ class Measured:
 
     name: str
     seeds: list[int]
-    left_out: list[int]
+    left_out: list[LeftOut]
     curves: list[Curve]
     where: Range
     levels: Levels
@@ -91,7 +108,7 @@ def compare_runs(names: Sequence[str], runs: Runs, setting: Setting, generator: 
         return [_without(name, "undecided", missing, []) for name in names]
     comparable = {key: run for key, run in runs.items() if _comparable(run, example, setting)}
     curves = draw(comparable, setting.train, setting.ood, setting.resamples, generator)
-    reference = _reference(curves, setting)
+    reference = _reference(runs, curves, setting)
     found = {name: _measure(name, runs, curves, reference, setting) for name in names}
     measured = [one for one in found.values() if isinstance(one, Measured) and not one.lost]
     trusted = enough(example, setting.train, setting.tested)
@@ -114,71 +131,109 @@ def _comparable(run: RunLosses, example: RunLosses, setting: Setting) -> bool:
     return run.same_documents(example) and (bool(setting.ood) or bool(np.isfinite(run.training).all()))
 
 
-def _counting(name: str, curves: Mapping[tuple[str, int], Curve]) -> dict[int, Curve]:
-    """Return the runs of an architecture by seed, without those that have only begun."""
+def _counting(
+    name: str, runs: Runs, curves: Mapping[tuple[str, int], Curve], setting: Setting
+) -> tuple[dict[int, Curve], dict[int, str]]:
+    """Return the runs of an architecture that have trained to their end, by seed, and why others do not count.
+
+    While none has finished, those count that are nearly as far as the furthest.
+    """
+    missing = words.OTHER_DOCUMENTS if setting.ood else words.NO_TRAINING_LOSS
+    why = {seed: missing for who, seed in sorted(runs) if who == name and (who, seed) not in curves}
     own = {seed: curve for (who, seed), curve in sorted(curves.items()) if who == name}
+    finished = {seed for seed in own if runs[name, seed].finished}
     furthest = max((curve.trained[-1] for curve in own.values()), default=0)
-    return {seed: curve for seed, curve in own.items() if curve.trained[-1] >= LEAST_PROGRESS * furthest}
+    counting = {}
+    for seed, curve in own.items():
+        if (not finished or seed in finished) and curve.trained[-1] >= LEAST_PROGRESS * furthest:
+            counting[seed] = curve
+        else:
+            why[seed] = words.short(curve.trained[-1], furthest)
+    return counting, why
 
 
-def _reference(curves: Mapping[tuple[str, int], Curve], setting: Setting) -> Reference | str:
+def _reference(runs: Runs, curves: Mapping[tuple[str, int], Curve], setting: Setting) -> Reference | Unfit:
     """Return what the rows are measured against, or why nothing can be."""
-    own = _counting(setting.reference, curves)
-    if not own:
-        return words.NO_TRAINING_LOSS
-    every = list(own.values())
-    most = max(len(curve.trained) for curve in every)
+    counting, why = _counting(setting.reference, runs, curves, setting)
+    if not counting:
+        return Unfit(reason=words.NO_TRAINING_LOSS)
+    most = max(len(curve.trained) for curve in counting.values())
     if most < FEWEST_POINTS:
-        return words.few_points("the reference", most)
+        return Unfit(reason=words.few_points("the reference", most))
+    middle = gap.middle(list(counting.values()), setting.share)
+    own = {seed: curve for seed, curve in counting.items() if curve.x[0, -1] < middle}
+    why |= {
+        seed: words.diverged(setting.loss, float(curve.x[0, -1]), middle, setting.share)
+        for seed, curve in counting.items()
+        if seed not in own
+    }
+    every = list((own or counting).values())
     where = Range(low=gap.final(every), high=gap.upper_end(every, setting.share, setting.bigram))
     low, high = float(where.low[0]), float(where.high[0])
-    if not low < high:
-        return words.untrained(setting.reference, low, high, setting.bigram, gap.more_tokens(every, high))
-    kept = {seed: curve for seed, curve in own.items() if gap.points_within(curve, where) >= FEWEST_POINTS}
+    if not (own and low < high):
+        more = gap.more_tokens(every, high) if low >= high else None
+        reason = words.untrained(setting.reference, low, setting.bigram, more)
+        return Unfit(reason=reason, verdict="undecided" if more is None else "behind")
+    kept, few = _reaching(own, where, "the reference")
     if not kept:
-        return words.few_points("the reference", max(gap.points_within(curve, where) for curve in every))
+        return Unfit(reason=next(iter(few.values())))
     return Reference(
         seeds=list(kept),
+        left_out=_left_out(why | few),
         curves=list(kept.values()),
         where=where,
         slope=gap.slope(list(kept.values()), setting.share),
     )
 
 
+def _reaching(curves: Mapping[int, Curve], where: Range, who: str) -> tuple[dict[int, Curve], dict[int, str]]:
+    """Return the runs with points enough near a range, by seed, and why others are not; first the best of those."""
+    counts = {seed: gap.points_within(curve, where) for seed, curve in curves.items()}
+    kept = {seed: curve for seed, curve in curves.items() if counts[seed] >= FEWEST_POINTS}
+    few = sorted((seed for seed in curves if seed not in kept), key=lambda seed: -counts[seed])
+    return kept, {seed: words.few_points(who, counts[seed]) for seed in few}
+
+
+def _left_out(why: Mapping[int, str]) -> list[LeftOut]:
+    return [LeftOut(seed=seed, why=reason) for seed, reason in sorted(why.items())]
+
+
 def _measure(
     name: str,
     runs: Runs,
     curves: Mapping[tuple[str, int], Curve],
-    reference: Reference | str,
+    reference: Reference | Unfit,
     setting: Setting,
 ) -> Measured | Row:
     """Return the levels of an architecture over its trained range, or the row that says why there are none."""
     seeds = sorted(seed for who, seed in runs if who == name)
-    counting = _counting(name, curves)
+    counting, why = _counting(name, runs, curves, setting)
     if not seeds:
         return _without(name, "undecided", words.no_runs("it", name in setting.waiting), seeds)
     if not counting:
-        return _without(name, "undecided", words.OTHER_DOCUMENTS if setting.ood else words.NO_TRAINING_LOSS, seeds)
-    if isinstance(reference, str):
-        return _without(name, "behind" if reference.startswith(words.UNTRAINED) else "undecided", reference, seeds)
-    high = reference.where.high
-    reaching = {seed: curve for seed, curve in counting.items() if curve.x[0, -1] < high[0]}
+        return _without(name, "undecided", next(iter(why.values())), seeds)
+    if isinstance(reference, Unfit):
+        return _without(name, reference.verdict, reference.reason, seeds)
+    high = float(reference.where.high[0])
+    reaching = {seed: curve for seed, curve in counting.items() if curve.x[0, -1] < high}
     if not reaching:
         best = float(min(curve.x[0, -1] for curve in counting.values()))
-        target = float(high[0] - ENTRY * (high[0] - reference.where.low[0]))
-        more = gap.more_tokens(list(counting.values()), target)
-        kind = "held-out" if setting.ood else "training"
-        return _without(name, "behind", words.behind(kind, best, float(high[0]), more), seeds)
-    where = Range(low=np.maximum(gap.final(list(reaching.values())), reference.where.low), high=high)
-    kept = {seed: curve for seed, curve in reaching.items() if gap.points_within(curve, where) >= FEWEST_POINTS}
+        more = gap.more_tokens(list(counting.values()), high - ENTRY * (high - float(reference.where.low[0])))
+        return _without(name, "behind", words.behind(setting.loss, best, high, more), seeds)
+    why |= {
+        seed: words.outside(setting.loss, float(curve.x[0, -1]), high)
+        for seed, curve in counting.items()
+        if seed not in reaching
+    }
+    where = Range(low=np.maximum(gap.final(list(reaching.values())), reference.where.low), high=reference.where.high)
+    kept, few = _reaching(reaching, where, "it")
     if not kept:
-        most = max(gap.points_within(curve, where) for curve in reaching.values())
-        return _without(name, "undecided", words.few_points("it", most), seeds)
+        return _without(name, "undecided", next(iter(few.values())), seeds)
     own = list(kept.values())
     return Measured(
         name=name,
         seeds=list(kept),
-        left_out=[seed for seed in seeds if seed not in kept],
+        left_out=_left_out(why | few),
         curves=own,
         where=where,
         levels=Levels(
@@ -197,13 +252,14 @@ def _scatter(curves: Sequence[Curve], where: Range) -> tuple[ndarray, float]:
 
 
 def _without(name: str, verdict: Verdict, reason: str, seeds: list[int]) -> Row:
-    return Row(name=name, verdict=verdict, words=reason, seeds=[], reference_seeds=[], left_out=seeds)
+    left_out = [LeftOut(seed=seed, why=reason) for seed in seeds]
+    return Row(name=name, verdict=verdict, words=reason, seeds=[], reference_seeds=[], left_out=left_out)
 
 
 def _bare(one: Measured, reason: str, setting: Setting) -> Row:
     """Return a row with a range and no number: nothing of it could be trusted."""
-    row = _without(one.name, "undecided" if setting.ood else "none", reason, one.left_out)
-    return replace(row, seeds=one.seeds, range=_ends(one.where))
+    row = _without(one.name, "undecided" if setting.ood else "none", reason, [])
+    return replace(row, seeds=one.seeds, left_out=one.left_out, range=_ends(one.where))
 
 
 def _ends(where: Range) -> tuple[float, float]:
@@ -219,7 +275,9 @@ class _Judge:
         self.setting = setting
         own = np.stack([gap.level(curve, reference.where) for curve in reference.curves])
         units = fewest_units(example, (*setting.train, *setting.ood))
-        table = Table([one.levels for one in measured], own, documents=units - 1, level=setting.level)
+        table = Table(
+            [one.levels for one in measured], own, documents=units - 1, level=setting.level, draws=setting.draws
+        )
         found = [example.domains[domain] for domain in setting.tested]
         self.bits = np.array([part.tokens.sum() / part.bytes.sum() / math.log(2) for part in found])
         size = np.array([part.tokens.sum() for part in found], dtype=float)
@@ -244,6 +302,7 @@ class _Judge:
             seeds=one.seeds,
             reference_seeds=self.reference.seeds,
             left_out=one.left_out,
+            reference_left_out=self.reference.left_out,
             conditional=conditional,
             range=_ends(one.where),
             gap=found,
@@ -293,11 +352,7 @@ def _worth(found: Interval, slope: float) -> Interval:
 
     No share is above e^40: where the loss hardly falls, it could be any number.
     """
-    value, low, high = (
-        None if end is None else math.exp(min(end / slope, LARGEST_EXPONENT))
-        for end in (found.value, found.high, found.low)
-    )
-    assert value is not None
+    value, low, high = (math.exp(min(end / slope, LARGEST_EXPONENT)) for end in (found.value, found.high, found.low))
     return Interval(value=value, low=low, high=high)
 
 
@@ -308,7 +363,7 @@ def judge(interval: Interval, tolerance: float | None, split: float | None) -> V
     between two groups of the reference's own runs, where that is known. Else, and where there is no tolerance as the
     reference's loss on unseen domains does not fall, *undecided*.
     """
-    if interval.low is None or interval.high is None or tolerance is None:
+    if tolerance is None:
         return "undecided"
     if interval.high < tolerance:
         return "keeps"

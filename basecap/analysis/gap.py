@@ -55,6 +55,15 @@ def upper_end(reference: Sequence[Curve], share: float, bigram: float | None) ->
     return high if bigram is None else np.minimum(high, bigram)
 
 
+def middle(runs: Sequence[Curve], share: float) -> float:
+    """Return the loss of the median run after `share` of the tokens: one that ends above it has diverged.
+
+    The median, as a run that diverged moves a mean. A run like the others ends far below: so much falls after `share`.
+    """
+    target = share * max(curve.trained[-1] for curve in runs)
+    return float(np.median([_at_tokens(curve, target)[0] for curve in runs]))
+
+
 def final(runs: Sequence[Curve]) -> ndarray:
     """Return the mean over runs of the loss at their last evaluation point, [R + 1]."""
     return np.mean([curve.x[:, -1] for curve in runs], axis=0)

@@ -8,7 +8,6 @@ from numpy import ndarray
 
 from basecap.analysis.noise import (
     DRAW_SEED,
-    DRAWS,
     SPLIT_LEVEL,
     HalfWidths,
     Runs,
@@ -70,7 +69,7 @@ class Estimates:
 class Table:
     """The rows of one table: all share the reference and the documents; the variance of runs is pooled over them."""
 
-    def __init__(self, rows: Sequence[Levels], reference: ndarray, *, documents: int, level: float):
+    def __init__(self, rows: Sequence[Levels], reference: ndarray, *, documents: int, level: float, draws: int):
         """Take the rows and the reference's own levels.
 
         Args:
@@ -78,11 +77,13 @@ class Table:
             reference: [m, R + 1, D] levels of the reference's runs over its own trained range.
             documents: degrees of freedom of what documents add.
             level: probability that the intervals together leave out something true.
+            draws: of errors, behind each interval.
         """
         self.rows = rows
         self.reference = reference
         self.documents = documents
         self.level = level
+        self.draws = draws
         kept = ~np.any([np.isnan(row.own[0, :, 0]) | np.isnan(row.reference[0, :, 0]) for row in rows], axis=0)
         self.kept = kept & ~np.isnan(reference[0, :, 0])
 
@@ -93,12 +94,12 @@ class Table:
         shared = Shared.fitted([Runs.of(part[:, 0]) for part in own] + [Runs.of(reference)])
         errors = self._errors(weights, shared)
         generator = np.random.default_rng(DRAW_SEED + 1)
-        drawn = draw_documents(errors.documents, self.documents, generator)
+        drawn = draw_documents(errors.documents, self.documents, self.draws, generator)
         if shared is None:
             ours, others = self._scattered(errors)
         else:
             ours, others = self._varied(own, Runs.of(reference), errors, shared)
-        drawn += ours * generator.standard_normal(ours.shape) + others * generator.standard_normal((DRAWS, 1))
+        drawn += ours * generator.standard_normal(ours.shape) + others * generator.standard_normal((self.draws, 1))
         return Estimates(
             value=np.array([part[:, 0].mean() - other[:, 0].mean() for part, other in zip(own, theirs, strict=True)]),
             errors=errors,
@@ -140,23 +141,24 @@ class Table:
     def _varied(
         self, own: Sequence[ndarray], reference: Runs, errors: Errors, shared: Shared
     ) -> tuple[ndarray, ndarray]:
-        """Draw standard errors of the means, [DRAWS, A] each, from what runs say of their variance."""
+        """Draw standard errors of the means, [draws, A] each, from what runs say of their variance."""
         ours = [_sample(part) for part in own]
-        variances, theirs = draw_variances(ours, reference, shared, np.random.default_rng(DRAW_SEED))
+        generator = np.random.default_rng(DRAW_SEED)
+        variances, theirs = draw_variances(ours, reference, shared, self.draws, generator)
         # The range of a row may be shorter than the reference's own, and its variance there another.
         factor = errors.reference / max(shared.moderate(reference.variance, reference.freedom)[0], TINY)
         return np.sqrt(variances / [runs.count for runs in ours]), np.sqrt(theirs[:, None] * factor)
 
     def _scattered(self, errors: Errors) -> tuple[ndarray, ndarray]:
-        """Draw standard errors of the means, [DRAWS, A] each, from the scatter of points alone."""
+        """Draw standard errors of the means, [draws, A] each, from the scatter of points alone."""
         generator = np.random.default_rng(DRAW_SEED)
         ours, others = (
             np.array([getattr(row, name)[1] for row in self.rows]) for name in ("own_scatter", "reference_scatter")
         )
-        shape = (DRAWS, len(self.rows))
+        shape = (self.draws, len(self.rows))
         return (
             np.sqrt(errors.own * ours / generator.chisquare(ours, shape)),
-            np.sqrt(errors.reference * others.min() / generator.chisquare(others.min(), (DRAWS, 1))),
+            np.sqrt(errors.reference * others.min() / generator.chisquare(others.min(), (self.draws, 1))),
         )
 
 

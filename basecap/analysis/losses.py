@@ -28,11 +28,15 @@ class DomainLosses:
 
 @dataclass(frozen=True)
 class RunLosses:
-    """One run's K evaluation points: tokens trained on [K], smoothed training loss [K], losses by domain."""
+    """One run's K evaluation points: tokens trained on [K], smoothed training loss [K], losses by domain.
+
+    `finished` says whether it has trained to its end.
+    """
 
     trained: ndarray
     training: ndarray
     domains: dict[str, DomainLosses]
+    finished: bool = True
 
     def same_documents(self, other: "RunLosses") -> bool:
         """Whether both were evaluated on the same documents, so that they may be compared one by one."""
@@ -80,6 +84,7 @@ def load(
         trained=np.array([trained[step] for step in finite]),
         training=smoothed_training_loss(metrics, finite),
         domains=losses,
+        finished=run.info().get("status") == "finished",
     )
 
 

@@ -12,6 +12,7 @@ and the others differed by a factor of ten; either belief alone failed one of th
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -26,8 +27,12 @@ SHARED_FREEDOMS = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
 SCALES = np.exp(np.linspace(-4, 4, 81))
 #: Degrees of freedom of all runs together below which nothing is said of them.
 FEWEST_FREEDOM = 2
-#: Draws of errors behind an interval; their seed.
-DRAWS, DRAW_SEED = 10_000, 11
+#: Draws of errors behind an interval, and how many of them it should leave out: small levels take more draws.
+DRAWS, LEFT_OUT = 40_000, 100
+#: More draws than these would not fit into a few seconds.
+MOST_DRAWS = 400_000
+#: Their seed.
+DRAW_SEED = 11
 #: Splits of the reference's runs that are looked at, at most; their seed.
 SPLITS, SPLIT_SEED = 2000, 12
 #: With fewer runs of the reference two groups of them say nothing.
@@ -91,20 +96,25 @@ class Shared:
         total = self.freedom + freedom
         return (self.freedom * self.scale + variance * freedom) / total, total
 
-    def draw(self, generator: np.random.Generator) -> tuple[ndarray, ndarray]:
-        """Draw freedoms and scales, [DRAWS] each."""
-        index = generator.choice(self.likely.size, size=DRAWS, p=self.likely.ravel())
+    def draw(self, draws: int, generator: np.random.Generator) -> tuple[ndarray, ndarray]:
+        """Draw freedoms and scales, [draws] each."""
+        index = generator.choice(self.likely.size, size=draws, p=self.likely.ravel())
         return SHARED_FREEDOMS[index // len(self.scales)], self.scales[index % len(self.scales)]
 
 
+def enough_draws(level: float) -> int:
+    """Return how many draws of errors intervals at a level take, for their ends not to rest on a few of them."""
+    return min(MOST_DRAWS, max(DRAWS, math.ceil(LEFT_OUT / level)))
+
+
 def draw_variances(
-    architectures: Sequence[Runs], reference: Runs, shared: Shared, generator: np.random.Generator
+    architectures: Sequence[Runs], reference: Runs, shared: Shared, draws: int, generator: np.random.Generator
 ) -> tuple[ndarray, ndarray]:
-    """Draw the variance of a run of each architecture, [DRAWS, A], and of the reference, [DRAWS].
+    """Draw the variance of a run of each architecture, [draws, A], and of the reference, [draws].
 
     Where the reference alone has several runs the others are taken to be as noisy as it is.
     """
-    freedom, scale = shared.draw(generator)
+    freedom, scale = shared.draw(draws, generator)
     prior = freedom * scale
 
     def like_others(runs: Runs) -> ndarray:
@@ -112,21 +122,21 @@ def draw_variances(
         return (prior + own) / generator.chisquare(freedom + runs.freedom)
 
     if not any(runs.freedom for runs in architectures):
-        alone = reference.freedom * reference.variance / generator.chisquare(reference.freedom, DRAWS)
+        alone = reference.freedom * reference.variance / generator.chisquare(reference.freedom, draws)
         return np.repeat(alone[:, None], len(architectures), axis=1), alone
     theirs = like_others(reference)
     if reference.freedom:
-        alone = reference.freedom * reference.variance / generator.chisquare(reference.freedom, DRAWS)
-        theirs = np.where(generator.random(DRAWS) < 0.5, alone, theirs)
+        alone = reference.freedom * reference.variance / generator.chisquare(reference.freedom, draws)
+        theirs = np.where(generator.random(draws) < 0.5, alone, theirs)
     return np.stack([like_others(runs) for runs in architectures], axis=1), theirs
 
 
-def draw_documents(covariance: ndarray, freedom: float, generator: np.random.Generator) -> ndarray:
-    """Draw what other documents would add to each row, [DRAWS, A], from its covariance [A, A]."""
+def draw_documents(covariance: ndarray, freedom: float, draws: int, generator: np.random.Generator) -> ndarray:
+    """Draw what other documents would add to each row, [draws, A], from its covariance [A, A]."""
     values, vectors = np.linalg.eigh(covariance)
     root = vectors * np.sqrt(np.clip(values, 0, None))
-    scale = np.sqrt(freedom / generator.chisquare(freedom, (DRAWS, 1)))
-    return scale * (generator.standard_normal((DRAWS, len(covariance))) @ root.T)
+    scale = np.sqrt(freedom / generator.chisquare(freedom, (draws, 1)))
+    return scale * (generator.standard_normal((draws, len(covariance))) @ root.T)
 
 
 def _log_density(ratios: ndarray, own: ndarray, free: float) -> ndarray:
@@ -147,7 +157,7 @@ class HalfWidths:
 
 
 def half_widths(errors: ndarray, level: float) -> HalfWidths:
-    """Return how far errors [DRAWS, A] go with probability `1 - level`, in each row and in all rows at once.
+    """Return how far errors [R, A] go with probability `1 - level`, in each row and in all rows at once.
 
     For all at once each row gives away equally much: what counts in a draw is the rank of its most extreme row (as with
     max-t intervals, for rows whose errors are distributed differently).

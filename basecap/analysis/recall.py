@@ -238,7 +238,6 @@ def _shift(architecture: str, train: str, test: str, runs: Sequence[Counted], re
 
 
 def _verdict(index: Interval) -> Verdict:
-    assert index.low is not None and index.high is not None
     if index.high <= TOLERATED:
         return "holds"
     return "loses" if index.low > TOLERATED else "undecided"

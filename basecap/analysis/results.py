@@ -11,6 +11,7 @@ from basecap.analysis.comparison import Setting, compare_runs
 from basecap.analysis.draws import Runs, few_clusters
 from basecap.analysis.files import GapSection, StudyFile, complete
 from basecap.analysis.losses import EVALUATION, load, smoothed_training_loss
+from basecap.analysis.noise import enough_draws
 from basecap.analysis.recall import analyse_tasks
 from basecap.analysis.runs import Run, curve, describe, evaluations
 from basecap.analysis.sequential import Looks
@@ -62,14 +63,16 @@ def _analyse_text(records: StudyRecords) -> dict[str, Any]:
     gap = GapSection.model_validate(study["gap"])
     described = [describe(run) for run in runs]
     looks = Looks.read(records)
+    level = looks.level(LEVEL) if looks else LEVEL
     setting = Setting(
         reference=study["reference"],
         train=train,
         ood=ood,
         share=gap.share,
         cost=gap.cost,
-        level=looks.level(LEVEL) if looks else LEVEL,
+        level=level,
         resamples=RESAMPLES,
+        draws=enough_draws(level),
         bigram=_bigram_loss(records, environment),
         waiting=set(names) - {run.info["name"] for run in runs},
         seconds=_seconds(described),

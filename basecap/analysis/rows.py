@@ -1,6 +1,6 @@
 """The rows of the table of verdicts, as results.json holds them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Verdict = Literal["keeps", "degrades", "undecided", "behind", "none"]
@@ -8,11 +8,11 @@ Verdict = Literal["keeps", "degrades", "undecided", "behind", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """An estimate with the ends of its interval; without an interval those are None."""
+    """An estimate with the ends of its interval."""
 
     value: float
-    low: float | None
-    high: float | None
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,14 @@ class More:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A run that is not compared, and why."""
+
+    seed: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """An architecture against the reference; what could not be computed is None or empty, and `words` say why.
 
@@ -75,7 +83,7 @@ class Row:
         name: of the architecture.
         verdict, words: what was found, and why.
         seeds, reference_seeds: the runs that were compared.
-        left_out: seeds whose runs do not reach the trained range.
+        left_out, reference_left_out: the runs that were not; of the reference, none where nothing was compared.
         conditional: whether the interval speaks of these trained models only: no variance of runs could be estimated.
         range: of pre-training loss, from the lowest.
         gap: on the mean over the unseen domains.
@@ -90,7 +98,8 @@ class Row:
     words: str
     seeds: list[int]
     reference_seeds: list[int]
-    left_out: list[int]
+    left_out: list[LeftOut]
+    reference_left_out: list[LeftOut] = field(default_factory=list)
     conditional: bool = False
     range: tuple[float, float] | None = None
     gap: Gap | None = None

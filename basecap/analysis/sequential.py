@@ -1,11 +1,15 @@
 """Looking at a study more than once: how the probability of a wrong verdict is spent over the looks.
 
 Each look at a growing study is another chance to be wrong. Of the whole level a look may use what a spending function
-(Kim and DeMets, Biometrika 74, 1987: level * share^2, the share of the seeds that the study may have in the end) has
-grown by since the look before. The levels of all looks add up to the whole, so that what any of them says is wrong
-with at most that probability, however the looks depend on each other.
+has grown by since the look before: a fiftieth of the level at once, the rest as the square of the share of the seeds
+that the study may have in the end (Kim and DeMets, Biometrika 74, 1987). The levels of all looks add up to the whole,
+so that what any of them says is wrong with at most that probability, however the looks depend on each other.
+
+No look is planned that would get less than the fiftieth: what a level as small as that of 2 of 50 seeds (0.00008 of
+0.05) says would rest on a few draws of errors, and could not decide anything.
 """
 
+import math
 from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -14,6 +18,8 @@ from basecap.analysis.files import complete
 from basecap.records import StudyRecords
 
 POWER = 2
+#: The share of the level that the first look may spend whatever its seeds are, and that each look should get at least.
+FIRST = 0.02
 
 
 class Looks(BaseModel):
@@ -63,13 +69,17 @@ def level_of_last_look(looks: Sequence[int], most: int, level: float) -> float:
         level: probability of a wrong interval over all looks.
 
     >>> level_of_last_look([2, 4], 4, 0.05)
-    0.0375
+    0.03675
     """
-    shares = [min(1.0, seeds / most) for seeds in looks]
-    before = shares[-2] if len(shares) > 1 else 0.0
-    return level * (shares[-1] ** POWER - before**POWER)
+    spent = [FIRST + (1 - FIRST) * min(1.0, seeds / most) ** POWER for seeds in looks]
+    return level * (spent[-1] - (spent[-2] if len(spent) > 1 else 0.0))
 
 
 def next_look(seeds: int, most: int) -> int:
-    """Return the seeds of the look after one with `seeds`: half as many again, at least one more, at most `most`."""
-    return min(most, seeds + max(1, seeds // 2))
+    """Return the seeds of the look after one with `seeds`: half as many again, or what `FIRST` asks, at most `most`.
+
+    >>> next_look(2, 8), next_look(2, 50)
+    (3, 8)
+    """
+    worth = math.ceil((seeds**POWER + most**POWER * FIRST / (1 - FIRST)) ** (1 / POWER))
+    return min(most, max(seeds + max(1, seeds // 2), worth))

@@ -14,7 +14,7 @@ FEW_DOCUMENTS = (
     "no interval can be trusted"
 )
 LOST = "the trained range is too narrow for an interval: train longer"
-#: How the reason begins where the reference itself has not trained long enough.
+#: How the reason begins where nothing can be compared because of the reference.
 UNTRAINED = "the reference has no trained range"
 
 
@@ -32,11 +32,29 @@ def few_points(who: str, count: int) -> str:
     )
 
 
-def untrained(reference: str, low: float, high: float, bigram: float | None, more: float | None) -> str:
-    """Say why the reference has no trained range."""
-    if bigram is not None and high >= bigram:
+def untrained(reference: str, low: float, bigram: float | None, more: float | None) -> str:
+    """Say why the reference, whose loss ends at `low`, has no trained range."""
+    if bigram is not None and low >= bigram:
         return f"{UNTRAINED}: {reference} ends at {low:.3f} nats, a bigram model at {bigram:.3f}; {_train(more)}"
     return f"{UNTRAINED}: the loss of {reference} no longer falls; train it on other data or with another train.lr"
+
+
+def short(tokens: float, furthest: float) -> str:
+    """Say that a run did not get to its end."""
+    return f"it ends after {tokens:,.0f} of {furthest:,.0f} tokens"
+
+
+def diverged(loss: str, last: float, middle: float, share: float) -> str:
+    """Say that a run of the reference diverged by its `loss`, "held-out" or "training"."""
+    return (
+        f"it diverged: its {loss} loss ends at {last:.3f}, above the {middle:.3f} of the median run after "
+        f"{100 * share:g} % of the tokens"
+    )
+
+
+def outside(loss: str, last: float, high: float) -> str:
+    """Say that one run of several did not get to the trained range of `loss`, "held-out" or "training"."""
+    return f"its {loss} loss ends at {last:.3f}, above the trained range, which begins at {high:.3f}"
 
 
 def behind(loss: str, best: float, high: float, more: float | None) -> str:
@@ -46,7 +64,7 @@ def behind(loss: str, best: float, high: float, more: float | None) -> str:
 
 def _train(more: float | None) -> str:
     if more is None:
-        return "its loss no longer falls: change train.lr or its size"
+        return "more tokens alone will not get it there: change train.lr or its size"
     return f"train about {float(f'{more:.1e}'):,.0f} more tokens"
 
 
@@ -58,7 +76,7 @@ def of(row: Row) -> str:
         return "no unseen domain: the difference at equal training loss, without a verdict"
     if row.verdict == "keeps":
         text = _keeps(found)
-        worse = ", ".join(part.domain for part in row.domains if part.low is not None and part.low > 0)
+        worse = ", ".join(part.domain for part in row.domains if part.low > 0)
         return f"{text}; measurably worse on {worse}" if worse else text
     if row.verdict == "degrades":
         return "worse out of domain than the reference at equal pre-training loss"
@@ -66,9 +84,9 @@ def of(row: Row) -> str:
 
 
 def _keeps(found: Gap) -> str:
-    if found.high is not None and found.high < 0:
+    if found.high < 0:
         return "better out of domain than the reference at equal pre-training loss"
-    if found.low is not None and found.low > 0:
+    if found.low > 0:
         return f"measurably worse, by less than the tolerance of {found.tolerance:.3f}"
     return f"any gap is smaller than the tolerance of {found.tolerance:.3f}"
 
@@ -76,7 +94,7 @@ def _keeps(found: Gap) -> str:
 def _undecided(found: Gap) -> str:
     if found.tolerance is None:
         return "the reference's loss on unseen domains does not fall while it trains"
-    if found.low is not None and found.low > 0:
+    if found.low > 0:
         return f"worse, but by less than two groups of the reference's own runs differ ({found.split:.3f})"
     return f"the interval includes both 0 and the tolerance of {found.tolerance:.3f}"
 
@@ -105,5 +123,5 @@ def with_cautions(row: Row, few_clusters: Sequence[str]) -> Row:
     if row.gap is not None and few_clusters:
         cautions.append(f"the interval is conditional on these sources (few clusters: {', '.join(few_clusters)})")
     if row.gap is not None and row.left_out:
-        cautions.append(f"left out, too short or outside the trained range: seed {', '.join(map(str, row.left_out))}")
+        cautions.append(f"left out: {'; '.join(f'seed {run.seed} ({run.why})' for run in row.left_out)}")
     return replace(row, words="; ".join([row.words, *cautions])) if cautions else row

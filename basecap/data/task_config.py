@@ -1,12 +1,22 @@
 """The options of a study that trains on tasks: which ones, in which cells, on how many examples."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from basecap.data.config import Count, Line
 from basecap.errors import ConfigError, nearest
 from basecap.tasks import Cell, Task, build_task
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    raise ValueError("should be a number")
+
+
+#: An int stays an int: tasks take no 64.0 for a length.
+CellValue = Annotated[Any, BeforeValidator(_number)]
 
 
 class TaskSection(BaseModel):
@@ -21,13 +31,13 @@ class TaskSection(BaseModel):
     options: dict[str, Any] = Field(
         default_factory=dict, description="options of the tasks, such as mode and vocab, given to every task with them"
     )
-    cells: tuple[Cell, ...] | None = Field(
+    cells: tuple[dict[str, CellValue], ...] | None = Field(
         None,
         min_length=1,
         description="lengths, pairs and other options of which each combination has examples of its own; the published "
         "grid of each task when not given. A cell that a task cannot hold is left out for that task",
     )
-    test_cells: tuple[Cell, ...] | None = Field(
+    test_cells: tuple[dict[str, CellValue], ...] | None = Field(
         None, min_length=1, description="cells of the tests; those of cells when not given"
     )
     examples: Count = Field(20_000, ge=1, le=2**40, description="training examples per cell; an epoch is all of them")

@@ -52,12 +52,14 @@ W = TypeVar("W", bound=Workload)
 class Context(Generic[W]):
     """What an evaluation may use besides the model: what the run trains on, the device and the run's precision.
 
-    A `SharedEvaluation` measures the part of process `rank` among `world` processes.
+    A `SharedEvaluation` measures the part of process `rank` among `world` processes. `note` takes words that are shown
+    beside the progress until the next ones come: how far a long evaluation is.
     """
 
     data: W
     device: torch.device
     autocast: Callable[[], AbstractContextManager]
+    note: Callable[[str], None] = lambda words: None
     rank: int = 0
     world: int = 1
 
@@ -94,8 +96,8 @@ class Evaluation(ABC, Generic[W]):
     def __init__(self, config: EvaluationConfig):
         self.config = config
 
-    def subsets(self, data: W) -> Collection[str]:
-        """Return the subsets that it has numbers of; none where that is not known beforehand."""
+    def expects(self, data: W) -> Collection[tuple[str, str]]:
+        """Return subsets and metrics without which it is not complete, such as those of tasks that a study gains."""
         return ()
 
     def check(self, data: W, length: int) -> None:

@@ -72,7 +72,7 @@ def fitting_task(
         )
     if task.length > length:
         raise DataError(
-            f"{evaluation}: examples of {name} have {task.length} tokens, more than the training length of {length}; "
+            f"{evaluation}: examples of {name} have {task.length} tokens, more than the {length} it can take here; "
             f"give the task the options {{length: {length}}} or less."
         )
     return name, task

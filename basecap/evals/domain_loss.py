@@ -50,7 +50,7 @@ class DomainLoss(SharedEvaluation[PreparedData]):
         """Return per domain the mean loss per token, bits per byte, and the losses of single documents."""
         measurements, documents = [], {}
         for domain in (*context.data.train_domains, *context.data.ood_domains):
-            losses = self._losses(model, context, context.data.documents(self.config.split, domain))
+            losses = self._losses(model, context, domain)
             documents[domain] = losses
             measurements += _measure(domain, losses)
         return Outcome(measurements=measurements, documents=documents)
@@ -74,7 +74,8 @@ class DomainLoss(SharedEvaluation[PreparedData]):
         windows = max((list(itertools.islice(_all_windows(part, length, start, most), rows)) for part in held), key=len)
         self._batch_losses(model, context, [window for _, window in windows], length)
 
-    def _losses(self, model: LanguageModel, context: Context[PreparedData], documents: DocumentSet) -> DocumentLosses:
+    def _losses(self, model: LanguageModel, context: Context[PreparedData], domain: str) -> DocumentLosses:
+        documents = context.data.documents(self.config.split, domain)
         start = context.data.tokenizer.end_of_text
         nats = np.zeros(len(documents))
         tokens = np.zeros(len(documents), dtype=np.int64)
@@ -84,13 +85,15 @@ class DomainLoss(SharedEvaluation[PreparedData]):
             tokens[index] += len(window) - 1
             padded = _padded_length(len(window) - 1, model.config.max_length)
             windows.setdefault(padded, []).append((index, window))
-        batches = itertools.count()
+        batches, done, count = itertools.count(), 0, sum(map(len, windows.values()))
         for length, members in sorted(windows.items()):
             rows = max(1, self.config.tokens_per_batch // length)
             for first in range(0, len(members), rows):
+                part = members[first : first + rows]
+                context.note(f"evaluating {self.declaration.name}: {domain}, {100 * done / count:.0f} %")
+                done += len(part)
                 if next(batches) % context.world != context.rank:
                     continue
-                part = members[first : first + rows]
                 summed = self._batch_losses(model, context, [window for _, window in part], length)
                 np.add.at(nats, [index for index, _ in part], summed)
         return DocumentLosses(nats=nats, tokens=tokens, bytes=_bytes(documents, tokens), clusters=documents.clusters)

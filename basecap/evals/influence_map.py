@@ -18,8 +18,8 @@ from basecap.maps import Maps
 from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
 
-#: Rows and columns of a stored matrix, at most.
-SIDE = 256
+#: Tokens of an input, and rows and columns of a stored matrix, at most.
+LONGEST, SIDE = 1024, 256
 
 
 @evaluation("influence-map", unit="tokens", better="neither")
@@ -42,7 +42,7 @@ class InfluenceMap(Evaluation[Workload]):
         options: dict[str, Any] = Field({}, description="options of the task, such as {length: 256, pairs: 16}")
         number: Count = Field(0, ge=0, lt=2**31, description="which document or example, from 0")
         seed: int = Field(SEED, ge=0, lt=2**60, description="of the task's examples")
-        length: Count = Field(256, ge=2, le=1024, description="tokens of a text, at most; the rest is cut off")
+        length: Count = Field(256, ge=2, le=LONGEST, description="tokens of a text, at most; the rest is cut off")
 
         @field_validator("task")
         @classmethod
@@ -87,7 +87,9 @@ class InfluenceMap(Evaluation[Workload]):
         c = self.config
         most = min(c.length, longest)
         if c.task is not None or not isinstance(data, PreparedData):
-            name, task = fitting_task("influence-map", c.task, c.options, data, longest)
+            if c.text is not None:
+                raise DataError("influence-map: this study has no tokenizer for a text; leave text out or give a task.")
+            name, task = fitting_task("influence-map", c.task, c.options, data, min(longest, LONGEST))
             return f"{name}, example {c.number}", task.instances(c.seed, [c.number]).inputs[0]
         if c.text is not None:
             words, tokens = f"{c.text[:40]!r}", np.array(data.tokenizer.encode(c.text), np.int64)

@@ -34,9 +34,9 @@ class Recall(SharedEvaluation[TaskData]):
     config: Config
     needs = "task"
 
-    def subsets(self, data: TaskData) -> Collection[str]:
-        """Return the names of the test tasks."""
-        return data.tests
+    def expects(self, data: TaskData) -> Collection[tuple[str, str]]:
+        """Return the accuracy of every test task."""
+        return [(name, "accuracy") for name in data.tests]
 
     def run(self, model: LanguageModel, context: Context[TaskData]) -> Outcome:
         """Return the accuracies of this process's share of the cells."""

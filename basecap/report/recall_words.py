@@ -195,7 +195,7 @@ def percent(value: float | None) -> str:
 
 def between(found: dict[str, Any] | None) -> str:
     """Return the interval of a share in percent as "98.9 … 99.9", a dash when there is none."""
-    if found is None or found["low"] is None:
+    if found is None:
         return "–"
     return f"{100 * found['low']:.1f} … {100 * found['high']:.1f}"
 

@@ -11,7 +11,7 @@ VERBS = {
     "keeps": ("keeps the capability", "keep the capability"),
     "degrades": ("degrades", "degrade"),
     "undecided": ("is undecided", "are undecided"),
-    "behind": ("is behind: train it longer", "are behind: train them longer"),
+    "behind": ("is behind", "are behind"),
 }
 #: Verdict -> the sign before it on its badge.
 SIGNS = {"keeps": "✓", "degrades": "✗", "undecided": "?", "behind": "…", "none": "·"}
@@ -52,8 +52,8 @@ def headline(study: Study) -> str:
     if study["ood_domains"]:
         return f"Out of domain at equal pre-training loss, compared with {reference}: {'; '.join(parts)}."
     rows = [row for row in study["comparisons"] if row["gap"] is not None]
-    higher = [row["name"] for row in rows if _positive(row["gap"]["low"])]
-    lower = [row["name"] for row in rows if row["gap"]["high"] is not None and row["gap"]["high"] < 0]
+    higher = [row["name"] for row in rows if row["gap"]["low"] > 0]
+    lower = [row["name"] for row in rows if row["gap"]["high"] < 0]
     same = [row["name"] for row in rows if row["name"] not in (*higher, *lower)]
     parts = [
         *([f"{listed(higher)} {'have' if len(higher) > 1 else 'has'} a higher held-out loss"] if higher else []),
@@ -83,7 +83,7 @@ def _reason(row: dict[str, Any]) -> str:
         return row["words"]
     if found["tolerance"] is None:
         return "the reference's loss on unseen domains does not fall while it trains, so no gap can be judged"
-    if _positive(found["low"]):
+    if found["low"] > 0:
         return f"worse, but by less than two groups of the reference's own runs differ ({found['split']:.3f} nats)"
     return f"the interval includes both 0 and the tolerance of {found['tolerance']:.3f} nats"
 
@@ -198,11 +198,12 @@ def trained_models_only(study: Study) -> str:
 
 
 def remarks(study: Study) -> list[str]:
-    """Return a sentence for each thing to know of a study's text and learning rates; none where all is as usual."""
+    """Return a sentence for each thing to know of a study's runs, text and learning rates; none where all is usual."""
     left_out = [f"{row['left_out']:,} of {row['domain']}" for row in study["overlap"] if row["left_out"]]
     copied = "Held-out documents left out because they stand in the training text"
     edge = [sweep["name"] for sweep in study["sweep"] if sweep["at_edge"]]
     return [
+        *_left_out(study),
         *([f"{study['text_note']}."] if study["text_note"] else []),
         *([f"{copied}: {listed(left_out)}."] if left_out else []),
         *edge_text(edge),
@@ -220,13 +221,37 @@ def rates_text(study: Study) -> str:
     return f"Learning rates, chosen on held-out text of the training domains: {', '.join(chosen)}." if chosen else ""
 
 
+def _left_out(study: Study) -> list[str]:
+    """Return a sentence about the runs that are at their end and still not compared, none when there are none."""
+    running = {(run["name"], run["seed"]) for run in study["runs"] if run["status"] == "running"}
+    rows, reference = [row for row in study["comparisons"] if row["gap"] is not None], study["reference"]
+    every = [(reference, run) for row in rows[:1] for run in row["reference_left_out"]]
+    every += [(row["name"], run) for row in rows for run in row["left_out"]]
+    named = [f"{name} seed {run['seed']} ({run['why']})" for name, run in every if (name, run["seed"]) not in running]
+    if not named:
+        return []
+    said = f"Left out of the comparison: {'; '.join(named)}."
+    if rows[0]["reference_left_out"]:
+        count = len(rows[0]["reference_seeds"])
+        said += f" {count} {'run' if count == 1 else 'runs'} of {reference} {'is' if count == 1 else 'are'} compared."
+    return [said]
+
+
 def unfinished(study: Study) -> str:
-    """Return one sentence about the runs that are not at their end, "" when there are none."""
+    """Return one or two sentences about the runs that are not at their end, "" when there are none."""
     running = [run for run in study["runs"] if run["status"] == "running"]
     if not running:
         return ""
-    named = ", ".join(f"{run['name']} (seed {run['seed']}) at {run['tokens'] / 1e6:.1f}M tokens" for run in running)
-    return f"Not finished, and compared by what there is: {named}. Run the study again to resume."
+    rows = [row for row in study["comparisons"] if row["gap"] is not None]
+    compared = {(row["name"], seed) for row in rows for seed in row["seeds"]}
+    compared |= {(study["reference"], seed) for row in rows for seed in row["reference_seeds"]}
+    groups = {True: "compared as far as they are", False: "not compared"}
+    parts = []
+    for inside, words in groups.items():
+        some = [run for run in running if ((run["name"], run["seed"]) in compared) == inside]
+        named = ", ".join(f"{run['name']} (seed {run['seed']}) at {run['tokens'] / 1e6:.1f}M tokens" for run in some)
+        parts += [f"{words}: {named}"] if some else []
+    return f"Not finished, {'; '.join(parts)}. Run the study again to resume."
 
 
 def listed(names: Iterable[str]) -> str:
@@ -245,7 +270,7 @@ def gap_text(gap: dict[str, Any] | None) -> str:
 
 
 def interval_text(gap: dict[str, Any] | None) -> str:
-    """Return a gap's interval as "-0.001 … +0.009", a dash when there is none."""
+    """Return a gap's interval as "-0.001 … +0.009", a dash when there is none: a place along the curve may lack it."""
     return "–" if gap is None or gap["low"] is None else f"{_signed(gap['low'])} … {_signed(gap['high'])}"
 
 
@@ -273,7 +298,7 @@ def worth_text(gap: dict[str, Any] | None) -> str:
 
 def worth_interval_text(gap: dict[str, Any] | None) -> str:
     """Return the interval of that share as "70 … 99 %"."""
-    if gap is None or gap["tokens"] is None or gap["tokens"]["low"] is None:
+    if gap is None or gap["tokens"] is None:
         return "–"
     low, high = (share_text(gap["tokens"][end]) for end in ("low", "high"))
     return f"{low.removesuffix(' %')} … {high}"
@@ -296,7 +321,3 @@ def duration(seconds: float | None) -> str:
 
 def _with_verdict(study: Study, verdict: str) -> list[str]:
     return [row["name"] for row in study["comparisons"] if row["verdict"] == verdict]
-
-
-def _positive(value: float | None) -> bool:
-    return value is not None and value > 0

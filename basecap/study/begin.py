@@ -61,9 +61,9 @@ def begin(execution: Execution, checked: Sequence[RunSpec], only: set[str], held
     records, study, device = StudyRecords(execution.out), execution.study, torch.device(execution.device)
     records.refuse_foreign()
     records.refuse_loss()
-    _whole(records, study)
+    whole = _whole(records, study)
     _refuse_damaged(records, study)
-    material = material_of(study, records.path)
+    material = material_of(whole, records.path)
     refuse_unsound([run for run in checked if run.architecture in only], device)
     material.refuse_missing()
     held.enter_context(records.locked())
@@ -71,7 +71,7 @@ def begin(execution: Execution, checked: Sequence[RunSpec], only: set[str], held
     plan = plan_of(records, study, vocabulary_of(workloads), only)
     for evaluation in plan.evaluations:
         for workload in workloads.values():
-            evaluation.check(workload, study.length)
+            evaluation.check(workload, whole.length)
     for run in plan.runs:
         refuse_other(records.run(run.name, run.seed, run.rate), run)
     refuse_other_precision(records, plan.study, plan.runs, device)

@@ -29,6 +29,7 @@ class Checkpoint:
 def evaluate(evaluation: Evaluation, checkpoint: Checkpoint) -> None:
     """Measure a model and record what was found; all processes share what can be shared, else the leading one works."""
     group, context = checkpoint.group, checkpoint.context
+    context.note(f"evaluating {evaluation.declaration.name}")
     if isinstance(evaluation, SharedEvaluation) and group.world > 1:
         own = replace(context, rank=group.rank, world=group.world)
         parts = measured(group, lambda: _measure(evaluation, checkpoint.model, own))

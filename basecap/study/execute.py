@@ -10,9 +10,8 @@ from basecap import environment
 from basecap.records import StudyRecords
 from basecap.study.begin import begin, check, plan_of
 from basecap.study.config import StudyConfig
-from basecap.study.executors.local import train_in_turn
-from basecap.study.executors.processes import devices_for, side_by_side
-from basecap.study.plan import RunSpec
+from basecap.study.executors.local import InTurn
+from basecap.study.executors.processes import SideBySide, devices_for
 from basecap.study.preparing import material_of, vocabulary_of
 from basecap.study.run import Execution, Runtime
 from basecap.study.stored import evaluate_stored
@@ -40,7 +39,8 @@ def execute(
 
     Started by `torchrun`, all processes train each run together and only the leading one returns something; else runs
     go one after the other on one device, or side by side on the GPUs of this machine when there are several,
-    `per_device` on each or on the CPU, whose cores they share: a small model leaves room for others.
+    `per_device` on each or on the CPU, whose cores they share: a small model leaves room for others. All architectures
+    are tried, in the same places, before the first of them trains.
 
     Raises:
         ConfigError: names, sizes or options that do not work, a plugin's architecture that sees the future (before
@@ -62,21 +62,18 @@ def execute(
             records=records, device=chosen, workloads=workloads, evaluations=plan.evaluations, group=group, say=say
         )
 
-        def train(runs: Sequence[RunSpec]) -> list[dict[str, Any]]:
-            if len(devices) > 1 and len(runs) > 1:
-                return side_by_side(execution, runs, devices, say)
-            return train_in_turn(runs, runtime)
-
-        failed = group.lead(lambda: try_new(plan.runs, runtime))
-        unsound = {info["name"] for info in failed}
-        swept = [run for run in plan.swept if run.name not in unsound]
-        tried = train(swept)
-        if study.train.sweep:
-            group.together(lambda: None)  # every process has read what is about to move
-            group.lead(lambda: settle(records, swept, say))
-            plan = plan_of(records, study, vocabulary_of(workloads), only)
-        unchosen = {run.name for run in plan.swept}
-        failed += [info for info in tried if info["status"] == "failed" and info["name"] in unchosen]
-        infos = failed + train([run for run in plan.trained if run.name not in unsound])
+        together = len(devices) > 1 and len(plan.runs) > 1
+        with SideBySide(execution, devices, say) if together else contextlib.nullcontext(InTurn(runtime)) as executor:
+            failed = group.lead(lambda: try_new(plan.runs, runtime, executor.attempt))
+            unsound = {info["name"] for info in failed}
+            swept = [run for run in plan.swept if run.name not in unsound]
+            tried = executor.train(swept)
+            if study.train.sweep:
+                group.together(lambda: None)  # every process has read what is about to move
+                group.lead(lambda: settle(records, swept, say))
+                plan = plan_of(records, study, vocabulary_of(workloads), only)
+            unchosen = {run.name for run in plan.swept}
+            failed += [info for info in tried if info["status"] == "failed" and info["name"] in unchosen]
+            infos = failed + executor.train([run for run in plan.trained if run.name not in unsound])
         group.lead(lambda: evaluate_stored(plan.trained, runtime))
         return infos if group.leads else []

@@ -139,7 +139,7 @@ def _train(run: RunSpec, runtime: Runtime, records: RunRecords) -> dict[str, Any
     place = Place.choose(device, runtime.group, run.train.precision)
     model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed)
     trainer = Trainer(model, run.train, run.seed, workload=workload, records=records, place=place)
-    context = Context(data=workload, device=device, autocast=place.autocast)
+    context = Context(data=workload, device=device, autocast=place.autocast, note=trainer.note)
 
     def evaluate_point(model: LanguageModel, step: int, tokens: int) -> bool:
         point = Checkpoint(model=model, step=step, tokens=tokens, context=context, records=records, group=runtime.group)

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def evaluate_stored(runs: Sequence[RunSpec], runtime: Runtime, at: At = "every")
     failed = 0
     with progress("evaluations", total=len(due), unit="points") as advance:
         for point in due:
-            failed += _evaluate_point(point, runtime)
+            failed += _evaluate_point(point, runtime, partial(advance, 0))
             advance(1, note=point.run.label)
     lacking = [point for point in points if point.weights is None]
     counts = Counter(found.declaration.name for point in lacking for found in point.evaluations)
@@ -76,9 +77,9 @@ def _unmeasured(run: RunSpec, runtime: Runtime, at: At) -> list[Point]:
     records = runtime.run_records(run)
     if records.info().get("status") != "finished":
         return []
-    done: dict[tuple[int, str], set[str]] = defaultdict(set)
+    done: dict[tuple[int, str], set[tuple[str, str]]] = defaultdict(set)
     for record in records.evals():
-        done[record.step, record.eval].add(record.subset)
+        done[record.step, record.eval].add((record.subset, record.metric))
     empty, weights = records.unmeasured(), _stored(records)
     timetable, points = run.timetable, []
     end = records.info().get("stopped", timetable.steps)
@@ -90,7 +91,7 @@ def _unmeasured(run: RunSpec, runtime: Runtime, at: At) -> list[Point]:
             for evaluation in runtime.evaluations
             if includes(at, tokens, last)
             and includes(evaluation.config.at, tokens, last)
-            and not _is_measured(done.get((step, evaluation.declaration.name)), evaluation.subsets(workload))
+            and not _is_measured(done.get((step, evaluation.declaration.name)), evaluation.expects(workload))
             and evaluation.declaration.name not in empty
         ]
         if missing:
@@ -98,9 +99,9 @@ def _unmeasured(run: RunSpec, runtime: Runtime, at: At) -> list[Point]:
     return points
 
 
-def _is_measured(found: set[str] | None, subsets: Collection[str]) -> bool:
-    """Whether an evaluation has numbers of all its subsets; tasks may have been added since it ran."""
-    return found is not None and found >= {*subsets}
+def _is_measured(found: set[tuple[str, str]] | None, expected: Collection[tuple[str, str]]) -> bool:
+    """Whether an evaluation has all numbers that are expected; tasks may have been added since it ran."""
+    return found is not None and found >= {*expected}
 
 
 def _stored(records: RunRecords) -> dict[int, Path]:
@@ -108,14 +109,18 @@ def _stored(records: RunRecords) -> dict[int, Path]:
     return {**stored(records.checkpoints), **stored(records.weights)}
 
 
-def _evaluate_point(point: Point, runtime: Runtime) -> int:
+def _evaluate_point(point: Point, runtime: Runtime, show: Callable[[str], None]) -> int:
     """Measure the weights of one point as training would have; return how many evaluations failed."""
     device, records = runtime.device, runtime.run_records(point.run)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     precision = records.info().get("precision") or resolve(point.run.train.precision, device)
     place = Place(device=device, processes=Processes(), bf16=precision == "bf16")
-    context = Context(data=runtime.workloads[point.run.task], device=device, autocast=place.autocast)
+
+    def note(words: str) -> None:
+        show(f"{point.run.label}: {words}")
+
+    context = Context(data=runtime.workloads[point.run.task], device=device, autocast=place.autocast, note=note)
     failed = 0
     for evaluation in point.evaluations:
         try:

@@ -3,7 +3,7 @@
 import gc
 import math
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,10 @@ class Failure:
     ops: dict[str, str]
 
 
+#: Tries runs and yields each of them with why it cannot train, None where it can.
+Attempt = Callable[[Sequence[RunSpec]], Iterable[tuple[RunSpec, Failure | None]]]
+
+
 def untried(runs: Sequence[RunSpec], records: StudyRecords) -> list[RunSpec]:
     """Return a run of each architecture none of whose runs has finished or has a checkpoint."""
     begun = set()
@@ -46,9 +50,21 @@ def untried(runs: Sequence[RunSpec], records: StudyRecords) -> list[RunSpec]:
     return list(untried.values())[::-1]
 
 
-def try_new(runs: Sequence[RunSpec], runtime: Runtime) -> list[dict[str, Any]]:
-    """Try each architecture that has not begun; record and say what fails, and return the infos of its runs."""
-    failures = _try_all(untried(runs, runtime.records), runtime)
+def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt) -> list[dict[str, Any]]:
+    """Try each architecture that has not begun; record and say what fails, and return the infos of its runs.
+
+    Args:
+        runs: of the study.
+        runtime: of this process.
+        attempt: tries runs, in this process or in several.
+    """
+    trials, found = untried(runs, runtime.records), {}
+    with progress("trial steps", total=len(trials), unit="architectures") as advance:
+        for run, failure in attempt(trials):
+            found[run.architecture] = failure
+            advance(1, note=run.architecture)
+    names = [run.architecture for run in trials]
+    failures = {name: failure for name in names if (failure := found[name]) is not None}
     infos = []
     for run in (run for run in runs if run.architecture in failures):
         failure, records = failures[run.architecture], runtime.run_records(run)
@@ -63,26 +79,16 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime) -> list[dict[str, Any]]:
     return infos
 
 
-def _try_all(runs: Sequence[RunSpec], runtime: Runtime) -> dict[str, Failure]:
-    """Try each run in this process alone, as one of the group would train it; return what failed, by architecture."""
-    failures = {}
-    with progress("trial steps", total=len(runs), unit="architectures") as advance:
-        for run in runs:
-            place = Place.choose(runtime.device, runtime.group, run.train.precision)
-            failure = _try(run, runtime.evaluations, runtime.workloads[run.task], place)
-            if failure is not None:
-                failures[run.architecture] = failure
-            advance(1, note=run.architecture)
-    return failures
+def try_run(run: RunSpec, runtime: Runtime) -> Failure | None:
+    """Try one run in this process alone, as one of its group would train it; return why it cannot train.
 
-
-def _try(run: RunSpec, evaluations: Sequence[Evaluation], workload: Workload, place: Place) -> Failure | None:
-    """Try one run; random generators, the record of ops and the device's memory are left as they were."""
-    failure = None
+    Random generators, the record of ops and the device's memory are left as they were.
+    """
+    place, failure = Place.choose(runtime.device, runtime.group, run.train.precision), None
     with undisturbed(place.device):
         IMPLEMENTATIONS.clear()
         try:
-            _run(run, evaluations, workload, place)
+            _run(run, runtime.evaluations, runtime.workloads[run.task], place)
         except (Exception, SystemExit) as error:  # a fault of one architecture must not cost the others
             words = None if isinstance(error, BasecapError) else traceback.format_exc()
             ops = dict(sorted(IMPLEMENTATIONS.items()))

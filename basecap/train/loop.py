@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn, TypeVar, cast
 
@@ -106,6 +107,11 @@ class Trainer:
             model.compile_training()
         self.module = place.processes.wrap(model)
         self._saved_step, self._saved_time = 0, time.monotonic()
+        self._show: Callable[[str], None] = lambda words: None
+
+    def note(self, words: str) -> None:
+        """Show words beside the progress until the next step: what is being evaluated."""
+        self._show(words)
 
     def run(self, label: str, evaluate: Evaluate, log: Callable[[str], None] = lambda line: None) -> int | None:
         """Train to the end, from the newest checkpoint that is intact if there is one.
@@ -128,19 +134,22 @@ class Trainer:
         tokens = self.timetable.step_tokens
         with self._progress(label, self.timetable.steps * tokens) as advance:
             advance(done * tokens)
+            self._show = partial(advance, 0)
             if done and self._evaluate(label, evaluate, done):
                 return done
             batch = self._batch(done)
             while done < self.timetable.steps:
                 step = self._step(done, batch)
                 done, batch = done + 1, step.following
-                advance(tokens, note=f"loss {step.loss:.3f}")
+                loss = f"loss {step.loss:.3f}"
+                advance(tokens, note=loss)
                 if step.stop:
                     self._stop(label, done)
                 if step.save or self.timetable.saves(done):
                     self._save(done)
                 if self._evaluate(label, evaluate, done):
                     return done
+                self.note(loss)
         return None
 
     def _evaluate(self, label: str, evaluate: Evaluate, done: int) -> bool:

@@ -96,6 +96,8 @@ def _run(world, gap, x, own, tokens, clusters, rng) -> RunLosses:
     return RunLosses(trained=np.arange(1, len(x) + 1) * 1000, training=x + 0.01, domains=losses)
 
 
-def setting(resamples: int = 200, **changes) -> Setting:
+def setting(resamples: int = 200, draws: int = 10_000, **changes) -> Setting:
     """Return the comparison with the reference."""
-    return replace(Setting(reference=REFERENCE, train=TRAIN, ood=OOD, bigram=BIGRAM, resamples=resamples), **changes)
+    return replace(
+        Setting(reference=REFERENCE, train=TRAIN, ood=OOD, bigram=BIGRAM, resamples=resamples, draws=draws), **changes
+    )

@@ -44,7 +44,7 @@ def simulate(world: World, studies: int, seed: int, most: int = 0) -> Coverage:
     singles, joints, wrong, widths = [], [], [], []
     for rows in found:
         gaps = [row.gap for row in rows]
-        known = [gap for gap in gaps if gap is not None and gap.low is not None]
+        known = [gap for gap in gaps if gap is not None]
         if len(known) < len(gaps):
             continue
         ends = np.array([[gap.single.low, gap.single.high, gap.low, gap.high] for gap in known])

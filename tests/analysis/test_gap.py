@@ -57,7 +57,7 @@ def test_the_range_never_begins_above_a_bigram_model():
 
 def test_a_model_that_has_not_reached_the_range_is_behind():
     (row,) = compare(World(gaps=(0.0,), noise=(0.0, 0.0), speeds=(1.0, 0.4)))
-    assert (row.verdict, row.gap, row.left_out) == ("behind", None, [0, 1, 2])
+    assert (row.verdict, row.gap, [run.seed for run in row.left_out]) == ("behind", None, [0, 1, 2])
     assert "the trained range begins at" in row.words and "more tokens" in row.words
 
 
@@ -66,11 +66,49 @@ def test_a_seed_that_never_learned_is_left_out_and_named():
     stuck = found["other 0", 1]
     found["other 0", 1] = _points(stuck, [*range(5)] + [4] * 15, trained=stuck.trained)
     (row,) = compare_runs(["other 0"], found, setting(), _draws())
-    assert (
-        row.seeds == [0, 2]
-        and row.left_out == [1]
-        and "left out, too short or outside the trained range: seed 1" in row.words
-    )
+    assert row.seeds == [0, 2] and [run.seed for run in row.left_out] == [1]
+    assert "left out: seed 1 (its held-out loss ends at" in row.words
+
+
+@pytest.mark.parametrize("ood", [OOD, ()])
+def test_a_reference_run_that_diverged_moves_nothing_and_is_named(ood):
+    """One that ends above where the median run was at half of its tokens, wherever it was before."""
+    world = World(gaps=(0.0, 0.02), noise=(0.02,) * 3, reference_seeds=5)
+    found = runs(world, np.random.default_rng(0))
+    without = {key: run for key, run in found.items() if key != (REFERENCE, 4)}
+    last = found[REFERENCE, 4]
+    found[REFERENCE, 4] = _points(last, [*range(8), *[3] * 12], trained=last.trained)
+    rows, expected = (compare_runs(world.names, runs, setting(ood=ood), _draws()) for runs in (found, without))
+    for row, other in zip(rows, expected, strict=True):
+        (diverged,) = row.reference_left_out
+        assert diverged.seed == 4 and diverged.why.startswith("it diverged: its ") and "50 % of" in diverged.why
+        assert replace(row, reference_left_out=[], along=None) == replace(other, along=None)
+    assert other.reference_seeds == [0, 1, 2, 3] and not other.reference_left_out
+
+
+def test_a_reference_that_no_longer_learns_is_not_said_to_need_more_tokens():
+    """Neither where it rises from half of its tokens on, nor where it stands still above a bigram model."""
+    world = World(gaps=(0.0,), noise=(0.0, 0.0))
+    found = runs(world, np.random.default_rng(0))
+    for seed in range(3):
+        run = found[REFERENCE, seed]
+        found[REFERENCE, seed] = _points(run, [*range(12), *range(11, 3, -1)], trained=run.trained)
+    for bigram, said in ((BIGRAM, "no longer falls; train it on other data"), (2.0, "change train.lr or its size")):
+        (row,) = compare_runs(["other 0"], found, setting(bigram=bigram), _draws())
+        assert row.verdict == "undecided" and row.gap is None and said in row.words
+        assert "train about" not in row.words
+
+
+def test_a_run_that_stopped_early_does_not_count_where_another_has_finished():
+    found = runs(World(gaps=(0.0,), noise=(0.0, 0.0)), np.random.default_rng(0))
+    for key in ((REFERENCE, 1), ("other 0", 1)):
+        found[key] = replace(_points(found[key], range(19)), finished=False)
+    (row,) = compare_runs(["other 0"], found, setting(), _draws())
+    for seeds, left_out in ((row.seeds, row.left_out), (row.reference_seeds, row.reference_left_out)):
+        assert seeds == [0, 2]
+        assert [(run.seed, run.why) for run in left_out] == [(1, "it ends after 19,000 of 20,000 tokens")]
+    unfinished = {key: replace(run, finished=False) for key, run in found.items()}
+    assert compare_runs(["other 0"], unfinished, setting(), _draws())[0].seeds == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("points", "found"), [(20, True), (4, False), (1, False)])
@@ -144,7 +182,7 @@ def test_a_gap_is_worth_a_finite_share_where_the_reference_hardly_falls():
 )
 def test_verdict(value, half, split, expected):
     assert judge(Interval(value=value, low=value - half, high=value + half), 0.1, split) == expected
-    assert judge(Interval(value=value, low=None, high=None), 0.1, split) == "undecided"
+    assert judge(Interval(value=value, low=value - half, high=value + half), None, split) == "undecided"
 
 
 def test_looks_widen_intervals_and_leave_the_range_between_groups_of_the_reference():
@@ -165,7 +203,7 @@ def test_words_say_why_and_what_would_decide():
 def test_one_seed_of_each_speaks_of_these_models_only():
     world = World(gaps=(0.0,), noise=(0.03, 0.03), seeds=1, reference_seeds=1)
     (row,) = compare(world)
-    assert row.conditional and row.gap.low is not None and "these trained models only" in row.words
+    assert row.conditional and row.gap.low < row.gap.high and "these trained models only" in row.words
     (more,) = compare(replace(world, reference_seeds=4))
     assert not more.conditional and more.gap.split is not None
     assert more.gap.high - more.gap.low > row.gap.high - row.gap.low
@@ -244,7 +282,7 @@ def test_a_run_that_has_only_begun_does_not_count():
     for steps, counts in ((20, True), (18, True), (17, False)):  # of 20
         cut = {**found, ("other 0", 1): _points(found["other 0", 1], range(steps))}
         (row,) = compare_runs(["other 0"], cut, setting(share=0.3), _draws())
-        assert (1 in row.seeds) == counts == (1 not in row.left_out)
+        assert (1 in row.seeds) == counts == (not row.left_out)
 
 
 def _points(run: RunLosses, kept, trained: np.ndarray | None = None) -> RunLosses:

@@ -6,19 +6,22 @@ from scipy import stats
 
 from basecap.analysis.intervals import Errors, Estimates
 from basecap.analysis.noise import (
-    DRAWS,
     HalfWidths,
     Runs,
     Shared,
     _log_density,
     draw_documents,
     draw_variances,
+    enough_draws,
     half_widths,
     split_range,
 )
 from basecap.analysis.power import expected_half_width, expected_tolerance, more_runs, reach
 from basecap.analysis.sequential import level_of_last_look, next_look
 from tests.report.made_up import gap
+
+#: Draws of errors: enough for the tolerances here.
+DRAWS = 10_000
 
 
 def generator() -> np.random.Generator:
@@ -46,7 +49,7 @@ def test_the_density_is_that_of_the_f_distribution():
 
 def test_equal_runs_are_no_error():
     shared = Shared.fitted([Runs.of(np.ones(3)), Runs.of(np.ones(3))])
-    own, reference = draw_variances([Runs.of(np.ones(3))], Runs.of(np.ones(3)), shared, generator())
+    own, reference = draw_variances([Runs.of(np.ones(3))], Runs.of(np.ones(3)), shared, DRAWS, generator())
     assert own.max() < 1e-100 and reference.max() < 1e-100
 
 
@@ -54,7 +57,7 @@ def test_where_only_the_reference_has_several_runs_the_others_are_as_noisy():
     """The interval is Student's t with the reference's degrees of freedom."""
     values = np.array([0.10, 0.16, 0.12, 0.19, 0.11])
     single, reference = Runs.of(np.array([0.3])), Runs.of(values)
-    own, theirs = draw_variances([single], reference, Shared.fitted([single, reference]), generator())
+    own, theirs = draw_variances([single], reference, Shared.fitted([single, reference]), DRAWS, generator())
     np.testing.assert_array_equal(own[:, 0], theirs)
     errors = np.sqrt(own * (1 + 1 / 5)) * generator().standard_normal((DRAWS, 1))
     half = stats.t.ppf(0.975, 4) * values.std(ddof=1) * np.sqrt(1 + 1 / 5)
@@ -64,7 +67,7 @@ def test_where_only_the_reference_has_several_runs_the_others_are_as_noisy():
 def test_a_reference_noisier_than_the_others_is_believed_half():
     quiet = [Runs(variance=0.01**2, freedom=4, count=5)] * 8
     reference = Runs(variance=0.2**2, freedom=9, count=10)
-    _, theirs = draw_variances(quiet, reference, Shared.fitted(quiet), generator())
+    _, theirs = draw_variances(quiet, reference, Shared.fitted(quiet), DRAWS, generator())
     alone = reference.freedom * reference.variance / np.random.default_rng(1).chisquare(9, DRAWS)
     assert (theirs > np.quantile(alone, 0.01)).mean() > 0.49
 
@@ -81,9 +84,9 @@ def test_simultaneous_intervals_hold_together(rows):
 
 def test_documents_add_what_their_covariance_says():
     covariance = np.array([[4.0, 1.9], [1.9, 1.0]])
-    drawn = draw_documents(covariance, 1e6, generator())
+    drawn = draw_documents(covariance, 1e6, DRAWS, generator())
     np.testing.assert_allclose(np.cov(drawn.T), covariance, rtol=0.1)
-    wide = draw_documents(covariance, 5, generator())
+    wide = draw_documents(covariance, 5, DRAWS, generator())
     assert np.quantile(np.abs(wide[:, 1]), 0.95) == pytest.approx(stats.t.ppf(0.975, 5), rel=0.1)
 
 
@@ -96,13 +99,26 @@ def test_two_groups_of_runs_differ_by_what_their_splits_say():
 
 
 def test_levels_of_all_looks_add_up():
-    looks, spent = [2], 0.0
-    while True:
-        spent += level_of_last_look(looks, 9, 0.05)
-        if looks[-1] == 9:
-            break
-        looks.append(next_look(looks[-1], 9))
-    assert looks == [2, 3, 4, 6, 9] and spent == pytest.approx(0.05)
+    for most, expected in ((9, [2, 3, 4, 6, 9]), (50, [2, 8, 12, 18, 27, 40, 50])):
+        looks, levels = [2], []
+        while True:
+            levels.append(level_of_last_look(looks, most, 0.05))
+            if looks[-1] == most:
+                break
+            looks.append(next_look(looks[-1], most))
+        assert looks == expected and sum(levels) == pytest.approx(0.05) and min(levels) >= 0.001
+        assert all(level * enough_draws(level) >= 100 for level in levels)  # draws outside the intervals of a look
+
+
+def test_simultaneous_ends_do_not_rest_on_a_few_draws():
+    """Heavy tails at a small level: another seed of the draws gives almost the same intervals."""
+    level = 0.001
+    halves = [
+        half_widths(np.random.default_rng(seed).standard_t(4, (enough_draws(level), 2)), level).joint.mean()
+        for seed in (1, 2)
+    ]
+    assert halves[0] == pytest.approx(halves[1], rel=0.05)
+    assert halves[0] == pytest.approx(stats.t.ppf(1 - level / 4, 4), rel=0.05)
 
 
 def test_more_runs_narrow_what_a_study_can_expect():

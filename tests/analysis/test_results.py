@@ -254,7 +254,7 @@ def test_no_verdict_without_the_loss_of_pairs_of_tokens(tmp_path):
         analyse([tmp_path])
 
 
-@pytest.mark.parametrize(("bigram", "expected"), [(0.1, "behind"), (50.0, "degrades")])
+@pytest.mark.parametrize(("bigram", "expected"), [(3.4, "behind"), (50.0, "degrades")])
 def test_models_that_have_not_beaten_pairs_of_tokens_are_behind(tmp_path, bigram, expected):
     write_study(tmp_path, architectures=TWO, documents=200)
     records = StudyRecords(tmp_path)

@@ -113,6 +113,7 @@ def test_a_cell_is_left_out_for_a_task_that_cannot_hold_it():
             "the cell length 16, pairs 9: 9 pairs do not fit into length 16",
         ),
         ({"options": {"vocab": 8}, "cells": CELLS[3:]}, "a vocabulary of 8 has 3 keys, too few for 4"),
+        ({"cells": [{"length": "long"}]}, "should be a number"),
         ({"cells": CELLS[:1] * 2}, "has the cell length 16, pairs 1 twice"),
         ({"test": ["mqar-k4v8"], "cells": CELLS[:1]}, "task 'mqar-k4v8' has no cell left"),
     ],

@@ -1,12 +1,18 @@
 """Pictures of what layers read: known matrices, what is stored, which inputs there are."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
 
+from basecap.data.task_config import TaskSection
+from basecap.data.task_data import TaskData
 from basecap.errors import ConfigError, DataError
-from basecap.evals import build_evaluation
+from basecap.evals import Context, build_evaluation
 from basecap.evals.influence_map import _picture
+from basecap.models.config import model_config
+from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
 from basecap.records import RunRecords
 from tests.evals.test_domain_loss import LENGTH, context, model  # noqa: F401 (fixtures)
@@ -93,3 +99,14 @@ def test_what_cannot_be_drawn_is_refused(context):  # noqa: F811
     ):
         with pytest.raises(error, match=message):
             build_evaluation({"influence-map": options}).check(context.data, LENGTH)
+
+
+def test_a_study_of_tasks_reads_its_own_task_and_no_text():
+    section = TaskSection(train=("mqar-last", "mqar"), options={"vocab": 64}, cells=({"length": 64, "pairs": 2},))
+    data = TaskData(section, "mqar-last")
+    config = model_config("transformer++", hidden=16, vocab=data.vocabulary, layers=1, max_length=64)
+    context = Context(data=data, device=torch.device("cpu"), autocast=contextlib.nullcontext)  # noqa: F811
+    outcome = build_evaluation("influence-map").run(LanguageModel(config).initialise(0), context)
+    assert (outcome.maps.input, outcome.maps.tokens) == ("mqar-last, example 0", 64)
+    with pytest.raises(DataError, match="no tokenizer"):
+        build_evaluation({"influence-map": {"text": "a cat"}}).check(data, 64)

@@ -80,4 +80,4 @@ def test_processes_share_the_cells_and_the_batch_does_not_matter(model, context)
         evaluation.trial(model, context)
     joined = evaluation.join(parts).measurements
     assert {(row.subset, row.metric, row.axis["length"]): row for row in joined} == whole
-    assert set(evaluation.subsets(context.data)) <= {row.subset for row in joined}
+    assert set(evaluation.expects(context.data)) <= {(row.subset, row.metric) for row in joined}

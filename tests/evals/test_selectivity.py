@@ -156,7 +156,7 @@ def test_standard_error_of_a_score_is_that_of_resampled_examples():
     ("options", "error", "message"),
     [
         ({"options": {"vocab": 20}}, DataError, r"the options \{vocab: 16\}"),
-        ({"options": {"vocab": 16, "length": 64}}, DataError, "training length of 32"),
+        ({"options": {"vocab": 16, "length": 64}}, DataError, "more than the 32 it can take"),
         ({"options": {**OPTIONS, "pairs": 1}}, DataError, "2 pairs or more"),
         ({"task": "induction-heads", "options": {"vocab": 16, "length": 32}}, DataError, "cannot be exchanged"),
         ({"task": "passkey"}, DataError, "choose another task"),

@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, replace
 from typing import Any
 
-from basecap.analysis.rows import Along, DomainGap, Gap, Interval, More, Row, Verdict
+from basecap.analysis.rows import Along, DomainGap, Gap, Interval, LeftOut, More, Row, Verdict
 
 DOMAINS = ("arxiv", "github")
 TOLERANCE = 0.1
@@ -50,7 +50,9 @@ def row(name: str, value: float, half: float, verdict: Verdict = "undecided", *,
 
 def without_gap(name: str, verdict: Verdict, words: str) -> Row:
     """Return a row of which nothing could be measured."""
-    return Row(name=name, verdict=verdict, words=words, seeds=[], reference_seeds=[], left_out=[0])
+    return Row(
+        name=name, verdict=verdict, words=words, seeds=[], reference_seeds=[], left_out=[LeftOut(seed=0, why=words)]
+    )
 
 
 def undecided(name: str, runs: int | None = None, **changes: Any) -> Row:

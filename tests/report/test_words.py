@@ -1,9 +1,8 @@
 """What a study found, in words: who keeps, who degrades, and why others are undecided."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
-import pytest
-
+from basecap.analysis.rows import LeftOut
 from basecap.report.words import (
     duration,
     gap_text,
@@ -33,7 +32,7 @@ def test_the_headline_says_who_keeps_degrades_is_undecided_and_behind():
     ]
     assert headline(study(*rows)) == (
         "Out of domain at equal pre-training loss, compared with base: a keeps the capability; b and c degrade; "
-        "d is undecided; e is behind: train it longer."
+        "d is undecided; e is behind."
     )
     assert headline(study()) == "There is nothing to compare with base."
 
@@ -43,7 +42,7 @@ def test_a_mixed_study_states_differences_and_no_verdict():
     rows.append(without_gap("d", "behind", "its loss is high"))
     assert headline(study(*rows, mixed=True)) == (
         "Compared with base at equal training loss: a has a higher held-out loss; b has a lower held-out loss; "
-        "c shows no measurable difference; d is behind: train it longer. "
+        "c shows no measurable difference; d is behind. "
         "This study trains on every domain that it tests, so there is no verdict."
     )
     assert "Tolerance" not in dict(notes(study(*rows, mixed=True)))
@@ -138,9 +137,21 @@ def test_numbers_and_what_is_not_there():
     assert [duration(seconds) for seconds in (None, 48, 130, 7500)] == ["–", "48 s", "2 min", "2 h 05 min"]
 
 
-@pytest.mark.parametrize("status", ["running", "finished"])
-def test_runs_that_are_not_at_their_end_are_named(status):
-    done = {"name": "a", "seed": 0, "status": "finished", "tokens": 60_000_000}
-    other = {"name": "b", "seed": 1, "status": status, "tokens": 30_081_024}
-    said = unfinished({"runs": [done, other]})
-    assert ("b (seed 1) at 30.1M tokens" in said) == bool(said) == (status == "running") and "a (seed 0)" not in said
+def test_runs_that_are_not_at_their_end_or_not_compared_are_named():
+    diverged, short = LeftOut(seed=3, why="it diverged"), LeftOut(seed=1, why="it ends early")
+    rows = [replace(row("a", 0.0, 0.1), seeds=[0], left_out=[short], reference_left_out=[diverged])]
+    runs = [
+        {"name": name, "seed": seed, "status": status, "tokens": 30_081_024}
+        for name, seed, status in (("a", 0, "running"), ("a", 1, "running"), ("base", 3, "failed"))
+    ]
+    found = study(*rows, runs=runs)
+    assert unfinished(found) == (
+        "Not finished, compared as far as they are: a (seed 0) at 30.1M tokens; not compared: a (seed 1) at 30.1M "
+        "tokens. Run the study again to resume."
+    )
+    assert remarks(found) == [
+        "Left out of the comparison: base seed 3 (it diverged). 3 runs of base are compared.",
+    ]
+    for run in runs:
+        run["status"] = "finished"
+    assert unfinished(found) == "" and "a seed 1 (it ends early)" in remarks(found)[0]

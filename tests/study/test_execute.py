@@ -1,5 +1,6 @@
 """Running a study: complete records, resume, runs side by side, failures that stay where they are."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,8 +20,9 @@ from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError, DataError, Interrupted
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
-from basecap.study.config import StudyConfig, load_study
-from basecap.study.executors.processes import devices_for, side_by_side
+from basecap.study.config import StudyConfig, load_study, select
+from basecap.study.execute import execute
+from basecap.study.executors.processes import SideBySide, devices_for
 from basecap.study.plan import plan_runs
 from basecap.study.preparing import data_of
 from basecap.study.run import Execution
@@ -33,8 +35,22 @@ def losses(out: Path) -> dict[str, list[float]]:
     return {found.info()["name"]: [row["train_loss"] for row in found.metrics()] for found in StudyRecords(out).runs()}
 
 
-def test_a_study_leaves_complete_records(study_file, tmp_path):
+def test_a_study_leaves_complete_records(study_file, tmp_path, monkeypatch):
+    shown: list[str] = []
+
+    @contextlib.contextmanager
+    def progress(label, total, unit):
+        yield lambda n, note="": shown.append(note)
+
+    monkeypatch.setattr("basecap.train.loop.progress", progress)
     infos = run(study_file, tmp_path / "out")
+    evaluations = [note for note in shown if note.startswith("evaluating domain-loss: ")]
+    assert {note.removeprefix("evaluating domain-loss: ") for note in evaluations} == {
+        "prose, 0 %",
+        "notes, 0 %",
+        "code, 0 %",
+    }
+    assert len(evaluations) == 2 * 5 * 3 and shown[-1].startswith("loss ")  # runs, points, domains of one batch
     assert [info["status"] for info in infos] == ["finished", "finished"]
     records = StudyRecords(tmp_path / "out")
     assert StudyConfig.model_validate(records.study()).name == "tiny"
@@ -87,12 +103,13 @@ def test_processes_side_by_side_and_interrupted_give_the_same_losses(study_file,
     runs = plan_runs(study, data_of(study, tmp_path / "two").tokenizer.vocab_size)
     stopping = threading.Thread(target=_stop_at_the_first_step, args=(StudyRecords(tmp_path / "two"),))
     stopping.start()
-    with listening(), pytest.raises(Interrupted):
-        side_by_side(execution, runs, ["cpu", "cpu"])
+    with listening(), pytest.raises(Interrupted), SideBySide(execution, ["cpu", "cpu"]) as executor:
+        executor.train(runs)
     stopping.join()
     assert {found.info()["status"] for found in StudyRecords(tmp_path / "two").runs()} == {"running"}
     assert all(found.checkpoints.exists() for found in StudyRecords(tmp_path / "two").runs())
-    infos = side_by_side(execution, runs, ["cpu", "cpu"])
+    with SideBySide(execution, ["cpu", "cpu"]) as executor:
+        infos = executor.train(runs)
     assert [info["status"] for info in infos] == ["finished", "finished"]
     for name, expected in losses(tmp_path / "one").items():
         assert losses(tmp_path / "two")[name] == pytest.approx(expected, rel=1e-5)  # threads may add in another order
@@ -107,7 +124,7 @@ def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, 
         def __init__(self, execution, pools):
             self.device = execution.device
 
-        def take(self, spec):
+        def take(self, job, spec):
             taken.append((spec.name, spec.seed, self.device))
             future = Future()
             future.set_result({"name": spec.name, "seed": spec.seed})
@@ -116,7 +133,7 @@ def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, 
     monkeypatch.setattr("basecap.study.executors.processes._Worker", Worker)
     runs = [spec for spec in plan_runs(study, byte_tokenizer().vocab_size) if spec.seed < 2 or spec.name == "window 4"]
     execution = Execution(study=study, out=out, device="cpu")
-    infos = side_by_side(execution, runs, ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1", "cuda:2"])
+    infos = SideBySide(execution, ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1", "cuda:2"]).train(runs)
     assert [(info["name"], info["seed"]) for info in infos] == [(spec.name, spec.seed) for spec in runs]
     assert len(taken) == 3 and {device for _, _, device in taken} == {"cuda:0", "cuda:1", "cuda:2"}
 
@@ -143,24 +160,28 @@ def test_processes_that_train_one_run_together_share_no_device():
 
 
 def test_a_killed_process_costs_its_own_run_alone(study, tmp_path):
-    plugin, out = tmp_path / "killed.py", tmp_path / "out"
-    plugin.write_text(PLUGIN.replace('"breaks"', '"killed"').replace("x * torch.nan", "os._exit(9)"))
-    plugin.write_text("import os\n" + plugin.read_text())
+    """Killed in a trial step, which costs an architecture its runs, or while it trains, which costs the run."""
+    plugin, path, out = tmp_path / "killed.py", tmp_path / "tiny.yaml", tmp_path / "out"
+    fatal = PLUGIN.replace("x * torch.nan", "os._exit(9)")
+    killed = fatal.replace('"breaks"', '"killed"').replace("self.calls >= 3", "WORKS and self.calls >= 3")
+    early = fatal.replace('"breaks"', '"early"').replace("self.calls >= 3", "WORKS")
+    head = "import multiprocessing, os\nWORKS = multiprocessing.parent_process() is not None\n"
+    plugin.write_text(head + killed + early)
+    path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", "early", "killed"]}))
     load_plugin(plugin)
-    made = StudyConfig.model_validate(study | {"architectures": ["transformer++", "killed"]})
-    StudyRecords(out).create(made.model_dump(mode="json"))
-    execution = Execution(study=made, out=out, device="cpu", plugins=(plugin,))
-    said: list[str] = []
-    runs = plan_runs(made, data_of(made, out).tokenizer.vocab_size)[::-1]
-    infos = side_by_side(execution, runs, ["cpu"], said.append)
-    assert [(info["name"], info["status"]) for info in infos] == [("killed", "failed"), ("transformer++", "finished")]
-    recorded = [found.info() for found in StudyRecords(out).runs()]
-    assert [info["status"] for info in recorded] == ["failed", "finished"]
-    assert (
-        said == [f"killed (seed 0) failed: {recorded[0]['message']}"]
-        and "was killed, possibly out of memory" in said[0]
-    )
-    assert len(losses(out)["killed"]) == 2
+    config, said = load_study(str(path)), []
+    only = select(config, [])
+    infos = execute(config, out, only=only, device="cpu", plugins=[plugin], say=said.append, per_device=2)
+    statuses = [("early", "failed"), ("transformer++", "finished"), ("killed", "failed")]
+    assert [(info["name"], info["status"]) for info in infos] == statuses
+    recorded = {found.info()["name"]: found.info() for found in StudyRecords(out).runs()}
+    assert recorded == {info["name"]: info for info in infos}
+    assert said == [
+        f"early failed before training: {recorded['early']['message']}",
+        f"killed (seed 0) failed: {recorded['killed']['message']}",
+    ]
+    assert all("was killed, possibly out of memory" in line for line in said)
+    assert [len(losses(out)[name]) for name, _ in statuses] == [0, 10, 2]
 
 
 def test_a_directory_takes_more_seeds_and_architectures(study, tmp_path):

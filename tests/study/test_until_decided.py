@@ -218,5 +218,5 @@ def test_a_killed_study_repeats_nothing_and_spends_nothing_twice(tmp_path):
     assert len(earlier) == 2 and all(path.stat().st_mtime_ns == when for path, when in earlier.items())
     (found,) = analyse([out])["studies"]
     assert found["looks"] == {"most": 2, "looks": [1, 2], "behind": []}
-    assert found["level"] == pytest.approx(0.05 * (1 - (1 / 2) ** 2)) and found["confidence"] == 0.95
+    assert found["level"] == pytest.approx(0.05 * 0.98 * (1 - (1 / 2) ** 2)) and found["confidence"] == 0.95
     assert [row["seeds"] for row in found["comparisons"]] == [[0, 1]]

@@ -55,16 +55,11 @@ def forest(study: Study, domain: str | None = None) -> Chart | None:
 
     layers = []
     for ends, width in (("low", "high"), 2.0), (("alone_low", "alone_high"), 4.5):
-        bars = [
-            row | {"from": _clip(row[ends[0]], *window), "to": _clip(row[ends[1]], *window)}
-            for row in rows
-            if row[ends[0]] is not None
-        ]
+        bars = [row | {"from": _clip(row[ends[0]], *window), "to": _clip(row[ends[1]], *window)} for row in rows]
         layers.append(layer(bars).mark_rule(strokeWidth=width).encode(x=x("from"), x2="to:Q"))
-    bars = [row for row in rows if row["low"] is not None]
     for cut, end, mark, inwards in (
-        ([row for row in bars if row["low"] < window[0]], window[0], "triangle-left", 5),
-        ([row for row in bars if row["high"] > window[1]], window[1], "triangle-right", -5),
+        ([row for row in rows if row["low"] < window[0]], window[0], "triangle-left", 5),
+        ([row for row in rows if row["high"] > window[1]], window[1], "triangle-right", -5),
     ):
         heads = layer([row | {"end": end} for row in cut])
         layers.append(
@@ -165,11 +160,10 @@ def _forest_window(rows: list[dict[str, Any]]) -> tuple[float, float]:
     Every gap is in it; bars may end outside four times the largest gap, yet at most half of them.
     """
     tolerances = [row["tolerance"] for row in rows if row["tolerance"] is not None]
-    whole = [row for row in rows if row["low"] is not None]
-    far = [max(abs(row["low"]), abs(row["high"])) for row in whole]
+    far = [max(abs(row["low"]), abs(row["high"])) for row in rows]
     largest = max([*tolerances, *(abs(row["value"]) for row in rows)])
-    limit = max(4 * largest, median(far or [0.0]))
-    ends = [row[end] for row in whole for end in ("low", "high")]
+    limit = max(4 * largest, median(far))
+    ends = [row[end] for row in rows for end in ("low", "high")]
     # A bar that ends a little further on would touch the edge uncut, and look as if it were cut.
     near = [end for end in ends if abs(end) <= 1.25 * limit]
     return _window([0.0, *tolerances, *(row["value"] for row in rows), *near], ends, limit)

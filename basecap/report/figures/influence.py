@@ -30,7 +30,7 @@ def influence(name: str, maps: Maps, scores: Mapping[int, float]) -> Chart:
     tiles = []
     for index, (layer, sizes) in enumerate(zip(maps.layers.tolist(), maps.sizes, strict=True)):
         row, column = divmod(index, COLUMNS)
-        score = f", selectivity {scores[layer]:.2f}" if layer in scores else ""
+        score = f", selectivity {round(scores[layer], 2) + 0.0:.2f}" if layer in scores else ""
         left, top = column * (SIDE + GAP), row * (SIDE + GAP + TITLE)
         tile = {"left": left, "top": top + TITLE, "title": f"layer {layer}{score}", "url": _image(sizes)}
         tiles.append({**tile, "right": left + SIDE, "bottom": top + TITLE + SIDE})
@@ -55,6 +55,7 @@ def influence(name: str, maps: Maps, scores: Mapping[int, float]) -> Chart:
 def _image(shares_SS: np.ndarray) -> str:
     """Return a grey PNG of a matrix of shares as a URL that holds it, black at 1."""
     grey = (255 * (1 - np.sqrt(np.clip(shares_SS.astype(np.float64), 0, 1)))).round().astype(np.uint8)
+    grey = grey.repeat(ceil(SIDE / len(grey)), axis=0).repeat(ceil(SIDE / len(grey)), axis=1)  # else edges are blurred
     height, width = grey.shape
     lines = np.concatenate([np.zeros((height, 1), np.uint8), grey], axis=1)  # each line begins with its filter: none
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)

@@ -35,7 +35,7 @@ def regions(study: Study, test: str) -> Chart | None:
         ),
         tooltip=tooltip("name", "region", "value", "low", "high"),
     )
-    wide = base.transform_filter("datum.value >= 0.07")
+    wide = base.transform_filter("datum.value * width >= 45")  # pixels that a number needs
     numbers = wide.mark_text(fontSize=11, tooltip=None).encode(
         x=x("middle"), text="text:N", color=alt.Color("ink:N", scale=None)
     )

@@ -1,10 +1,10 @@
-"""Trains runs side by side in processes of this machine, one or several per device."""
+"""Tries and trains runs side by side in processes of this machine, one or several per device."""
 
 import contextlib
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -12,16 +12,22 @@ from typing import Any
 
 import torch
 
+from basecap import environment
 from basecap.errors import ConfigError, Interrupted
 from basecap.processes import end_with_parent
+from basecap.progress import share_terminal
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
 from basecap.study.plan import RunSpec, plan_evaluations
 from basecap.study.preparing import material_of
 from basecap.study.provenance import begun
 from basecap.study.run import Execution, Runtime, train_run
+from basecap.study.trial import Failure, try_run
 from basecap.train.distributed import Processes
-from basecap.train.interruption import deferred, install
+from basecap.train.interruption import deferred, immediate, install
+
+#: Why a run failed whose process was killed.
+KILLED = "its process was killed, possibly out of memory; free memory and run the same command again"
 
 
 def devices_for(chosen: torch.device, asked: str | None, world: int, per_device: int) -> list[str]:
@@ -33,39 +39,63 @@ def devices_for(chosen: torch.device, asked: str | None, world: int, per_device:
     return devices * per_device
 
 
-def side_by_side(
-    execution: Execution, runs: Sequence[RunSpec], devices: Sequence[str], say: Callable[[str], None] = print
-) -> list[dict[str, Any]]:
-    """Run in one process per device; a process takes the next run when it has finished one. Returns each run's info.
+class SideBySide:
+    """Tries and trains runs in processes of this machine, one per device, which live until the context is left.
 
-    A process that is killed costs its own run alone, which is recorded and said; another takes its place.
+    A process that is killed costs its own run alone, which is recorded and said; another takes its place. A context
+    that is left because of a signal passes it on to the processes, and waits for them to write their checkpoints.
     """
-    records = StudyRecords(execution.out)
-    held = {index: records.run(run.name, run.seed, run.rate).info() for index, run in enumerate(runs)}
-    infos = {index: info for index, info in held.items() if info.get("status") == "finished"}
-    waiting = deque(index for index in range(len(runs)) if index not in infos)
-    running: dict[Future, tuple[int, _Worker]] = {}
-    with contextlib.ExitStack() as pools:
+
+    def __init__(self, execution: Execution, devices: Sequence[str], say: Callable[[str], None] = print):
+        """Take what the runs share and a device for each process; a process starts when it is needed."""
+        self.execution = execution
+        self.say = say
+        self.pools = contextlib.ExitStack()
         threads = max(1, torch.get_num_threads() // len(devices))
-        shares = [replace(execution, device=device, threads=threads) for device in devices[: len(waiting)]]
-        free = [_Worker(share, pools) for share in shares]
-        try:
-            while waiting or running:
-                while waiting and free:
-                    index, worker = waiting.popleft(), free.pop()
-                    running[worker.take(runs[index])] = index, worker
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    index, worker = running.pop(future)
-                    free.append(worker)
-                    try:
-                        infos[index] = future.result()
-                    except BrokenProcessPool:
-                        infos[index] = _killed(execution, runs[index], say)
-        except Interrupted as interrupted:
-            for process in multiprocessing.active_children():  # which write their checkpoints; leaving waits for them
-                os.kill(process.pid or 0, interrupted.number)
-            raise
-    return [infos[index] for index in range(len(runs))]
+        shares = [replace(execution, device=device, threads=threads) for device in devices]
+        self.free = deque(_Worker(share, self.pools) for share in shares)
+
+    def __enter__(self) -> "SideBySide":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Interrupted):
+            for process in multiprocessing.active_children():
+                os.kill(process.pid or 0, error.number)
+        self.pools.close()
+
+    def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Failure | None]]:
+        """Try runs; see `basecap.study.trial`."""
+        for run, future in self._done(_try, runs):
+            try:
+                yield run, future.result()
+            except BrokenProcessPool:
+                yield run, Failure(message=f"{KILLED}.", traceback=None, ops={})
+
+    def train(self, runs: Sequence[RunSpec]) -> list[dict[str, Any]]:
+        """Train runs; a process takes the next one when it has finished one. Returns each run's info."""
+        records = StudyRecords(self.execution.out)
+        infos = {run.label: records.run(run.name, run.seed, run.rate).info() for run in runs}
+        waiting = [run for run in runs if infos[run.label].get("status") != "finished"]
+        for run, future in self._done(_train, waiting):
+            try:
+                infos[run.label] = future.result()
+            except BrokenProcessPool:
+                infos[run.label] = _killed(self.execution, run, self.say)
+        return [infos[run.label] for run in runs]
+
+    def _done(self, job: Callable[[RunSpec], Any], runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Future]]:
+        """Do a job for each run in a process that is free; yield the runs as their jobs end."""
+        waiting = deque(runs)
+        running: dict[Future, tuple[RunSpec, _Worker]] = {}
+        while waiting or running:
+            while waiting and self.free:
+                run, worker = waiting.popleft(), self.free.popleft()
+                running[worker.take(job, run)] = run, worker
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                run, worker = running.pop(future)
+                self.free.append(worker)
+                yield run, future
 
 
 class _Worker:
@@ -76,14 +106,14 @@ class _Worker:
         self.pools = pools
         self.pool: ProcessPoolExecutor | None = None
 
-    def take(self, run: RunSpec) -> Future:
+    def take(self, job: Callable[[RunSpec], Any], run: RunSpec) -> Future:
         if self.pool is not None:
             with contextlib.suppress(BrokenProcessPool):
-                return self.pool.submit(_work, run)
+                return self.pool.submit(job, run)
         context = multiprocessing.get_context("spawn")
         self.pool = ProcessPoolExecutor(1, context, _begin_worker, (self.execution,))
         self.pools.callback(self.pool.shutdown, cancel_futures=True)
-        return self.pool.submit(_work, run)
+        return self.pool.submit(job, run)
 
 
 def _killed(execution: Execution, run: RunSpec, say: Callable[[str], None]) -> dict[str, Any]:
@@ -93,8 +123,7 @@ def _killed(execution: Execution, run: RunSpec, say: Callable[[str], None]) -> d
         return info
     info |= {
         "status": "failed",
-        "message": "its process was killed, possibly out of memory; free memory and run the same command again, which "
-        "resumes from its last checkpoint.",
+        "message": f"{KILLED}, which resumes from its last checkpoint.",
     }
     info.pop("traceback", None)  # of an earlier failure
     records.write_info(info)
@@ -108,6 +137,8 @@ _worker: list[Runtime] = []
 
 def _begin_worker(execution: Execution) -> None:
     end_with_parent()
+    share_terminal()
+    device = environment.choose_device(execution.device)
     if execution.device == "cpu" and execution.threads is not None:
         torch.set_num_threads(execution.threads)  # more than there are cores would wait for each other
     install(deferring=True)  # between runs the parent ends this process
@@ -116,7 +147,7 @@ def _begin_worker(execution: Execution) -> None:
     _worker[:] = [
         Runtime(
             records=StudyRecords(execution.out),
-            device=torch.device(execution.device),
+            device=device,
             workloads=material_of(execution.study, execution.out).workloads(),
             evaluations=plan_evaluations(execution.study),
             group=Processes(),
@@ -125,7 +156,12 @@ def _begin_worker(execution: Execution) -> None:
     ]
 
 
-def _work(run: RunSpec) -> dict[str, Any]:
+def _try(run: RunSpec) -> Failure | None:
+    with deferred(), immediate():  # there is no checkpoint to write
+        return try_run(run, _worker[0])
+
+
+def _train(run: RunSpec) -> dict[str, Any]:
     try:
         with deferred():
             info = train_run(run, _worker[0])
