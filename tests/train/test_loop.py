@@ -1,5 +1,6 @@
 """The training loop: it learns, it accumulates, it resumes exactly, it stops at a loss that is not finite."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from basecap.train.config import Timetable, TrainConfig
 from basecap.train.diagnose import first_bad_module
 from basecap.train.distributed import Processes
 from basecap.train.loop import DevicePlacement, Trainer
+from basecap.train.optim import clip_gradients
 from tests.train.conftest import BATCH, LENGTH, RandomStream, UnevenStream, config
 
 PLACEMENT = DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32")
@@ -228,3 +230,24 @@ def test_bf16_trains_with_fp32_weights(model, stream, tmp_path):
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     rows = RunRecords(tmp_path).metrics()
     assert rows[-1]["train_loss"] < rows[0]["train_loss"]
+
+
+def test_gradients_are_limited_together_or_each(model):
+    for by in ("norm", "value"):
+        for number, parameter in enumerate(model.parameters(), start=1):
+            parameter.grad = torch.full_like(parameter, -number)
+        before = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm()
+        torch.testing.assert_close(clip_gradients(model, config(clip=0.5, clip_by=by)), before)
+        gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        assert (gradients.norm() <= 0.501) if by == "norm" else (gradients == -0.5).all()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch.compile looks at it
+def test_a_compiled_model_meets_more_lengths_than_pytorch_keeps_versions_of_by_default(model, monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    model.compile_training()
+    torch._dynamo.utils.counters.clear()
+    for length in range(4, 14):
+        tokens = torch.zeros(1, length, dtype=torch.int64)
+        model(tokens, tokens).backward()
+    assert torch._dynamo.utils.counters["frames"]["ok"] == 2 * 10  # a block and the loss, for each length
