@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test check bench clean
+.PHONY: run test check bench look clean
 
 run: .venv/ready
 	$(BIN)/basecap run quickstart --out runs/quickstart --per-device 2
@@ -18,6 +18,9 @@ check: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/basecap bench ops
+
+look: .venv/ready
+	$(BIN)/python -m tests.look
 
 clean:
 	rm -rf .venv runs

@@ -178,15 +178,30 @@ def eval_(
         raise typer.Exit(1)
 
 
-@app.command(epilog="Example: basecap report runs/quickstart")
+@app.command(epilog="Example: basecap report runs/quickstart --tables runs/quickstart/tables")
 def report(
     directories: Annotated[list[Path], typer.Argument(help="directories that `basecap run` wrote")],
     out: Annotated[
         Path | None, typer.Option("--out", help="where to write; the first directory when not given")
     ] = None,
+    tables: Annotated[
+        Path | None, typer.Option("--tables", help="also write each table here as CSV, Markdown and LaTeX")
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="write the report again while the study runs; ends when the study does")
+    ] = False,
 ) -> None:
     """Analyse again and write the report, also over several studies."""
-    _report(directories, out or directories[0])
+    from basecap.records import StudyRecords
+    from basecap.report import write_live_report, write_tables
+
+    place = out or directories[0]
+    if live:
+        write_live_report(directories, place, say)
+    _report(directories, place)
+    if tables is not None:
+        written = write_tables(StudyRecords(place).results()["studies"], tables)
+        typer.echo(f"tables: {len(written)} files in {tables}")
 
 
 @app.command("list", epilog="Example: basecap list mixers")

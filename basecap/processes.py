@@ -28,6 +28,18 @@ def locked(directory: Path, taken: str | None = None) -> Iterator[None]:
         yield
 
 
+def is_locked(directory: Path) -> bool:
+    """Return whether a process holds the lock of a directory; never makes one."""
+    try:
+        with (directory / "lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
 def end_with_parent() -> None:
     """Let this process not outlive a killed parent: a pool alone would wait for it for ever."""
     threading.Thread(target=_end, daemon=True).start()

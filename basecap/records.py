@@ -52,7 +52,7 @@ from basecap.files import (
 )
 from basecap.maps import Maps, read_last, write_maps
 from basecap.moved_keys import with_moved_keys
-from basecap.processes import locked
+from basecap.processes import is_locked, locked
 
 #: What may stand in a directory before its study begins: the lock, and text that was prepared for it.
 BEFORE = ("lock", "data")
@@ -284,6 +284,16 @@ class StudyRecords:
                 taken = f"another process is running this study in {self.path}; wait for it or give another --out."
                 held.enter_context(locked(self.path, taken))
             yield
+
+    @property
+    def busy(self) -> bool:
+        """Whether a process runs the study, or a run has not come to its end."""
+        return is_locked(self.path) or any(run.info().get("status") == "running" for run in self.runs())
+
+    def state(self) -> dict[Path, tuple[int, int]]:
+        """Return when the files that a report is made of changed, and their sizes: another answer, another report."""
+        files = [run.path / name for run in self.runs() for name in ("run.json", "evals.jsonl")]
+        return {path: (stat.st_mtime_ns, stat.st_size) for path in files if path.exists() and (stat := path.stat())}
 
     def create(self, study: dict[str, Any]) -> None:
         """Make this the directory of `study`; raises ConfigError, DataError when it holds something else."""

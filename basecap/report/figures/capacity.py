@@ -37,7 +37,7 @@ def capacity(study: Study, found: dict[str, Any], axis: str) -> Chart | None:
     base = chart_of(rows).encode(x=x, color=colour)
     marks = base.mark_point(filled=True, size=45).encode(
         y=_y("value"),
-        shape=alt.Shape("line:O", scale=alt.Scale(domain=lines, range=_shapes(len(lines))), legend=legend),
+        shape=alt.Shape("line:N", scale=alt.Scale(domain=lines, range=_shapes(len(lines))), legend=legend),
         tooltip=[*shown, *tooltip("value", "low", "high", "n")],
     )
     layers: list[alt.Chart] = [

@@ -1,0 +1,33 @@
+"""A report that is written again while its studies run."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from basecap.records import StudyRecords
+from basecap.report.page import write_report
+
+#: Seconds between two looks at the records.
+PAUSE = 2.0
+
+
+def write_live_report(study_paths: Sequence[Path], out: Path, say: Callable[[str], None], pause: float = PAUSE) -> Path:
+    """Write the report whenever records change; the page loads itself again until the studies end.
+
+    It ends once no process runs a study and every run that has begun is at its end.
+
+    Raises:
+        ConfigError, DataError: as `write_report`.
+    """
+    studies = [StudyRecords(path) for path in study_paths]
+    seen = None
+    while True:
+        busy = any(study.busy for study in studies)  # before the records are read: what comes later counts next time
+        found = [study.state() for study in studies]
+        if found != seen or not busy:
+            page = write_report(study_paths, out, live=busy)
+            say(f"report: {page} ({time.strftime('%H:%M:%S')}{', the study goes on' if busy else ''})")
+        if not busy:
+            return page
+        seen = found
+        time.sleep(pause)

@@ -1,0 +1,60 @@
+"""Tables as files: numbers in full, and no name that becomes a column, a tag or a command."""
+
+import csv
+
+import pytest
+
+from basecap.errors import DataError
+from basecap.records import StudyRecords
+from basecap.report import write_live_report, write_tables
+from basecap.report.export import Sheet, to_csv, to_latex, to_markdown
+from tests.report.made_up import row, study, without_gap
+from tests.report.synthetic import write_study
+
+HOSTILE = r"<b>|a & b_1 \input{x}|" + "\n" + "%"
+
+
+def test_each_table_of_a_study_is_written_in_three_forms(tmp_path):
+    compared = (row("a", 0.05, 0.1), row(HOSTILE, 0.2, 0.1), without_gap("late", "behind", "not there yet"))
+    base = {"kind": "text", "points": [], "documents": [], "evaluations": []}
+    written = write_tables([study(*compared, **base)], tmp_path)
+    assert sorted(path.name for path in written) == [
+        f"{name}.{form}" for name in ("domains", "verdicts") for form in ("csv", "md", "tex")
+    ]
+    with (tmp_path / "verdicts.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [found["architecture"] for found in rows] == ["a", HOSTILE, "late"]
+    assert float(rows[1]["gap"]) == 0.2 and float(rows[1]["gap low"]) == pytest.approx(0.1)
+    assert rows[2]["gap"] == rows[2]["gap high"] == "" and rows[2]["why"] == "not there yet"
+    with pytest.raises(DataError, match="--tables"):
+        write_tables([study(*compared, **base)], tmp_path / "verdicts.csv")
+
+
+def test_what_a_name_holds_means_nothing_in_a_table():
+    sheet = Sheet("t", ["name", "value"], [[HOSTILE, {"value": 0.25, "low": -1.0, "high": 1.5}], ["b", None]])
+    assert list(csv.reader(to_csv(sheet).splitlines(keepends=True)))[1] == [HOSTILE, "0.25", "-1.0", "1.5"]
+    lines = to_markdown(sheet).splitlines()
+    assert lines[2] == r"| &lt;b&gt;\|a &amp; b_1 \input{x}\| % | 0.250 (-1.000 … 1.500) |" and lines[3] == "| b | – |"
+    latex = to_latex(sheet).splitlines()
+    assert latex[0] == r"\begin{tabular}{lr}" and latex[5] == r"b & -- \\"
+    assert latex[4].startswith(r"\textless{}b\textgreater{}|a \& b\_1 \textbackslash{}input\{x\}| \% & 0.250 ")
+
+
+def test_a_live_report_follows_a_study_to_its_end(tmp_path, monkeypatch):
+    records = write_study(tmp_path, architectures={"base": (1.0, 0.0)}, documents=5, checkpoints=2, ood=["github"])
+    run = records.run("base", 0)
+    run.write_info({**run.info(), "status": "running"})
+    pages = []
+
+    def goes_on(_):
+        pages.append((tmp_path / "report.html").read_text())
+        run.write_info({**run.info(), "status": "finished" if len(pages) == 2 else "running"})
+
+    monkeypatch.setattr("basecap.report.live.time.sleep", goes_on)
+    said = []
+    write_live_report([tmp_path], tmp_path, said.append)
+    assert len(pages) == 2 and all('http-equiv="refresh"' in page for page in pages)
+    assert 'http-equiv="refresh"' not in (tmp_path / "report.html").read_text()
+    with records.locked():
+        assert StudyRecords(tmp_path).busy
+    assert not StudyRecords(tmp_path).busy and "the study goes on" in said[0] and "goes on" not in said[-1]
