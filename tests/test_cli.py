@@ -76,7 +76,7 @@ def test_run_report_generate(study_file, tmp_path, basecap, refused):  # noqa: F
     assert "influence-entropy" in {
         row["name"] for row in json.loads((out / "results.json").read_text())["studies"][0]["evaluations"]
     }
-    assert "did you mean 'influence-entropy'?" in refused("eval", out, "--add", "influence")
+    assert "did you mean 'influence-entropy'?" in refused("eval", out, "--add", "influence-entrpy")
 
     run = out / "runs" / "transformer++-s0"
     answers = [basecap("generate", run, "the river", "--tokens", 8, "--seed", seed) for seed in (1, 1, 2)]
