@@ -2,18 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test check bench look clean
+.PHONY: run test lint check bench look clean
 
 run: .venv/ready
 	$(BIN)/basecap run quickstart --out runs/quickstart --per-device 2
 
-test: .venv/ready
+test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-check: .venv/ready
+lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy basecap
+
+check: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_house_rules.py
 
 bench: .venv/ready
