@@ -1,0 +1,112 @@
+"""Loss by position: does a model make use of what stands far back?"""
+
+import itertools
+import math
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from basecap.data import PreparedData
+from basecap.data.config import Count
+from basecap.errors import DataError
+from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
+from basecap.models.language_model import LanguageModel
+
+
+@evaluation("position-loss", unit="nats per token", better="lower", axes=("position",))
+class PositionLoss(Evaluation):
+    """Mean loss per range of positions, over the first tokens of held-out documents that are long enough.
+
+    Every range has the same documents, so that ranges differ in what stands before them alone. They double in length;
+    `position` is the last one of a range, counted from 1.
+    """
+
+    class Config(EvaluationConfig):
+        """Options of position-loss."""
+
+        split: Literal["validation", "test"] = Field("test", description="which held-out documents")
+        documents: Count = Field(16, ge=1, le=2**20, description="most documents per domain")
+        length: Count | None = Field(
+            None, ge=2, description="tokens of a document, whose shorter ones are not used; the training length or less"
+        )
+        first: Count = Field(256, ge=1, description="tokens of the first range")
+        tokens_per_batch: Count = Field(32_768, ge=1, le=2**30, description="tokens in one forward pass")
+
+    config: Config
+
+    def check(self, data: PreparedData, length: int) -> None:
+        """Raise DataError when no domain has such a document."""
+        wanted = self._length(length)
+        if not any(self._rows(data, domain, wanted).size for domain in _domains(data)):
+            raise DataError(
+                f"no {self.config.split} document of any domain has {wanted} tokens; lower the length of position-loss."
+            )
+
+    def run(self, model: LanguageModel, context: Context) -> Outcome:
+        """Return per domain and range the mean loss; domains without such documents are left out."""
+        length = self._length(model.config.max_length)
+        measurements = []
+        for domain in _domains(context.data):
+            rows = self._rows(context.data, domain, length)
+            if rows.size:
+                measurements += self._measure(domain, self._losses(model, context, rows))
+        return Outcome(measurements=measurements)
+
+    def trial(self, model: LanguageModel, context: Context) -> None:
+        """Compute the losses of one batch."""
+        length = self._length(model.config.max_length)
+        self._losses(model, context, np.zeros((self._batch(length), length), np.int64))
+
+    def _length(self, longest: int) -> int:
+        return min(self.config.length or longest, longest)
+
+    def _batch(self, length: int) -> int:
+        return max(1, self.config.tokens_per_batch // length)
+
+    def _rows(self, data: PreparedData, domain: str, length: int) -> np.ndarray:
+        """Return the first tokens of a domain's first documents that are long enough: int64 [documents, length]."""
+        documents = data.documents(self.config.split, domain)
+        long_enough = np.flatnonzero(documents.sizes >= length)[: self.config.documents]
+        rows = [documents.tokens(int(index))[:length] for index in long_enough]
+        return np.stack(rows) if rows else np.empty((0, length), np.int64)
+
+    def _losses(self, model: LanguageModel, context: Context, rows: np.ndarray) -> np.ndarray:
+        """Return the loss of each token, predicted from those before it: float64 [documents, length]."""
+        start = np.full((len(rows), 1), context.data.tokenizer.end_of_text, np.int64)
+        inputs = torch.from_numpy(np.concatenate([start, rows[:, :-1]], axis=1))
+        targets, size, found = torch.from_numpy(rows), self._batch(rows.shape[1]), []
+        for first in range(0, len(rows), size):
+            part = slice(first, first + size)
+            with torch.no_grad(), context.autocast():
+                losses = model.token_losses(inputs[part].to(context.device), targets[part].to(context.device))
+            found.append(losses.double().cpu().numpy())
+        return np.concatenate(found)
+
+    def _measure(self, domain: str, losses: np.ndarray) -> list[Measurement]:
+        """Return the means of the ranges, with the standard error over documents."""
+        found = []
+        for low, high in itertools.pairwise(edges(losses.shape[1], self.config.first)):
+            means = losses[:, low:high].mean(axis=1)
+            stderr = float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else None
+            place = {"position": float(high)}
+            value, n = float(means.mean()), len(means) * (high - low)
+            found.append(Measurement(subset=domain, metric="loss", value=value, n=n, stderr=stderr, axis=place))
+        return found
+
+
+def edges(length: int, first: int) -> list[int]:
+    """Return where ranges of positions begin and end: the first has `first` tokens, the next end at its doubles.
+
+    >>> edges(1024, 256), edges(700, 256), edges(100, 256)
+    ([0, 256, 512, 1024], [0, 256, 512, 700], [0, 100])
+    """
+    found = [0, min(first, length)]
+    while found[-1] < length:
+        found.append(min(2 * found[-1], length))
+    return found
+
+
+def _domains(data: PreparedData) -> tuple[str, ...]:
+    return (*data.train_domains, *data.ood_domains)
