@@ -36,7 +36,7 @@ def is_complete(name: str, rows: list[dict]) -> bool:
 
 @pytest.mark.parametrize("name", OPS)
 def test_plain_pytorch_passes_here(name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "unsupported", lambda x: "not tried")
+    monkeypatch.setattr(module, "unsupported_by_triton", lambda x: "not tried")
     rows = check_op(name, torch.device("cpu"))
     assert is_complete(name, rows)
     assert all(row["path"].startswith("plain PyTorch: ") for row in rows)
@@ -80,7 +80,7 @@ def test_a_wrong_path_is_found(name: str, monkeypatch: pytest.MonkeyPatch):
         return outputs * 1.001 if isinstance(outputs, torch.Tensor) else [x * 1.001 for x in outputs]
 
     monkeypatch.setattr(module, "DTYPES", (torch.float32,))
-    monkeypatch.setattr(module, "unsupported", lambda x: None)
+    monkeypatch.setattr(module, "unsupported_by_triton", lambda x: None)
     broken = {"plain": replace(op, plain=wrong, kernels=None), "kernels": replace(op, kernels=wrong, cuda=False)}
     for path, entry in broken.items():
         monkeypatch.setitem(OPS, name, entry)
@@ -97,7 +97,7 @@ def test_a_state_is_judged_in_the_dtype_of_kernels_that_multiply_in_it(monkeypat
         return o, state * (1 + torch.finfo(tensors[0].dtype).eps / 4)
 
     monkeypatch.setattr(module, "DTYPES", (torch.bfloat16,))
-    monkeypatch.setattr(module, "unsupported", lambda x: None)
+    monkeypatch.setattr(module, "unsupported_by_triton", lambda x: None)
     for half in (True, False):
         monkeypatch.setitem(OPS, "wkv7 bounded", replace(op, kernels=rounded, cuda=False, half=half))
         rows = {row["tensor"]: row["result"] for row in check_op("wkv7 bounded", torch.device("cpu"))}
