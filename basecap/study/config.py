@@ -209,11 +209,16 @@ class StudyConfig(_Section):
                 raise ValueError(f"two entries are called {name!r}; give one another name")
         return value
 
-    @model_validator(mode="after")
-    def _trains_on_one_kind(self) -> "StudyConfig":
-        if (self.data is None) == (self.task is None):
-            wanted = "which cannot be compared; remove one" if self.data else "and this has neither; add one"
+    @model_validator(mode="before")
+    @classmethod
+    def _trains_on_one_kind(cls, content: Any) -> Any:
+        if isinstance(content, dict) and (content.get("data") is None) == (content.get("task") is None):
+            wanted = "not both; remove one" if content.get("data") else "and this has neither; add one"
             raise ConfigError(f"a study has a section data (text) or task (tasks), {wanted}.")
+        return content
+
+    @model_validator(mode="after")
+    def _options_fit_its_kind(self) -> "StudyConfig":
         if self.published is not None and self.task is None:
             raise ConfigError("published numbers are shown beside those of tasks only; remove published.")
         if self.train.tokens is None and self.train.epochs is None:
