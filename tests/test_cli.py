@@ -91,7 +91,7 @@ def test_run_report_generate(study_file, tmp_path, basecap, refused):  # noqa: F
     assert "--seed" in basecap("generate", run, "the", "--seed", "9" * 23)[2]
     kept = (out / "study.yaml").read_text()
     (out / "study.yaml").write_text("schema: 1\nname: tiny\n")
-    assert "study.yaml: 'model' is missing" in refused("generate", run, "the")
+    assert "this has neither; add one" in refused("generate", run, "the")
     (out / "study.yaml").write_text(kept)
     for weights in sorted(run.glob("checkpoints/*/model.safetensors"), reverse=True):
         weights.write_bytes(weights.read_bytes()[:100])
