@@ -166,7 +166,7 @@ def eval_(
         list[str], typer.Option("--add", help="add this evaluation (`basecap list evals`) to the study; repeatable")
     ] = [],
     at: Annotated[
-        str | None, typer.Option("--at", help="evaluation points of --add: every, end or a number of tokens")
+        str | None, typer.Option("--at", help="only at these evaluation points: every, end or a number of tokens")
     ] = None,
     only: Annotated[list[str], typer.Option("--only", help="evaluate only this architecture; repeatable")] = [],
     plugin: Plugins = [],
