@@ -192,7 +192,7 @@ def report(
     ] = False,
 ) -> None:
     """Analyse again and write the report, also over several studies."""
-    from basecap.records import StudyRecords
+    from basecap.analysis import read_results
     from basecap.report import write_live_report, write_tables
 
     place = out or directories[0]
@@ -200,7 +200,7 @@ def report(
         write_live_report(directories, place, log)
     _report(directories, place)
     if tables is not None:
-        written = write_tables(StudyRecords(place).results()["studies"], tables)
+        written = write_tables(read_results(place), tables)
         typer.echo(f"tables: {len(written)} files in {tables}")
 
 
@@ -319,14 +319,11 @@ def _inspect(study: str, scale: str | None, out: Path | None, settings: Sequence
 
 def _report(directories: Sequence[Path], out: Path, said: Collection[tuple[str, int]] = ()) -> None:
     """Write the report and print its table, without failures of the runs (name, seed) that have been `said`."""
-    from basecap.records import StudyRecords
+    from basecap.analysis import read_results
     from basecap.report import terminal_table, write_report
 
     page = write_report(list(directories), out)
-    results = StudyRecords(out).results()
-    for study in results["studies"]:
-        study["failures"] = [row for row in study["failures"] if (row["name"], row["seed"]) not in said]
-    console().print(terminal_table(results, directories))
+    console().print(terminal_table(read_results(out), directories, said))
     typer.echo(f"report: {page}")
 
 
