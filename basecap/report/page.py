@@ -47,7 +47,7 @@ def write_report(study_paths: Sequence[Path], out: Path, *, live: bool = False) 
     records = StudyRecords(out)
     records.refuse_foreign_report()
     found = to_json(analyse(study_paths))
-    records.refuse_loss(found)
+    records.refuse_lost_results(found)
     records.write_results(found)
     studies = from_json(records.results(), out / "results.json")
     drawn = [

@@ -14,22 +14,22 @@ from basecap.report.titles import titles
 
 
 def terminal_table(
-    studies: Sequence[StudyResults], paths: Sequence[Path], printed: Collection[tuple[str, int]] = ()
+    studies: Sequence[StudyResults], paths: Sequence[Path], reported: Collection[tuple[str, int]] = ()
 ) -> Group:
     """Return what `rich` prints: of each study, in `paths`, its table and its findings in words.
 
-    Failures of the runs (name, seed) that are `printed` already are left out.
+    Failures of the runs (name, seed) that are already `reported` are left out.
     """
     named = zip(titles(studies, paths), studies, strict=True)
-    return Group(*(part for title, study in named for part in (*_study(title, study, printed), Text())))
+    return Group(*(part for title, study in named for part in (*_study(title, study, reported), Text())))
 
 
-def _study(title: str, study: StudyResults, printed: Collection[tuple[str, int]]) -> list[Table | Text]:
+def _study(title: str, study: StudyResults, reported: Collection[tuple[str, int]]) -> list[Table | Text]:
     summary = summarise(study)
     failures = [
         Text(f"failed: {failure.name} (seed {failure.seed}): {failure.message}", style="red")
         for failure in study.failures
-        if (failure.name, failure.seed) not in printed
+        if (failure.name, failure.seed) not in reported
     ]
     return [
         table_of(title, study),
