@@ -52,15 +52,17 @@ def fitting_task(
 ) -> tuple[str, Task]:
     """Return name and task that models of a workload's vocabulary and `length` tokens can read.
 
-    Without a name it is the task that the models are trained on, in its largest cell, or mqar where that is text.
+    Without a name it is the task that the models are trained on, or mqar where that is text. A task of the study has
+    the study's options and its largest cell there, unless `options` say otherwise.
 
     Raises:
         ConfigError: an unknown name or option.
         DataError: more token ids or tokens than the models take; names the `evaluation`.
     """
-    if name is None and isinstance(data, TaskData):
-        name, largest = data.task, max(data.cells, key=lambda cell: tuple(cell.cell.values()))
-        task = largest.at(options)
+    if isinstance(data, TaskData) and (name is None or name == data.task or name in data.tests):
+        name = name or data.task
+        cells = data.cells if name == data.task else data.tests[name]
+        task = max(cells, key=lambda cell: tuple(cell.cell.values())).at(options)
     else:
         name = name or "mqar"
         task = build_task(name, options)
