@@ -199,7 +199,7 @@ def report(
     ] = False,
 ) -> None:
     """Analyse one or several studies again and write one report."""
-    from basecap.records import StudyRecords
+    from basecap.analysis import read_results
     from basecap.report import write_live_report, write_tables
 
     directory = out or directories[0]
@@ -207,7 +207,7 @@ def report(
         write_live_report(directories, directory, log)
     _report(directories, directory)
     if tables is not None:
-        written = write_tables(StudyRecords(directory).results()["studies"], tables)
+        written = write_tables(read_results(directory), tables)
         typer.echo(f"tables: {len(written)} files in {tables}")
 
 
@@ -326,14 +326,11 @@ def _inspect(study: str, scale: str | None, out: Path | None, settings: Sequence
 
 def _report(directories: Sequence[Path], out: Path, reported: Collection[tuple[str, int]] = ()) -> None:
     """Write the report and print its table, without the failures of runs (name, seed) that are already `reported`."""
-    from basecap.records import StudyRecords
+    from basecap.analysis import read_results
     from basecap.report import terminal_table, write_report
 
     page = write_report(list(directories), out)
-    results = StudyRecords(out).results()
-    for study in results["studies"]:
-        study["failures"] = [row for row in study["failures"] if (row["name"], row["seed"]) not in reported]
-    console().print(terminal_table(results, directories))
+    console().print(terminal_table(read_results(out), directories, reported))
     typer.echo(f"report: {page}")
 
 

@@ -230,7 +230,7 @@ for arguments in {LIGHT!r}:
         main()
     except SystemExit as left:
         codes.append(left.code or 0)
-print(codes, {{"torch", "scipy", "altair"}} & set(sys.modules))
+print(codes, {{"torch", "scipy", "vl_convert"}} & set(sys.modules))
 """
 
 

@@ -7,6 +7,7 @@ import torch
 
 from basecap import environment
 from basecap.analysis.losses import load
+from basecap.analysis.training_log import TrainingLog
 from basecap.errors import ConfigError
 from basecap.evals import Evaluation
 from basecap.evals.recall import Recall
@@ -91,9 +92,9 @@ def plan_of(records: StudyRecords, study: StudyConfig, vocabulary: int, only: se
 def _refuse_damaged(records: StudyRecords, study: StudyConfig) -> None:
     """Raise DataError when what earlier runs recorded cannot be read, which the report would say after training."""
     for run in records.runs():
-        evals, metrics = run.evals(), run.metrics()
+        evals, log = run.evals(), TrainingLog.read(run)
         if study.data is not None:
-            load(run, evals, metrics, (*study.data.train, *study.data.ood))
+            load(run, evals, log, (*study.data.train, *study.data.ood))
 
 
 def _whole(records: StudyRecords, study: StudyConfig) -> StudyConfig:
