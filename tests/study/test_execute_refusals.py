@@ -148,7 +148,7 @@ def test_changed_text_is_refused_where_a_run_is_continued(study, study_file, tmp
 def test_a_vocabulary_too_small_for_a_tokenizer_of_ones_own_leaves_no_study(study_file, tmp_path):
     (tmp_path / "tokenizer.json").write_text(byte_tokenizer().description)
     settings = ("model.vocab=256", f"data.tokenizer={tmp_path / 'tokenizer.json'}")
-    with pytest.raises(ConfigError, match="the model knows 256 tokens but the data has 257"):
+    with pytest.raises(ConfigError, match="the model has 256 token ids but the tokenizer has 257"):
         run(study_file, tmp_path / "out", settings=settings)
     assert not (tmp_path / "out" / "study.yaml").exists()
 
