@@ -10,11 +10,13 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from basecap.analysis import StudyResults, analyse
+from basecap.analysis import StudyResults, analyse, join
+from basecap.analysis.joined import Joined, joined_to_json
 from basecap.analysis.results import from_json, to_json
 from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
 from basecap.report.charts import Charts, charts_of, seen
+from basecap.report.joined import cell_text, ends_text, joined_charts, joined_sentences, missing_costs
 from basecap.report.palette import ON_DARK, looks
 from basecap.report.recall_words import between, percent, points
 from basecap.report.rows import at_lowest, by_architecture, final_losses, without_null
@@ -34,10 +36,11 @@ from basecap.report.words import (
 Groups = dict[str, dict[str, dict[str, Any]]]
 
 
-def write_report(study_paths: Sequence[Path], out: Path, *, live: bool = False) -> Path:
+def write_report(study_paths: Sequence[Path], out: Path, *, costs: Sequence[Path] = (), live: bool = False) -> Path:
     """Analyse studies; write results.json, report.html and figures/*.svg into `out`; return the path of the page.
 
-    A `live` page loads itself again every ten seconds.
+    Several studies are also joined, as is one with files of `costs` that `basecap bench` wrote. A `live` page loads
+    itself again every ten seconds.
 
     Raises:
         ConfigError: a directory holds no study, or `out` a report that basecap did not write.
@@ -46,7 +49,10 @@ def write_report(study_paths: Sequence[Path], out: Path, *, live: bool = False) 
     """
     records = StudyRecords(out)
     records.refuse_foreign_report()
-    found = to_json(analyse(study_paths))
+    analysed = analyse(study_paths)
+    named = titles(analysed, study_paths)
+    joined = join(analysed, named, costs) if len(analysed) > 1 or costs else None
+    found = to_json(analysed) | ({} if joined is None else joined_to_json(joined))
     records.refuse_lost_results(found)
     records.write_results(found)
     studies = from_json(records.results(), out / "results.json")
@@ -54,13 +60,15 @@ def write_report(study_paths: Sequence[Path], out: Path, *, live: bool = False) 
         draw(study, f"{index}-" if len(studies) > 1 else "", seen(study, StudyRecords(path)))
         for index, (study, path) in enumerate(zip(studies, study_paths, strict=True), start=1)
     ]
+    across = {} if joined is None else joined_charts(joined)
     images = {
         f"{name}.svg": vl_convert.vegalite_to_svg(chart, vl_version=figures.VEGA_LITE)
-        for groups in drawn
+        for groups in (*drawn, {"joined": across})
         for charts in groups.values()
         for name, chart in charts.items()
     }
-    return records.write_report(_page(studies, titles(studies, study_paths), drawn, live), images)
+    above = "" if joined is None else _joined(joined, named, across)
+    return records.write_report(_page(studies, named, drawn, above, live), images)
 
 
 def draw(study: StudyResults, prefix: str = "", maps: Charts | None = None) -> Groups:
@@ -71,7 +79,41 @@ def draw(study: StudyResults, prefix: str = "", maps: Charts | None = None) -> G
     }
 
 
-def _page(studies: Sequence[StudyResults], named: Sequence[str], drawn: Sequence[Groups], live: bool) -> str:
+def _joined(joined: Joined, named: Sequence[str], charts: dict[str, figures.Spec]) -> str:
+    """Return the section that joins the studies called `named`."""
+    return (
+        _environment()
+        .get_template("joined.html")
+        .render(
+            joined=joined,
+            titles=named,
+            charts=charts,
+            sentences=joined_sentences(joined),
+            missing=missing_costs(joined),
+            cell=cell_text,
+            ends=ends_text,
+        )
+    )
+
+
+def _page(
+    studies: Sequence[StudyResults], named: Sequence[str], drawn: Sequence[Groups], above: str, live: bool
+) -> str:
+    summaries = [summarise(study) for study in studies]
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            sections=list(zip(studies, named, drawn, summaries, strict=True)),
+            above=Markup(above),
+            bundle=Markup(_bundle()),
+            on_dark=ON_DARK,
+            live=live,
+        )
+    )
+
+
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("basecap.report"),
         autoescape=True,
@@ -97,13 +139,7 @@ def _page(studies: Sequence[StudyResults], named: Sequence[str], drawn: Sequence
         "yaml": lambda content: yaml.safe_dump(without_null(content), sort_keys=False, allow_unicode=True),
         "spec": _in_page,
     }
-    summaries = [summarise(study) for study in studies]
-    return environment.get_template("report.html").render(
-        sections=list(zip(studies, named, drawn, summaries, strict=True)),
-        bundle=Markup(_bundle()),
-        on_dark=ON_DARK,
-        live=live,
-    )
+    return environment
 
 
 @cache
