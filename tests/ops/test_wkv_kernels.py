@@ -10,10 +10,10 @@ from basecap.ops import wkv4 as package_4
 from basecap.ops import wkv6 as package_6
 from basecap.ops import wkv7 as package_7
 from basecap.ops._dispatch import interpreted
+from basecap.ops._recurrence import operators as operators_6
 from basecap.ops.wkv4 import operators as operators_4
 from basecap.ops.wkv4 import reference as reference_4
 from basecap.ops.wkv6 import eager as eager_6
-from basecap.ops.wkv6 import operators as operators_6
 from basecap.ops.wkv6 import operators_chunk, wkv6
 from basecap.ops.wkv6 import reference as reference_6
 from basecap.ops.wkv7 import eager as eager_7

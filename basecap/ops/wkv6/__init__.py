@@ -6,9 +6,10 @@ from torch import Tensor
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, refuse_transforms, unsupported_by_triton, use_triton
 from basecap.ops._influence import Influence, wide
+from basecap.ops._recurrence.blocks import empty_state, starts
+from basecap.ops._recurrence.operators import recur
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
-from basecap.ops.wkv6 import eager, operators, operators_chunk
-from basecap.ops.wkv6.blocks import starts
+from basecap.ops.wkv6 import eager, operators_chunk
 
 
 def wkv6(
@@ -61,7 +62,7 @@ def wkv6(
             o, final, *_ = operators_chunk.scan(r, k, v_BTHV, log_decay, bonus_HK, first, starts(segments))
             return o, final
         state = empty_state(r_BTHK, v_BTHV) if state_BHKV is None else state_BHKV.float()
-        o, final, _ = operators.recur(r_BTHK, log_decay, k_BTHK, v_BTHV, None, None, state, starts(segments))
+        o, final, _ = recur(r_BTHK, log_decay, k_BTHK, v_BTHV, None, None, state, starts(segments))
         own = (r_BTHK.float() * k_BTHK * bonus_HK).sum(-1, keepdim=True) * v_BTHV
         return (o + own).to(v_BTHV.dtype), final
 
@@ -83,12 +84,6 @@ def influence(
         return eager.factors(own_r, own_k, decays, bonus[heads], segments)
 
     return Influence(shape=(B, H, T), device=r.device, factors=factors)
-
-
-def empty_state(r_BTHK: Tensor, v_BTHV: Tensor) -> Tensor:
-    """Return zeros [B, H, K, V] in float32."""
-    B, _, H, K = r_BTHK.shape
-    return v_BTHV.new_zeros(B, H, K, v_BTHV.shape[3], dtype=torch.float32)
 
 
 def _chunked(r_BTHK: Tensor, v_BTHV: Tensor) -> bool:

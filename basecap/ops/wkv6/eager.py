@@ -3,7 +3,16 @@
 import torch
 from torch import Tensor
 
-from basecap.ops.wkv6.blocks import MASKED_LOG_DECAY, Block, assemble, carry, chunks, power_of_two, starts, unchunk
+from basecap.ops._recurrence.blocks import (
+    MASKED_LOG_DECAY,
+    Block,
+    assemble,
+    carry,
+    chunks,
+    power_of_two,
+    starts,
+    unchunk,
+)
 
 #: Tokens per block.
 CHUNK = 32

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from basecap.ops.wkv6 import kernels_chunk, kernels_chunk_backward
-from basecap.ops.wkv6.sizes import tokens_per_chunk
+from basecap.ops.wkv6.operators_chunk import tokens_per_chunk
 
 #: Key channels per step of a chunk's forward and backward, value channels per program of a walk.
 FORWARD, BACKWARD, WALK = 32, 16, 64

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from basecap.ops._dispatch import no_second_derivatives, refuse_batched_gradients
-from basecap.ops.wkv6.sizes import tokens_per_chunk
 
 #: The most channels per head of keys and of values, and the shared memory that a block takes. With 8 warps, which wider
 #: values need, Triton 3.6 compiles the kernels of a chunk to wrong results on Hopper.
@@ -18,6 +17,11 @@ def _kernels() -> Any:
     from basecap.ops.wkv6 import launch_chunk
 
     return launch_chunk
+
+
+def tokens_per_chunk(dtype: torch.dtype) -> int:
+    """Return the chunk of the kernels by chunks; exact products of float32 leave room for half as many."""
+    return 32 if dtype == torch.float32 else 64
 
 
 @torch.library.custom_op("basecap::wkv6_chunks", mutates_args=())

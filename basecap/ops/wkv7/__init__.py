@@ -6,10 +6,9 @@ from torch import Tensor
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import refuse_transforms, use_triton
 from basecap.ops._influence import Influence, wide
+from basecap.ops._recurrence.blocks import empty_state, starts
+from basecap.ops._recurrence.operators import recur
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
-from basecap.ops.wkv6 import empty_state
-from basecap.ops.wkv6.blocks import starts
-from basecap.ops.wkv6.operators import recur
 from basecap.ops.wkv7 import eager, operators
 
 #: The lowest log decay of `wkv7_bounded`; RWKV-7's own are at least -exp(-1/2) = -0.6065.

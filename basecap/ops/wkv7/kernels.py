@@ -8,7 +8,7 @@ between the BT tokens of a chunk [B, M, H, BT, BT]; states between chunks [B, M,
 import triton
 import triton.language as tl
 
-from basecap.ops.delta_rule.kernels import matrix, rows, state
+from basecap.ops._recurrence.kernels_tiles import matrix, rows, state
 
 
 @triton.jit

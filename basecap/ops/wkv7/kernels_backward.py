@@ -7,7 +7,7 @@ gradients of scores are taken twice, once the other way round, and the rest goes
 import triton
 import triton.language as tl
 
-from basecap.ops.delta_rule.kernels import matrix, rows, state
+from basecap.ops._recurrence.kernels_tiles import matrix, rows, state
 from basecap.ops.wkv7.kernels import before, edges, gates, keep, values
 
 

@@ -95,3 +95,9 @@ def starts(segments_BT: Tensor | None) -> Tensor | None:
         return None
     changes = segments_BT[:, 1:] != segments_BT[:, :-1]
     return F.pad(changes, (1, 0))
+
+
+def empty_state(r_BTHK: Tensor, v_BTHV: Tensor) -> Tensor:
+    """Return zeros [B, H, K, V] in float32."""
+    B, _, H, K = r_BTHK.shape
+    return v_BTHV.new_zeros(B, H, K, v_BTHV.shape[3], dtype=torch.float32)

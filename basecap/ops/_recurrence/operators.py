@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from basecap.ops._dispatch import no_second_derivatives
-from basecap.ops.wkv6.sizes import CHUNK
+
+#: Tokens between two states that are kept for backward; the states of one such chunk should stay in the cache.
+CHUNK = 32
 
 
 def _kernels():
     # Triton is only needed, and only installed, where its kernels can run.
-    from basecap.ops.wkv6 import launch
+    from basecap.ops._recurrence import launch
 
     return launch
 

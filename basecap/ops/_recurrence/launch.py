@@ -4,8 +4,8 @@ import torch
 import triton
 from torch import Tensor
 
-from basecap.ops.wkv6 import kernels
-from basecap.ops.wkv6.sizes import CHUNK
+from basecap.ops._recurrence import kernels
+from basecap.ops._recurrence.operators import CHUNK
 
 #: Value channels per program, warps per program and tokens loaded ahead, forward and backward.
 FORWARD = (16, 1, 4)
