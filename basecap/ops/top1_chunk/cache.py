@@ -5,8 +5,9 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops._selection.checks import check_cache
 from basecap.ops._shapes import FLOATS, is_whole
-from basecap.ops.top1_chunk.grid import check_chunk, check_heads, check_options, most_remote
+from basecap.ops.top1_chunk.grid import check_chunk, check_options, most_remote
 
 
 def top1_chunk_cache(
@@ -47,49 +48,6 @@ def top1_chunk_cache(
         "v": torch.zeros(shape, dtype=dtype, device=device),
         "sums": torch.zeros(B, -(-capacity // chunk), G, K, dtype=wide, device=device),
     }
-
-
-def check_cache(new: dict[str, Tensor], cache: dict[str, Tensor], length: int, *, chunk: int | None = None) -> None:
-    """Raise ConfigError unless a cache of `length` tokens takes these.
-
-    Args:
-        new: "k" and "v" [B, T, G, K], and for a step, where T = 1, "q" [B, 1, H, K].
-        cache: "k" and "v" [B, max_length, G, K], on the same device, in a dtype that holds the new numbers exactly:
-            under autocast they are narrower than the parameters.
-        length: tokens already in the cache.
-        chunk: C, where the cache has "sums" too.
-    """
-    check_heads(new)
-    names = ("k", "v") if chunk is None else ("k", "v", "sums")
-    if not isinstance(cache, dict):
-        raise ConfigError(f"cache must be a dict of the tensors {', '.join(names)}, not {type(cache).__name__}.")
-    if missing := [name for name in names if not isinstance(cache.get(name), Tensor)]:
-        raise ConfigError(f"cache must be a dict of the tensors {', '.join(names)}; it has no {missing[0]}.")
-    k = new["k"]
-    B, T, G, K = k.shape
-    if cache["k"].dim() != 4:
-        raise ConfigError(f"the cache's k {tuple(cache['k'].shape)} must be [B, max_length, G, K].")
-    capacity = cache["k"].shape[1]
-    if "q" in new and T != 1:
-        raise ConfigError(f"q, k and v have {T} tokens; a step takes one at a time.")
-    if not is_whole(length) or length < 0:
-        raise ConfigError(f"length must be the number of tokens in the cache, not {length!r}.")
-    if length + T > capacity:
-        raise ConfigError(
-            f"the cache is full: it has room for {capacity} tokens, not {length + T}; make max_length larger."
-        )
-    shapes = {"k": (B, capacity, G, K), "v": (B, capacity, G, K)}
-    if chunk is not None:
-        shapes["sums"] = (B, -(-capacity // chunk), G, K)
-    for name, shape in shapes.items():
-        held = cache[name]
-        if held.shape != shape:
-            use = f"k {tuple(k.shape)}" if chunk is None else f"k {tuple(k.shape)} and chunk {chunk}"
-            raise ConfigError(f"the cache's {name} {tuple(held.shape)} must be {shape} for {use}; make it for these.")
-        if held.device != k.device:
-            raise ConfigError(f"the cache's {name} is on {held.device}, k is on {k.device}; put both on one device.")
-        if held.dtype not in FLOATS or torch.promote_types(held.dtype, k.dtype) != held.dtype:
-            raise ConfigError(f"k is {k.dtype}, the cache's {name} {held.dtype}; make the cache with dtype={k.dtype}.")
 
 
 def top1_chunk_fill(k: Tensor, v: Tensor, cache: dict[str, Tensor], *, chunk: int = 128) -> None:

@@ -70,8 +70,9 @@ def _(q, k, v, choice, layout, chunk, scale, triton):
     wide = torch.promote_types(q.dtype, torch.float32)
     index = choice.new_empty(0)
     if triton:
-        launch = _kernels()
-        index = launch.empty_index(choice, layout[0].shape[0], k.shape[1], launch.share_of(chunk)).buffer
+        from basecap.ops._selection.index import empty_index
+
+        index = empty_index(choice, layout[0].shape[0], k.shape[1], _kernels().share_of(chunk)).buffer
     return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=wide), index
 
 

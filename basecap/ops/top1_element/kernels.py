@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from basecap.ops.top1_chunk.launch import invert
+from basecap.ops._selection.index import invert
 
 
 @triton.jit
