@@ -107,7 +107,7 @@ def test_choices_are_best_whatever_the_input(mode, K, remote, dtype, lengths, po
 @pytest.mark.parametrize("mode", ["exact", "approx"])
 def test_hopper_chooses_as_other_gpus_do(mode, K, dtype, heads, lengths, monkeypatch):
     """Both kinds of kernels choose the best chunks, but for rounding; some scores are large."""
-    launch = pytest.importorskip("basecap.ops.top1_chunk.launch")
+    launch = pytest.importorskip("basecap.ops.top1_chunk.portable.launch")
     N = sum(lengths)
     generator = torch.Generator("cuda").manual_seed(N)
     q, k = (torch.randn(N, count, K, generator=generator, device="cuda", dtype=dtype) for count in heads)
@@ -155,7 +155,7 @@ def test_queries_that_are_no_numbers_choose_nothing(K, mode):
 @pytest.mark.parametrize("K", [64, 128])
 def test_hopper_goes_back_as_other_gpus_do(K, remote, dtype, heads, lengths, monkeypatch):
     """Both kinds of kernels have the same gradients, of queries within a wider tensor too; one chunk is popular."""
-    launch = pytest.importorskip("basecap.ops.top1_chunk.launch")
+    launch = pytest.importorskip("basecap.ops.top1_chunk.portable.launch")
     (H, G), N = heads, sum(lengths)
     generator = torch.Generator("cuda").manual_seed(N)
     q, k, v, do = (torch.randn(N, n, K + 8, generator=generator, device="cuda", dtype=dtype) for n in (H, G, G, H))

@@ -117,7 +117,7 @@ def top1_chunk_step(
     q, k, v = (x.to(cache["k"].dtype) for x in (q, k, v))
     remote = min(remote, most_remote(cache["k"].shape[1], chunk))
     if use_triton("top1_chunk_step", backend, q, widest=256):
-        from basecap.ops.top1_chunk import launch
+        from basecap.ops.top1_chunk.portable import launch
 
         return launch.decode((q, k, v), cache, length, chunk, mode == "exact", scale, remote).to(dtype)
     cache["k"][:, length] = k[:, 0]

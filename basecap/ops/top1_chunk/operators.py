@@ -16,7 +16,7 @@ from basecap.ops.top1_chunk import eager
 
 def _kernels():
     # Triton is only needed, and only installed, where its kernels can run.
-    from basecap.ops.top1_chunk import launch
+    from basecap.ops.top1_chunk.portable import launch
 
     return launch
 

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from basecap.ops.top1_chunk.kernels_choose import empty_list, insert, insert_tile
+from basecap.ops.top1_chunk.portable.kernels_choose import empty_list, insert, insert_tile
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from basecap.ops._dispatch import interpreted, note
 from basecap.ops._selection.index import Index, invert
-from basecap.ops.top1_chunk import kernels_attend, kernels_choose, kernels_decode
+from basecap.ops.top1_chunk.portable import kernels_attend, kernels_choose, kernels_decode
 
 LOG2E = 1.4426950408889634
 
@@ -111,11 +111,11 @@ def choose(
     programs = (triton.cdiv(N, tile.rows), H)
     hopper = remote == 1 and hopper_unsupported(q, chunk) is None
     if hopper:
-        from basecap.ops.top1_chunk import kernels_hopper
+        from basecap.ops.top1_chunk.hopper import kernels_approx, kernels_exact
 
         note("top1_chunk", "its Gluon kernels", None)
     if hopper and low is not None:
-        kernels_hopper.choose_approx(q, means, low, grid, own, choice)
+        kernels_approx.choose_approx(q, means, low, grid, own, choice)
         return choice
     if not exact:
         kernels_choose.choose_approx_kernel[programs](
@@ -128,7 +128,7 @@ def choose(
     # The interpreter knows no assembly.
     assembly = "" if interpreted() else kernels_choose.exp2_assembly(POLYNOMIALS)
     if hopper:
-        kernels_hopper.choose_exact(q, k, grid, own, norm, choice, chunk, scale * LOG2E)
+        kernels_exact.choose_exact(q, k, grid, own, norm, choice, chunk, scale * LOG2E)
     for bounded in (False,) if hopper else (True, False):
         kernels_choose.choose_exact_kernel[programs](
             q, k, grid, own, norm, choice, *q.stride()[:2], *k.stride()[:2], N, scale * LOG2E,
@@ -218,7 +218,7 @@ def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: floa
     items = M + lists.extra
     kernel: Any = kernels_attend.attend_bwd_kernel
     if hopper_unsupported(q, chunk) is None:
-        from basecap.ops.top1_chunk import kernels_hopper_backward as hopper
+        from basecap.ops.top1_chunk.hopper import kernels_backward as hopper
 
         q, k, v, do = (hopper.aligned(x) for x in (q, k, v, do))
         kernel, blocks, items = hopper.attend_bwd_kernel, 1, hopper.programs(K, items, G, q.device)

@@ -1,0 +1,1 @@
+"""Top-1 chunk selection in Triton, for every GPU from compute capability 8.0 on."""
