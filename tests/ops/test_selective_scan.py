@@ -152,7 +152,7 @@ def test_kernels_in_the_interpreter(sizes: tuple[int, int, int, int], segmented:
 @pytest.mark.parametrize("segmented", [False, True])
 @pytest.mark.parametrize("N", [2, 3])
 def test_spans_of_a_long_sequence_in_the_interpreter(N: int, segmented: bool, monkeypatch: pytest.MonkeyPatch):
-    from basecap.ops.selective_scan import launch
+    from basecap.ops.selective_scan.gpu import launch
 
     for name, value in (("SPAN", 16), ("SPAN_BACKWARD", 32), ("BS", 2)):
         monkeypatch.setattr(launch, name, value)
@@ -162,7 +162,7 @@ def test_spans_of_a_long_sequence_in_the_interpreter(N: int, segmented: bool, mo
 
 @in_interpreter
 def test_only_rows_of_moderate_length_are_walked_whole(monkeypatch: pytest.MonkeyPatch):
-    from basecap.ops.selective_scan import launch
+    from basecap.ops.selective_scan.gpu import launch
 
     monkeypatch.setattr(launch, "BUSY", 1)
     x, dt, A, Bs, Cs, _ = (tensor.detach().float() for tensor in inputs(1, launch.WHOLE + 1, 1, 1))
@@ -199,7 +199,7 @@ def test_padding_leaves_states_alone_where_a_decay_is_immediate_in_the_interpret
 @in_interpreter
 @pytest.mark.parametrize("segmented", [False, True])
 def test_programs_that_take_whole_rows_in_the_interpreter(segmented: bool, monkeypatch: pytest.MonkeyPatch):
-    from basecap.ops.selective_scan import launch
+    from basecap.ops.selective_scan.gpu import launch
 
     for name in ("BUSY", "SPAN", "SPAN_BACKWARD"):
         monkeypatch.setattr(launch, name, 1)

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from basecap.ops import wkv7 as package
 from basecap.ops._dispatch import interpreted
-from basecap.ops.wkv7 import LOWEST, eager, operators, reference, wkv7_bounded
+from basecap.ops.wkv7 import LOWEST, eager, reference, wkv7_bounded
+from basecap.ops.wkv7.chunks import operators
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import assert_as_accurate
 from tests.ops._recurrences import draw, packed, results

@@ -14,8 +14,9 @@ from basecap.ops._recurrence import operators as operators_6
 from basecap.ops.wkv4 import operators as operators_4
 from basecap.ops.wkv4 import reference as reference_4
 from basecap.ops.wkv6 import eager as eager_6
-from basecap.ops.wkv6 import operators_chunk, wkv6
 from basecap.ops.wkv6 import reference as reference_6
+from basecap.ops.wkv6 import wkv6
+from basecap.ops.wkv6.chunks import operators as operators_chunk
 from basecap.ops.wkv7 import eager as eager_7
 from basecap.ops.wkv7 import reference as reference_7
 from basecap.ops.wkv7 import wkv7

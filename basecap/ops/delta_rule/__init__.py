@@ -7,7 +7,8 @@ from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, refuse_transforms, use_triton
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, finite_log_decay
-from basecap.ops.delta_rule import eager, operators
+from basecap.ops.delta_rule import eager
+from basecap.ops.delta_rule.chunks import operators
 
 #: Channels per head of queries and keys that the kernels of this package take.
 WIDEST = 128

@@ -16,11 +16,11 @@ TRAINING = " training"
 def _implementation(run: str) -> ModuleType:
     # Triton and Numba are only needed, and only installed, where their kernels can run.
     if run == "triton":
-        from basecap.ops.selective_scan import launch
+        from basecap.ops.selective_scan.gpu import launch
 
         return launch
     if run == "numba":
-        from basecap.ops.selective_scan import launch_cpu
+        from basecap.ops.selective_scan.cpu import launch as launch_cpu
 
         return launch_cpu
     return eager

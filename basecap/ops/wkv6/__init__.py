@@ -9,7 +9,8 @@ from basecap.ops._influence import Influence, wide
 from basecap.ops._recurrence.blocks import empty_state, starts
 from basecap.ops._recurrence.operators import recur
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
-from basecap.ops.wkv6 import eager, operators_chunk
+from basecap.ops.wkv6 import eager
+from basecap.ops.wkv6.chunks import operators
 
 
 def wkv6(
@@ -59,7 +60,7 @@ def wkv6(
         if _chunked(r_BTHK, v_BTHV):
             r, k = (x.to(v_BTHV.dtype) for x in (r_BTHK, k_BTHK))
             first = None if state_BHKV is None else state_BHKV.float()
-            o, final, *_ = operators_chunk.scan(r, k, v_BTHV, log_decay, bonus_HK, first, starts(segments))
+            o, final, *_ = operators.scan(r, k, v_BTHV, log_decay, bonus_HK, first, starts(segments))
             return o, final
         state = empty_state(r_BTHK, v_BTHV) if state_BHKV is None else state_BHKV.float()
         o, final, _ = recur(r_BTHK, log_decay, k_BTHK, v_BTHV, None, None, state, starts(segments))
@@ -88,9 +89,9 @@ def influence(
 
 def _chunked(r_BTHK: Tensor, v_BTHV: Tensor) -> bool:
     """Return whether the chunked kernels run; the recurrence takes single tokens, wide heads and small GPUs."""
-    shared = operators_chunk.SHARED
-    keys = unsupported_by_triton(r_BTHK, widest=operators_chunk.WIDEST_KEYS, shared=shared)
-    values = unsupported_by_triton(v_BTHV, widest=operators_chunk.WIDEST_VALUES, shared=shared)
+    shared = operators.SHARED
+    keys = unsupported_by_triton(r_BTHK, widest=operators.WIDEST_KEYS, shared=shared)
+    values = unsupported_by_triton(v_BTHV, widest=operators.WIDEST_VALUES, shared=shared)
     return keys is None and values is None and r_BTHK.shape[1] > 1
 
 

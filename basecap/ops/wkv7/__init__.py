@@ -9,7 +9,8 @@ from basecap.ops._influence import Influence, wide
 from basecap.ops._recurrence.blocks import empty_state, starts
 from basecap.ops._recurrence.operators import recur
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
-from basecap.ops.wkv7 import eager, operators
+from basecap.ops.wkv7 import eager
+from basecap.ops.wkv7.chunks import operators
 
 #: The lowest log decay of `wkv7_bounded`; RWKV-7's own are at least -exp(-1/2) = -0.6065.
 LOWEST = -0.61

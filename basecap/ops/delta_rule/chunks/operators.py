@@ -10,7 +10,7 @@ from basecap.ops._dispatch import no_second_derivatives, refuse_batched_gradient
 
 def _kernels() -> Any:
     # Triton is only needed, and only installed, where its kernels can run.
-    from basecap.ops.delta_rule import launch
+    from basecap.ops.delta_rule.chunks import launch
 
     return launch
 

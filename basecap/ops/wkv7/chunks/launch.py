@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from basecap.ops.wkv7 import kernels, kernels_backward
+from basecap.ops.wkv7.chunks import kernels, kernels_backward
 
 #: Channels per step of the products that sum over channels.
 BLOCK = 64

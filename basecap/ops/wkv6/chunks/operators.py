@@ -14,9 +14,9 @@ WIDEST_KEYS, WIDEST_VALUES, SHARED = 128, 64, 144 * 1024
 
 def _kernels() -> Any:
     # Triton is only needed, and only installed, where its kernels can run.
-    from basecap.ops.wkv6 import launch_chunk
+    from basecap.ops.wkv6.chunks import launch
 
-    return launch_chunk
+    return launch
 
 
 def tokens_per_chunk(dtype: torch.dtype) -> int:

@@ -1,13 +1,13 @@
 """The recurrence of RWKV-5 and 6 in chunks in Triton, backward: a chunk by itself; see README.md.
 
-Layouts as in kernels_chunk.py. No product has a transposed product as its operand: Triton 3.4 to 3.7.0 compiles those
+Layouts as in kernels.py. No product has a transposed product as its operand: Triton 3.4 to 3.7.0 compiles those
 to wrong results on Hopper.
 """
 
 import triton
 import triton.language as tl
 
-from basecap.ops.wkv6.kernels_chunk import decays, in_right, join, joined, matrix, rows, spread, state
+from basecap.ops.wkv6.chunks.kernels import decays, in_right, join, joined, matrix, rows, spread, state
 
 
 @triton.jit

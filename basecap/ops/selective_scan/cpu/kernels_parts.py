@@ -1,4 +1,4 @@
-"""What the kernels that Numba compiles for the CPU share."""
+"""Parts of the kernels that Numba compiles for the CPU, and how they are launched."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -11,7 +11,7 @@ state, is exact, and what rounding takes from the sum with the second is kept in
 
 import numpy as np
 
-from basecap.ops.kernels_shared_cpu import exact_sum, exp2, exp2_parts, inlined, kernel
+from basecap.ops.selective_scan.cpu.kernels_parts import exact_sum, exp2, exp2_parts, inlined, kernel
 
 ZERO = np.float32(0)
 

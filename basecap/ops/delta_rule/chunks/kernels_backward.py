@@ -7,7 +7,7 @@ wrong results on Hopper. So what is needed transposed goes through memory.
 import triton
 import triton.language as tl
 
-from basecap.ops.delta_rule.kernels import matrix, rows, state, within
+from basecap.ops.delta_rule.chunks.kernels import matrix, rows, state, within
 
 
 @triton.jit

@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from basecap.ops.wkv6 import kernels_chunk, kernels_chunk_backward
-from basecap.ops.wkv6.operators_chunk import tokens_per_chunk
+from basecap.ops.wkv6.chunks import kernels, kernels_backward
+from basecap.ops.wkv6.chunks.operators import tokens_per_chunk
 
 #: Key channels per step of a chunk's forward and backward, value channels per program of a walk.
 FORWARD, BACKWARD, WALK = 32, 16, 64
@@ -81,7 +81,7 @@ def _walk(inputs: _Inputs, k: Tensor, v: Tensor, first: Tensor | None, last: Ten
     del options["LEVELS"], options["maxnreg"]
     # Two further TF32 products with the rests: the state stays as exact as in float32, whatever the inputs are.
     options["PRECISION"] = "ieee" if v.dtype == torch.float32 else "tf32x3"
-    kernels_chunk.walk_kernel[(triton.cdiv(V, options["BV"]), H, B)](
+    kernels.walk_kernel[(triton.cdiv(V, options["BV"]), H, B)](
         k, v, inputs.log_decay, inputs.starts, first, states, last, *inputs.sizes, BACK=back, **options
     )
     return states
@@ -104,7 +104,7 @@ def forward(
     scores = o.new_empty(B, M, H, inputs.chunk, inputs.chunk)
     first = None if state_BHKV is None else state_BHKV.contiguous()
     states = _walk(inputs, inputs.k, inputs.v, first, final, back=False)
-    kernels_chunk.chunk_fwd_kernel[inputs.grid](
+    kernels.chunk_fwd_kernel[inputs.grid](
         inputs.r, inputs.k, inputs.v, inputs.log_decay, inputs.bonus, inputs.starts, states, o, scores,
         *inputs.sizes, **inputs.options(FORWARD),
     )  # fmt: skip
@@ -137,7 +137,7 @@ def backward(
     dbonus = dr.new_empty(B, M, H, dr.shape[3], dtype=torch.float32)
     # Products of inputs and their gradients may be beyond float16.
     share = tl.bfloat16 if do.dtype == torch.bfloat16 else tl.float32
-    kernels_chunk_backward.chunk_bwd_kernel[inputs.grid](
+    kernels_backward.chunk_bwd_kernel[inputs.grid](
         do, inputs.r, inputs.k, inputs.v, inputs.log_decay, inputs.bonus, inputs.starts, states, later, scores,
         dr, dk, dv, dlog, dbonus, *inputs.sizes, SHARE=share, **inputs.options(BACKWARD),
     )  # fmt: skip

@@ -15,7 +15,7 @@ CHUNKS = {torch.bfloat16: 64, torch.float16: 32, torch.float32: 16}
 
 def _kernels() -> Any:
     # Triton is only needed, and only installed, where its kernels can run.
-    from basecap.ops.wkv7 import launch
+    from basecap.ops.wkv7.chunks import launch
 
     return launch
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from basecap.ops._recurrence.kernels_tiles import matrix, rows, state
-from basecap.ops.wkv7.kernels import before, edges, gates, keep, values
+from basecap.ops.wkv7.chunks.kernels import before, edges, gates, keep, values
 
 
 @triton.jit

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from basecap.ops.kernels_shared_cpu import launch
-from basecap.ops.selective_scan import kernels_cpu
+from basecap.ops.selective_scan.cpu import kernels
+from basecap.ops.selective_scan.cpu.kernels_parts import launch
 from basecap.ops.selective_scan.sizes import chunk_cpu, kept_shape
 
 
@@ -61,7 +61,7 @@ def forward(
     if state_BDN is not None:
         state.copy_(state_BDN.detach().mT)
     y, kept = torch.zeros(x_BTD.shape), torch.empty(shape if keep else (0, 0, 0, 0))
-    inputs.launch(kernels_cpu.scan_fwd_kernel, [*inputs.tensors(), state, y, kept])
+    inputs.launch(kernels.scan_fwd_kernel, [*inputs.tensors(), state, y, kept])
     return y.to(x_BTD.dtype), state.mT.float().contiguous(), kept if keep else kept.flatten()
 
 
@@ -82,7 +82,7 @@ def backward(
     du, ddt, dA = torch.zeros_like(dy), torch.zeros_like(dy), torch.zeros_like(dstate)
     dB, dC = torch.empty_like(inputs.B), torch.empty_like(inputs.C)
     outs = (dstate, du, ddt, dA, dB, dC)
-    inputs.launch(kernels_cpu.scan_bwd_kernel, [dy, *inputs.tensors(), kept, *outs])
+    inputs.launch(kernels.scan_bwd_kernel, [dy, *inputs.tensors(), kept, *outs])
     # The kernels' exponents are powers of two.
     ddt.mul_(math.log(2)).addcmul_(inputs.x, du)
     return (

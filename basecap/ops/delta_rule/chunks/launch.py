@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from basecap.ops.delta_rule import kernels, kernels_backward
+from basecap.ops.delta_rule.chunks import kernels, kernels_backward
 
 #: Channels per step of the products that sum over channels.
 BLOCK = 64

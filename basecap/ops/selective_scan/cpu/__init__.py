@@ -1,0 +1,1 @@
+"""The selective scan compiled by Numba, for CPUs."""

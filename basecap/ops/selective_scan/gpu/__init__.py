@@ -1,0 +1,1 @@
+"""The selective scan in Triton, for GPUs."""

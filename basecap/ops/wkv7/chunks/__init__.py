@@ -1,0 +1,1 @@
+"""The recurrence of RWKV-7 by chunks of tokens, in Triton."""
