@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import no_second_derivatives
+from basecap.ops._transforms import no_second_derivatives
 
 #: Tokens between two states that are kept for backward; the states of one such chunk should stay in the cache.
 CHUNK = 32

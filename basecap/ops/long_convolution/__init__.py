@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, refuse_transforms, use_triton
+from basecap.ops._dispatch import Backend, use_triton
 from basecap.ops._influence import Influence, visible, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments
+from basecap.ops._transforms import refuse_transforms
 from basecap.ops.long_convolution import eager, operators, reference
 
 #: The most taps for which "auto" takes the kernels: their work grows with the number of taps, that of the FFT with its

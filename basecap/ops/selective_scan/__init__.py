@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, choose, refuse_transforms, wants_gradients
+from basecap.ops._dispatch import Backend, choose
 from basecap.ops._influence import Influence, visible, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
+from basecap.ops._transforms import refuse_transforms, wants_gradients
 from basecap.ops.selective_scan import operators, reference
 
 

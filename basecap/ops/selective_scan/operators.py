@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import no_second_derivatives, refuse_batched_gradients
+from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
 from basecap.ops.selective_scan import eager
 from basecap.ops.selective_scan.sizes import kept_shape
 

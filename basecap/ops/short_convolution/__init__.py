@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
-from basecap.ops._dispatch import Backend, check_backend, refuse_all_transforms, refuse_transforms, use_triton
+from basecap.ops._dispatch import Backend, check_backend, use_triton
 from basecap.ops._influence import Influence
 from basecap.ops._shapes import check_devices, check_floating, check_segments
+from basecap.ops._transforms import refuse_all_transforms, refuse_transforms
 from basecap.ops.long_convolution import influence as filter_influence
 from basecap.ops.short_convolution import eager, operators
 

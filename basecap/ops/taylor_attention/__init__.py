@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, check_backend, refuse_transforms, use_triton
+from basecap.ops._dispatch import Backend, check_backend, use_triton
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, is_number
+from basecap.ops._transforms import refuse_transforms
 from basecap.ops.taylor_attention import eager, operators, reference
 
 

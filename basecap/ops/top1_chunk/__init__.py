@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from basecap.ops._dispatch import Backend, refuse_mapping, refuse_transforms, use_triton
+from basecap.ops._dispatch import Backend, use_triton
 from basecap.ops._influence import Influence, of_heads, visible, wide
 from basecap.ops._selection.checks import check_heads, check_packing
+from basecap.ops._transforms import refuse_mapping, refuse_transforms
 from basecap.ops.top1_chunk import operators, reference
 from basecap.ops.top1_chunk.cache import top1_chunk_cache, top1_chunk_fill, top1_chunk_step
 from basecap.ops.top1_chunk.grid import check_options, chunk_grid, most_remote

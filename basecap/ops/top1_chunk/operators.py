@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import no_second_derivatives, refuse_batched_gradients
 from basecap.ops._saved import save_under_checkpointing
+from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
 from basecap.ops.top1_chunk import eager
 
 

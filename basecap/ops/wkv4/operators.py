@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import no_second_derivatives
 from basecap.ops._recurrence.blocks import starts
+from basecap.ops._transforms import no_second_derivatives
 from basecap.ops.wkv4 import eager
 
 

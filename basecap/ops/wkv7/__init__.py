@@ -4,11 +4,12 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import refuse_transforms, use_triton
+from basecap.ops._dispatch import use_triton
 from basecap.ops._influence import Influence, wide
 from basecap.ops._recurrence.blocks import empty_state, starts
 from basecap.ops._recurrence.operators import recur
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
+from basecap.ops._transforms import refuse_transforms
 from basecap.ops.wkv7 import eager
 from basecap.ops.wkv7.chunks import operators
 

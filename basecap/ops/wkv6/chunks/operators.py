@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import no_second_derivatives, refuse_batched_gradients
+from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
 
 #: The most channels per head of keys and of values, and the shared memory that a block takes. With 8 warps, which wider
 #: values need, Triton 3.6 compiles the kernels of a chunk to wrong results on Hopper.

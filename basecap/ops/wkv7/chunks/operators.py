@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import no_second_derivatives
+from basecap.ops._transforms import no_second_derivatives
 
 #: The most tokens per chunk; float32 is only for the tests, see `wkv7_bounded`.
 #: The exponents of half a chunk's decays, 19.5 for 64 tokens, are within the range of
