@@ -1,4 +1,4 @@
-"""What there is to name: the rows of `basecap list`."""
+"""The rows of `basecap list`: mixers, backbones, studies, evaluations, tasks, domains and settings."""
 
 import difflib
 import json
@@ -9,19 +9,19 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 
 from basecap.data.sources import SOURCES
-from basecap.names import split_body
+from basecap.names import split_backbone
 from basecap.study.config import StudyConfig, load_study
 from basecap.study.reading import READ_ONLY, library, read_study
 from basecap.tasks import TASKS, build_task
 
-# torch takes a second to import: rows that need it import it, so that the others answer at once.
+# torch takes a second to import: only the functions that need it import it, so that the other lists come at once.
 
-#: Where sizes are compared: the published small size.
+#: Model size for which parameters and state are listed: the smaller published one.
 HIDDEN, VOCAB, LENGTH = 768, 32_000, 2048
 
 
-def _in_other_bodies() -> list[str]:
-    """Return "X in Y" for each architecture that a built-in study puts into another block family."""
+def _in_other_backbones() -> list[str]:
+    """Return "X in Y" for each architecture that a built-in study puts into another backbone."""
     entries = [entry for name in library() for entry in load_study(name).architectures]
     return sorted({f"{entry.use} in {entry.backbone}" for entry in entries if entry.backbone is not None})
 
@@ -34,17 +34,17 @@ def _mixers(full: bool) -> list[dict[str, Any]]:
     from basecap.models.language_model import LanguageModel
 
     rows = []
-    for name in sorted([*ARCHITECTURES.names(), *_in_other_bodies()]):
-        use, body = split_body(name)
+    for name in sorted([*ARCHITECTURES.names(), *_in_other_backbones()]):
+        use, backbone = split_backbone(name)
         architecture = ARCHITECTURES.get(use)
         with torch.device("meta"):
-            config = model_config(use, hidden=HIDDEN, vocab=VOCAB, max_length=LENGTH, backbone=body)
+            config = model_config(use, hidden=HIDDEN, vocab=VOCAB, max_length=LENGTH, backbone=backbone)
             model = LanguageModel(config)
         row = {
             "name": name,
             "parameters (M)": round(model.parameters_count() / 1e6, 1),
             "state (KiB)": model.state_bytes(LENGTH) // 1024,
-            "backbone": body or architecture.backbone,
+            "backbone": backbone or architecture.backbone,
             "summary": architecture.summary,
         }
         if full:
@@ -113,7 +113,7 @@ def _tasks(full: bool) -> list[dict[str, Any]]:
 
 
 def is_task(name: str) -> bool:
-    """Whether `name` is or resembles the name of a task rather than of a study."""
+    """Whether `name` is, or is close to, the name of a task rather than of a study."""
     studies = library()
     if name in studies or Path(name).exists() or Path(name).suffix in (".yaml", ".yml"):
         return False
@@ -125,7 +125,7 @@ def _domains(full: bool) -> list[dict[str, Any]]:
     return [
         {"source": name, "domain": domain, "summary": (entry.__doc__ or "").partition("\n")[0]}
         for name, entry in SOURCES.items()
-        for domain in entry.known_domains or ("(those of data.path)",)
+        for domain in entry.known_domains or ("(folders of data.path)",)
     ]
 
 
@@ -134,10 +134,10 @@ def _settings(full: bool) -> list[dict[str, Any]]:
     return [*_keys(StudyConfig, ""), *read_only]
 
 
-def _keys(section: type[BaseModel], place: str) -> Iterator[dict[str, Any]]:
-    """Yield every key of a section of the study file and of the sections in it; "[]" is each entry of a list."""
+def _keys(section: type[BaseModel], prefix: str) -> Iterator[dict[str, Any]]:
+    """Yield a row for every key of a section of the study file and its subsections; "[]" stands for a list entry."""
     for name, field in section.model_fields.items():
-        key = place + (field.alias or name)
+        key = prefix + (field.alias or name)
         inner = _section_in(field.annotation)
         if inner is not field.annotation:
             default = "(required)" if field.is_required() else field.get_default(call_default_factory=True)
@@ -148,18 +148,18 @@ def _keys(section: type[BaseModel], place: str) -> Iterator[dict[str, Any]]:
 
 
 def _is_list(annotation: Any) -> bool:
-    """Whether a type is that of a list, or of a list or nothing."""
+    """Whether a type is a list or an optional list."""
     return get_origin(annotation) is tuple or any(get_origin(part) is tuple for part in get_args(annotation))
 
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the section that a type is, or holds."""
+    """Return the section class that a type is or contains, None when there is none."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := _section_in(part))), None)
 
 
-#: Kind to rows; the argument asks for all columns (for JSON).
+#: Kind to a function that returns its rows; the argument asks for all columns (for JSON).
 CATALOGUES: dict[str, Callable[[bool], list[dict[str, Any]]]] = {
     "mixers": _mixers,
     "backbones": _backbones,

@@ -1,4 +1,4 @@
-"""The command line: arguments in, one call, printed answer. No logic lives here."""
+"""The command line: parse arguments, make one call, print the answer. No logic lives here."""
 
 import io
 import logging
@@ -29,36 +29,36 @@ from basecap.cli_options import (
 from basecap.errors import BasecapError, ConfigError, Interrupted, nearest
 from basecap.terminal import console, print_table
 
-#: Arguments that typer refuses. Some of its releases take this class from click, others have one of their own.
+#: Raised by typer for invalid arguments. Some releases take this class from click, others define their own.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
-# torch takes a second to import: every command imports what it needs once its arguments are known to be right, so that
-# --help, the lists and what is refused answer at once.
+# torch takes a second to import: each command imports what it needs after it has checked its arguments, so that --help,
+# lists and error messages come at once.
 
 
 class _Commands(TyperGroup):
-    """Says something when interrupted, which typer alone does not."""
+    """Prints a message when interrupted, which typer alone does not."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             stopped = error if isinstance(error, Interrupted) else Interrupted(signal.SIGINT)
-            if stopped.words:
-                typer.echo(stopped.words, err=True)
+            if stopped.message:
+                typer.echo(stopped.message, err=True)
             raise typer.Exit(128 + stopped.number) from error
 
 
 app = typer.Typer(
     cls=_Commands,
     help="Does a sequence-mixing architecture keep the base capabilities of a Transformer?",
-    epilog="Any command takes --debug to show the full trace of an error, -v to show which kernels run.",
+    epilog="Every command takes --debug to show the full traceback of an error and -v to show which kernels run.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench_app, name="bench")
-data_app = typer.Typer(help="Text to token shards.", no_args_is_help=True)
+data_app = typer.Typer(help="Prepare and inspect the text of a study.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
 
@@ -84,24 +84,28 @@ def run(
     out: Out = None,
     settings: Settings = [],
     only: Annotated[
-        list[str], typer.Option("--only", help="run this architecture (and the reference); repeatable")
+        list[str], typer.Option("--only", help="run only this architecture and the reference; repeatable")
     ] = [],
     plugin: Plugins = [],
     device: Device = None,
     per_device: Annotated[
         int,
         typer.Option(
-            "--per-device", "--per-gpu", min=1, max=64, help="runs at a time on each GPU, or on the CPU: small models"
+            "--per-device",
+            "--per-gpu",
+            min=1,
+            max=64,
+            help="runs at a time on each GPU or on the CPU; for small models",
         ),
     ] = 1,
     until_decided: Annotated[
-        bool, typer.Option("--until-decided", help="add seeds until all rows are decided")
+        bool, typer.Option("--until-decided", help="add seeds until every row of the table has a verdict")
     ] = False,
     max_seeds: Annotated[
-        int | None, typer.Option("--max-seeds", help="most seeds that --until-decided adds up to")
+        int | None, typer.Option("--max-seeds", help="largest number of seeds for --until-decided")
     ] = None,
 ) -> None:
-    """Train and evaluate a study, then write its report. Run again to resume."""
+    """Train and evaluate a study, then write its report. Run the same command again to resume."""
     from basecap.study.config import load_study, select, with_named
 
     load_plugins(plugin)
@@ -119,13 +123,14 @@ def run(
         infos = train(config, only=chosen)
     else:
         infos = train_until_decided(config, StudyRecords(directory), most, chosen, train, log)
-    if not infos:  # a process that helps to train: the leading one reports
+    if not infos:  # a worker of torchrun: only the leader reports
         return
-    _report([directory], directory, said={(info["name"], info["seed"]) for info in infos if info["status"] == "failed"})
+    failed_runs = {(info["name"], info["seed"]) for info in infos if info["status"] == "failed"}
+    _report([directory], directory, reported=failed_runs)
     failures = [row for found in StudyRecords(directory).results()["studies"] for row in found["failures"]]
-    asked = {info["name"] for info in infos}  # what failed earlier is not this command's
+    asked = {info["name"] for info in infos}  # failures of earlier commands do not count
     failed = [row["name"] for row in failures if row["name"] in asked]
-    failed += [info["name"] for info in infos if info["status"] == "failed"]  # in a sweep, which the report leaves out
+    failed += [info["name"] for info in infos if info["status"] == "failed"]  # runs of a sweep are not in the report
     if failed:
         count = len(set(failed))
         typer.echo(f"architectures that failed: {count}; the reasons are above and in the report.", err=True)
@@ -140,7 +145,7 @@ def plan(
     plugin: Plugins = [],
     as_json: AsJson = False,
 ) -> None:
-    """Say what a study would run and what it would cost. Runs nothing."""
+    """Show what a study would run and what it would cost. Trains nothing."""
     from basecap.study.config import load_study
 
     load_plugins(plugin)
@@ -156,22 +161,24 @@ def plan(
 
 @app.command("eval", epilog="Example: basecap eval runs/quickstart --add influence-entropy --at end")
 def eval_(
-    place: Annotated[Path, typer.Argument(metavar="DIR|RUN", help="directory of a study or of one run")],
+    path: Annotated[Path, typer.Argument(metavar="DIR|RUN", help="directory of a study or of one run")],
     add: Annotated[
-        list[str], typer.Option("--add", help="evaluation that the study gets (`basecap list evals`); repeatable")
+        list[str], typer.Option("--add", help="add this evaluation (`basecap list evals`) to the study; repeatable")
     ] = [],
-    at: Annotated[str | None, typer.Option("--at", help="evaluation points: every, end or a number of tokens")] = None,
-    only: Annotated[list[str], typer.Option("--only", help="evaluate this architecture; repeatable")] = [],
+    at: Annotated[
+        str | None, typer.Option("--at", help="only at these evaluation points: every, end or a number of tokens")
+    ] = None,
+    only: Annotated[list[str], typer.Option("--only", help="evaluate only this architecture; repeatable")] = [],
     plugin: Plugins = [],
     device: Device = None,
 ) -> None:
-    """Evaluate stored weights where numbers are missing, without training, and write the report."""
+    """Run missing evaluations on stored weights, without training, then write the report."""
     from basecap.records import RunRecords
     from basecap.study.stored import evaluate_directory
 
     load_plugins(plugin)
-    failed = evaluate_directory(place, add=add, at=at, only=only, device=device, log=log)
-    directory = place.parent.parent if RunRecords(place).info() else place
+    failed = evaluate_directory(path, add=add, at=at, only=only, device=device, log=log)
+    directory = path.parent.parent if RunRecords(path).info() else path
     _report([directory], directory)
     if failed:
         log(f"evaluations that failed: {failed}; the reasons are above.")
@@ -182,25 +189,25 @@ def eval_(
 def report(
     directories: Annotated[list[Path], typer.Argument(help="directories that `basecap run` wrote")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="where to write; the first directory when not given")
+        Path | None, typer.Option("--out", help="directory to write to (default: the first directory)")
     ] = None,
     tables: Annotated[
-        Path | None, typer.Option("--tables", help="also write each table here as CSV, Markdown and LaTeX")
+        Path | None, typer.Option("--tables", help="also write each table to this directory as CSV, Markdown and LaTeX")
     ] = None,
     live: Annotated[
-        bool, typer.Option("--live", help="write the report again while the study runs; ends when the study does")
+        bool, typer.Option("--live", help="update the report while the study runs; stops when the study ends")
     ] = False,
 ) -> None:
-    """Analyse again and write the report, also over several studies."""
+    """Analyse one or several studies again and write one report."""
     from basecap.records import StudyRecords
     from basecap.report import write_live_report, write_tables
 
-    place = out or directories[0]
+    directory = out or directories[0]
     if live:
-        write_live_report(directories, place, log)
-    _report(directories, place)
+        write_live_report(directories, directory, log)
+    _report(directories, directory)
     if tables is not None:
-        written = write_tables(StudyRecords(place).results()["studies"], tables)
+        written = write_tables(StudyRecords(directory).results()["studies"], tables)
         typer.echo(f"tables: {len(written)} files in {tables}")
 
 
@@ -210,7 +217,7 @@ def list_(
     plugin: Plugins = [],
     as_json: AsJson = False,
 ) -> None:
-    """List what there is, one line each."""
+    """List the available mixers, studies, evaluations and so on, one line each."""
     from basecap.catalogue import CATALOGUES
 
     load_plugins(plugin)
@@ -221,7 +228,7 @@ def list_(
 
 @data_app.command("prepare", epilog="Example: basecap data prepare limited-mini --set data.path=/data/slimpajama")
 def data_prepare(study: StudyArgument, scale: Scale = None, out: Out = None, settings: Settings = []) -> None:
-    """Turn the study's text into token shards."""
+    """Convert the text of a study to token shards and show what they hold."""
     _inspect(study, scale, out, settings, as_json=False)
 
 
@@ -232,9 +239,9 @@ def data_inspect(
     out: Out = None,
     settings: Settings = [],
     as_json: AsJson = False,
-    examples: Annotated[int, typer.Option(min=1, max=1000, help="how many of a task's examples to show")] = 2,
+    examples: Annotated[int, typer.Option(min=1, max=1000, help="number of examples of a task to show")] = 2,
 ) -> None:
-    """Say what is in the study's token shards, preparing them if need be; of a task show examples."""
+    """Show what the token shards of a study hold, preparing them if needed, or examples of a task."""
     from basecap.catalogue import is_task
 
     if is_task(study):
@@ -250,10 +257,12 @@ def data_inspect(
 def generate(
     run: Annotated[Path, typer.Argument(help="directory of a trained run: DIR/runs/NAME-sSEED")],
     prompt: Annotated[str, typer.Argument(help="text to continue")],
-    tokens: Annotated[int, typer.Option(min=1, max=LARGEST, help="how many tokens to add")] = 100,
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the most probable token")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(min=1, help="sample among the k most probable tokens")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="of the sampling")] = 0,
+    tokens: Annotated[int, typer.Option(min=1, max=LARGEST, help="number of tokens to add")] = 100,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="sampling temperature; 0 takes the most likely token")
+    ] = 0.8,
+    top_k: Annotated[int | None, typer.Option(min=1, help="sample from the k most likely tokens")] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="seed of the sampling")] = 0,
     device: Device = None,
     plugin: Plugins = [],
 ) -> None:
@@ -267,22 +276,20 @@ def generate(
 @app.command(epilog="Example: basecap check --mixer mamba-2")
 def check(
     mixer: Annotated[
-        list[str], typer.Option("--mixer", help="check this architecture; repeatable; all if absent")
+        list[str], typer.Option("--mixer", help="check only this architecture; repeatable (default: all, and all ops)")
     ] = [],
     length: Annotated[
         int,
-        typer.Option(
-            min=32, max=LARGEST, help="tokens of the sequence on which causality and decoding are proved once more"
-        ),
+        typer.Option(min=32, max=LARGEST, help="length of the long test sequence, for causality and decoding"),
     ] = 1100,
     device: Device = None,
     plugin: Plugins = [],
-    only_failed: Annotated[bool, typer.Option("--failed", help="print only the checks that failed")] = False,
+    only_failed: Annotated[bool, typer.Option("--failed", help="print failed checks only")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Prove every mixer and op against its reference on this machine: kernels on a GPU, else plain PyTorch.
+    """Test every mixer and op against its reference on this machine: kernels on a GPU, plain PyTorch on a CPU.
 
-    Exit code 1 when anything fails.
+    Exits with code 1 if a check fails.
     """
     from basecap.environment import choose_device
     from basecap.testing.check_all import check_all, failures, lengths
@@ -291,7 +298,7 @@ def check(
     rows: list[dict[str, Any]] = []
     stopped = False
     try:
-        check_all(mixer, choose_device(device), keep=rows.extend, longest=length)
+        check_all(mixer, choose_device(device), on_rows=rows.extend, longest=length)
     except KeyboardInterrupt:
         stopped = True
     failed = failures(rows)
@@ -299,7 +306,7 @@ def check(
         print_table("checks", failed if only_failed else rows, as_json)
     log(f"{len(rows)} checks, {len(failed)} failed; {lengths(length)}")
     if stopped:
-        log("interrupted: the table holds what was checked so far.")
+        log("interrupted: the table shows the checks that ran.")
         raise typer.Exit(130)
     if failed:
         raise typer.Exit(1)
@@ -317,26 +324,29 @@ def _inspect(study: str, scale: str | None, out: Path | None, settings: Sequence
         log(f"{data.remark}.")
 
 
-def _report(directories: Sequence[Path], out: Path, said: Collection[tuple[str, int]] = ()) -> None:
-    """Write the report and print its table, without failures of the runs (name, seed) that have been `said`."""
+def _report(directories: Sequence[Path], out: Path, reported: Collection[tuple[str, int]] = ()) -> None:
+    """Write the report and print its table, without the failures of runs (name, seed) that are already `reported`."""
     from basecap.records import StudyRecords
     from basecap.report import terminal_table, write_report
 
     page = write_report(list(directories), out)
     results = StudyRecords(out).results()
     for study in results["studies"]:
-        study["failures"] = [row for row in study["failures"] if (row["name"], row["seed"]) not in said]
+        study["failures"] = [row for row in study["failures"] if (row["name"], row["seed"]) not in reported]
     console().print(terminal_table(results, directories))
     typer.echo(f"report: {page}")
 
 
 def main() -> None:
-    """Run the command line: exit code 1 where runs or checks fail, 2 and a sentence for bad input, 128 + a signal."""
+    """Run the command line.
+
+    Exit code 1 when runs or checks fail, 2 for invalid input, 128 plus the number of a signal that ended it.
+    """
     debug = "--debug" in sys.argv
     if debug:
         _show_traces()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal's alphabet may lack what is printed
+        sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack some characters
     if {"-v", "--verbose"} & set(sys.argv):
         logging.basicConfig(format="%(message)s")
         logging.getLogger("basecap").setLevel(logging.INFO)
@@ -346,24 +356,24 @@ def main() -> None:
     except (BasecapError, _UsageError) as error:
         if debug:
             raise
-        said = str(error) if isinstance(error, BasecapError) else _in_words(error)
-        if said:  # else it was the help, which is printed
-            typer.echo(f"error: {said}", err=True)
+        message = str(error) if isinstance(error, BasecapError) else _usage_message(error)
+        if message:  # empty after `--help`
+            typer.echo(f"error: {message}", err=True)
         sys.exit(2)
 
 
 def _show_traces() -> None:
-    """Show on stderr what is logged for --debug, such as the trace of a run that failed while others go on."""
+    """Print debug logs to stderr, such as the traceback of a failed run while other runs continue."""
     logger = logging.getLogger("basecap")
     logger.addHandler(logging.StreamHandler())
     logger.setLevel(logging.DEBUG)
 
 
-def _in_words(error: Any) -> str:
-    """Return what typer says of arguments that it refuses, as one sentence; empty where it printed the help."""
-    said = error.format_message()
+def _usage_message(error: Any) -> str:
+    """Return typer's message about invalid arguments as one sentence, empty when it printed the help instead."""
+    message = error.format_message()
     command = error.ctx.command_path if error.ctx else "basecap"
-    return said and f"{said[0].lower()}{said[1:].rstrip('.')} (see `{command} --help`)."
+    return message and f"{message[0].lower()}{message[1:].rstrip('.')} (see `{command} --help`)."
 
 
 if __name__ == "__main__":

@@ -9,17 +9,19 @@ import typer
 from basecap.cli_options import LARGEST, Device, JsonFile, Plugins, load_plugins, log
 from basecap.terminal import print_table, store
 
-bench_app = typer.Typer(help="Speed and memory.", no_args_is_help=True)
+bench_app = typer.Typer(help="Measure speed and memory.", no_args_is_help=True)
 
 
 @bench_app.command("ops", epilog="Example: basecap bench ops --json kernels.json")
 def bench_ops(
-    length: Annotated[int, typer.Option(min=256, max=LARGEST, help="tokens of the training figures")] = 102_400,
+    length: Annotated[
+        int, typer.Option(min=256, max=LARGEST, help="sequence length of the training benchmark")
+    ] = 102_400,
     peer: Annotated[bool, typer.Option("--peer", help="also flash-linear-attention's mixture of blocks")] = False,
     device: Device = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Time the Top-1 kernels beside PyTorch's attention. Needs a CUDA GPU."""
+    """Compare the Top-1 kernels with PyTorch's attention. Needs a CUDA GPU."""
     from basecap.bench.ops import run as bench
     from basecap.environment import choose_device
 
@@ -36,7 +38,10 @@ def bench_ops(
 def bench_models(
     use: Annotated[
         list[str],
-        typer.Option("--use", help="an architecture, or 'X in rwkv-7' for another body; repeatable; all if absent"),
+        typer.Option(
+            "--use",
+            help="time only this architecture, or 'X in rwkv-7' for another backbone; repeatable (default: all)",
+        ),
     ] = [],
     hidden: Annotated[int, typer.Option(min=1, max=LARGEST, help="model width")] = 768,
     length: Annotated[int, typer.Option(min=1, max=LARGEST, help="tokens per sequence")] = 2048,
@@ -46,7 +51,7 @@ def bench_models(
     json_file: JsonFile = None,
     plugin: Plugins = [],
 ) -> None:
-    """Time whole training steps of architectures beside each other."""
+    """Measure the training speed of whole architectures."""
     from basecap.bench.models import Setting
     from basecap.bench.models import run as bench
     from basecap.environment import choose_device
@@ -62,5 +67,5 @@ def bench_models(
 def _finish(found: dict[str, Any], path: Path | None) -> None:
     store(found, path)
     if not found["complete"]:
-        log("interrupted: the tables hold what was measured so far.")
+        log("interrupted: the tables show the measurements that finished.")
         raise typer.Exit(130)

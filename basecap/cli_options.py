@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options shared by several commands."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,33 +8,35 @@ import typer
 
 from basecap.terminal import writable_file
 
-#: The largest size that is taken: larger ones fit into no machine, and the largest into no number.
+#: Largest accepted size: larger tensors exceed any machine's memory, and the largest overflow an integer.
 LARGEST = 2**20
 
 StudyArgument = Annotated[str, typer.Argument(help="a built-in study (`basecap list studies`) or a YAML file")]
 Settings = Annotated[
     list[str],
     typer.Option(
-        "--set", help="override a key of the study (`basecap list settings`), such as train.lr=3e-4; repeatable"
+        "--set", help="override a setting of the study (`basecap list settings`), e.g. train.lr=3e-4; repeatable"
     ),
 ]
 Scale = Annotated[
     str | None,
-    typer.Option("--scale", help="size of the study: paper, or one of its `scales`, such as test, laptop, gpu"),
+    typer.Option("--scale", help="size of the study: paper, or one of its `scales`, e.g. test, laptop or gpu"),
 ]
-Plugins = Annotated[list[Path], typer.Option("--plugin", help="Python file that registers mixers; repeatable")]
+Plugins = Annotated[
+    list[Path], typer.Option("--plugin", help="Python file that registers a mixer, evaluation or source; repeatable")
+]
 Out = Annotated[
-    Path | None, typer.Option("--out", help="directory of the study; runs/NAME or runs/NAME-SCALE when not given")
+    Path | None, typer.Option("--out", help="directory of the study (default: runs/NAME, or runs/NAME-SCALE)")
 ]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:0; the best there is when not given")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:N (default: a GPU if there is one)")]
 JsonFile = Annotated[
-    Path | None, typer.Option("--json", callback=writable_file, help="also write everything to this file")
+    Path | None, typer.Option("--json", callback=writable_file, help="also write all results to this file")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 
 
 def load_plugins(plugins: Sequence[Path]) -> None:
-    """Load plugin files; raises ConfigError for one that cannot be."""
+    """Load plugin files; raises ConfigError when one cannot be loaded."""
     from basecap.registry import load_plugin
 
     for path in plugins:

@@ -1,4 +1,4 @@
-"""Losses of single documents, and the file that holds those of one evaluation.
+"""Losses of single documents, and the file format for those of one evaluation.
 
 A file is an .npz of the arrays `subsets` and `counts` [S] and `nats`, `tokens`, `bytes`, `clusters` [sum of counts];
 files written by earlier versions have no `clusters`.
@@ -14,13 +14,13 @@ from basecap.files import replacing
 
 @dataclass(frozen=True)
 class DocumentLosses:
-    """Losses of single documents, in a fixed order: [documents] each.
+    """Losses of single documents in a fixed order; each array is [documents].
 
     Attributes:
         nats: summed nats, float64.
         tokens: predicted tokens, int64.
-        bytes: length of the text in bytes of UTF-8, int64.
-        clusters: number of the cluster a document belongs to, int64; each document is its own when not given.
+        bytes: length of the text in UTF-8 bytes, int64.
+        clusters: number of each document's cluster, int64; by default every document is its own cluster.
     """
 
     nats: np.ndarray
@@ -34,7 +34,7 @@ class DocumentLosses:
 
 
 def write_losses(path: Path, losses: dict[str, DocumentLosses]) -> None:
-    """Store losses per subset; raises DataError when the file cannot be written."""
+    """Write the losses of each subset to a file; raises DataError when it cannot be written."""
     parts = list(losses.values())
     with replacing(path) as file:
         np.savez_compressed(
@@ -49,7 +49,7 @@ def write_losses(path: Path, losses: dict[str, DocumentLosses]) -> None:
 
 
 def read_losses(path: Path) -> dict[str, DocumentLosses]:
-    """Return the losses per subset; raises what numpy raises for a file that is missing or damaged."""
+    """Return the losses of each subset; raises numpy's errors when the file is missing or damaged."""
     with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
         ends = np.cumsum(file["counts"])[:-1]
         names = ("nats", "tokens", "bytes", "clusters") if "clusters" in file else ("nats", "tokens", "bytes")

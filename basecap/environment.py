@@ -1,4 +1,4 @@
-"""The machine: the one place that asks about device, versions and how the process was started."""
+"""The machine: device, versions and how the process was started. No other module asks for these."""
 
 import ctypes
 import hashlib
@@ -16,17 +16,17 @@ from basecap import __version__
 from basecap.errors import ConfigError
 
 PACKAGES = ("torch", "triton", "numba", "numpy", "tokenizers", "safetensors", "fla-core")
-#: Folders of the package whose code decides what a run's numbers are.
-DECISIVE = ("data", "evals", "mixers", "models", "ops", "tasks", "train")
-#: Names of glibc's malloc.h: how much free memory at the end of the heap goes back to the system, and from which size
-#: on memory is fetched from the system by itself and goes back at once.
+#: Folders of the package whose code can change the numbers of a run.
+HASHED_FOLDERS = ("data", "evals", "mixers", "models", "ops", "tasks", "train")
+#: Options of glibc's mallopt: how much free memory at the end of the heap is returned to the system, and the size from
+#: which an allocation is mapped on its own and returned as soon as it is freed.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def choose_device(name: str | None) -> torch.device:
-    """Return the device to use: the named one, else this process's GPU, else the CPU; raises ConfigError.
+    """Return the device called `name`, by default this process's GPU or the CPU; raises ConfigError.
 
-    A GPU becomes the current one. On a CPU, memory that is freed stays with the process.
+    A GPU becomes the current device. On a CPU, the process keeps memory that it frees.
     """
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -41,22 +41,22 @@ def choose_device(name: str | None) -> torch.device:
         device = torch.device("cuda", local if device.index is None else device.index)
         if device.index >= count:
             raise ConfigError(
-                f"device {name!r} does not exist: this machine has {count} CUDA GPUs; leave --device out."
+                f"device {name!r} does not exist: this machine has {count} CUDA GPUs; leave out --device."
             )
-        torch.cuda.set_device(device)  # Triton launches its kernels on the current device, wherever the tensors are
+        torch.cuda.set_device(device)  # Triton launches on the current device, not on that of the tensors
     return device
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc keep what is freed: what each step of a training frees, the next would fetch again page by page."""
+    """Let glibc keep freed memory: each training step would otherwise fetch it from the system again, page by page."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-        libc.mallopt(M_MMAP_THRESHOLD, 2**25)  # older releases take no more
+        libc.mallopt(M_MMAP_THRESHOLD, 2**25)  # the maximum in older releases
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Return versions and hardware, as recorded with every study."""
+    """Return the versions and hardware that are recorded with every study."""
     return {
         "basecap": f"{__version__}+{_code_digest()}",
         "python": platform.python_version(),
@@ -70,9 +70,9 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 @cache
 def _code_digest() -> str:
-    """Return twelve hex digits that change with the code that trains and measures, committed or not."""
+    """Return twelve hex digits of a hash of the code that trains and measures, uncommitted changes included."""
     package, digest = Path(__file__).parent, hashlib.sha256()
-    for file in sorted(path for folder in DECISIVE for path in (package / folder).rglob("*.py")):
+    for file in sorted(path for folder in HASHED_FOLDERS for path in (package / folder).rglob("*.py")):
         digest.update(f"{file.relative_to(package).as_posix()}\n".encode() + file.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -1,11 +1,11 @@
-"""Errors a user can mend: one sentence that says what is wrong and what to do."""
+"""Errors a user can fix: one sentence that says what is wrong and what to do."""
 
 import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-#: What pydantic finds wrong with a value, by its names for that, in words that do not ask for Python.
-_WORDS = {
+#: Error types of pydantic to messages that need no knowledge of Python.
+_MESSAGES = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "should be a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "should be a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "should be true or false"),
@@ -22,11 +22,11 @@ _WORDS = {
 
 
 class BasecapError(Exception):
-    """Bad input or a state the user can mend; the command line prints it without a traceback, exit code 2."""
+    """Invalid input or a state the user can fix; the command line prints it without a traceback, exit code 2."""
 
 
 class ConfigError(BasecapError):
-    """A study, an option or a name that cannot be used."""
+    """An invalid study, option or name."""
 
 
 class DataError(BasecapError):
@@ -34,28 +34,28 @@ class DataError(BasecapError):
 
 
 class CheckpointError(BasecapError):
-    """A checkpoint that cannot be read or does not fit the model."""
+    """A checkpoint that cannot be read or does not match the model."""
 
 
 class TrainingError(BasecapError):
-    """A run that cannot go on, such as a loss that is no longer finite."""
+    """A run that cannot continue, for example because its loss is no longer finite."""
 
 
 class Interrupted(KeyboardInterrupt):
     """SIGINT or SIGTERM ended the work; the command line prints it without a traceback, exit code 128 + signal."""
 
-    def __init__(self, number: int, words: str = "interrupted; run the same command again to resume."):
-        """Take the signal and a sentence, empty where another process says it."""
-        super().__init__(number, words)
+    def __init__(self, number: int, message: str = "interrupted; run the same command again to resume."):
+        """Take the number of the signal and a message, empty when another process prints it."""
+        super().__init__(number, message)
         self.number = number
-        self.words = words
+        self.message = message
 
     def __str__(self) -> str:
-        return self.words
+        return self.message
 
 
 def nearest(name: str, known: Iterable[str], see: str | None = None) -> str:
-    """Return a hint for an unknown `name`: the nearest valid one, else the command `see` that lists all, else all.
+    """Return a hint for an unknown `name`: the nearest valid name, else the command `see` that lists all, else all.
 
     >>> nearest("mamba2", ["mamba-1", "mamba-2"])
     "did you mean 'mamba-2'?"
@@ -71,12 +71,12 @@ def nearest(name: str, known: Iterable[str], see: str | None = None) -> str:
 
 
 def describe_problem(problem: Mapping[str, Any]) -> str:
-    """Return what pydantic found wrong with a value, such as "should be a whole number"; no full stop."""
+    """Return the message for a validation error of pydantic, such as "should be a whole number"; no full stop."""
     if problem["type"] == "too_short":
         return f"should be a list with {problem['ctx']['min_length']} or more entries"
     if problem["type"] == "too_long":
         return f"should be a list with {problem['ctx']['max_length']} entries at most"
-    return _WORDS.get(problem["type"]) or problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return _MESSAGES.get(problem["type"]) or problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
 
 
 def describe_error(error: BaseException) -> str:

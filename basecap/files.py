@@ -1,4 +1,4 @@
-"""Files: read with one sentence where that fails, written whole or not at all."""
+"""Read files with clear errors; write them atomically."""
 
 import contextlib
 import hashlib
@@ -20,7 +20,7 @@ SCHEMA = 1
 
 
 def read(path: Path) -> bytes | None:
-    """Return the content of a file, None when there is no such file; raises DataError where it cannot be read."""
+    """Return the content of a file, None when it does not exist; raises DataError when it cannot be read."""
     try:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -30,7 +30,10 @@ def read(path: Path) -> bytes | None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a .jsonl file, without what follows the last newline: a kill cut it off; raises DataError."""
+    """Return the rows of a .jsonl file; raises DataError when a row is damaged.
+
+    Text after the last newline is ignored: the process was killed while it wrote that row.
+    """
     rows = []
     for number, line in enumerate((read(path) or b"").split(b"\n")[:-1], start=1):
         try:
@@ -43,12 +46,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-#: Values that a YAML text holds at most, each alias counted as what it stands for.
+#: Largest number of values in a YAML text, with every alias expanded.
 LARGEST_YAML = 100_000
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses what YAML's own loader takes: a key that stands twice, aliases that stand for millions of values."""
+    """Refuses two things that the base class accepts: duplicate keys, and aliases that expand to millions of values."""
 
     def get_single_node(self) -> Any:
         node = super().get_single_node()
@@ -57,15 +60,15 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def _size(self, node: yaml.Node, known: dict[int, int]) -> int:
-        """Return how many values a node holds; raises MarkedYAMLError for too many and for one that holds itself."""
+        """Return the number of values in a node; raises MarkedYAMLError for too many, and for a node inside itself."""
         if isinstance(node, yaml.ScalarNode):
             return 1
         if id(node) not in known:
-            known[id(node)] = LARGEST_YAML + 1  # while it is counted: too many where it holds itself
+            known[id(node)] = LARGEST_YAML + 1  # until it is counted, so that a node inside itself is too large
             children = [child for pair in node.value for child in (pair if isinstance(pair, tuple) else (pair,))]
             size = 1 + sum(self._size(child, known) for child in children)
             if size > LARGEST_YAML:
-                problem = f"its aliases stand for more than {LARGEST_YAML:,} values"
+                problem = f"its aliases expand to more than {LARGEST_YAML:,} values"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
             known[id(node)] = size
         return known[id(node)]
@@ -76,20 +79,18 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in seen:
-                    raise yaml.MarkedYAMLError(
-                        problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark
-                    )
+                    raise yaml.MarkedYAMLError(problem=f"duplicate key {key.value!r}", problem_mark=key.start_mark)
                 seen.add((key.tag, key.value))
         return node
 
 
 def parse_yaml(text: str | bytes) -> Any:
-    """Return what a text in YAML holds; raises ValueError of words that say why it is not, as "is not valid YAML"."""
+    """Return the content of a YAML text; raises ValueError with the end of a sentence, such as "is not valid YAML"."""
     try:
         return yaml.load(text if isinstance(text, str) else text.decode("utf-8"), _Loader)
     except UnicodeDecodeError as error:
         raise ValueError("is not text in UTF-8") from error
-    except Exception as error:  # a date or number that is none fails in Python's way, deep nesting in another
+    except Exception as error:  # an invalid date raises ValueError, deep nesting RecursionError
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""
         reason = str(getattr(error, "problem", None) or error).partition("\n")[0]
@@ -97,7 +98,7 @@ def parse_yaml(text: str | bytes) -> Any:
 
 
 def entries(directory: Path) -> list[Path]:
-    """Return what a directory holds, sorted, nothing without it; raises DataError where it cannot be read."""
+    """Return the sorted paths in a directory, [] when it does not exist; raises DataError when it cannot be read."""
     try:
         return sorted(directory.iterdir())
     except FileNotFoundError:
@@ -111,28 +112,28 @@ def entries(directory: Path) -> list[Path]:
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:
-    return DataError(f"{path} cannot be read ({error.strerror or error}); mend that and run again.")
+    return DataError(f"{path} cannot be read ({error.strerror or error}); fix that and run again.")
 
 
 @contextlib.contextmanager
 def writing(path: Path, other: str = "another directory with --out") -> Iterator[None]:
-    """Make the directory of `path`; a full or forbidden disk is a DataError of one sentence.
+    """Create the directory of `path` and turn an OSError of the block into a DataError.
 
     Args:
-        path: the file that is written.
-        other: what the sentence says to give instead.
+        path: the file to write.
+        other: the alternative that the error message suggests.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}; make room or give {other}.") from error
+        raise DataError(f"cannot write {path}: {error.strerror or error}; free disk space or give {other}.") from error
 
 
 def fsync_files(directory: Path) -> None:
-    """Have the disk hold all files below a directory, so that they outlast a machine that goes down; raises OSError.
+    """Flush all files below a directory to the disk, so that they survive a crash of the machine; raises OSError.
 
-    A disk across the network may say only here that it is full.
+    A network disk may report only here that it is full.
     """
     for path in directory.rglob("*"):
         if path.is_file():
@@ -142,7 +143,7 @@ def fsync_files(directory: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, other: str = "another directory with --out") -> Iterator[Any]:
-    """Open a file beside `path` for bytes and rename it to `path` when all went well; raises DataError as `writing`."""
+    """Open a temporary binary file, renamed to `path` if the block succeeds; raises DataError as `writing` does."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with writing(path, other):
@@ -150,12 +151,12 @@ def replacing(path: Path, other: str = "another directory with --out") -> Iterat
                 yield file
             partial.replace(path)
     finally:
-        with contextlib.suppress(OSError):  # what went wrong has been said
+        with contextlib.suppress(OSError):  # the first error is already raised
             partial.unlink(missing_ok=True)
 
 
 def safe_name(name: str) -> str:
-    """Return a file name for `name`: itself where that is safe, else its readable part and a hash.
+    """Return a file name for `name`: the name itself if it is safe, else its readable part and a hash.
 
     >>> safe_name("transformer++")
     'transformer++'
@@ -169,7 +170,7 @@ def safe_name(name: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return `value` as JSON knows it: numpy scalars and tuples as numbers and lists, non-finite as None."""
+    """Convert `value` to JSON types: numpy scalars to numbers, arrays and tuples to lists, non-finite to None."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -184,7 +185,7 @@ def plain(value: Any) -> Any:
 
 
 def encode_lines(rows: Iterable[dict[str, Any]]) -> bytes:
-    """Return rows as lines of strict JSON, each with its newline."""
+    """Encode rows as lines of strict JSON."""
     return b"".join(json.dumps(plain(row), allow_nan=False).encode() + b"\n" for row in rows)
 
 
@@ -195,14 +196,14 @@ def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Replace a file by `content` as strict JSON, with the schema; raises DataError when it cannot be written."""
+    """Write `content` and the schema version as strict JSON; raises DataError when the file cannot be written."""
     text = json.dumps({"schema": SCHEMA, **plain(content)}, indent=1, allow_nan=False, ensure_ascii=False)
     with replacing(path) as file:
         file.write(text.encode() + b"\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the content of a file that `write_json` wrote, None when there is no such file."""
+    """Return the content of a file written by `write_json`, None when it does not exist; raises DataError."""
     text = read(path)
     if text is None:
         return None
@@ -214,12 +215,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def without_schema(content: Any, path: Path) -> dict[str, Any]:
-    """Return `content` without its `schema`; raises DataError when this version cannot read it."""
+    """Return `content` without its `schema`; raises DataError when this version of basecap cannot read it."""
     found = content.pop("schema", None) if isinstance(content, dict) else None
     if found is None:
         raise DataError(f"{path} was not written by basecap; give another directory.")
     if found != SCHEMA:
         raise DataError(
-            f"{path} has schema {found}, this version of basecap reads {SCHEMA}; use the one that wrote it."
+            f"{path} has schema {found}, this version of basecap reads {SCHEMA}; use the version that wrote it."
         )
     return content

@@ -1,4 +1,4 @@
-"""Attention-like matrices of the layers of one model on one input, and the file that holds them.
+"""Attention-like matrices of the layers of one model on one input, and the file format for them.
 
 A file is an .npz of the arrays `input` (text), `tokens`, `layers` [L], `largest` [L] and `sizes` [L, S, S].
 """
@@ -17,15 +17,15 @@ from basecap.files import replacing
 
 @dataclass(frozen=True, kw_only=True)
 class Maps:
-    """What each layer reads: the mean of |factor| over its heads or channels.
+    """How much each position of each layer reads from each other one: the mean of |factor| over heads or channels.
 
     Attributes:
-        input: what the model read, in words.
-        tokens: how many tokens that was, T.
+        input: description of the input.
+        tokens: number of tokens of the input, T.
         layers: indices of the layers from 0, int64 [L].
         largest: the largest element of each layer's matrix, float32 [L].
-        sizes: the matrices as shares of their largest element, float16 [L, S, S]; rows read, columns are read. Each
-            element is the mean of a square of ceil(T / S) tokens.
+        sizes: the matrices divided by their largest element, float16 [L, S, S]; rows are the positions that read,
+            columns the positions that are read. Each element is the mean over a square of ceil(T / S) tokens.
     """
 
     input: str
@@ -36,7 +36,7 @@ class Maps:
 
 
 def write_maps(path: Path, maps: Maps) -> None:
-    """Store maps; raises DataError when the file cannot be written."""
+    """Write maps to a file; raises DataError when it cannot be written."""
     with replacing(path) as file:
         np.savez_compressed(
             file,
@@ -49,7 +49,7 @@ def write_maps(path: Path, maps: Maps) -> None:
 
 
 def read_last(paths: Iterable[Path]) -> dict[str, Maps]:
-    """Return what the last file of each name holds, of files called NAME-STEP.npz; raises DataError for damage."""
+    """Return the maps of the largest STEP of each NAME in files NAME-STEP.npz; raises DataError for a damaged file."""
     last: dict[str, tuple[int, Path]] = {}
     for path in paths:
         name, _, step = path.stem.rpartition("-")

@@ -1,4 +1,4 @@
-"""Keys of a study that stood elsewhere in earlier versions, and studies that had other names."""
+"""Keys of a study that had another place in earlier versions, and studies that had other names."""
 
 import functools
 import logging
@@ -6,11 +6,11 @@ from typing import Any
 
 from basecap.errors import ConfigError
 
-#: What is said of keys of earlier versions.
-MOVED_SEEDS = "train.seeds is now seeds, at the top level of a study; the old place still works"
-DROPPED_TOLERANCE = "gap.tolerance, in nats, is not used any more; gap.cost is a share of the reference's tokens"
+#: Warnings about keys of earlier versions.
+MOVED_SEEDS = "train.seeds is now seeds, at the top level of a study; the old key still works"
+DROPPED_TOLERANCE = "gap.tolerance (nats) is no longer used; set gap.cost, a share of the reference's tokens"
 
-#: What became of built-in studies: the first paper's are told from the second's.
+#: Built-in studies that were renamed when those of a second paper were added.
 RENAMED = {
     **{f"figure-{name}": f"bc-figure-{name}" for name in ("1b", "3a", "3b", "3c", "3d", "3e", "7")},
     "figure-1a": "bc-figure-1a, and with top1-element bc-figure-8",
@@ -22,10 +22,10 @@ RENAMED = {
 
 
 def with_moved_keys(study: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a study with keys of earlier versions at their present place, and log it.
+    """Return a study with keys of earlier versions moved to their current place; logs a warning for each.
 
     Raises:
-        ConfigError: a key stands at both places.
+        ConfigError: a key is set at both places.
     """
     train, gap = study.get("train"), study.get("gap")
     if isinstance(train, dict) and "seeds" in train:
@@ -42,5 +42,5 @@ def with_moved_keys(study: dict[str, Any], where: str) -> dict[str, Any]:
 
 @functools.cache  # a command reads a study file several times
 def log_move(where: str, what: str) -> None:
-    """Log once that the file or option `where` has a key of an earlier version, and what became of it."""
+    """Warn once that the file or option `where` uses a key of an earlier version; `what` says what replaced it."""
     logging.getLogger("basecap").warning("%s: %s.", where, what)

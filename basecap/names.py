@@ -1,21 +1,21 @@
-"""Names of architectures, read without importing one, and of studies."""
+"""Names of architectures and of studies, handled without importing any of them."""
 
-#: The scale of what a study file says outside `scales`, where it has any.
+#: Name of the scale that the keys of a study file outside `scales` describe.
 PAPER = "paper"
 
 
-def split_body(name: str) -> tuple[str, str | None]:
-    """Split "X in Y", the mixers of architecture X in block family Y, into the two; Y is None for a plain name.
+def split_backbone(name: str) -> tuple[str, str | None]:
+    """Split "X in Y" (the mixers of architecture X in backbone Y) into X and Y; Y is None for a plain name.
 
-    >>> split_body("transformer++ in rwkv-7"), split_body("mamba-2")
+    >>> split_backbone("transformer++ in rwkv-7"), split_backbone("mamba-2")
     (('transformer++', 'rwkv-7'), ('mamba-2', None))
     """
-    use, separator, body = name.partition(" in ")
-    return use, body if separator else None
+    use, separator, backbone = name.partition(" in ")
+    return use, backbone if separator else None
 
 
 def at_scale(name: str, scale: str | None) -> str:
-    """Return what the study `name` is called at a scale, None where it has one size only.
+    """Return the title of the study `name` at a scale; `scale` is None for a study of one size.
 
     >>> at_scale("quickstart", None), at_scale("limited-zoo", "laptop")
     ('quickstart', 'limited-zoo at scale laptop')

@@ -1,4 +1,4 @@
-"""Processes on one machine: kept out of each other's way, and not outliving the one that started them."""
+"""Processes on one machine: locks between them, and workers that end with their parent."""
 
 import fcntl
 import multiprocessing
@@ -12,24 +12,24 @@ from basecap.errors import ConfigError
 
 
 @contextmanager
-def locked(directory: Path, taken: str | None = None) -> Iterator[None]:
-    """Let one process at a time into a directory, which is made; a lock ends with its process.
+def locked(directory: Path, busy: str | None = None) -> Iterator[None]:
+    """Hold the lock of a directory, which is created; the lock ends with the process.
 
     Args:
-        directory: where the file `lock` stands.
-        taken: what to say when another process is in there, as a ConfigError; None waits for it.
+        directory: directory of the file `lock`.
+        busy: message of the ConfigError when another process holds the lock; None waits for that process.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "lock").open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX if taken is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX if busy is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConfigError(taken) from error
+            raise ConfigError(busy) from error
         yield
 
 
 def is_locked(directory: Path) -> bool:
-    """Return whether a process holds the lock of a directory; never makes one."""
+    """Return whether a process holds the lock of a directory; creates no file."""
     try:
         with (directory / "lock").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -41,7 +41,7 @@ def is_locked(directory: Path) -> bool:
 
 
 def end_with_parent() -> None:
-    """Let this process not outlive a killed parent: a pool alone would wait for it for ever."""
+    """End this process when its parent is killed: a worker of a pool alone would wait for the parent forever."""
     threading.Thread(target=_end, daemon=True).start()
 
 

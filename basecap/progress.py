@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with the time left on a terminal, else a plain line now and then."""
+"""Progress of long work: a bar with the remaining time on a terminal, otherwise a line every few seconds."""
 
 import sys
 import time
@@ -13,18 +13,18 @@ from rich.text import Text
 
 
 class Advance(Protocol):
-    """Reports that `n` more units are done; `note` is shown beside them until the next one."""
+    """Reports `n` more finished units; `note` is shown beside the count until the next call."""
 
     def __call__(self, n: float, note: str = "") -> None:
-        """Count `n` more units."""
+        """Add `n` finished units."""
 
 
-#: Whether other processes write to the terminal of this one: bars would overwrite each other.
+#: Not empty when other processes write to the same terminal, where bars would overwrite each other.
 _SHARED: list[bool] = []
 
 
 def share_terminal() -> None:
-    """Write plain lines from now on, as other processes write to the same terminal."""
+    """Print lines instead of bars from now on, because other processes write to the same terminal."""
     _SHARED[:] = [True]
 
 
@@ -38,15 +38,15 @@ def progress(
     every: float = 10.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Advance]:
-    """Show how far work of `total` units has come; nothing where there is none.
+    """Show the progress of work of `total` units; shows nothing when `total` is 0.
 
     Args:
-        label: what is being done.
-        total: the number of units in all.
-        unit: what is counted.
-        stream: where to write; stderr when not given.
-        every: seconds between plain lines.
-        clock: seconds that only grow.
+        label: name of the work.
+        total: number of units.
+        unit: name of a unit, in the plural.
+        stream: where to write; stderr by default.
+        every: seconds between lines when there is no bar.
+        clock: returns monotonic seconds.
 
     Yields:
         A function to call with the number of units done since the last call.
@@ -68,7 +68,7 @@ def progress(
 
 
 class _Lines:
-    """Plain lines for logs. What the first call reports (a resumed run jumps there) does not count for the rate."""
+    """Lines for logs. The first call does not count for the rate: a resumed run jumps to its checkpoint there."""
 
     def __init__(self, label: str, total: float, unit: str, stream: TextIO, every: float, clock: Callable[[], float]):
         self.label, self.total, self.unit = label, total, unit
@@ -77,7 +77,7 @@ class _Lines:
         self.first: tuple[float, float] | None = None
         self.note = ""
         self.now = self.written = clock()
-        self.told = False
+        self.has_written = False
 
     def advance(self, n: float, note: str = "") -> None:
         self.done += n
@@ -88,24 +88,24 @@ class _Lines:
             self.write()
 
     def close(self) -> None:
-        """Say how it ended, where the way there was told."""
-        if self.told and self.now > self.written:
+        """Write a last line, unless the work was too short for any line."""
+        if self.has_written and self.now > self.written:
             self.write()
 
     def write(self) -> None:
-        began, before = self.first or (self.now, self.done)
-        seconds, units = self.now - began, self.done - before
+        start, before = self.first or (self.now, self.done)
+        seconds, units = self.now - start, self.done - before
         line = f"{self.label}: {self.done:,.0f} of {self.total:,.0f} {self.unit}"
         line += f" ({100 * self.done / max(self.total, 1):.0f} %)"
         if seconds > 0 and units > 0:
             left = (self.total - self.done) * seconds / units
             line += f", {units / seconds:,.3g} {self.unit}/s, {_duration(left)} left"
         print(f"{line} {self.note}".rstrip(), file=self.stream, flush=True)
-        self.written, self.told = self.now, True
+        self.written, self.has_written = self.now, True
 
 
 def _duration(seconds: float) -> str:
-    """Return a time as people say it.
+    """Format a duration in its two largest units.
 
     >>> _duration(4000)
     '1 h 6 min'
@@ -127,26 +127,26 @@ class _Rate(ProgressColumn):
         return Text(f"{task.speed:,.3g} {self.unit}/s" if task.speed else "")
 
 
-class _Words(ProgressColumn):
-    """What gives way on a narrow terminal, so that the numbers stand in full."""
+class _Label(ProgressColumn):
+    """Text that is shortened on a narrow terminal, so that the numbers stay complete."""
 
-    def __init__(self, words: Callable[[Task], str]):
+    def __init__(self, text_of: Callable[[Task], str]):
         super().__init__()
-        self.words = words
+        self.text_of = text_of
 
     def render(self, task: Task) -> Text:
-        return Text(self.words(task), no_wrap=True, overflow="ellipsis")
+        return Text(self.text_of(task), no_wrap=True, overflow="ellipsis")
 
 
 @contextmanager
 def _bar(label: str, total: float, unit: str, stream: TextIO) -> Iterator[Advance]:
     columns = (
-        _Words(lambda task: task.description),
-        BarColumn(bar_width=None, table_column=Column(ratio=1)),  # takes what the others leave
+        _Label(lambda task: task.description),
+        BarColumn(bar_width=None, table_column=Column(ratio=1)),  # fills the remaining width
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
         _Rate(unit, table_column=Column(no_wrap=True)),
         TimeRemainingColumn(table_column=Column(no_wrap=True)),
-        _Words(lambda task: task.fields["note"]),
+        _Label(lambda task: task.fields["note"]),
     )
     with Progress(*columns, console=Console(file=stream), expand=True) as bar:
         task = bar.add_task(label, total=total, note="")

@@ -1,22 +1,22 @@
-"""What a study leaves on disk: the only module that knows the files.
+"""The files of a study on disk. No other module knows their names and formats.
 
     DIR/study.yaml            the resolved study          DIR/environment.json   versions, device, data
-    DIR/declarations.json     what each evaluation means  DIR/results.json       the analysis
-    DIR/report.html           what a person reads         DIR/figures/*.svg      its figures
-    DIR/lock                  held by who runs the study  DIR/data/              token shards, unless elsewhere
+    DIR/declarations.json     units of the evaluations    DIR/results.json       the analysis
+    DIR/report.html           the report                  DIR/figures/*.svg      its figures
+    DIR/lock                  held while a study runs     DIR/data/              token shards, unless data.cache is set
     DIR/runs/<name>-s<seed>/  run.json                    name, seed, parameters, status, message
                               metrics.jsonl               one row per logged training step
                               evals.jsonl                 one `Record` per row
                               documents/<eval>-<step>.npz losses of single documents
-                              maps/<eval>-<step>.npz      what each layer reads in one input
-                              unmeasured.json             evaluations that find nothing to measure in it
-                              checkpoints/, weights/      belong to the training loop
-    DIR/sweep/<name>-lr<rate>-s<seed>/                    likewise, runs of a sweep whose rate is not the chosen one
+                              maps/<eval>-<step>.npz      `Maps` of the layers on one input
+                              unmeasured.json             evaluations that do not apply to its model
+                              checkpoints/, weights/      written by the training loop
+    DIR/sweep/<name>-lr<rate>-s<seed>/                    the same for runs of a sweep with another rate than the chosen
     DIR/sweep.json            the sweep of learning rates: one `Sweep` per architecture
-    DIR/looks.json            seeds at each look at a study that grows until its rows are decided
+    DIR/looks.json            number of seeds at each interim analysis (look) of --until-decided
 
-A file appears whole (written aside, then renamed) or grows by whole lines: a kill loses at most the end of the
-last line. JSON is strict, so a number that is not finite is stored as null and read back as NaN.
+Files are replaced atomically (written to a temporary file, then renamed) or grow by lines: a killed process loses at
+most part of the last line. JSON is strict, so a number that is not finite is stored as null and read back as NaN.
 """
 
 import contextlib
@@ -54,15 +54,15 @@ from basecap.maps import Maps, read_last, write_maps
 from basecap.moved_keys import with_moved_keys
 from basecap.processes import is_locked, locked
 
-#: What may stand in a directory before its study begins: the lock, and text that was prepared for it.
-BEFORE = ("lock", "data")
+#: Files that a directory may contain before its study starts: the lock and prepared text.
+ALLOWED_BEFORE = ("lock", "data")
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """What an evaluation measures, so that a report can draw it without knowing it.
+    """Describes the numbers of an evaluation, so that a report can draw them.
 
-    `axes` names the quantities its records vary over (such as "length"); empty for a single number.
+    `axes` names the quantities that its records vary over (such as "length"); empty for a single number.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Declaration:
 class Record:
     """One measured number: `metric` of evaluation `eval` on `subset` after `step` steps (`tokens` tokens).
 
-    `n` counts what was averaged, `stderr` is in the unit of `value`, `axis` is the place on each declared axis.
+    `n` is the number of averaged values, `stderr` has the unit of `value`, `axis` is the place on each declared axis.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -92,16 +92,16 @@ class Record:
 
     @property
     def key(self) -> tuple:
-        """What the number is about: a later record with the same key replaces an earlier one."""
+        """Identity of the number: a later record with the same key replaces an earlier one."""
         return self.step, self.eval, self.subset, self.metric, tuple(sorted(self.axis.items()))
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The learning rates that one architecture was trained with to choose one of them.
+    """The learning rates that one architecture was trained with, and the chosen one.
 
-    `losses` are the final losses in nats per token on the `split` documents of the training domains, by rate; None
-    where the run diverged. The run of the `chosen` rate stands among the others of the study.
+    `losses` are the final losses of each rate in nats per token, on the `split` documents of the training domains; None
+    for a run that diverged. The run of the `chosen` rate is stored with the other runs of the study.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Sweep:
         return self.chosen in (min(self.rates), max(self.rates))
 
 
-#: Check the types of a row of evals.jsonl and of all rows of sweep.json.
+#: Validate a row of evals.jsonl, and all rows of sweep.json.
 _RECORD, _SWEEPS = TypeAdapter(Record), TypeAdapter(list[Sweep])
 
 
@@ -134,19 +134,19 @@ class RunRecords:
 
     @property
     def weights(self) -> Path:
-        """Directory of the weights of evaluation points that stay."""
+        """Directory of the weights kept for later evaluations."""
         return self.path / "weights"
 
     def write_info(self, info: dict[str, Any]) -> None:
-        """Store run.json: name, seed, use, lr, parameters, hash, status (running, finished or failed), message, ops.
+        """Write run.json: name, seed, use, lr, parameters, hash, status (running, finished or failed), message, ops.
 
-        `device`, `precision` and `packages` are what it runs with, `before` lists others that its checkpoint came from.
-        `ops` names the implementation of each op that ran, other than within compiled code.
+        `device`, `precision` and `packages` describe the last process, `before` lists those of the processes before it.
+        `ops` names the implementation of each op that ran outside compiled code.
         """
         write_json(self.path / "run.json", info)
 
     def info(self) -> dict[str, Any]:
-        """Return run.json, empty for a run that never started; raises DataError when it cannot be read."""
+        """Return run.json, {} for a run that never started; raises DataError when it cannot be read."""
         return read_json(self.path / "run.json") or {}
 
     def append_metrics(self, row: dict[str, Any]) -> None:
@@ -154,16 +154,16 @@ class RunRecords:
         append_lines(self.path / "metrics.jsonl", [row])
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return all rows in the order written, what was not finite as NaN; raises DataError for a damaged row."""
+        """Return all rows in order, with NaN for numbers that were not finite; raises DataError for a damaged row."""
         rows = read_lines(self.path / "metrics.jsonl")
         return [{key: math.nan if value is None else value for key, value in row.items()} for row in rows]
 
     def append_evals(self, records: Iterable[Record]) -> None:
-        """Append records; the documents of the step are written before, so that a listed step is complete."""
+        """Append records. Write the documents of the step first, so that a step in evals.jsonl is complete."""
         append_lines(self.path / "evals.jsonl", [dataclasses.asdict(record) for record in records])
 
     def evals(self) -> list[Record]:
-        """Return all records; of two with the same key the later one. Raises DataError for a damaged row."""
+        """Return the last record of each key; raises DataError for a damaged row."""
         path = self.path / "evals.jsonl"
         records: dict[tuple, Record] = {}
         for number, row in enumerate(read_lines(path), start=1):
@@ -174,24 +174,24 @@ class RunRecords:
             except ValidationError as error:
                 problem = error.errors()[0]
                 where = f"{path}:{number} is damaged at {problem['loc'][0]!r}"
-                raise DataError(f"{where} ({describe_problem(problem)}); mend or remove that line.") from error
+                raise DataError(f"{where} ({describe_problem(problem)}); fix or remove that line.") from error
             records[record.key] = record
         return list(records.values())
 
     def add_unmeasured(self, eval: str) -> None:
-        """Record that evaluation `eval` has no numbers of this model."""
+        """Record that evaluation `eval` does not apply to this model."""
         write_json(self.path / "unmeasured.json", {"evaluations": sorted({*self.unmeasured(), eval})})
 
     def unmeasured(self) -> list[str]:
-        """Return the evaluations that have no numbers of this model."""
+        """Return the evaluations that do not apply to this model."""
         return (read_json(self.path / "unmeasured.json") or {}).get("evaluations", [])
 
     def write_documents(self, eval: str, step: int, losses: dict[str, DocumentLosses]) -> None:
-        """Store the losses of single documents per subset."""
+        """Write the losses of single documents by subset."""
         write_losses(self._documents_path(eval, step), losses)
 
     def documents(self, eval: str, step: int) -> dict[str, DocumentLosses]:
-        """Return the losses of single documents per subset; raises DataError when missing or damaged."""
+        """Return the losses of single documents by subset; raises DataError when the file is missing or damaged."""
         path = self._documents_path(eval, step)
         try:
             return read_losses(path)
@@ -201,24 +201,24 @@ class RunRecords:
             raise DataError(f"{path} is damaged ({error}); remove {self.path} to train it again.") from error
 
     def write_maps(self, eval: str, step: int, maps: Maps) -> None:
-        """Store what each layer reads in one input."""
+        """Write the maps of an evaluation at a step."""
         write_maps(self.path / "maps" / f"{safe_name(eval)}-{step}.npz", maps)
 
     def maps(self) -> dict[str, Maps]:
-        """Return the maps of each evaluation's last step that has some; raises DataError for a damaged file."""
+        """Return the last maps of each evaluation; raises DataError for a damaged file."""
         return read_last(self._numbered("maps"))
 
     def rewind(self, step: int) -> None:
-        """Forget what was recorded after the checkpoint of `step`, whose evaluation comes after it, and cut-off lines.
+        """Remove everything recorded after the checkpoint of `step`, including the evaluation at that step.
 
-        Files of other names than ours stay. Raises DataError for a damaged row, and when a file cannot be written.
+        Other programs' files are kept. Raises DataError for a damaged row, and when a file cannot be written.
         """
         for name, first in (("metrics.jsonl", step + 1), ("evals.jsonl", step)):
             path = self.path / name
             if path.exists():
                 rows = read_lines(path)
                 if not all(isinstance(row.get("step"), int) for row in rows):
-                    raise DataError(f"{path} has a row without a step; mend or remove it.")
+                    raise DataError(f"{path} has a row without a step; fix or remove that row.")
                 rows = [row for row in rows if row["step"] < first]
                 with replacing(path) as file:
                     file.write(encode_lines(rows))
@@ -227,7 +227,7 @@ class RunRecords:
                 path.unlink()
 
     def _numbered(self, directory: str) -> list[Path]:
-        """Return the files of a directory whose names are those of an evaluation and a step."""
+        """Return the files of a directory that are called EVALUATION-STEP.npz."""
         paths = (self.path / directory).glob("*.npz")
         return [path for path in paths if path.stem.rpartition("-")[2].isdecimal()]
 
@@ -242,61 +242,61 @@ class StudyRecords:
         self.path = Path(path)
 
     @property
-    def begun(self) -> bool:
+    def has_study(self) -> bool:
         """Whether the directory holds a study."""
         return read(self.path / "study.yaml") is not None
 
     def refuse_foreign(self) -> None:
-        """Raise ConfigError, DataError when the directory holds no study of ours but something else."""
-        if self.begun:
+        """Raise ConfigError or DataError when the directory holds files of something other than a basecap study."""
+        if self.has_study:
             self.study()
         else:
-            _refuse([path for path in entries(self.path) if path.name not in BEFORE and path.name[0] != "."])
+            _refuse([path for path in entries(self.path) if path.name not in ALLOWED_BEFORE and path.name[0] != "."])
 
     def refuse_foreign_report(self) -> None:
-        """Raise ConfigError, DataError when a report written here would replace what basecap did not write."""
-        if self.begun:
+        """Raise ConfigError or DataError when a report written here would replace files that basecap did not write."""
+        if self.has_study:
             self.study()
         elif read_json(self.path / "results.json") is None:
             _refuse([path for path in entries(self.path) if path.name in ("report.html", "figures")])
 
-    def refuse_loss(self, replaced_by: dict[str, Any] | None = None) -> None:
-        """Raise DataError when results.json, to be `replaced_by` another analysis, has results of runs that are gone.
+    def refuse_lost_results(self, replaced_by: dict[str, Any] | None = None) -> None:
+        """Raise DataError when results.json, to be `replaced_by` another analysis, has results of deleted runs.
 
-        Without another analysis runs are to begin here; those removed to be trained again leave a directory `runs`.
+        `replaced_by` is None before training, which may replace deleted runs if the directory `runs` still exists.
         """
         try:
-            held, begins = _told(read_json(self.path / "results.json")), replaced_by is None
+            held, starts = _measured(read_json(self.path / "results.json")), replaced_by is None
         except (AttributeError, TypeError, DataError) as error:
             if self.runs():
-                return  # it is made again from them
+                return  # results.json will be computed again from them
             raise DataError(f"{self.path / 'results.json'} is damaged; restore or remove it.") from error
-        kept = not self.begun or ((self.path / "runs").is_dir() if begins else self.runs())
-        if (held and not kept) or (not begins and held - _told(replaced_by)):
-            what = f"{self.path / 'results.json'} has results that no records here give"
-            raise DataError(f"{what}; restore runs, remove it or use another --out.")
+        kept = not self.has_study or ((self.path / "runs").is_dir() if starts else self.runs())
+        if (held and not kept) or (not starts and held - _measured(replaced_by)):
+            what = f"{self.path / 'results.json'} has results of runs that are not in {self.path}"
+            raise DataError(f"{what}; restore the runs, remove results.json or give another --out.")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from running a study here; raises ConfigError when one does."""
+        """Prevent other processes from running this study; raises ConfigError when one does."""
         with contextlib.ExitStack() as held:
             with writing(self.path / "lock"):
-                taken = f"another process is running this study in {self.path}; wait for it or give another --out."
-                held.enter_context(locked(self.path, taken))
+                busy = f"another process is running this study in {self.path}; wait for it or give another --out."
+                held.enter_context(locked(self.path, busy))
             yield
 
     @property
     def busy(self) -> bool:
-        """Whether a process runs the study, or a run has not come to its end."""
+        """Whether a process runs the study, or a run is not finished."""
         return is_locked(self.path) or any(run.info().get("status") == "running" for run in self.runs())
 
     def state(self) -> dict[Path, tuple[int, int]]:
-        """Return when the files that a report is made of changed, and their sizes: another answer, another report."""
+        """Return modification time and size of each file that the report depends on, to detect changes."""
         files = [run.path / name for run in self.runs() for name in ("run.json", "evals.jsonl")]
         return {path: (stat.st_mtime_ns, stat.st_size) for path in files if path.exists() and (stat := path.stat())}
 
     def create(self, study: dict[str, Any]) -> None:
-        """Make this the directory of `study`; raises ConfigError, DataError when it holds something else."""
+        """Write study.yaml; raises ConfigError or DataError when the directory holds other files."""
         self.refuse_foreign()
         text = yaml.safe_dump({"schema": SCHEMA, **plain(study)}, sort_keys=False, allow_unicode=True).encode()
         if read(self.path / "study.yaml") != text:
@@ -304,11 +304,11 @@ class StudyRecords:
                 file.write(text)
 
     def study(self) -> dict[str, Any]:
-        """Return the resolved study, its keys at their present places; raises ConfigError when there is none."""
+        """Return the resolved study with current keys; raises ConfigError when the directory holds no study."""
         path = self.path / "study.yaml"
         text = read(path)
         if text is None:
-            raise ConfigError(f"{self.path} holds no study: it has no study.yaml; give the --out of a run.")
+            raise ConfigError(f"{self.path} holds no study (no study.yaml); give the directory of `basecap run`.")
         try:
             study = parse_yaml(text)
         except ValueError as error:
@@ -316,20 +316,20 @@ class StudyRecords:
         return with_moved_keys(without_schema(study, path), str(path))
 
     def write_environment(self, environment: dict[str, Any]) -> None:
-        """Store versions and device that the study began with, and the hash of the data manifest."""
+        """Write the versions and the device that the study started with, and the hash of the data manifest."""
         write_json(self.path / "environment.json", environment)
 
     def environment(self) -> dict[str, Any]:
-        """Return what `write_environment` stored, empty when nothing was."""
+        """Return the content of environment.json, {} when it does not exist."""
         return read_json(self.path / "environment.json") or {}
 
     def write_declarations(self, declarations: Iterable[Declaration]) -> None:
-        """Store what the study's evaluations measure."""
+        """Write the declarations of the study's evaluations."""
         rows = [dataclasses.asdict(declaration) for declaration in declarations]
         write_json(self.path / "declarations.json", {"declarations": rows})
 
     def declarations(self) -> dict[str, Declaration]:
-        """Return the declarations by name, empty when none were stored."""
+        """Return the declarations by name, {} when none are stored; raises DataError when the file is damaged."""
         path = self.path / "declarations.json"
         try:
             found = read_json(path)
@@ -339,50 +339,50 @@ class StudyRecords:
             raise DataError(f"{path} is damaged ({type(error).__name__}: {error}); restore or remove it.") from error
 
     def run(self, name: str, seed: int, rate: float | None = None) -> RunRecords:
-        """Return the records of one run, of a sweep where a learning `rate` is given; touches no file."""
+        """Return the records of one run, one of the sweep if a learning `rate` is given; touches no file."""
         if rate is not None:
             return RunRecords(self.path / "sweep" / f"{safe_name(name)}-lr{rate!r}-s{seed}")
         return RunRecords(self.path / "runs" / f"{safe_name(name)}-s{seed}")
 
     def runs(self, sweep: bool = False) -> list[RunRecords]:
-        """Return every run that has started, or every one of the `sweep`, in the order of their directories."""
+        """Return all runs that have started, or all of the `sweep`, sorted by directory."""
         found = [RunRecords(path) for path in entries(self.path / ("sweep" if sweep else "runs"))]
         return [run for run in found if run.info()]
 
     def write_sweeps(self, sweeps: Iterable[Sweep]) -> None:
-        """Store the sweeps that have chosen a learning rate."""
+        """Write the finished sweeps."""
         write_json(self.path / "sweep.json", {"sweeps": [dataclasses.asdict(sweep) for sweep in sweeps]})
 
     def sweeps(self) -> list[Sweep]:
-        """Return what `write_sweeps` stored, empty when nothing was; raises DataError when it is damaged."""
+        """Return the finished sweeps, [] when none are stored; raises DataError when the file is damaged."""
         path = self.path / "sweep.json"
         try:
             return _SWEEPS.validate_python((read_json(path) or {"sweeps": []})["sweeps"])
         except (KeyError, ValidationError) as error:
-            raise DataError(f"{path} is damaged; restore it, or remove it to choose again.") from error
+            raise DataError(f"{path} is damaged; restore it, or remove it to choose the rates again.") from error
 
     def write_looks(self, looks: dict[str, Any]) -> None:
-        """Store after how many seeds the study was looked at, and the most it may have."""
+        """Write the number of seeds at each interim analysis, and the maximum."""
         write_json(self.path / "looks.json", looks)
 
     def looks(self) -> dict[str, Any] | None:
-        """Return what `write_looks` stored, None when nothing was."""
+        """Return the content of looks.json, None when it does not exist."""
         return read_json(self.path / "looks.json")
 
     def write_results(self, results: dict[str, Any]) -> None:
-        """Store the analysis."""
+        """Write the analysis."""
         write_json(self.path / "results.json", results)
 
     def results(self) -> dict[str, Any]:
-        """Return the analysis; raises DataError when there is none yet."""
+        """Return the analysis; raises DataError when there is none."""
         path = self.path / "results.json"
         results = read_json(path)
         if results is None:
-            raise DataError(f"{path} is missing; write it with: basecap report {self.path}")
+            raise DataError(f"{path} is missing; run `basecap report {self.path}` to write it.")
         return results
 
     def write_report(self, page: str, figures: dict[str, str]) -> Path:
-        """Store report.html and its figures by file name; return the path of the page."""
+        """Write report.html and its figures (by file name); return the path of report.html."""
         files = {f"figures/{name}": figure for name, figure in figures.items()} | {"report.html": page}
         for name, content in files.items():
             with replacing(self.path / name) as file:
@@ -395,6 +395,6 @@ def _refuse(foreign: Sequence[Path]) -> None:
         raise ConfigError(f"{foreign[0]} was not written by basecap; give another --out or move it away.")
 
 
-def _told(results: dict[str, Any] | None) -> set[str]:
-    """Return which of checkpoints and held-out documents an analysis tells of."""
+def _measured(results: dict[str, Any] | None) -> set[str]:
+    """Return which of "points" and "documents" an analysis has results of."""
     return {key for study in (results or {}).get("studies", []) for key in ("points", "documents") if study.get(key)}

@@ -1,4 +1,4 @@
-"""One registry class for everything found by name: mixers, backbones, evaluations, sources, tasks."""
+"""The registry class for everything that has a name: mixers, backbones, evaluations, sources, tasks."""
 
 import hashlib
 import importlib
@@ -16,22 +16,22 @@ from basecap.errors import ConfigError, describe_error, nearest
 
 T = TypeVar("T")
 
-#: How the modules of plugin files begin.
+#: Prefix of the module names of plugin files.
 PLUGIN = "basecap_plugin_"
 
 
 class Registry(Generic[T]):
-    """Names to entries of one kind, found by importing every module of a package.
+    """A mapping of names to entries of one kind, found by importing every module of a package.
 
-    An entry registers itself when its module is imported, so adding one is adding one file. Duplicates are
-    refused, unknown names get the nearest valid one, and the origin (file:line) of every entry is known.
+    An entry registers itself when its module is imported, so a new entry needs only a new file. Duplicate names are an
+    error, unknown names get the nearest valid name as a hint, and the origin (file:line) of every entry is known.
     """
 
-    #: How many entries all registries have been given.
-    given: ClassVar[int] = 0
+    #: Number of entries in all registries together.
+    total: ClassVar[int] = 0
 
     def __init__(self, kind: str, package: str, listing: str):
-        """Begin empty; entries are called a `kind`, stand in `package` and in `basecap list <listing>`."""
+        """Create an empty registry of entries called `kind`, defined in `package`, shown by `basecap list LISTING`."""
         self.kind = kind
         self.package = package
         self.listing = listing
@@ -41,25 +41,28 @@ class Registry(Generic[T]):
         self._discovered = False
 
     def add(self, name: str, entry: T, defined_by: type | Callable, module: str | None = None) -> None:
-        """Register `entry` under `name`, by the module of `defined_by` or `module`; ConfigError for a taken name."""
+        """Register `entry` under `name`; raises ConfigError when the name is taken.
+
+        Its module is `module`, by default that of `defined_by`.
+        """
         if name in self._entries:
             places = f"{source_location(self._defined_by[name])} and {source_location(defined_by)}"
             raise ConfigError(f"{self.kind} {name!r} is registered twice: {places}; rename one.")
-        Registry.given += 1
+        Registry.total += 1
         self._entries[name] = entry
         self._defined_by[name] = defined_by
         self._modules[name] = module or defined_by.__module__
 
     def get(self, name: str) -> T:
-        """Return the entry called `name`; raises ConfigError with the nearest name."""
+        """Return the entry called `name`; raises ConfigError with the nearest name when there is none."""
         self._discover()
         if name not in self._entries:
             hint = nearest(name, self._entries, see=f"basecap list {self.listing}")
-            raise ConfigError(f"unknown {self.kind} {name!r}: {hint} One of your own needs its --plugin.")
+            raise ConfigError(f"unknown {self.kind} {name!r}: {hint} For one in your own file, add --plugin FILE.")
         return self._entries[name]
 
     def origin(self, name: str) -> str:
-        """Return file:line of the class behind `name`."""
+        """Return file:line of the class or function registered as `name`."""
         self.get(name)
         return source_location(self._defined_by[name])
 
@@ -69,7 +72,7 @@ class Registry(Generic[T]):
         return self._modules[name]
 
     def built_in(self, name: str) -> bool:
-        """Whether `name` is of this package, and of no plugin file or other package."""
+        """Whether `name` belongs to basecap itself rather than to a plugin file or another package."""
         return self.module(name).startswith(f"{self.package}.")
 
     def items(self) -> Iterator[tuple[str, T]]:
@@ -94,14 +97,14 @@ class Registry(Generic[T]):
                 entry_point.load()
             except ConfigError:
                 raise
-            except (Exception, SystemExit) as error:  # whatever other people's code raises
+            except (Exception, SystemExit) as error:  # other people's code may raise anything
                 owner = f"package {entry_point.dist.name}" if entry_point.dist else f"entry point {entry_point.name}"
                 raise ConfigError(
-                    f"{owner} cannot be imported: {describe_error(error)}; mend or uninstall it."
+                    f"{owner} cannot be imported: {describe_error(error)}; fix or uninstall it."
                 ) from error
 
     def package_of(self, module: str) -> str | None:
-        """Return name and version of the installed package that declares entries and holds `module`, else None."""
+        """Return "name version" of the installed plugin package that contains `module`, None when there is none."""
         for entry_point in entry_points(group=self.package):
             if entry_point.dist and entry_point.module.partition(".")[0] == module.partition(".")[0]:
                 return f"{entry_point.dist.name} {entry_point.dist.version}"
@@ -109,15 +112,15 @@ class Registry(Generic[T]):
 
 
 def source_location(defined_by: type | Callable) -> str:
-    """Return file:line of a class or function; reading it from the source takes milliseconds."""
+    """Return file:line of a class or function. Takes milliseconds, as it reads the source file."""
     return f"{inspect.getsourcefile(defined_by)}:{inspect.getsourcelines(defined_by)[1]}"
 
 
 def load_plugin(path: Path) -> None:
-    """Import a user's Python file, so that what it registers can be named in a study; raises ConfigError."""
+    """Import a plugin file, so that a study can name what it registers; raises ConfigError when that fails."""
     path = path.resolve()
     name = PLUGIN + path.stem
-    if name in sys.modules and sys.modules[name].__file__ != str(path):  # another file of that name, elsewhere
+    if name in sys.modules and sys.modules[name].__file__ != str(path):  # a file of the same name in another directory
         name += f"_{hashlib.sha256(str(path).encode()).hexdigest()[:6]}"
     if name in sys.modules:
         return
@@ -129,7 +132,7 @@ def load_plugin(path: Path) -> None:
         raise ConfigError(f"plugin file {path} is not a Python file; its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    given = Registry.given
+    before = Registry.total
     try:
         spec.loader.exec_module(module)
     except ConfigError:
@@ -138,14 +141,14 @@ def load_plugin(path: Path) -> None:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         where = f"{path}:{_line(error, path)}".removesuffix(":None")
-        raise ConfigError(f"plugin file {where} cannot be imported: {describe_error(error)}; mend it.") from error
-    if Registry.given == given:
+        raise ConfigError(f"plugin file {where} cannot be imported: {describe_error(error)}; fix it.") from error
+    if Registry.total == before:
         del sys.modules[name]
         raise ConfigError(f"plugin file {path} registers nothing; put @mixer(...) above its class.")
 
 
 def _line(error: BaseException, path: Path) -> int | None:
-    """Return the last line of the file that `error` came through, or that cannot be read as Python."""
+    """Return the line of the file where `error` was raised or called from, or the line of its syntax error."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]

@@ -1,4 +1,4 @@
-"""Answers on the terminal: tables, sentences, and files written with --json."""
+"""Output of the command line: tables on the terminal and files written with --json."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from basecap.errors import ConfigError
 
 
 def print_table(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Print rows of equal keys as a table, or as JSON."""
+    """Print rows as a table or as JSON."""
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
@@ -29,7 +29,7 @@ def print_table(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
 
 
 def console() -> Console:
-    """Return standard output, 160 columns wide where it is no terminal."""
+    """Return a console on standard output, 160 columns wide when that is not a terminal."""
     return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
 
 
@@ -42,20 +42,20 @@ def _cell(value: Any) -> str:
 
 
 def writable_file(path: Path | None) -> Path | None:
-    """Refuse a file that could not be replaced, before hours are spent on what is to stand in it."""
+    """Return the resolved path of a file to write; raises ConfigError early when it could not be written later."""
     if path is None:
         return None
-    file = path.resolve()  # a link stays one
-    places = [file, file.parent] if file.exists() else [file.parent]
-    foreign = file.exists() and not file.is_file()  # a directory, or a device that would be replaced
-    if foreign or not file.parent.is_dir() or not all(os.access(place, os.W_OK) for place in places):
-        raise ConfigError(f"--json {path} cannot be written; give a file in a directory that you may write to.")
+    file = path.resolve()  # write through a link instead of replacing it
+    touched = [file, file.parent] if file.exists() else [file.parent]
+    special = file.exists() and not file.is_file()  # a directory, or a device that would be replaced
+    if special or not file.parent.is_dir() or not all(os.access(one, os.W_OK) for one in touched):
+        raise ConfigError(f"--json {path} cannot be written; give a file in a writable directory.")
     return file
 
 
 def store(found: dict[str, Any], path: Path | None) -> None:
-    """Write what was found as JSON, unless there is no path; raises DataError when it cannot be written."""
-    from basecap.files import replacing  # numpy, which --help does not need
+    """Write `found` as JSON to `path` unless that is None; raises DataError when the file cannot be written."""
+    from basecap.files import replacing  # imports numpy, which --help does not need
 
     if path is not None:
         with replacing(path, other="another file with --json") as file:

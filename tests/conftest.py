@@ -1,6 +1,7 @@
 """Every test is cut off from the network and runs on one thread; without a GPU kernels run in Triton's interpreter."""
 
 import os
+import signal
 import socket
 
 import pytest
@@ -8,6 +9,9 @@ import torch
 
 if not torch.cuda.is_available():  # Triton reads this when it is imported, which the first test module does
     os.environ["TRITON_INTERPRET"] = "1"
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts commands in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

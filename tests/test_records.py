@@ -45,7 +45,7 @@ def test_one_process_at_a_time_runs_a_study(records):
 @pytest.mark.parametrize("name", ["report.html", "notes", "runs"])
 def test_a_directory_of_something_else_is_refused(tmp_path, name):
     (tmp_path / "data").mkdir()
-    assert not StudyRecords(tmp_path).begun
+    assert not StudyRecords(tmp_path).has_study
     StudyRecords(tmp_path).refuse_foreign()
     (tmp_path / name).write_text("mine")
     with pytest.raises(ConfigError, match=f"{name} was not written by basecap"):
@@ -72,7 +72,7 @@ def test_a_file_is_no_directory_of_a_study(records):
             refuse()
     with pytest.raises(ConfigError, match="holds no study"):
         StudyRecords(path).study()
-    with pytest.raises(DataError, match="File exists; make room"):
+    with pytest.raises(DataError, match="File exists; free disk space"):
         StudyRecords(path).write_results({})
 
 
@@ -98,7 +98,7 @@ def test_what_cannot_be_read_is_named_and_not_taken_for_empty(records, monkeypat
 
     for method in ("read_bytes", "iterdir"):
         monkeypatch.setattr(Path, method, forbidding(getattr(Path, method)))
-    with pytest.raises(DataError, match=f"{name} cannot be read .Permission denied.; mend that"):
+    with pytest.raises(DataError, match=f"{name} cannot be read .Permission denied.; fix that"):
         _ = records.study(), records.runs(), run.evals()
 
 
@@ -153,7 +153,7 @@ def test_rewind_names_a_row_without_a_step_and_loses_nothing(records, name, row)
     run.append_metrics({"step": 1})
     content = f'{{"step": 1}}\n{row}\n'
     (run.path / name).write_text(content)
-    with pytest.raises(DataError, match=f"{name} has a row without a step; mend or remove it"):
+    with pytest.raises(DataError, match=f"{name} has a row without a step; fix or remove that row"):
         run.rewind(0)
     assert (run.path / name).read_text() == content
 
@@ -286,7 +286,7 @@ def test_a_row_with_a_value_of_another_kind_is_refused(records, key, value):
 def test_results_of_another_make_are_not_replaced(records, studies):
     (records.path / "results.json").write_text(json.dumps({"schema": 1, "studies": studies}))
     with pytest.raises(DataError, match=r"results\.json is damaged; restore or remove it"):
-        records.refuse_loss({"studies": []})
+        records.refuse_lost_results({"studies": []})
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"schema": 1, "studies": 5}'])
@@ -294,7 +294,7 @@ def test_a_damaged_analysis_is_made_again_where_its_records_are(records, text):
     records.run("a", 0).write_info({"name": "a"})
     (records.path / "results.json").write_text(text)
     for analysis in (None, {"studies": []}):
-        assert records.refuse_loss(analysis) is None
+        assert records.refuse_lost_results(analysis) is None
     records.write_results({"studies": []})
     assert records.results() == {"studies": []}
 

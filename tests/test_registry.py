@@ -17,12 +17,12 @@ REGISTERS = (
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
-        ("x = 1\n\n{}.options\n", 3, "AttributeError: 'dict' object has no attribute 'options'; mend it"),
+        ("x = 1\n\n{}.options\n", 3, "AttributeError: 'dict' object has no attribute 'options'; fix it"),
         ("def f():\n    return 1 / 0\n\n\nf()\n", 2, "ZeroDivisionError: division by zero"),
         ("x = 1\ny = (\n", 2, "SyntaxError: "),
-        ("import sys\n\nsys.exit()\n", 3, "SystemExit; mend it"),
+        ("import sys\n\nsys.exit()\n", 3, "SystemExit; fix it"),
         ("import json\n\njson.loads('')\n", 3, "JSONDecodeError: "),
-        ("raise ValueError('one\\ntwo')\n", 1, "ValueError: one; mend it."),
+        ("raise ValueError('one\\ntwo')\n", 1, "ValueError: one; fix it."),
     ],
 )
 def test_a_plugin_that_cannot_be_imported_names_its_line(text, line, words, tmp_path):

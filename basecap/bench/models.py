@@ -18,7 +18,7 @@ from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES
 from basecap.models.config import ModelConfig, model_config
 from basecap.models.language_model import LanguageModel
-from basecap.names import split_body
+from basecap.names import split_backbone
 from basecap.progress import progress
 from basecap.train.config import TrainConfig
 from basecap.train.optim import build_optimiser
@@ -72,7 +72,7 @@ def run(
     """
     jobs: list[tuple[str, Callable[[], Row]]] = []
     for name in list(names) or ARCHITECTURES.names():
-        use, body = split_body(name)
+        use, body = split_backbone(name)
         config = model_config(use, hidden=setting.hidden, vocab=setting.vocab, max_length=setting.length, backbone=body)
         _refuse_impossible(name, config)
         jobs.append((name, partial(_own, config, setting, device)))

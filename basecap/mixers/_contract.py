@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from basecap.errors import ConfigError, describe_error, nearest
 from basecap.mixers._recipes import ParameterRecipe, default_recipe, generator_for
-from basecap.names import split_body
+from basecap.names import split_backbone
 from basecap.ops import Influence
 from basecap.registry import Registry, source_location
 
@@ -236,7 +236,7 @@ class Architecture:
     variant_of: str | None = None
 
     def __post_init__(self) -> None:
-        if split_body(self.name)[1] is not None:
+        if split_backbone(self.name)[1] is not None:
             raise ConfigError(f"mixer {self.name!r}: what follows ' in ' is a block family; name it otherwise.")
 
 

@@ -49,7 +49,7 @@ def write_report(study_paths: Sequence[Path], out: Path, *, live: bool = False) 
     records = StudyRecords(out)
     records.refuse_foreign_report()
     found = analyse(study_paths)
-    records.refuse_loss(found)
+    records.refuse_lost_results(found)
     records.write_results(found)
     studies = records.results()["studies"]
     drawn = [

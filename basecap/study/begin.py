@@ -60,7 +60,7 @@ def begin(execution: Execution, checked: Sequence[RunSpec], only: set[str], held
     """
     records, study, device = StudyRecords(execution.out), execution.study, torch.device(execution.device)
     records.refuse_foreign()
-    records.refuse_loss()
+    records.refuse_lost_results()
     whole = _whole(records, study)
     _refuse_damaged(records, study)
     material = material_of(whole, records.path)
@@ -98,7 +98,7 @@ def _refuse_damaged(records: StudyRecords, study: StudyConfig) -> None:
 
 def _whole(records: StudyRecords, study: StudyConfig) -> StudyConfig:
     """Return what the directory holds with this study: an earlier one's seeds and architectures too."""
-    if not records.begun:
+    if not records.has_study:
         return study
     return merge_studies(validate(records.study(), str(records.path / "study.yaml")), study, records.path)
 

@@ -14,7 +14,7 @@ from basecap.data.task_config import TaskSection
 from basecap.data.tokenizer import BYTES
 from basecap.errors import ConfigError, nearest
 from basecap.moved_keys import with_moved_keys
-from basecap.names import PAPER, at_scale, split_body
+from basecap.names import PAPER, at_scale, split_backbone
 from basecap.study.figure import FigureConfig
 from basecap.study.published import PublishedSection
 from basecap.study.reading import READ_ONLY, apply_setting, read_study
@@ -67,7 +67,7 @@ class PatternEntry(_Section):
     @field_validator("use")
     @classmethod
     def _is_no_body(cls, value: str) -> str:
-        if split_body(value)[1] is not None:
+        if split_backbone(value)[1] is not None:
             raise ValueError("a layer of a pattern has no body of its own; set the entry's backbone")
         return value
 
@@ -270,7 +270,7 @@ def _entry(item: Any) -> Any:
     named = [entry[key] for key in ("name", "use") if key in entry]
     if not named:
         return entry
-    use, body = split_body(str(named[-1]))
+    use, body = split_backbone(str(named[-1]))
     if body is not None and "backbone" in entry:
         raise ValueError(f"{named[-1]!r} names a body, and so does backbone; leave out one of them")
     if body is not None:

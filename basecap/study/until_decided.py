@@ -105,7 +105,7 @@ def train_until_decided(
 
 def _begin(study: StudyConfig, records: StudyRecords, most: int) -> tuple[StudyConfig, Looks | None]:
     """Return the study with what its directory holds, and the looks so far."""
-    if not records.begun:
+    if not records.has_study:
         return study, None
     whole = merge_studies(validate(records.study(), str(records.path / "study.yaml")), study, records.path)
     looks = Looks.read(records)

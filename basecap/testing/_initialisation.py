@@ -17,7 +17,7 @@ from torch import Tensor
 from basecap.mixers import ARCHITECTURES
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
-from basecap.names import split_body
+from basecap.names import split_backbone
 from basecap.testing._bench import BATCH, Check, judge, tiny_options
 
 #: Blocks of the models; the first is what the others are compared with.
@@ -55,7 +55,7 @@ def initialisation(
         options: of the mixers, on top of the architecture's and of `Mixer.tiny`.
         seed: of parameters and tokens.
     """
-    use, body = split_body(name)
+    use, body = split_backbone(name)
     tiny = {k: v for choice in ARCHITECTURES.get(use).layers for k, v in tiny_options(choice, hidden).items()}
     layer = LayerConfig(use=use, mixer={**tiny, **options})
     config = model_config(use, hidden=hidden, vocab=VOCAB, pattern=(layer,), backbone=body, max_length=LENGTH)

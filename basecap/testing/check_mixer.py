@@ -11,7 +11,7 @@ import torch
 
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES, LayerChoice
-from basecap.names import split_body
+from basecap.names import split_backbone
 from basecap.testing._bench import Bench, Check, Report, attempt, raised
 from basecap.testing._initialisation import initialisation
 from basecap.testing._narrowing import float64
@@ -58,7 +58,7 @@ def check_mixer(
     """
     if length < 32:
         raise ConfigError(f"the suite needs sequences of at least 32 tokens, not {length}.")
-    architecture = ARCHITECTURES.get(split_body(name)[0])
+    architecture = ARCHITECTURES.get(split_backbone(name)[0])
     device, options = torch.device(device), options or {}
     choices = [c for i, c in enumerate(architecture.layers) if c not in architecture.layers[:i]]
     checks: list[Check] = []

@@ -120,7 +120,7 @@ def test_a_model_refuses_an_output_of_another_shape(mixer, found, register):
 
 def test_check_says_where_a_mixer_raised(register):
     rows = []
-    check_all([register(FailingForward)], torch.device("cpu"), keep=rows.extend)
+    check_all([register(FailingForward)], torch.device("cpu"), on_rows=rows.extend)
     lines, first = inspect.getsourcelines(FailingForward)
     number = first + next(index for index, line in enumerate(lines) if "# here" in line)
     assert [row["result"].startswith("unfinished: forward raised TypeError: ") for row in rows] == [True]

@@ -189,20 +189,20 @@ def test_results_are_not_replaced_when_the_records_of_their_runs_are_gone(tmp_pa
     results = {"studies": [{"points": [{"step": 1}]}]}
     for records in (copy, other):
         records.write_results(results)
-    said = r"results\.json has results that no records here give; restore runs, remove it or use another --out"
+    said = r"results\.json has results of runs that are not in .*; restore the runs, remove results\.json or give"
     for studies, out in (([copy], copy), ([copy, other], copy), ([other], copy), ([empty], other)):
         with pytest.raises(DataError, match=said):
             write_report([study.path for study in studies], out.path)
         assert out.results() == results
     with pytest.raises(DataError, match=said):
-        copy.refuse_loss()
+        copy.refuse_lost_results()
     (copy.path / "runs").mkdir()  # they were removed to be trained again
     for records in (copy, other, empty, StudyRecords(tmp_path / "new")):
-        assert not records.refuse_loss()
-    other.refuse_loss(replaced_by=results)
+        assert not records.refuse_lost_results()
+    other.refuse_lost_results(replaced_by=results)
     other.write_results({"studies": [{"points": [1], "documents": [1]}]})
     with pytest.raises(DataError, match=said):  # checkpoints alone, without the losses of documents, give no verdict
-        other.refuse_loss(replaced_by=results)
+        other.refuse_lost_results(replaced_by=results)
 
 
 @pytest.mark.parametrize(("documents", "pictures"), [(60, {"gaps", "gap-along-training"}), (5, set())])

@@ -282,8 +282,8 @@ def test_files_that_are_no_study_are_refused(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (b"name: a\nname: b\n", r"is not valid YAML at line 2 \(the key 'name' stands twice\); mend it\.$"),
-        (b"name: a\ntrain: {lr: 1, lr: 2}\n", r"at line 2 \(the key 'lr' stands twice\)"),
+        (b"name: a\nname: b\n", r"is not valid YAML at line 2 \(duplicate key 'name'\); mend it\.$"),
+        (b"name: a\ntrain: {lr: 1, lr: 2}\n", r"at line 2 \(duplicate key 'lr'\)"),
         (b"name: caf\xe9\n", r"is not text in UTF-8; mend it\.$"),
     ],
 )
@@ -311,9 +311,9 @@ BOMBS = (
 def test_aliases_that_stand_for_millions_of_values_are_refused_at_once(tmp_path, bomb):
     path, began = tmp_path / "study.yaml", time.process_time()
     path.write_text("x-rest:\n" + textwrap.indent(bomb, "  "))
-    with pytest.raises(ConfigError, match=r"is not valid YAML at line \d+ \(its aliases stand for more than 100,000"):
+    with pytest.raises(ConfigError, match=r"is not valid YAML at line \d+ \(its aliases expand to more than 100,000"):
         load_study(str(path))
-    with pytest.raises(ConfigError, match=r"its aliases stand for more than"):
+    with pytest.raises(ConfigError, match=r"its aliases expand to more than"):
         load_study("quickstart", [f"data={{{bomb}}}".replace("\n", ", ")])
     assert time.process_time() - began < 5
 
@@ -363,7 +363,7 @@ def test_seeds_are_read_at_their_former_place_and_it_is_said_once(tmp_path, capl
     del content["seeds"]
     path = write(tmp_path, content)
     assert load_study(path) == load_study(path) and load_study(path).seeds == (3,)
-    moved = "train.seeds is now seeds, at the top level of a study; the old place still works."
+    moved = "train.seeds is now seeds, at the top level of a study; the old key still works."
     assert caplog.messages == [f"study {path}: {moved}"]
     caplog.clear()
     assert load_study(write(tmp_path), ["train.seeds=[4,5]"]).seeds == (4, 5)

@@ -146,7 +146,7 @@ def test_bad_input_leaves_the_study_as_it_was(out, names, at, words):
 
 def test_what_cannot_be_evaluated_is_said(out, tmp_path):
     place = StudyRecords(out).runs()[0].path
-    with pytest.raises(ConfigError, match=r"holds no study: it has no study\.yaml"):
+    with pytest.raises(ConfigError, match=r"holds no study \(no study\.yaml\)"):
         add(tmp_path / "elsewhere", ENTROPY)
     for store in ("checkpoints", "weights"):
         shutil.rmtree(place / store)

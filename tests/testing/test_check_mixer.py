@@ -84,7 +84,7 @@ def test_a_proof_that_raises_leaves_the_others_standing(register):
 
 def test_rows_of_what_raised_have_no_numbers(register):
     rows = []
-    check_all([register(LeaksAndHasNoStep)], torch.device("cpu"), keep=rows.extend)
+    check_all([register(LeaksAndHasNoStep)], torch.device("cpu"), on_rows=rows.extend)
     (row,) = (row for row in rows if row["check"] == "decoding")
     assert (row["error"], row["allowed"]) == (None, None)
     assert "raised ArithmeticError" in row["result"]
