@@ -68,7 +68,7 @@ def test_float32_is_as_good_as_the_recurrence_in_float32(strength: float, backen
         assert (a - truth).abs().max() <= 2 * (b - truth).abs().max() + 4e-6 * scale
 
 
-@pytest.mark.parametrize("run", ["eager training", pytest.param("numba training", marks=requires_numba)])
+@pytest.mark.parametrize("run", ["eager training", pytest.param("cpu training", marks=requires_numba)])
 def test_the_custom_operator_is_well_formed(run: str):
     x, dt, A, Bs, Cs, state = inputs(2, 9, 4, 3, dtype=torch.float32)
     arguments = (x, dt, A, Bs, Cs, state, packed(2, 9), run)
@@ -79,8 +79,8 @@ def test_the_custom_operator_is_well_formed(run: str):
 @in_interpreter
 def test_states_are_only_kept_for_a_backward_pass():
     x, dt, A, Bs, Cs, state = inputs(1, 20, 4, 3, dtype=torch.float32)
-    kept = operators.scan(x, dt, A, Bs, Cs, state, None, "triton training")
-    dropped = operators.scan(x, dt, A, Bs, Cs, state, None, "triton")
+    kept = operators.scan(x, dt, A, Bs, Cs, state, None, "gpu training")
+    dropped = operators.scan(x, dt, A, Bs, Cs, state, None, "gpu")
     assert kept[2].shape == (1, 2, 3, 4) and dropped[2].numel() == 0
     assert all(torch.equal(a, b) for a, b in zip(kept[:2], dropped[:2], strict=True))
     torch.testing.assert_close(kept[2][:, 0], state.mT)

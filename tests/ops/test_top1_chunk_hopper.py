@@ -56,7 +56,7 @@ def draw(lengths: list[int], H: int, G: int, K: int) -> tuple[Tensor, ...]:
     ids=["each chunk its program", "many chunks a program", "packed", "two chosen", "all choose one"],
 )
 def test_backward_is_as_accurate_as_plain_pytorch(K, lengths, heads, remote, programs, chosen, monkeypatch):
-    launch, kernels = load("portable.launch"), simulated("kernels_backward")
+    launch = load("hopper.launch")
     q, k, v, do, grid, own = draw(lengths, *heads, K)
     scale = K**-0.5
     choice = eager.choose(q, k, grid, own, 128, False, scale, remote)
@@ -64,8 +64,7 @@ def test_backward_is_as_accurate_as_plain_pytorch(K, lengths, heads, remote, pro
         choice = torch.where(choice >= 0, chosen, choice)
     o, lse, index = launch.attend(q, k, v, choice, grid, own, 128, scale)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=programs))
-    monkeypatch.setattr(load("hopper"), "kernels_backward", kernels, raising=False)
-    monkeypatch.setattr(launch, "hopper_unsupported", lambda *_: None)
+    monkeypatch.setattr(launch, "kernels_backward", simulated("kernels_backward"))
     found = launch.attend_backward(do, (q, k, v, o, lse, index, choice, grid, own), 128, scale)
 
     def plain(dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -79,7 +78,7 @@ def test_backward_is_as_accurate_as_plain_pytorch(K, lengths, heads, remote, pro
 
 @pytest.mark.parametrize("hopper", [False, True])
 def test_dq_is_the_same_whether_memory_adds_or_a_kernel(hopper, monkeypatch):
-    launch = load("portable.launch")
+    launch = load("hopper.launch" if hopper else "portable.launch")
     q, k, v, do, grid, own = draw([129, 300], 2, 1, 64)
     # In float32 the other kernels cut longer chunks into blocks, which have slots in any case.
     chunk = 128 if hopper else 32
@@ -88,12 +87,11 @@ def test_dq_is_the_same_whether_memory_adds_or_a_kernel(hopper, monkeypatch):
     choice = eager.choose(q, k, grid, own, chunk, False, 0.125, 1)
     o, lse, index = launch.attend(q, k, v, choice, grid, own, chunk, 0.125)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=2))
-    kernels = simulated("kernels_backward")
-    monkeypatch.setattr(load("hopper"), "kernels_backward", kernels, raising=False)
-    monkeypatch.setattr(launch, "hopper_unsupported", lambda *_: None if hopper else "not here")
+    if hopper:
+        monkeypatch.setattr(launch, "kernels_backward", simulated("kernels_backward"))
     found = []
     for adds in (True, False):
-        monkeypatch.setattr(launch, "_adds_at_once", lambda q, adds=adds: adds)
+        monkeypatch.setattr(load("portable.launch"), "_adds_at_once", lambda q, adds=adds: adds)
         found.append(launch.attend_backward(do, (q, k, v, o, lse, index, choice, grid, own), chunk, 0.125))
     for with_memory, with_kernel in zip(*found, strict=True):
         assert torch.equal(with_memory, with_kernel)

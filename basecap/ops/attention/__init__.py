@@ -5,12 +5,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.errors import ConfigError
+from basecap.ops._dispatch import choose
 from basecap.ops._influence import Influence, of_heads, wide
 from basecap.ops._shapes import check_devices, check_floating, check_scale, check_segments, is_whole
 from basecap.ops.attention import flex, reference, sdpa
 from basecap.ops.attention.reference import entropy
 
 __all__ = ["attention", "attention_step", "entropy", "influence"]
+
+#: The fastest first.
+FAMILIES = {"flex": flex, "sdpa": sdpa}
 
 
 def attention(
@@ -43,8 +47,9 @@ def attention(
     """
     scale, window, slopes = _check(q_BTHK, k_BTGK, v_BTGV, scale, window, slopes, segments)
     plain = window is None and slopes is None and segments is None
-    implementation = flex if not plain and flex.supports(q_BTHK, v_BTGV) is None else sdpa
-    return implementation.attention(q_BTHK, k_BTGK, v_BTGV, scale, window, slopes, segments)
+    run = FAMILIES[choose("attention", "auto", FAMILIES, q_BTHK, v_BTGV, plain)]
+    o_BTHV: Tensor = run.attention(q_BTHK, k_BTGK, v_BTGV, scale, window, slopes, segments)
+    return o_BTHV
 
 
 def influence(

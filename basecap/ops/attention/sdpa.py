@@ -4,6 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+RUNS, BACKEND = "PyTorch's SDPA", "eager"
+
+
+def supports(q_BTHK: Tensor, v_BTGV: Tensor, plain: bool) -> None:
+    """Return None: this runs everywhere."""
+
 
 def attention(
     q_BTHK: Tensor,

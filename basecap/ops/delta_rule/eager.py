@@ -9,6 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from basecap.ops._dispatch import EAGER
+
+RUNS, BACKEND = EAGER, "eager"
+
+
+def supports(v_BTHV: Tensor, q_BTHK: Tensor, segments: Tensor | None) -> None:
+    """Return None: this runs everywhere."""
+
 
 def delta_rule(
     q_BTHK: Tensor,

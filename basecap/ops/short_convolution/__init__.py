@@ -66,10 +66,9 @@ def short_convolution(
     if activation not in ("none", "silu"):
         raise ConfigError(f"unknown activation {activation!r}: {nearest(activation, ('none', 'silu'))}")
     check_backend(backend)
-    if backend == "triton" and width > WIDEST:
-        raise ConfigError(f"the kernels take widths up to {WIDEST}, not {width}; use backend='auto' or 'eager'.")
     silu = activation == "silu"
-    if width <= WIDEST and x_BTD.numel() and use_triton("short_convolution", backend, x_BTD):
+    refused = None if width <= WIDEST else f"they take widths up to {WIDEST}, not {int(width)}"
+    if x_BTD.numel() and use_triton("short_convolution", backend, x_BTD, refused=refused):
         refuse_transforms("short_convolution", x_BTD, weight_DW, bias_D)
         taps_WD = weight_DW.float().T.contiguous()
         return operators.convolve(x_BTD, taps_WD, None if bias_D is None else bias_D.float(), segments, silu)

@@ -7,6 +7,7 @@ from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
 from basecap.ops._selection.checks import check_cache
 from basecap.ops._shapes import FLOATS, is_whole
+from basecap.ops.top1_chunk import eager
 from basecap.ops.top1_chunk.grid import check_chunk, check_options, most_remote
 
 
@@ -61,17 +62,7 @@ def top1_chunk_fill(k: Tensor, v: Tensor, cache: dict[str, Tensor], *, chunk: in
     T = k.shape[1]
     cache["k"][:, :T] = k
     cache["v"][:, :T] = v
-    _sum_keys(cache, 0, T // chunk, chunk)
-
-
-def _sum_keys(cache: dict[str, Tensor], start: int, end: int, chunk: int) -> None:
-    """Write the sums of the full chunks from `start` to `end`.
-
-    Made at once and anew of the keys that a chunk holds when it is full, they know nothing of keys that were
-    overwritten; added up token by token they would.
-    """
-    keys = cache["k"][:, start * chunk : end * chunk].unflatten(1, (end - start, chunk))
-    cache["sums"][:, start:end] = keys.sum(2, dtype=cache["sums"].dtype)
+    eager.sum_keys(cache, 0, T // chunk, chunk)
 
 
 def top1_chunk_step(
@@ -116,42 +107,9 @@ def top1_chunk_step(
     dtype = q.dtype
     q, k, v = (x.to(cache["k"].dtype) for x in (q, k, v))
     remote = min(remote, most_remote(cache["k"].shape[1], chunk))
+    decode = eager.decode
     if use_triton("top1_chunk_step", backend, q, widest=256):
         from basecap.ops.top1_chunk.portable import launch
 
-        return launch.decode((q, k, v), cache, length, chunk, mode == "exact", scale, remote).to(dtype)
-    cache["k"][:, length] = k[:, 0]
-    cache["v"][:, length] = v[:, 0]
-    if (length + 1) % chunk == 0:
-        _sum_keys(cache, length // chunk, length // chunk + 1, chunk)
-    # Under autocast the scores would be rounded to half precision.
-    with torch.autocast(q.device.type, enabled=False):
-        return _step(q, cache, length + 1, chunk, mode == "exact", scale, remote).to(dtype)
-
-
-def _step(
-    q: Tensor, cache: dict[str, Tensor], length: int, chunk: int, exact: bool, scale: float, remote: int
-) -> Tensor:
-    B, _, H, K = q.shape
-    k, v = cache["k"], cache["v"]
-    G = k.shape[2]
-    wide = cache["sums"].dtype
-    full = (length - 1) // chunk
-    remote = min(remote, full)
-    q_BGRK = q[:, 0].unflatten(1, (G, H // G))
-    local = torch.arange(full * chunk, length, device=q.device).expand(B, G, H // G, -1)
-    place = local
-    if remote:
-        if exact:
-            k_BMCGK = k[:, : full * chunk].unflatten(1, (full, chunk)).to(wide)
-            score = (torch.einsum("bgrk,bmcgk->bgrmc", q_BGRK.to(wide), k_BMCGK) * scale).logsumexp(-1)
-        else:
-            score = torch.einsum("bgrk,bmgk->bgrm", q_BGRK.to(wide), cache["sums"][:, :full])
-        chosen = score.sort(dim=-1, descending=True, stable=True).indices[..., :remote]
-        inside = torch.arange(chunk, device=q.device)
-        place = torch.cat([(chosen[..., None] * chunk + inside).flatten(3), local], dim=3)
-    row = torch.arange(B, device=q.device)[:, None, None, None]
-    head = torch.arange(G, device=q.device)[:, None, None]
-    s = torch.einsum("bgrk,bgrsk->bgrs", q_BGRK.to(wide), k[row, place, head].to(wide)) * scale
-    o = torch.einsum("bgrs,bgrsk->bgrk", s.softmax(-1).to(v.dtype), v[row, place, head])
-    return o.reshape(B, 1, H, K)
+        decode = launch.decode
+    return decode((q, k, v), cache, length, chunk, mode == "exact", scale, remote).to(dtype)

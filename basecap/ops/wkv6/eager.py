@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import EAGER
 from basecap.ops._recurrence.blocks import (
     MASKED_LOG_DECAY,
     Block,
@@ -14,8 +15,14 @@ from basecap.ops._recurrence.blocks import (
     unchunk,
 )
 
+RUNS, BACKEND = EAGER, "eager"
+
 #: Tokens per block.
 CHUNK = 32
+
+
+def supports(v_BTHV: Tensor, r_BTHK: Tensor) -> None:
+    """Return None: this runs everywhere."""
 
 
 def wkv6(

@@ -13,6 +13,7 @@ and what is left between chunks is one product with a K x K matrix:
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import EAGER
 from basecap.ops._recurrence.blocks import (
     MASKED_LOG_DECAY,
     Block,
@@ -24,8 +25,14 @@ from basecap.ops._recurrence.blocks import (
     unchunk,
 )
 
+RUNS, BACKEND = EAGER, "eager"
+
 #: Tokens per block.
 CHUNK = 32
+
+
+def supports(v_BTHV: Tensor, k_BTHK: Tensor) -> None:
+    """Return None: this runs everywhere."""
 
 
 def wkv7(

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from basecap.ops.selective_scan.cpu import kernels
+from basecap.ops.selective_scan.cpu import kept_shape, kernels, tokens_per_chunk
 from basecap.ops.selective_scan.cpu.kernels_parts import launch
-from basecap.ops.selective_scan.sizes import chunk_cpu, kept_shape
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,9 @@ class _Inputs:
 
     def launch(self, kernel: Callable[..., None], tensors: Sequence[Tensor]) -> None:
         """Run a kernel on all rows."""
-        launch(kernel, tensors, [chunk_cpu(self.x.shape[1])], rows=len(self.x), work=self.x.numel() * len(self.A_ND))
+        launch(
+            kernel, tensors, [tokens_per_chunk(self.x.shape[1])], rows=len(self.x), work=self.x.numel() * len(self.A_ND)
+        )
 
 
 def _inputs(x: Tensor, dt: Tensor, A_DN: Tensor, B: Tensor, C: Tensor, segments: Tensor | None) -> _Inputs:
@@ -56,7 +57,7 @@ def forward(
     That is the states before each chunk [B, M, N, D] where `keep` says that it will be called.
     """
     inputs = _inputs(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
-    B, _, N, D = shape = kept_shape(x_BTD, A_DN, "numba")
+    B, _, N, D = shape = kept_shape(x_BTD, A_DN)
     state = torch.zeros(B, N, D, dtype=torch.float64)
     if state_BDN is not None:
         state.copy_(state_BDN.detach().mT)

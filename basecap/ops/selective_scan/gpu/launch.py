@@ -7,8 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from basecap.ops.selective_scan.gpu import kernels
-from basecap.ops.selective_scan.sizes import BT, kept_shape
+from basecap.ops.selective_scan.gpu import BT, kept_shape, kernels
 
 #: Channels per program.
 BD = 32

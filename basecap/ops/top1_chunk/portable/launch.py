@@ -1,6 +1,6 @@
-"""The kernels' launches: tile sizes, scratch memory, order. Signatures as in `eager`."""
+"""Launches the Triton kernels: tile sizes, scratch memory, order. Signatures as in `eager`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from basecap.ops._dispatch import interpreted, note
+from basecap.ops._dispatch import interpreted
 from basecap.ops._selection.index import Index, invert
-from basecap.ops.top1_chunk.portable import kernels_attend, kernels_choose, kernels_decode
+from basecap.ops.top1_chunk.portable import SHARED, kernels_attend, kernels_choose, kernels_decode
 
 LOG2E = 1.4426950408889634
 
@@ -35,9 +35,6 @@ def _tile(table: dict[int, Tile], x: Tensor) -> Tile:
     return tile
 
 
-#: Bytes of shared memory a program can have on an A100; on an H200 227 KB.
-SHARED = 163 * 1024
-
 #: How many of four exponentials of the exact choice are made by polynomial.
 POLYNOMIALS = 1
 
@@ -55,7 +52,8 @@ STEP = {64: Tile(16, 128, 4, 4), 128: Tile(16, 64, 4, 3), 256: Tile(16, 32, 4, 3
 BACKWARD = {64: Tile(32, 128, 4, 1), 128: Tile(64, 128, 8, 1), 256: Tile(32, 64, 8, 1)}
 
 
-def _dense(x: Tensor) -> Tensor:
+def dense(x: Tensor) -> Tensor:
+    """Return x, or a copy of it, whose channels lie side by side."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -75,19 +73,6 @@ def _stages(stages: int, x: Tensor, rows: int, chunk: int) -> int:
     return min(stages, max(1, (SHARED - rows * row) // (chunk * row)))
 
 
-def hopper_unsupported(q: Tensor, chunk: int) -> str | None:
-    """Return why the kernels for Hopper, in Triton's lower dialect Gluon, cannot run on queries [N, H, K], or None."""
-    if chunk != 128 or q.shape[-1] not in (64, 128) or q.element_size() != 2:
-        return "they take chunks of 128 and heads of 64 or 128 channels in 16 bits"
-    if not q.is_cuda or interpreted():
-        return "the tensors are not on a GPU"
-    if torch.cuda.get_device_capability(q.device)[0] != 9:
-        return "the GPU is no Hopper"
-    if not triton.__version__.startswith(("3.6.", "3.7.")):  # an experiment: other versions may not even import it
-        return f"Triton {triton.__version__} is neither 3.6 nor 3.7"
-    return None
-
-
 def choose(
     q: Tensor,
     k: Tensor,
@@ -99,45 +84,71 @@ def choose(
     remote: int,
 ) -> Tensor:
     """Return int32 [N, H, remote], the chosen chunks in descending order; -1 where there is none."""
-    q, k = _dense(q), _dense(k)
-    N, H, K = q.shape
-    G, M = k.shape[1], grid.shape[0]
-    # Queries that are NaN choose nothing, and no kernel may find them to be its own.
-    choice = torch.full((N, H, remote), -1, dtype=torch.int32, device=q.device)
-    means, low, norm = _summarise(k, grid, chunk, exact)
-    shape = {"H": H, "GROUP": H // G, "K": K, "BK": _width(K), "REMOTE": remote, "R": triton.next_power_of_2(remote)}
-    tile = _tile(EXACT if exact else APPROX, q)
-    launch = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers}
-    programs = (triton.cdiv(N, tile.rows), H)
-    hopper = remote == 1 and hopper_unsupported(q, chunk) is None
-    if hopper:
-        from basecap.ops.top1_chunk.hopper import kernels_approx, kernels_exact
-
-        note("top1_chunk", "its Gluon kernels", None)
-    if hopper and low is not None:
-        kernels_approx.choose_approx(q, means, low, grid, own, choice)
+    q, k = dense(q), dense(k)
+    choice = no_choice(q, remote)
+    means, low, norm = summarise(k, grid, chunk, exact)
+    if exact:
+        for bounded in (True, False):
+            choose_exact(q, k, grid, own, norm, choice, chunk, scale, bounded)
         return choice
-    if not exact:
-        kernels_choose.choose_approx_kernel[programs](
-            q, means, low, grid, own, choice, *q.stride()[:2], N, M,
-            **shape, BQ=tile.rows, BM=tile.columns, SPLIT=low is not None, **launch,
-        )  # fmt: skip
-        return choice
-    columns = min(tile.columns, chunk) if chunk >= 64 else tile.columns
-    launch["num_stages"] = _stages(tile.stages, q, tile.rows, chunk)
-    # The interpreter knows no assembly.
-    assembly = "" if interpreted() else kernels_choose.exp2_assembly(POLYNOMIALS)
-    if hopper:
-        kernels_exact.choose_exact(q, k, grid, own, norm, choice, chunk, scale * LOG2E)
-    for bounded in (False,) if hopper else (True, False):
-        kernels_choose.choose_exact_kernel[programs](
-            q, k, grid, own, norm, choice, *q.stride()[:2], *k.stride()[:2], N, scale * LOG2E,
-            **shape, C=chunk, BQ=tile.rows, BN=columns, BOUNDED=bounded, ASSEMBLY=assembly, **launch,
-        )  # fmt: skip
+    N, H, _ = q.shape
+    tile = _tile(APPROX, q)
+    kernels_choose.choose_approx_kernel[triton.cdiv(N, tile.rows), H](
+        q, means, low, grid, own, choice, *q.stride()[:2], N, grid.shape[0], **_choosing(q, k, remote, tile),
+        BQ=tile.rows, BM=tile.columns, SPLIT=low is not None, num_stages=tile.stages,
+    )  # fmt: skip
     return choice
 
 
-def _summarise(k: Tensor, grid: Tensor, chunk: int, exact: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+def no_choice(q: Tensor, remote: int) -> Tensor:
+    """Return int32 [N, H, remote], all -1: queries that are NaN choose nothing, and no kernel writes their choice."""
+    return torch.full((*q.shape[:2], remote), -1, dtype=torch.int32, device=q.device)
+
+
+def choose_exact(
+    q: Tensor,
+    k: Tensor,
+    grid: Tensor,
+    own: Tensor,
+    norm: Tensor,
+    choice: Tensor,
+    chunk: int,
+    scale: float,
+    bounded: bool,
+) -> None:
+    """Write the exact choice of all tiles of queries whose scores are bounded, or of those whose scores are not.
+
+    Args:
+        q: [N, H, K].
+        k: [N, G, K].
+        grid: int32 [M, 3], own: int32 [N]; see `grid.chunk_grid`.
+        norm: float32 [G], the largest squared norm of a key of each head.
+        choice: where the choice goes, int32 [N, H, remote].
+        chunk: C.
+        scale: factor of the scores.
+        bounded: which tiles, as the kernel's BOUNDED.
+    """
+    N, H, _ = q.shape
+    tile = _tile(EXACT, q)
+    # The interpreter knows no assembly.
+    assembly = "" if interpreted() else kernels_choose.exp2_assembly(POLYNOMIALS)
+    kernels_choose.choose_exact_kernel[triton.cdiv(N, tile.rows), H](
+        q, k, grid, own, norm, choice, *q.stride()[:2], *k.stride()[:2], N, scale * LOG2E,
+        **_choosing(q, k, choice.shape[2], tile), C=chunk, BQ=tile.rows,
+        BN=min(tile.columns, chunk) if chunk >= 64 else tile.columns, BOUNDED=bounded, ASSEMBLY=assembly,
+        num_stages=_stages(tile.stages, q, tile.rows, chunk),
+    )  # fmt: skip
+
+
+def _choosing(q: Tensor, k: Tensor, remote: int, tile: Tile) -> dict[str, Any]:
+    """Return the options that both kernels of the choice take."""
+    _, H, K = q.shape
+    shape = {"H": H, "GROUP": H // k.shape[1], "K": K, "BK": _width(K)}
+    shape |= {"REMOTE": remote, "R": triton.next_power_of_2(remote)}
+    return {**shape, "num_warps": tile.warps, "maxnreg": tile.registers}
+
+
+def summarise(k: Tensor, grid: Tensor, chunk: int, exact: bool) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return each chunk's mean key [G, M, K] in two parts, or (exact) the largest squared norm [G]."""
     _, G, K = k.shape
     M = grid.shape[0]
@@ -179,7 +190,7 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, choice: Tensor, grid: Tensor, own: Tensor, chunk: int, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return o [N, H, K], the base-2 logsumexp of the attended scores [N, H] and the index of the choice."""
-    q, k, v = _dense(q), _dense(k), _dense(v)
+    q, k, v = dense(q), dense(k), dense(v)
     N, H, K = q.shape
     G, M, remote = k.shape[1], grid.shape[0], choice.shape[2]
     tile = _tile(FORWARD, q)
@@ -206,43 +217,58 @@ def _adds_at_once(q: Tensor) -> bool:
     return interpreted() or torch.cuda.get_device_capability(q.device) >= (9, 0)
 
 
+@dataclass(frozen=True)
+class BackwardKernel:
+    """A family's kernel of the backward attention pass, and how it is launched."""
+
+    kernel: Any
+    #: Compile-time options.
+    options: dict[str, Any]
+    #: Blocks of keys that a chunk is cut into.
+    blocks: int
+    #: How many programs share so many work items of each block and head.
+    programs: Callable[[int], int]
+
+
 def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk, dv (arXiv 2505.18522, algorithm 2); `saved` as in `operators.attend_backward`."""
-    q, k, v, o, lse, index, choice, grid, _ = saved
-    q, k, v, do = _dense(q), _dense(k), _dense(v), do.contiguous()
+    q, k, v, *_, choice, _, _ = saved
+    options = _shape(q, k, choice.shape[2], chunk, _tile(BACKWARD, q))
+    kernel = BackwardKernel(kernels_attend.attend_bwd_kernel, options, chunk // options["BN"], lambda items: items)
+    return run_backward(kernel, (dense(q), dense(k), dense(v), do.contiguous()), saved, chunk, scale)
+
+
+def run_backward(
+    run: BackwardKernel, inputs: Sequence[Tensor], saved: Sequence[Tensor], chunk: int, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dq, dk, dv by this kernel and those around it; `inputs` are q, k, v and do, laid out as it takes them."""
+    q, k, v, do = inputs
+    *_, o, lse, index, choice, grid, _ = saved
     N, H, K = q.shape
     G, M, remote = k.shape[1], grid.shape[0], choice.shape[2]
-    shape = _shape(q, k, remote, chunk, _tile(BACKWARD, q))
-    blocks = chunk // shape["BN"]
-    lists = Index(index, G, choice.numel() // G, M, shape["SHARE"])
-    items = M + lists.extra
-    kernel: Any = kernels_attend.attend_bwd_kernel
-    if hopper_unsupported(q, chunk) is None:
-        from basecap.ops.top1_chunk.hopper import kernels_backward as hopper
-
-        q, k, v, do = (hopper.aligned(x) for x in (q, k, v, do))
-        kernel, blocks, items = hopper.attend_bwd_kernel, 1, hopper.programs(K, items, G, q.device)
-        shape = {key: shape[key] for key in ("GROUP", "REMOTE", "SHARE", "K", "C")} | hopper.options(K)
-    adds = remote == 1 and blocks == 1 and _adds_at_once(q)
+    lists = Index(index, G, choice.numel() // G, M, share_of(chunk))
+    adds = remote == 1 and run.blocks == 1 and _adds_at_once(q)
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    part = dq if adds else q.new_empty((1 + remote) * blocks, N, H, K)
+    part = dq if adds else q.new_empty((1 + remote) * run.blocks, N, H, K)
     scratch = k.new_empty(G, 2 * lists.extra, 2 * chunk * _width(K), dtype=torch.float32)
     wide = {"K": K, "BK": _width(K), "INDEX": _index(part, q, k, v, scratch)}
     rows = wide | {"BR": 64}
     delta = torch.empty(N, H, dtype=torch.float32, device=q.device)
     kernels_attend.delta_kernel[(triton.cdiv(N * H, 64),)](o, do, delta, part, N * H, ADD=adds, **rows)
-    kernel[(items * blocks * G,)](
+    run.kernel[(run.programs(M + lists.extra) * run.blocks * G,)](
         q, k, v, do, lse, delta, part, dk, dv, scratch, grid, *lists.parts,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], N, M, lists.extra, scale,
-        G=G, ADD=adds, INDEX=wide["INDEX"], **shape,
+        G=G, ADD=adds, INDEX=wide["INDEX"], **run.options,
     )  # fmt: skip
     if lists.extra:
         kernels_attend.share_kernel[(4 * lists.extra * G,)](
             scratch, dk, dv, grid, *lists.parts[2:], M, lists.extra, scale,
-            G=G, C=chunk, BN=chunk // blocks, BR=16, PARTS=4, **wide,
+            G=G, C=chunk, BN=chunk // run.blocks, BR=16, PARTS=4, **wide,
         )  # fmt: skip
     if not adds:
-        kernels_attend.sum_kernel[(triton.cdiv(N * H, 64),)](part, choice, dq, N * H, P=blocks, REMOTE=remote, **rows)
+        kernels_attend.sum_kernel[(triton.cdiv(N * H, 64),)](
+            part, choice, dq, N * H, P=run.blocks, REMOTE=remote, **rows
+        )
     return dq, dk, dv
 
 
@@ -250,7 +276,7 @@ def decode(
     token: Sequence[Tensor], cache: dict[str, Tensor], length: int, chunk: int, exact: bool, scale: float, remote: int
 ) -> Tensor:
     """Return the output [B, 1, H, K] of a token (q, k, v), which joins the `length` in the cache."""
-    q, k, v = (_dense(x[:, 0]) for x in token)
+    q, k, v = (dense(x[:, 0]) for x in token)
     keys, sums = cache["k"], cache["sums"]
     B, H, K = q.shape
     G = k.shape[1]

@@ -7,10 +7,6 @@ from torch import Tensor
 
 from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
 
-#: The most channels per head of keys and of values, and the shared memory that a block takes. With 8 warps, which wider
-#: values need, Triton 3.6 compiles the kernels of a chunk to wrong results on Hopper.
-WIDEST_KEYS, WIDEST_VALUES, SHARED = 128, 64, 144 * 1024
-
 
 def _kernels() -> Any:
     # Triton is only needed, and only installed, where its kernels can run.

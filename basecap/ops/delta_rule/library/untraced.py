@@ -1,19 +1,7 @@
-"""The delta rule on flash-linear-attention's Triton kernels (the extra `gpu`), where they are installed and right."""
+"""Calls the library, outside of compiled graphs."""
 
 import torch
 from torch import Tensor
-
-from basecap.ops import _library
-
-OP = "the delta rule"
-
-
-def use_library(q_BTHK: Tensor, v_BTHV: Tensor, segments: Tensor | None) -> bool:
-    """Return whether the library's kernels run on such tensors; see `basecap.ops._library.use_library`."""
-    reason = _library.unsupported(OP, v_BTHV, segments)
-    if reason is None and q_BTHK.shape[3] > 256:
-        reason = f"the library takes heads of at most 256 channels, not {q_BTHK.shape[3]}"
-    return _library.use_library(OP, "auto", reason)
 
 
 @torch.compiler.disable
