@@ -14,7 +14,7 @@ No decay is ever divided by another and every factor is at most 1, so nothing ov
 what underflows is zero in truth. There are log2(length) steps and no loop over tokens.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -79,6 +79,14 @@ def chunks(x_BTHK: Tensor, size: int) -> Tensor:
     return F.pad(x_BTHK, (0, 0, 0, 0, 0, tail)).unflatten(1, (-1, size)).permute(0, 3, 1, 2, 4)
 
 
+def ids_of_chunks(segments_BT: Tensor | None, size: int) -> Tensor | None:
+    """Return the segments as [B, M, C], chunks of `size` tokens, the last one filled up with the last segment."""
+    if segments_BT is None:
+        return None
+    tail = -segments_BT.shape[1] % size
+    return torch.cat([segments_BT, segments_BT[:, -1:].expand(-1, tail)], dim=1).unflatten(1, (-1, size))
+
+
 def unchunk(x_BHMCV: Tensor, length: int) -> Tensor:
     """Return [B, T, H, V], undoing `chunks`."""
     return x_BHMCV.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :length]
@@ -101,3 +109,10 @@ def empty_state(r_BTHK: Tensor, v_BTHV: Tensor) -> Tensor:
     """Return zeros [B, H, K, V] in float32."""
     B, _, H, K = r_BTHK.shape
     return v_BTHV.new_zeros(B, H, K, v_BTHV.shape[3], dtype=torch.float32)
+
+
+def save_scan(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Keep a scan's inputs and what it returned besides outputs and final state for its backward pass."""
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.set_materialize_grads(False)  # zeros for what is kept would be as large as that
+    ctx.save_for_backward(*inputs, *output[2:])

@@ -19,6 +19,13 @@ def state(base, i_b, i_m, i_h, M, H, o_k, K, o_v, V):
 
 
 @triton.jit
+def numbered_state(base, i, K, V, o_k, o_v):
+    """Addresses and mask of a block of state number `i`."""
+    p = base + i * K * V + (o_k[:, None] * V + o_v[None, :])
+    return p, (o_k < K)[:, None] & (o_v < V)[None, :]
+
+
+@triton.jit
 def matrix(base, i_b, i_m, i_h, M, H, BT: tl.constexpr):
     """Addresses of the [BT, BT] matrix of one chunk and head."""
     o = tl.arange(0, BT)

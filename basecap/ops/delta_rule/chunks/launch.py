@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from basecap.ops._launch import block_of
 from basecap.ops.delta_rule.chunks import kernels, kernels_backward
 
 #: Channels per step of the products that sum over channels.
@@ -49,22 +50,18 @@ class _Inputs:
     @property
     def blocks(self) -> dict[str, int]:
         """Channels per step of the kernels of a chunk."""
-        return {"BK": min(BLOCK, _block(self.sizes[2])), "BV": min(BLOCK, _block(self.sizes[3]))}
+        return {"BK": min(BLOCK, block_of(self.sizes[2])), "BV": min(BLOCK, block_of(self.sizes[3]))}
 
     @property
     def columns(self) -> dict[str, int]:
         """The whole keys and the columns of a state that one program of a walk keeps in registers."""
         _, _, K, V, _ = self.sizes
-        return {"BK": _block(K), "BV": min(32 if K > 128 else 64, _block(V))}
+        return {"BK": block_of(K), "BV": min(32 if K > 128 else 64, block_of(V))}
 
     def walk_grid(self) -> tuple[int, int, int]:
         """Blocks of columns, heads, rows."""
         _, H, _, V, _ = self.sizes
         return triton.cdiv(V, self.columns["BV"]), H, len(self.v)
-
-
-def _block(channels: int) -> int:
-    return max(16, triton.next_power_of_2(channels))
 
 
 def _inputs(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, ids: Tensor | None, chunk: int):

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basecap.ops._recurrence.blocks import save_scan
 from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
 
 
@@ -71,12 +72,6 @@ def _(grads, tensors, optional, kept):
     return [x.new_empty(x.shape) for x in (*tensors, *optional[:2]) if x is not None]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.mark_non_differentiable(*output[2:])
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs, *output[2:])
-
-
 def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     refuse_batched_gradients("delta_rule", do, dfinal)
     q, k, v, beta, log_decay, state, segments, *kept = ctx.saved_tensors
@@ -86,5 +81,5 @@ def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: None) -> 
     return *grads[:4], dlog, dstate, None
 
 
-scan.register_autograd(_gradients, setup_context=_save)
+scan.register_autograd(_gradients, setup_context=save_scan)
 scan_backward.register_autograd(no_second_derivatives("delta_rule"))

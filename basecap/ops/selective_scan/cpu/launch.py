@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from basecap.ops._recurrence.blocks import starts
 from basecap.ops.selective_scan.cpu import kept_shape, kernels, tokens_per_chunk
 from basecap.ops.selective_scan.cpu.kernels_parts import launch
 
@@ -34,9 +35,8 @@ class _Inputs:
 
 
 def _inputs(x: Tensor, dt: Tensor, A_DN: Tensor, B: Tensor, C: Tensor, segments: Tensor | None) -> _Inputs:
-    begins = torch.zeros(x.shape[:2], dtype=torch.bool)
-    if segments is not None:
-        begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    new = starts(segments)
+    begins = torch.zeros(x.shape[:2], dtype=torch.bool) if new is None else new
     x, dt, B, C = (part.detach().float().contiguous() for part in (x, dt, B, C))
     return _Inputs(x, dt, (A_DN.detach().float().T / math.log(2)).contiguous(), B, C, begins)
 

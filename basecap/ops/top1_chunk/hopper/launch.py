@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from basecap.ops._launch import dense
 from basecap.ops.top1_chunk.hopper import kernels_approx, kernels_backward, kernels_exact
 from basecap.ops.top1_chunk.portable import launch as portable
 from basecap.ops.top1_chunk.portable.launch import attend
@@ -27,12 +28,12 @@ def choose(
     """
     if remote > 1:
         return portable.choose(q, k, grid, own, chunk, exact, scale, remote)
-    q, k = portable.dense(q), portable.dense(k)
+    q, k = dense(q), dense(k)
     choice = portable.no_choice(q, remote)
     means, low, norm = portable.summarise(k, grid, chunk, exact)
     if exact:
         kernels_exact.choose_exact(q, k, grid, own, norm, choice, chunk, scale * portable.LOG2E)
-        portable.choose_exact(q, k, grid, own, norm, choice, chunk, scale, bounded=False)
+        portable.choose_exact(q, k, (grid, own, norm), choice, chunk, scale, bounded=False)
     else:
         assert low is not None  # numbers of 16 bits have a second part
         kernels_approx.choose_approx(q, means, low, grid, own, choice)

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from basecap.ops._dispatch import interpreted
+from basecap.ops._launch import block_of, dense
 from basecap.ops._selection.index import Index, invert
 from basecap.ops.top1_chunk.portable import SHARED, kernels_attend, kernels_choose, kernels_decode
 
@@ -52,15 +53,6 @@ STEP = {64: Tile(16, 128, 4, 4), 128: Tile(16, 64, 4, 3), 256: Tile(16, 32, 4, 3
 BACKWARD = {64: Tile(32, 128, 4, 1), 128: Tile(64, 128, 8, 1), 256: Tile(32, 64, 8, 1)}
 
 
-def dense(x: Tensor) -> Tensor:
-    """Return x, or a copy of it, whose channels lie side by side."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _width(K: int) -> int:
-    return max(16, triton.next_power_of_2(K))
-
-
 def _index(*tensors: Tensor) -> tl.dtype:
     """Return the integers that reach every number of the tensors: 64 bits cost registers and instructions."""
     last = max(sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)) for x in tensors)
@@ -69,7 +61,7 @@ def _index(*tensors: Tensor) -> tl.dtype:
 
 def _stages(stages: int, x: Tensor, rows: int, chunk: int) -> int:
     """Return how many chunks of keys fit into shared memory beside `rows` queries, up to `stages`."""
-    row = _width(x.shape[-1]) * x.element_size()
+    row = block_of(x.shape[-1]) * x.element_size()
     return min(stages, max(1, (SHARED - rows * row) // (chunk * row)))
 
 
@@ -89,7 +81,7 @@ def choose(
     means, low, norm = summarise(k, grid, chunk, exact)
     if exact:
         for bounded in (True, False):
-            choose_exact(q, k, grid, own, norm, choice, chunk, scale, bounded)
+            choose_exact(q, k, (grid, own, norm), choice, chunk, scale, bounded)
         return choice
     N, H, _ = q.shape
     tile = _tile(APPROX, q)
@@ -108,9 +100,7 @@ def no_choice(q: Tensor, remote: int) -> Tensor:
 def choose_exact(
     q: Tensor,
     k: Tensor,
-    grid: Tensor,
-    own: Tensor,
-    norm: Tensor,
+    chunks: tuple[Tensor, Tensor, Tensor],
     choice: Tensor,
     chunk: int,
     scale: float,
@@ -121,8 +111,7 @@ def choose_exact(
     Args:
         q: [N, H, K].
         k: [N, G, K].
-        grid: int32 [M, 3], own: int32 [N]; see `grid.chunk_grid`.
-        norm: float32 [G], the largest squared norm of a key of each head.
+        chunks: int32 [M, 3] and [N], see `grid.chunk_grid`; float32 [G], the largest squared norm of a head's keys.
         choice: where the choice goes, int32 [N, H, remote].
         chunk: C.
         scale: factor of the scores.
@@ -133,7 +122,7 @@ def choose_exact(
     # The interpreter knows no assembly.
     assembly = "" if interpreted() else kernels_choose.exp2_assembly(POLYNOMIALS)
     kernels_choose.choose_exact_kernel[triton.cdiv(N, tile.rows), H](
-        q, k, grid, own, norm, choice, *q.stride()[:2], *k.stride()[:2], N, scale * LOG2E,
+        q, k, *chunks, choice, *q.stride()[:2], *k.stride()[:2], N, scale * LOG2E,
         **_choosing(q, k, choice.shape[2], tile), C=chunk, BQ=tile.rows,
         BN=min(tile.columns, chunk) if chunk >= 64 else tile.columns, BOUNDED=bounded, ASSEMBLY=assembly,
         num_stages=_stages(tile.stages, q, tile.rows, chunk),
@@ -143,7 +132,7 @@ def choose_exact(
 def _choosing(q: Tensor, k: Tensor, remote: int, tile: Tile) -> dict[str, Any]:
     """Return the options that both kernels of the choice take."""
     _, H, K = q.shape
-    shape = {"H": H, "GROUP": H // k.shape[1], "K": K, "BK": _width(K)}
+    shape = {"H": H, "GROUP": H // k.shape[1], "K": K, "BK": block_of(K)}
     shape |= {"REMOTE": remote, "R": triton.next_power_of_2(remote)}
     return {**shape, "num_warps": tile.warps, "maxnreg": tile.registers}
 
@@ -158,7 +147,7 @@ def summarise(k: Tensor, grid: Tensor, chunk: int, exact: bool) -> tuple[Tensor,
     norm = torch.zeros(G, dtype=torch.float32, device=k.device)
     kernels_choose.summarise_kernel[(M * G,)](
         k, grid, means, low, norm, *k.stride()[:2], M,
-        G=G, K=K, BK=_width(K), C=chunk, BN=min(chunk, 16384 // _width(K)), MEAN=not exact, SPLIT=split,
+        G=G, K=K, BK=block_of(K), C=chunk, BN=min(chunk, 16384 // block_of(K)), MEAN=not exact, SPLIT=split,
     )  # fmt: skip
     return means, low, norm
 
@@ -170,7 +159,7 @@ def _shape(q: Tensor, k: Tensor, remote: int, chunk: int, tile: Tile) -> dict[st
         "REMOTE": remote,
         "SHARE": share_of(chunk),
         "K": K,
-        "BK": _width(K),
+        "BK": block_of(K),
         "C": chunk,
         "BN": min(chunk, tile.columns),
         "BM": tile.rows,
@@ -207,7 +196,7 @@ def attend(
     o = q.new_empty(N, H, K)
     lse = torch.empty(N, H, dtype=torch.float32, device=q.device)
     kernels_attend.merge_kernel[(triton.cdiv(N * H, 64),)](
-        part, part_lse, choice, o, lse, N * H, P=blocks, REMOTE=remote, K=K, BK=_width(K), BR=64, INDEX=_index(part)
+        part, part_lse, choice, o, lse, N * H, P=blocks, REMOTE=remote, K=K, BK=block_of(K), BR=64, INDEX=_index(part)
     )
     return o, lse, index.buffer
 
@@ -250,8 +239,8 @@ def run_backward(
     adds = remote == 1 and run.blocks == 1 and _adds_at_once(q)
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     part = dq if adds else q.new_empty((1 + remote) * run.blocks, N, H, K)
-    scratch = k.new_empty(G, 2 * lists.extra, 2 * chunk * _width(K), dtype=torch.float32)
-    wide = {"K": K, "BK": _width(K), "INDEX": _index(part, q, k, v, scratch)}
+    scratch = k.new_empty(G, 2 * lists.extra, 2 * chunk * block_of(K), dtype=torch.float32)
+    wide = {"K": K, "BK": block_of(K), "INDEX": _index(part, q, k, v, scratch)}
     rows = wide | {"BR": 64}
     delta = torch.empty(N, H, dtype=torch.float32, device=q.device)
     kernels_attend.delta_kernel[(triton.cdiv(N * H, 64),)](o, do, delta, part, N * H, ADD=adds, **rows)
@@ -285,7 +274,7 @@ def decode(
     splits = triton.cdiv(full, part)
     score = torch.empty(B, H, splits, remote, dtype=torch.float32, device=q.device)
     index = torch.empty(B, H, splits, remote, dtype=torch.int32, device=q.device)
-    width = {"GROUP": H // G, "K": K, "BK": _width(K), "REMOTE": remote}
+    width = {"GROUP": H // G, "K": K, "BK": block_of(K), "REMOTE": remote}
     tile = next(tile for widest, tile in STEP.items() if widest >= K)
     places = triton.next_power_of_2(remote)
     if splits and exact:
@@ -302,7 +291,7 @@ def decode(
     kernels_decode.step_kernel[H, B](
         q, k, v, keys, cache["v"], sums, score, index, o, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
         *keys.stride()[:3], *sums.stride()[:3], splits * remote, length, scale * LOG2E,
-        **width, C=chunk, BN=min(chunk, 4096 // _width(K)), BC=triton.next_power_of_2(max(1, splits * remote)),
+        **width, C=chunk, BN=min(chunk, 4096 // block_of(K)), BC=triton.next_power_of_2(max(1, splits * remote)),
         # One warp's sums need no exchange through shared memory, which takes longer than the keys do.
         num_warps=1,
     )  # fmt: skip

@@ -8,6 +8,8 @@ before a token; it and the first state may be None.
 import triton
 import triton.language as tl
 
+from basecap.ops._recurrence.kernels_tiles import numbered_state
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -17,13 +19,6 @@ def rows(base, i_m, T, stride, o_x, X, BT: tl.constexpr):
     o_c = tl.arange(0, BT)
     p = base + i_m * BT * stride + (o_c[:, None] * stride + o_x[None, :])
     return p, (i_m * BT + o_c < T)[:, None] & (o_x < X)[None, :]
-
-
-@triton.jit
-def state(base, i, K, V, o_k, o_v):
-    """Addresses and mask of a block of state number `i`."""
-    p = base + i * K * V + (o_k[:, None] * V + o_v[None, :])
-    return p, (o_k < K)[:, None] & (o_v < V)[None, :]
 
 
 @triton.jit
@@ -123,7 +118,7 @@ def walk_kernel(
         starts += i_b * T
     b_state = tl.zeros([BK, BV], dtype=tl.float32)
     if first is not None:
-        p_first, m_state = state(first, i_b * H + i_h, K, V, o_k, o_v)
+        p_first, m_state = numbered_state(first, i_b * H + i_h, K, V, o_k, o_v)
         b_state += tl.load(p_first, mask=m_state, other=0.0).to(tl.float32)
     for i in range(M):
         i_m = tl.cast(i, tl.int64)
@@ -134,12 +129,12 @@ def walk_kernel(
         b_k = tl.load(p_k, mask=m_k, other=0.0).to(tl.float32)
         b_v = tl.load(p_v, mask=m_v, other=0.0).to(tl.float32)
         b_decay, b_across = edges(log_decay, stride_t, starts, i_m, T, o_k, K, BACK, BT)
-        p_state, m_state = state(states, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
+        p_state, m_state = numbered_state(states, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
         tl.store(p_state, b_state.to(states.dtype.element_ty), mask=m_state)
         b_state *= b_across[:, None]
         b_state = tl.dot(tl.trans(b_k * b_decay), b_v, b_state, input_precision=PRECISION)
     if last is not None:
-        p_last, m_state = state(last, i_b * H + i_h, K, V, o_k, o_v)
+        p_last, m_state = numbered_state(last, i_b * H + i_h, K, V, o_k, o_v)
         tl.store(p_last, b_state, mask=m_state)
 
 
@@ -176,7 +171,7 @@ def chunk_fwd_kernel(
             b_pairs = tl.dot(b_both, tl.trans(b_both), input_precision=PRECISION)
             b_scores += tl.where(joined(o_c, level) & right, b_pairs, 0.0)
             b_from, b_to, b_all = join(b_from, b_to, b_all, level)
-        p_state, m_state = state(states, i_chunk, K, V, o_k, o_v)
+        p_state, m_state = numbered_state(states, i_chunk, K, V, o_k, o_v)
         b_state = tl.load(p_state, mask=m_state, other=0.0)
         b_o = tl.dot((b_r * tl.exp2(b_from)).to(r.dtype.element_ty), b_state, b_o, input_precision=PRECISION)
     b_scores += tl.where(o_c[:, None] == o_c[None, :], b_own[:, None], 0.0)

@@ -7,7 +7,8 @@ to wrong results on Hopper.
 import triton
 import triton.language as tl
 
-from basecap.ops.wkv6.chunks.kernels import decays, in_right, join, joined, matrix, rows, spread, state
+from basecap.ops._recurrence.kernels_tiles import numbered_state
+from basecap.ops.wkv6.chunks.kernels import decays, in_right, join, joined, matrix, rows, spread
 
 
 @triton.jit
@@ -79,8 +80,8 @@ def chunk_bwd_kernel(
             b_from, b_to, b_all = join(b_from, b_to, b_all, level)
 
         b_from, b_to = tl.exp2(b_from), tl.exp2(b_to)
-        p_state, m_state = state(states, i_chunk, K, V, o_k, o_v)
-        p_later, m_state = state(later, i_chunk, K, V, o_k, o_v)
+        p_state, m_state = numbered_state(states, i_chunk, K, V, o_k, o_v)
+        p_later, m_state = numbered_state(later, i_chunk, K, V, o_k, o_v)
         b_state = tl.load(p_state, mask=m_state, other=0.0)
         b_later = tl.load(p_later, mask=m_state, other=0.0)
         b_dreads = tl.dot(b_do, tl.trans(b_state), input_precision=PRECISION) * b_from

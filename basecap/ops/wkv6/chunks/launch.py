@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from basecap.ops._launch import block_of
 from basecap.ops.wkv6.chunks import kernels, kernels_backward
 from basecap.ops.wkv6.chunks.operators import tokens_per_chunk
 
@@ -53,17 +54,13 @@ class _Inputs:
             "PRECISION": "ieee" if exact else "tf32",
             "LEVELS": self.chunk.bit_length() - 1,
             "BT": self.chunk,
-            "BK": min(channels, _block(K)),
-            "BV": _block(V),
+            "BK": min(channels, block_of(K)),
+            "BV": block_of(V),
             "num_stages": 1,
             "num_warps": 4,
             # Three programs per multiprocessor instead of two, for a few numbers more in the cache.
             "maxnreg": None if exact else 168,
         }
-
-
-def _block(channels: int) -> int:
-    return max(16, triton.next_power_of_2(channels))
 
 
 def _inputs(tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], starts: Tensor | None) -> _Inputs:
@@ -77,7 +74,7 @@ def _walk(inputs: _Inputs, k: Tensor, v: Tensor, first: Tensor | None, last: Ten
     """Return the states before each chunk (after it, of their gradients, with `back`); write that beyond the end."""
     (H, M, B), (K, V) = inputs.grid, (k.shape[3], v.shape[3])
     states = v.new_empty(B, M, H, K, V)
-    options = inputs.options(_block(K)) | {"BV": min(WALK, _block(V)), "num_warps": 4 if K <= 64 else 8}
+    options = inputs.options(block_of(K)) | {"BV": min(WALK, block_of(V)), "num_warps": 4 if K <= 64 else 8}
     del options["LEVELS"], options["maxnreg"]
     # Two further TF32 products with the rests: the state stays as exact as in float32, whatever the inputs are.
     options["PRECISION"] = "ieee" if v.dtype == torch.float32 else "tf32x3"

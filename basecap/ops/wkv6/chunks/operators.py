@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basecap.ops._recurrence.blocks import save_scan
 from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
 
 
@@ -75,12 +76,6 @@ def _(grads, tensors, optional, kept):
     return [x.new_empty(x.shape) for x in (*tensors, optional[0]) if x is not None]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.mark_non_differentiable(*output[2:])
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs, *output[2:])
-
-
 def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     refuse_batched_gradients("wkv6", do, dfinal)
     *tensors, state, starts, states, scores = ctx.saved_tensors
@@ -88,5 +83,5 @@ def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: None) -> 
     return *grads[:5], None if state is None else grads[5], None
 
 
-scan.register_autograd(_gradients, setup_context=_save)
+scan.register_autograd(_gradients, setup_context=save_scan)
 scan_backward.register_autograd(no_second_derivatives("wkv6"))

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from basecap.ops._launch import block_of
 from basecap.ops.wkv7.chunks import kernels, kernels_backward
 
 #: Channels per step of the products that sum over channels.
@@ -36,8 +37,7 @@ class _Inputs:
     @property
     def blocks(self) -> tuple[int, int]:
         """Channels of keys and of values, up to the next power of two."""
-        BK, BV = (max(16, triton.next_power_of_2(x)) for x in self.shape[3:5])
-        return BK, BV
+        return block_of(self.shape[3]), block_of(self.shape[4])
 
     @property
     def options(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basecap.ops._recurrence.blocks import save_scan
 from basecap.ops._transforms import no_second_derivatives
 
 #: The most tokens per chunk; float32 is only for the tests, see `wkv7_bounded`.
@@ -72,17 +73,11 @@ def _(grads, tensors, optional, kept):
     return [x.new_empty(x.shape) for x in (*tensors, optional[0]) if x is not None]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.mark_non_differentiable(*output[2:])
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs, *output[2:])
-
-
 def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     *tensors, state, segments, inverse, states = ctx.saved_tensors
     grads = scan_backward([do, dfinal], tensors, [state, segments], [inverse, states])
     return *grads[:6], None if state is None else grads[6], None
 
 
-scan.register_autograd(_gradients, setup_context=_save)
+scan.register_autograd(_gradients, setup_context=save_scan)
 scan_backward.register_autograd(no_second_derivatives("wkv7"))
