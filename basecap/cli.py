@@ -174,7 +174,7 @@ def eval_(
 ) -> None:
     """Run missing evaluations on stored weights, without training, then write the report."""
     from basecap.records import RunRecords
-    from basecap.study.stored import evaluate_directory
+    from basecap.study.stored_weights import evaluate_directory
 
     load_plugins(plugin)
     failed = evaluate_directory(path, add=add, at=at, only=only, device=device, log=log)
@@ -199,7 +199,7 @@ def report(
     ] = False,
 ) -> None:
     """Analyse one or several studies again and write one report."""
-    from basecap.records import StudyRecords
+    from basecap.analysis import read_results
     from basecap.report import write_live_report, write_tables
 
     directory = out or directories[0]
@@ -207,7 +207,7 @@ def report(
         write_live_report(directories, directory, log)
     _report(directories, directory)
     if tables is not None:
-        written = write_tables(StudyRecords(directory).results()["studies"], tables)
+        written = write_tables(read_results(directory), tables)
         typer.echo(f"tables: {len(written)} files in {tables}")
 
 
@@ -267,10 +267,10 @@ def generate(
     plugin: Plugins = [],
 ) -> None:
     """Continue a text with a trained model."""
-    from basecap.study.continuation import continuation
+    from basecap.study.generate import continue_text
 
     load_plugins(plugin)
-    typer.echo(continuation(run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed, device=device))
+    typer.echo(continue_text(run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed, device=device))
 
 
 @app.command(epilog="Example: basecap check --mixer mamba-2")
@@ -315,7 +315,7 @@ def check(
 def _inspect(study: str, scale: str | None, out: Path | None, settings: Sequence[str], as_json: bool) -> None:
     from basecap.data import inspect
     from basecap.study.config import load_study
-    from basecap.study.preparing import data_of
+    from basecap.study.workloads import data_of
 
     config = load_study(study, settings, scale)
     data = data_of(config, out or config.directory)
@@ -326,14 +326,11 @@ def _inspect(study: str, scale: str | None, out: Path | None, settings: Sequence
 
 def _report(directories: Sequence[Path], out: Path, reported: Collection[tuple[str, int]] = ()) -> None:
     """Write the report and print its table, without the failures of runs (name, seed) that are already `reported`."""
-    from basecap.records import StudyRecords
+    from basecap.analysis import read_results
     from basecap.report import terminal_table, write_report
 
     page = write_report(list(directories), out)
-    results = StudyRecords(out).results()
-    for study in results["studies"]:
-        study["failures"] = [row for row in study["failures"] if (row["name"], row["seed"]) not in reported]
-    console().print(terminal_table(results, directories))
+    console().print(terminal_table(read_results(out), directories, reported))
     typer.echo(f"report: {page}")
 
 

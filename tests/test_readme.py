@@ -42,9 +42,16 @@ def test_the_page_on_mixers_names_every_part_of_one():
         assert name in text and callable(getattr(mixers, name))
 
 
-def test_every_file_named_in_it_exists():
-    links = re.findall(r"\]\((?!http)([^)#]+)\)", README)
-    assert links and all((ROOT / link).exists() for link in links)
+def test_every_linked_file_exists_and_every_page_is_linked():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "results").rglob("README.md")]
+    for page in pages:
+        links = re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8"))
+        assert all((page.parent / link).exists() for link in links), page
+    assert all(f"](docs/{page.name})" in README for page in (ROOT / "docs").glob("*.md"))
+
+
+def test_lines_of_the_readme_are_short():
+    assert all(len(line) <= 125 for line in README.splitlines())
 
 
 def test_the_two_commands_and_pip_are_in_it():

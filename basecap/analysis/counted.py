@@ -1,12 +1,13 @@
-"""Which evaluation point of a run on a task counts, and what the run answered there."""
+"""Which evaluation point of a run on a task counts, and how much it answered right there."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from basecap.analysis.files import TaskRunFile
 from basecap.analysis.runs import Run
 from basecap.analysis.shares import Share
 from basecap.records import Record
@@ -33,22 +34,22 @@ class Counted:
     """A run at the evaluation point that counts.
 
     Attributes:
+        name: of the run.
         architecture: name of the entry of the study.
         task: the task it was trained on.
         seed: of the run.
         finished: whether the run is at its end.
-        label: what every row says of it.
         step, tokens: of the evaluation point.
         validation: accuracy on validation examples of its own task, mean over cells; None where it was not measured.
         passed_over: whether a better point does not count, as less was measured there.
-        shares: what it answered there.
+        shares: of right answers there.
     """
 
+    name: str
     architecture: str
     task: str
     seed: int
     finished: bool
-    label: dict[str, Any]
     step: int
     tokens: int
     validation: float | None
@@ -75,18 +76,18 @@ def count(run: Run, checkpoint: str) -> Counted | None:
             return None
         step = max(known, key=lambda one: (accuracies[one], -one))
         passed_over = accuracies[step] < max(accuracies.values())
-    task = run.info["task"]
+    assert isinstance(run.info, TaskRunFile)
     return Counted(
-        architecture=run.info["architecture"],
-        task=task,
-        seed=run.info["seed"],
-        finished=run.info["status"] == "finished",
-        label=run.label,
+        name=run.info.name,
+        architecture=run.info.architecture,
+        task=run.info.task,
+        seed=run.info.seed,
+        finished=run.info.status == "finished",
         step=step,
         tokens=points[step][0].tokens,
         validation=accuracies.get(step),
         passed_over=passed_over,
-        shares=_shares(task, points[step]),
+        shares=_shares(run.info.task, points[step]),
     )
 
 

@@ -1,7 +1,7 @@
-"""What the analysis relies on in study.yaml and the records of a run, which people may have edited."""
+"""The parts of study.yaml and of a run's records that the analysis reads, checked: people may have edited them."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -18,25 +18,31 @@ class _Data(BaseModel):
 
 
 class GapSection(BaseModel):
-    """What studies of earlier versions lack is read as the default."""
+    """The settings of the gap; studies of earlier versions may lack them."""
 
     share: float = Field(0.5, alias="from")
     cost: float = 0.1
 
 
-class _PublishedFigure(BaseModel):
+class PublishedFigure(BaseModel):
+    """Published values by architecture: points [x, y], or a number per column."""
+
     source: str
     values: dict[str, list[Any]]
 
 
-class _Figure(BaseModel):
+class Figure(BaseModel):
+    """The figure of a paper that a study reproduces."""
+
     kind: Literal["losses", "entropy", "scores"]
     columns: list[str] = []
-    published: _PublishedFigure | None = None
+    x: list[float] | None = None
+    y: list[float] | None = None
+    published: PublishedFigure | None = None
 
 
-class StudyFile(BaseModel):
-    """The keys of study.yaml that are read; others may stand beside them."""
+class TextStudyFile(BaseModel):
+    """The keys that are read in the study.yaml of a study of text; it may have others."""
 
     name: str
     reference: str
@@ -44,7 +50,9 @@ class StudyFile(BaseModel):
     data: _Data
     seeds: list[int]
     gap: GapSection
-    figure: _Figure | None = None
+    figure: Figure | None = None
+    scale: str | None = None
+    summary: str = ""
 
 
 class _Task(BaseModel):
@@ -53,7 +61,9 @@ class _Task(BaseModel):
     checkpoint: str = "best"
 
 
-class _PublishedValue(BaseModel):
+class PublishedValue(BaseModel):
+    """A published number, in percent, of a cell or of the mean over cells."""
+
     architecture: str
     train: str | None = None
     test: str | None = None
@@ -62,35 +72,42 @@ class _PublishedValue(BaseModel):
     value: float
 
 
-class _Published(BaseModel):
+class PublishedNumbers(BaseModel):
+    """Published numbers of a study of tasks."""
+
     source: str
     metric: Literal["accuracy", "case_accuracy"]
-    values: list[_PublishedValue]
+    values: list[PublishedValue]
 
 
 class TaskStudyFile(BaseModel):
-    """The keys of the study.yaml of a study of tasks that are read, likewise."""
+    """The keys that are read in the study.yaml of a study of tasks."""
 
     name: str
     architectures: list[_Entry]
     task: _Task
-    published: _Published | None = None
+    published: PublishedNumbers | None = None
+    reference: str | None = None
+    scale: str | None = None
+    summary: str = ""
 
 
-class _Machine(BaseModel):
+class Machine(BaseModel):
+    """What a run was trained on."""
+
     device: str | None = None
     precision: str | None = None
 
 
-class Provenance(_Machine):
-    """The keys of run.json that a run goes on by, likewise."""
+class Provenance(Machine):
+    """The keys that are read in the run.json of a run that is resumed."""
 
-    before: list[_Machine] | None = None
+    before: list[Machine] | None = None
     plugins: dict[str, str] | None = None
 
 
 class RunFile(Provenance):
-    """The keys of run.json that are read, likewise."""
+    """The keys that are read in run.json."""
 
     name: str
     seed: int
@@ -100,15 +117,15 @@ class RunFile(Provenance):
     parameters: int | None = None
 
 
-class TaskRunFile(BaseModel):
-    """What the run.json of a study of tasks says besides."""
+class TaskRunFile(RunFile):
+    """The keys that are read in the run.json of a study of tasks."""
 
     architecture: str
     task: str
 
 
 class Metrics(BaseModel):
-    """The keys of a row of metrics.jsonl that are read, likewise."""
+    """The keys that are read in a row of metrics.jsonl."""
 
     step: int
     tokens: int
@@ -117,14 +134,16 @@ class Metrics(BaseModel):
     seconds: float
 
 
-def complete(content: dict[str, Any], kind: type[BaseModel], path: Path | str) -> dict[str, Any]:
-    """Return `content`; raises DataError that names the file at `path` when a key is missing or of another type."""
+File = TypeVar("File", bound=BaseModel)
+
+
+def parse(content: dict[str, Any], kind: type[File], path: Path | str) -> File:
+    """Return `content` as a `kind`; raises DataError naming the file at `path` when a key is missing or mistyped."""
     try:
-        kind.model_validate(content)
+        return kind.model_validate(content)
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
         raise DataError(
             f"{path} is damaged at {where!r} ({describe_problem(problem)}); restore or remove it."
         ) from error
-    return content

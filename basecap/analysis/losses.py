@@ -2,18 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
+from basecap.analysis.training_log import TrainingLog
 from basecap.errors import DataError
 from basecap.records import DocumentLosses, Record, RunRecords
 
 #: The evaluation that the gap is made of.
 EVALUATION = "domain-loss"
-#: The training loss at an evaluation point is its mean over the last twentieth of the steps so far.
-SMOOTHING = 0.05
 
 
 @dataclass(frozen=True)
@@ -48,17 +46,7 @@ class RunLosses:
         )
 
 
-def smoothed_training_loss(metrics: Sequence[dict[str, Any]], steps: Sequence[int]) -> ndarray:
-    """Return the training loss after each of `steps`, a mean over recent steps; NaN where none was recorded."""
-    at = np.array([row["step"] for row in metrics])
-    losses = np.array([row["train_loss"] for row in metrics])
-    recent = [losses[(at <= step) & (at > step * (1 - SMOOTHING))] for step in steps]
-    return np.array([part.mean() if len(part) else np.nan for part in recent])
-
-
-def load(
-    run: RunRecords, evals: Iterable[Record], metrics: Sequence[dict[str, Any]], domains: Sequence[str]
-) -> RunLosses | None:
+def load(run: RunRecords, evals: Iterable[Record], log: TrainingLog, domains: Sequence[str]) -> RunLosses | None:
     """Read a run's losses; None when it has no evaluation point with finite losses.
 
     Points with a loss that is not finite are left out: no mean over documents can hold one.
@@ -82,7 +70,7 @@ def load(
     losses = {domain: _joined(run, domain, [points[step][domain] for step in finite]) for domain in domains}
     return RunLosses(
         trained=np.array([trained[step] for step in finite]),
-        training=smoothed_training_loss(metrics, finite),
+        training=log.smoothed_loss(finite),
         domains=losses,
         finished=run.info().get("status") == "finished",
     )

@@ -1,57 +1,53 @@
-"""Published numbers of a study of tasks beside what its runs answered."""
+"""Published numbers of a study of tasks beside those of its runs."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+from basecap.analysis.files import PublishedNumbers, PublishedValue
+from basecap.analysis.recall_rows import AccuracyRow
+from basecap.analysis.results import Published, PublishedRow
+from basecap.analysis.rows import Interval
 
 
 def with_published(
-    published: Mapping[str, Any] | None, tests: Sequence[Mapping[str, Any]], train: Sequence[str]
-) -> dict[str, Any] | None:
+    published: PublishedNumbers | None, tests: Sequence[AccuracyRow], train: Sequence[str]
+) -> Published | None:
     """Return published numbers with ours beside them; None where a study has none.
 
     Args:
         published: the section of the study file, see `basecap.study.published`; numbers in percent.
-        tests: the rows `recall.TestRow` of the study.
+        tests: accuracies of the study.
         train: training tasks of the study; a number that names none is of the only one, and on its own pattern.
-
-    Returns:
-        source, metric, and `rows`: architecture, train, test, `axis` (the cell; empty: the mean over cells),
-        `published` and `value` as shares, `difference` (ours minus published), and whether our interval holds the
-        published number (`within`); the last three None where there is nothing to compare.
     """
     if published is None:
         return None
-    metric = published["metric"]
-    rows = []
-    for entry in published["values"]:
-        own = entry.get("train") or _only(train)
-        place = {"architecture": entry["architecture"], "train": own, "test": entry.get("test") or own}
-        axis = {name: entry[name] for name in ("length", "pairs") if entry.get(name) is not None}
-        value = entry["value"] / 100
-        ours = _ours(tests, place, axis, metric)
-        rows.append(
-            place
-            | {
-                "axis": axis,
-                "published": value,
-                "value": ours["value"] if ours else None,
-                "difference": ours["value"] - value if ours else None,
-                "within": ours["low"] <= value <= ours["high"] if ours else None,
-            }
-        )
-    return {"source": published["source"], "metric": metric, "rows": rows}
+    rows = [_row(entry, tests, train, published.metric) for entry in published.values]
+    return Published(source=published.source, metric=published.metric, rows=rows)
 
 
-def _only(tasks: Sequence[str]) -> str | None:
-    return tasks[0] if len(tasks) == 1 else None
-
-
-def _ours(
-    tests: Sequence[Mapping[str, Any]], place: Mapping[str, Any], axis: Mapping[str, float], metric: str
-) -> dict[str, float] | None:
-    """Return our interval of one published number."""
+def _row(entry: PublishedValue, tests: Sequence[AccuracyRow], train: Sequence[str], metric: str) -> PublishedRow:
+    own = entry.train or (train[0] if len(train) == 1 else None)
+    place = (entry.architecture, own, entry.test or own)
+    axis = {name: value for name, value in (("length", entry.length), ("pairs", entry.pairs)) if value is not None}
+    value = entry.value / 100
+    ours = None
     for row in tests:
-        if all(row[key] == value for key, value in place.items()):
-            cells = [cell for cell in row["cells"] if cell["axis"] == axis]
-            return (cells[0][metric] if cells else None) if axis else row[metric]
-    return None
+        if (row.architecture, row.train, row.test) == place:
+            ours = _ours(row, axis, metric)
+    return PublishedRow(
+        architecture=entry.architecture,
+        train=own,
+        test=entry.test or own,
+        axis=axis,
+        published=value,
+        value=ours.value if ours else None,
+        difference=ours.value - value if ours else None,
+        within=ours.low <= value <= ours.high if ours else None,
+    )
+
+
+def _ours(row: AccuracyRow, axis: dict[str, float], metric: str) -> Interval | None:
+    """Return our interval of a metric, of the cell at `axis` or over all cells where that is empty."""
+    found = next((cell for cell in row.cells if cell.axis == axis), None) if axis else row
+    if found is None:
+        return None
+    return found.accuracy if metric == "accuracy" else found.case_accuracy

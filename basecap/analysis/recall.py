@@ -5,8 +5,6 @@ queried values that are right.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
 
 from basecap.analysis.counted import (
     ACCURACY,
@@ -20,11 +18,12 @@ from basecap.analysis.counted import (
     count,
     validation_accuracy,
 )
-from basecap.analysis.files import TaskRunFile, TaskStudyFile, complete
+from basecap.analysis.files import TaskRunFile, TaskStudyFile, parse
 from basecap.analysis.published import with_published
 from basecap.analysis.recall_rows import AccuracyRow, CellRow, ShiftRow, ShortcutRow, TrainedRow, Verdict
+from basecap.analysis.results import Failure, LearningPoint, TaskPoint, TaskResults
 from basecap.analysis.rows import Interval
-from basecap.analysis.runs import Run, curve, describe, evaluations
+from basecap.analysis.runs import Run, curve, describe, evaluations, read_runs, sweeps
 from basecap.analysis.shares import LEVEL, Share, estimate
 from basecap.records import StudyRecords
 
@@ -36,60 +35,52 @@ TOLERATED = 0.05
 Cell = tuple[tuple[str, float], ...]
 
 
-def analyse_tasks(records: StudyRecords) -> dict[str, Any]:
-    """Analyse a study of tasks.
-
-    Returns:
-        What results.json holds of it: kind ("tasks"), name, scale, summary, names (of runs), architectures, reference
-        (drawn in black), train, test, checkpoint, confidence, learned, tolerated; `trained` (see `TrainedRow`), `tests`
-        (`AccuracyRow`), `shifts` (`ShiftRow`), `shortcuts` (`ShortcutRow`); `published` (source, metric and a row per
-        number: ours beside it and the difference; None without), `waiting` (runs not measured yet), `points` (the
-        evaluation point of each run that counts), `learning` (accuracy on validation examples at every point), and
-        `runs`, `curves`, `evaluations`, `failures`, `sweep`, `settings`, `environment` as for a study of text.
-        Accuracies are shares.
-
-    Raises:
-        DataError: records that cannot be read.
-    """
-    study = complete(records.study(), TaskStudyFile, records.path / "study.yaml")
-    task = study["task"]
-    train, test = list(task["train"]), list(task.get("test") or task["train"])
-    architectures = [entry["name"] for entry in study["architectures"]]
+def analyse_tasks(records: StudyRecords) -> TaskResults:
+    """Analyse a study of tasks; raises DataError for records that cannot be read."""
+    settings = records.study()
+    study = parse(settings, TaskStudyFile, records.path / "study.yaml")
+    train, test = study.task.train, study.task.test or study.task.train
+    architectures = [entry.name for entry in study.architectures]
     places = {name_of(entry, task, train): (entry, task) for entry in architectures for task in train}
     names = list(places)
-    runs = [Run.read(found, records, names) for found in records.runs()]
-    for run in runs:
-        complete(run.info, TaskRunFile, run.records.path / "run.json")
-    runs.sort(key=lambda run: (names.index(run.info["name"]), run.info["seed"]))
-    counted, failures = _counted(runs, task.get("checkpoint", "best"))
-    found = _rows(counted, list(places.values()), test)
-    return {
-        "kind": "tasks",
-        "name": study["name"],
-        "scale": study.get("scale"),
-        "summary": study.get("summary", ""),
-        "names": names,
-        "architectures": architectures,
-        "reference": study["reference"] if study.get("reference") in architectures else architectures[0],
-        "train": train,
-        "test": test,
-        "checkpoint": task.get("checkpoint", "best"),
-        "confidence": 1 - LEVEL,
-        "learned": LEARNED,
-        "tolerated": TOLERATED,
-        **found,
-        "published": with_published(study.get("published"), found["tests"], train),
-        "waiting": [name for name in names if name not in {one.label["name"] for one in counted}],
-        "points": [_point(one) for one in counted],
-        "learning": [row for run in runs for row in _learning(run)],
-        "curves": [row for run in runs for row in curve(run)],
-        "runs": [describe(run) for run in runs],
-        "evaluations": evaluations(records, runs, without=EVALUATION),
-        "failures": failures,
-        "sweep": [asdict(sweep) | {"at_edge": sweep.at_edge} for sweep in records.sweeps()],
-        "settings": study,
-        "environment": records.environment(),
-    }
+    runs = read_runs(records, names, TaskRunFile)
+    counted, failures = _counted(runs, study.task.checkpoint)
+    groups = {place: own for place in places.values() if (own := _group(counted, *place))}
+    trained = [_trained(*place, own) for place, own in groups.items()]
+    recalling = {(row.architecture, row.train) for row in trained if row.recalls}
+    pairs = [(place, other, own) for place, own in groups.items() for other in test]
+    tests = [_test(*place, other, own) for place, other, own in pairs]
+    shifts = [_shift(*place, other, own, place in recalling) for place, other, own in pairs]
+    tested = [row for row in tests if row is not None]
+    return TaskResults(
+        name=study.name,
+        scale=study.scale,
+        summary=study.summary,
+        names=names,
+        architectures=architectures,
+        reference=study.reference if study.reference in architectures else architectures[0],
+        train=train,
+        test=test,
+        checkpoint=study.task.checkpoint,
+        confidence=1 - LEVEL,
+        learned=LEARNED,
+        tolerated=TOLERATED,
+        trained=trained,
+        tests=tested,
+        shifts=[row for row in shifts if row is not None],
+        shortcuts=_shortcuts(groups, test, recalling),
+        published=with_published(study.published, tested, train),
+        waiting=[name for name in names if name not in {one.name for one in counted}],
+        points=[_point(one) for one in counted],
+        learning=[point for run in runs for point in _learning(run)],
+        curves=[point for run in runs for point in curve(run)],
+        runs=[describe(run) for run in runs],
+        evaluations=evaluations(records, runs, without=EVALUATION),
+        failures=failures,
+        sweep=sweeps(records),
+        settings=settings,
+        environment=records.environment(),
+    )
 
 
 def name_of(architecture: str, task: str, train: Sequence[str]) -> str:
@@ -97,33 +88,16 @@ def name_of(architecture: str, task: str, train: Sequence[str]) -> str:
     return architecture if len(train) == 1 else f"{architecture} on {task}"
 
 
-def _rows(
-    counted: Sequence[Counted], places: Sequence[tuple[str, str]], test: Sequence[str]
-) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of every table; `places` are the pairs of architecture and training task."""
-    groups = {place: runs for place in places if (runs := _group(counted, *place))}
-    trained = [_trained(*place, runs) for place, runs in groups.items()]
-    recalling = {(row.architecture, row.train) for row in trained if row.recalls}
-    pairs = [(place, other, runs) for place, runs in groups.items() for other in test]
-    tables: dict[str, list[Any]] = {
-        "trained": trained,
-        "tests": [_test(*place, other, runs) for place, other, runs in pairs],
-        "shifts": [_shift(*place, other, runs, place in recalling) for place, other, runs in pairs],
-        "shortcuts": _shortcuts(groups, test, recalling),
-    }
-    return {name: [asdict(row) for row in rows if row is not None] for name, rows in tables.items()}
-
-
-def _counted(runs: Sequence[Run], checkpoint: str) -> tuple[list[Counted], list[dict[str, Any]]]:
-    """Return the runs that have a point that counts; what failed, and what has none though it is finished, is told."""
+def _counted(runs: Sequence[Run], checkpoint: str) -> tuple[list[Counted], list[Failure]]:
+    """Return the runs with a point that counts, and the failures: also finished runs without such a point."""
     counted, failures = [], []
     for run in runs:
         found = count(run, checkpoint)
-        if run.info["status"] == "failed":
-            failures.append(run.label | {"message": run.info["message"]})
-        elif found is None and run.info["status"] == "finished":
+        if run.info.status == "failed":
+            failures.append(run.failure(run.info.message))
+        elif found is None and run.info.status == "finished":
             what = "validation accuracy on its own task" if checkpoint == "best" else "evaluation point"
-            failures.append(run.label | {"message": f"it has no {what}, so it does not count"})
+            failures.append(run.failure(f"it has no {what}, so it does not count"))
         if found is not None:
             counted.append(found)
     return counted, failures
@@ -288,22 +262,25 @@ def _seeds(runs: Sequence[Counted]) -> list[int]:
     return [run.seed for run in runs]
 
 
-def _point(one: Counted) -> dict[str, Any]:
-    return one.label | {
-        "architecture": one.architecture,
-        "train": one.task,
-        "step": one.step,
-        "tokens": one.tokens,
-        "validation": one.validation,
-        "passed_over": one.passed_over,
-    }
+def _point(one: Counted) -> TaskPoint:
+    return TaskPoint(
+        name=one.name,
+        seed=one.seed,
+        architecture=one.architecture,
+        train=one.task,
+        step=one.step,
+        tokens=one.tokens,
+        validation=one.validation,
+        passed_over=one.passed_over,
+    )
 
 
-def _learning(run: Run) -> list[dict[str, Any]]:
+def _learning(run: Run) -> list[LearningPoint]:
     """Return accuracy on validation examples of the own task at every evaluation point, mean over cells."""
     found = []
     for step, records in by_step(run.evals).items():
         accuracy = validation_accuracy(records)
         if accuracy is not None:
-            found.append(run.label | {"step": step, "tokens": records[0].tokens, "accuracy": accuracy})
+            name, seed, tokens = run.info.name, run.info.seed, records[0].tokens
+            found.append(LearningPoint(name=name, seed=seed, step=step, tokens=tokens, accuracy=accuracy))
     return found

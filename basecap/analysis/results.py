@@ -1,189 +1,350 @@
-"""From records to results.json: every number that the report shows."""
+"""The results of studies as results.json holds them: all numbers that a report shows.
+
+These classes are the schema of that file, which docs/results.md describes. `to_json` and `from_json` are the only
+functions that know it as JSON.
+"""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
 
-from basecap.analysis.comparison import Setting, compare_runs
-from basecap.analysis.draws import Runs, few_clusters
-from basecap.analysis.files import GapSection, StudyFile, complete
-from basecap.analysis.losses import EVALUATION, load, smoothed_training_loss
-from basecap.analysis.noise import enough_draws
-from basecap.analysis.recall import analyse_tasks
-from basecap.analysis.runs import Run, curve, describe, evaluations
+from basecap.analysis.recall_rows import AccuracyRow, ShiftRow, ShortcutRow, TrainedRow
+from basecap.analysis.rows import Row
 from basecap.analysis.sequential import Looks
-from basecap.errors import DataError
-from basecap.records import Record, StudyRecords
-
-#: Draws of documents behind every interval.
-RESAMPLES = 2000
-#: Seed of the draws: the same records give the same results.
-DRAW_SEED = 2025
-#: Probability that the intervals of a table leave out something true, over all looks at the study.
-LEVEL = 0.05
+from basecap.errors import DataError, describe_problem
 
 
-def analyse(study_dirs: Sequence[Path]) -> dict[str, Any]:
-    """Analyse studies, each for itself.
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    """One run.
 
-    Returns:
-        {"studies": [...]}, plain numbers and text. A study of tasks holds what `recall.analyse_tasks` says. One of text
-        holds kind ("text"), name, names (of architectures), scale (None where it has one size), summary, reference,
-        cost, from, confidence (over all looks), level (of the intervals), looks (see `sequential.Looks`; None where
-        there was only one), resamples, train_domains, ood_domains, few_clusters (domains of too few to draw);
-        `comparisons` (a row per architecture but the reference, see `rows.Row`); `runs`, `points` (a row per evaluated
-        checkpoint), `curves` (smoothed training loss), `documents` (what was held out per domain), `evaluations` (any
-        other declared evaluation with its rows), `failures`, `sweep` (learning rates tried and chosen per
-        architecture), `overlap` (how much of a domain's held-out text stands in the training text, documents left
-        out), text_note (what to know of the text, None where nothing), `settings` (the resolved study) and
-        `environment`.
+    Attributes:
+        name, seed: of the run.
+        use: its architecture.
+        machines: what it was trained on, one after the other, as "NVIDIA H200, bf16".
+        status: "running", "finished" or "failed".
+        parameters: how many; None where unknown.
+        seconds: time of its steps; None without any.
+        tokens: trained on so far.
+        tokens_per_s: median over its steps; None without any.
+    """
+
+    name: str
+    seed: int
+    use: str
+    machines: list[str]
+    status: str
+    parameters: int | None
+    seconds: float | None
+    tokens: int
+    tokens_per_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """Training loss of a run, a mean over a stretch of steps that ends after `tokens`; None where it is not finite."""
+
+    name: str
+    seed: int
+    tokens: int
+    loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRow:
+    """One number of another evaluation, as `basecap.records.Record` with the run's name and seed."""
+
+    name: str
+    seed: int
+    step: int
+    tokens: int
+    eval: str
+    subset: str
+    metric: str
+    value: float | None
+    n: int
+    stderr: float | None
+    axis: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationResults:
+    """An evaluation with its declaration (`basecap.records.Declaration`): rows of each run's last checkpoint."""
+
+    name: str
+    unit: str
+    better: Literal["lower", "higher", "neither"]
+    axes: list[str]
+    rows: list[EvaluationRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A run that failed or cannot be read, and why."""
+
+    name: str
+    seed: int
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRow:
+    """The learning rates that were tried for an architecture, as `basecap.records.Sweep`.
+
+    `at_edge` says that the chosen rate is the lowest or the highest.
+    """
+
+    name: str
+    seed: int
+    split: str
+    rates: tuple[float, ...]
+    losses: tuple[float | None, ...]
+    chosen: float
+    at_edge: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointLosses:
+    """The losses on one domain at an evaluation point; None where they are not finite."""
+
+    loss: float | None = None
+    bits_per_byte: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """An evaluation point of a run on text: smoothed training loss, held-out loss, and the losses on each domain.
+
+    Losses are in nats per token; None where there is none.
+    """
+
+    name: str
+    seed: int
+    step: int
+    tokens: int
+    training: float | None
+    held_out: float | None
+    domains: dict[str, PointLosses]
+
+    def loss_on(self, domain: str) -> float | None:
+        """Return the loss on a domain, None where it was not measured."""
+        return self.domains[domain].loss if domain in self.domains else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentCount:
+    """The held-out documents of a domain, their predicted tokens and bytes."""
+
+    domain: str
+    documents: int
+    tokens: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """The `share` of a domain's held-out text that is in the training text too, and the documents left out for it."""
+
+    domain: str
+    share: float
+    left_out: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskPoint:
+    """The evaluation point of a run on a task that counts.
+
+    Attributes:
+        name, seed: of the run.
+        architecture, train: of the run.
+        step, tokens: of the point.
+        validation: accuracy on validation examples of its own task, mean over cells; None where it was not measured.
+        passed_over: whether a better point does not count, as less was measured there.
+    """
+
+    name: str
+    seed: int
+    architecture: str
+    train: str
+    step: int
+    tokens: int
+    validation: float | None
+    passed_over: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningPoint:
+    """Accuracy of a run on validation examples of its own task at an evaluation point, mean over cells."""
+
+    name: str
+    seed: int
+    step: int
+    tokens: int
+    accuracy: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRow:
+    """A published number with ours beside it, both shares.
+
+    Attributes:
+        architecture: an entry of the study.
+        train, test: tasks; None where the number names none and the study has several.
+        axis: the cell; empty for the mean over cells.
+        published: the number.
+        value: ours.
+        difference: ours minus published.
+        within: whether our interval holds the published number. These three are None without one of ours.
+    """
+
+    architecture: str
+    train: str | None
+    test: str | None
+    axis: dict[str, float]
+    published: float
+    value: float | None
+    difference: float | None
+    within: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """The published numbers of a study of tasks, and what they are shares of."""
+
+    source: str
+    metric: Literal["accuracy", "case_accuracy"]
+    rows: list[PublishedRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Results:
+    """What every study has.
+
+    Attributes:
+        name, summary, scale: from the study file.
+        names: of its architectures, or of the runs of a study of tasks.
+        reference: the architecture that the others are compared with; in a study of tasks it is only drawn in black.
+        confidence: probability with which all intervals of a table hold together.
+        runs, curves, evaluations, failures, sweep: rows.
+        settings: study.yaml.
+        environment: versions and devices.
+    """
+
+    name: str
+    summary: str
+    scale: str | None
+    names: list[str]
+    reference: str
+    confidence: float
+    runs: list[RunRow]
+    curves: list[CurvePoint]
+    evaluations: list[EvaluationResults]
+    failures: list[Failure]
+    sweep: list[SweepRow]
+    settings: dict[str, Any]
+    environment: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextResults(_Results):
+    """The results of a study of text.
+
+    Attributes:
+        cost: share of the reference's tokens that a gap may be worth.
+        share: share of the reference's tokens after which its models count as trained; "from" in the file.
+        level: of the intervals, which is smaller than 1 - confidence at each of several looks.
+        looks: at a study that grows until its rows are decided, else None.
+        resamples: draws of documents.
+        train_domains, ood_domains: trained on, never seen.
+        few_clusters: domains with too few clusters of documents to draw those.
+        comparisons: a row per architecture but the reference.
+        points: a row per evaluation point.
+        documents: held-out documents by domain.
+        overlap: held-out text that is in the training text.
+        text_note: what to know of the text, None where nothing.
+    """
+
+    kind: Literal["text"] = "text"
+    cost: float
+    share: Annotated[float, Field(alias="from")]
+    level: float
+    looks: Looks | None
+    resamples: int
+    train_domains: list[str]
+    ood_domains: list[str]
+    few_clusters: list[str]
+    comparisons: list[Row]
+    points: list[Point]
+    documents: list[DocumentCount]
+    overlap: list[Overlap] = field(default_factory=list)
+    text_note: str | None = None
+
+    @property
+    def tested(self) -> list[str]:
+        """The domains on which gaps are measured."""
+        return self.ood_domains or self.train_domains
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskResults(_Results):
+    """The results of a study of tasks; accuracies are shares.
+
+    Attributes:
+        architectures: entries of the study.
+        train, test: tasks.
+        checkpoint: "best" or "last": which evaluation point of a run counts.
+        learned: accuracy on its own pattern from which on a model recalls.
+        tolerated: accuracy that it may lose under a shift.
+        trained, tests, shifts, shortcuts: the rows of its tables.
+        published: published numbers, None without.
+        waiting: runs that are not measured yet.
+        points: the evaluation point of each run that counts.
+        learning: accuracy on validation examples at every evaluation point.
+    """
+
+    kind: Literal["tasks"] = "tasks"
+    architectures: list[str]
+    train: list[str]
+    test: list[str]
+    checkpoint: str
+    learned: float
+    tolerated: float
+    trained: list[TrainedRow]
+    tests: list[AccuracyRow]
+    shifts: list[ShiftRow]
+    shortcuts: list[ShortcutRow]
+    published: Published | None
+    waiting: list[str]
+    points: list[TaskPoint]
+    learning: list[LearningPoint]
+
+
+StudyResults = TextResults | TaskResults
+
+_STUDIES: TypeAdapter[list[StudyResults]] = TypeAdapter(list[Annotated[StudyResults, Field(discriminator="kind")]])
+
+
+def to_json(studies: Sequence[StudyResults]) -> dict[str, Any]:
+    """Return what results.json holds of studies."""
+    return {"studies": _STUDIES.dump_python(list(studies), by_alias=True)}
+
+
+def from_json(content: dict[str, Any], path: Path) -> list[StudyResults]:
+    """Return the studies of results.json; keys of later versions are skipped.
+
+    Args:
+        content: of the file.
+        path: where it was read, for messages.
 
     Raises:
-        ConfigError: a directory that holds no study.
-        DataError: records that cannot be read.
+        DataError: a key is missing or has another type.
     """
-    return {"studies": [_analyse_study(StudyRecords(Path(path))) for path in study_dirs]}
-
-
-def _analyse_study(records: StudyRecords) -> dict[str, Any]:
-    return analyse_tasks(records) if records.study().get("task") else _analyse_text(records)
-
-
-def _analyse_text(records: StudyRecords) -> dict[str, Any]:
-    study = complete(records.study(), StudyFile, records.path / "study.yaml")
-    train, ood = list(study["data"]["train"]), list(study["data"]["ood"])
-    names = [entry["name"] for entry in study["architectures"]]
-    runs = [Run.read(found, records, names) for found in records.runs()]
-    runs.sort(key=lambda run: (names.index(run.info["name"]), run.info["seed"]))
-    losses, failures = _load(runs, (*train, *ood))
-    environment = records.environment()
-    gap = GapSection.model_validate(study["gap"])
-    described = [describe(run) for run in runs]
-    looks = Looks.read(records)
-    level = looks.level(LEVEL) if looks else LEVEL
-    setting = Setting(
-        reference=study["reference"],
-        train=train,
-        ood=ood,
-        share=gap.share,
-        cost=gap.cost,
-        level=level,
-        resamples=RESAMPLES,
-        draws=enough_draws(level),
-        bigram=_bigram_loss(records, environment),
-        waiting=set(names) - {run.info["name"] for run in runs},
-        seconds=_seconds(described),
-    )
-    others = [name for name in names if name != study["reference"]]
-    return {
-        "kind": "text",
-        "name": study["name"],
-        "names": names,
-        "scale": study.get("scale"),
-        "summary": study.get("summary", ""),
-        "reference": study["reference"],
-        "cost": setting.cost,
-        "from": setting.share,
-        "confidence": 1 - LEVEL,
-        "level": setting.level,
-        "looks": looks.model_dump(mode="json") if looks else None,
-        "resamples": RESAMPLES,
-        "train_domains": train,
-        "ood_domains": ood,
-        "few_clusters": few_clusters(next(iter(losses.values())), (*train, *ood)) if losses else [],
-        "comparisons": [asdict(row) for row in compare_runs(others, losses, setting, _generator())],
-        "runs": described,
-        "points": [row for run in runs for row in _points(run, train)],
-        "curves": [row for run in runs for row in curve(run)],
-        "documents": _documents(losses),
-        "evaluations": evaluations(records, runs, without=EVALUATION),
-        "failures": failures,
-        "sweep": [asdict(sweep) | {"at_edge": sweep.at_edge} for sweep in records.sweeps()],
-        "overlap": environment.pop("overlap", []),
-        "text_note": environment.pop("text_note", None),
-        "settings": study,
-        "environment": environment,
-    }
-
-
-def _generator() -> np.random.Generator:
-    return np.random.default_rng(DRAW_SEED)
-
-
-def _seconds(described: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return the median training time of finished runs by architecture."""
-    times: dict[str, list[float]] = {}
-    for run in described:
-        if run["status"] == "finished" and run["seconds"] is not None:
-            times.setdefault(run["name"], []).append(run["seconds"])
-    return {name: float(np.median(found)) for name, found in times.items()}
-
-
-def _bigram_loss(records: StudyRecords, environment: dict[str, Any]) -> float:
-    """Return what a study has to get below before there can be a verdict; raises DataError where it is not known."""
-    found = environment.get("bigram_loss")
-    if not isinstance(found, int | float):
-        place = records.path / "environment.json"
-        raise DataError(f"{place} does not hold the loss of a bigram model; run the study again, which writes it.")
-    return float(found)
-
-
-def _load(runs: Sequence[Run], domains: Sequence[str]) -> tuple[Runs, list[dict[str, Any]]]:
-    """Read what can be compared; what failed, and what cannot be read, is told."""
-    losses, failures = {}, []
-    for run in runs:
-        if run.info["status"] == "failed":
-            failures.append(run.label | {"message": run.info["message"]})
-        try:
-            found = load(run.records, run.evals, run.metrics, domains)
-        except DataError as error:
-            failures.append(run.label | {"message": str(error)})
-            continue
-        if found is not None:
-            losses[run.info["name"], run.info["seed"]] = found
-    return losses, failures
-
-
-def _points(run: Run, train: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a row per evaluated checkpoint: losses held out, in training and per domain."""
-    checkpoints: dict[int, list[Record]] = {}
-    for record in run.evals:
-        if record.eval == EVALUATION:
-            checkpoints.setdefault(record.step, []).append(record)
-    rows = []
-    for step, records in sorted(checkpoints.items()):
-        domains: dict[str, dict[str, float]] = {}
-        for record in records:
-            domains.setdefault(record.subset, {})[record.metric] = record.value
-        weights = {record.subset: record.n for record in records if record.metric == "loss" and record.subset in train}
-        losses = [domains[domain]["loss"] for domain in weights]
-        tested = any(weights.values())
-        held_out = float(np.average(losses, weights=list(weights.values()))) if tested else None
-        training = float(smoothed_training_loss(run.metrics, [step])[0])
-        rows.append(
-            run.label
-            | {
-                "step": step,
-                "tokens": records[0].tokens,
-                "training": training if np.isfinite(training) else None,
-                "held_out": held_out,
-                "domains": domains,
-            }
-        )
-    return rows
-
-
-def _documents(losses: Runs) -> list[dict[str, Any]]:
-    first = next(iter(losses.values()), None)
-    return [
-        {
-            "domain": domain,
-            "documents": len(found.tokens),
-            "tokens": int(found.tokens.sum()),
-            "bytes": int(found.bytes.sum()),
-        }
-        for domain, found in (first.domains if first else {}).items()
-    ]
+    try:
+        return _STUDIES.validate_python(content.get("studies"))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in ("studies", *problem["loc"]))
+        raise DataError(f"{path} is damaged at {where!r} ({describe_problem(problem)}); write it again.") from error

@@ -7,10 +7,18 @@ Verdict = Literal["keeps", "degrades", "undecided", "behind", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interval:
-    """An estimate with the ends of its interval."""
+class Estimate:
+    """An estimate and the ends of its interval, None where there is no interval."""
 
     value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval(Estimate):
+    """An estimate that has an interval."""
+
     low: float
     high: float
 

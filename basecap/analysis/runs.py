@@ -1,13 +1,14 @@
-"""What the runs of a study left, read once, and what any report says of them, whatever they were trained on."""
+"""The records of a study's runs, read once, and what every report says of them, whatever they were trained on."""
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
-from basecap.analysis.files import Metrics, RunFile, complete
+from basecap.analysis.files import RunFile, parse
+from basecap.analysis.results import CurvePoint, EvaluationResults, EvaluationRow, Failure, RunRow, SweepRow
+from basecap.analysis.training_log import TrainingLog
 from basecap.errors import DataError
 from basecap.records import Record, RunRecords, StudyRecords
 
@@ -17,76 +18,99 @@ CURVE_POINTS = 300
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left, read once."""
+    """The records of a run but its documents, read once."""
 
     records: RunRecords
-    info: dict[str, Any]
-    metrics: list[dict[str, Any]]
+    info: RunFile
+    log: TrainingLog
     evals: list[Record]
 
     @classmethod
-    def read(cls, records: RunRecords, study: StudyRecords, names: Sequence[str]) -> "Run":
-        """Read all but the documents; raises DataError, also for what is no run of an architecture among `names`."""
+    def read(cls, records: RunRecords, study: StudyRecords, names: Sequence[str], kind: type[RunFile]) -> "Run":
+        """Read all but the documents; raises DataError, also for a run whose architecture is not among `names`."""
         path = records.path / "run.json"
-        info = complete(records.info(), RunFile, path)
-        if info["name"] not in names:
-            raise DataError(f"{path} is of {info['name']!r}, which the study has not; remove its directory.")
-        place = study.run(info["name"], info["seed"]).path
-        if records.path.name != place.name:  # a copy set aside would take the place of the run itself
+        info = parse(records.info(), kind, path)
+        if info.name not in names:
+            raise DataError(f"{path} is of {info.name!r}, which the study has not; remove its directory.")
+        place = study.run(info.name, info.seed).path
+        if records.path.name != place.name:  # a copy would be read in place of the run itself
             raise DataError(f"{path} is of the run that belongs in {place}; move {records.path} out of the study.")
-        metrics = records.metrics()
-        for number, row in enumerate(metrics, start=1):
-            complete(row, Metrics, f"{records.path / 'metrics.jsonl'}:{number}")
-        return cls(records=records, info=info, metrics=metrics, evals=records.evals())
+        return cls(records=records, info=info, log=TrainingLog.read(records), evals=records.evals())
 
-    @property
-    def label(self) -> dict[str, Any]:
-        """Which architecture and seed it is, as every row says."""
-        return {"name": self.info["name"], "seed": self.info["seed"]}
+    def failure(self, message: str) -> Failure:
+        """Return the row that says what is wrong with this run."""
+        return Failure(name=self.info.name, seed=self.info.seed, message=message)
 
 
-def describe(run: Run) -> dict[str, Any]:
-    """Return what the table of runs says of one."""
-    rates = [row["tokens_per_s"] for row in run.metrics]
-    return run.label | {
-        "use": run.info["use"],
-        "machines": _machines(run.info),
-        "status": run.info["status"],
-        "parameters": run.info.get("parameters"),
-        "seconds": sum(row["seconds"] for row in run.metrics) if run.metrics else None,
-        "tokens": run.metrics[-1]["tokens"] if run.metrics else 0,
-        "tokens_per_s": float(np.median(rates)) if rates else None,
-    }
+def read_runs(records: StudyRecords, names: Sequence[str], kind: type[RunFile] = RunFile) -> list[Run]:
+    """Read the runs of a study in the order of `names`, then of seeds; raises DataError as `Run.read`."""
+    runs = [Run.read(found, records, names, kind) for found in records.runs()]
+    return sorted(runs, key=lambda run: (names.index(run.info.name), run.info.seed))
 
 
-def _machines(info: dict[str, Any]) -> list[str]:
-    """Return what a run was trained on, one after the other, as "NVIDIA H200, bf16"."""
-    every = [*(info.get("before") or []), info]
-    named = [f"{machine['device']}, {machine['precision']}" for machine in every if machine.get("device")]
+def describe(run: Run) -> RunRow:
+    """Return the row of a run."""
+    info, log = run.info, run.log
+    return RunRow(
+        name=info.name,
+        seed=info.seed,
+        use=info.use,
+        machines=_machines(info),
+        status=info.status,
+        parameters=info.parameters,
+        seconds=sum(log.seconds.tolist()) if len(log) else None,
+        tokens=int(log.tokens[-1]) if len(log) else 0,
+        tokens_per_s=float(np.median(log.tokens_per_s)) if len(log) else None,
+    )
+
+
+def _machines(info: RunFile) -> list[str]:
+    """Return the machines that a run was trained on, one after the other, as "NVIDIA H200, bf16"."""
+    named = [f"{found.device}, {found.precision}" for found in (*(info.before or ()), info) if found.device]
     return list(dict.fromkeys(named))
 
 
-def curve(run: Run) -> list[dict[str, Any]]:
-    """Thin the training loss out to means over stretches that are even on a logarithmic axis."""
-    if not run.metrics:
+def curve(run: Run) -> list[CurvePoint]:
+    """Return the training loss as means over stretches of steps that are even on a logarithmic axis."""
+    losses = run.log.loss
+    if not len(losses):
         return []
-    losses = np.array([row["train_loss"] for row in run.metrics])
     edges = np.unique(np.geomspace(1, len(losses) + 1, CURVE_POINTS + 1).round().astype(int) - 1).tolist()
     return [
-        run.label | {"tokens": run.metrics[end - 1]["tokens"], "loss": float(losses[start:end].mean())}
+        CurvePoint(
+            name=run.info.name,
+            seed=run.info.seed,
+            tokens=int(run.log.tokens[end - 1]),
+            loss=float(losses[start:end].mean()),
+        )
         for start, end in itertools.pairwise(edges)
     ]
 
 
-def evaluations(records: StudyRecords, runs: Sequence[Run], without: str) -> list[dict[str, Any]]:
-    """Return every declared evaluation but the one that the study is about: rows of each run's last checkpoint."""
+def evaluations(records: StudyRecords, runs: Sequence[Run], without: str) -> list[EvaluationResults]:
+    """Return every declared evaluation but `without`, the study's main one: rows of each run's last checkpoint."""
     found = []
     for name, declaration in records.declarations().items():
+        if name == without:
+            continue
         rows = []
         for run in runs:
             own = [record for record in run.evals if record.eval == name]
             last = max((record.step for record in own), default=0)
-            rows += [run.label | asdict(record) for record in own if record.step == last]
-        if name != without:
-            found.append(asdict(declaration) | {"axes": list(declaration.axes), "rows": rows})
+            info, kept = run.info, [record for record in own if record.step == last]
+            rows += [EvaluationRow(name=info.name, seed=info.seed, **vars(record)) for record in kept]
+        found.append(
+            EvaluationResults(
+                name=declaration.name,
+                unit=declaration.unit,
+                better=declaration.better,
+                axes=list(declaration.axes),
+                rows=rows,
+            )
+        )
     return found
+
+
+def sweeps(records: StudyRecords) -> list[SweepRow]:
+    """Return the learning rates that were tried for each architecture."""
+    return [SweepRow(**asdict(sweep), at_edge=sweep.at_edge) for sweep in records.sweeps()]

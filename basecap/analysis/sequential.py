@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from basecap.analysis.files import complete
+from basecap.analysis.files import parse
 from basecap.records import StudyRecords
 
 POWER = 2
@@ -47,7 +47,7 @@ class Looks(BaseModel):
     def read(cls, records: StudyRecords) -> "Looks | None":
         """Return the looks at a study, None where it was not grown so; raises DataError for a damaged file."""
         content = records.looks()
-        return None if content is None else cls.model_validate(complete(content, cls, records.path / "looks.json"))
+        return None if content is None else parse(content, cls, records.path / "looks.json")
 
     def at(self, seeds: int) -> "Looks":
         """Return these looks and one at `seeds`, which may be the last of them once more."""

@@ -1,22 +1,27 @@
 """Which figures a study has, by the section of the page they stand in."""
 
 from collections.abc import Iterator
-from typing import Any
 
+from basecap.analysis.recall_rows import AccuracyRow
+from basecap.analysis.results import StudyResults, TaskResults, TextResults
 from basecap.records import StudyRecords
 from basecap.report import figures
 
-Study = dict[str, Any]
 #: Charts by name, None where there is nothing to draw, by section.
-Charts = dict[str, dict[str, figures.Chart | None]]
+Charts = dict[str, dict[str, figures.Spec | None]]
 
 
-def text_charts(study: Study) -> Charts:
+def charts_of(study: StudyResults) -> Charts:
+    """Return the figures of a study."""
+    return text_charts(study) if isinstance(study, TextResults) else task_charts(study)
+
+
+def text_charts(study: TextResults) -> Charts:
     """Return the figures of a study of text."""
-    domains = study["ood_domains"] or study["train_domains"]
-    main, other, called = "held_out", "training", "training-loss"
-    if not study["ood_domains"]:
-        main, other, called = other, main, "held-out-loss"
+    domains = study.tested
+    main: figures.Abscissa = "held_out" if study.ood_domains else "training"
+    other: figures.Abscissa = "training" if study.ood_domains else "held_out"
+    called = "training-loss" if study.ood_domains else "held-out-loss"
     return {
         "paper": figures.paper(study),
         "gaps": {"gaps": figures.forest(study), "gap-along-training": figures.along(study)},
@@ -33,16 +38,16 @@ def text_charts(study: Study) -> Charts:
     }
 
 
-def task_charts(study: Study) -> Charts:
+def task_charts(study: TaskResults) -> Charts:
     """Return the figures of a study of tasks."""
-    own = [row for row in study["tests"] if row["test"] == row["train"]]
-    others = [row for row in study["tests"] if row["test"] != row["train"]]
+    own = [row for row in study.tests if row.test == row.train]
+    others = [row for row in study.tests if row.test != row.train]
     # Where the own pattern is not tested, how much is recalled shows on the others.
     first = own or others
     return {
-        "matrices": {f"matrix-{name}": figures.matrix(study, name) for name in study["architectures"]},
-        "regions": {f"regions-{task}": figures.regions(study, task) for task in study["test"]},
-        "rivals": {f"rivals-{task}": figures.rivals(study, task) for task in study["train"]},
+        "matrices": {f"matrix-{name}": figures.matrix(study, name) for name in study.architectures},
+        "regions": {f"regions-{task}": figures.regions(study, task) for task in study.test},
+        "rivals": {f"rivals-{task}": figures.rivals(study, task) for task in study.train},
         "cells": {f"cells-{_name(row)}": figures.cells(study, row) for row in first},
         "other_cells": {f"cells-{_name(row)}": figures.cells(study, row) for row in others if row not in first},
         "capacity": {
@@ -50,16 +55,16 @@ def task_charts(study: Study) -> Charts:
             for axis in figures.axes_of(study)
             for row in first
         },
-        "learning": {f"learning-{task}": figures.learning(study, task) for task in study["train"]},
+        "learning": {f"learning-{task}": figures.learning(study, task) for task in study.train},
         "evaluations": dict(_evaluations(study)),
     }
 
 
-def seen(study: Study, records: StudyRecords) -> Charts:
+def seen(study: StudyResults, records: StudyRecords) -> Charts:
     """Return the figures of what layers read, of the first run of each architecture that has such maps."""
-    charts: dict[str, figures.Chart | None] = {}
-    for run in study["runs"]:
-        name, seed = run["name"], run["seed"]
+    charts: dict[str, figures.Spec | None] = {}
+    for run in study.runs:
+        name, seed = run.name, run.seed
         if any(chart.startswith(f"influence-{name}-") for chart in charts):
             continue
         scores = _scores(study, name, seed)
@@ -68,25 +73,25 @@ def seen(study: Study, records: StudyRecords) -> Charts:
     return {"influence": charts}
 
 
-def _scores(study: Study, name: str, seed: int) -> dict[int, float]:
+def _scores(study: StudyResults, name: str, seed: int) -> dict[int, float]:
     """Return the selectivity of a run's layers, where it was measured."""
     return {
-        int(row["subset"].removeprefix("layer ")): row["value"]
-        for found in study["evaluations"]
-        if found["name"] == "selectivity"
-        for row in found["rows"]
-        if (row["name"], row["seed"], row["metric"]) == (name, seed, "score") and row["value"] is not None
+        int(row.subset.removeprefix("layer ")): row.value
+        for found in study.evaluations
+        if found.name == "selectivity"
+        for row in found.rows
+        if (row.name, row.seed, row.metric) == (name, seed, "score") and row.value is not None
     }
 
 
-def _name(row: dict[str, Any]) -> str:
-    """Return what tells the figures of one row from those of another."""
-    return f"{row['architecture']},{row['train']},{row['test']}"
+def _name(row: AccuracyRow) -> str:
+    """Return the part of a file name that tells the figures of one row from those of another."""
+    return f"{row.architecture},{row.train},{row.test}"
 
 
-def _evaluations(study: Study) -> Iterator[tuple[str, figures.Chart]]:
-    for found in study["evaluations"]:
-        panels = {(row["metric"], row["subset"] if found["axes"] else None) for row in found["rows"]}
+def _evaluations(study: StudyResults) -> Iterator[tuple[str, figures.Spec]]:
+    for found in study.evaluations:
+        panels = {(row.metric, row.subset if found.axes else None) for row in found.rows}
         for metric, subset in sorted(panels, key=str):
-            name = "-".join(part for part in (found["name"], metric, subset) if part)
+            name = "-".join(part for part in (found.name, metric, subset) if part)
             yield name, figures.evaluation(study, found, metric, subset)

@@ -5,24 +5,26 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from basecap.analysis.results import StudyResults, TaskResults, TextResults
+from basecap.analysis.rows import Estimate
 from basecap.files import replacing, safe_name
 from basecap.report.rows import at_lowest
 
-Study = dict[str, Any]
+#: What a cell holds.
+Cell = str | int | float | Estimate | None
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table: a cell is text, a number, None, or an interval {"value", "low", "high"}."""
+    """A table by its name, the names of its columns, and its rows."""
 
     name: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
+    rows: Sequence[Sequence[Cell]]
 
 
-def write_tables(studies: Sequence[Study], out: Path) -> list[Path]:
+def write_tables(studies: Sequence[StudyResults], out: Path) -> list[Path]:
     """Write each table of studies into the directory `out`, three files each; returns their paths.
 
     Raises:
@@ -40,81 +42,119 @@ def write_tables(studies: Sequence[Study], out: Path) -> list[Path]:
     return paths
 
 
-def sheets(study: Study) -> Iterator[Sheet]:
+def sheets(study: StudyResults) -> Iterator[Sheet]:
     """Yield the tables of a study that have rows."""
-    own = _text(study) if study["kind"] == "text" else _tasks(study)
+    own = _text(study) if isinstance(study, TextResults) else _tasks(study)
     for sheet in (*own, *_common(study)):
         if sheet.rows:
             yield sheet
 
 
-def _text(study: Study) -> Iterator[Sheet]:
+def _text(study: TextResults) -> Iterator[Sheet]:
     columns = [
         "architecture", "verdict", "gap", "as if trained on", "why", "verdict alone", "gap alone",
         "gap at lowest shared loss", "weighted gap", "bits per byte", "tolerance", "range from", "range to", "runs",
         "reference runs",
     ]  # fmt: skip
-    rows = []
-    for row in study["comparisons"]:
-        gap, ends = row["gap"] or {}, row["range"] or (None, None)
-        found = [row["name"], row["verdict"], row["gap"], gap.get("tokens"), row["words"]]
-        found += [gap.get("alone"), gap.get("single"), at_lowest(row), row["weighted"]]
-        found += [gap.get("bits_per_byte"), gap.get("tolerance"), *ends]
-        rows.append([*found, len(row["seeds"]), len(row["reference_seeds"])])
+    rows: list[list[Cell]] = []
+    for row in study.comparisons:
+        gap = row.gap
+        low, high = row.range or (None, None)
+        rows.append([row.name, row.verdict, gap, gap.tokens if gap else None, row.words])
+        rows[-1] += [gap.alone, gap.single] if gap else [None, None]
+        rows[-1] += [at_lowest(row), row.weighted]
+        rows[-1] += [gap.bits_per_byte, gap.tolerance] if gap else [None, None]
+        rows[-1] += [low, high, len(row.seeds), len(row.reference_seeds)]
     yield Sheet("verdicts", columns, rows)
-    by_domain = [
-        [row["name"], part["domain"], part["verdict"], part, part["tokens"], part["bits_per_byte"], part["tolerance"]]
-        for row in study["comparisons"]
-        for part in row["domains"]
-    ]
     heads = ["architecture", "domain", "verdict", "gap", "as if trained on", "bits per byte", "tolerance"]
+    by_domain: list[list[Cell]] = [
+        [row.name, part.domain, part.verdict, part, part.tokens, part.bits_per_byte, part.tolerance]
+        for row in study.comparisons
+        for part in row.domains
+    ]
     yield Sheet("domains", heads, by_domain)
-    domains = [*study["train_domains"], *study["ood_domains"]]
-    points = [
-        [*(point[key] for key in ("name", "seed", "step", "tokens", "training", "held_out"))]
-        + [point["domains"].get(domain, {}).get("loss") for domain in domains]
-        for point in study["points"]
-    ]
+    domains = [*study.train_domains, *study.ood_domains]
     heads = ["architecture", "seed", "step", "tokens", "training loss", "held-out loss", *domains]
+    points: list[list[Cell]] = [
+        [
+            point.name,
+            point.seed,
+            point.step,
+            point.tokens,
+            point.training,
+            point.held_out,
+            *(point.loss_on(domain) for domain in domains),
+        ]
+        for point in study.points
+    ]
     yield Sheet("evaluation-points", heads, points)
-    yield _columns("documents", study["documents"], ("domain", "documents", "tokens", "bytes"))
-
-
-def _tasks(study: Study) -> Iterator[Sheet]:
-    yield _columns("accuracy", study["tests"], ("architecture", "train", "test", "accuracy", "case_accuracy"))
-    yield _columns("shifts", study["shifts"], ("architecture", "train", "test", "cells", "index", "verdict"))
-    yield _columns("shortcuts", study["shortcuts"], ("architecture", "shifts", "index"))
-    cells = [
-        {**row, **cell, "cell": ", ".join(f"{axis} {value:g}" for axis, value in cell["axis"].items())}
-        for row in study["tests"]
-        for cell in row["cells"]
+    documents: list[list[Cell]] = [
+        [found.domain, found.documents, found.tokens, found.bytes] for found in study.documents
     ]
-    heads = ("architecture", "train", "test", "cell", "accuracy", "case_accuracy", "examples")
-    yield _columns("cells", cells, heads)
+    yield Sheet("documents", ["domain", "documents", "tokens", "bytes"], documents)
 
 
-def _common(study: Study) -> Iterator[Sheet]:
-    keys = ("name", "seed", "status", "parameters", "tokens", "tokens_per_s", "seconds")
-    yield _columns("runs", study["runs"], keys)
+def _tasks(study: TaskResults) -> Iterator[Sheet]:
+    place = ["architecture", "train", "test"]
+    accuracies: list[list[Cell]] = [
+        [row.architecture, row.train, row.test, row.accuracy, row.case_accuracy] for row in study.tests
+    ]
+    yield Sheet("accuracy", [*place, "accuracy", "case accuracy"], accuracies)
+    shifts: list[list[Cell]] = [
+        [row.architecture, row.train, row.test, row.cells, row.index, row.verdict] for row in study.shifts
+    ]
+    yield Sheet("shifts", [*place, "cells", "index", "verdict"], shifts)
+    shortcuts: list[list[Cell]] = [[row.architecture, row.shifts, row.index] for row in study.shortcuts]
+    yield Sheet("shortcuts", ["architecture", "shifts", "index"], shortcuts)
+    cells: list[list[Cell]] = [
+        [
+            row.architecture,
+            row.train,
+            row.test,
+            ", ".join(f"{axis} {value:g}" for axis, value in cell.axis.items()),
+            cell.accuracy,
+            cell.case_accuracy,
+            cell.examples,
+        ]
+        for row in study.tests
+        for cell in row.cells
+    ]
+    yield Sheet("cells", [*place, "cell", "accuracy", "case accuracy", "examples"], cells)
+
+
+def _common(study: StudyResults) -> Iterator[Sheet]:
+    runs = [
+        [run.name, run.seed, run.status, run.parameters, run.tokens, run.tokens_per_s, run.seconds]
+        for run in study.runs
+    ]
+    yield Sheet("runs", ["name", "seed", "status", "parameters", "tokens", "tokens per s", "seconds"], runs)
     rates = [
-        {"architecture": swept["name"], "rate": rate, "loss": loss, "chosen": "yes" if rate == swept["chosen"] else ""}
-        for swept in study["sweep"]
-        for rate, loss in zip(swept["rates"], swept["losses"], strict=True)
+        [swept.name, rate, loss, "yes" if rate == swept.chosen else ""]
+        for swept in study.sweep
+        for rate, loss in zip(swept.rates, swept.losses, strict=True)
     ]
-    yield _columns("learning-rates", rates, ("architecture", "rate", "loss", "chosen"))
-    for found in study["evaluations"]:
-        rows = [row | row["axis"] for row in found["rows"]]
-        heads = ("name", "seed", "subset", *found["axes"], "metric", "value", "stderr", "n")
-        yield _columns(f"evaluation-{found['name']}", rows, heads)
-
-
-def _columns(name: str, rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> Sheet:
-    return Sheet(name, [key.replace("_", " ") for key in keys], [[row[key] for key in keys] for row in rows])
+    yield Sheet("learning-rates", ["architecture", "rate", "loss", "chosen"], rates)
+    for found in study.evaluations:
+        rows: list[list[Cell]] = [
+            [
+                row.name,
+                row.seed,
+                row.subset,
+                *(row.axis[axis] for axis in found.axes),
+                row.metric,
+                row.value,
+                row.stderr,
+                row.n,
+            ]
+            for row in found.rows
+        ]
+        heads = ["name", "seed", "subset", *found.axes, "metric", "value", "stderr", "n"]
+        yield Sheet(f"evaluation-{found.name}", heads, rows)
 
 
 def to_csv(sheet: Sheet) -> str:
     """Return a table as CSV (RFC 4180): numbers in full, an interval in three columns, nothing where there is none."""
-    wide = [any(isinstance(row[place], dict) for row in sheet.rows) for place in range(len(sheet.columns))]
+    wide = [any(isinstance(row[place], Estimate) for row in sheet.rows) for place in range(len(sheet.columns))]
     heads = [
         [name, f"{name} low", f"{name} high"] if split else [name]
         for name, split in zip(sheet.columns, wide, strict=True)
@@ -124,7 +164,7 @@ def to_csv(sheet: Sheet) -> str:
     writer.writerow([head for some in heads for head in some])
     for row in sheet.rows:
         cells = [
-            [(cell or {}).get(key) for key in ("value", "low", "high")] if split else [cell]
+            [None if cell is None else getattr(cell, end) for end in ("value", "low", "high")] if split else [cell]
             for cell, split in zip(row, wide, strict=True)
         ]
         writer.writerow([cell for some in cells for cell in some])
@@ -164,10 +204,10 @@ def to_latex(sheet: Sheet) -> str:
     )
 
 
-def _printed(cell: Any) -> str:
-    if isinstance(cell, dict):
-        ends = "" if cell["low"] is None else f" ({cell['low']:.3f} … {cell['high']:.3f})"
-        return f"{cell['value']:.3f}{ends}"
+def _printed(cell: Cell) -> str:
+    if isinstance(cell, Estimate):
+        ends = "" if cell.low is None else f" ({cell.low:.3f} … {cell.high:.3f})"
+        return f"{cell.value:.3f}{ends}"
     if cell is None:
         return "–"
     return f"{cell:.4g}" if isinstance(cell, float) else str(cell)

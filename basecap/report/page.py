@@ -5,20 +5,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import vl_convert
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from basecap.analysis import analyse
+from basecap.analysis import StudyResults, analyse
+from basecap.analysis.results import from_json, to_json
 from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
-from basecap.report.charts import Charts, seen
-from basecap.report.kinds import KINDS
+from basecap.report.charts import Charts, charts_of, seen
 from basecap.report.palette import ON_DARK, looks
 from basecap.report.recall_words import between, percent, points
-from basecap.report.rows import at_lowest, by_architecture, final_losses, without_nothing
+from basecap.report.rows import at_lowest, by_architecture, final_losses, without_null
+from basecap.report.summary import summarise
 from basecap.report.titles import titles
 from basecap.report.words import (
     duration,
@@ -29,8 +29,6 @@ from basecap.report.words import (
     worth_interval_text,
     worth_text,
 )
-
-VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 
 #: Descriptions of charts by file name (without suffix), by the section of the page they stand in.
 Groups = dict[str, dict[str, dict[str, Any]]]
@@ -48,16 +46,16 @@ def write_report(study_paths: Sequence[Path], out: Path, *, live: bool = False) 
     """
     records = StudyRecords(out)
     records.refuse_foreign_report()
-    found = analyse(study_paths)
+    found = to_json(analyse(study_paths))
     records.refuse_lost_results(found)
     records.write_results(found)
-    studies = records.results()["studies"]
+    studies = from_json(records.results(), out / "results.json")
     drawn = [
         draw(study, f"{index}-" if len(studies) > 1 else "", seen(study, StudyRecords(path)))
         for index, (study, path) in enumerate(zip(studies, study_paths, strict=True), start=1)
     ]
     images = {
-        f"{name}.svg": vl_convert.vegalite_to_svg(chart, vl_version=VEGA_LITE)
+        f"{name}.svg": vl_convert.vegalite_to_svg(chart, vl_version=figures.VEGA_LITE)
         for groups in drawn
         for charts in groups.values()
         for name, chart in charts.items()
@@ -65,19 +63,15 @@ def write_report(study_paths: Sequence[Path], out: Path, *, live: bool = False) 
     return records.write_report(_page(studies, titles(studies, study_paths), drawn, live), images)
 
 
-def draw(study: dict[str, Any], prefix: str = "", maps: Charts | None = None) -> Groups:
+def draw(study: StudyResults, prefix: str = "", maps: Charts | None = None) -> Groups:
     """Draw every figure of a study that has data, and those of its `maps`; names of files begin with `prefix`."""
     return {
-        group: {
-            prefix + safe_name(name): figures.styled(chart).to_dict(validate=False)
-            for name, chart in members.items()
-            if chart is not None
-        }
-        for group, members in {"influence": {}, **KINDS[study["kind"]].charts(study), **(maps or {})}.items()
+        group: {prefix + safe_name(name): chart for name, chart in members.items() if chart is not None}
+        for group, members in {"influence": {}, **charts_of(study), **(maps or {})}.items()
     }
 
 
-def _page(studies: Sequence[dict[str, Any]], named: Sequence[str], drawn: Sequence[Groups], live: bool) -> str:
+def _page(studies: Sequence[StudyResults], named: Sequence[str], drawn: Sequence[Groups], live: bool) -> str:
     environment = Environment(
         loader=PackageLoader("basecap.report"),
         autoescape=True,
@@ -99,15 +93,13 @@ def _page(studies: Sequence[dict[str, Any]], named: Sequence[str], drawn: Sequen
         "at_lowest": at_lowest,
         "by_architecture": by_architecture,
         "final": final_losses,
-        "looks": lambda study: looks(study["names"], study["reference"]),
-        "yaml": lambda content: yaml.safe_dump(without_nothing(content), sort_keys=False, allow_unicode=True),
+        "looks": lambda study: looks(study.names, study.reference),
+        "yaml": lambda content: yaml.safe_dump(without_null(content), sort_keys=False, allow_unicode=True),
         "spec": _in_page,
     }
-    kinds = [KINDS[study["kind"]] for study in studies]
-    said = [kind.say(study) for kind, study in zip(kinds, studies, strict=True)]
-    templates = [kind.template for kind in kinds]
+    summaries = [summarise(study) for study in studies]
     return environment.get_template("report.html").render(
-        sections=list(zip(studies, named, drawn, said, templates, strict=True)),
+        sections=list(zip(studies, named, drawn, summaries, strict=True)),
         bundle=Markup(_bundle()),
         on_dark=ON_DARK,
         live=live,
@@ -117,7 +109,9 @@ def _page(studies: Sequence[dict[str, Any]], named: Sequence[str], drawn: Sequen
 @cache
 def _bundle() -> str:
     """Return the scripts that draw charts in a page, which takes a second to put together."""
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE).replace("</script", "<\\/script")
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", figures.VEGA_LITE).replace(
+        "</script", "<\\/script"
+    )
 
 
 def _in_page(chart: dict[str, Any], legend: bool) -> dict[str, Any]:

@@ -1,9 +1,7 @@
 """Colours and marks that people with any colour vision can tell apart: never colour alone."""
 
 from collections.abc import Sequence
-from typing import Any
-
-import altair as alt
+from dataclasses import dataclass
 
 BLACK, DARK_GREY, GREY, BLUE = "#1b1b1b", "#595959", "#8a8a8a", "#0072b2"
 #: Okabe and Ito without yellow, which is too light on white, then dark colours of Paul Tol's muted scheme.
@@ -23,36 +21,43 @@ MARKS = {
 SHAPES = tuple(MARKS)
 
 
-def architecture_scales(names: Sequence[str], reference: str) -> tuple[alt.Scale, alt.Scale]:
-    """Return scales of colour and shape: the reference is a black circle; shapes differ where colours come again."""
-    others = [name for name in names if name != reference]
-    colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(others)} | {reference: BLACK}
-    shapes = {name: SHAPES[(index + 1) % len(SHAPES)] for index, name in enumerate(others)} | {reference: SHAPES[0]}
-    return (
-        alt.Scale(domain=list(names), range=[colours[name] for name in names]),
-        alt.Scale(domain=list(names), range=[shapes[name] for name in names]),
-    )
+#: Dashes of lines, the next where a colour is used again.
+DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2))
 
 
-#: Dashes of lines, the next where a colour comes again.
-DASHES = ([1, 0], [6, 3], [2, 2], [8, 2, 2, 2])
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How an architecture is drawn in every chart: colour, mark (its Vega name) and dashes of lines."""
+
+    name: str
+    colour: str
+    mark: str
+    dash: tuple[int, ...]
+
+    @property
+    def outline(self) -> str:
+        """The outline of the mark in the page's legend."""
+        return MARKS[self.mark]
 
 
-def dash_scale(names: Sequence[str], reference: str) -> alt.Scale:
-    """Return the scale of lines: dashed where a colour comes again."""
-    others = [name for name in names if name != reference]
-    dashes = {name: DASHES[index // len(COLOURS) % len(DASHES)] for index, name in enumerate(others)}
-    return alt.Scale(domain=list(names), range=[dashes.get(name, DASHES[0]) for name in names])
+def looks(names: Sequence[str], reference: str) -> list[Look]:
+    """Return the look of each architecture: the reference is a black circle; no two are alike.
+
+    >>> [(look.colour, look.mark) for look in looks(["a", "b"], "a")]
+    [('#1b1b1b', 'circle'), ('#0072b2', 'square')]
+    """
+    found = {reference: Look(name=reference, colour=BLACK, mark=SHAPES[0], dash=DASHES[0])}
+    for index, name in enumerate(name for name in names if name != reference):
+        found[name] = Look(
+            name=name,
+            colour=COLOURS[index % len(COLOURS)],
+            mark=SHAPES[(index + 1) % len(SHAPES)],
+            dash=DASHES[index // len(COLOURS) % len(DASHES)],
+        )
+    return [found[name] for name in names]
 
 
-def looks(names: Sequence[str], reference: str) -> list[dict[str, Any]]:
-    """Return how each architecture is drawn in every chart: {"name", "colour", "dash", "mark" (an outline)}."""
-    colours, shapes = architecture_scales(names, reference)
-    found = zip(names, colours.range, shapes.range, dash_scale(names, reference).range, strict=True)
-    return [{"name": name, "colour": colour, "dash": dash, "mark": MARKS[mark]} for name, colour, mark, dash in found]
-
-
-#: Colour of a chart -> the same on a dark page; the page's style sheet puts one in the place of the other.
+#: Colour of a chart -> its replacement on a dark page, in the style sheet of the page.
 ON_DARK = {
     BLACK: "#f0f0f0", DARK_GREY: "#b8b8b8", GREY: "#8f8f8f", BLUE: "#4aa8e8", "#d55e00": "#ff8640",
     "#009e73": "#25c79b", "#882255": "#ee6a9c", "#117733": "#7cc46a", "#332288": "#9a8cff", "#999933": "#d0cf66",

@@ -1,12 +1,15 @@
 """What a study of tasks found, in words."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
+from basecap.analysis.recall_rows import AccuracyRow, ShiftRow, ShortcutRow, TrainedRow
+from basecap.analysis.results import PublishedRow, RunRow, TaskResults
+from basecap.analysis.rows import Interval
 from basecap.report.words import edge_text, listed
 
-Study = dict[str, Any]
-Rows = Sequence[dict[str, Any]]
+#: A row of one of the tables of a study of tasks.
+TableRow = TypeVar("TableRow", AccuracyRow, ShiftRow, ShortcutRow, TrainedRow)
 
 #: What is said of runs whose best point lacks tests.
 PASSED_OVER = "A better evaluation point does not count, as not every test task was measured there"
@@ -17,23 +20,23 @@ SINGLE = (
 )
 
 
-def recall_headline(study: Study) -> str:
+def recall_headline(study: TaskResults) -> str:
     """Return two sentences: who recalls on its own pattern, and who does when the pattern moves."""
-    if not study["trained"]:
+    if not study.trained:
         return "Nothing has been measured yet."
     return f"{_own(study)} {_moved(study)}"
 
 
-def _own(study: Study) -> str:
+def _own(study: TaskResults) -> str:
     recalling: dict[str, list[str]] = {}
     best: dict[str, float | None] = {}
     every: list[str] = []
-    for name, rows in _by_architecture(study["trained"]).items():
-        recalling[name] = [row["train"] for row in rows if row["recalls"]]
-        best[name] = max((row["own"]["value"] for row in rows if row["own"]), default=None)
+    for name, rows in _by_architecture(study.trained).items():
+        recalling[name] = [row.train for row in rows if row.recalls]
+        best[name] = max((row.own.value for row in rows if row.own), default=None)
         if len(recalling[name]) == len(rows):
             every.append(name)
-    values = f"{100 * study['learned']:g} % or more of the queried values"
+    values = f"{100 * study.learned:g} % or more of the queried values"
     some = [f"{name} does on {listed(tasks)} only" for name, tasks in recalling.items() if tasks and name not in every]
     none = [f"{name} does not ({percent(best[name])})" for name, tasks in recalling.items() if not tasks]
     if not every and not some:
@@ -45,15 +48,15 @@ def _own(study: Study) -> str:
     return f"On {where}, {who} {verb} {values}{whole}; {'; '.join([*some, *none])}.".replace("; .", ".")
 
 
-def _moved(study: Study) -> str:
-    if not study["shifts"]:
+def _moved(study: TaskResults) -> str:
+    if not study.shifts:
         return "This study tests on no other pattern."
     holds, loses, undecided = [], [], []
-    for name, rows in _by_architecture(study["shifts"]).items():
-        judged = [row for row in rows if row["verdict"] != "untrained"]
-        verdicts = {row["verdict"] for row in judged}
+    for name, rows in _by_architecture(study.shifts).items():
+        judged = [row for row in rows if row.verdict != "untrained"]
+        verdicts = {row.verdict for row in judged}
         if "loses" in verdicts:
-            loses.append(f"{name} loses up to {points(worst(judged)['index']['value'])}")
+            loses.append(f"{name} loses up to {points(worst(judged).index.value)}")
         elif "undecided" in verdicts:
             undecided.append(name)
         elif judged:
@@ -68,46 +71,44 @@ def _moved(study: Study) -> str:
     return f"When the pattern moves, {'; '.join(parts)}."
 
 
-def recall_reasons(study: Study) -> list[str]:
+def recall_reasons(study: TaskResults) -> list[str]:
     """Return a sentence for each finding that the headline leaves out."""
     return [*_untrained(study), *_losses(study), *_regions(study), *_published(study)]
 
 
-def _untrained(study: Study) -> list[str]:
-    rows = [row for row in study["trained"] if not row["recalls"]]
+def _untrained(study: TaskResults) -> list[str]:
+    rows = [row for row in study.trained if not row.recalls]
     if not rows:
         return []
-    named = [f"{label(study, row)} ({percent(row['own']['value'] if row['own'] else None)})" for row in rows]
+    named = [f"{label(study, row)} ({percent(row.own.value if row.own else None)})" for row in rows]
     return [f"Not trained to recall on its own pattern: {listed(named)}; other columns say little there."]
 
 
-def _losses(study: Study) -> list[str]:
-    tests = {(row["architecture"], row["train"], row["test"]): row for row in study["tests"]}
+def _losses(study: TaskResults) -> list[str]:
+    tests = {(row.architecture, row.train, row.test): row for row in study.tests}
     said = []
-    for name, rows in _by_architecture(study["shifts"]).items():
-        judged = [row for row in rows if row["verdict"] in ("loses", "undecided")]
+    for name, rows in _by_architecture(study.shifts).items():
+        judged = [row for row in rows if row.verdict in ("loses", "undecided")]
         if judged:
             row = worst(judged)
-            there = percent(tests[name, row["train"], row["test"]]["accuracy"]["value"])
-            found = (
-                f"{there} there, {points(row['index']['value'])} ({between(row['index'])}) less than on its own pattern"
-            )
-            if row["verdict"] == "loses":
-                said.append(f"{label(study, row)} loses most on {row['test']}: {found}.")
+            there = percent(tests[name, row.train, row.test].accuracy.value)
+            found = f"{there} there, {points(row.index.value)} ({between(row.index)}) less than on its own pattern"
+            if row.verdict == "loses":
+                said.append(f"{label(study, row)} loses most on {row.test}: {found}.")
             else:
                 more = "more runs or test examples (task.held_out) would decide"
-                said.append(f"{label(study, row)} is undecided on {row['test']}: {found}; {more}.")
+                said.append(f"{label(study, row)} is undecided on {row.test}: {found}; {more}.")
     return said
 
 
-def _regions(study: Study) -> list[str]:
-    recalling = [(row["architecture"], row["train"]) for row in study["trained"] if row["recalls"]]
+def _regions(study: TaskResults) -> list[str]:
+    recalling = [(row.architecture, row.train) for row in study.trained if row.recalls]
     said = []
-    for test in study["test"]:
+    for test in study.test:
         readers: dict[str, list[str]] = {}
-        for row in study["tests"]:
-            if row["test"] == test and row["regions"] and (row["architecture"], row["train"]) in recalling:
-                shares = [part["value"] for part in row["regions"]]
+        for row in study.tests:
+            if row.test == test and row.regions and (row.architecture, row.train) in recalling:
+                shares = [part.value for part in row.regions]
                 most = max(range(len(shares)), key=shares.__getitem__)
                 reader = f"{label(study, row)} ({percent(shares[most])})"
                 readers.setdefault(f"region {most + 1} of {len(shares)}", []).append(reader)
@@ -116,67 +117,69 @@ def _regions(study: Study) -> list[str]:
     return said
 
 
-def _published(study: Study) -> list[str]:
-    found = study["published"]
-    rows = [row for row in (found or {"rows": []})["rows"] if row["difference"] is not None]
-    if not found or not rows:
+def _published(study: TaskResults) -> list[str]:
+    found = study.published
+    if found is None:
         return []
-    far = max(rows, key=lambda row: abs(row["difference"]))
-    held = sum(row["within"] for row in rows)
+    pairs = [(row, row.difference) for row in found.rows if row.difference is not None]
+    if not pairs:
+        return []
+    far, difference = max(pairs, key=lambda pair: abs(pair[1]))
+    held = sum(row.within is True for row in found.rows)
     return [
-        f"Beside {found['source']}: our intervals hold {held} of {len(rows)} published numbers; the largest difference "
-        f"is {points(far['difference'], signed=True)} ({far['architecture']} trained on {far['train']}, tested on "
-        f"{far['test']}{cell_text(far['axis'])})."
+        f"Beside {found.source}: our intervals hold {held} of {len(pairs)} published numbers; the largest difference "
+        f"is {points(difference, signed=True)} ({far.architecture} trained on {far.train}, tested on "
+        f"{far.test}{cell_text(far.axis)})."
     ]
 
 
-def recall_cautions(study: Study) -> list[str]:
+def recall_cautions(study: TaskResults) -> list[str]:
     """Return what a reader must not overlook: single runs, runs that are missing or unfinished, lost numbers."""
-    single = any(len(row["seeds"]) == 1 for row in study["trained"])
-    running = [run for run in study["runs"] if run["status"] == "running"]
-    counting = {(row["name"], row["seed"]) for row in study["points"]}
-    named = [f"{run['name']} (seed {run['seed']}) at {run['tokens']:,} tokens" for run in running]
-    passed = [f"{row['name']} (seed {row['seed']})" for row in study["points"] if row["passed_over"]]
-    unmet = [row for row in (study["published"] or {"rows": []})["rows"] if row["value"] is None]
-    edge = [sweep["name"] for sweep in study["sweep"] if sweep["at_edge"]]
+    single = any(len(row.seeds) == 1 for row in study.trained)
+    running = [run for run in study.runs if run.status == "running"]
+    counting = {(row.name, row.seed) for row in study.points}
+    named = [f"{run.name} (seed {run.seed}) at {run.tokens:,} tokens" for run in running]
+    passed = [f"{row.name} (seed {row.seed})" for row in study.points if row.passed_over]
+    unmet = [row for row in (study.published.rows if study.published else []) if row.value is None]
+    edge = [sweep.name for sweep in study.sweep if sweep.at_edge]
     return [
         *([SINGLE] if single else []),
         *([f"Not finished: {', '.join(named)}. {_shown(running, counting)}"] if running else []),
         *([f"{PASSED_OVER}: {listed(passed)}."] if passed else []),
-        *([f"Not measured yet: {listed(study['waiting'])}."] if study["waiting"] and study["trained"] else []),
+        *([f"Not measured yet: {listed(study.waiting)}."] if study.waiting and study.trained else []),
         *([f"Published numbers without one of ours: {listed(_unmet(unmet))}."] if unmet else []),
         *edge_text(edge),
     ]
 
 
-def _shown(running: Rows, counting: set[tuple[str, int]]) -> str:
-    some = any((run["name"], run["seed"]) in counting for run in running)
+def _shown(running: Sequence[RunRow], counting: set[tuple[str, int]]) -> str:
+    some = any((run.name, run.seed) in counting for run in running)
     how = "Where no run of a row is finished, it shows how far they are. " if some else ""
     return f"{how}Run the study again to resume."
 
 
-def _unmet(rows: Rows) -> list[str]:
+def _unmet(rows: Sequence[PublishedRow]) -> list[str]:
     """Return which published numbers have none of ours beside them, by architecture."""
     counts: dict[str, int] = {}
     for row in rows:
-        counts[row["architecture"]] = counts.get(row["architecture"], 0) + 1
+        counts[row.architecture] = counts.get(row.architecture, 0) + 1
     return [f"{count} of {name}" for name, count in counts.items()]
 
 
-def recall_rates(study: Study) -> str:
+def recall_rates(study: TaskResults) -> str:
     """Return the learning rates that sweeps have chosen, "" where there was none."""
-    chosen = [f"{sweep['name']} {sweep['chosen']:g}" for sweep in study["sweep"]]
+    chosen = [f"{sweep.name} {sweep.chosen:g}" for sweep in study.sweep]
     return f"Learning rates, chosen on validation examples: {', '.join(chosen)}." if chosen else ""
 
 
-def worst(rows: Rows) -> dict[str, Any]:
+def worst(rows: Sequence[ShiftRow]) -> ShiftRow:
     """Return the row with the largest shortcut index."""
-    return max(rows, key=lambda row: row["index"]["value"])
+    return max(rows, key=lambda row: row.index.value)
 
 
-def label(study: Study, row: dict[str, Any]) -> str:
+def label(study: TaskResults, row: AccuracyRow | ShiftRow | TrainedRow) -> str:
     """Return which runs a row is of: the training task is named where the study has several."""
-    return row["architecture"] if len(study["train"]) == 1 else f"{row['architecture']} on {row['train']}"
+    return row.architecture if len(study.train) == 1 else f"{row.architecture} on {row.train}"
 
 
 def cell_text(axis: dict[str, float]) -> str:
@@ -193,11 +196,11 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
-def between(found: dict[str, Any] | None) -> str:
+def between(found: Interval | None) -> str:
     """Return the interval of a share in percent as "98.9 … 99.9", a dash when there is none."""
     if found is None:
         return "–"
-    return f"{100 * found['low']:.1f} … {100 * found['high']:.1f}"
+    return f"{100 * found.low:.1f} … {100 * found.high:.1f}"
 
 
 def points(value: float | None, signed: bool = False) -> str:
@@ -211,8 +214,8 @@ def points(value: float | None, signed: bool = False) -> str:
     return f"{100 * value:+.1f} points" if signed else f"{100 * value:.1f} points"
 
 
-def _by_architecture(rows: Rows) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
+def _by_architecture(rows: Sequence[TableRow]) -> dict[str, list[TableRow]]:
+    found: dict[str, list[TableRow]] = {}
     for row in rows:
-        found.setdefault(row["architecture"], []).append(row)
+        found.setdefault(row.architecture, []).append(row)
     return found

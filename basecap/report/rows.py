@@ -1,81 +1,126 @@
 """Rows of the page's tables: one per architecture, its seeds folded into it."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import mean, median
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-Study = dict[str, Any]
+from basecap.analysis.results import RunRow, StudyResults, TextResults
+from basecap.analysis.rows import Estimate, Row
 
 
-def at_lowest(row: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the gap of a row of `comparisons` at the lowest loss that both have seen, with its interval there."""
-    along = row["along"]
+@dataclass(frozen=True, kw_only=True)
+class ArchitectureRow:
+    """The runs of an architecture: how many are in which state, their largest tokens, median speed, time together."""
+
+    name: str
+    state: str
+    parameters: int | None
+    tokens: int
+    tokens_per_s: float | None
+    seconds: float | None
+    machines: list[str]
+    runs: list[RunRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalRun:
+    """A run at its last evaluation point: training loss, held-out loss, then the loss on each domain, None without."""
+
+    name: str
+    seed: int
+    tokens: int
+    losses: list[float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalRow:
+    """The last evaluation points of an architecture's runs, and the mean losses; None where a run has none."""
+
+    name: str
+    tokens: int
+    means: list[float | None]
+    runs: list[FinalRun]
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+Named = TypeVar("Named", bound=_Named)
+
+
+def at_lowest(row: Row) -> Estimate | None:
+    """Return the gap at the lowest loss that an architecture and the reference have both seen, with its interval."""
+    along = row.along
     if along is None:
         return None
-    return {"value": along["value"][0], **{end: along[end] and along[end][0] for end in ("low", "high")}}
+    low, high = (None if ends is None else ends[0] for ends in (along.low, along.high))
+    return Estimate(value=along.value[0], low=low, high=high)
 
 
-def by_architecture(study: Study) -> list[dict[str, Any]]:
-    """Return a row per architecture: what its runs cost together, and the runs themselves."""
+def by_architecture(study: StudyResults) -> list[ArchitectureRow]:
+    """Return a row per architecture: the costs of its runs together, and the runs themselves."""
     rows = []
-    for name, runs in _grouped(study["runs"]).items():
-        rates = [run["tokens_per_s"] for run in runs if run["tokens_per_s"] is not None]
-        seconds = [run["seconds"] for run in runs if run["seconds"] is not None]
-        states = [run["status"] for run in runs]
+    for name, runs in grouped(study.runs).items():
+        rates = [run.tokens_per_s for run in runs if run.tokens_per_s is not None]
+        seconds = [run.seconds for run in runs if run.seconds is not None]
+        states = [run.status for run in runs]
         rows.append(
-            {
-                "name": name,
-                "state": ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)),
-                "parameters": next((run["parameters"] for run in runs if run["parameters"] is not None), None),
-                "tokens": max(run["tokens"] for run in runs),
-                "tokens_per_s": median(rates) if rates else None,
-                "seconds": sum(seconds) if seconds else None,
-                "machines": list(dict.fromkeys(machine for run in runs for machine in run["machines"])),
-                "runs": runs,
-            }
+            ArchitectureRow(
+                name=name,
+                state=", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)),
+                parameters=next((run.parameters for run in runs if run.parameters is not None), None),
+                tokens=max(run.tokens for run in runs),
+                tokens_per_s=median(rates) if rates else None,
+                seconds=sum(seconds) if seconds else None,
+                machines=list(dict.fromkeys(machine for run in runs for machine in run.machines)),
+                runs=runs,
+            )
         )
     return rows
 
 
-def final_losses(study: Study) -> list[dict[str, Any]]:
-    """Return the last evaluation point of each run, and the means over the runs of an architecture.
-
-    The values are the training loss, the held-out loss, then the loss on each domain; None where there is none.
-    """
-    domains = [*study["train_domains"], *study["ood_domains"]]
-    last = {(point["name"], point["seed"]): point for point in study["points"]}
+def final_losses(study: TextResults) -> list[FinalRow]:
+    """Return the last evaluation point of each run, and the means over the runs of an architecture."""
+    domains = [*study.train_domains, *study.ood_domains]
+    last = {(point.name, point.seed): point for point in study.points}
     runs = [
-        {key: point[key] for key in ("name", "seed", "tokens")}
-        | {
-            "losses": [
-                point["training"],
-                point["held_out"],
-                *(point["domains"].get(domain, {}).get("loss") for domain in domains),
-            ]
-        }
+        FinalRun(
+            name=point.name,
+            seed=point.seed,
+            tokens=point.tokens,
+            losses=[point.training, point.held_out, *(point.loss_on(domain) for domain in domains)],
+        )
         for point in last.values()
     ]
     return [
-        {
-            "name": name,
-            "tokens": max(run["tokens"] for run in own),
-            "means": [
-                None if None in column else mean(column) for column in zip(*(run["losses"] for run in own), strict=True)
-            ],
-            "runs": own,
-        }
-        for name, own in _grouped(runs).items()
+        FinalRow(
+            name=name,
+            tokens=max(run.tokens for run in own),
+            means=[_mean(column) for column in zip(*(run.losses for run in own), strict=True)],
+            runs=own,
+        )
+        for name, own in grouped(runs).items()
     ]
 
 
-def without_nothing(content: Any) -> Any:
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return mean(known) if len(known) == len(values) else None
+
+
+def without_null(content: Any) -> Any:
     """Return settings without those that are not set."""
     if isinstance(content, dict):
-        return {key: without_nothing(value) for key, value in content.items() if value is not None}
-    return [without_nothing(value) for value in content] if isinstance(content, list) else content
+        return {key: without_null(value) for key, value in content.items() if value is not None}
+    return [without_null(value) for value in content] if isinstance(content, list) else content
 
 
-def _grouped(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
+def grouped(rows: Sequence[Named]) -> dict[str, list[Named]]:
+    """Return rows by their name, in the order of the first of each."""
+    found: dict[str, list[Named]] = {}
     for row in rows:
-        found.setdefault(row["name"], []).append(row)
+        found.setdefault(row.name, []).append(row)
     return found

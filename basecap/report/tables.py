@@ -1,10 +1,11 @@
 """The tables of studies for a terminal."""
 
-from typing import Any
-
 from rich.table import Table
 from rich.text import Text
 
+from basecap.analysis.recall_rows import AccuracyRow, TrainedRow
+from basecap.analysis.results import StudyResults, TaskResults, TextResults
+from basecap.analysis.rows import Gap
 from basecap.report.recall_words import between, percent
 from basecap.report.words import SIGNS, gap_text, interval_text, runs_text, worth_interval_text, worth_text
 
@@ -13,70 +14,75 @@ STYLES = {"keeps": "green", "degrades": "red", "undecided": "yellow", "behind": 
 SHIFTS = {"holds": "keeps", "loses": "degrades", "undecided": "undecided", "untrained": "behind"}
 
 
-def verdict_table(title: str, study: dict[str, Any]) -> Table:
+def table_of(title: str, study: StudyResults) -> Table:
+    """Return the main table of a study."""
+    return verdict_table(title, study) if isinstance(study, TextResults) else recall_table(title, study)
+
+
+def verdict_table(title: str, study: TextResults) -> Table:
     """Return a row per architecture of a study of text: its verdict, gap and interval."""
-    signs = " (✓ keeps, ✗ degrades, ? undecided)" if study["ood_domains"] else ""
-    table = Table(title=Text(f"{title}: gap to {study['reference']}, nats per token{signs}"), title_justify="left")
+    signs = " (✓ keeps, ✗ degrades, ? undecided)" if study.ood_domains else ""
+    table = Table(title=Text(f"{title}: gap to {study.reference}, nats per token{signs}"), title_justify="left")
     table.box = None
-    domains = study["ood_domains"] or study["train_domains"]
+    domains = study.tested
     for column in ("architecture", "verdict"):
         table.add_column(column, no_wrap=True)
     for column in ("gap", "interval", "as if trained on", "weighted gap", "runs", *domains):
         table.add_column(Text(column), justify="right", overflow="fold")
-    for row in study["comparisons"]:
-        by_domain = {part["domain"]: part for part in row["domains"]}
-        worth = f"{worth_text(row['gap'])} ({worth_interval_text(row['gap'])})" if row["gap"] else "–"
+    for row in study.comparisons:
+        by_domain = {part.domain: part for part in row.domains}
+        worth = f"{worth_text(row.gap)} ({worth_interval_text(row.gap)})" if row.gap else "–"
         table.add_row(
-            Text(row["name"]),
-            Text("–" if row["verdict"] == "none" else row["verdict"], style=STYLES[row["verdict"]]),
-            gap_text(row["gap"]),
-            interval_text(row["gap"]),
+            Text(row.name),
+            Text("–" if row.verdict == "none" else row.verdict, style=STYLES[row.verdict]),
+            gap_text(row.gap),
+            interval_text(row.gap),
             worth,
-            _signed(row["weighted"]),
+            _signed(row.weighted),
             runs_text(row),
             *(_signed(by_domain.get(domain)) for domain in domains),
         )
     return table
 
 
-def _signed(found: dict[str, Any] | None) -> Text:
+def _signed(found: Gap | None) -> Text:
     """Return a gap with the sign of its verdict: ✓ keeps, ✗ degrades, ? undecided."""
-    if found is None or found["verdict"] == "none":
+    if found is None or found.verdict == "none":
         return Text(gap_text(found))
-    return Text(f"{gap_text(found)} {SIGNS[found['verdict']]}", style=STYLES[found["verdict"]])
+    return Text(f"{gap_text(found)} {SIGNS[found.verdict]}", style=STYLES[found.verdict])
 
 
-def recall_table(title: str, study: dict[str, Any]) -> Table:
+def recall_table(title: str, study: TaskResults) -> Table:
     """Return a row per architecture and training task of a study of tasks: accuracy on each test task."""
-    signs = f"✓ still recalls, ✗ loses, ? undecided, … own pattern below {100 * study['learned']:g} %"
+    signs = f"✓ still recalls, ✗ loses, ? undecided, … own pattern below {100 * study.learned:g} %"
     table = Table(title=Text(f"{title}: accuracy in %, mean over cells ({signs})"), title_justify="left")
     table.box = None
     for column in ("architecture", "trained on"):
         table.add_column(column, no_wrap=True)
     table.add_column("runs", justify="right")
-    for task in study["test"]:
+    for task in study.test:
         table.add_column(Text(task), justify="right", overflow="fold")
-    tests = {(row["architecture"], row["train"], row["test"]): row for row in study["tests"]}
-    verdicts = {(row["architecture"], row["train"], row["test"]): row["verdict"] for row in study["shifts"]}
-    for row in study["trained"]:
-        place = row["architecture"], row["train"]
+    tests = {(row.architecture, row.train, row.test): row for row in study.tests}
+    verdicts = {(row.architecture, row.train, row.test): row.verdict for row in study.shifts}
+    for row in study.trained:
+        place = row.architecture, row.train
         table.add_row(
-            Text(row["architecture"]),
-            Text(row["train"]),
-            str(len(row["seeds"])),
-            *(_accuracy(tests.get((*place, task)), verdicts.get((*place, task)), row) for task in study["test"]),
+            Text(row.architecture),
+            Text(row.train),
+            str(len(row.seeds)),
+            *(_accuracy(tests.get((*place, task)), verdicts.get((*place, task)), row) for task in study.test),
         )
     return table
 
 
-def _accuracy(found: dict[str, Any] | None, verdict: str | None, trained: dict[str, Any]) -> Text:
+def _accuracy(found: AccuracyRow | None, verdict: str | None, trained: TrainedRow) -> Text:
     """Return an accuracy with its interval and the sign of its verdict."""
     if found is None:
         return Text("–")
-    accuracy = found["accuracy"]
-    if verdict is None and found["test"] == found["train"] and not trained["recalls"]:
+    accuracy = found.accuracy
+    if verdict is None and found.test == found.train and not trained.recalls:
         verdict = "untrained"
     of = SHIFTS[verdict] if verdict else "none"
     sign = f" {SIGNS[of]}" if verdict else "  "
-    style = "bold" if found["test"] == found["train"] else STYLES[of]
-    return Text(f"{percent(accuracy['value']).removesuffix(' %')} ({between(accuracy)}){sign}", style=style)
+    style = "bold" if found.test == found.train else STYLES[of]
+    return Text(f"{percent(accuracy.value).removesuffix(' %')} ({between(accuracy)}){sign}", style=style)

@@ -1,35 +1,41 @@
-"""What a report says on a terminal: the table of each study and its words."""
+"""A report on a terminal: the table of each study and its findings in words."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from basecap.report.kinds import KINDS
+from basecap.analysis.results import StudyResults
+from basecap.report.summary import summarise
+from basecap.report.tables import table_of
 from basecap.report.titles import titles
 
 
-def terminal_table(results: dict[str, Any], paths: Sequence[Path]) -> Group:
-    """Return what `rich` prints: per study, in `paths`, its table, and what that says."""
-    named = zip(titles(results["studies"], paths), results["studies"], strict=True)
-    return Group(*(part for title, study in named for part in (*_study(title, study), Text())))
+def terminal_table(
+    studies: Sequence[StudyResults], paths: Sequence[Path], reported: Collection[tuple[str, int]] = ()
+) -> Group:
+    """Return what `rich` prints: of each study, in `paths`, its table and its findings in words.
+
+    Failures of the runs (name, seed) that are already `reported` are left out.
+    """
+    named = zip(titles(studies, paths), studies, strict=True)
+    return Group(*(part for title, study in named for part in (*_study(title, study, reported), Text())))
 
 
-def _study(title: str, study: dict[str, Any]) -> list[Table | Text]:
-    kind = KINDS[study["kind"]]
-    said = kind.say(study)
+def _study(title: str, study: StudyResults, reported: Collection[tuple[str, int]]) -> list[Table | Text]:
+    summary = summarise(study)
     failures = [
-        Text(f"failed: {failure['name']} (seed {failure['seed']}): {failure['message']}", style="red")
-        for failure in study["failures"]
+        Text(f"failed: {failure.name} (seed {failure.seed}): {failure.message}", style="red")
+        for failure in study.failures
+        if (failure.name, failure.seed) not in reported
     ]
     return [
-        kind.table(title, study),
-        Text(said.headline, style="bold"),
-        *(Text(f"- {reason}") for reason in said.reasons),
-        *([Text(said.rates)] if said.rates else []),
-        *(Text(words, style="yellow") for words in said.cautions),
+        table_of(title, study),
+        Text(summary.headline, style="bold"),
+        *(Text(f"- {reason}") for reason in summary.reasons),
+        *([Text(summary.rates)] if summary.rates else []),
+        *(Text(words, style="yellow") for words in summary.cautions),
         *failures,
     ]

@@ -1,10 +1,11 @@
 """Numbers and verdicts as people read them."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from basecap.analysis.draws import FEWEST_DOCUMENTS
 from basecap.analysis.noise import FEWEST_SPLIT
+from basecap.analysis.results import TextResults
+from basecap.analysis.rows import Estimate, Gap, Row
 
 #: Verdict -> how it is said of one architecture and of several.
 VERBS = {
@@ -20,17 +21,14 @@ EDGE = "The best learning rate is the lowest or the highest that was tried"
 #: A larger share of tokens is not worth a number.
 LARGEST_SHARE = 10
 
-Study = dict[str, Any]
-Rows = Sequence[dict[str, Any]]
 
-
-def asked(study: Study) -> str:
+def asked(study: TextResults) -> str:
     """Return two sentences: what a study asks, and of what."""
-    reference, trained = study["reference"], listed(study["train_domains"])
-    others = len(study["names"]) - 1
+    reference, trained = study.reference, listed(study.train_domains)
+    others = len(study.names) - 1
     of = f"{others} architecture{'' if others == 1 else 's'}"
-    if study["ood_domains"]:
-        unseen = listed(study["ood_domains"])
+    if study.ood_domains:
+        unseen = listed(study.ood_domains)
         return (
             f"Once two models predict unseen text of {trained} equally well, do they also predict {unseen}, which they "
             f"never saw, equally well? This study asks it of {of} and takes {reference} as the measure of base "
@@ -42,19 +40,19 @@ def asked(study: Study) -> str:
     )
 
 
-def headline(study: Study) -> str:
+def headline(study: TextResults) -> str:
     """Return one sentence that sums a study up."""
-    reference = study["reference"]
-    if not study["comparisons"]:
+    reference = study.reference
+    if not study.comparisons:
         return f"There is nothing to compare with {reference}."
     found = {verdict: _with_verdict(study, verdict) for verdict in VERBS}
     parts = [f"{listed(names)} {VERBS[verdict][len(names) > 1]}" for verdict, names in found.items() if names]
-    if study["ood_domains"]:
+    if study.ood_domains:
         return f"Out of domain at equal pre-training loss, compared with {reference}: {'; '.join(parts)}."
-    rows = [row for row in study["comparisons"] if row["gap"] is not None]
-    higher = [row["name"] for row in rows if row["gap"]["low"] > 0]
-    lower = [row["name"] for row in rows if row["gap"]["high"] < 0]
-    same = [row["name"] for row in rows if row["name"] not in (*higher, *lower)]
+    gaps = {row.name: row.gap for row in study.comparisons if row.gap is not None}
+    higher = [name for name, gap in gaps.items() if gap.low > 0]
+    lower = [name for name, gap in gaps.items() if gap.high < 0]
+    same = [name for name in gaps if name not in (*higher, *lower)]
     parts = [
         *([f"{listed(higher)} {'have' if len(higher) > 1 else 'has'} a higher held-out loss"] if higher else []),
         *([f"{listed(lower)} {'have' if len(lower) > 1 else 'has'} a lower held-out loss"] if lower else []),
@@ -65,41 +63,41 @@ def headline(study: Study) -> str:
     return f"{said}This study trains on every domain that it tests, so there is no verdict."
 
 
-def reasons(study: Study) -> list[str]:
+def reasons(study: TextResults) -> list[str]:
     """Return why rows have no decision and what would give one, a sentence or two for rows of one reason."""
-    grouped: dict[str, list[dict[str, Any]]] = {}
-    for row in sorted(study["comparisons"], key=lambda row: row["verdict"] == "behind"):
-        if row["verdict"] in ("undecided", "behind") or row["gap"] is None:
+    grouped: dict[str, list[Row]] = {}
+    for row in sorted(study.comparisons, key=lambda row: row.verdict == "behind"):
+        if row.verdict in ("undecided", "behind") or row.gap is None:
             grouped.setdefault(_reason(row), []).append(row)
     return [
-        f"{listed([row['name'] for row in rows])}: {reason}.{_remedy(rows, study['reference'])}"
+        f"{listed([row.name for row in rows])}: {reason}.{_remedy(rows, study.reference)}"
         for reason, rows in grouped.items()
     ]
 
 
-def _reason(row: dict[str, Any]) -> str:
-    found = row["gap"]
+def _reason(row: Row) -> str:
+    found = row.gap
     if found is None:
-        return row["words"]
-    if found["tolerance"] is None:
+        return row.words
+    if found.tolerance is None:
         return "the reference's loss on unseen domains does not fall while it trains, so no gap can be judged"
-    if found["low"] > 0:
-        return f"worse, but by less than two groups of the reference's own runs differ ({found['split']:.3f} nats)"
-    return f"the interval includes both 0 and the tolerance of {found['tolerance']:.3f} nats"
+    if found.low > 0:
+        return f"worse, but by less than two groups of the reference's own runs differ ({found.split:.3f} nats)"
+    return f"the interval includes both 0 and the tolerance of {found.tolerance:.3f} nats"
 
 
-def _remedy(rows: Rows, reference: str) -> str:
+def _remedy(rows: Sequence[Row], reference: str) -> str:
     """Return what would decide rows that share a reason, " " before it."""
-    rows = [row for row in rows if row["gap"] is not None and row["gap"]["tolerance"] is not None]
+    rows = [row for row in rows if row.gap is not None and row.gap.tolerance is not None]
     if not rows:
         return ""
-    if any(row["conditional"] for row in rows):
+    if any(row.conditional for row in rows):
         return " Train at least three seeds."
-    counted = sorted((row for row in rows if row["more"] is not None), key=lambda row: row["more"]["runs"])
-    never = [row["name"] for row in rows if row["more"] is None]
+    needed = sorted(((row.name, row.more) for row in rows if row.more is not None), key=lambda pair: pair[1].runs)
+    never = [row.name for row in rows if row.more is None]
     said = ""
-    if counted:
-        counts = ", ".join(f"{row['more']['runs']} for {row['name']}{_took(row['more']['seconds'])}" for row in counted)
+    if needed:
+        counts = ", ".join(f"{more.runs} for {name}{_took(more.seconds)}" for name, more in needed)
         said = f" At these estimates more runs of each and of {reference} would decide: {counts}."
     if never:
         said += f" More runs alone will not decide {listed(never)}: use more held-out documents or train longer."
@@ -110,35 +108,35 @@ def _took(seconds: float | None) -> str:
     return "" if seconds is None else f" ({duration(seconds)})"
 
 
-def notes(study: Study) -> list[tuple[str, str]]:
+def notes(study: TextResults) -> list[tuple[str, str]]:
     """Return what a reader of the table needs to know as (term, what it means); none where no row has a gap."""
-    rows = [row for row in study["comparisons"] if row["gap"] is not None]
+    rows = [row for row in study.comparisons if row.gap is not None]
     if not rows:
         return []
     return [
-        *(_verdicts(study, rows[0]) if study["ood_domains"] else []),
+        *(_verdicts(study, rows[0]) if study.ood_domains else []),
         ("Intervals", _intervals(study, rows)),
-        ("As if trained on", f"80 % means: {study['reference']} itself is that good after 80 % of its tokens."),
+        ("As if trained on", f"80 % means: {study.reference} itself is that good after 80 % of its tokens."),
         ("Weighted gap", "domains count by how precisely they are measured, with the same weights in every row."),
         ("Trained range", _range(study)),
     ]
 
 
-def _verdicts(study: Study, row: dict[str, Any]) -> list[tuple[str, str]]:
-    reference, found = study["reference"], row["gap"]
-    if found["tolerance"] is None:
+def _verdicts(study: TextResults, row: Row) -> list[tuple[str, str]]:
+    reference, found = study.reference, row.gap
+    if found is None or found.tolerance is None:
         return [("Tolerance", f"none: the loss of {reference} on the unseen domains does not fall while it trains.")]
-    some = [part for part in row["domains"] if part["tolerance"] is not None]
-    differs = ", ".join(f"{part['domain']} {part['tolerance']:.3f}" for part in some)
-    measured = found["split"] is not None
+    some = [part for part in row.domains if part.tolerance is not None]
+    differs = ", ".join(f"{part.domain} {part.tolerance:.3f}" for part in some)
+    measured = found.split is not None
     check = f"not measurable: fewer than {FEWEST_SPLIT} runs of {reference}."
     if measured:
-        check = f"two groups of {reference}'s own runs differ by up to {found['split']:.3f} nats."
+        check = f"two groups of {reference}'s own runs differ by up to {found.split:.3f} nats."
     return [
         (
             "Tolerance",
-            f"a gap counts as kept if it costs less than {100 * study['cost']:g} % of the tokens of {reference}: "
-            f"{found['tolerance']:.3f} nats here ({differs}).",
+            f"a gap counts as kept if it costs less than {100 * study.cost:g} % of the tokens of {reference}: "
+            f"{found.tolerance:.3f} nats here ({differs}).",
         ),
         ("Keeps", "the interval ends below the tolerance."),
         (
@@ -151,13 +149,13 @@ def _verdicts(study: Study, row: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _intervals(study: Study, rows: Rows) -> str:
+def _intervals(study: TextResults, rows: Sequence[Row]) -> str:
     said = (
-        f"in each column, the intervals of all rows hold together with {100 * study['confidence']:g} % probability; "
+        f"in each column, the intervals of all rows hold together with {100 * study.confidence:g} % probability; "
         f"the narrower ones for a single row are in results.json. {_looks(study)}"
     )
-    few = study["few_clusters"]
-    if any(row["conditional"] for row in rows):
+    few = study.few_clusters
+    if any(row.conditional for row in rows):
         said += "They hold for these trained models only. "
     elif not few:
         said += "They include what other documents and other seeds would change."
@@ -169,26 +167,26 @@ def _intervals(study: Study, rows: Rows) -> str:
     return said.strip()
 
 
-def _looks(study: Study) -> str:
+def _looks(study: TextResults) -> str:
     """Return a sentence, with " " after it, about a study that was grown until its rows were decided, else ""."""
-    looks = study["looks"]
+    looks = study.looks
     if looks is None:
         return ""
-    counts = listed(map(str, looks["looks"]))
-    return f"Looked at after {counts} of at most {looks['most']} seeds; intervals hold over all looks together. "
+    counts = listed(map(str, looks.looks))
+    return f"Looked at after {counts} of at most {looks.most} seeds; intervals hold over all looks together. "
 
 
-def _range(study: Study) -> str:
+def _range(study: TextResults) -> str:
     return (
-        f"the losses over which gaps are averaged. It begins where {study['reference']} is after "
-        f"{100 * study['from']:g} % of its tokens (or at the loss of a bigram model, if that is lower) and ends at the "
+        f"the losses over which gaps are averaged. It begins where {study.reference} is after "
+        f"{100 * study.share:g} % of its tokens (or at the loss of a bigram model, if that is lower) and ends at the "
         "higher of the two final losses."
     )
 
 
-def trained_models_only(study: Study) -> str:
+def trained_models_only(study: TextResults) -> str:
     """Return two sentences about intervals that include no variation from run to run, "" when there are none."""
-    if not any(row["conditional"] for row in study["comparisons"]):
+    if not any(row.conditional for row in study.comparisons):
         return ""
     return (
         "There are too few runs to estimate how much a result varies from seed to seed: intervals and verdicts hold "
@@ -197,14 +195,14 @@ def trained_models_only(study: Study) -> str:
     )
 
 
-def remarks(study: Study) -> list[str]:
+def remarks(study: TextResults) -> list[str]:
     """Return a sentence for each thing to know of a study's runs, text and learning rates; none where all is usual."""
-    left_out = [f"{row['left_out']:,} of {row['domain']}" for row in study["overlap"] if row["left_out"]]
+    left_out = [f"{row.left_out:,} of {row.domain}" for row in study.overlap if row.left_out]
     copied = "Held-out documents left out because they stand in the training text"
-    edge = [sweep["name"] for sweep in study["sweep"] if sweep["at_edge"]]
+    edge = [sweep.name for sweep in study.sweep if sweep.at_edge]
     return [
         *_left_out(study),
-        *([f"{study['text_note']}."] if study["text_note"] else []),
+        *([f"{study.text_note}."] if study.text_note else []),
         *([f"{copied}: {listed(left_out)}."] if left_out else []),
         *edge_text(edge),
     ]
@@ -215,41 +213,41 @@ def edge_text(names: Sequence[str]) -> list[str]:
     return [f"{EDGE} for {listed(names)}: a better one may lie beyond."] if names else []
 
 
-def rates_text(study: Study) -> str:
+def rates_text(study: TextResults) -> str:
     """Return the learning rates that sweeps have chosen, "" where there was none."""
-    chosen = [f"{sweep['name']} {sweep['chosen']:g}" for sweep in study["sweep"]]
+    chosen = [f"{sweep.name} {sweep.chosen:g}" for sweep in study.sweep]
     return f"Learning rates, chosen on held-out text of the training domains: {', '.join(chosen)}." if chosen else ""
 
 
-def _left_out(study: Study) -> list[str]:
+def _left_out(study: TextResults) -> list[str]:
     """Return a sentence about the runs that are at their end and still not compared, none when there are none."""
-    running = {(run["name"], run["seed"]) for run in study["runs"] if run["status"] == "running"}
-    rows, reference = [row for row in study["comparisons"] if row["gap"] is not None], study["reference"]
-    every = [(reference, run) for row in rows[:1] for run in row["reference_left_out"]]
-    every += [(row["name"], run) for row in rows for run in row["left_out"]]
-    named = [f"{name} seed {run['seed']} ({run['why']})" for name, run in every if (name, run["seed"]) not in running]
+    running = {(run.name, run.seed) for run in study.runs if run.status == "running"}
+    rows, reference = [row for row in study.comparisons if row.gap is not None], study.reference
+    every = [(reference, run) for row in rows[:1] for run in row.reference_left_out]
+    every += [(row.name, run) for row in rows for run in row.left_out]
+    named = [f"{name} seed {run.seed} ({run.why})" for name, run in every if (name, run.seed) not in running]
     if not named:
         return []
     said = f"Left out of the comparison: {'; '.join(named)}."
-    if rows[0]["reference_left_out"]:
-        count = len(rows[0]["reference_seeds"])
+    if rows[0].reference_left_out:
+        count = len(rows[0].reference_seeds)
         said += f" {count} {'run' if count == 1 else 'runs'} of {reference} {'is' if count == 1 else 'are'} compared."
     return [said]
 
 
-def unfinished(study: Study) -> str:
+def unfinished(study: TextResults) -> str:
     """Return one or two sentences about the runs that are not at their end, "" when there are none."""
-    running = [run for run in study["runs"] if run["status"] == "running"]
+    running = [run for run in study.runs if run.status == "running"]
     if not running:
         return ""
-    rows = [row for row in study["comparisons"] if row["gap"] is not None]
-    compared = {(row["name"], seed) for row in rows for seed in row["seeds"]}
-    compared |= {(study["reference"], seed) for row in rows for seed in row["reference_seeds"]}
+    rows = [row for row in study.comparisons if row.gap is not None]
+    compared = {(row.name, seed) for row in rows for seed in row.seeds}
+    compared |= {(study.reference, seed) for row in rows for seed in row.reference_seeds}
     groups = {True: "compared as far as they are", False: "not compared"}
     parts = []
     for inside, words in groups.items():
-        some = [run for run in running if ((run["name"], run["seed"]) in compared) == inside]
-        named = ", ".join(f"{run['name']} (seed {run['seed']}) at {run['tokens'] / 1e6:.1f}M tokens" for run in some)
+        some = [run for run in running if ((run.name, run.seed) in compared) == inside]
+        named = ", ".join(f"{run.name} (seed {run.seed}) at {run.tokens / 1e6:.1f}M tokens" for run in some)
         parts += [f"{words}: {named}"] if some else []
     return f"Not finished, {'; '.join(parts)}. Run the study again to resume."
 
@@ -264,14 +262,14 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(some)} and {last}" if some else last
 
 
-def gap_text(gap: dict[str, Any] | None) -> str:
+def gap_text(gap: Estimate | None) -> str:
     """Return a gap as "+0.004", a dash when there is none."""
-    return "–" if gap is None else _signed(gap["value"])
+    return "–" if gap is None else _signed(gap.value)
 
 
-def interval_text(gap: dict[str, Any] | None) -> str:
+def interval_text(gap: Estimate | None) -> str:
     """Return a gap's interval as "-0.001 … +0.009", a dash when there is none: a place along the curve may lack it."""
-    return "–" if gap is None or gap["low"] is None else f"{_signed(gap['low'])} … {_signed(gap['high'])}"
+    return "–" if gap is None or gap.low is None or gap.high is None else f"{_signed(gap.low)} … {_signed(gap.high)}"
 
 
 def _signed(value: float) -> str:
@@ -291,22 +289,22 @@ def share_text(value: float | None) -> str:
     return "< 1 %" if value < 0.01 else f"{100 * value:.0f} %"
 
 
-def worth_text(gap: dict[str, Any] | None) -> str:
+def worth_text(gap: Gap | None) -> str:
     """Return after which share of its tokens the reference is as good, as "83 %"."""
-    return "–" if gap is None or gap["tokens"] is None else share_text(gap["tokens"]["value"])
+    return "–" if gap is None or gap.tokens is None else share_text(gap.tokens.value)
 
 
-def worth_interval_text(gap: dict[str, Any] | None) -> str:
+def worth_interval_text(gap: Gap | None) -> str:
     """Return the interval of that share as "70 … 99 %"."""
-    if gap is None or gap["tokens"] is None:
+    if gap is None or gap.tokens is None:
         return "–"
-    low, high = (share_text(gap["tokens"][end]) for end in ("low", "high"))
+    low, high = (share_text(end) for end in (gap.tokens.low, gap.tokens.high))
     return f"{low.removesuffix(' %')} … {high}"
 
 
-def runs_text(row: dict[str, Any]) -> str:
+def runs_text(row: Row) -> str:
     """Return the runs that were compared, its own and the reference's, as "3 / 10"."""
-    return f"{len(row['seeds'])} / {len(row['reference_seeds'])}" if row["seeds"] else "–"
+    return f"{len(row.seeds)} / {len(row.reference_seeds)}" if row.seeds else "–"
 
 
 def duration(seconds: float | None) -> str:
@@ -319,5 +317,5 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
-def _with_verdict(study: Study, verdict: str) -> list[str]:
-    return [row["name"] for row in study["comparisons"] if row["verdict"] == verdict]
+def _with_verdict(study: TextResults, verdict: str) -> list[str]:
+    return [row.name for row in study.comparisons if row.verdict == verdict]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from basecap import environment
-from basecap.analysis.files import Provenance, complete
+from basecap.analysis.files import Provenance, parse
 from basecap.data.hashes import file_digest
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES
@@ -123,7 +123,9 @@ def refuse_other_plugins(records: RunRecords, model: ModelConfig) -> None:
 
 def _info(records: RunRecords) -> dict[str, Any]:
     """Return run.json, empty for a run that never started; raises DataError when it is damaged."""
-    return complete(records.info(), Provenance, records.path / "run.json")
+    info = records.info()
+    parse(info, Provenance, records.path / "run.json")
+    return info
 
 
 def _is_file(name: str) -> bool:

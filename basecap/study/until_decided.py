@@ -9,17 +9,18 @@ early without a verdict (a row that is behind, or that no number of seeds would 
 missing of the look it was at, and analyses each look at the level of that look alone.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import torch.distributed
 
-from basecap.analysis import analyse
+from basecap.analysis import TextResults, analyse
+from basecap.analysis.rows import Row
 from basecap.analysis.sequential import Looks, next_look
 from basecap.errors import ConfigError
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, validate
-from basecap.study.growth import merge_studies
+from basecap.study.merge import merge_studies
 
 Infos = list[dict[str, Any]]
 
@@ -90,14 +91,14 @@ def train_until_decided(
         infos |= {(info["name"], info["seed"]): info for info in train(study, only=names)}
         looks = looks.at(seeds) if looks else Looks(most=most, looks=(seeds,))
         records.write_looks(looks.model_dump(mode="json"))
-        rows = [row for row in analyse([records.path])["studies"][0]["comparisons"] if row["name"] in only]
+        rows = [row for row in _compare(records) if row.name in only]
         failed |= {name for (name, _), info in infos.items() if info["status"] == "failed"}
-        open_ = [row["name"] for row in rows if row["name"] not in failed and _seeds_may_decide(row)]
+        open_ = [row.name for row in rows if row.name not in failed and _seeds_may_decide(row)]
         goes_on = bool(open_) and seeds < most and study.reference not in failed
         log(_said(rows, open_, f"{seeds} of at most {most} seeds", goes_on))
         if not goes_on:
             return list(infos.values())
-        behind = tuple(row["name"] for row in rows if row["verdict"] == "behind")
+        behind = tuple(row.name for row in rows if row.verdict == "behind")
         looks = looks.model_copy(update={"behind": behind})
         records.write_looks(looks.model_dump(mode="json"))
         study = _with_seeds(study, next_look(seeds, most), ratio)
@@ -131,17 +132,24 @@ def _continued(seeds: tuple[int, ...], count: int) -> list[int]:
     return [*seeds, *range(max(seeds) + 1, max(seeds) + 1 + count - len(seeds))]
 
 
-def _seeds_may_decide(row: dict[str, Any]) -> bool:
+def _compare(records: StudyRecords) -> list[Row]:
+    """Return the rows of the study's table of verdicts."""
+    (found,) = analyse([records.path])
+    assert isinstance(found, TextResults)
+    return found.comparisons
+
+
+def _seeds_may_decide(row: Row) -> bool:
     """Whether more runs may decide a row; a verdict on these trained models only does not count as decided."""
-    if row["gap"] is None or row["gap"]["tolerance"] is None:
+    if row.gap is None or row.gap.tolerance is None:
         return False
-    return row["conditional"] or (row["verdict"] == "undecided" and row["more"] is not None)
+    return row.conditional or (row.verdict == "undecided" and row.more is not None)
 
 
-def _said(rows: Infos, open_: Collection[str], when: str, goes_on: bool) -> str:
+def _said(rows: Sequence[Row], open_: Collection[str], when: str, goes_on: bool) -> str:
     """Return what is said of a look."""
-    behind = [row["name"] for row in rows if row["verdict"] == "behind"]
-    closed = [row["name"] for row in rows if row["verdict"] == "undecided" and row["name"] not in open_]
+    behind = [row.name for row in rows if row.verdict == "behind"]
+    closed = [row.name for row in rows if row.verdict == "undecided" and row.name not in open_]
     parts = [f"undecided: {', '.join(open_)}"] if open_ else []
     if closed:
         parts.append(f"undecided, and seeds alone will not change that: {', '.join(closed)}")

@@ -1,6 +1,5 @@
 """From records to results, with everything that can be missing or broken."""
 
-import json
 import math
 import re
 from pathlib import Path
@@ -9,7 +8,9 @@ import numpy as np
 import pytest
 import yaml
 
-from basecap.analysis import analyse
+from basecap.analysis import TextResults, analyse, read_results
+from basecap.analysis.results import Failure, to_json
+from basecap.analysis.rows import Row
 from basecap.errors import ConfigError, DataError
 from basecap.records import DocumentLosses, StudyRecords
 from tests.report.synthetic import write_study
@@ -17,26 +18,26 @@ from tests.report.synthetic import write_study
 TWO = {"base": (1.0, 0.0), "other": (1.0, 0.2)}
 
 
-def study(path: Path) -> dict:
-    """Analyse one study; what comes out is plain."""
-    found = analyse([path])
-    assert json.loads(json.dumps(found))["studies"]
-    return found["studies"][0]
+def study(path: Path) -> TextResults:
+    """Analyse one study."""
+    (found,) = analyse([path])
+    assert isinstance(found, TextResults)
+    return found
 
 
-def only_row(path: Path) -> dict:
+def only_row(path: Path) -> Row:
     """Return the one comparison of a study of two."""
-    (row,) = study(path)["comparisons"]
+    (row,) = study(path).comparisons
     return row
 
 
 def test_known_gaps_are_found(tmp_path):
     write_study(tmp_path, architectures={**TWO, "same": (0.9, 0.0)}, documents=200)
-    rows = {row["name"]: row for row in study(tmp_path)["comparisons"]}
+    rows = {row.name: row for row in study(tmp_path).comparisons}
     assert list(rows) == ["other", "same"]
-    assert rows["other"]["verdict"] == "degrades" and rows["other"]["gap"]["low"] < 0.2 < rows["other"]["gap"]["high"]
-    assert rows["same"]["verdict"] == "keeps" and abs(rows["same"]["gap"]["value"]) < 0.02
-    assert [part["domain"] for part in rows["same"]["domains"]] == ["arxiv", "github", "stackexchange"]
+    assert rows["other"].verdict == "degrades" and rows["other"].gap.low < 0.2 < rows["other"].gap.high
+    assert rows["same"].verdict == "keeps" and abs(rows["same"].gap.value) < 0.02
+    assert [part.domain for part in rows["same"].domains] == ["arxiv", "github", "stackexchange"]
 
 
 def test_the_same_records_give_the_same_results(tmp_path):
@@ -47,35 +48,35 @@ def test_the_same_records_give_the_same_results(tmp_path):
 def test_points_curves_and_documents(tmp_path):
     write_study(tmp_path, architectures=TWO, documents=60, checkpoints=8, seeds=(0, 1))
     found = study(tmp_path)
-    assert len(found["points"]) == 2 * 2 * 8
-    first = found["points"][0]
-    domains = {name: losses["loss"] for name, losses in first["domains"].items()}
-    assert min(domains["commoncrawl"], domains["c4"]) < first["held_out"] < max(domains["commoncrawl"], domains["c4"])
-    assert abs(first["training"] - first["held_out"]) < 0.3
-    assert {row["domain"]: row["documents"] for row in found["documents"]}["github"] == 60
-    curve = [row for row in found["curves"] if (row["name"], row["seed"]) == ("base", 1)]
-    assert len(curve) <= 300 and curve[-1]["tokens"] == found["runs"][1]["tokens"]
-    assert found["comparisons"][0]["seeds"] == [0, 1]
+    assert len(found.points) == 2 * 2 * 8
+    first = found.points[0]
+    domains = {name: losses.loss for name, losses in first.domains.items()}
+    assert min(domains["commoncrawl"], domains["c4"]) < first.held_out < max(domains["commoncrawl"], domains["c4"])
+    assert abs(first.training - first.held_out) < 0.3
+    assert {row.domain: row.documents for row in found.documents}["github"] == 60
+    curve = [row for row in found.curves if (row.name, row.seed) == ("base", 1)]
+    assert len(curve) <= 300 and curve[-1].tokens == found.runs[1].tokens
+    assert found.comparisons[0].seeds == [0, 1]
 
 
 def test_the_time_of_a_run_is_that_of_its_steps_however_often_it_was_resumed(tmp_path):
     run = write_study(tmp_path, architectures=TWO, documents=60).run("other", 0)
     steps = run.metrics()
-    assert study(tmp_path)["runs"][1]["seconds"] == pytest.approx(sum(row["seconds"] for row in steps))
+    assert study(tmp_path).runs[1].seconds == pytest.approx(sum(row["seconds"] for row in steps))
     (run.path / "metrics.jsonl").unlink()
-    assert study(tmp_path)["runs"][1]["seconds"] is None
+    assert study(tmp_path).runs[1].seconds is None
 
 
 def test_a_run_says_what_it_was_trained_on(tmp_path):
     run = write_study(tmp_path, architectures=TWO, documents=60).run("other", 0)
     elsewhere = {"device": "CPU (x86_64)", "precision": "bf16"}
     run.write_info(run.info() | {"before": [elsewhere, elsewhere]})
-    assert [row["machines"] for row in study(tmp_path)["runs"]] == [
+    assert [row.machines for row in study(tmp_path).runs] == [
         ["NVIDIA H200, bf16"],
         ["CPU (x86_64), bf16", "NVIDIA H200, bf16"],
     ]
     run.write_info({key: value for key, value in run.info().items() if key not in ("before", "device", "precision")})
-    assert study(tmp_path)["runs"][1]["machines"] == []  # of an earlier version
+    assert study(tmp_path).runs[1].machines == []  # of an earlier version
     run.write_info(run.info() | {"before": "yesterday"})
     with pytest.raises(DataError, match=r"run\.json is damaged at 'before'"):
         study(tmp_path)
@@ -83,46 +84,46 @@ def test_a_run_says_what_it_was_trained_on(tmp_path):
 
 def test_other_evaluations_keep_their_declaration_and_last_rows(tmp_path):
     write_study(tmp_path, architectures=TWO, documents=40, checkpoints=2, more_evaluations=True)
-    few_shot, passkey = study(tmp_path)["evaluations"]
-    assert (few_shot["name"], few_shot["better"], few_shot["axes"]) == ("few-shot", "higher", [])
-    assert passkey["axes"] == ["length"] and len(passkey["rows"]) == 10
+    few_shot, passkey = study(tmp_path).evaluations
+    assert (few_shot.name, few_shot.better, few_shot.axes) == ("few-shot", "higher", [])
+    assert passkey.axes == ["length"] and len(passkey.rows) == 10
 
 
 def test_one_checkpoint_is_undecided(tmp_path):
     write_study(tmp_path, architectures=TWO, documents=40, checkpoints=1)
     row = only_row(tmp_path)
-    assert row["verdict"] == "undecided" and row["gap"] is None and "eval_every" in row["words"]
+    assert row.verdict == "undecided" and row.gap is None and "eval_every" in row.words
 
 
 @pytest.mark.parametrize("documents", [1, 10])
 def test_few_documents_give_a_range_and_no_gap(tmp_path, documents):
     write_study(tmp_path, architectures=TWO, documents=documents)
     row = only_row(tmp_path)
-    assert row["verdict"] == "undecided" and "documents" in row["words"]
-    assert row["range"][0] < row["range"][1] and row["gap"] is None
+    assert row.verdict == "undecided" and "documents" in row.words
+    assert row.range[0] < row.range[1] and row.gap is None
 
 
 def test_a_model_that_is_behind_says_how_many_tokens_are_missing(tmp_path):
     write_study(tmp_path, architectures={"base": (1.0, 0.0), "slow": (0.1, 0.0)}, documents=40)
     row = only_row(tmp_path)
-    assert row["verdict"] == "behind" and row["gap"] is None
-    assert "the trained range begins at" in row["words"] and "more tokens" in row["words"]
+    assert row.verdict == "behind" and row.gap is None
+    assert "the trained range begins at" in row.words and "more tokens" in row.words
 
 
 def test_without_unseen_domains_there_is_no_gap(tmp_path):
     write_study(tmp_path, architectures=TWO, documents=40, ood=[])
-    assert "unseen" in only_row(tmp_path)["words"]
+    assert "unseen" in only_row(tmp_path).words
 
 
 def test_a_study_of_one_architecture_compares_nothing(tmp_path):
     write_study(tmp_path, architectures={"base": (1.0, 0.0)}, documents=40)
-    assert study(tmp_path)["comparisons"] == []
+    assert study(tmp_path).comparisons == []
 
 
 def test_a_study_that_has_not_begun(tmp_path):
     write_study(tmp_path, architectures=TWO, seeds=())
     found = study(tmp_path)
-    assert found["runs"] == [] and "base has not run yet" in found["comparisons"][0]["words"]
+    assert found.runs == [] and "base has not run yet" in found.comparisons[0].words
 
 
 def test_runs_of_other_seeds_are_compared_and_a_missing_reference_is_said(tmp_path):
@@ -130,16 +131,16 @@ def test_runs_of_other_seeds_are_compared_and_a_missing_reference_is_said(tmp_pa
     for name, seed in (("base", 0), ("other", 1)):
         (records.run(name, seed).path / "run.json").unlink()
     row = only_row(tmp_path)
-    assert (row["seeds"], row["reference_seeds"]) == ([0], [1]) and row["conditional"]
+    assert (row.seeds, row.reference_seeds) == ([0], [1]) and row.conditional
     (records.run("base", 1).path / "run.json").unlink()
-    assert "base has not run yet" in only_row(tmp_path)["words"]
+    assert "base has not run yet" in only_row(tmp_path).words
 
 
 def test_an_architecture_that_was_left_out_has_not_run(tmp_path):
     records = write_study(tmp_path, architectures=TWO, documents=40)
     (records.run("other", 0).path / "run.json").unlink()
     row = only_row(tmp_path)
-    assert (row["verdict"], row["words"]) == ("undecided", "it has not run yet")
+    assert (row.verdict, row.words) == ("undecided", "it has not run yet")
 
 
 def test_a_failed_run_is_told_and_its_checkpoints_still_count(tmp_path):
@@ -147,8 +148,8 @@ def test_a_failed_run_is_told_and_its_checkpoints_still_count(tmp_path):
     run = records.run("other", 0)
     run.write_info({**run.info(), "status": "failed", "message": "the loss stopped being finite at step 700"})
     found = study(tmp_path)
-    assert found["failures"] == [{"name": "other", "seed": 0, "message": "the loss stopped being finite at step 700"}]
-    assert found["comparisons"][0]["verdict"] == "degrades"
+    assert found.failures == [Failure(name="other", seed=0, message="the loss stopped being finite at step 700")]
+    assert found.comparisons[0].verdict == "degrades"
 
 
 def test_a_checkpoint_with_nan_is_left_out(tmp_path):
@@ -159,7 +160,7 @@ def test_a_checkpoint_with_nan_is_left_out(tmp_path):
     losses["github"].nats[3] = np.nan
     run.write_documents("domain-loss", 920, losses)
     row = only_row(tmp_path)
-    assert math.isfinite(row["gap"]["low"]) and row["range"][0] > whole["range"][0]
+    assert math.isfinite(row.gap.low) and row.range[0] > whole.range[0]
 
 
 def test_other_documents_than_the_reference_are_not_compared(tmp_path):
@@ -169,7 +170,7 @@ def test_other_documents_than_the_reference_are_not_compared(tmp_path):
         losses = run.documents("domain-loss", step)
         losses["github"] = DocumentLosses(*(part[:-1] for part in vars(losses["github"]).values()))
         run.write_documents("domain-loss", step, losses)
-    assert "other documents" in only_row(tmp_path)["words"]
+    assert "other documents" in only_row(tmp_path).words
 
 
 def test_a_damaged_file_costs_one_run_only(tmp_path):
@@ -177,9 +178,9 @@ def test_a_damaged_file_costs_one_run_only(tmp_path):
     path = next((records.run("other", 0).path / "documents").glob("*.npz"))
     path.write_bytes(path.read_bytes()[:50])
     found = study(tmp_path)
-    (failure,) = found["failures"]
-    assert failure["name"] == "other" and "damaged" in failure["message"]
-    assert [row["gap"] is None for row in found["comparisons"]] == [True, False]
+    (failure,) = found.failures
+    assert failure.name == "other" and "damaged" in failure.message
+    assert [row.gap is None for row in found.comparisons] == [True, False]
 
 
 @pytest.mark.parametrize("key", ["name", "reference", "architectures", "data", "seeds", "gap"])
@@ -218,7 +219,7 @@ def test_a_copy_of_a_run_set_aside_does_not_take_its_place(tmp_path):
     with pytest.raises(DataError, match=r"belongs in .*other-s0; move .*other-s0-old out of the study"):
         analyse([tmp_path / "whole"])
     copy.rename(tmp_path / "aside")
-    assert only_row(tmp_path / "whole")["gap"]["value"] == pytest.approx(0.2, abs=0.02)
+    assert only_row(tmp_path / "whole").gap.value == pytest.approx(0.2, abs=0.02)
 
 
 @pytest.mark.parametrize(("key", "value"), [("step", "first"), ("seconds", {}), ("tokens_per_s", "fast")])
@@ -233,7 +234,7 @@ def test_a_loss_over_no_token_is_none(tmp_path):
     run = write_study(tmp_path, architectures=TWO, documents=40).run("other", 0)
     path = run.path / "evals.jsonl"
     path.write_text(re.sub(r'"n": \d+', '"n": 0', path.read_text()))
-    assert {row["held_out"] for row in study(tmp_path)["points"] if row["name"] == "other"} == {None}
+    assert {row.held_out for row in study(tmp_path).points if row.name == "other"} == {None}
 
 
 def test_a_directory_without_a_study_is_refused(tmp_path):
@@ -243,8 +244,13 @@ def test_a_directory_without_a_study_is_refused(tmp_path):
 
 def test_results_survive_the_disk(tmp_path):
     records = write_study(tmp_path, architectures=TWO, documents=40)
-    records.write_results(analyse([tmp_path]))
-    assert StudyRecords(tmp_path).results()["studies"][0]["comparisons"][0]["verdict"] == "degrades"
+    found = analyse([tmp_path])
+    records.write_results(to_json(found))
+    assert read_results(tmp_path) == found
+    for damaged, where in (({}, "studies"), ({"studies": [{"kind": "text"}]}, "name")):
+        records.write_results(damaged)
+        with pytest.raises(DataError, match=rf"results\.json is damaged at .*{where}"):
+            read_results(tmp_path)
 
 
 def test_no_verdict_without_the_loss_of_pairs_of_tokens(tmp_path):
@@ -260,5 +266,5 @@ def test_models_that_have_not_beaten_pairs_of_tokens_are_behind(tmp_path, bigram
     records = StudyRecords(tmp_path)
     records.write_environment({**records.environment(), "bigram_loss": bigram})
     row = only_row(tmp_path)
-    assert row["verdict"] == expected
-    assert ("bigram" in row["words"]) == (expected == "behind")
+    assert row.verdict == expected
+    assert ("bigram" in row.words) == (expected == "behind")

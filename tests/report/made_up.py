@@ -1,9 +1,10 @@
-"""The results of a study as results.json holds them, with chosen gaps."""
+"""The results of a study with chosen gaps."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
+from basecap.analysis.results import RunRow, TextResults
 from basecap.analysis.rows import Along, DomainGap, Gap, Interval, LeftOut, More, Row, Verdict
 
 DOMAINS = ("arxiv", "github")
@@ -61,27 +62,49 @@ def undecided(name: str, runs: int | None = None, **changes: Any) -> Row:
     return replace(row(name, 0.05, 0.1), more=more, **changes)
 
 
-def study(*rows: Row, mixed: bool = False, skipped: tuple[str, ...] = (), **changes: Any) -> dict[str, Any]:
-    """Return the part of a study's results that stands on its rows."""
+def study(*rows: Row, mixed: bool = False, skipped: tuple[str, ...] = (), **changes: Any) -> TextResults:
+    """Return the results of a study with these rows."""
     names = ["base", *(row.name for row in rows), *skipped]
-    return {
-        "kind": "text",
-        "name": "made-up",
-        "names": names,
-        "scale": None,
-        "reference": "base",
-        "cost": 0.1,
-        "from": 0.5,
-        "confidence": 0.95,
-        "looks": None,
-        "few_clusters": [],
-        "sweep": [],
-        "overlap": [],
-        "text_note": None,
-        "train_domains": list(DOMAINS) if mixed else ["c4"],
-        "ood_domains": [] if mixed else list(DOMAINS),
-        "settings": {"architectures": [{"name": name} for name in names]},
-        "comparisons": [asdict(row) for row in rows],
-        "failures": [],
-        "runs": [],
-    } | changes
+    found = TextResults(
+        name="made-up",
+        summary="",
+        scale=None,
+        names=names,
+        reference="base",
+        cost=0.1,
+        share=0.5,
+        confidence=0.95,
+        level=0.05,
+        looks=None,
+        resamples=2000,
+        train_domains=list(DOMAINS) if mixed else ["c4"],
+        ood_domains=[] if mixed else list(DOMAINS),
+        few_clusters=[],
+        comparisons=list(rows),
+        runs=[],
+        points=[],
+        curves=[],
+        documents=[],
+        evaluations=[],
+        failures=[],
+        sweep=[],
+        settings={"architectures": [{"name": name} for name in names]},
+        environment={},
+    )
+    return replace(found, **changes)
+
+
+def run_row(name: str, seed: int, **changes: Any) -> RunRow:
+    """Return the row of a finished run."""
+    found = RunRow(
+        name=name,
+        seed=seed,
+        use=name,
+        machines=[],
+        status="finished",
+        parameters=None,
+        seconds=None,
+        tokens=10,
+        tokens_per_s=None,
+    )
+    return replace(found, **changes)

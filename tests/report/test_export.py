@@ -4,6 +4,7 @@ import csv
 
 import pytest
 
+from basecap.analysis.rows import Estimate
 from basecap.errors import DataError
 from basecap.records import StudyRecords
 from basecap.report import write_live_report, write_tables
@@ -16,8 +17,7 @@ HOSTILE = r"<b>|a & b_1 \input{x}|" + "\n" + "%"
 
 def test_each_table_of_a_study_is_written_in_three_forms(tmp_path):
     compared = (row("a", 0.05, 0.1), row(HOSTILE, 0.2, 0.1), without_gap("late", "behind", "not there yet"))
-    base = {"kind": "text", "points": [], "documents": [], "evaluations": []}
-    written = write_tables([study(*compared, **base)], tmp_path)
+    written = write_tables([study(*compared)], tmp_path)
     assert sorted(path.name for path in written) == [
         f"{name}.{form}" for name in ("domains", "verdicts") for form in ("csv", "md", "tex")
     ]
@@ -27,11 +27,11 @@ def test_each_table_of_a_study_is_written_in_three_forms(tmp_path):
     assert float(rows[1]["gap"]) == 0.2 and float(rows[1]["gap low"]) == pytest.approx(0.1)
     assert rows[2]["gap"] == rows[2]["gap high"] == "" and rows[2]["why"] == "not there yet"
     with pytest.raises(DataError, match="--tables"):
-        write_tables([study(*compared, **base)], tmp_path / "verdicts.csv")
+        write_tables([study(*compared)], tmp_path / "verdicts.csv")
 
 
 def test_what_a_name_holds_means_nothing_in_a_table():
-    sheet = Sheet("t", ["name", "value"], [[HOSTILE, {"value": 0.25, "low": -1.0, "high": 1.5}], ["b", None]])
+    sheet = Sheet("t", ["name", "value"], [[HOSTILE, Estimate(value=0.25, low=-1.0, high=1.5)], ["b", None]])
     assert list(csv.reader(to_csv(sheet).splitlines(keepends=True)))[1] == [HOSTILE, "0.25", "-1.0", "1.5"]
     lines = to_markdown(sheet).splitlines()
     assert lines[2] == r"| &lt;b&gt;\|a &amp; b_1 \input{x}\| % | 0.250 (-1.000 … 1.500) |" and lines[3] == "| b | – |"

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from basecap.analysis.results import EvaluationResults, EvaluationRow, Point, PointLosses
 from basecap.analysis.rows import DomainGap
 from basecap.report.figures import along, evaluation, forest, scatter
 from tests.report.made_up import TOLERANCE, gap, row, study
@@ -17,10 +18,9 @@ def drawn_study(gaps, *, wide=3.0, narrow=0.1, skipped=()):
 
 def layers(chart, kind):
     """Return mark, encoding and rows of a chart's layers of one kind."""
-    drawn = chart.to_dict()
     return [
-        (layer["mark"], layer["encoding"], drawn["datasets"][layer.get("data", drawn.get("data"))["name"]])
-        for layer in drawn["layer"]
+        (layer["mark"], layer["encoding"], chart["datasets"][layer["data"]["name"]])
+        for layer in chart["layer"]
         if layer["mark"]["type"] == kind
     ]
 
@@ -42,20 +42,20 @@ def test_one_wide_interval_leaves_room_for_the_others():
 def test_arrowheads_stand_where_bars_are_cut_and_only_there():
     rows = [row("a", 0.05, 0.1), row("b", -0.1, 0.1), row("wide", 0.0, 3.0)]
     chart = forest(study(*rows))
-    heads = [rows for mark, _, rows in layers(chart, "point") if "triangle" in mark.get("shape", "")]
-    assert [{row["name"] for row in rows} for rows in heads] == [{"wide"}] * 2
-    bars = [row for mark, _, rows in layers(chart, "rule") for row in rows if "from" in row]
+    heads = [part["transform"] for part in chart["layer"] if "triangle" in part["mark"].get("shape", "")]
+    assert heads == [[{"filter": "datum.low < datum.from"}], [{"filter": "datum.high > datum.to"}]]
+    bars = layers(chart, "rule")[-1][2]
     low, high = layers(chart, "rule")[-1][1]["x"]["scale"]["domain"]
-    assert len(bars) == 6 and all(low <= row["from"] <= row["to"] <= high for row in bars)
-    uncut = forest(study(*rows[:2]))
-    assert not [row for mark, _, rows in layers(uncut, "point") if "shape" in mark for row in rows]
+    assert len(bars) == 3 and all(low <= bar["from"] <= bar["alone_to"] <= bar["to"] <= high for bar in bars)
+    assert [bar["name"] for bar in bars if bar["low"] < bar["from"] and bar["high"] > bar["to"]] == ["wide"]
+    uncut = layers(forest(study(*rows[:2])), "rule")[-1][2]
+    assert all((bar["low"], bar["high"]) == (bar["from"], bar["to"]) for bar in uncut)
 
 
 def test_no_bar_touches_the_edge_without_an_arrowhead():
     rows = [row("a", 0.05, 0.1), row("b", -0.1, 0.1), row("wide", 0.0, 3.0)]
-    drawn = study(*rows)
-    drawn["comparisons"][0]["gap"]["high"] = 0.42
-    low, high = layers(forest(drawn), "rule")[-1][1]["x"]["scale"]["domain"]
+    rows[0] = replace(rows[0], gap=replace(rows[0].gap, high=0.42))
+    low, high = layers(forest(study(*rows)), "rule")[-1][1]["x"]["scale"]["domain"]
     assert 0.44 < high < 0.5 and -0.5 < low < -0.4
 
 
@@ -78,7 +78,7 @@ def test_zero_has_a_tick_and_labels_say_where_they_are(size):
 def test_bands_of_many_are_drawn_when_picked(count, always):
     chart = along(drawn_study([0.01 * number for number in range(count)]))
     (_, encoding, _) = layers(chart, "area")[0]
-    (condition,) = encoding["opacity"]["condition"]
+    condition = encoding["opacity"]["condition"]
     assert condition["test"].startswith("picked.length == 0") is always and encoding["opacity"]["value"] == 0
 
 
@@ -101,16 +101,14 @@ def test_legends_name_what_is_drawn():
 
 def test_an_architecture_has_one_colour_in_every_chart():
     some = drawn_study([0.1, 0.2, 0.3])
-    rows = [
-        {"name": "other 1", "seed": seed, "subset": "s", "axis": {}, "metric": "m", "value": 0.5, "stderr": 0.1, "n": 1}
-        for seed in (0, 1, 2)
-    ]
-    found = {"axes": [], "unit": "accuracy", "better": "higher", "rows": rows}
+    common = {"eval": "e", "subset": "s", "metric": "m", "value": 0.5, "stderr": 0.1, "n": 1, "axis": {}}
+    rows = [EvaluationRow(name="other 1", seed=seed, step=1, tokens=1, **common) for seed in (0, 1, 2)]
+    found = EvaluationResults(name="e", axes=[], unit="accuracy", better="higher", rows=rows)
     one = evaluation(some, found, "m", None)
     (_, encoding, _) = layers(one, "point")[0]
     assert encoding["color"]["scale"] == layers(along(some), "line")[0][1]["color"]["scale"]
     assert encoding["color"]["legend"]["values"] == ["other 1"]
-    assert one.to_dict()["height"] < 40, "seeds of an architecture share a row"
+    assert one["height"] < 40, "seeds of an architecture share a row"
 
 
 def test_every_gap_has_its_own_tolerance_beside_it():
@@ -128,7 +126,7 @@ def test_the_trained_range_is_shaded_and_lines_are_thick_in_it():
     chart = along(study(*rows))
     ((_, _, band),) = layers(chart, "rect")
     assert (band[0]["low"], band[0]["high"]) == (3.2, 3.6)
-    (_, thick) = [layer for layer in chart.to_dict()["layer"] if layer["mark"]["type"] == "line"]
+    (_, thick) = [layer for layer in chart["layer"] if layer["mark"]["type"] == "line"]
     assert thick["mark"]["strokeWidth"] > 3 and thick["transform"] == [{"filter": "datum.trained"}]
     (_, _, places) = layers(chart, "line")[0]
     assert [place["loss"] for place in places if place["trained"]] == [3.4, 3.4]
@@ -143,7 +141,9 @@ def test_without_a_variance_of_runs_lines_have_no_band():
 @pytest.mark.parametrize("mixed", [False, True])
 def test_the_trained_range_is_shaded_over_the_loss_that_it_is_a_range_of(mixed):
     points = [
-        {"name": "a", "seed": seed, "tokens": 10, "held_out": x, "training": x + 0.1, "domains": {"arxiv": {"loss": y}}}
+        Point(
+            name="a", seed=seed, step=1, tokens=10, held_out=x, training=x + 0.1, domains={"arxiv": PointLosses(loss=y)}
+        )
         for seed, shift in ((0, 0.0), (1, 0.2), (2, 0.1))
         for x, y in ((3.1, 4.0 + shift), (3.5, 5.0 + shift), (6.0, 8.0 + shift))
     ]

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import vl_convert
 
+from basecap.analysis.results import EvaluationResults, EvaluationRow, TextResults
 from basecap.errors import DataError
 from basecap.maps import Maps
 from basecap.records import StudyRecords
 from basecap.report import figures
 from basecap.report.charts import seen
-from basecap.report.page import VEGA_LITE
+from tests.report import made_up
+from tests.report.made_up import run_row
 
 SIZES = np.stack([np.eye(3), np.full((3, 3), 0.25), np.tri(3)]).astype(np.float16)
 MAPS = Maps(input="prose", tokens=3, layers=np.array([0, 1, 5]), largest=np.ones(3), sizes=SIZES)
@@ -38,8 +40,7 @@ def pixels(url: str) -> np.ndarray:
 
 
 def tiles(chart) -> list[dict]:
-    drawn = chart.to_dict()
-    (rows,) = drawn["datasets"].values()
+    (rows,) = chart["datasets"].values()
     return rows
 
 
@@ -58,19 +59,21 @@ def test_layers_fill_rows_of_four_and_do_not_overlap():
     boxes = [(row["left"], row["top"], row["right"], row["bottom"]) for row in tiles(chart)]
     assert len({top for _, top, _, _ in boxes}) == 3 and len({left for left, *_ in boxes}) == 4
     for index, (left, top, right, bottom) in enumerate(boxes):
-        assert 0 <= left < right <= chart.to_dict()["width"] and 0 <= top < bottom <= chart.to_dict()["height"]
+        assert 0 <= left < right <= chart["width"] and 0 <= top < bottom <= chart["height"]
         for x, y, _, _ in boxes[index + 1 :]:
             assert x >= right or y >= bottom or x < left
 
 
-def study() -> dict:
+def study() -> TextResults:
     scores = [
-        {"name": "mine", "seed": 1, "metric": "score", "subset": "layer 5", "value": 0.25},
-        {"name": "mine", "seed": 0, "metric": "score", "subset": "layer 5", "value": 0.75},
-        {"name": "mine", "seed": 1, "metric": "mass", "subset": "layer 0", "value": 0.1},
-    ]
-    runs = [{"name": name, "seed": seed} for name, seed in (("mine", 0), ("mine", 1), ("mine", 2), ("other", 0))]
-    return {"runs": runs, "evaluations": [{"name": "selectivity", "rows": scores}]}
+        EvaluationRow(name="mine", seed=seed, step=1, tokens=1, eval="selectivity", subset=layer, metric=metric,
+                      value=value, n=1, stderr=None, axis={})
+        for seed, metric, layer, value in ((1, "score", "layer 5", 0.25), (0, "score", "layer 5", 0.75),
+                                           (1, "mass", "layer 0", 0.1))
+    ]  # fmt: skip
+    selectivity = EvaluationResults(name="selectivity", unit="share", better="higher", axes=[], rows=scores)
+    runs = [run_row(name, seed) for name, seed in (("mine", 0), ("mine", 1), ("mine", 2), ("other", 0))]
+    return made_up.study(runs=runs, evaluations=[selectivity])
 
 
 def test_the_first_run_that_has_maps_is_drawn_at_its_last_step(tmp_path):
@@ -82,9 +85,9 @@ def test_the_first_run_that_has_maps_is_drawn_at_its_last_step(tmp_path):
     charts = seen(study(), records)["influence"]
     assert list(charts) == ["influence-mine-influence-map"]
     chart = charts["influence-mine-influence-map"]
-    assert chart.to_dict()["title"] == "mine, seed 1: prose, 3 tokens"
+    assert chart["title"] == "mine, seed 1: prose, 3 tokens"
     assert [row["title"] for row in tiles(chart)][2] == "layer 5, selectivity 0.25"
-    picture = vl_convert.vegalite_to_svg(figures.styled(chart).to_dict(), vl_version=VEGA_LITE)
+    picture = vl_convert.vegalite_to_svg(chart, vl_version=figures.VEGA_LITE)
     assert picture.count("data:image/png;base64,") == 3 and "selectivity 0.25" in picture
 
 

@@ -9,11 +9,12 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from basecap.analysis import analyse
+from basecap.analysis import analyse, read_results
+from basecap.analysis.results import to_json
 from basecap.errors import DataError
-from basecap.records import StudyRecords
+from basecap.records import StudyRecords, Sweep
 from basecap.report import terminal_table, write_report
-from basecap.report.palette import architecture_scales, dash_scale
+from basecap.report.palette import looks
 from tests.report.synthetic import write_study
 
 TWO = {"base": (1.0, 0.0), "other": (1.0, 0.2)}
@@ -54,7 +55,7 @@ class Page(HTMLParser):
 
 def printed(records: StudyRecords, width: int = 160) -> str:
     out = io.StringIO()
-    Console(width=width, file=out).print(terminal_table(records.results(), [records.path]))
+    Console(width=width, file=out).print(terminal_table(read_results(records.path), [records.path]))
     return out.getvalue()
 
 
@@ -89,7 +90,7 @@ def test_one_offline_page_with_every_part(tmp_path):
     ):
         assert words in page.text
     assert sum(tag == "tr" for tag, _ in page.tags) > 30
-    assert StudyRecords(tmp_path).results()["studies"][0]["name"] == records.study()["name"]
+    assert read_results(tmp_path)[0].name == records.study()["name"]
 
 
 def test_figures_are_svg_beside_the_page(tmp_path):
@@ -137,13 +138,12 @@ def test_poor_studies_still_make_a_page(tmp_path, options, said):
     assert not re.search(r"\bnan\b", page.text, re.IGNORECASE)
 
 
-def test_learning_rates_and_copied_text_are_shown_where_they_are_known(tmp_path, monkeypatch):
-    write_study(tmp_path, architectures=TWO, documents=5, ood=["github"])
-    results = analyse([tmp_path])
-    swept = {"name": "base", "rates": [0.003, 0.001], "losses": [None, 3.125], "chosen": 0.001, "at_edge": True}
-    results["studies"][0]["sweep"] = [swept]
-    results["studies"][0]["overlap"] = [{"domain": "github", "share": 0.123, "left_out": 7}]
-    monkeypatch.setattr("basecap.report.page.analyse", lambda paths: results)
+def test_learning_rates_and_copied_text_are_shown_where_they_are_known(tmp_path):
+    records = write_study(tmp_path, architectures=TWO, documents=5, ood=["github"])
+    swept = Sweep(name="base", seed=0, split="s", rates=(0.003, 0.001), losses=(None, 3.125), chosen=0.001)
+    records.write_sweeps([swept])
+    overlap = [{"domain": "github", "share": 0.123, "left_out": 7}]
+    records.write_environment({**records.environment(), "overlap": overlap})
     text = re.sub(r"\s+", " ", Page(write_report([tmp_path], tmp_path)).text)
     assert re.search(r"base ?3\.125 ?diverged", text) and re.search(r"12\.3 % ?7", text)
     assert "a better one may lie beyond" in text and "training text: 7 of github" in text
@@ -164,7 +164,7 @@ def test_several_studies_in_one_page(tmp_path, monkeypatch):
     page = Page(write_report(paths, tmp_path / "both"))
     assert sum(tag == "h1" for tag, _ in page.tags) == 2
     out = io.StringIO()
-    Console(width=300, file=out).print(terminal_table(StudyRecords(tmp_path / "both").results(), paths))
+    Console(width=300, file=out).print(terminal_table(read_results(tmp_path / "both"), paths))
     for path in paths:  # the studies have one name
         assert f"limited-mini ({path})" in page.text and f"limited-mini ({path}): gap" in out.getvalue()
     assert {"1-gaps", "2-gaps"} <= set(page.charts) and len(set(page.charts)) == len(page.charts)
@@ -217,7 +217,7 @@ def test_only_charts_that_are_there_are_described(tmp_path, documents, pictures)
 def test_terminal_table(tmp_path):
     architectures = {**TWO, "same": (1.0, 0.0), "slow": (0.02, 0.0)}
     records = write_study(tmp_path, architectures=architectures, documents=60, seeds=(0, 1, 2))
-    records.write_results(analyse([tmp_path]))
+    records.write_results(to_json(analyse([tmp_path])))
     text = printed(records)
     found = r"other +degrades +\+0\.\d{3} +\+0\.\d{3} … \+0\.\d{3} +\d+ % \(\d+ … \d+ %\) +\+0\.\d{3} ✗ +3 / 3 "
     assert re.search(found, text) and re.search(r"slow +behind +–( +–)+", text)
@@ -235,7 +235,6 @@ def test_one_seed_gives_a_verdict_on_these_trained_models(tmp_path):
 
 def test_lines_are_dashed_where_colours_come_again():
     names = [f"architecture {number}" for number in range(13)]
-    colours = architecture_scales(names, names[0])[0].range
-    looks = list(zip(colours, map(tuple, dash_scale(names, names[0]).range), strict=True))
-    assert len(set(looks)) == len(names)
-    assert len(set(colours)) < len(names)
+    found = looks(names, names[0])
+    assert len({(look.colour, look.dash) for look in found}) == len({(look.colour, look.mark) for look in found}) == 13
+    assert len({look.colour for look in found}) < len(names)

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from basecap.analysis import analyse
+from basecap.analysis.results import to_json
 from basecap.files import SCHEMA
 from basecap.records import StudyRecords, Sweep
 from tests.report.synthetic import write_study
@@ -37,7 +38,7 @@ def test_every_key_is_documented_and_every_documented_key_is_there(tmp_path):
     run.write_info({**run.info(), "status": "failed", "message": "out of memory"})
     tasks = task_study(tmp_path / "tasks", architectures=("leaning",), regions={"b": (0.7, 0.1)}, published=PUBLISHED)
     records = StudyRecords(tmp_path)
-    records.write_results(analyse([text.path, tasks.path]))
+    records.write_results(to_json(analyse([text.path, tasks.path])))
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["schema"] == SCHEMA and f"now {SCHEMA}." in PAGE.read_text()
     found = set(keys_of(results))

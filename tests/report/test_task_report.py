@@ -7,7 +7,8 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from basecap.analysis import analyse
+from basecap.analysis import TaskResults, analyse, read_results
+from basecap.analysis.results import to_json
 from basecap.records import Declaration, Record, StudyRecords
 from basecap.report import terminal_table, write_report
 from basecap.report.figures import capacity, cells, matrix, regions, rivals
@@ -37,11 +38,11 @@ def task_study(path, **changes) -> StudyRecords:
     return write_task_study(path, answer, **options | changes)
 
 
-def studied(path, **changes) -> dict:
+def studied(path, **changes) -> TaskResults:
     """Return the analysis of a study, which is then on disk too."""
-    results = analyse([task_study(path, **changes).path])
-    StudyRecords(path).write_results(results)
-    return results["studies"][0]
+    (found,) = analyse([task_study(path, **changes).path])
+    StudyRecords(path).write_results(to_json([found]))
+    return found
 
 
 def page_of(path) -> tuple[Page, str]:
@@ -52,12 +53,12 @@ def page_of(path) -> tuple[Page, str]:
 
 def printed(paths, out) -> str:
     text = io.StringIO()
-    Console(width=400, file=text).print(terminal_table(StudyRecords(out).results(), paths))
+    Console(width=400, file=text).print(terminal_table(read_results(out), paths))
     return text.getvalue()
 
 
 def data(chart) -> list[dict]:
-    return [row for rows in chart.to_dict()["datasets"].values() for row in rows]
+    return [row for rows in chart["datasets"].values() for row in rows]
 
 
 def test_a_page_with_every_part(tmp_path):
@@ -103,8 +104,8 @@ def test_a_matrix_has_ours_the_published_number_and_the_runs(tmp_path):
 
 def test_curves_stand_on_the_values_of_an_axis_with_a_line_per_value_of_the_other(tmp_path):
     study = studied(tmp_path, published=PUBLISHED)
-    (row,) = [one for one in study["tests"] if one["architecture"] == "leaning" and one["train"] == one["test"] == "a"]
-    chart = capacity(study, row, "length").to_dict()
+    (row,) = [one for one in study.tests if one.architecture == "leaning" and one.train == one.test == "a"]
+    chart = capacity(study, row, "length")
     x = chart["layer"][0]["encoding"]["x"]
     assert x["scale"]["type"] == "log" and x["axis"]["values"] == [64.0, 128.0]
     assert {(one["place"], one["line"]) for one in data(capacity(study, row, "length"))} == {

@@ -1,8 +1,10 @@
 """What a study found, in words: who keeps, who degrades, and why others are undecided."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
+from basecap.analysis.results import Overlap, SweepRow
 from basecap.analysis.rows import LeftOut
+from basecap.analysis.sequential import Looks
 from basecap.report.words import (
     duration,
     gap_text,
@@ -19,7 +21,7 @@ from basecap.report.words import (
     worth_interval_text,
     worth_text,
 )
-from tests.report.made_up import gap, row, study, undecided, without_gap
+from tests.report.made_up import gap, row, run_row, study, undecided, without_gap
 
 
 def test_the_headline_says_who_keeps_degrades_is_undecided_and_behind():
@@ -88,7 +90,7 @@ def test_intervals_of_single_runs_speak_of_these_models():
 
 
 def test_looks_at_a_growing_study_are_named():
-    looks = {"most": 8, "looks": [2, 3, 4], "behind": []}
+    looks = Looks(most=8, looks=(2, 3, 4))
     said = dict(notes(study(undecided("a"), looks=looks)))["Intervals"]
     assert "Looked at after 2, 3 and 4 of at most 8 seeds; intervals hold over all looks together. They include" in said
 
@@ -109,10 +111,11 @@ def test_few_clusters_make_intervals_conditional_on_their_sources():
 
 
 def test_what_is_unusual_about_text_and_learning_rates_is_said():
-    swept = {"name": "a", "split": "validation", "rates": [0.001, 0.003], "losses": [3.1, None], "chosen": 0.001}
+    rates, losses = (0.001, 0.003), (3.1, None)
+    swept = SweepRow(name="a", seed=0, split="validation", rates=rates, losses=losses, chosen=0.001, at_edge=True)
     found = study(
-        sweep=[swept | {"at_edge": True}],
-        overlap=[{"domain": "c4", "share": 0.1, "left_out": 5}, {"domain": "arxiv", "share": 0.0, "left_out": 0}],
+        sweep=[swept],
+        overlap=[Overlap(domain="c4", share=0.1, left_out=5), Overlap(domain="arxiv", share=0.0, left_out=0)],
         text_note="The text differs from the reference manifest",
     )
     assert remarks(found) == [
@@ -125,15 +128,15 @@ def test_what_is_unusual_about_text_and_learning_rates_is_said():
 
 
 def test_numbers_and_what_is_not_there():
-    found = asdict(gap(0.05, 0.1))
+    found = gap(0.05, 0.1)
     assert (gap_text(found), interval_text(found)) == ("+0.050", "-0.050 … +0.150")
-    assert gap_text(asdict(gap(-0.0001, 0.1))) == "+0.000"
+    assert gap_text(gap(-0.0001, 0.1)) == "+0.000"
     assert (worth_text(found), worth_interval_text(found)) == ("95 %", "86 … 105 %")
     assert {text(None) for text in (gap_text, interval_text, worth_text, worth_interval_text, share_text)} == {"–"}
-    assert worth_text(found | {"tokens": None}) == "–"
+    assert worth_text(replace(found, tokens=None)) == "–"
     assert [share_text(share) for share in (0.834, 0.002, 31.0)] == ["83 %", "< 1 %", "> 1,000 %"]
-    (first,) = study(undecided("a"))["comparisons"]
-    assert runs_text(first) == "2 / 3" and runs_text(first | {"seeds": []}) == "–"
+    first = undecided("a")
+    assert runs_text(first) == "2 / 3" and runs_text(replace(first, seeds=[])) == "–"
     assert [duration(seconds) for seconds in (None, 48, 130, 7500)] == ["–", "48 s", "2 min", "2 h 05 min"]
 
 
@@ -141,7 +144,7 @@ def test_runs_that_are_not_at_their_end_or_not_compared_are_named():
     diverged, short = LeftOut(seed=3, why="it diverged"), LeftOut(seed=1, why="it ends early")
     rows = [replace(row("a", 0.0, 0.1), seeds=[0], left_out=[short], reference_left_out=[diverged])]
     runs = [
-        {"name": name, "seed": seed, "status": status, "tokens": 30_081_024}
+        run_row(name, seed, status=status, tokens=30_081_024)
         for name, seed, status in (("a", 0, "running"), ("a", 1, "running"), ("base", 3, "failed"))
     ]
     found = study(*rows, runs=runs)
@@ -152,6 +155,5 @@ def test_runs_that_are_not_at_their_end_or_not_compared_are_named():
     assert remarks(found) == [
         "Left out of the comparison: base seed 3 (it diverged). 3 runs of base are compared.",
     ]
-    for run in runs:
-        run["status"] = "finished"
+    found = study(*rows, runs=[replace(run, status="finished") for run in runs])
     assert unfinished(found) == "" and "a seed 1 (it ends early)" in remarks(found)[0]

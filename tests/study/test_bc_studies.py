@@ -1,10 +1,11 @@
 """The studies of the first paper: planned at every scale, each kind of figure drawn from runs at test scale."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
-from basecap.analysis import analyse
+from basecap.analysis import TextResults, analyse
 from basecap.errors import ConfigError
 from basecap.report import write_report
 from basecap.report.figures import paper
@@ -12,7 +13,7 @@ from basecap.study.config import StudyConfig, load_study
 from basecap.study.estimate import sparse
 from basecap.study.execute import execute
 from basecap.study.plan import Cost, cost, plan_evaluations, plan_runs
-from basecap.study.reading import RENAMED, library, read_study
+from basecap.study.study_file import RENAMED, library, read_study
 from tests.study.conftest import write_text
 
 STUDIES = [name for name in library() if name.startswith("bc-")]
@@ -91,7 +92,7 @@ def test_figures_that_cannot_be_drawn_are_refused(setting: str, words: str):
 
 
 @pytest.fixture(scope="module")
-def analysed(tmp_path_factory: pytest.TempPathFactory) -> dict:
+def analysed(tmp_path_factory: pytest.TempPathFactory) -> TextResults:
     """Return the results of bc-figure-4 at test scale, which hold what each kind of figure is drawn from."""
     place = tmp_path_factory.mktemp("bc")
     text = write_text(place / "text", documents=40, words=60)
@@ -99,45 +100,46 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> dict:
     study = load_study("bc-figure-4", [data, "model.hidden=16", "train.tokens=256", "train.eval_every=128"], "test")
     infos = execute(study, place / "out", only=names(study), device="cpu", plugins=(), log=lambda line: None)
     assert {info["status"] for info in infos} == {"finished"}
-    (found,) = analyse([place / "out"])["studies"]
+    (found,) = analyse([place / "out"])
+    assert isinstance(found, TextResults)
     page = write_report([place / "out"], place / "out").read_text(encoding="utf-8")
     assert 'data-name="bc-figure-4"' in page and "<h1>bc-figure-4 at scale test</h1>" in page
     return found
 
 
-def drawn(study: dict, figure: dict | None = None) -> tuple[dict, dict | None]:
+def drawn(study: TextResults, figure: dict | None = None) -> tuple[dict, dict | None]:
     """Return the descriptions of our chart and of the published one."""
-    settings = study["settings"] | ({"figure": figure} if figure else {})
-    ours, theirs = paper(study | {"settings": settings}).values()
+    settings = study.settings | ({"figure": figure} if figure else {})
+    ours, theirs = paper(replace(study, settings=settings)).values()
     assert ours is not None
-    return ours.to_dict(), theirs and theirs.to_dict()
+    return ours, theirs
 
 
 def rows_of(chart: dict) -> list[dict]:
     return [row for rows in chart["datasets"].values() for row in rows]
 
 
-def test_losses_are_drawn_over_the_smoothed_training_loss(analysed: dict):
+def test_losses_are_drawn_over_the_smoothed_training_loss(analysed: TextResults):
     figure = {"kind": "losses", "x": [1.0, 2.0], "y": [1.0, 3.0]}
     figure["published"] = {"source": "a paper", "values": {"temperature 1": [[1.5, 2.5]], "unknown": [[1.0, 1.0]]}}
     ours, theirs = drawn(analysed, figure)
-    rows, names_drawn = rows_of(ours), [entry["name"] for entry in analysed["settings"]["architectures"]]
+    rows, names_drawn = rows_of(ours), [entry["name"] for entry in analysed.settings["architectures"]]
     assert {row["name"] for row in rows} == set(names_drawn) and len(rows) == 2 * len(names_drawn)
-    point = next(point for point in analysed["points"] if point["name"] == "temperature 8")
-    assert {"x": point["training"], "loss": point["domains"]["code"]["loss"]}.items() <= next(
-        row for row in rows if (row["name"], row["tokens"]) == ("temperature 8", point["tokens"])
+    point = next(point for point in analysed.points if point.name == "temperature 8")
+    assert {"x": point.training, "loss": point.loss_on("code")}.items() <= next(
+        row for row in rows if (row["name"], row["tokens"]) == ("temperature 8", point.tokens)
     ).items()
     assert theirs and [(row["name"], row["x"], row["loss"]) for row in rows_of(theirs)] == [("temperature 1", 1.5, 2.5)]
     assert theirs["title"] == "published: a paper" and ours["title"] == "measured here"
-    for chart, paper_axes in ((ours, False), (drawn(analysed | {"scale": "paper"}, figure)[0], True)):
+    for chart, paper_axes in ((ours, False), (drawn(replace(analysed, scale="paper"), figure)[0], True)):
         encoding = chart["layer"][0]["encoding"]
         assert "smoothed training loss" in encoding["x"]["title"] and "mean of code" in encoding["y"]["title"]
         assert (encoding["x"]["scale"]["domain"] == [1.0, 2.0]) == paper_axes
-    mixed = analysed | {"ood_domains": []}
-    assert {row["loss"] for row in rows_of(drawn(mixed, figure)[0])} == {row["held_out"] for row in analysed["points"]}
+    mixed = replace(analysed, ood_domains=[])
+    assert {row["loss"] for row in rows_of(drawn(mixed, figure)[0])} == {point.held_out for point in analysed.points}
 
 
-def test_entropies_are_drawn_over_the_temperature(analysed: dict):
+def test_entropies_are_drawn_over_the_temperature(analysed: TextResults):
     ours, theirs = drawn(analysed)
     rows = {row["name"]: row for row in rows_of(ours)}
     assert sorted(row["temperature"] for row in rows.values()) == [0.25, 0.5, 1, 2, 4, 8] and theirs is None
@@ -145,7 +147,7 @@ def test_entropies_are_drawn_over_the_temperature(analysed: dict):
     assert all(name == f"temperature {row['temperature']:g}" for name, row in rows.items())
 
 
-def test_scores_are_a_published_table_with_our_speed_beside_it(analysed: dict):
+def test_scores_are_a_published_table_with_our_speed_beside_it(analysed: TextResults):
     figure = load_study("bc-table-3").figure.model_dump(mode="json")
     figure["published"]["values"] = {"transformer++": [1, 1, None, 49.8, 25.6, 16.2, 15.8]}
     ours, theirs = drawn(analysed, figure)
@@ -162,5 +164,5 @@ def test_scores_are_a_published_table_with_our_speed_beside_it(analysed: dict):
     ]
 
 
-def test_a_study_without_a_figure_draws_none(analysed: dict):
-    assert paper(analysed | {"settings": analysed["settings"] | {"figure": None}}) == {}
+def test_a_study_without_a_figure_draws_none(analysed: TextResults):
+    assert paper(replace(analysed, settings=analysed.settings | {"figure": None})) == {}

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from basecap.analysis import analyse
+from basecap.analysis import TaskResults, analyse
 from basecap.errors import ConfigError
 from basecap.report import write_report
 from basecap.report.charts import task_charts
 from basecap.study.config import StudyConfig, load_study, select, with_named
 from basecap.study.execute import execute
 from basecap.study.plan import Cost, cost, plan_evaluations, plan_runs
-from basecap.study.reading import library, read_study
+from basecap.study.study_file import library, read_study
 
 STUDIES = [name for name in library() if name.startswith(("lp-", "recall-"))]
 SCALES = ("paper", "gpu", "laptop", "test")
@@ -59,11 +59,12 @@ def test_the_published_grid_and_numbers_are_those_of_the_paper():
     assert len(moved) == len(longer) == 9 and len(tables[3].published.values) == 33
 
 
-def outcome(study: StudyConfig, place: Path) -> dict:
+def outcome(study: StudyConfig, place: Path) -> TaskResults:
     """Run a study and return its results."""
     infos = execute(study, place, only=select(study, ()), device="cpu", plugins=(), log=lambda line: None)
     assert {info["status"] for info in infos} == {"finished"}
-    (found,) = analyse([place])["studies"]
+    (found,) = analyse([place])
+    assert isinstance(found, TaskResults)
     assert f"<h1>{study.title}</h1>" in write_report([place], place).read_text(encoding="utf-8")
     return found
 
@@ -71,9 +72,9 @@ def outcome(study: StudyConfig, place: Path) -> dict:
 def test_matrices_regions_and_cells_are_drawn_of_a_card_with_a_mixer_that_is_named(tmp_path):
     study = with_named(load_study("recall-card", ["task.train=[mqar, mqar-k2v2]"], "test"), ["based linear"])
     found = outcome(study, tmp_path)
-    pairs = {(row["architecture"], row["train"], row["test"]) for row in found["tests"]}
+    pairs = {(row.architecture, row.train, row.test) for row in found.tests}
     assert pairs == {(a, b, c) for a in ("pythia", "based linear") for b in study.task.train for c in study.task.test}
-    assert {len(row["regions"]) for row in found["tests"]} == {0, 4}
+    assert {len(row.regions) for row in found.tests} == {0, 4}
     charts = {kind for kind, drawn in task_charts(found).items() if drawn}
     assert {"matrices", "regions", "cells", "other_cells", "capacity", "evaluations"} <= charts
 
@@ -87,8 +88,8 @@ def test_layers_of_a_hybrid_are_measured_and_capacity_is_tested_beyond_the_train
     study = load_study("recall-hybrids", settings, "test")
     chosen = [entry for entry in study.architectures if entry.name in ("pythia", "1 of 4, second")]
     found = outcome(study.model_copy(update={"architectures": tuple(chosen)}), tmp_path)
-    assert {cell["axis"]["length"] for row in found["tests"] for cell in row["cells"]} == {64, 128}
-    layers = {row["subset"] for rows in found["evaluations"] for row in rows["rows"] if row["name"] == "1 of 4, second"}
+    assert {cell.axis["length"] for row in found.tests for cell in row.cells} == {64, 128}
+    layers = {row.subset for one in found.evaluations for row in one.rows if row.name == "1 of 4, second"}
     assert layers == {f"layer {number}" for number in range(4)}
 
 

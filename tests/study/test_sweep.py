@@ -16,7 +16,7 @@ from basecap.study.estimate import estimate
 from basecap.study.execute import execute
 from basecap.study.executors import local
 from basecap.study.plan import RunSpec, plan_runs
-from basecap.study.preparing import data_of
+from basecap.study.workloads import data_of
 from tests.study._execute import PLUGIN
 from tests.study.conftest import WORDS
 
@@ -69,7 +69,7 @@ def test_a_sweep_is_trained_chosen_and_kept(path, tmp_path):
     names = ("transformer++", "window_4-9ed7fd")
     tried = {path.name for path in (out / "sweep").iterdir()}
     assert tried == {f"{name}-lr{rate}-s0" for name in names for rate in ("0.001", "1e+30")}
-    compared = [(row["name"], row["seed"]) for row in analyse([out])["studies"][0]["runs"]]
+    compared = [(run.name, run.seed) for run in analyse([out])[0].runs]
     assert len(compared) == len(set(compared)) == 5
 
     first, second = StudyRecords(out).sweeps()

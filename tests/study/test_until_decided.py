@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from basecap.analysis import analyse
+from basecap.analysis import TextResults, analyse
 from basecap.analysis.rows import Row
+from basecap.analysis.sequential import Looks
 from basecap.errors import ConfigError, DataError
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, load_study, select
@@ -63,8 +64,8 @@ def found(monkeypatch) -> list[list[Row]]:
     """Return the rows that each analysis will find, one list per look."""
     rows: list[list[Row]] = []
 
-    def analyse(_: Sequence[Path]) -> dict[str, Any]:
-        return {"studies": [made_up.study(*rows.pop(0))]}
+    def analyse(_: Sequence[Path]) -> list[TextResults]:
+        return [made_up.study(*rows.pop(0))]
 
     monkeypatch.setattr("basecap.study.until_decided.analyse", analyse)
     return rows
@@ -216,7 +217,7 @@ def test_a_killed_study_repeats_nothing_and_spends_nothing_twice(tmp_path):
     train_until_decided(config, records, 2, select(config, []), train, said.append)
     assert said[-1].startswith("2 of at most 2 seeds: ") and not any(line.startswith("1 of") for line in said)
     assert len(earlier) == 2 and all(path.stat().st_mtime_ns == when for path, when in earlier.items())
-    (found,) = analyse([out])["studies"]
-    assert found["looks"] == {"most": 2, "looks": [1, 2], "behind": []}
-    assert found["level"] == pytest.approx(0.05 * 0.98 * (1 - (1 / 2) ** 2)) and found["confidence"] == 0.95
-    assert [row["seeds"] for row in found["comparisons"]] == [[0, 1]]
+    (found,) = analyse([out])
+    assert found.looks == Looks(most=2, looks=(1, 2))
+    assert found.level == pytest.approx(0.05 * 0.98 * (1 - (1 / 2) ** 2)) and found.confidence == 0.95
+    assert [row.seeds for row in found.comparisons] == [[0, 1]]

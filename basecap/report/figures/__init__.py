@@ -6,15 +6,17 @@ from basecap.report.figures.evaluations import evaluation
 from basecap.report.figures.gaps import along, forest
 from basecap.report.figures.influence import influence
 from basecap.report.figures.learning import learning
-from basecap.report.figures.look import Chart, styled
-from basecap.report.figures.losses import scatter, training
+from basecap.report.figures.losses import Abscissa, scatter, training
 from basecap.report.figures.matrix import matrix
 from basecap.report.figures.paper import paper
 from basecap.report.figures.regions import regions
 from basecap.report.figures.rivals import rivals
+from basecap.report.figures.spec import VEGA_LITE, Spec
 
 __all__ = [
-    "Chart",
+    "VEGA_LITE",
+    "Abscissa",
+    "Spec",
     "along",
     "axes_of",
     "capacity",
@@ -28,6 +30,5 @@ __all__ = [
     "regions",
     "rivals",
     "scatter",
-    "styled",
     "training",
 ]

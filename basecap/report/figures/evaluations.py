@@ -2,52 +2,90 @@
 
 from typing import Any
 
-import altair as alt
+from basecap.analysis.results import EvaluationResults, EvaluationRow, StudyResults, TaskResults
+from basecap.report.figures.spec import Spec, chart, layer, number, unless_picked
+from basecap.report.figures.style import colour, names_of, ref, shape, tooltip
 
-from basecap.report.figures.look import Chart, Study, chart_of, colour, drawn, shape, tooltip
+#: Where a value need not be compared with zero.
+FREE: Spec = {"zero": False}
 
 
-def evaluation(study: Study, found: dict[str, Any], metric: str, subset: str | None) -> Chart:
+def evaluation(study: StudyResults, found: EvaluationResults, metric: str, subset: str | None) -> Spec:
     """Any declared evaluation: a curve over its first axis told apart by its second, else a mark for each subset."""
+    architectures = _architectures(study)
     rows = [
-        {**row, **{f"axis{index}": row["axis"][axis] for index, axis in enumerate(found["axes"])}}
-        | {"low": row["value"] - (row["stderr"] or 0), "high": row["value"] + (row["stderr"] or 0)}
-        for row in found["rows"]
-        if row["metric"] == metric and subset in (None, row["subset"]) and row["value"] is not None
+        _row(row, found.axes, architectures)
+        for row in found.rows
+        if row.metric == metric and subset in (None, row.subset) and row.value is not None
     ]
-    better = "" if found["better"] == "neither" else f"; {found['better']} is better"
-    title = f"{metric} ({found['unit']}{better})"
-    base = chart_of(rows).encode(color=colour(study, rows), detail="seed:N")
-    shown = tooltip("name", "seed", "subset", *_axes(found), "value", "stderr", "n")
-    if not found["axes"]:
-        order = list(dict.fromkeys(row["subset"] for row in rows))
-        value = alt.X("value:Q", title=title, scale=alt.Scale(zero=False))
-        base = base.encode(
-            y=alt.Y(
-                "subset:N",
-                sort=order,
-                title=None,
-                axis=alt.Axis(labelLimit=220),
-                scale=alt.Scale(paddingInner=0.3),
-            ),
-            yOffset=alt.YOffset("name:N", sort=None, scale=alt.Scale(domain=drawn(study, rows))),
-        )
-        bars = base.mark_rule().encode(x=alt.X("low:Q", title=title, scale=alt.Scale(zero=False)), x2="high:Q")
-        dots = base.mark_point(filled=True, size=55).encode(x=value, shape=shape(study, rows), tooltip=shown)
-        height = 14 * len({(row["name"], row["subset"]) for row in rows}) + 20
-        return alt.layer(bars, dots).properties(width=480, height=height)
-    first, *others = _axes(found)
-    base = base.encode(x=alt.X(f"{first}:Q", scale=alt.Scale(zero=False), title=found["axes"][0]))
-    if others:
-        base = base.encode(strokeDash=alt.StrokeDash(f"{others[0]}:N", legend=alt.Legend(title=found["axes"][1])))
-    y = alt.Y("value:Q", title=title, scale=alt.Scale(zero=False))
-    bars = base.mark_rule().encode(y=alt.Y("low:Q", title=title), y2="high:Q")
-    points = base.mark_point(filled=True, size=55).encode(y=y, shape=shape(study, rows), tooltip=shown)
-    return alt.layer(base.mark_line(strokeWidth=1.5).encode(y=y), bars, points).properties(
-        width=480, height=300, title=subset
-    )
+    better = "" if found.better == "neither" else f"; {found.better} is better"
+    title = f"{metric} ({found.unit}{better})"
+    axes = [f"axis{index}" for index in range(len(found.axes))]
+    named = [
+        {"field": field, "type": "quantitative", "title": axis} for field, axis in zip(axes, found.axes, strict=True)
+    ]
+    look = {
+        "color": colour(study, rows),
+        "opacity": unless_picked(),
+        "detail": [{"field": field, "type": "nominal"} for field in ("seed", "run")],
+    }
+    shown = [*tooltip("run" if architectures else "name", "seed", "subset"), *named, *tooltip("value", "stderr", "n")]
+    mark = {"shape": shape(study, rows), "tooltip": shown}
+    dot = {"type": "point", "filled": True, "size": 55}
+    if not found.axes:
+        look |= _rows_of_subsets(study, rows)
+        layers = [
+            layer(rows, {"type": "rule"}, {**look, "x": number("low", title, FREE), "x2": ref("high")}),
+            layer(rows, dot, {**look, **mark, "x": number("value", title, FREE)}),
+        ]
+        height = 14 * len({(row["run"], row["subset"]) for row in rows}) + 20
+        return chart(layers, width=480, height=height, pick=True)
+    look["x"] = number(axes[0], found.axes[0], FREE)
+    if len(axes) > 1:
+        look["strokeDash"] = {"field": axes[1], "type": "nominal", "legend": {"title": found.axes[1]}}
+    y = number("value", title, FREE)
+    layers = [
+        layer(rows, {"type": "line", "strokeWidth": 1.5}, {**look, "y": y}),
+        layer(rows, {"type": "rule"}, {**look, "y": number("low", title, FREE), "y2": ref("high")}),
+        layer(rows, dot, {**look, **mark, "y": y}),
+    ]
+    return chart(layers, width=480, height=300, title=subset, pick=True)
 
 
-def _axes(found: dict[str, Any]) -> list[str]:
-    """Return a field for each axis: a declared name may hold characters that mean something in Vega."""
-    return [f"axis{index}" for index in range(len(found["axes"]))]
+def _architectures(study: StudyResults) -> dict[str, str]:
+    """Return the architecture of each run of a study of tasks; in a study of text they have one name."""
+    return {point.name: point.architecture for point in study.points} if isinstance(study, TaskResults) else {}
+
+
+def _row(row: EvaluationRow, axes: list[str], architectures: dict[str, str]) -> dict[str, Any]:
+    """Return the data of one number; an axis has a field by its place, as its name may mean something in Vega."""
+    value, error = row.value or 0.0, row.stderr or 0.0
+    return {
+        "name": architectures.get(row.name, row.name),
+        "run": row.name,
+        "seed": row.seed,
+        "subset": row.subset,
+        "value": row.value,
+        "stderr": row.stderr,
+        "n": row.n,
+        "low": value - error,
+        "high": value + error,
+        **{f"axis{index}": row.axis[axis] for index, axis in enumerate(axes)},
+    }
+
+
+def _rows_of_subsets(study: StudyResults, rows: list[dict[str, Any]]) -> Spec:
+    """Return positions: a group per subset, in it a line per architecture in the order of the study."""
+    order = [*names_of(study), *study.names]
+    runs = sorted({row["run"] for row in rows}, key=order.index)
+    return {
+        "y": {
+            "field": "subset",
+            "type": "nominal",
+            "sort": list(dict.fromkeys(row["subset"] for row in rows)),
+            "title": None,
+            "axis": {"labelLimit": 220},
+            "scale": {"paddingInner": 0.3},
+        },
+        "yOffset": {"field": "run", "type": "nominal", "sort": None, "scale": {"domain": runs}},
+    }

@@ -5,19 +5,18 @@ import struct
 import zlib
 from collections.abc import Mapping
 from math import ceil
-from typing import Any
 
-import altair as alt
 import numpy as np
 
 from basecap.maps import Maps
-from basecap.report.figures.look import Chart, chart_of
+from basecap.report.figures.spec import Spec, chart, layer
+from basecap.report.figures.style import ref
 
 #: Layers in a row, and the side of a heat map with what is between two, in pixels.
 COLUMNS, SIDE, GAP, TITLE = 4, 140, 12, 18
 
 
-def influence(name: str, maps: Maps, scores: Mapping[int, float]) -> Chart:
+def influence(name: str, maps: Maps, scores: Mapping[int, float]) -> Spec:
     """Each layer's matrix: rows are positions from the top down, columns the positions that they read.
 
     White is 0, black the layer's largest element; in between grey goes with the square root, which shows weak factors.
@@ -28,28 +27,32 @@ def influence(name: str, maps: Maps, scores: Mapping[int, float]) -> Chart:
         scores: selectivity by layer, of those that have one.
     """
     tiles = []
-    for index, (layer, sizes) in enumerate(zip(maps.layers.tolist(), maps.sizes, strict=True)):
+    for index, (number, sizes) in enumerate(zip(maps.layers.tolist(), maps.sizes, strict=True)):
         row, column = divmod(index, COLUMNS)
-        score = f", selectivity {round(scores[layer], 2) + 0.0:.2f}" if layer in scores else ""
+        score = f", selectivity {round(scores[number], 2) + 0.0:.2f}" if number in scores else ""
         left, top = column * (SIDE + GAP), row * (SIDE + GAP + TITLE)
-        tile = {"left": left, "top": top + TITLE, "title": f"layer {layer}{score}", "url": _image(sizes)}
+        tile = {"left": left, "top": top + TITLE, "title": f"layer {number}{score}", "url": _image(sizes)}
         tiles.append({**tile, "right": left + SIDE, "bottom": top + TITLE + SIDE})
     width = min(len(tiles), COLUMNS) * (SIDE + GAP) - GAP
     height = ceil(len(tiles) / COLUMNS) * (SIDE + GAP + TITLE) - GAP
 
-    def at(channel: Any, field: str, extent: int, downwards: bool = False) -> Any:
-        scale = alt.Scale(domain=[extent, 0] if downwards else [0, extent], nice=False, zero=False)
-        return channel(f"{field}:Q", scale=scale, axis=None)
+    def at(field: str, extent: int, downwards: bool = False) -> Spec:
+        ends = [extent, 0] if downwards else [0, extent]
+        return {"field": field, "type": "quantitative", "scale": {"domain": ends, "nice": False}, "axis": None}
 
-    base = chart_of(tiles).encode(x=at(alt.X, "left", width), y=at(alt.Y, "top", height, downwards=True))
-    pictures = base.mark_image(width=SIDE, height=SIDE, align="left", baseline="top", tooltip=None)
-    pictures = pictures.encode(url="url:N", description="title:N")
-    frames = base.mark_rect(filled=False, stroke="#cccccc", tooltip=None).encode(x2="right:Q", y2="bottom:Q")
-    titles = base.mark_text(align="left", baseline="bottom", dy=-3, fontSize=11).encode(text="title:N")
+    look = {"x": at("left", width), "y": at("top", height, downwards=True)}
+    picture = {"type": "image", "width": SIDE, "height": SIDE, "align": "left", "baseline": "top"}
+    text = {"type": "text", "align": "left", "baseline": "bottom", "dy": -3, "fontSize": 11}
+    frame = {"type": "rect", "filled": False, "stroke": "#cccccc"}
+    layers = [
+        layer(tiles, picture, {**look, "url": ref("url"), "description": ref("title")}),
+        layer(tiles, frame, {**look, "x2": ref("right"), "y2": ref("bottom")}),
+        layer(tiles, text, {**look, "text": ref("title")}),
+    ]
     title = f"{name}: {maps.input}, {maps.tokens} tokens"
     # Images do not stretch with the page.
-    chart = alt.layer(pictures, frames, titles, view=alt.ViewBackground(stroke="transparent"))
-    return chart.properties(width=width, height=height, title=title, usermeta={"stretches": False})
+    found = chart(layers, width=width, height=height, title=title, stretches=False)
+    return found | {"view": {"stroke": "transparent"}}
 
 
 def _image(shares_SS: np.ndarray) -> str:

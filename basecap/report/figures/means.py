@@ -1,7 +1,7 @@
 """Runs of one architecture as their mean and a band from the lowest to the highest."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -9,25 +9,41 @@ import numpy as np
 Points = Sequence[tuple[float, float]]
 
 
-def mean_and_band(curves: Mapping[str, Sequence[Points]], places: Sequence[float]) -> list[dict[str, Any]]:
-    """Read the runs of each architecture off at `places`, straight lines between their points.
+@dataclass(frozen=True, kw_only=True)
+class MeanPoint:
+    """The mean over runs of an architecture at x, the lowest and the highest of them, and how many have been there."""
+
+    name: str
+    x: float
+    loss: float
+    low: float
+    high: float
+    runs: int
+
+    @property
+    def between(self) -> str:
+        """The lowest and the highest run in words."""
+        return f"{self.low:.3f} … {self.high:.3f} ({self.runs} runs)" if self.runs > 1 else "one run"
+
+
+def mean_and_band(name: str, runs: Sequence[Points], places: Sequence[float]) -> list[MeanPoint]:
+    """Read the runs of an architecture off at `places`, straight lines between their points.
 
     Returns:
-        A row {"name", "x", "loss" (mean over runs), "low", "high" (of its runs), "runs"} per architecture and place, in
-        the order of `places`; none where half of the runs or fewer have been.
+        A point per place, in the order of `places`; none where half of the runs or fewer have been.
 
-    >>> mean_and_band({"a": [[(0, 1), (2, 3)], [(0, 3), (2, 5)]]}, [1.0, 9.0])
-    [{'name': 'a', 'x': 1.0, 'loss': 3.0, 'low': 2.0, 'high': 4.0, 'runs': 2}]
+    >>> (point,) = mean_and_band("a", [[(0, 1), (2, 3)], [(0, 3), (2, 5)]], [1, 9])
+    >>> point.loss, point.low, point.high
+    (3.0, 2.0, 4.0)
     """
-    rows = []
-    for name, runs in curves.items():
-        found = np.stack([_read_off(run, places) for run in runs])
-        for place, values in zip(places, found.T, strict=True):
-            there = values[~np.isnan(values)]
-            if 2 * len(there) > len(values):
-                ends = {"low": float(there.min()), "high": float(there.max()), "runs": len(there)}
-                rows.append({"name": name, "x": float(place), "loss": float(there.mean()), **ends})
-    return rows
+    found = np.stack([_read_off(run, places) for run in runs])
+    points = []
+    for place, values in zip(places, found.T, strict=True):
+        there = values[~np.isnan(values)]
+        if 2 * len(there) > len(values):
+            mean, low, high = float(there.mean()), float(there.min()), float(there.max())
+            points.append(MeanPoint(name=name, x=float(place), loss=mean, low=low, high=high, runs=len(there)))
+    return points
 
 
 def _read_off(run: Points, places: Sequence[float]) -> np.ndarray:

@@ -2,23 +2,26 @@
 
 from collections.abc import Callable
 
-from basecap.report.figures.look import Chart, Study
+from basecap.analysis.files import Figure
+from basecap.analysis.results import TextResults
 from basecap.report.figures.paper_entropy import entropy
 from basecap.report.figures.paper_losses import losses
 from basecap.report.figures.paper_scores import scores
+from basecap.report.figures.spec import Spec
 
-#: Kind of figure, as a study file names it -> what draws it: ours, and what is published.
-KINDS: dict[str, Callable[[Study], tuple[Chart | None, Chart | None]]] = {
+#: Kind of figure, as a study file names it -> the function that draws it: ours, and the published one.
+KINDS: dict[str, Callable[[TextResults, Figure], tuple[Spec | None, Spec | None]]] = {
     "losses": losses,
     "entropy": entropy,
     "scores": scores,
 }
 
 
-def paper(study: Study) -> dict[str, Chart | None]:
+def paper(study: TextResults) -> dict[str, Spec | None]:
     """Return the charts of the study's `figure` by name; nothing where it has none."""
-    figure = study["settings"].get("figure")
-    if not figure:
+    found = study.settings.get("figure")
+    if not found:
         return {}
-    ours, published = KINDS[figure["kind"]](study)
-    return {study["name"]: ours, f"{study['name']}-published": published}
+    figure = Figure.model_validate(found)
+    ours, published = KINDS[figure.kind](study, figure)
+    return {study.name: ours, f"{study.name}-published": published}

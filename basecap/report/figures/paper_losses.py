@@ -1,77 +1,58 @@
 """Test loss over training loss: the figures 1, 2a, 2b, 3, 6, 7, 8 and 9 of the first paper (arXiv 2505.18522)."""
 
-from collections.abc import Sequence
 from statistics import mean
-from typing import Any
 
-import altair as alt
-
+from basecap.analysis.files import Figure
+from basecap.analysis.results import Point, TextResults
 from basecap.names import PAPER
-from basecap.report.figures.look import (
-    NATS,
-    Chart,
-    Rows,
-    Study,
-    chart_of,
-    colour,
-    extent,
-    names_of,
-    picked,
-    shape,
-    size_of_points,
-    tooltip,
-    unless_picked,
-)
+from basecap.report.figures.spec import Rows, Spec, chart, layer, number, unless_picked
+from basecap.report.figures.style import NATS, colour, extent, names_of, shape, size_of_points, tooltip
 
 
-def losses(study: Study) -> tuple[Chart | None, Chart | None]:
+def losses(study: TextResults, figure: Figure) -> tuple[Spec | None, Spec | None]:
     """Return a point per evaluated checkpoint, and the published points.
 
     x is the smoothed training loss, as in the paper; verdicts compare at held-out loss. y is the mean over the unseen
     domains, each counted alike (our choice: the paper does not say), or the held-out loss where all domains train.
     """
-    figure = study["settings"]["figure"]
     ours = [
-        {"name": point["name"], "seed": point["seed"], "tokens": point["tokens"], "x": point["training"], "loss": loss}
-        for point in study["points"]
-        if point["training"] is not None and (loss := _test_loss(study, point)) is not None
+        {"name": point.name, "seed": point.seed, "tokens": point.tokens, "x": point.training, "loss": loss}
+        for point in study.points
+        if point.training is not None and (loss := _test_loss(study, point)) is not None
     ]
-    values = (figure.get("published") or {"values": {}})["values"]
+    values = figure.published.values if figure.published else {}
     published = [{"name": name, "x": x, "loss": loss} for name in names_of(study) for x, loss in values.get(name, ())]
-    axes = (figure.get("x"), figure.get("y")) if study["scale"] in (None, PAPER) else (None, None)
-    measured = _points(study, ours, axes, filled=True).properties(title="measured here") if ours else None
-    if not published:
+    if study.scale not in (None, PAPER):  # the paper's axes are those of its own sizes
+        figure = figure.model_copy(update={"x": None, "y": None})
+    measured = _points(study, ours, figure, "measured here") if ours else None
+    if not published or figure.published is None:
         return measured, None
-    title = f"published: {figure['published']['source']}"
-    return measured, _points(study, published, axes, filled=False).properties(title=title)
+    return measured, _points(study, published, figure, f"published: {figure.published.source}")
 
 
-def _test_loss(study: Study, point: dict[str, Any]) -> float | None:
-    if not study["ood_domains"]:
-        return point["held_out"]
-    found = [point["domains"].get(domain, {}).get("loss") for domain in study["ood_domains"]]
-    return None if None in found else mean(found)
+def _test_loss(study: TextResults, point: Point) -> float | None:
+    if not study.ood_domains:
+        return point.held_out
+    found = [point.loss_on(domain) for domain in study.ood_domains]
+    known = [loss for loss in found if loss is not None]
+    return mean(known) if len(known) == len(found) else None
 
 
-def _points(study: Study, rows: Rows, axes: Sequence[list[float] | None], *, filled: bool) -> Chart:
-    """Draw points; `axes` are ranges of x and y, those of the points where None."""
-    tested = f"mean of {', '.join(study['ood_domains'])}" if study["ood_domains"] else "mixed domains"
+def _points(study: TextResults, rows: Rows, figure: Figure, title: str) -> Spec:
+    """Draw points: ours, which have a seed, are filled. Axes without a range in the figure have that of the points."""
+    tested = f"mean of {', '.join(study.ood_domains)}" if study.ood_domains else "mixed domains"
+    ours = "seed" in rows[0]
     horizontal, vertical = (
-        alt.Scale(domain=axis or extent([row[key] for row in rows]), nice=False)
-        for key, axis in zip(("x", "loss"), axes, strict=True)
+        {"domain": ends or extent([row[key] for row in rows]), "nice": False}
+        for key, ends in (("x", figure.x), ("loss", figure.y))
     )
-    seen = ("name", "seed", "tokens", "x", "loss") if filled else ("name", "x", "loss")
-    points = (
-        chart_of(rows)
-        .mark_point(clip=True, filled=filled, size=size_of_points(rows))
-        .encode(
-            x=alt.X("x:Q", scale=horizontal, title=f"pre-training loss: smoothed training loss ({NATS})"),
-            y=alt.Y("loss:Q", scale=vertical, title=f"test loss, {tested} ({NATS})"),
-            color=colour(study, rows),
-            shape=shape(study, rows),
-            opacity=unless_picked(),
-            tooltip=tooltip(*seen),
-        )
-        .add_params(picked())
-    )
-    return alt.layer(points).properties(width=420, height=320)
+    point = {
+        "x": number("x", f"pre-training loss: smoothed training loss ({NATS})", horizontal),
+        "y": number("loss", f"test loss, {tested} ({NATS})", vertical),
+        "color": colour(study, rows),
+        "shape": shape(study, rows),
+        "opacity": unless_picked(),
+        "tooltip": tooltip(*(("name", "seed", "tokens", "x", "loss") if ours else ("name", "x", "loss"))),
+    }
+    mark = {"type": "point", "clip": True, "filled": ours, "size": size_of_points(rows)}
+    return chart([layer(rows, mark, point)], width=420, height=320, title=title, pick=True)

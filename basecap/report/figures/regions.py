@@ -2,61 +2,75 @@
 
 from typing import Any
 
-import altair as alt
-
-from basecap.report.figures.look import Chart, Study, chart_of, positions, tooltip
+from basecap.analysis.recall_rows import AccuracyRow
+from basecap.analysis.results import TaskResults
+from basecap.analysis.rows import Estimate
+from basecap.report.figures.spec import Spec, category, chart, layer, number
+from basecap.report.figures.style import PERCENT, SHARE, ref, tooltip
 
 #: What is read from no region.
 NONE = "none of them"
 
 
-def regions(study: Study, test: str) -> Chart | None:
+def regions(study: TaskResults, test: str) -> Spec | None:
     """Shares of the queried values answered with each region's value: a bar per architecture and training task."""
-    found = [row for row in study["tests"] if row["test"] == test and row["regions"]]
+    found = [row for row in study.tests if row.test == test and row.regions]
     if not found:
         return None
-    count = max(len(row["regions"]) for row in found)
+    count = max(len(row.regions) for row in found)
     labels = [*map(str, range(1, count + 1)), NONE]
     rows = [part for row in found for part in _parts(row)]
     names = list(dict.fromkeys(row["name"] for row in rows))
-    base = chart_of(rows).encode(y=alt.Y(**positions("name", names, None), axis=alt.Axis(labelLimit=190)))
+    y = category("name", names, None, {"labelLimit": 190})
 
-    def x(field: str) -> alt.X:
-        scale, axis = alt.Scale(domain=[0, 1], nice=False), alt.Axis(format=".0%", tickCount=5)
-        return alt.X(f"{field}:Q", scale=scale, axis=axis, title="share of queried values")
+    def x(field: str) -> Spec:
+        return number(field, "share of queried values", SHARE, PERCENT)
 
-    bars = base.mark_bar(stroke="white").encode(
-        x=x("from"),
-        x2="to:Q",
-        color=alt.Color(
-            "region:N",
-            scale=alt.Scale(domain=labels, range=[*_blues(count), "#dddddd"]),
-            legend=alt.Legend(title="region that is read", orient="bottom", values=labels, columns=3),
-        ),
-        tooltip=tooltip("name", "region", "value", "low", "high"),
-    )
-    wide = base.transform_filter("datum.value * width >= 45")  # pixels that a number needs
-    numbers = wide.mark_text(fontSize=11, tooltip=None).encode(
-        x=x("middle"), text="text:N", color=alt.Color("ink:N", scale=None)
-    )
-    return alt.layer(bars, numbers).properties(width=480, height=30 * len(names) + 10, title=test)
+    bar = {
+        "y": y,
+        "x": x("from"),
+        "x2": ref("to"),
+        "color": {
+            "field": "region",
+            "type": "nominal",
+            "scale": {"domain": labels, "range": [*_blues(count), "#dddddd"]},
+            "legend": {"title": "region that is read", "orient": "bottom", "values": labels, "columns": 3},
+        },
+        "tooltip": tooltip("name", "region", "value", "low", "high"),
+    }
+    number_ = {
+        "y": y,
+        "x": x("middle"),
+        "text": ref("text"),
+        "color": {"field": "ink", "type": "nominal", "scale": None},
+    }
+    layers = [
+        layer(rows, {"type": "bar", "stroke": "white"}, bar),
+        layer(rows, {"type": "text", "fontSize": 11}, number_, "datum.value * width >= 45"),  # pixels a number needs
+    ]
+    return chart(layers, width=480, height=30 * len(names) + 10, title=test)
 
 
-def _parts(row: dict[str, Any]) -> list[dict[str, Any]]:
+def _parts(row: AccuracyRow) -> list[dict[str, Any]]:
     """Return the pieces of one bar."""
-    shares = [part["value"] for part in row["regions"]]
-    count, start, parts = len(shares), 0.0, []
-    rest = {"value": max(0.0, 1 - sum(shares)), "low": None, "high": None}
-    for index, share in enumerate([*row["regions"], rest]):
+    count, start, parts = len(row.regions), 0.0, []
+    rest = Estimate(value=max(0.0, 1 - sum(part.value for part in row.regions)), low=None, high=None)
+    for index, share in enumerate([*row.regions, rest]):
         region = str(index + 1) if index < count else NONE
-        value = share["value"]
+        percent = f"{100 * share.value:.0f} %"
         parts.append(
-            {"name": f"{row['architecture']} on {row['train']}", "region": region, **share}
-            | {"from": start, "to": start + value, "middle": start + value / 2}
-            | {"text": f"{region}: {100 * value:.0f} %" if index < count else f"{100 * value:.0f} %"}
-            | {"ink": "white" if index < count / 2 else "black"}
+            {
+                "name": f"{row.architecture} on {row.train}",
+                "region": region,
+                **vars(share),
+                "from": start,
+                "to": start + share.value,
+                "middle": start + share.value / 2,
+                "text": f"{region}: {percent}" if index < count else percent,
+                "ink": "white" if index < count / 2 else "black",
+            }
         )
-        start += value
+        start += share.value
     return parts
 
 

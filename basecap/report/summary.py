@@ -1,0 +1,52 @@
+"""A study in words, whatever it was trained on."""
+
+from dataclasses import dataclass
+
+from basecap.analysis.results import StudyResults, TaskResults, TextResults
+from basecap.report.recall_words import recall_cautions, recall_headline, recall_rates, recall_reasons
+from basecap.report.words import asked, headline, rates_text, reasons, remarks, trained_models_only, unfinished
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """A study in words.
+
+    Attributes:
+        question: two sentences; "" where a study's summary says it.
+        headline: the findings in a sentence or two.
+        reasons: a sentence each about rows without a decision, or findings that the headline leaves out.
+        cautions: a sentence each that a reader must not overlook.
+        rates: the learning rates that were chosen, "" where there was no sweep.
+    """
+
+    question: str
+    headline: str
+    reasons: list[str]
+    cautions: list[str]
+    rates: str
+
+
+def summarise(study: StudyResults) -> Summary:
+    """Return a study in words."""
+    return _text(study) if isinstance(study, TextResults) else _tasks(study)
+
+
+def _text(study: TextResults) -> Summary:
+    cautions = [trained_models_only(study), unfinished(study), *remarks(study)]
+    return Summary(
+        question=asked(study),
+        headline=headline(study),
+        reasons=reasons(study),
+        cautions=[sentence for sentence in cautions if sentence],
+        rates=rates_text(study),
+    )
+
+
+def _tasks(study: TaskResults) -> Summary:
+    return Summary(
+        question="",
+        headline=recall_headline(study),
+        reasons=recall_reasons(study),
+        cautions=recall_cautions(study),
+        rates=recall_rates(study),
+    )
