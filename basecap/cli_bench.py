@@ -2,12 +2,19 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from basecap.cli_options import LARGEST, Device, JsonFile, Plugins, load_plugins, log
+from basecap.cli_options import LARGEST, Device, JsonFile, Plugins, Scale, load_plugins, log
+from basecap.errors import ConfigError
 from basecap.terminal import print_table, store
+
+if TYPE_CHECKING:
+    from basecap.bench.contenders import Contenders
+
+#: Vocabulary of models whose study does not set one.
+VOCAB = 32_000
 
 bench_app = typer.Typer(help="Measure speed and memory.", no_args_is_help=True)
 
@@ -32,18 +39,27 @@ def bench_ops(
     _finish(found, json_file)
 
 
+Use = Annotated[
+    list[str],
+    typer.Option(
+        "--use", help="only this architecture, or 'X in rwkv-7' for another backbone; repeatable (default: all)"
+    ),
+]
+BenchStudy = Annotated[
+    str | None,
+    typer.Option("--study", help="architectures, options and width of a study; --use then picks from its names"),
+]
+Hidden = Annotated[int, typer.Option(min=1, max=LARGEST, help="model width")]
+
+
 @bench_app.command(
     "models", epilog="Example: basecap bench models --use transformer++ --use mamba-2 --json models.json"
 )
 def bench_models(
-    use: Annotated[
-        list[str],
-        typer.Option(
-            "--use",
-            help="time only this architecture, or 'X in rwkv-7' for another backbone; repeatable (default: all)",
-        ),
-    ] = [],
-    hidden: Annotated[int, typer.Option(min=1, max=LARGEST, help="model width")] = 768,
+    use: Use = [],
+    study: BenchStudy = None,
+    scale: Scale = None,
+    hidden: Hidden = 768,
     length: Annotated[int, typer.Option(min=1, max=LARGEST, help="tokens per sequence")] = 2048,
     batch: Annotated[int, typer.Option(min=1, max=LARGEST, help="sequences per step")] = 16,
     peer: Annotated[bool, typer.Option("--peer", help="also flash-linear-attention's own models, uncompiled")] = False,
@@ -57,11 +73,52 @@ def bench_models(
     from basecap.environment import choose_device
 
     load_plugins(plugin)
-    keep = partial(store, path=json_file)
-    setting = Setting(hidden=hidden, length=length, batch=batch)
-    found = bench(use, setting, device=choose_device(device), peer=peer, keep=keep)
+    models = _contenders(study, use, scale, hidden, length)
+    first = next(iter(models.values()))
+    setting = Setting(hidden=first.hidden, vocab=first.vocab, length=length, batch=batch)
+    found = bench(models, setting, device=choose_device(device), peer=peer, keep=partial(store, path=json_file))
     print_table("training speed", found["rows"], as_json=False)
     _finish(found, json_file)
+
+
+@bench_app.command("generate", epilog="Example: basecap bench generate --study bc-table-3 --json generate.json")
+def bench_generate(
+    use: Use = [],
+    study: BenchStudy = None,
+    scale: Scale = None,
+    hidden: Hidden = 768,
+    prompt: Annotated[int, typer.Option(min=1, max=LARGEST, help="tokens of each prompt")] = 51_200,
+    new: Annotated[int, typer.Option(min=1, max=LARGEST, help="tokens to write after each")] = 5_120,
+    batch: Annotated[int, typer.Option(min=1, max=LARGEST, help="sequences")] = 8,
+    rows: Annotated[
+        int | None,
+        typer.Option(min=1, max=LARGEST, help="prompts to read at once, to save memory (default: the whole batch)"),
+    ] = None,
+    device: Device = None,
+    json_file: JsonFile = None,
+    plugin: Plugins = [],
+) -> None:
+    """Measure how fast architectures read a prompt and write text: time to first token, tokens per second, memory."""
+    from basecap.bench.generate import Load, shown
+    from basecap.bench.generate import run as bench
+    from basecap.environment import choose_device
+
+    load_plugins(plugin)
+    load = Load(prompt=prompt, new=new, batch=batch, rows=rows)
+    models = _contenders(study, use, scale, hidden, load.length)
+    found = bench(models, load, device=choose_device(device), keep=partial(store, path=json_file))
+    print_table("generation", [shown(row) for row in found["rows"]], as_json=False)
+    _finish(found, json_file)
+
+
+def _contenders(study: str | None, use: list[str], scale: str | None, hidden: int, length: int) -> "Contenders":
+    from basecap.bench.contenders import named, of_study
+
+    if study is None:
+        if scale is not None:
+            raise ConfigError("--scale is that of a study; give one with --study.")
+        return named(use, hidden=hidden, vocab=VOCAB, length=length)
+    return of_study(study, use, scale=scale, vocab=VOCAB, length=length)
 
 
 def _finish(found: dict[str, Any], path: Path | None) -> None:

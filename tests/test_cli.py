@@ -141,10 +141,13 @@ def test_a_plan_says_what_it_leaves_out_and_what_is_missing(study_file, tmp_path
     )
     assert here * rate == pytest.approx(1000 * there, rel=0.03)
     printed = basecap("plan", study_file, "--set", f"data.tokenizer={study_file}")[1]
-    assert f"Missing: tokenizer {study_file} is not a description of a tokenizer" in printed
+    assert f"Missing: {study_file} is not a valid tokenizer.json" in printed
     printed = basecap("plan", study_file, "--set", "data.path=nowhere", "--set", "data.tokenizer=some/model")[1]
     assert "Missing: " in printed and "nowhere is not a directory" in printed
-    assert "Missing: tokenizer 'some/model' is fetched from the hub; --set data.tokenizer=FILE" in printed
+    assert (
+        "Missing: tokenizer 'some/model' is downloaded from the Hugging Face hub; give a local tokenizer.json"
+        in printed
+    )
 
 
 def test_a_terminal_that_knows_ascii_alone_is_answered(monkeypatch):
@@ -248,7 +251,7 @@ def test_bad_input_leaves_a_process_with_exit_code_2():
 
 @pytest.mark.parametrize(
     ("command", "place"),
-    [(["run"], "basecap.study.execute.execute"), (["data", "inspect"], "basecap.study.preparing.data_of")],
+    [(["run"], "basecap.study.execute.execute"), (["data", "inspect"], "basecap.study.workloads.data_of")],
 )
 def test_an_interruption_says_how_to_go_on(command, place, tmp_path, monkeypatch, basecap):
     def interrupted(*_, **__):

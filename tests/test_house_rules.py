@@ -62,6 +62,8 @@ NAMELESS = (
 LONG: dict[tuple[str, str], str] = {}
 MANY: dict[tuple[str, str], str] = {
     ("basecap/cli.py", "run"): "an argument is an option of the command",
+    ("basecap/cli_bench.py", "bench_models"): "an argument is an option of the command",
+    ("basecap/cli_bench.py", "bench_generate"): "an argument is an option of the command",
     ("basecap/ops/top1_chunk/__init__.py", "top1_chunk"): "the public kernel: tensors, packing and choice are one call",
     ("basecap/ops/top1_chunk/cache.py", "top1_chunk_step"): "the same call for one token",
 }

@@ -3,7 +3,7 @@
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
@@ -13,12 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from basecap.bench import peers
+from basecap.bench.contenders import Contenders
 from basecap.environment import describe
-from basecap.errors import ConfigError
-from basecap.mixers import ARCHITECTURES
-from basecap.models.config import ModelConfig, model_config
+from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
-from basecap.names import split_backbone
 from basecap.progress import progress
 from basecap.train.config import TrainConfig
 from basecap.train.optim import build_optimiser
@@ -45,7 +43,7 @@ class Setting:
 
 
 def run(
-    names: Sequence[str] = (),
+    contenders: Contenders,
     setting: Setting = Setting(),
     *,
     device: torch.device,
@@ -60,7 +58,7 @@ def run(
     why. When interrupted, the rows so far are returned and `complete` is False.
 
     Args:
-        names: architectures, also in another's body, as "top1-chunk-exact in rwkv-7"; all when empty.
+        contenders: models by name, see `basecap.bench.contenders`; the others are compared with the first.
         setting: sizes.
         device: where to run.
         peer: whether to time flash-linear-attention's own models too, in the same setting but not compiled: that
@@ -68,14 +66,10 @@ def run(
         keep: called after each row with all that is found so far.
 
     Raises:
-        ConfigError: an unknown architecture or an impossible size; peers without flash-linear-attention.
+        ConfigError: peers without flash-linear-attention.
     """
-    jobs: list[tuple[str, Callable[[], Row]]] = []
-    for name in list(names) or ARCHITECTURES.names():
-        use, body = split_backbone(name)
-        config = model_config(use, hidden=setting.hidden, vocab=setting.vocab, max_length=setting.length, backbone=body)
-        _refuse_impossible(name, config)
-        jobs.append((name, partial(_own, config, setting, device)))
+    jobs: list[tuple[str, Callable[[], Row]]]
+    jobs = [(name, partial(_own, config, setting, device)) for name, config in contenders.items()]
     if peer:
         peers.require()
         jobs += [(f"fla {other.stem}ForCausalLM", partial(_peer, other, setting, device)) for other in peers.PEERS]
@@ -84,10 +78,10 @@ def run(
     try:
         with progress("bench models", total=len(jobs), unit="architectures") as advance:
             for name, job in jobs:
-                rows.append({"architecture": name, **_attempt(job)})
+                rows.append({"architecture": name, **attempt(job)})
                 _compare(rows)
                 keep(found)
-                _release(device)
+                release(device)
                 advance(1, note=name)
         found["complete"] = True
     except KeyboardInterrupt:
@@ -95,16 +89,8 @@ def run(
     return found
 
 
-def _refuse_impossible(name: str, config: ModelConfig) -> None:
-    """Raise ConfigError when a model cannot be built at this size on any machine."""
-    try:
-        with torch.device("meta"):
-            LanguageModel(config)
-    except ConfigError as error:
-        raise ConfigError(f"architecture {name!r} at width {config.hidden}: {error}") from error
-
-
-def _attempt(job: Callable[[], Row]) -> Row:
+def attempt(job: Callable[[], Row]) -> Row:
+    """Return the row that `job` measures, or one whose note says why it cannot run."""
     try:
         return job()
     except torch.OutOfMemoryError:
@@ -209,7 +195,8 @@ def _seconds(step: Callable[[], None], calls: int, device: torch.device) -> list
     return [before.elapsed_time(after) / 1e3 for before, after in pairwise(marks)]
 
 
-def _release(device: torch.device) -> None:
+def release(device: torch.device) -> None:
+    """Free what the last model held, and count its peak memory no more."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

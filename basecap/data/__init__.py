@@ -1,4 +1,4 @@
-"""Text to tokens to batches: sources, tokenizers, shards, the training stream."""
+"""Text to tokens to batches: sources, tokenizers, token shards, training stream."""
 
 from basecap.data.baseline import bigram_loss
 from basecap.data.config import DataConfig

@@ -1,40 +1,40 @@
-"""Pieces of a long text whose tokens, one piece after the other, are those of the whole text.
+"""Cuts a long text into pieces that can be tokenised separately without changing any token.
 
-Two kinds of tokenizers have such pieces; with any other a text stays whole:
+Two kinds of tokenizers allow this; with any other a text is not cut:
 
-- Byte-level ones that split at the pattern of GPT-2. No match of it goes on from a character that is not white space to
-  one that is, it looks ahead over white space only, and never back. So the text may be cut before a space or newline
-  that follows a letter, digit or punctuation.
-- Those of Llama 2 and Mistral, which write each space as "\u2581" and one more in front of the text, and merge across
-  words if the vocabulary lets them. Where no token has "\u2581" after another character, none is merged across a single
-  space, and the "\u2581" in front of the next piece stands for that space.
+- Byte-level tokenizers that split at GPT-2's pattern. No match of the pattern continues from a non-space character to
+  white space, and the pattern looks ahead over white space only and never back. So a text can be cut before a space or
+  newline that follows a letter, digit or punctuation.
+- Tokenizers of Llama 2 and Mistral, which write each space as "\u2581", add one in front of the text, and may merge
+  across words. If no token of the vocabulary has "\u2581" after another character, nothing is merged across a single
+  space, and the "\u2581" added in front of the next piece replaces that space.
 """
 
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-#: Characters of a piece, or as many more as there are to the next place to cut.
+#: Minimum number of characters of a piece; it ends at the next possible cut.
 PIECE = 1 << 16
 
-#: What stands for a space in vocabularies of SentencePiece.
+#: The character for a space in SentencePiece vocabularies.
 SPACE = "\u2581"
 
 
 class Cuts(NamedTuple):
-    """Where a text may be cut: `pattern` begins there, and the next piece `skipped` characters later."""
+    """Where a text can be cut: before a match of `pattern`. The next piece starts `skipped` characters later."""
 
     pattern: re.Pattern[str]
     skipped: int
 
 
-#: Left of a cut are letters, digits and punctuation of ASCII, Chinese and Japanese: white space to no library.
+#: A cut follows a letter, digit or punctuation of ASCII, Chinese or Japanese, which no library treats as white space.
 BYTE_LEVEL = Cuts(re.compile(r"(?<=[\w!-~\u3001-\u301f\uff01-\uff5e])[ \n]"), 0)
 PREPENDED = Cuts(re.compile(rf"(?<=[^\s{SPACE}]) (?=[^\s{SPACE}])"), 1)
 
 
 def pieces(text: str, cuts: Cuts | None) -> Iterator[str]:
-    """Yield a text in pieces, the whole where it may not be cut."""
+    """Yield the pieces of a text, the whole text if `cuts` is None."""
     start = 0
     while cuts is not None and (found := cuts.pattern.search(text, start + PIECE)):
         yield text[start : found.start()]
@@ -43,8 +43,10 @@ def pieces(text: str, cuts: Cuts | None) -> Iterator[str]:
 
 
 def cuts_of(content: dict[str, Any]) -> Cuts | None:
-    """Return where a tokenizer, given by the content of its tokenizer.json, lets a text be cut; None for nowhere."""
-    matched = [token for token in content["added_tokens"] if not token.get("special")]  # special ones never are
+    """Return where a tokenizer (the content of its tokenizer.json) allows cuts, None if nowhere."""
+    matched = [
+        token for token in content["added_tokens"] if not token.get("special")
+    ]  # special tokens are never matched in text
     if any(token.get("lstrip") or token.get("rstrip") or re.search(r"\S\s", token["content"]) for token in matched):
         return None
     model, before, normalizer = content["model"], content.get("pre_tokenizer"), content.get("normalizer")
@@ -67,7 +69,7 @@ _PREPENDING = {
 
 
 def _merges_no_words(model: dict[str, Any]) -> bool:
-    """Whether no token of a vocabulary has a space after another character, and words are not looked up whole."""
+    """Whether no token of a vocabulary has a space after another character, and words are not looked up as a whole."""
     odd = any(model.get(key) for key in ("ignore_merges", "continuing_subword_prefix", "end_of_word_suffix"))
     return (
         not odd

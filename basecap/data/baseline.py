@@ -1,22 +1,22 @@
-"""What a model reaches that looks at the previous token alone: below it, a sequence mixer has begun to matter."""
+"""The loss of a bigram model. Below it, a model uses more than the previous token, so its sequence mixer matters."""
 
 import numpy as np
 
 from basecap.data.prepared import PreparedData
 
-#: Training tokens that are counted at most.
+#: Maximum number of training tokens to count.
 TOKENS = 4_000_000
 
 
 def bigram_loss(data: PreparedData, seq_len: int) -> float:
     """Return the loss, in nats per token, of a bigram model on the test documents of the training domains.
 
-    Pairs are counted in the beginning of the training stream and smoothed by their unigrams (Witten and Bell 1991):
+    Pairs are counted at the start of the training stream and smoothed with unigrams (Witten and Bell 1991):
     p(b | a) = (count(a b) + followers(a) p(b)) / (count(a) + followers(a)), followers(a) = distinct tokens after a.
 
     Args:
-        data: what the models train and are tested on.
-        seq_len: tokens per row of the stream; at most the training text, as for the models.
+        data: the text that the models train and are tested on.
+        seq_len: tokens per row of the stream, at most the length of the training text.
     """
     size = data.tokenizer.vocab_size
     rows = max(1, min(TOKENS, data.train.tokens) // seq_len)
@@ -34,7 +34,7 @@ def bigram_loss(data: PreparedData, seq_len: int) -> float:
             before, after = tokens[:-1], tokens[1:]
             at = np.searchsorted(pairs, before * size + after).clip(max=len(pairs) - 1)
             seen = np.where(pairs[at] == before * size + after, counts[at], 0)
-            weight = np.maximum(followers[before], 1)  # a token never seen before another falls back to the unigram
+            weight = np.maximum(followers[before], 1)  # a token without known followers falls back to the unigram
             probability = (seen + weight * unigram[after]) / (total[before] + weight)
             nats -= np.log(probability).sum()
             predicted += len(after)

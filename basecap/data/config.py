@@ -1,4 +1,4 @@
-"""The options of the data: where text comes from, how it becomes tokens, which domains train and which test."""
+"""The section `data` of a study: source of the text, tokenizer, training and test domains."""
 
 import contextlib
 import re
@@ -10,12 +10,12 @@ from basecap.data.hashes import digest, file_digest
 from basecap.data.sources import SOURCES, plugin_of
 from basecap.errors import ConfigError, nearest
 
-#: Part of every hash: raise it when the meaning of an option or of a stored file changes.
+#: Part of every hash; increase it when the meaning of an option or of a stored file changes.
 FORMAT = 2
 
 
 def _number(value: Any) -> Any:
-    """Read "1e9", which YAML takes for text, as the number it is; refuse what pydantic would take for 0 or 1."""
+    """Convert text such as "1e9" (which YAML reads as text) to a number; refuse booleans, which pydantic accepts."""
     if isinstance(value, bool):
         raise ValueError("should be a number, not true or false")
     if isinstance(value, str):
@@ -27,71 +27,70 @@ def _number(value: Any) -> Any:
 
 Count = Annotated[int, BeforeValidator(_number)]
 Number = Annotated[float, BeforeValidator(_number)]
-#: Text that can stand in a table, a figure and a path.
+#: One line of text, usable in tables, figures and paths.
 Line = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
 class DataConfig(BaseModel):
-    """What a study trains and tests on."""
+    """The text that a study trains and tests on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     source: str = Field(
-        description="kind of text, see `basecap list domains`: installed, slimpajama, jsonl, text or a plugin's"
+        description="source of the text, see `basecap list domains`: installed, slimpajama, jsonl, text or a plugin's"
     )
-    path: Line | None = Field(None, description="directory of the text, for sources that read one")
-    hub: Line | None = Field(None, description="name of a Hugging Face dataset to stream instead of reading `path`")
+    path: Line | None = Field(None, description="directory of the text, for sources that read a directory")
+    hub: Line | None = Field(None, description="name of a Hugging Face dataset to stream instead of reading data.path")
     tokenizer: Line = Field(
         "bpe",
         description="bpe (trained on the training documents), bytes, a local tokenizer.json or its directory, "
         "or the name of a Hugging Face model",
     )
-    vocab: Count = Field(4096, ge=257, le=2**20, description="vocabulary of a tokenizer that is trained here")
-    seq_len: Count = Field(2048, ge=2, le=2**24, description="tokens a model sees at once")
-    train: tuple[str, ...] = Field(min_length=1, description="domains to train on; their held-out part is tested too")
-    ood: tuple[str, ...] = Field((), description="domains to test on only")
+    vocab: Count = Field(4096, ge=257, le=2**20, description="vocabulary size of the trained tokenizer (bpe)")
+    seq_len: Count = Field(2048, ge=2, le=2**24, description="tokens of a training sequence")
+    train: tuple[str, ...] = Field(min_length=1, description="domains to train on; their held-out documents are tested")
+    ood: tuple[str, ...] = Field((), description="unseen domains: only tested")
     weights: dict[str, Number] | None = Field(
-        None, description="share of each training domain in a batch; proportional to its tokens when not given"
+        None, description="share of each training domain in a batch (default: proportional to its tokens)"
     )
     max_train_tokens: Count | None = Field(
         None,
         ge=1,
-        description="training tokens kept per domain: whole documents by content hash, none longer than a tenth of "
-        "this number; all when not given",
+        description="maximum number of training tokens per domain, chosen as whole documents by content hash, none "
+        "longer than a tenth of this number (default: all)",
     )
     max_test_tokens: Count | None = Field(
-        None, ge=1, description="validation and test tokens kept per domain and split, likewise"
+        None, ge=1, description="maximum number of validation and of test tokens per domain, chosen in the same way"
     )
     min_ood_tokens: Count | None = Field(
-        None, ge=1, description="tokens that documents of unseen domains have at least; all are tested when not given"
+        None, ge=1, description="minimum number of tokens of a document of an unseen domain (default: no minimum)"
     )
     cluster: Line | None = Field(
         None,
-        description="what tells which documents are alike and drawn together by the bootstrap: a dotted key of the "
-        "records, such as meta.repo; for sources of files path, the first folder of a file's path within its domain, "
-        "or path/N for the first N folders; each document is drawn alone when not given",
+        description="groups of similar documents that the bootstrap draws together: a dotted key of the records, such "
+        "as meta.repo; for sources of files path, the first folder of a file's path within its domain, or path/N for "
+        "the first N folders (default: each document is its own group)",
     )
     overlap: Number | None = Field(
         0.5,
         ge=0,
         le=1,
-        description="largest share of a held-out document's tokens that may stand in passages of the training text; "
-        "documents above it are left out and counted, none when null",
+        description="largest allowed share of a held-out document's tokens in passages that also occur in the "
+        "training text; documents above it are left out; null keeps all",
     )
     cache: Line | None = Field(
         None,
-        description="directory for the token shards, shared between studies; inside the study's own when not given. "
-        "A prepared text is not read again, unless a plugin that gives it has changed: remove the directory when the "
-        "text has changed",
+        description="directory of the token shards, which studies can share (default: DIR/data). Prepared text is not "
+        "read again unless the code of its plugin changes: remove the directory when the text has changed",
     )
-    workers: Count | None = Field(None, ge=1, description="processes that prepare; one per core when not given")
+    workers: Count | None = Field(None, ge=1, description="processes that prepare text (default: one per core)")
 
     @model_validator(mode="after")
     def _names_are_known(self) -> "DataConfig":
         known, reads = SOURCES.get(self.source).known_domains, SOURCES.get(self.source).reads
         for option in ("path", "hub"):
             if getattr(self, option) is not None and option not in reads:
-                raise ConfigError(f"source {self.source!r} reads no data.{option}; remove it.")
+                raise ConfigError(f"source {self.source!r} does not use data.{option}; remove it.")
         is_path = re.fullmatch(r"path(/[1-9][0-9]?)?", self.cluster or "path")
         if not SOURCES.get(self.source).has_records and not is_path:
             raise ConfigError(
@@ -104,31 +103,31 @@ class DataConfig(BaseModel):
                 raise ConfigError(f"source {self.source!r} has no domain {domain!r}: {nearest(domain, known)}")
             if domain in ("", ".", "..") or "/" in domain:
                 raise ConfigError(
-                    f"domain {domain!r} is no name of one file or folder; give such a name, without a slash."
+                    f"domain {domain!r} is not the name of a file or folder; give a name without a slash."
                 )
             if named.count(domain) > 1:
                 raise ConfigError(f"domain {domain!r} is named twice in data.train and data.ood; remove one.")
         if self.weights is not None:
             for domain in self.weights:
                 if domain not in self.train:
-                    raise ConfigError(f"data.weights: {domain!r} does not train: {nearest(domain, self.train)}")
+                    raise ConfigError(f"data.weights: {domain!r} is not in data.train: {nearest(domain, self.train)}")
             if sorted(self.weights) != sorted(self.train) or min(self.weights.values()) <= 0:
                 raise ConfigError("data.weights needs a number above 0 for every domain in data.train.")
         return self
 
     @property
     def options_hash(self) -> str:
-        """Sixteen hex digits that change with any option the tokens depend on."""
+        """Hash (sixteen hex digits) of the options that the tokens depend on."""
         exclude = {"cache", "workers", "seq_len", "weights"}
         return digest([FORMAT, self.model_dump(mode="json", exclude=exclude)])
 
     @property
     def code(self) -> str | None:
-        """SHA-256 of the plugin file that defines the source, None for one that is built in."""
+        """SHA-256 of the plugin file that defines the source, None for a built-in source."""
         plugin = plugin_of(self.source)
         return None if plugin is None else file_digest(plugin)
 
     @property
     def hash(self) -> str:
-        """Sixteen hex digits that change with anything the tokens depend on, a plugin's code included."""
+        """Hash (sixteen hex digits) of everything that the tokens depend on, including a plugin's code."""
         return self.options_hash if self.code is None else digest([self.options_hash, self.code])

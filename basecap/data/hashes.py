@@ -1,4 +1,4 @@
-"""Hashes: the names of what is kept, the order and the split of documents."""
+"""Hashes, used to name stored files and to order and split documents."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def digest(content: Any) -> str:
-    """Return sixteen hex digits that change with anything in JSON-like content."""
+    """Return a hash (sixteen hex digits) of JSON-like content."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -23,5 +23,5 @@ def text_number(text: str) -> int:
 
 
 def bytes_number(content: bytes) -> int:
-    """Return 64 bits of the SHA-256 of some bytes."""
+    """Return 64 bits of the SHA-256 of `content`."""
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "little")

@@ -1,14 +1,13 @@
-"""Held-out text that stands in the training text: what share of each held-out document is repeated there.
+"""Overlap of held-out and training text: the share of each held-out document that also occurs in the training text.
 
-A token of a held-out document is covered when it lies in n consecutive tokens of that document that also stand in the
+A token of a held-out document is covered when it lies in n consecutive tokens of that document that also occur in the
 training text; the share of a document is that of its covered tokens, as in Llama 2 (arXiv 2307.09288, appendix A.6).
-n is the number of tokens that 13 words take, the length that GPT-3 compares (arXiv 2005.14165, appendix C): BYTES bytes
-of the training text, so that a vocabulary of bytes and one of words judge alike. A document of fewer than n tokens has
-share 0.
+n is the number of tokens of 13 words, the length that GPT-3 compares (arXiv 2005.14165, appendix C): BYTES bytes of
+the training text, so that the result hardly depends on the vocabulary. A document of fewer than n tokens has share 0.
 
-Sequences are compared by 64-bit hashes. Those of the held-out documents are sorted, ROUND at a time; the training text
-is read past them once per round, CHUNK tokens at a time, so that memory depends on neither. Most training sequences are
-no held-out ones, and a table of bits of their hashes tells so without a search.
+Sequences are compared by 64-bit hashes. The hashes of the held-out documents are sorted, ROUND at a time; the training
+text is read once per round, CHUNK tokens at a time, so that memory depends on the size of neither. A Bloom filter
+excludes most training sequences without a search.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,24 +17,24 @@ import numpy as np
 
 from basecap.data.stream import Tokens
 
-#: Bytes that 13 words of English and the spaces after them take, and the fewest tokens that are compared.
+#: Bytes of 13 English words with the spaces after them, and the minimum number of tokens to compare.
 BYTES, FEWEST = 80, 13
 
-#: Held-out tokens that are looked for at a time, training tokens that are read at a time.
+#: Held-out tokens per round, training tokens read at a time.
 ROUND, CHUNK = 1 << 22, 1 << 16
 
-#: Factor of the polynomial hash: odd, so that no bit is lost.
+#: Factor of the polynomial hash; odd, so that multiplication loses no bit.
 FACTOR = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """How much of the held-out text stands in the training text, by "domain/split".
+    """How much of the held-out text occurs in the training text, by "domain/split".
 
     Attributes:
-        sequence: n, the number of consecutive tokens that were compared.
-        shares: share of the tokens of all held-out documents that are covered, from 0 to 1.
-        left_out: numbers of the documents whose share is above `data.overlap`.
+        sequence: n, the number of consecutive tokens compared.
+        shares: covered share of the tokens of all held-out documents, from 0 to 1.
+        left_out: indices of the documents with a share above `data.overlap`.
     """
 
     sequence: int
@@ -44,7 +43,7 @@ class Overlap:
 
 
 def sequence_length(tokens: int, size: int) -> int:
-    """Return n for training text of so many tokens and bytes.
+    """Return n for training text of `tokens` tokens and `size` bytes.
 
     >>> sequence_length(tokens=1_000, size=4_000), sequence_length(tokens=1_000, size=1_000)
     (20, 80)
@@ -55,13 +54,13 @@ def sequence_length(tokens: int, size: int) -> int:
 def covered_shares(
     sizes: np.ndarray, document: Callable[[int], np.ndarray], training: Sequence[Tokens], n: int
 ) -> np.ndarray:
-    """Return the share of each document's tokens that lie in n consecutive tokens of the training text.
+    """Return the covered share of each document's tokens.
 
     Args:
         sizes: tokens of each held-out document; int64 [documents].
-        document: returns the tokens of a document by its index, [tokens].
-        training: runs of training tokens; n tokens of two runs are not consecutive.
-        n: length of the sequences that are compared.
+        document: returns the tokens of a document, [tokens], for its index.
+        training: runs of training tokens; sequences do not cross from one run to the next.
+        n: length of the compared sequences.
 
     Returns:
         float64 [documents], from 0 to 1.
@@ -69,7 +68,7 @@ def covered_shares(
     shares = np.zeros(len(sizes))
     for first, last in _rounds(sizes):
         hashes = [_hashes(document(index), n) for index in range(first, last)]
-        found = _standing_in(training, np.concatenate([np.zeros(0, np.uint64), *hashes]), n)
+        found = _occurring(training, np.concatenate([np.zeros(0, np.uint64), *hashes]), n)
         starts = np.split(found, np.cumsum([len(some) for some in hashes])[:-1])
         for index, begins in enumerate(starts, first):
             if len(begins):
@@ -78,7 +77,7 @@ def covered_shares(
 
 
 def _rounds(sizes: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield first and last + 1 of documents that hold ROUND tokens together, or of a single longer one."""
+    """Yield ranges (first, last + 1) of documents with at most ROUND tokens together, or of a single longer one."""
     first, held = 0, 0
     for index, size in enumerate(sizes):
         if held and held + size > ROUND:
@@ -89,14 +88,14 @@ def _rounds(sizes: np.ndarray) -> Iterator[tuple[int, int]]:
         yield first, len(sizes)
 
 
-def _standing_in(training: Sequence[Tokens], wanted: np.ndarray, n: int) -> np.ndarray:
+def _occurring(training: Sequence[Tokens], wanted: np.ndarray, n: int) -> np.ndarray:
     """Return which of the hashes `wanted` [sequences] occur in the training text: bool [sequences]."""
     known, places = np.unique(wanted, return_inverse=True)
     if not len(known):
         return np.zeros(0, bool)
     bits = (16 * len(known) - 1).bit_length()
     high, low = np.uint64(64 - bits), np.uint64((1 << bits) - 1)
-    table = np.zeros(1 << bits, bool)  # a Bloom filter: a hash that is known has both its places set
+    table = np.zeros(1 << bits, bool)  # a Bloom filter: both bits of a known hash are set
     table[known >> high] = table[known & low] = True
     seen = np.zeros(len(known), bool)
     for run in training:
@@ -110,10 +109,10 @@ def _standing_in(training: Sequence[Tokens], wanted: np.ndarray, n: int) -> np.n
 
 
 def _hashes(tokens: np.ndarray, n: int) -> np.ndarray:
-    """Return a hash of each n consecutive tokens: uint64 [max(0, tokens - n + 1)].
+    """Return a hash of every n consecutive tokens: uint64 [max(0, tokens - n + 1)].
 
-    The hash of a sequence is the value of a polynomial of its tokens' own hashes, modulo 2**64. That of a + b tokens
-    follows from those of a and of b, so that n takes log2(n) steps over the text.
+    The hash of a sequence is a polynomial of the hashes of its tokens, modulo 2**64. The hash of a + b tokens follows
+    from those of a and b tokens, so log2(n) passes over the text are enough.
     """
     if len(tokens) < n:
         return np.zeros(0, np.uint64)
@@ -134,7 +133,7 @@ def _power(exponent: int) -> np.uint64:
 
 
 def _scattered(tokens: np.ndarray) -> np.ndarray:
-    """Return 64 bits for each token as if at random (splitmix64, Steele et al. 2014): uint64 [tokens]."""
+    """Return a 64-bit hash of each token (splitmix64, Steele et al. 2014): uint64 [tokens]."""
     bits = (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(FACTOR)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)

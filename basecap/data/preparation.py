@@ -1,8 +1,8 @@
-"""From text to prepared data: choose parts, make a tokenizer, write one shard per part, open the lot.
+"""From text to prepared data: choose parts, make a tokenizer, write one shard per part, open all shards.
 
-Nothing is done twice: a shard is named by what it depends on (a plugin's code too), so a killed preparation continues
-where it was, studies share a cache, and a cache that holds `prepared-<hash of the options>.json` opens without the text
-it was made from.
+No work is repeated: the name of a shard is a hash of everything it depends on (including a plugin's code), so a killed
+preparation resumes where it stopped, studies can share a cache, and a cache with `prepared-<hash of the options>.json`
+can be opened without the original text.
 """
 
 import errno
@@ -34,26 +34,26 @@ from basecap.processes import end_with_parent, locked
 from basecap.progress import progress
 from basecap.registry import load_plugin
 
-#: Characters that a tokenizer is trained on per entry of its vocabulary, shared equally by the training domains.
+#: Characters per vocabulary entry that a tokenizer is trained on, divided equally among the training domains.
 SAMPLE = 2_000
 
-#: Parts whose keys are looked at to suggest one.
-LOOKED_AT = 16
+#: Number of parts searched for keys to suggest.
+SUGGESTION_PARTS = 16
 
 
 def prepare(config: DataConfig, cache: Path) -> PreparedData:
-    """Return the data of `config`, from `cache` when it is complete there, else prepared into it.
+    """Return the data of `config`, opened from `cache` or prepared into it.
 
     Args:
-        config: the data section of a study; `config.cache` is not read here.
-        cache: directory of shards and tokenizers; several studies and processes may share it.
+        config: the data section of a study; `config.cache` is not used here.
+        cache: directory of shards and tokenizers; studies and processes can share it.
 
     Raises:
-        ConfigError: a tokenizer that cannot be had, a source without its directory.
-        DataError: text that is missing, empty, damaged or too short; a damaged shard; a full disk.
+        ConfigError: the tokenizer cannot be loaded, or `data.path` is not set.
+        DataError: text is missing, empty, damaged or too short, a shard is damaged, or the disk is full.
     """
     record = _record(config, cache)
-    with _in_one_sentence(cache):
+    with _translated_os_errors(cache):
         prepared = _reopen(config, cache, record)
         if prepared is None:
             check_text(config, cache)
@@ -63,20 +63,20 @@ def prepare(config: DataConfig, cache: Path) -> PreparedData:
 
 
 def find_prepared(config: DataConfig, cache: Path) -> PreparedData | None:
-    """Return the data of `config` if it is complete in `cache`, else None; writes nothing, raises as `prepare`."""
-    with _in_one_sentence(cache):
+    """Return the data of `config` if `cache` has all of it, else None; writes nothing, raises as `prepare` does."""
+    with _translated_os_errors(cache):
         return _reopen(config, cache, _record(config, cache))
 
 
 def check_text(config: DataConfig, cache: Path) -> None:
-    """Raise ConfigError, DataError when `prepare` would find no text; writes nothing and asks no network."""
-    with _in_one_sentence(cache):
+    """Raise ConfigError or DataError if `prepare` would find no text; writes nothing and uses no network."""
+    with _translated_os_errors(cache):
         if config.hub is None and not _record(config, cache).is_file():
             SOURCES.get(config.source)(config).parts()
 
 
 def missing_inputs(config: DataConfig, cache: Path) -> list[str]:
-    """Return a sentence for each thing that `prepare` needs and that is not on this machine; asks no network."""
+    """Return a sentence for each input of `prepare` that is missing on this machine; uses no network."""
     if _record(config, cache).is_file():
         return []
     found = []
@@ -85,7 +85,7 @@ def missing_inputs(config: DataConfig, cache: Path) -> list[str]:
     except BasecapError as error:
         found.append(str(error))
     if config.hub is not None:
-        found.append(f"the text is streamed from the hub's dataset {config.hub!r}.")
+        found.append(f"the text is streamed from the dataset {config.hub!r} of the Hugging Face hub.")
     try:
         if config.tokenizer not in ("bpe", "bytes") and Path(config.tokenizer).exists():
             Tokenizer.load(Path(config.tokenizer))
@@ -93,22 +93,23 @@ def missing_inputs(config: DataConfig, cache: Path) -> list[str]:
         found.append(str(error))
     if not is_local(config.tokenizer):
         found.append(
-            f"tokenizer {config.tokenizer!r} is fetched from the hub; --set data.tokenizer=FILE takes a tokenizer.json."
+            f"tokenizer {config.tokenizer!r} is downloaded from the Hugging Face hub; give a local tokenizer.json "
+            "with --set data.tokenizer=FILE to avoid that."
         )
     return found
 
 
 @contextmanager
-def _in_one_sentence(cache: Path) -> Iterator[None]:
+def _translated_os_errors(cache: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         reason = "the disk is full" if full else f"{error.strerror or error} ({error.filename})"
-        what = "make room" if full else "mend that"
+        what = "free disk space" if full else "fix that"
         raise DataError(
             f"the data could not be prepared in {cache}: {reason}; {what} or set data.cache to another directory, "
-            "and run again: finished shards are kept."
+            "and run again. Finished shards are kept."
         ) from error
 
 
@@ -117,7 +118,7 @@ def _record(config: DataConfig, cache: Path) -> Path:
 
 
 def _limits(config: DataConfig) -> Limits:
-    """Return what is kept: every split of training domains, the held-out splits of the others."""
+    """Return the token limit of each split to keep: all splits of training domains, held-out splits of the others."""
     limits: dict[tuple[str, Split], int | None] = {
         (domain, "train"): config.max_train_tokens for domain in config.train
     }
@@ -127,7 +128,7 @@ def _limits(config: DataConfig) -> Limits:
 
 
 def _reopen(config: DataConfig, cache: Path, record: Path) -> PreparedData | None:
-    """Open what `record` names; None when it is not there or not complete."""
+    """Open the data that `record` lists; return None if any of it is missing."""
     if not record.is_file():
         return None
     try:
@@ -146,7 +147,7 @@ def _reopen(config: DataConfig, cache: Path, record: Path) -> PreparedData | Non
 
 def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
     source = SOURCES.get(config.source)(config)
-    # Training parts come last and in an order that says nothing, so that reading can stop when there is enough.
+    # Training parts come last and in random order, so that reading can stop once there are enough tokens.
     parts = sorted(source.parts(), key=lambda part: (part.split == "train", digest(part.name)))
     tokenizer = _make_tokenizer(config, source, parts)
     path = cache / f"tokenizer-{tokenizer.fingerprint}.json"
@@ -159,7 +160,7 @@ def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
     held: Counter[str] = Counter()
     with (
         progress("preparing text", total=len(parts), unit="parts") as advance,
-        closing(_written(config, write, parts)) as written,
+        closing(_write_parts(config, write, parts)) as written,
     ):
         for part, shard in zip(parts, written, strict=False):
             shards.append(shard)
@@ -168,12 +169,12 @@ def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
             limit = config.max_train_tokens
             if part.split == "train" and limit and all(held[f"{domain}/train"] >= limit for domain in config.train):
                 break
-    for read_ahead in set(directory.iterdir()) - before - set(shards):
-        shutil.rmtree(read_ahead)
+    for surplus in set(directory.iterdir()) - before - set(shards):
+        shutil.rmtree(surplus)
     opened, limits = [Shard(shard) for shard in shards], _limits(config)
     prepared = PreparedData(config, tokenizer, opened, limits)
     if config.cluster is not None and not any(found.labelled for found in prepared.held_out.values()):
-        known = {key for part in parts[:LOOKED_AT] for key in source.keys(part)}
+        known = {key for part in parts[:SUGGESTION_PARTS] for key in source.keys(part)}
         raise DataError(
             f"no held-out document has the key data.cluster = {config.cluster!r}: {nearest(config.cluster, known)}"
         )
@@ -192,7 +193,7 @@ def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
 
 
 def _overlap(prepared: PreparedData, limit: float | None) -> Overlap:
-    """Compare all held-out documents with the training text."""
+    """Return the overlap of all held-out documents with the training text."""
     training = [prepared.documents("train", domain) for domain in prepared.train_domains]
     n = sequence_length(sum(held.total_tokens for held in training), sum(held.total_bytes for held in training))
     held_out = prepared.held_out
@@ -222,7 +223,7 @@ def _make_tokenizer(config: DataConfig, source: Source, parts: Sequence[Part]) -
 
 
 def _sample(config: DataConfig, source: Source, parts: Sequence[Part]) -> Iterator[str]:
-    """Yield training texts from the first parts, the same amount of every domain as far as there is so much."""
+    """Yield training texts from the first parts, the same amount of every domain if there is enough text."""
     left = dict.fromkeys(config.train, SAMPLE * config.vocab // len(config.train))
     for part in parts:
         if part.split not in (None, "train"):
@@ -237,11 +238,11 @@ def _sample(config: DataConfig, source: Source, parts: Sequence[Part]) -> Iterat
 
 
 def _write_part(config: DataConfig, tokenizer: Tokenizer, directory: Path, part: Part) -> Path:
-    """Return the shard of a part, written unless it is there."""
+    """Return the path of a part's shard; write the shard if it does not exist."""
     source = SOURCES.get(config.source)(config)
     files, limits = source.fingerprints(part), _limits(config)
     kept = sorted([*group, limit] for group, limit in limits.items())
-    code = [] if config.code is None else [config.code]  # none in the names of shards of built-in sources
+    code = [] if config.code is None else [config.code]  # built-in sources have no code hash in their shard names
     shortest = {} if config.min_ood_tokens is None else dict.fromkeys(config.ood, config.min_ood_tokens)
     further = [sorted(shortest.items()), config.cluster]
     path = directory / digest([FORMAT, config.source, files, tokenizer.fingerprint, kept, *code, *further])
@@ -250,8 +251,10 @@ def _write_part(config: DataConfig, tokenizer: Tokenizer, directory: Path, part:
     return path
 
 
-def _written(config: DataConfig, write: Callable[[Part], Path], parts: Sequence[Part]) -> Generator[Path, None, None]:
-    """Yield the shards of `parts` in order, written by several processes where there is work for them."""
+def _write_parts(
+    config: DataConfig, write: Callable[[Part], Path], parts: Sequence[Part]
+) -> Generator[Path, None, None]:
+    """Yield the shards of `parts` in order, written by up to `config.workers` processes."""
     workers = min(config.workers or os.cpu_count() or 1, len(parts))
     if workers == 1:
         yield from map(write, parts)
@@ -263,8 +266,8 @@ def _written(config: DataConfig, write: Callable[[Part], Path], parts: Sequence[
                 yield future.result()
         except BrokenProcessPool as error:
             raise DataError(
-                "a process that prepared text was killed, possibly out of memory; set data.workers to fewer and "
-                "run again: finished shards are kept."
+                "a process that prepared text was killed, possibly out of memory; lower data.workers and run again. "
+                "Finished shards are kept."
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
@@ -274,7 +277,7 @@ _worker: dict[str, Callable[[Part], Path]] = {}
 
 
 def _begin_worker(write: Callable[[Part], Path], plugin: Path | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says what is to be said
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     end_with_parent()
     if plugin is not None:
         load_plugin(plugin)

@@ -1,4 +1,4 @@
-"""Prepared data: what training and evaluations see."""
+"""Prepared text: the tokens that training and evaluations read."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ import numpy as np
 from basecap.data.config import DataConfig
 from basecap.data.hashes import digest
 from basecap.data.overlap import Overlap
-from basecap.data.shards import DOCUMENT, LEAST_DOCUMENTS, Group, Shard, TokenRun, select
+from basecap.data.shards import DOCUMENT, MIN_DOCUMENTS, Group, Shard, TokenRun, select
 from basecap.data.sources import SPLITS, Split
 from basecap.data.stream import TrainStream
 from basecap.data.tokenizer import Tokenizer
@@ -22,14 +22,14 @@ class DocumentSet:
     """The documents of one domain and split."""
 
     def __init__(self, domain: str, groups: Sequence[Group], left_out: Sequence[int] = ()):
-        """Take the documents of `groups`, one group after the other, less those numbered in `left_out`, ascending."""
+        """Take the documents of `groups` in order, except those whose indices are in `left_out` (ascending)."""
         self.domain = domain
         self._groups = groups
         bounds = np.cumsum([0, *(len(group) for group in groups)])
         numbers = np.array(left_out, np.int64)
-        gone = np.split(numbers, np.searchsorted(numbers, bounds[1:-1]))
-        self._gone = [numbers - first for numbers, first in zip(gone, bounds[:-1], strict=False)]
-        self._firsts = bounds - np.cumsum([0, *(len(numbers) for numbers in self._gone)])
+        removed = np.split(numbers, np.searchsorted(numbers, bounds[1:-1]))
+        self._removed = [numbers - first for numbers, first in zip(removed, bounds[:-1], strict=False)]
+        self._firsts = bounds - np.cumsum([0, *(len(numbers) for numbers in self._removed)])
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
@@ -42,7 +42,7 @@ class DocumentSet:
         return TokenRun(group.path, start, start + int(document["tokens"]))[:].astype(np.int64)
 
     def bytes(self, index: int) -> int:
-        """Return the length of a document in bytes of UTF-8."""
+        """Return the length of a document in UTF-8 bytes."""
         return int(self._documents[index]["bytes"])
 
     @property
@@ -52,7 +52,7 @@ class DocumentSet:
 
     @cached_property
     def clusters(self) -> np.ndarray:
-        """Number of each document's cluster: int64 [documents], from 0; a document without a label is one alone."""
+        """Cluster of each document: int64 [documents], from 0; a document without a label is its own cluster."""
         labels = self._documents["cluster"]
         numbers = np.unique(labels, return_inverse=True)[1]
         alone = labels == 0
@@ -61,57 +61,57 @@ class DocumentSet:
 
     @property
     def labelled(self) -> int:
-        """Number of documents that have the label of a cluster."""
+        """Number of documents with a cluster label."""
         return int(np.count_nonzero(self._documents["cluster"]))
 
     @property
     def runs(self) -> list[TokenRun]:
-        """The tokens of all documents, each followed by end-of-text; of a set from which none is left out."""
+        """The tokens of all documents, each followed by end-of-text; only for a set without left-out documents."""
         return [group.tokens for group in self._groups]
 
     @property
     def total_tokens(self) -> int:
         """Tokens of all documents, without end-of-text."""
-        return sum(int(documents["tokens"].sum()) for documents in self._each())
+        return sum(int(documents["tokens"].sum()) for documents in self._by_group())
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of UTF-8 of all documents."""
-        return sum(int(documents["bytes"].sum()) for documents in self._each())
+        """UTF-8 bytes of all documents."""
+        return sum(int(documents["bytes"].sum()) for documents in self._by_group())
 
     @property
     def content(self) -> str:
-        """Sixteen hex digits that change with any document."""
+        """Hash (sixteen hex digits) of all documents."""
         hasher = hashlib.sha256()
-        for documents in self._each():
+        for documents in self._by_group():
             hasher.update(documents["hash"].tobytes())
         return hasher.hexdigest()[:16]
 
     @cached_property
     def _documents(self) -> np.ndarray:
-        return np.concatenate([np.zeros(0, DOCUMENT), *self._each()])
+        return np.concatenate([np.zeros(0, DOCUMENT), *self._by_group()])
 
-    def _each(self) -> Iterator[np.ndarray]:
+    def _by_group(self) -> Iterator[np.ndarray]:
         """Yield the documents of each group: DOCUMENT [documents]."""
-        for group, gone in zip(self._groups, self._gone, strict=True):
-            yield np.delete(group.documents, gone) if len(gone) else group.documents
+        for group, removed in zip(self._groups, self._removed, strict=True):
+            yield np.delete(group.documents, removed) if len(removed) else group.documents
 
 
 class PreparedData(Workload):
-    """Token shards of a study, opened.
+    """The opened token shards of a study.
 
     Attributes:
         vocabulary: number of token ids of the tokenizer.
         length: tokens of a training sequence.
-        tokenizer: what made the tokens.
+        tokenizer: the tokenizer of the tokens.
         train: the training tokens.
-        train_domains: names of the domains that are trained on (and tested).
+        train_domains: names of the domains that are trained on and tested.
         ood_domains: names of the domains that are only tested.
-        manifest: the source's files with their hashes, the tokenizer, and what each domain and split holds.
+        manifest: the source's files with their hashes, the tokenizer, and the content of each domain and split.
         sets: all documents by (domain, split).
-        manifest_hash: sixteen hex digits of the manifest; the same for the same text and options on any machine.
-        overlap: how much of the held-out text stands in the training text, None while that is not known.
-        remark: what a reader of the results has to know of the text, one line without a full stop; None for nothing.
+        manifest_hash: hash of the manifest, the same for the same text and options on any machine.
+        overlap: how much of the held-out text occurs in the training text, None before that is measured.
+        remark: a remark about the text for readers of the results, one line without a full stop, or None.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class PreparedData(Workload):
         overlap: Overlap | None = None,
         remark: str | None = None,
     ):
-        """Put shards together; raises DataError when a domain has too little text."""
+        """Combine shards; raises DataError when a domain has too little text."""
         self.tokenizer = tokenizer
         self.vocabulary = tokenizer.vocab_size
         self.length = config.seq_len
@@ -159,7 +159,7 @@ class PreparedData(Workload):
         return Batch(rows[:, :-1], rows[:, 1:])
 
     def overlap_rows(self) -> list[dict[str, Any]]:
-        """Return by domain the share of its test text that stands in the training text, and documents left out."""
+        """Return per domain the share of its test text that occurs in the training text, and documents left out."""
         if self.overlap is None:
             return []
         return [
@@ -172,7 +172,12 @@ class PreparedData(Workload):
         ]
 
     def documents(self, split: Split, domain: str) -> DocumentSet:
-        """Return the documents of a domain and split; raises ConfigError for unknown names, DataError for none."""
+        """Return the documents of a domain and split.
+
+        Raises:
+            ConfigError: the domain or the split is unknown.
+            DataError: it has no documents.
+        """
         domains = (*self.train_domains, *self.ood_domains)
         if domain not in domains:
             raise ConfigError(f"the data has no domain {domain!r}: {nearest(domain, domains)}")
@@ -185,16 +190,16 @@ class PreparedData(Workload):
 
     @property
     def held_out(self) -> dict[tuple[str, Split], DocumentSet]:
-        """The documents of validation and test by (domain, split)."""
+        """The validation and test documents by (domain, split)."""
         return {(domain, split): found for (domain, split), found in self.sets.items() if split != "train"}
 
     def _check(self, config: DataConfig) -> None:
         for (domain, split), found in self.sets.items():
             if split != "validation" and not found:
                 limit = config.max_train_tokens if split == "train" else config.max_test_tokens
-                few = f" of at most {limit // LEAST_DOCUMENTS} tokens; raise data.max_{split}_tokens," if limit else ";"
+                few = f" of at most {limit // MIN_DOCUMENTS} tokens; raise data.max_{split}_tokens," if limit else ";"
                 if self.overlap and self.overlap.left_out.get(f"{domain}/{split}"):
-                    few = f" that do not stand in the training text; raise data.overlap = {config.overlap},"
+                    few = f" that do not also occur in the training text; raise data.overlap = {config.overlap},"
                 elif config.min_ood_tokens and domain in config.ood:
                     few = f" of at least {config.min_ood_tokens} tokens; lower data.min_ood_tokens,"
                 raise DataError(f"domain {domain!r} has no {split} documents{few} add text or leave the domain out.")
@@ -211,8 +216,8 @@ class PreparedData(Workload):
 def inspect(prepared: PreparedData) -> list[dict[str, Any]]:
     """Return one row per domain and split.
 
-    Held-out rows say what share of the tokens stands in the training text, how many documents are left out for that,
-    how many clusters the documents form and how many of them have no label of a cluster.
+    Held-out rows have the share of the tokens that occur in the training text, the number of documents left out for
+    that reason, the number of clusters, and the number of documents without a cluster label.
     """
     rows, labelled = [], any(found.labelled for found in prepared.held_out.values())
     for (domain, split), found in prepared.sets.items():

@@ -1,4 +1,4 @@
-"""Token shards: what preparation leaves on disk.
+"""Token shards: the files that preparation writes.
 
 A shard is a directory of three files, named by the hash of everything it depends on:
 
@@ -6,9 +6,9 @@ A shard is a directory of three files, named by the hash of everything it depend
     documents.npy   a row per document, see DOCUMENT
     shard.json      the groups (domain and split) with their documents, the source's fingerprints, checksums
 
-Within a group documents stand in the order of their content hashes. So a group is a shuffled stream of tokens that can
-be trained on as it lies there, and "the documents with the smallest hashes, up to so many tokens" is its beginning.
-A shard appears by one rename, complete or not at all.
+The documents of a group are sorted by content hash. So a group is a shuffled stream of tokens that can be trained on
+directly, and its first documents are a random sample of any size. A shard is written to a temporary directory and
+renamed when it is complete.
 """
 
 import json
@@ -27,23 +27,21 @@ from basecap.data.sources import Document, Split
 from basecap.data.tokenizer import Tokenizer
 from basecap.errors import DataError
 
-#: A document: hash of its text, where its tokens start, how many there are (end-of-text apart), its bytes of UTF-8, the
-#: hash of its cluster's label (0 where it has none).
+#: A document: hash of its text, offset and number of its tokens (without end-of-text), UTF-8 bytes, hash of its cluster
+#: label (0 without one).
 DOCUMENT = np.dtype([("hash", "<u8"), ("start", "<i8"), ("tokens", "<i8"), ("bytes", "<i8"), ("cluster", "<u8")])
 FILES = ("tokens.npy", "documents.npy")
 
-#: Where tokens are limited, documents longer than this share of the limit are left out, so that no single one fills it.
-LEAST_DOCUMENTS = 10
+#: With a token limit, documents longer than a tenth of the limit are left out, so that at least ten documents fill it.
+MIN_DOCUMENTS = 10
 
-#: Tokens kept per domain and split; None: all. What is not named is not kept at all.
+#: Tokens to keep per domain and split, None for all. Groups without an entry are dropped.
 Limits = Mapping[tuple[str, Split], int | None]
 
 
 @dataclass(frozen=True)
 class TokenRun:
-    """Tokens of a shard, sliced like an array. The file is mapped while it is read and no longer: a study may have more
-    shards than a process may have open files.
-    """
+    """Tokens of a shard, sliced like an array. The file is only open while it is read: there may be many shards."""
 
     path: Path
     start: int
@@ -69,7 +67,7 @@ class Group:
 
     @property
     def documents(self) -> np.ndarray:
-        """What is known of each document: DOCUMENT [documents], hashes ascending."""
+        """The rows of the documents: DOCUMENT [documents], hashes ascending."""
         return np.load(self.path / "documents.npy", mmap_mode="r")[self.first : self.last]
 
     @property
@@ -82,18 +80,18 @@ class Group:
 
 
 class Shard:
-    """A shard on disk, found sound."""
+    """A shard on disk with verified checksums."""
 
     def __init__(self, path: Path):
-        """Compare the checksums of a shard; raises DataError when it is damaged, OSError when it cannot be read."""
+        """Verify the checksums of a shard; raises DataError if it is damaged, OSError if it cannot be read."""
         self.path = path
         try:
             self.about: dict[str, Any] = json.loads((path / "shard.json").read_text(encoding="utf-8"))
-            sound = self.about.pop("digest") == digest(self.about)
-            sound = sound and all(file_digest(path / name) == self.about["checksums"][name] for name in FILES)
+            intact = self.about.pop("digest") == digest(self.about)
+            intact = intact and all(file_digest(path / name) == self.about["checksums"][name] for name in FILES)
         except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
             raise _damaged(path) from error
-        if not sound:
+        if not intact:
             raise _damaged(path)
 
     def group(self, domain: str, split: Split) -> Group | None:
@@ -110,17 +108,17 @@ def write_shard(
     files: dict[str, str],
     shortest: Mapping[str, int],
 ) -> None:
-    """Tokenise documents into the shard `path`, replacing what a killed process left; raises what reading raises.
+    """Tokenise documents and write them as the shard `path`; raises the errors of reading them.
 
-    Tokens wait on disk for their order, so that memory holds those of one document.
+    Unsorted tokens are kept on disk, so that memory holds one document at a time.
 
     Args:
-        path: directory of the shard; appears complete.
-        documents: what to write; domains and splits that are not in `limits` are passed over, as are empty texts.
-        tokenizer: what encodes them.
+        path: directory of the shard, created when it is complete.
+        documents: the documents; those of groups without an entry in `limits` are skipped, as are empty texts.
+        tokenizer: the tokenizer.
         limits: tokens to keep per group.
-        files: what the manifest says of the text.
-        shortest: tokens that documents of a domain have at least, for some domains.
+        files: fingerprints of the source's files, for the manifest.
+        shortest: minimum number of tokens of a document, by domain.
     """
     partial = path.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -135,7 +133,7 @@ def write_shard(
         (partial / "shard.json").write_text(json.dumps({**about, "digest": digest(about)}), encoding="utf-8")
         os.replace(partial, path)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)  # it may fill the disk
+        shutil.rmtree(partial, ignore_errors=True)  # the disk may be full
         raise
 
 
@@ -146,9 +144,10 @@ def _write_unsorted(
     limits: Limits,
     shortest: Mapping[str, int],
 ) -> dict[tuple[str, Split], np.ndarray]:
-    """Write the tokens of documents as they come, each followed by end-of-text; return DOCUMENT [documents] by group.
+    """Write the tokens of documents in the given order, each followed by end-of-text.
 
-    There `start` counts from the beginning of the file.
+    Returns:
+        DOCUMENT [documents] by group; `start` counts from the start of the file.
     """
     found: dict[tuple[str, Split], array[int]] = {}
     end = np.array([tokenizer.end_of_text], tokenizer.dtype).tobytes()
@@ -157,10 +156,10 @@ def _write_unsorted(
         group = (document.domain, document.split)
         if group not in limits or not document.text.strip():
             continue
-        raw = document.text.encode("utf-8", errors="replace")  # JSON may hold half of a surrogate pair
+        raw = document.text.encode("utf-8", errors="replace")  # JSON may contain half of a surrogate pair
         tokens = tokenizer.encode_document(raw.decode("utf-8"))
         limit, size = limits[group], len(tokens) + 1
-        if size <= shortest.get(document.domain, 0) or (limit is not None and size * LEAST_DOCUMENTS > limit):
+        if size <= shortest.get(document.domain, 0) or (limit is not None and size * MIN_DOCUMENTS > limit):
             continue
         cluster = 0 if document.cluster is None else text_number(document.cluster)
         found.setdefault(group, array("Q")).extend((bytes_number(raw), start, len(tokens), len(raw), cluster))
@@ -177,7 +176,7 @@ def _write_sorted(
     limits: Limits,
     dtype: np.dtype,
 ) -> dict[str, dict[str, Any]]:
-    """Write tokens.npy and documents.npy, groups sorted, in the order of hashes; return what shard.json says."""
+    """Write tokens.npy and documents.npy, sorted by group and hash; return the groups of shard.json."""
     kept = {group: _kept(found[group], limits[group]) for group in sorted(found)}
     groups: dict[str, dict[str, Any]] = {}
     first = end = 0
@@ -202,19 +201,19 @@ def _write_sorted(
 
 
 def _write_header(file: BinaryIO, dtype: np.dtype, count: int) -> None:
-    """Write what comes before the values of an .npy file; `np.save` itself does not say that a disk is full."""
+    """Write the header of an .npy file. `np.save` would not report a full disk."""
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
     np.lib.format.write_array_header_1_0(file, header)
 
 
 def token_counts(path: Path) -> dict[str, int]:
-    """Return the tokens per "domain/split" of a shard, end-of-text tokens included."""
+    """Return the number of tokens per "domain/split" of a shard, including end-of-text tokens."""
     groups = json.loads((path / "shard.json").read_text(encoding="utf-8"))["groups"]
     return {name: group["tokens"] for name, group in groups.items()}
 
 
 def _kept(members: np.ndarray, limit: int | None) -> np.ndarray:
-    """Return the documents that `select` must see, in the order of their hashes: all that can fit, and one more."""
+    """Return the documents that `select` needs, sorted by hash: all that fit into the limit, and one more."""
     members = members[np.argsort(members["hash"], kind="stable")]
     if limit is None:
         return members
@@ -222,7 +221,7 @@ def _kept(members: np.ndarray, limit: int | None) -> np.ndarray:
 
 
 def select(groups: list[Group], limit: int | None) -> list[Group]:
-    """Return of several shards' groups the documents with the smallest hashes that fit into `limit` tokens."""
+    """Return the groups, cut to the documents with the smallest hashes that together fit into `limit` tokens."""
     if limit is None or not groups:
         return groups
     documents = [group.documents for group in groups]
@@ -237,4 +236,4 @@ def select(groups: list[Group], limit: int | None) -> list[Group]:
 
 
 def _damaged(path: Path) -> DataError:
-    return DataError(f"token shard {path} is damaged; delete that directory and run again to prepare it anew.")
+    return DataError(f"token shard {path} is damaged; delete that directory and run again.")

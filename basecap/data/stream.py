@@ -1,8 +1,8 @@
 """Training batches as a pure function of (seed, step).
 
-All documents of a pool of domains, each followed by end-of-text, form a ring of N tokens. An epoch cuts the ring, from
-a point of its own, into N // T windows of T inputs and their targets, and visits them in an order of its own. Point and
-order are keyed by hashes, computed where needed: there is no state to save, and no size at which it becomes slow.
+All documents of a pool of domains, each followed by end-of-text, form a ring of N tokens. Each epoch cuts the ring,
+from a random point, into N // T windows of T inputs and their targets, and visits them in random order. Point and order
+are computed from hashes when needed: there is no state to save, and large texts are not slower.
 """
 
 import hashlib
@@ -18,12 +18,12 @@ from basecap.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Rows after which the mixture of weighted domains repeats its counts.
+#: Number of rows in which the mixture of weighted domains has exactly its shares.
 ROUND = 1000
 
 
 class Tokens(Protocol):
-    """Tokens that can be sliced: an array, or a run of tokens on disk."""
+    """Tokens that can be sliced: an array or a run of tokens on disk."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, part: slice, /) -> np.ndarray: ...
@@ -33,7 +33,7 @@ class TrainStream:
     """The training tokens of a study."""
 
     def __init__(self, domains: Mapping[str, Sequence[Tokens]], weights: Mapping[str, float] | None = None):
-        """Take token arrays per domain and the domains' shares of a batch, proportional to their tokens when None."""
+        """Take token arrays by domain and each domain's share of a batch (default: proportional to its tokens)."""
         if weights is None:
             pools, shares = [[array for arrays in domains.values() for array in arrays]], [1.0]
         else:
@@ -43,16 +43,16 @@ class TrainStream:
 
     @property
     def tokens(self) -> int:
-        """Number of training tokens, end-of-text tokens included."""
+        """Number of training tokens, including end-of-text tokens."""
         return sum(ring.size for ring in self._rings)
 
     def batch(self, seed: int, step: int, batch: int, seq_len: int, rank: int = 0, world: int = 1) -> "Tensor":
         """Return int64 [batch / world, seq_len + 1], a pure function of its arguments.
 
-        The shares of all ranks, concatenated, are the batch of a single process. Raises ConfigError when `batch` does
-        not divide by `world`, DataError when `seq_len` is longer than the text.
+        The rows of all ranks, concatenated, are the batch of a single process. Raises ConfigError when `batch` is not
+        divisible by `world`, DataError when `seq_len` is longer than the text.
         """
-        import torch  # here, because the processes that prepare text import this module and have no use for it
+        import torch  # here, because processes that prepare text import this module and do not need torch
 
         share = share_of(batch, world)
         first = step * batch + rank * share
@@ -68,7 +68,7 @@ class TrainStream:
 
 
 class _Ring:
-    """Token arrays one after the other, the end joined to the beginning."""
+    """Token arrays joined to a ring."""
 
     def __init__(self, arrays: Sequence[Tokens]):
         self._arrays = [array for array in arrays if len(array)]
@@ -76,7 +76,7 @@ class _Ring:
         self.size = int(self._starts[-1])
 
     def window(self, ordinal: int, seq_len: int, seed: int, pool: int) -> np.ndarray:
-        """Return the `ordinal`-th window of the endless sequence of epochs: int64 [seq_len + 1]."""
+        """Return window number `ordinal`, counted over all epochs: int64 [seq_len + 1]."""
         windows = self.size // seq_len
         if not windows:
             raise DataError(
@@ -100,17 +100,17 @@ class _Ring:
 
 
 def _bounds(shares: Sequence[float]) -> np.ndarray:
-    """Return where each pool's rows begin and end in a round: int64 [pools + 1], at least one row each."""
+    """Return the first row of each pool in a round, then the number of rows: int64 [pools + 1], strictly ascending."""
     spread = ROUND - len(shares)
     ends = np.round(np.cumsum(shares) / np.sum(shares) * spread).astype(np.int64)
     return np.concatenate([[0], ends + np.arange(1, len(shares) + 1)])
 
 
 def permuted(index: int, size: int, *key: int) -> int:
-    """Return the place of `index` under a keyed permutation of range(size).
+    """Return the image of `index` under a keyed permutation of range(size).
 
-    A Feistel network of six rounds (Luby and Rackoff, 1988) permutes the smallest square of a power of two that holds
-    the range; walking its cycle until the range is met again restricts it to the range (Black and Rogaway, 2002).
+    A Feistel network of six rounds (Luby and Rackoff, 1988) permutes range(4**n), the smallest that contains the range.
+    It is applied until the result lies in the range, which restricts it to the range (Black and Rogaway, 2002).
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
@@ -124,5 +124,5 @@ def permuted(index: int, size: int, *key: int) -> int:
 
 
 def _keyed(*values: int) -> int:
-    """Return 64 bits that depend on whole numbers as if at random."""
+    """Return a 64-bit hash of integers."""
     return int.from_bytes(hashlib.blake2b(struct.pack(f"<{len(values)}q", *values), digest_size=8).digest(), "little")

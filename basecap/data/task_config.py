@@ -1,4 +1,4 @@
-"""The options of a study that trains on tasks: which ones, in which cells, on how many examples."""
+"""The section `task` of a study: tasks, cells and number of examples."""
 
 from typing import Annotated, Any, Literal
 
@@ -15,39 +15,39 @@ def _number(value: Any) -> Any:
     raise ValueError("should be a number")
 
 
-#: An int stays an int: tasks take no 64.0 for a length.
+#: An int is not converted to a float, because tasks refuse 64.0 as a length.
 CellValue = Annotated[Any, BeforeValidator(_number)]
 
 
 class TaskSection(BaseModel):
-    """What the runs of a study train on and are tested on, where that is not text."""
+    """The tasks that the runs of a study train on and are tested on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     train: tuple[Line, ...] = Field(
-        min_length=1, description="tasks to train on, see `basecap list tasks`: one run per architecture, task and seed"
+        min_length=1, description="tasks to train on (`basecap list tasks`): one run per architecture, task and seed"
     )
-    test: tuple[Line, ...] = Field((), description="tasks that every run is tested on; those of train when not given")
+    test: tuple[Line, ...] = Field((), description="tasks that every run is tested on (default: those of task.train)")
     options: dict[str, Any] = Field(
-        default_factory=dict, description="options of the tasks, such as mode and vocab, given to every task with them"
+        default_factory=dict, description="options such as mode and vocab, for every task that has them"
     )
     cells: tuple[dict[str, CellValue], ...] | None = Field(
         None,
         min_length=1,
-        description="lengths, pairs and other options of which each combination has examples of its own; the published "
-        "grid of each task when not given. A cell that a task cannot hold is left out for that task",
+        description="combinations of length, pairs and other options; each has its own examples. A cell that does not "
+        "fit a task is left out for that task (default: the published grid of each task)",
     )
     test_cells: tuple[dict[str, CellValue], ...] | None = Field(
-        None, min_length=1, description="cells of the tests; those of cells when not given"
+        None, min_length=1, description="cells of the tests (default: those of task.cells)"
     )
-    examples: Count = Field(20_000, ge=1, le=2**40, description="training examples per cell; an epoch is all of them")
+    examples: Count = Field(20_000, ge=1, le=2**40, description="training examples per cell and epoch")
     held_out: Count = Field(
         100, ge=1, le=2**30, description="validation examples per cell, and as many test examples per cell"
     )
-    seed: Count = Field(42, ge=0, lt=2**62, description="of all examples and their order, the same for all runs")
+    seed: Count = Field(42, ge=0, lt=2**62, description="seed of all examples and their order, the same for all runs")
     checkpoint: Literal["best", "last"] = Field(
         "best",
-        description="the evaluation point that counts: best, by validation accuracy on the run's own task, or last",
+        description="evaluation point to report: best (highest validation accuracy on the run's own task) or last",
     )
 
     @field_validator("train", "test")
@@ -62,7 +62,7 @@ class TaskSection(BaseModel):
         for name in self._names:
             if build_task(name).readout != "each":
                 raise ConfigError(
-                    f"task {name!r} is read at the last position by a decoder, which no model here has; choose another."
+                    f"task {name!r} needs a decoder at the last position, which no model here has; choose another task."
                 )
         known = {key for name in self._names for key in _fields(name)}
         for key in self.options:
@@ -79,11 +79,11 @@ class TaskSection(BaseModel):
         return self.test or self.train
 
     def training(self, name: str) -> tuple[Task, ...]:
-        """Return the task `name` in each cell that it is trained and validated in; raises ConfigError for none."""
+        """Return the task `name` in each of its training cells; raises ConfigError when it has none."""
         return self._in_cells(name, self.cells)
 
     def tests(self, name: str) -> tuple[Task, ...]:
-        """Return the task `name` in each cell that it is tested in; raises ConfigError for none."""
+        """Return the task `name` in each of its test cells; raises ConfigError when it has none."""
         return self._in_cells(name, self.test_cells or self.cells)
 
     @property
@@ -93,7 +93,7 @@ class TaskSection(BaseModel):
 
     @property
     def length(self) -> int:
-        """Tokens of the longest example that is trained or tested."""
+        """Tokens of the longest training or test example."""
         return max(task.length for task in self._all())
 
     @property
@@ -114,14 +114,14 @@ class TaskSection(BaseModel):
                 reason = str(error)
                 continue
             if task.cell in [other.cell for other in found]:
-                raise ConfigError(f"task {name!r} has the cell {_text(task.cell)} twice; remove one.")
+                raise ConfigError(f"task {name!r} has the cell {_text(task.cell)} twice; remove one of them.")
             found.append(task)
         if not found:
-            raise ConfigError(f"task {name!r} has no cell left: {reason}")
+            raise ConfigError(f"no cell fits task {name!r}: {reason}")
         return tuple(found)
 
     def _refuse_impossible(self, cells: tuple[Cell, ...]) -> None:
-        """Raise ConfigError for a cell that no task can hold."""
+        """Raise ConfigError for a cell that fits no task."""
         for cell in cells:
             reasons = []
             for name in self._names:
@@ -130,13 +130,13 @@ class TaskSection(BaseModel):
                 except ConfigError as error:
                     reasons.append(str(error))
             if len(reasons) == len(self._names):
-                raise ConfigError(f"no task here can hold the cell {_text(cell)}: {reasons[0]}")
+                raise ConfigError(f"the cell {_text(cell)} fits no task of this study: {reasons[0]}")
 
     def _build(self, name: str, cell: Cell) -> Task:
         return build_task(name, {**self._options_of(name), **cell})
 
     def _options_of(self, name: str) -> dict[str, Any]:
-        """Return those of the options that a task has."""
+        """Return the options that a task has."""
         fields = _fields(name)
         return {key: value for key, value in self.options.items() if key in fields}
 

@@ -1,9 +1,9 @@
 """Examples of a task as training batches and tests: a pure function of (seed of the examples, step).
 
-All rows of a step have one length. An epoch has the examples of every cell once: those of one length, in an order of
-its own for each pass, fill the steps of that length, and these are spread over the epoch at random. Where the examples
-of a length do not fill whole steps, the last step of a pass begins the next one, so that what is seen of any two cells
-never differs by more than a step.
+All rows of a step have the same length. An epoch has every example of every cell once: the examples of one length, in a
+random order for each pass, fill the steps of that length, and these steps are spread over the epoch at random. If the
+examples of a length do not fill whole steps, the last step of a pass already takes examples of the next one, so that
+the progress in any two cells never differs by more than a step.
 """
 
 from bisect import bisect_right
@@ -17,30 +17,30 @@ from basecap.data.task_config import TaskSection
 from basecap.data.workload import Batch, Workload, share_of
 from basecap.tasks import Draws, Instances, Ints, Task, key_of
 
-#: Part of the manifest hash: raise it when the order of examples changes.
+#: Part of the manifest hash; increase it when the order of examples changes.
 FORMAT = 1
 
 HeldOut = Literal["validation", "test"]
 
-#: What the examples of a split are made with besides the seed of the section: no two splits share a seed.
+#: The splits; each has its own seed, derived from the seed of the section.
 _SPLITS = ("train", "validation", "test")
 
 
 class TaskData(Workload):
-    """One training task of a study with its validation examples, and the tests of all tasks.
+    """One training task of a study with its validation examples, and the test examples of all tasks.
 
     Attributes:
         vocabulary: number of token ids of all tasks of the study.
         length: tokens of the longest training example.
         task: name of the training task.
         cells: the training task in each of its cells.
-        tests: the tasks to be tested on in each of their cells, by name.
+        tests: the test tasks in each of their cells, by name.
         longest_test: tokens of the longest test example.
-        manifest_hash: changes with anything that the training examples and their order depend on.
+        manifest_hash: hash of everything that the training examples and their order depend on.
     """
 
     def __init__(self, section: TaskSection, task: str):
-        """Take the options of the study and one of its training tasks; no example is made."""
+        """Take the options of the study and one of its training tasks; generates no examples."""
         self.task = task
         self.cells = section.training(task)
         self.tests = {name: section.tests(name) for name in section.tested}
@@ -57,27 +57,27 @@ class TaskData(Workload):
 
     @property
     def shares(self) -> dict[int, float]:
-        """The share of the steps by length of their rows."""
+        """Share of the steps by length of their rows."""
         steps = {length: size / (self.length // length) for length, size in self._sizes.items()}
         return {length: count / sum(steps.values()) for length, count in steps.items()}
 
     def tokens(self, epochs: int, batch: int) -> int:
-        """Return the training tokens of so many epochs in steps of `batch` longest examples, at least one step."""
-        return max(1, self._begin(epochs, batch)) * batch * self.length
+        """Return the training tokens of `epochs` epochs in steps of `batch` longest examples; at least one step."""
+        return max(1, self._first_step(epochs, batch)) * batch * self.length
 
     def held_out(self, split: HeldOut, cell: Task) -> Instances:
         """Return the validation or test examples of a task in one of its cells."""
         return cell.instances(self._seed(split), range(self._section.held_out))
 
     def batch(self, seed: int, step: int, batch: int, rank: int = 0, world: int = 1) -> Batch:
-        """Return examples of one length, see `Workload.batch`; of any `seed` the same: runs differ in their weights."""
-        import torch  # here, because a study is read and planned without
+        """Return examples of one length, see `Workload.batch`. They do not depend on `seed`: all runs see the same."""
+        import torch  # here, because studies are read and planned without torch
 
         share_of(batch, world)
         length, first = self._place(step, batch)
         rows = batch * (self.length // length) // world
-        begin = first + rank * rows
-        passes, places = np.divmod(np.arange(begin, begin + rows), self._sizes[length])
+        start = first + rank * rows
+        passes, places = np.divmod(np.arange(start, start + rows), self._sizes[length])
         chosen = np.empty(rows, dtype=np.int64)
         for number in np.unique(passes).tolist():
             key = key_of(self._section.seed, "examples", length, number)
@@ -100,18 +100,18 @@ class TaskData(Workload):
         return {length: len(cells) * self._section.examples for length, cells in self._groups.items()}
 
     def _steps(self, length: int, epochs: int, batch: int) -> int:
-        """Return how many steps of one length the first epochs have."""
+        """Return the number of steps of one length in the first `epochs` epochs."""
         return epochs * self._sizes[length] // (batch * (self.length // length))
 
-    def _begin(self, epoch: int, batch: int) -> int:
+    def _first_step(self, epoch: int, batch: int) -> int:
         """Return the first step of an epoch."""
         return sum(self._steps(length, epoch, batch) for length in self._groups)
 
     def _place(self, step: int, batch: int) -> tuple[int, int]:
-        """Return the length of a step's rows, and how many rows of that length come before it."""
+        """Return the length of a step's rows, and the number of earlier rows of that length."""
         per_epoch = sum(size / (batch * (self.length // length)) for length, size in self._sizes.items())
         beyond = int((step + len(self._groups)) / per_epoch) + 2
-        epoch = bisect_right(range(beyond), step, key=lambda number: self._begin(number, batch)) - 1
+        epoch = bisect_right(range(beyond), step, key=lambda number: self._first_step(number, batch)) - 1
         before = {length: self._steps(length, epoch, batch) for length in self._groups}
         counts = {length: self._steps(length, epoch + 1, batch) - before[length] for length in self._groups}
         lengths = np.repeat(list(counts), list(counts.values()))
@@ -124,5 +124,5 @@ class TaskData(Workload):
 
 @lru_cache(maxsize=16)
 def _permutation(key: int, size: int) -> Ints:
-    """Return range(size) in an order that depends on the key."""
+    """Return a permutation of range(size) that depends on the key."""
     return np.argsort(Draws(key, np.arange(size)).bits("order", 1)[:, 0], kind="stable")

@@ -1,7 +1,7 @@
-"""Text to tokens and back: byte-level BPE trained here, bytes, or a Hugging Face tokenizer, all of one kind.
+"""Tokenizers: byte-level BPE trained on the study's text, bytes, or a Hugging Face tokenizer.
 
-Every tokenizer is the `tokenizers` library's JSON description; bytes are a byte-level BPE without a merge. The library
-is loaded when text is first encoded, so that prepared tokens can be used without it.
+Each is a JSON description of the `tokenizers` library; bytes are a byte-level BPE without merges. The library is
+imported when text is first encoded, so that prepared tokens can be used without it.
 """
 
 import hashlib
@@ -16,21 +16,21 @@ import numpy as np
 from basecap.data._pieces import BYTE_LEVEL, cuts_of, pieces
 from basecap.errors import ConfigError
 
-#: What ends a document, in the order of preference.
-ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
+#: End-of-text tokens, in order of preference.
+END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
 
-#: Vocabulary of `byte_tokenizer`: the bytes and the end of a text.
+#: Vocabulary size of `byte_tokenizer`: the bytes and end-of-text.
 BYTES = 257
 
 
 class Tokenizer:
-    """A tokenizer made from its JSON description.
+    """A tokenizer, built from its JSON description.
 
     Attributes:
         vocab_size: number of token ids.
-        end_of_text: id of the token that ends every document; text never encodes to it.
-        fingerprint: SHA-256 of the description, sixteen hex digits.
-        description: text of a tokenizer.json.
+        end_of_text: id of the token after every document; encoding text never returns it.
+        fingerprint: first sixteen hex digits of the SHA-256 of the description.
+        description: content of a tokenizer.json.
     """
 
     vocab_size: int
@@ -38,15 +38,15 @@ class Tokenizer:
     fingerprint: str
 
     def __init__(self, description: str):
-        """Read a tokenizer.json's text; raises ValueError, TypeError or KeyError when it is not one."""
+        """Parse the content of a tokenizer.json; raises ValueError, TypeError or KeyError when it is invalid."""
         content = json.loads(description)
         model = content["model"]["vocab"]
         added = {token["content"]: token["id"] for token in content["added_tokens"]}
         ids = list(model.values()) if isinstance(model, dict) else range(len(model))
         self.vocab_size = max(*ids, *added.values(), 0) + 1
-        ends = [added[name] for name in ENDS if name in added]
+        ends = [added[name] for name in END_TOKENS if name in added]
         if not ends:
-            raise ConfigError(f"the tokenizer has no end-of-text token; it needs one of {', '.join(ENDS)}.")
+            raise ConfigError(f"the tokenizer has no end-of-text token; it needs one of {', '.join(END_TOKENS)}.")
         self.end_of_text = ends[0]
         self.fingerprint = hashlib.sha256(description.encode()).hexdigest()[:16]
         self.description = description
@@ -55,7 +55,7 @@ class Tokenizer:
 
     @property
     def dtype(self) -> np.dtype:
-        """The smallest unsigned type that holds every id: uint16 or uint32."""
+        """The smallest dtype for every id: uint16 or uint32."""
         return np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
 
     @cached_property
@@ -75,7 +75,7 @@ class Tokenizer:
     def encode_document(self, text: str) -> np.ndarray:
         """Return the token ids of `text`, without an end-of-text token: `dtype` [tokens].
 
-        The library takes hundreds of bytes per token, so a long text is encoded in pieces where that changes no id.
+        The library takes hundreds of bytes per token, so a long text is encoded in pieces if that changes no id.
         """
         if self._is_bytes:
             return np.frombuffer(text.encode("utf-8"), np.uint8).astype(self.dtype)
@@ -88,7 +88,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """Read a tokenizer.json, or the one in a directory; raises ConfigError when there is none."""
+        """Read a tokenizer.json, or the one in a directory; raises ConfigError when it is missing or invalid."""
         file = path / "tokenizer.json" if path.is_dir() else path
         try:
             return cls(file.read_text(encoding="utf-8"))
@@ -96,45 +96,45 @@ class Tokenizer:
             raise ConfigError(f"tokenizer {file} cannot be read ({error.strerror}); give a tokenizer.json.") from error
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(
-                f"tokenizer {file} is not a description of a tokenizer; give a tokenizer.json."
+                f"{file} is not a valid tokenizer.json; give one with --set data.tokenizer=FILE."
             ) from error
 
     @classmethod
     def from_hub(cls, name: str) -> "Tokenizer":
-        """Fetch the tokenizer of a Hugging Face model; raises ConfigError when that fails."""
+        """Download the tokenizer of a Hugging Face model; raises ConfigError when that fails."""
         from huggingface_hub import hf_hub_download
 
         try:
             path = hf_hub_download(name, "tokenizer.json")
         except (OSError, ValueError) as error:
-            raise ConfigError(  # the library's own words fill a screen; --debug shows them
-                f"tokenizer {name!r} is neither bpe, bytes nor a local file, and the hub does not give it "
-                f"({type(error).__name__}); give a tokenizer.json with --set data.tokenizer=FILE, or check the name, "
-                "the network and whether its licence must be accepted."
+            raise ConfigError(  # the library's message fills a screen; --debug shows it
+                f"tokenizer {name!r} is neither bpe, bytes nor a local file, and cannot be downloaded from the Hugging "
+                f"Face hub ({type(error).__name__}); give a tokenizer.json with --set data.tokenizer=FILE, or check "
+                "the name, the network and whether its licence must be accepted."
             ) from error
         return cls.load(Path(path))
 
 
 def is_local(name: str) -> bool:
-    """Whether the tokenizer that a study calls `name` can be had without the network."""
+    """Whether the tokenizer `name` of a study is available without the network."""
     from huggingface_hub import try_to_load_from_cache
 
     if name in ("bpe", "bytes") or Path(name).exists():
         return True
     try:
         return isinstance(try_to_load_from_cache(name, "tokenizer.json"), str)
-    except ValueError:  # the hub knows no such names
+    except ValueError:  # not a valid name on the hub
         return False
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Return the tokenizer whose ids are the bytes of UTF-8, and 256 for the end of a text."""
+    """Return the tokenizer whose ids are UTF-8 bytes, and 256 for end-of-text."""
     import tokenizers
 
     library = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=_byte_vocabulary(), merges=[]))
     library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = tokenizers.decoders.ByteLevel()
-    library.add_special_tokens([ENDS[0]])
+    library.add_special_tokens([END_TOKENS[0]])
     return Tokenizer(library.to_str())
 
 
@@ -142,8 +142,8 @@ def train_bpe(texts: Iterable[str], vocab: int) -> Tokenizer:
     """Train a byte-level BPE (Sennrich et al., arXiv 1508.07909) on texts.
 
     Args:
-        texts: what to learn from.
-        vocab: ids wanted, end-of-text and the 256 bytes included; fewer come out of little text.
+        texts: training texts.
+        vocab: number of ids, including end-of-text and the 256 bytes; a small text may give fewer.
     """
     import tokenizers
 
@@ -152,7 +152,7 @@ def train_bpe(texts: Iterable[str], vocab: int) -> Tokenizer:
     library.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab,
-        special_tokens=[ENDS[0]],
+        special_tokens=[END_TOKENS[0]],
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -161,9 +161,9 @@ def train_bpe(texts: Iterable[str], vocab: int) -> Tokenizer:
 
 
 def _byte_vocabulary() -> dict[str, int]:
-    """Return the bytes by the printable character that stands for each in a byte-level vocabulary.
+    """Return the byte of each character of a byte-level vocabulary.
 
-    Printable Latin-1 characters stand for themselves; the other bytes take the code points from 256 on, in order.
+    Printable Latin-1 characters represent themselves; the other bytes are code points from 256, in order.
     """
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in printable]
@@ -171,9 +171,9 @@ def _byte_vocabulary() -> dict[str, int]:
 
 
 def check_vocabulary(model_vocab: int, tokenizer: Tokenizer) -> None:
-    """Raise ConfigError when a model has fewer ids than the tokenizer; more are fine, as padding."""
+    """Raise ConfigError when a model has fewer ids than the tokenizer; more are allowed, as padding."""
     if model_vocab < tokenizer.vocab_size:
         raise ConfigError(
-            f"the model knows {model_vocab} tokens but the data has {tokenizer.vocab_size}; set model.vocab to at "
-            "least that, or use the data the model was trained on."
+            f"the model has {model_vocab} token ids but the tokenizer has {tokenizer.vocab_size}; set model.vocab to "
+            "at least that, or use the data that the model was trained on."
         )

@@ -1,4 +1,4 @@
-"""What a run trains on and is tested on: text (`PreparedData`) or a task (`TaskData`)."""
+"""The interface of training data: text (`PreparedData`) or a task (`TaskData`)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 from basecap.errors import ConfigError
 
-if TYPE_CHECKING:  # processes that prepare text import this module and have no use for torch
+if TYPE_CHECKING:  # processes that prepare text import this module and do not need torch
     import torch
     from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a model reads and what it has to predict.
+    """Inputs and targets of a model.
 
     Attributes:
         inputs: int64 [B, T].
-        targets: int64 [B, T], the token to give after reading a position; -1: none.
-        segments: int64 [B, T], which document of its row a token belongs to; None where a row is one document.
+        targets: int64 [B, T], the token to predict at each position, -1 for none.
+        segments: int64 [B, T], number of the document within the row; None if each row is one document.
     """
 
     inputs: "Tensor"
@@ -31,12 +31,12 @@ class Batch:
         return len(self.inputs)
 
     def to(self, device: "torch.device") -> "Batch":
-        """Return the batch on a device; a copy to a GPU need not have ended."""
+        """Return the batch on a device; the copy to a GPU is asynchronous."""
         inputs, targets = (part.to(device, non_blocking=True) for part in (self.inputs, self.targets))
         return Batch(inputs, targets, self.segments if self.segments is None else self.segments.to(device))
 
     def split(self, rows: int) -> Iterator["Batch"]:
-        """Yield pieces of so many rows."""
+        """Yield the batch in parts of `rows` rows."""
         for first in range(0, len(self), rows):
             part = slice(first, first + rows)
             segments = self.segments if self.segments is None else self.segments[part]
@@ -44,17 +44,17 @@ class Batch:
 
     @property
     def parts(self) -> tuple["Tensor", "Tensor", "Tensor | None"]:
-        """The arguments of a model's training pass."""
+        """The arguments of a training forward pass."""
         return self.inputs, self.targets, self.segments
 
 
 class Workload(ABC):
-    """Training batches, and whatever the evaluations of one kind of workload are given besides.
+    """Training batches. Subclasses also hold the test data of their evaluations.
 
     Attributes:
         vocabulary: number of token ids.
-        length: tokens of the longest training sequence; a step holds `batch` times as many, whatever its rows are.
-        manifest_hash: changes with anything that the batches and the tests depend on.
+        length: tokens of the longest training sequence; every step counts as `batch` times as many tokens.
+        manifest_hash: hash of everything that the batches and tests depend on.
     """
 
     vocabulary: int
@@ -63,25 +63,25 @@ class Workload(ABC):
 
     @abstractmethod
     def batch(self, seed: int, step: int, batch: int, rank: int = 0, world: int = 1) -> Batch:
-        """Return the part of process `rank` among `world` of a step, a pure function of the arguments.
+        """Return the rows of a step for process `rank` of `world`, a pure function of the arguments.
 
-        The parts of all ranks, one after the other, are the batch of a single process.
+        The rows of all ranks, concatenated, are the batch of a single process.
 
         Args:
-            seed: of the run.
-            step: from 0.
-            batch: sequences of the longest length in a step; of shorter ones there are as many times more as fit.
-            rank: of this process.
+            seed: seed of the run.
+            step: number of the step, from 0.
+            batch: sequences per step if they have the longest length; proportionally more of shorter ones.
+            rank: rank of this process.
             world: number of processes.
 
         Raises:
-            ConfigError: `batch` does not divide by `world`.
+            ConfigError: `batch` is not divisible by `world`.
         """
 
 
 def share_of(batch: int, world: int) -> int:
-    """Return each process's sequences of a batch; raises ConfigError when it does not divide."""
+    """Return the number of sequences of each process; raises ConfigError when `batch` is not divisible."""
     share, left = divmod(batch, world)
     if left:
-        raise ConfigError(f"a batch of {batch} does not divide among {world} processes; change train.batch.")
+        raise ConfigError(f"train.batch = {batch} is not divisible by the {world} processes; change it.")
     return share

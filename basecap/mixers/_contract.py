@@ -49,6 +49,18 @@ class Cache:
         """Bytes of all tensors."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
+    def rows(self, start: int, end: int) -> "Cache":
+        """Return the state of sequences `start` to `end`; tensors that are written in place stay shared."""
+        return Cache(tensors={name: tensor[start:end] for name, tensor in self.tensors.items()}, length=self.length)
+
+    def write(self, part: "Cache", start: int) -> None:
+        """Take over the state of the sequences from `start` on, and how many tokens all have seen."""
+        for name, tensor in part.tensors.items():
+            kept = self.tensors[name][start : start + len(tensor)]
+            if kept.data_ptr() != tensor.data_ptr():
+                kept.copy_(tensor)
+        self.length = part.length
+
 
 class Mixer(nn.Module, ABC):
     """A causal map [B, T, D] -> [B, T, D] along time, with its decoding step, recipe and cost.

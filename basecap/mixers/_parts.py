@@ -248,6 +248,9 @@ def remember(cache: Cache, new: Mapping[str, Tensor], *, ring: bool = False) -> 
         capacity = kept.shape[1]
         if end > capacity and not ring:
             raise ConfigError(f"the cache has room for {capacity} tokens; make it for at least {end}.")
+        if T == 1:
+            kept[:, cache.length % capacity] = tensor[:, 0].to(kept.dtype)
+            continue
         slots = torch.arange(max(cache.length, end - capacity), end, device=kept.device)
         kept[:, slots % capacity] = tensor[:, slots - cache.length].to(kept.dtype)
     cache.length = end

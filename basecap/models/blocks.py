@@ -29,6 +29,15 @@ class BlockCache:
         """Bytes of all tensors."""
         return self.mixer.nbytes + self.feed_forward.nbytes
 
+    def rows(self, start: int, end: int) -> "BlockCache":
+        """Return the state of sequences `start` to `end`; tensors that are written in place stay shared."""
+        return BlockCache(mixer=self.mixer.rows(start, end), feed_forward=self.feed_forward.rows(start, end))
+
+    def write(self, part: "BlockCache", start: int) -> None:
+        """Take over the decoding state of the sequences from `start` on, such as `rows` returned it."""
+        self.mixer.write(part.mixer, start)
+        self.feed_forward.write(part.feed_forward, start)
+
 
 class Block(nn.Module):
     """x + mixer(norm(x)), then x + feed_forward(norm(x)); or both from the same x when the family is parallel.

@@ -17,7 +17,7 @@ from basecap.models import BACKBONES
 from basecap.models.config import LayerConfig, ModelConfig, model_config
 from basecap.models.language_model import LanguageModel
 from basecap.study.config import ArchitectureEntry, StudyConfig
-from basecap.study.wrong import what_is_wrong
+from basecap.study.value_errors import what_is_wrong
 from basecap.train.checkpoint import KEPT
 from basecap.train.config import Timetable, TrainConfig
 
@@ -176,7 +176,7 @@ def plan_runs(study: StudyConfig, vocab: int, chosen: Mapping[str, float] | None
         vocab: the vocabulary of text or tasks, used unless the study sets its own.
         chosen: the rates that sweeps have chosen, by name of the run.
     """
-    models = {entry.name: _model(study, entry, vocab) for entry in study.architectures}
+    models = {entry.name: model_of(study, entry, vocab) for entry in study.architectures}
     workloads = [TaskData(study.task, name) for name in study.task.train] if study.task else [None]
     for (name, model), workload in itertools.product(models.items(), workloads):
         _refuse_untrained_positions(name, model, workload)
@@ -323,7 +323,8 @@ def plan_training(
         raise ConfigError(f"architecture {entry.name!r}: train.{where}: {wrong}") from error
 
 
-def _model(study: StudyConfig, entry: ArchitectureEntry, vocab: int) -> ModelConfig:
+def model_of(study: StudyConfig, entry: ArchitectureEntry, vocab: int) -> ModelConfig:
+    """Return the model of one architecture of a study, with `vocab` entries unless the study sets them; ConfigError."""
     size = study.model
     pattern: tuple[LayerConfig, ...] = (LayerConfig(use=entry.use, mixer=entry.mixer),)
     if entry.layers is not None:

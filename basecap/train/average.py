@@ -1,9 +1,9 @@
-"""Averages of the weights over training, which evaluations use where `train.average` is set.
+"""A running average of the weights, used by evaluations if `train.average` is set.
 
-The weights after step s count in proportion to s^g in the average after step t: the power-function average of Karras et
-al. (2024), "Analyzing and improving the training dynamics of diffusion models", arXiv 2312.02696, section 3. Its
-width is a fixed share of the steps so far, so that an early evaluation point is as little stale as a late one, and the
-first weights are soon forgotten.
+The weights after step s have a factor proportional to s^g in the average after step t: the power-function average of
+Karras et al. (2024), "Analyzing and improving the training dynamics of diffusion models", arXiv 2312.02696, section 3.
+Its width is a fixed share of the steps so far, so the average is not staler at early evaluation points than at late
+ones, and the initial weights soon have no influence.
 """
 
 import contextlib
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 
 def exponent(width: float) -> float:
-    """Return g >= 0 for which s^g, over s from 0 to 1, has the standard deviation `width`, at most 12^-1/2.
+    """Return g >= 0 for which the density s^g on [0, 1] has the standard deviation `width`, at most 12^-1/2.
 
-    It is that of a beta distribution, so g is the root of (g + 1) / ((g + 2)^2 (g + 3)) = width^2.
+    This is a beta distribution, so g is the root of (g + 1) / ((g + 2)^2 (g + 3)) = width^2.
 
     >>> round(exponent(0.1), 2)
     6.94
@@ -27,13 +27,13 @@ def exponent(width: float) -> float:
 
 
 class WeightAverage:
-    """The average of a model's parameters, in their dtype, which is float32, and on their device."""
+    """The average of a model's parameters, in float32 and on their device."""
 
     def __init__(self, model: nn.Module, width: float):
-        """Begin with the model's weights, which the first update replaces.
+        """Start from the model's weights, which the first update replaces.
 
         Args:
-            model: on the device where it trains; its parameters keep their memory.
+            model: the model, on the device where it trains; its parameters must keep their memory.
             width: standard deviation of the weighting, as a share of the steps done.
         """
         self._power = exponent(width) + 1
@@ -42,12 +42,12 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the weights after `step` steps, at least 1."""
+        """Add the weights after `step` steps, at least 1."""
         torch._foreach_lerp_(self._averages(), self._weights(), 1 - (1 - 1 / step) ** self._power)
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Let the model hold the average; afterwards it holds its own weights again, to the bit."""
+        """Put the average into the model; restore the model's own weights, bit for bit, at the end."""
         self._swap()
         try:
             yield
@@ -56,7 +56,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        """Exchange values in place: compiled code and the optimiser know parameters by their memory."""
+        """Exchange values in place, because compiled code and the optimiser refer to the memory of the parameters."""
         for average, weight in zip(self._averages(), self._weights(), strict=True):
             held = weight.clone()
             weight.copy_(average)

@@ -1,13 +1,13 @@
-"""Checkpoints: weights and optimiser state as safetensors, the rest as JSON, complete or absent; the last two are kept.
+"""Checkpoints: weights and optimiser state as safetensors, the rest as JSON, written atomically; the last two are kept.
 
-checkpoints/step-<n>/model.safetensors      the weights and persistent buffers, loadable alone
+checkpoints/step-<n>/model.safetensors      weights and persistent buffers
                      optimiser.safetensors  Adam's moments, "<parameter>/<name>"
-                     average.safetensors    averaged parameters, where the run averages them
+                     average.safetensors    averaged parameters, if train.average is set
                      state.json             step and model configuration
-                     SHA256SUMS             checksums of these files, as `sha256sum --check` reads them
+                     SHA256SUMS             checksums of these files, in the format of `sha256sum --check`
 
-weights/step-<n>/    model.safetensors, state.json and SHA256SUMS of evaluation points that `train.keep` names, with
-                     averaged parameters where the run averages them
+weights/step-<n>/    model.safetensors, state.json and SHA256SUMS of the evaluation points that `train.keep` selects,
+                     with averaged parameters if train.average is set
 """
 
 import json
@@ -27,35 +27,35 @@ from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
 from basecap.train.average import WeightAverage
 
-#: Checkpoints of this schema have checksums, those of schema 1 had none.
+#: Checkpoints of this schema have checksums, those of schema 1 do not.
 SCHEMA = 2
-#: How many checkpoints are kept: where the newest is damaged, a run resumes from the one before.
+#: Number of checkpoints to keep: if the newest is damaged, a run resumes from the one before.
 KEPT = 2
-#: What a checkpoint holds, and what stored weights hold.
+#: Files of a checkpoint and of stored weights.
 CHECKPOINT, WEIGHTS = ("model.safetensors", "optimiser.safetensors", "state.json"), ("model.safetensors", "state.json")
 
 
 def stored(directory: Path) -> dict[int, Path]:
-    """Return the checkpoints or the stored weights in a directory by step, ascending."""
+    """Return the checkpoints or stored weights in a directory by step, ascending."""
     return dict(_steps(directory))
 
 
 def _steps(directory: Path) -> list[tuple[int, Path]]:
-    """Return the checkpoints by step; directories of other names are left alone."""
+    """Return (step, path) of the checkpoints, ascending; ignores directories with other names."""
     steps = {path: path.name.removeprefix("step-") for path in directory.glob("step-*")}
     return sorted((int(step), path) for path, step in steps.items() if step.isdecimal())
 
 
 def latest(directory: Path) -> Path | None:
-    """Return the newest complete checkpoint in `directory`, None when there is none."""
+    """Return the newest checkpoint in `directory`, None when there is none."""
     steps = _steps(directory)
     return steps[-1][1] if steps else None
 
 
 def _buffers(model: LanguageModel) -> dict[str, Tensor]:
-    """Return the buffers that belong to the model's state; what is built in has none, a plugin's mixer may.
+    """Return the persistent buffers of a model. Built-in mixers have none, plugin mixers may.
 
-    A complex one is seen as pairs of real numbers, as older versions of safetensors know no others.
+    A complex buffer is viewed as pairs of real numbers, because older versions of safetensors lack complex dtypes.
     """
     state = model.state_dict()
     persistent = {name: value for name, value in model.named_buffers() if name in state}
@@ -63,7 +63,7 @@ def _buffers(model: LanguageModel) -> dict[str, Tensor]:
 
 
 def _weights(model: LanguageModel) -> dict[str, Tensor]:
-    """Return parameters and buffers as safetensors takes them: no views and no two names for one memory."""
+    """Return parameters and buffers without views and shared memory, which safetensors refuses."""
     buffers = {name: value.clone(memory_format=torch.contiguous_format) for name, value in _buffers(model).items()}
     return {**dict(model.named_parameters()), **buffers}
 
@@ -83,9 +83,9 @@ def save(
     step: int,
     average: WeightAverage | None = None,
 ) -> None:
-    """Write the checkpoint after `step` steps, then remove all but the last two; raises CheckpointError when it cannot.
+    """Write the checkpoint after `step` steps, then remove all but the last two; raises CheckpointError on failure.
 
-    Those of later steps go too: what they held is trained again.
+    Checkpoints of later steps are removed too, because these steps will be trained again.
     """
     files = {"model": _weights(model), "optimiser": _named_state(model, optimiser)}
     if average is not None:
@@ -94,19 +94,19 @@ def save(
     kept = [found for found in _steps(directory) if found[0] <= step][-KEPT:]
     for found in _steps(directory):
         if found not in kept:
-            shutil.rmtree(found[1], ignore_errors=True)  # what is left of it is damaged, and goes next time
+            shutil.rmtree(found[1], ignore_errors=True)  # a partly removed one is damaged and is removed next time
 
 
 def save_weights(directory: Path, model: LanguageModel, step: int) -> None:
-    """Write the weights after `step` steps beside those of other steps; raises CheckpointError when it cannot."""
+    """Write the weights after `step` steps, keeping those of other steps; raises CheckpointError on failure."""
     _write(directory, step, model.config, {"model": _weights(model)})
 
 
 def _write(directory: Path, step: int, config: ModelConfig, files: dict[str, dict[str, Tensor]]) -> None:
-    """Write the tensors of each file, the state and the checksums, all or nothing; raises CheckpointError."""
+    """Write the tensors of each file, the state and the checksums atomically; raises CheckpointError on failure."""
     partial = directory / f".partial-{step}"
     try:
-        for left in directory.glob(".partial-*"):  # by a process that was killed
+        for left in directory.glob(".partial-*"):  # of a killed process
             shutil.rmtree(left, ignore_errors=True)
         partial.mkdir(parents=True)
         for name, tensors in files.items():
@@ -114,14 +114,14 @@ def _write(directory: Path, step: int, config: ModelConfig, files: dict[str, dic
         state = {"schema": SCHEMA, "step": step, "model": config.model_dump(mode="json")}
         (partial / "state.json").write_text(json.dumps(state))
         _write_checksums(partial)
-        fsync_files(partial)  # an older one goes next
+        fsync_files(partial)  # before an older checkpoint is removed
         final = directory / f"step-{step}"
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
-            f"cannot write a checkpoint to {directory}: {error}; make room or give another directory with --out."
+            f"cannot write a checkpoint to {directory}: {error}; free disk space or give another directory with --out."
         ) from error
 
 
@@ -131,7 +131,7 @@ def _write_checksums(path: Path) -> None:
 
 
 def _fault(path: Path, files: Sequence[str] = CHECKPOINT) -> str | None:
-    """Say what is damaged in a checkpoint; None when all its files are as they were written, `files` among them."""
+    """Return what is damaged in a checkpoint, None if all its files (at least `files`) match their checksums."""
     try:
         if not (path / "SHA256SUMS").exists() and json.loads((path / "state.json").read_bytes())["schema"] == 1:
             return None
@@ -148,11 +148,11 @@ def _fault(path: Path, files: Sequence[str] = CHECKPOINT) -> str | None:
 
 
 def intact(directory: Path, log: Callable[[str], None]) -> Path | None:
-    """Return the newest checkpoint whose files are as they were written, None where there is no checkpoint at all.
+    """Return the newest checkpoint that matches its checksums, None when there are no checkpoints.
 
     Args:
         directory: the checkpoints of a run.
-        log: takes a sentence about each damaged one that is passed over.
+        log: called with a sentence for each damaged checkpoint that is skipped.
 
     Raises:
         CheckpointError: all checkpoints are damaged.
@@ -161,12 +161,12 @@ def intact(directory: Path, log: Callable[[str], None]) -> Path | None:
     for _, path in reversed(_steps(directory)):
         fault = _fault(path)
         if fault is None:
-            for words in damaged:
-                log(f"{words}; resuming from {path.name}.")
+            for message in damaged:
+                log(f"{message}; resuming from {path.name}.")
             return path
         damaged.append(f"checkpoint {path} is damaged ({fault})")
     if damaged:
-        raise CheckpointError(f"{damaged[0]} and there is no other; remove {directory.parent} to train it again.")
+        raise CheckpointError(f"{damaged[0]} and no other is intact; remove {directory.parent} to train it again.")
     return None
 
 
@@ -192,17 +192,19 @@ def _read_state(path: Path) -> tuple[int, ModelConfig]:
 
 
 def _load(path: Path, name: str, held: dict[str, Tensor]) -> None:
-    """Copy every tensor of a file into the one of the same name in `held`; raises CheckpointError unless they agree."""
+    """Copy the tensors of a file to those of `held` by name; raises CheckpointError if names or shapes differ."""
     tensors = _read(path, name)
     for key in sorted(held.keys() ^ tensors.keys()):
         here, there = ("model", "checkpoint") if key in held else ("checkpoint", "model")
-        raise CheckpointError(f"checkpoint {path} is of another model: {key} is in the {here} but not in the {there}.")
+        raise CheckpointError(
+            f"checkpoint {path} belongs to another model: {key} is in the {here} but not in the {there}."
+        )
     with torch.no_grad():
         for key, tensor in held.items():
             if tensor.shape != tensors[key].shape:
                 raise CheckpointError(
-                    f"checkpoint {path} is of another model: {key} is {tuple(tensors[key].shape)} there and "
-                    f"{tuple(tensor.shape)} here."
+                    f"checkpoint {path} belongs to another model: {key} has shape {tuple(tensors[key].shape)} in the "
+                    f"checkpoint and {tuple(tensor.shape)} in the model."
                 )
             tensor.copy_(tensors[key])
 
@@ -214,7 +216,7 @@ def _load_weights(path: Path, model: LanguageModel) -> None:
 def restore(
     path: Path, model: LanguageModel, optimiser: torch.optim.Optimizer, average: WeightAverage | None = None
 ) -> int:
-    """Load weights, optimiser state and averages; return the number of steps done. Raises CheckpointError."""
+    """Load weights, optimiser state and averages, and return the step; raises CheckpointError if that fails."""
     _load_weights(path, model)
     if average is not None:
         _load(path, "average.safetensors", average.values)
@@ -231,7 +233,7 @@ def restore(
 def _newest(directory: Path) -> Path:
     path = latest(directory)
     if path is None:
-        raise CheckpointError(f"{directory} holds no checkpoint; give the directory of a run that has trained.")
+        raise CheckpointError(f"{directory} has no checkpoint; give the directory of a trained run.")
     fault = _fault(path)
     if fault is not None:
         earlier = [found for _, found in _steps(directory)][-2:-1]
@@ -241,21 +243,21 @@ def _newest(directory: Path) -> Path:
 
 
 def stored_config(directory: Path) -> ModelConfig:
-    """Return what the model of the newest checkpoint under `directory` is made of; raises CheckpointError."""
+    """Return the model configuration of the newest checkpoint in `directory`; raises CheckpointError if damaged."""
     return _read_state(_newest(directory))[1]
 
 
 def load_model(directory: Path) -> LanguageModel:
-    """Return the model of the newest checkpoint under `directory`, on the CPU, with the weights that were evaluated.
+    """Return the model of the newest checkpoint in `directory`, on the CPU, with averaged weights if there are any.
 
     Raises:
-        CheckpointError: there is none, or it is damaged.
+        CheckpointError: there is no checkpoint, or it is damaged.
     """
     return _load_evaluated(_newest(directory))
 
 
 def load_stored(path: Path) -> LanguageModel:
-    """Return the model of one checkpoint or of stored weights, on the CPU, with the weights that were evaluated.
+    """Return the model of a checkpoint or of stored weights, on the CPU, with averaged weights if there are any.
 
     Raises:
         CheckpointError: it is damaged.

@@ -1,4 +1,4 @@
-"""The options of training."""
+"""The section `train` of a study, and the steps at which a run evaluates and saves."""
 
 import math
 from fractions import Fraction
@@ -13,7 +13,7 @@ Beta = Annotated[Number, Field(ge=0, lt=1)]
 PositiveNumber = Annotated[Number, Field(gt=0)]
 
 
-#: A learning rate or several, told apart before they are checked: each has errors of its own.
+#: A learning rate or a list of them, distinguished before validation so that each has clear error messages.
 Rates = Annotated[
     Annotated[PositiveNumber, Tag("[number]")] | Annotated[tuple[PositiveNumber, ...], Tag("[list]")],
     Discriminator(lambda value: "[list]" if isinstance(value, list | tuple) else "[number]"),
@@ -30,7 +30,7 @@ Keep = Annotated[Literal["last", "all"] | int, BeforeValidator(_keep)]
 
 
 class TrainSection(BaseModel):
-    """How runs train. Defaults follow the first paper (appendix A); what it leaves open is marked *our choice*."""
+    """How runs train. Defaults follow arXiv 2505.18522, appendix A; those it does not give are marked *our choice*."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -38,63 +38,63 @@ class TrainSection(BaseModel):
         None, ge=1, description="training tokens, rounded up to whole batches; required unless epochs is given"
     )
     epochs: Count | None = Field(
-        None, ge=1, le=2**30, description="of a task: how often each training example is seen, instead of tokens"
+        None, ge=1, le=2**30, description="for tasks: passes over the training examples, instead of tokens"
     )
     batch: Count = Field(256, ge=1, le=2**20, description="sequences per optimiser step, over all devices")
     micro_batch: Count | None = Field(
         None,
         ge=1,
-        description="sequences per forward pass and device; all of a device's share when not given",
+        description="sequences per forward pass and device (default: all sequences of the device)",
     )
     lr: Rates = Field(
         2e-4,
-        description="peak learning rate; a list is a sweep: every rate with the first seed, then the best of each "
-        "architecture by its held-out loss on the training domains",
+        description="peak learning rate; a list is a sweep: every rate with the first seed, then for each architecture "
+        "the rate with the lowest held-out loss on the training domains",
     )
     final_lr: Number = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak")
     warmup: Count = Field(2500, ge=0, description="steps of linear warm-up; at most a tenth of the run")
     schedule: Literal["linear", "cosine", "constant"] = Field(
-        "linear", description="linear, cosine or constant (none): decay after the warm-up"
+        "linear", description="decay after the warm-up: linear, cosine or constant (no decay)"
     )
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="decay rates of Adam's moments")
     eps: Number = Field(1e-8, gt=0, description="Adam's epsilon, the same for all architectures")
-    weight_decay: Number = Field(0.1, ge=0, description="decoupled, on matrices (our choice)")
-    clip: Number = Field(1.0, gt=0, description="largest gradient norm (our choice), or value, see clip_by")
+    weight_decay: Number = Field(0.1, ge=0, description="decoupled weight decay, on matrices (our choice)")
+    clip: Number = Field(1.0, gt=0, description="maximum gradient norm (our choice), or value, see clip_by")
     clip_by: Literal["norm", "value"] = Field(
-        "norm", description="what clip limits: the norm of all gradients together, or the value of each"
+        "norm", description="whether clip limits the norm of all gradients together, or the value of each"
     )
     precision: Literal["auto", "bf16", "fp32"] = Field(
-        "auto", description="of the products; master weights are fp32. auto: bf16 on a GPU, else fp32"
+        "auto", description="precision of matrix products, auto: bf16 on a GPU, else fp32; weights are fp32"
     )
     eval_every: Count | None = Field(
-        None, ge=1, description="tokens between evaluations; a twentieth of the run when not given"
+        None, ge=1, description="tokens between evaluations (default: a twentieth of the run)"
     )
     checkpoint_every: Count | None = Field(
         None,
         ge=1,
-        description="tokens between checkpoints; when not given before every evaluation and every ten minutes",
+        description="tokens between checkpoints (default: before every evaluation and every ten minutes)",
     )
     keep: Keep = Field(
         "last",
-        description="evaluation points whose weights stay in DIR/runs/RUN/weights, for `basecap eval`: last, all, or a "
-        "number N for every N-th and the last",
+        description="evaluation points whose weights are kept in DIR/runs/RUN/weights for `basecap eval`: last, all, "
+        "or a number N for every N-th and the last",
     )
     average: Number | None = Field(
         None,
         gt=0,
         le=0.25,
-        description="evaluate a running average of the weights (arXiv 2312.02696): its width, as a share of the steps "
-        "so far, such as 0.05; the weights themselves when not given",
+        description="width of a running average of the weights to evaluate (arXiv 2312.02696), as a share of the steps "
+        "so far, such as 0.05 (default: no average)",
     )
     stop_at: Number | None = Field(
         None,
         gt=0,
         le=1,
-        description="of a task: end a run at the first evaluation point where its validation accuracy, the mean over "
-        "cells, is at least this, such as 0.99",
+        description="for tasks: end a run at the first evaluation point with at least this validation accuracy, the "
+        "mean over cells, such as 0.99",
     )
     checkpointing: bool = Field(False, description="recompute activations in the backward pass")
-    compile: bool | None = Field(None, description="torch.compile; on a GPU when not given")
+    compile: bool | None = Field(None, description="use torch.compile (default: on a GPU only)")
 
     @field_validator("lr")
     @classmethod
@@ -102,7 +102,7 @@ class TrainSection(BaseModel):
         if not isinstance(value, tuple):
             return value
         if not value:
-            raise ValueError("is a sweep without values; give one learning rate or several")
+            raise ValueError("is an empty list; give one learning rate or several")
         if len(set(value)) < len(value):
             raise ValueError("a rate is named twice; remove one")
         return value if len(value) > 1 else value[0]
@@ -113,20 +113,23 @@ class TrainSection(BaseModel):
         return self
 
     def forward_batch(self, world: int) -> int:
-        """Return the sequences of one forward pass in each of `world` processes; ConfigError unless they divide."""
+        """Return the sequences of a forward pass in each of `world` processes.
+
+        Raises ConfigError if `batch` is not divisible by `world`, or a process's share by `micro_batch`.
+        """
         share, left = divmod(self.batch, world)
         if left:
-            raise ConfigError(f"train.batch = {self.batch} does not divide among {world} processes; change it.")
+            raise ConfigError(f"train.batch = {self.batch} is not divisible by the {world} processes; change it.")
         size = self.micro_batch or share
         if share % size:
             raise ConfigError(
-                f"train.micro_batch = {size} does not divide each process's {share} sequences; choose a divisor."
+                f"train.micro_batch = {size} is not a divisor of the {share} sequences of each process; choose one."
             )
         return size
 
     @property
     def sweep(self) -> tuple[float, ...]:
-        """The learning rates to choose from, none where there is one."""
+        """The learning rates of a sweep, empty without a sweep."""
         return self.lr if isinstance(self.lr, tuple) else ()
 
 
@@ -137,12 +140,12 @@ class TrainConfig(TrainSection):
     lr: Number = Field(2e-4, gt=0, description="peak learning rate")
 
 
-#: Evaluation points of a run that does not set `eval_every`, evenly spread: enough that half of them show a curve.
+#: Number of evenly spaced evaluation points of a run without `eval_every`: half of them are enough for a curve.
 EVALUATIONS = 20
 
 
 class Timetable:
-    """A run in steps: how many there are, and after which ones it evaluates and saves."""
+    """The steps of a run, and those after which it evaluates, saves and keeps weights."""
 
     def __init__(self, config: TrainConfig, length: int):
         """Take the options and the tokens of the longest training sequence."""
@@ -153,7 +156,7 @@ class Timetable:
         self._checkpoint = self._interval(config.checkpoint_every or config.eval_every)
 
     def _interval(self, tokens: int | None) -> Fraction:
-        """Return every how many steps something happens; a share of the run need not be whole steps."""
+        """Return an interval in steps; for a share of the run it need not be an integer."""
         if tokens is None:
             return Fraction(self.steps, EVALUATIONS)
         return Fraction(max(1, round(tokens / self.step_tokens)))
@@ -167,7 +170,7 @@ class Timetable:
         return self._due(done, self._checkpoint)
 
     def keeps(self, done: int) -> bool:
-        """Whether the weights after `done` steps stay."""
+        """Whether the weights after `done` steps are kept."""
         if done == self.steps:
             return True
         if self._keep == "last" or not self.evaluates(done):
@@ -183,7 +186,7 @@ class Timetable:
 
     @property
     def kept(self) -> int:
-        """At how many evaluation points the weights stay."""
+        """Number of evaluation points whose weights are kept."""
         if self._keep == "last":
             return 1
         every, interval = 1 if self._keep == "all" else self._keep, max(Fraction(1), self._evaluation)
@@ -195,11 +198,11 @@ class Timetable:
 
     @property
     def evaluations(self) -> int:
-        """How often the model is evaluated."""
+        """Number of evaluations."""
         return self.evaluations_after(0.0)
 
     def evaluations_after(self, share: float) -> int:
-        """Return how often the model is evaluated once more than `share` of the steps is done; `share` is below 1."""
+        """Return the number of evaluations after more than `share` of the steps; `share` is below 1."""
         before = math.floor(share * self.steps)
         interval = max(Fraction(1), self._evaluation)
         return 1 + (self.steps - 1) // interval - before // interval

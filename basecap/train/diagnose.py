@@ -1,4 +1,4 @@
-"""Where a loss stopped being finite."""
+"""Finds the module that makes a loss infinite or NaN."""
 
 import torch
 from torch import Tensor, nn
@@ -9,9 +9,9 @@ from basecap.models.blocks import Block, total
 def first_bad_module(
     model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor, segments_BT: Tensor | None = None
 ) -> str | None:
-    """Say in words which parameter or module is the first, in the order of computation, to hold NaN or infinity.
+    """Return the first parameter or module, in the order of computation, with NaN or infinity, such as "module head".
 
-    None where a forward pass over these tokens holds neither.
+    Returns None if a forward pass over these tokens has neither.
     """
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():

@@ -1,4 +1,4 @@
-"""The processes that train one model together, one per device."""
+"""Communication between the processes that train one model, one per device."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -15,23 +15,23 @@ from basecap.errors import BasecapError, TrainingError, describe_error
 
 T = TypeVar("T")
 
-#: How long a process waits for the others. The leader prepares text and measures what is not shared, for hours; the
-#: defaults (10 minutes for NCCL, 30 for gloo) would end the study. Where a process dies, `torchrun` ends the others.
+#: How long a process waits for the others. The leader may prepare text for hours, and the defaults (10 minutes for
+#: NCCL, 30 for gloo) would end the study. If a process dies, `torchrun` ends the others.
 COLLECTIVE_TIMEOUT = timedelta(days=7)
 
 
 class SharedError(TrainingError):
-    """What failed in one process, raised alike in all of them; its cause is known where it failed."""
+    """An error of one process, raised in all of them; its cause is only set in the process that failed."""
 
 
 def error_sentence(error: Exception) -> str:
-    """Return an error in one line, with its class unless it is a BasecapError."""
+    """Return an error as one line, with its class unless it is a BasecapError."""
     return str(error) if isinstance(error, BasecapError) else describe_error(error)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """This process's rank among those that train one model."""
+    """The rank of this process among those that train one model."""
 
     rank: int = 0
     world: int = 1
@@ -42,7 +42,7 @@ class Processes:
         return self.rank == 0
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return `model` with its gradients averaged over the processes."""
+        """Wrap `model` so that its gradients are averaged over the processes."""
         return DistributedDataParallel(model) if self.world > 1 else model
 
     def without_sync(self, model: nn.Module, last: bool) -> contextlib.AbstractContextManager:
@@ -62,10 +62,10 @@ class Processes:
         """Call `action` in every process, wait for all, and return the results by rank.
 
         Args:
-            action: communicates with no other process and returns something small.
+            action: must not communicate with other processes, and should return something small.
 
         Raises:
-            SharedError: `action` failed in one of several processes. All raise it, so that none waits for another.
+            SharedError: `action` failed in one of several processes. All raise it, so that none waits forever.
         """
         if self.world == 1:
             return [action()]
@@ -81,24 +81,24 @@ class Processes:
                 if failed is not None:
                     raise SharedError(failed) from failure
         finally:
-            failure = None  # its trace holds this frame: the circle would keep the tensors of a failed run alive
+            failure = None  # breaks the reference cycle through the traceback, which would keep tensors alive
         return [found for _, found in outcomes]
 
     def run_on_leader(self, action: Callable[[], T]) -> T:
-        """Call `action` in the leading process while the others wait; return its result, something small, everywhere.
+        """Call `action` in the leader while the others wait; return its (small) result in all processes.
 
         Raises:
-            SharedError: it failed in one of several processes; all raise it.
+            SharedError: `action` failed and there are several processes; all raise it.
         """
         return cast(T, self.run_on_all(action if self.is_leader else lambda: None)[0])
 
 
 @contextlib.contextmanager
 def processes(device: torch.device) -> Iterator[Processes]:
-    """Join the group that `torchrun` started, if it started this process; yields this process's rank in it.
+    """Join the process group if `torchrun` started this process; yields the rank of this process.
 
-    A process that fails does not destroy the group: that would wait for processes that wait for this one. It exits,
-    and `torchrun` stops the others.
+    A process that fails does not destroy the group, because that would wait for processes that wait for this one. It
+    exits, and `torchrun` stops the others.
     """
     if not dist.is_torchelastic_launched():
         yield Processes()

@@ -1,6 +1,6 @@
-"""SIGINT and SIGTERM ask a run to stop: it finishes its step, writes a checkpoint and ends with `Interrupted`.
+"""On SIGINT and SIGTERM a run finishes its step, writes a checkpoint and raises `Interrupted`.
 
-Handlers belong to the whole process, so their state does too. Outside `deferred` a signal raises at once.
+Signal handlers are global to the process, so their state is too. Outside `deferred` a signal raises at once.
 """
 
 import contextlib
@@ -15,9 +15,9 @@ from typing import Any
 from basecap.errors import Interrupted
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-#: Seconds after a signal from which on another one ends the process at once. Launchers pass on to their processes what
-#: the terminal or the scheduler has sent to these as well: sooner it is the same request.
-AGAIN = 1.0
+#: Seconds after which another signal ends the process at once. A terminal or scheduler signals both a launcher and its
+#: processes, and the launcher forwards the signal: an earlier one is the same request.
+SECOND_SIGNAL_AFTER = 1.0
 
 
 class _State:
@@ -27,21 +27,21 @@ class _State:
 
 
 def install(deferring: bool = False) -> dict[signal.Signals, Any]:
-    """Handle both signals from now on, except where they are ignored (`nohup`); return the handlers before.
+    """Handle both signals from now on, except those that are ignored (`nohup`); return the previous handlers.
 
     Args:
-        deferring: let them set `requested` only, until told otherwise.
+        deferring: whether signals only set `requested`, outside `immediate`.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
     _State.number, _State.deferring = None, deferring
-    heeded = [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
-    return {number: signal.signal(number, _handle) for number in heeded}
+    handled = [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    return {number: signal.signal(number, _handle) for number in handled}
 
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """Handle both signals for a while; see `install`."""
+    """Handle both signals within the context; see `install`."""
     before = install()
     try:
         yield
@@ -55,19 +55,19 @@ def _handle(number: int, frame: FrameType | None) -> None:
         _State.number, _State.since = number, time.monotonic()
         if not _State.deferring:
             raise Interrupted(number)
-    elif time.monotonic() - _State.since >= AGAIN:
+    elif time.monotonic() - _State.since >= SECOND_SIGNAL_AFTER:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
 
 def requested() -> int | None:
-    """Return the signal that asked this process to stop, None when none has."""
+    """Return the signal that asked this process to stop, None if there was none."""
     return _State.number
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Let signals set `requested` only; raises Interrupted at the end when one has come and nothing else was raised."""
+    """Let signals only set `requested`; raises Interrupted at the end if there was one and no other error."""
     before, _State.deferring = _State.deferring, True
     try:
         yield
@@ -78,7 +78,7 @@ def deferred() -> Iterator[None]:
 
 @contextlib.contextmanager
 def immediate() -> Iterator[None]:
-    """Let a signal raise Interrupted at once within `deferred`, also one that has come before."""
+    """Within `deferred`, let a signal raise Interrupted at once, also one that came before."""
     before, _State.deferring = _State.deferring, False
     try:
         _raise_if_requested()

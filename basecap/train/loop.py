@@ -1,10 +1,10 @@
-"""The training loop. It knows tokens, loss and optimiser groups, nothing of architectures.
+"""The training loop. It handles tokens, loss and optimiser groups, and is the same for all architectures.
 
-One step: take the batch that (seed, step) determines, accumulate gradients over micro-batches, refuse a loss that is
-not finite, clip, update, record. After the steps that the timetable names it writes a checkpoint and hands the model,
-in evaluation mode and with averaged weights where `train.average` is set, to the evaluations it was given. The
-checkpoint comes first, so that no step is trained again because an evaluation was interrupted: a resume forgets what
-was recorded after its checkpoint, evaluates that one where it should be, and trains on from there.
+One step: get the batch of (seed, step), accumulate gradients over micro-batches, raise an error for a loss that is not
+finite, clip, update, record. After the steps of the timetable the loop writes a checkpoint and passes the model, in
+evaluation mode and with averaged weights if `train.average` is set, to the evaluations. The checkpoint is written
+first, so that no step is trained again when an evaluation is interrupted: a resumed run discards everything recorded
+after its checkpoint, evaluates the checkpoint if that is due, and continues training.
 """
 
 import contextlib
@@ -37,18 +37,18 @@ from basecap.train.schedule import learning_rate, warmup_steps
 
 T = TypeVar("T")
 
-#: Called in every process with the model and the numbers of steps and tokens done; appends its own records and returns
-#: whether the run ends there, alike in all processes. What it raises, in one of several processes, it raises in all of
-#: them: see `run_interruptible`.
+#: Called in every process with the model, the number of steps and the number of tokens so far. It appends its records
+#: and returns whether the run ends here, the same value in all processes. An error in one process is raised in all, see
+#: `run_interruptible`.
 Evaluate = Callable[[LanguageModel, int, int], bool | None]
 
 
-#: Seconds after which a checkpoint is due, where the study does not say how often.
+#: Seconds between checkpoints if the study does not set `train.checkpoint_every`.
 CHECKPOINT_SECONDS = 600.0
 
 
 def resolve(precision: str, device: torch.device) -> Literal["bf16", "fp32"]:
-    """Return the precision that "auto" means on a device, bf16 on a GPU and fp32 on a CPU, and any other as it is."""
+    """Return the precision to use: for "auto" bf16 on a GPU and fp32 on a CPU, otherwise the given one."""
     return "bf16" if precision == "bf16" or (precision == "auto" and device.type == "cuda") else "fp32"
 
 
@@ -66,12 +66,12 @@ class DevicePlacement:
         return cls(device=device, processes=processes, bf16=resolve(precision, device) == "bf16")
 
     def autocast(self) -> contextlib.AbstractContextManager:
-        """Return the context in which products run in the run's precision."""
+        """Return the autocast context of the run's precision."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
 
 class Step(NamedTuple):
-    """What a step came to: its loss, the next batch, and whether any process wants to stop or wants a checkpoint."""
+    """Result of a step: its loss, the next batch, and whether any process asks to stop or to write a checkpoint."""
 
     loss: float
     following: Batch
@@ -80,7 +80,7 @@ class Step(NamedTuple):
 
 
 class Trainer:
-    """One run: a model, its data, its records."""
+    """Trains one model on its data and writes its records."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Trainer:
         records: RunRecords,
         placement: DevicePlacement,
     ):
-        """Take an initialised model and move it to the device; raises ConfigError for batches that do not divide."""
+        """Move an initialised model to the device; raises ConfigError for batch sizes that are not divisible."""
         self.model = model.to(placement.device)
         self.config = config
         self.seed = seed
@@ -110,25 +110,25 @@ class Trainer:
         self._show: Callable[[str], None] = lambda words: None
 
     def note(self, words: str) -> None:
-        """Show words beside the progress until the next step: what is being evaluated."""
+        """Show a note beside the progress until the next step, such as the current evaluation."""
         self._show(words)
 
     def run(self, label: str, evaluate: Evaluate, log: Callable[[str], None] = lambda line: None) -> int | None:
-        """Train to the end, from the newest checkpoint that is intact if there is one.
+        """Train to the end, from the newest intact checkpoint if there is one.
 
         Returns:
-            After how many steps an evaluation ended the run early; None where none did.
+            The step at which an evaluation ended the run early, None if none did.
 
         Args:
-            label: how the run is called.
+            label: name of the run in progress and messages.
             evaluate: see `Evaluate`.
-            log: takes a sentence, such as where the run resumes.
+            log: called with messages, such as the step at which the run resumes.
 
         Raises:
-            Interrupted: a signal asked this process or another one to stop; a checkpoint was written.
-            TrainingError: a loss that is not finite, and with several processes what fails in one of them while it
-                evaluates, reads or writes; all processes raise it alike. Other errors may be of one process alone.
-            CheckpointError, DataError: files that cannot be read or written, with one process.
+            Interrupted: a signal asked a process to stop; a checkpoint was written.
+            TrainingError: the loss is not finite, or with several processes evaluating, reading or writing failed in
+                one of them. All processes raise it; other errors may occur in one process only.
+            CheckpointError, DataError: files cannot be read or written (with one process).
         """
         done = self._resume(lambda words: log(f"{label}: {words}"))
         tokens = self.timetable.step_tokens
@@ -153,7 +153,7 @@ class Trainer:
         return None
 
     def _evaluate(self, label: str, evaluate: Evaluate, done: int) -> bool:
-        """Evaluate where the timetable says so, return whether that ends the run; Interrupted in all processes."""
+        """Evaluate if that is due and return whether the run ends here; raises Interrupted in all processes."""
         if not self.timetable.evaluates(done):
             return False
         ended = self._measure(evaluate, done)
@@ -164,11 +164,11 @@ class Trainer:
         return ended
 
     def _measure(self, evaluate: Evaluate, done: int) -> bool | None:
-        """Store weights that stay and evaluate; return whether the run ends here, None where a signal cut it short."""
+        """Store weights if due and evaluate; return whether the run ends here, None if a signal interrupted it."""
         group, keeps = self.placement.processes, self.timetable.keeps(done)
         self.model.eval()
         try:
-            # weights change places and are written where no signal raises
+            # no signal raises while weights are swapped or written
             with self.average.applied() if self.average else contextlib.nullcontext():
                 if keeps:
                     group.run_on_leader(lambda: checkpoint.save_weights(self.records.weights, self.model, done))
@@ -184,28 +184,28 @@ class Trainer:
 
     def _stop(self, label: str, done: int) -> NoReturn:
         self._save(done)
-        words = f"{label}: stopped at step {done} of {self.timetable.steps} with a checkpoint"
-        words += "; run the same command again to resume."
-        raise Interrupted(requested() or signal.SIGTERM, words if self.placement.processes.is_leader else "")
+        message = f"{label}: stopped at step {done} of {self.timetable.steps} with a checkpoint"
+        message += "; run the same command again to resume."
+        raise Interrupted(requested() or signal.SIGTERM, message if self.placement.processes.is_leader else "")
 
     def _save(self, done: int) -> None:
-        """Write the checkpoint of `done` steps unless it stands."""
+        """Write the checkpoint after `done` steps unless it exists."""
         if self._saved_step != done:
             self.placement.processes.run_on_leader(lambda: self._write(done))
             self._saved_step, self._saved_time = done, time.monotonic()
 
     def _save_due(self) -> bool:
-        """Whether the leading process wants a checkpoint for the time that has passed since the last one."""
+        """Whether this is the leader and the last checkpoint is too old."""
         waited = time.monotonic() - self._saved_time >= CHECKPOINT_SECONDS
         return waited and self.placement.processes.is_leader and self.config.checkpoint_every is None
 
     def _write(self, done: int) -> None:
         with writing(self.records.path / "metrics.jsonl"):
-            fsync_files(self.records.path)  # nothing that stands before a checkpoint is lost where that is kept
+            fsync_files(self.records.path)  # records must not be lost if the checkpoint survives
         checkpoint.save(self.records.checkpoints, self.model, self.optimiser, done, self.average)
 
     def _progress(self, label: str, total: int) -> contextlib.AbstractContextManager[Callable[..., None]]:
-        """Show progress in the leading process alone."""
+        """Show progress in the leader only."""
         if self.placement.processes.is_leader:
             return progress(label, total=total, unit="tokens")
         return contextlib.nullcontext(lambda amount, note="": None)
@@ -221,7 +221,7 @@ class Trainer:
         if done and group.is_leader:
             log(f"resumed at step {done} of {steps}.")
         elif warmup < steps <= self.config.warmup and group.is_leader:
-            log(f"warms up for {warmup} steps, a tenth of its {steps}, not for {self.config.warmup} (train.warmup).")
+            log(f"warm-up shortened to {warmup} steps, a tenth of the run; train.warmup is {self.config.warmup}.")
         self._saved_step = done
         return done
 
@@ -233,13 +233,13 @@ class Trainer:
         return self.workload.batch(self.seed, step, self.config.batch, rank=group.rank, world=group.world)
 
     def _split(self, batch: Batch) -> Iterator[Batch]:
-        """Yield the micro-batches: as many more rows as there are in the whole batch where sequences are short."""
+        """Yield the micro-batches, which have proportionally more rows if the sequences are short."""
         share = self.config.batch // self.placement.processes.world
         return batch.split(self.micro_batch * len(batch) // share)
 
     def _step(self, step: int, batch: Batch) -> Step:
-        """Update once; the next batch is read while the device works."""
-        began = time.perf_counter()
+        """Run one update; the next batch is read while the device computes."""
+        start = time.perf_counter()
         config, group = self.config, self.placement.processes
         rate = learning_rate(
             step,
@@ -263,7 +263,7 @@ class Trainer:
         if self.average is not None:
             self.average.update(step + 1)
         if group.is_leader:
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - start
             self.records.append_metrics(
                 {
                     "step": step + 1,
@@ -278,10 +278,10 @@ class Trainer:
         return Step(mean_loss, following, stop > 0, save > 0)
 
     def _accumulate(self, batch: Batch) -> Tensor:
-        """Run forward and backward over the micro-batches; return this process's part of the step's loss.
+        """Run forward and backward over the micro-batches; return this process's contribution to the step's loss.
 
-        The mean of the parts over the processes, like that of the gradients, is the mean over all targets of the step,
-        however many each row, micro-batch or process has.
+        The mean of the contributions over the processes, like that of the gradients, is the mean over all targets of
+        the step, regardless of their distribution over rows, micro-batches and processes.
         """
         group, device = self.placement.processes, self.placement.device
         counts = [int((part.targets >= 0).sum()) for part in self._split(batch)]
@@ -296,7 +296,7 @@ class Trainer:
         return total
 
     def _refuse(self, step: int, batch: Batch, what: Literal["loss", "gradients"]) -> None:
-        """Raise TrainingError, alike in all processes, that names what is first bad in any of them."""
+        """Raise TrainingError in all processes; it names the first bad parameter or module of any of them."""
         found = self.placement.processes.run_on_all(lambda: self._first_bad(batch))
         bad = [(rank, where) for rank, where in enumerate(found) if where is not None]
         if bad:
@@ -304,16 +304,16 @@ class Trainer:
             where += f" in process {rank}" if len(found) > 1 else ""
         elif what == "gradients":
             where = "the backward pass"
-        else:  # such as compiled code that computes otherwise, or a module that changes as it is called
+        else:  # for example compiled code that computes differently, or a module with hidden state
             every = "any module of any process" if len(found) > 1 else "any module"
             where = f"not found in {every} when the forward passes of this step are repeated"
         raise TrainingError(
             f"the {what} stopped being finite at step {step + 1}; first bad: {where}. "
-            "Lower train.lr or mend that module."
+            "Lower train.lr or fix that module."
         )
 
     def _first_bad(self, batch: Batch) -> str | None:
-        """Look at all sequences of this process, in the pieces that were computed; None where none of them is bad."""
+        """Return the first bad parameter or module for the sequences of this process, None if there is none."""
         for part in self._split(batch.to(self.placement.device)):
             with self.placement.autocast():
                 where = first_bad_module(self.model, *part.parts)
@@ -323,23 +323,23 @@ class Trainer:
 
 
 def run_interruptible(group: Processes, action: Callable[[], T]) -> list[T]:
-    """Act in every process, which a signal to any of them cuts short, and return what each returned, by rank.
+    """Call `action` in every process, interruptible by a signal to any of them, and return the results by rank.
 
     Raises:
-        Interrupted: a signal came; with several processes, in all of them.
-        SharedError: `action` failed in one of several processes, in all of them.
+        Interrupted: a process received a signal; raised in all processes.
+        SharedError: `action` failed in one of several processes; raised in all of them.
     """
     if group.world == 1:
         return [action()]
 
-    def cut() -> tuple[bool, T | None]:
+    def interruptible() -> tuple[bool, T | None]:
         try:
             with immediate():
                 return False, action()
         except Interrupted:
             return True, None
 
-    outcomes = group.run_on_all(cut)
+    outcomes = group.run_on_all(interruptible)
     if any(stopped for stopped, _ in outcomes):
         raise Interrupted(requested() or signal.SIGTERM)
     return [cast(T, found) for _, found in outcomes]

@@ -1,4 +1,4 @@
-"""AdamW with one parameter group per (learning-rate factor, decay) that the recipes ask for."""
+"""AdamW with one parameter group per (learning-rate factor, weight decay) of the recipes."""
 
 import math
 from collections import defaultdict
@@ -12,7 +12,7 @@ from basecap.train.config import TrainConfig
 
 
 def build_optimiser(model: nn.Module, recipes: Mapping[str, ParameterRecipe], config: TrainConfig) -> torch.optim.AdamW:
-    """Return the optimiser; each group holds `factor`, by which `set_learning_rate` multiplies the rate."""
+    """Return the optimiser; each group has a `factor`, by which `set_learning_rate` multiplies the rate."""
     groups: dict[tuple[float, bool], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in model.named_parameters():
         groups[recipes[name].lr, recipes[name].decay].append(parameter)
@@ -29,7 +29,7 @@ def build_optimiser(model: nn.Module, recipes: Mapping[str, ParameterRecipe], co
 
 
 def clip_gradients(model: nn.Module, config: TrainConfig) -> Tensor:
-    """Limit the gradients as `clip` and `clip_by` say; return their norm before that, a scalar."""
+    """Clip the gradients in place (`clip`, `clip_by`); return their norm before clipping, a scalar."""
     parameters = list(model.parameters())
     by_norm = config.clip_by == "norm"
     norm = nn.utils.clip_grad_norm_(parameters, config.clip if by_norm else math.inf)

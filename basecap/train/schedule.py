@@ -5,7 +5,7 @@ from typing import Literal
 
 
 def warmup_steps(asked: int, steps: int) -> int:
-    """Return the warm-up of a run of `steps` steps: what was asked for, a tenth of the run at most."""
+    """Return the warm-up steps of a run of `steps` steps: `asked`, but at most a tenth of the run."""
     return min(asked, steps // 10)
 
 
@@ -20,7 +20,7 @@ def learning_rate(
 ) -> float:
     """Return the rate of update `step` (from 0) of `steps`: linear warm-up to `peak`, then decay to `final * peak`.
 
-    A warm-up longer than a tenth of the run is cut to that, so that short runs train too.
+    A warm-up longer than a tenth of the run is shortened to that, so that short runs train too.
     """
     warmup = warmup_steps(warmup, steps)
     if step < warmup:

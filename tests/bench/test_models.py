@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from basecap.bench import models, peers
+from basecap.bench.contenders import named
 from basecap.bench.models import run
 from basecap.cli import app
 from basecap.errors import ConfigError
@@ -17,11 +18,13 @@ from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 
 NAMES = ["transformer++", "transformer++ window"]
+MODELS = {name: model_config(name, hidden=32, vocab=64, layers=1, max_length=16) for name in NAMES}
+FIRST = {NAMES[0]: MODELS[NAMES[0]]}
 TINY = {"device": torch.device("cpu"), "setting": models.Setting(hidden=32, vocab=64, length=16, batch=2, steps=3)}
 
 
 def test_rows_agree_with_their_setting():
-    found = run(NAMES, **TINY)
+    found = run(MODELS, **TINY)
     assert [row["architecture"] for row in found["rows"]] == NAMES
     for row in found["rows"]:
         assert row["tokens_per_s"] == pytest.approx(2 * 16 * 1e3 / row["ms_per_step"])
@@ -42,17 +45,16 @@ def test_the_operations_of_a_transformer_as_palm_counts_them():
 
 def test_utilisation_is_relative_to_the_device(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(models, "describe", lambda device: {"device": "NVIDIA H200"})
-    (row,) = run(["transformer++"], **TINY)["rows"]
+    (row,) = run(FIRST, **TINY)["rows"]
     assert row["mfu"] == pytest.approx(row["tflops"] / 989)
     assert row["mfu"] < row["mfu_palm"] < 2 * row["mfu"]
 
 
 def test_an_architecture_in_another_body():
-    (own, other) = run(["transformer++", "transformer++ in rwkv-7"], **TINY)["rows"]
-    assert other["architecture"] == "transformer++ in rwkv-7"
-    assert other["parameters"] != own["parameters"] and other["tokens_per_s"] > 0
+    own, other = named(["transformer++", "transformer++ in rwkv-7"], hidden=32, vocab=64, length=16).values()
+    assert (own.backbone, other.backbone) == ("transformer++", "rwkv-7") and own.layers == other.layers
     with pytest.raises(ConfigError, match="did you mean 'rwkv-7'"):
-        run(["transformer++ in rwkw-7"], **TINY)
+        named(["transformer++ in rwkw-7"], hidden=32, vocab=64, length=16)
 
 
 @pytest.mark.parametrize("broken", NAMES)
@@ -73,22 +75,17 @@ def test_a_failure_costs_one_row(broken: str, error: Exception, note: str, monke
         return own(config, setting, device)
 
     monkeypatch.setattr(models, "_own", fail)
-    rows = {row["architecture"]: row for row in run(NAMES, **TINY)["rows"]}
+    rows = {row["architecture"]: row for row in run(MODELS, **TINY)["rows"]}
     assert rows[broken]["note"].startswith(note)
     assert "tokens_per_s" not in rows[broken]
     assert [name for name in NAMES if "tokens_per_s" in rows[name]] == [name for name in NAMES if name != broken]
 
 
-def test_an_unknown_name_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(models, "_own", lambda *x: pytest.fail("something ran"))
+def test_names_and_sizes_that_cannot_be_built_are_refused():
     with pytest.raises(ConfigError, match="did you mean"):
-        run(["transformer++", "transformer+"], **TINY)
-
-
-def test_a_size_that_cannot_be_built_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(models, "_own", lambda *x: pytest.fail("something ran"))
+        named(["transformer++", "transformer+"], hidden=32, vocab=64, length=16)
     with pytest.raises(ConfigError, match=r"architecture 'transformer\+\+' at width 65: RoPE needs an even head size"):
-        run(NAMES, device=torch.device("cpu"), setting=models.Setting(hidden=65))
+        named(NAMES, hidden=65, vocab=64, length=16)
 
 
 @pytest.mark.parametrize("option", ["--hidden=0", "--length=0", "--batch=-2"])
@@ -120,13 +117,13 @@ def test_an_interrupted_run_keeps_its_rows(monkeypatch: pytest.MonkeyPatch, tmp_
     uses = [part for name in NAMES for part in ("--use", name)]
     result = CliRunner().invoke(app, ["bench", "models", *uses, "--device", "cpu", "--json", str(file)])
     assert result.exit_code == 130
-    assert "measured so far" in result.output
+    assert "measurements that finished" in result.output
     assert [row["architecture"] for row in json.loads(file.read_text())["rows"]] == NAMES[:1]
 
 
 def test_every_row_is_kept_as_soon_as_it_is_measured():
     sizes = []
-    run(NAMES, **TINY, keep=lambda found: sizes.append((len(found["rows"]), found["complete"])))
+    run(MODELS, **TINY, keep=lambda found: sizes.append((len(found["rows"]), found["complete"])))
     assert sizes == [(1, False), (2, False)]
 
 
@@ -173,7 +170,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("library")
 def test_peers_follow_in_the_same_run():
-    rows = run(NAMES[:1], **TINY, peer=True)["rows"]
+    rows = run(FIRST, **TINY, peer=True)["rows"]
     assert [row["architecture"] for row in rows[1:]] == [f"fla {peer.stem}ForCausalLM" for peer in peers.PEERS]
     assert rows[1]["note"] == "cannot run: Please install Flash Attention first"
     assert rows[1]["relative to transformer++"] is None
@@ -195,4 +192,4 @@ def test_a_peer_gets_the_width_of_the_table(peer: peers.Peer):
 def test_peers_without_their_package_are_refused(missing: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None if name == missing else name)
     with pytest.raises(ConfigError, match=r"package flash-linear-attention.*basecap\[gpu\]"):
-        run(NAMES[:1], **TINY, peer=True)
+        run(FIRST, **TINY, peer=True)

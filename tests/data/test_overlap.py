@@ -79,5 +79,7 @@ def test_held_out_text_that_is_all_training_text_is_refused(tmp_path):
         records = [{"text": text, "meta": {"redpajama_set_name": "RedPajamaC4"}} for text in texts]
         write_lines(tmp_path / split / "1.jsonl", records)
     config = DataConfig(source="slimpajama", path=str(tmp_path), tokenizer="bytes", seq_len=32, train=["c4"])
-    with pytest.raises(DataError, match=r"no test documents that do not stand in the training text; raise data\.overl"):
+    with pytest.raises(
+        DataError, match=r"no test documents that do not also occur in the training text; raise data\.overl"
+    ):
         prepare(config, tmp_path / "cache")

@@ -210,7 +210,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(options, tmp_path):
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (24_000, hard))  # held-out shards fit, training shards do not
     try:
-        with pytest.raises(DataError, match=r"the disk is full; make room .*finished shards are kept"):
+        with pytest.raises(DataError, match=r"the disk is full; free disk space .*Finished shards are kept"):
             prepare(DataConfig(**options), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
@@ -222,7 +222,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(options, tmp_path):
 
 def test_a_cache_that_cannot_be_made_is_refused(options, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"could not be prepared in .*: .*; mend that or set data\.cache"):
+    with pytest.raises(DataError, match=r"could not be prepared in .*: .*; fix that or set data\.cache"):
         prepare(DataConfig(**options), tmp_path / "file" / "cache")
 
 
@@ -233,7 +233,7 @@ def test_damaged_text_is_named_wherever_it_is_read(options, tmp_path, workers: i
     for path in (tmp_path / "copy").rglob("*.zst"):
         path.write_bytes(path.read_bytes()[:-10])
     config = DataConfig(**{**options, "path": str(tmp_path / "copy"), "workers": workers, "tokenizer": tokenizer})
-    with pytest.raises(DataError, match=r"example_\w+\.jsonl\.zst breaks off in the middle"):
+    with pytest.raises(DataError, match=r"example_\w+\.jsonl\.zst is incomplete"):
         prepare(config, tmp_path / "cache")
 
 
@@ -260,7 +260,7 @@ class Numbers(Source):
     config = DataConfig(source="test-numbers", tokenizer="bytes", seq_len=8, train=["numbers"], workers=2)
     documents = prepare(config, tmp_path / "cache").documents("test", "numbers")
     assert len({tuple(documents.tokens(index)) for index in range(len(documents))}) == 4
-    with pytest.raises(DataError, match=r"was killed.*set data\.workers"):
+    with pytest.raises(DataError, match=r"was killed.*lower data\.workers"):
         prepare(config.model_copy(update={"path": "kill"}), tmp_path / "cache")
 
 
@@ -327,7 +327,7 @@ def test_a_shard_that_cannot_be_read_is_not_called_damaged(options, tmp_path, mo
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("basecap.data.shards.file_digest", forbidden)
-    with pytest.raises(DataError, match=r"Permission denied .*tokens\.npy.; mend that") as caught:
+    with pytest.raises(DataError, match=r"Permission denied .*tokens\.npy.; fix that") as caught:
         prepare(DataConfig(**options), tmp_path / "cache")
     assert "delete" not in str(caught.value)
 

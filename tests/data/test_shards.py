@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from basecap.data.hashes import text_number
-from basecap.data.shards import LEAST_DOCUMENTS, Group, Shard, select, token_counts, write_shard
+from basecap.data.shards import MIN_DOCUMENTS, Group, Shard, select, token_counts, write_shard
 from basecap.data.sources import Document
 from basecap.data.tokenizer import Tokenizer, byte_tokenizer
 from basecap.errors import DataError
@@ -56,7 +56,7 @@ def test_a_limit_keeps_the_same_documents_however_they_are_cut(tmp_path_factory,
     kept, total = [], 0
     for text in sorted(texts, key=text_number):
         size = len(text.encode()) + 1
-        if size * LEAST_DOCUMENTS > limit:
+        if size * MIN_DOCUMENTS > limit:
             continue
         total += size
         if total > limit:

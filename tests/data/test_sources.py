@@ -43,7 +43,7 @@ def test_automathtext_stands_beside_slimpajama(slimpajama, tmp_path):
     for split in ("train", "validation", "test"):
         (tmp_path / split).symlink_to(slimpajama / split)
     options = {"source": "slimpajama", "path": str(tmp_path), "train": ["c4"], "ood": ["automathtext"]}
-    assert "automathtext holds no .jsonl or .jsonl.zst file; put AutoMathText there" in refused(**options)
+    assert "automathtext has no .jsonl or .jsonl.zst file; put AutoMathText there" in refused(**options)
     assert "is read from a directory; give data.path instead" in refused(**{**options, "path": None, "hub": "a/b"})
     write_lines(tmp_path / "automathtext" / "data" / "web" / "1.jsonl", [{"text": f"proof {n}"} for n in range(20)])
     found = [document for document in documents(**options) if document.domain == "automathtext"]
@@ -195,10 +195,12 @@ def test_unknown_names_are_refused(slimpajama, tmp_path):
     assert "did you mean 'notes'" in refused(source="text", path=str(tmp_path), train=["note"])
     write_lines(tmp_path / "notes" / "1.jsonl", [{"text": "a"}])
     assert "did you mean 'notes'" in refused(source="jsonl", path=str(tmp_path), train=["note"])
-    assert "source 'installed' reads no data.path; remove it" in refused(source="installed", path="a", train=["prose"])
-    assert "source 'text' reads no data.hub; remove it" in refused(source="text", hub="a", train=["notes"])
+    assert "source 'installed' does not use data.path; remove it" in refused(
+        source="installed", path="a", train=["prose"]
+    )
+    assert "source 'text' does not use data.hub; remove it" in refused(source="text", hub="a", train=["notes"])
     assert "named twice" in refused(source="slimpajama", train=["c4"], ood=["c4"])
-    assert "'c5' does not train: known: c4" in refused(source="slimpajama", train=["c4"], weights={"c5": 1.0})
+    assert "'c5' is not in data.train: known: c4" in refused(source="slimpajama", train=["c4"], weights={"c5": 1.0})
     assert "set data.cluster to path, or to path/N" in refused(source="installed", train=["prose"], cluster="meta.repo")
     assert "for every domain" in refused(source="slimpajama", train=["c4", "book"], weights={"c4": 1.0})
 
@@ -207,7 +209,7 @@ def test_directories_that_hold_nothing_are_refused(tmp_path):
     (tmp_path / "notes").mkdir()
     assert "--set data.path=DIR" in refused(source="slimpajama", train=["c4"])
     assert "is not a directory" in refused(source="text", path=str(tmp_path / "no"), train=["c4"])
-    assert "train holds no .jsonl.zst file" in refused(source="slimpajama", path=str(tmp_path), train=["c4"])
+    assert "train has no .jsonl.zst file" in refused(source="slimpajama", path=str(tmp_path), train=["c4"])
     assert "domain 'notes' is empty" in refused(source="text", path=str(tmp_path), train=["notes"])
 
 
@@ -221,17 +223,17 @@ def test_links_behind_which_text_would_be_left_out_are_refused(tmp_path, source:
     options = {"source": source, "path": str(tmp_path / "data"), "train": ["notes", "linked"]}
     assert len(documents(**options)) == 3
     (folder / "more").symlink_to(tmp_path / "elsewhere")
-    assert "more is a link to a folder; put files in its place" in refused(**options)
+    assert "more is a link to a folder; replace it by files" in refused(**options)
     (folder / "more").unlink()
     (folder / "more").symlink_to(tmp_path / "gone")
-    assert "more is a link to nothing; put files in its place" in refused(**options)
+    assert "more is a link without a target; replace it by files" in refused(**options)
 
 
 def test_domains_are_names(tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
-    assert "'a/b' is no name of one file or folder" in refused(source="text", path=str(tmp_path), train=["a/b"])
-    assert "'..' is no name of one file or folder" in refused(source="text", path=str(tmp_path), train=[".."])
-    assert "'' is no name of one file or folder" in refused(source="text", path=str(tmp_path), train=[""])
+    assert "'a/b' is not the name of a file or folder" in refused(source="text", path=str(tmp_path), train=["a/b"])
+    assert "'..' is not the name of a file or folder" in refused(source="text", path=str(tmp_path), train=[".."])
+    assert "'' is not the name of a file or folder" in refused(source="text", path=str(tmp_path), train=[""])
 
 
 @pytest.mark.parametrize(
@@ -267,7 +269,7 @@ def test_records_without_a_set_are_named_by_line(slimpajama, tmp_path, meta: dic
 def test_a_truncated_file_is_refused(tmp_path, keep: int):
     path = write_lines(tmp_path / "c4.jsonl.zst", [{"text": words("c4", number)} for number in range(50)])
     path.write_bytes(path.read_bytes()[:keep])
-    assert "breaks off in the middle; fetch the file again" in refused(source="jsonl", path=str(tmp_path), train=["c4"])
+    assert "is incomplete; download the file again" in refused(source="jsonl", path=str(tmp_path), train=["c4"])
 
 
 def test_a_file_that_is_not_compressed_is_refused(tmp_path):

@@ -106,7 +106,7 @@ def test_a_cell_is_left_out_for_a_task_that_cannot_hold_it():
         ({"train": ["mqarr"]}, "unknown task 'mqarr': did you mean 'mqar'"),
         ({"train": ["mqar-k2v2-last"]}, "has no variant"),
         ({"train": ["mqar", "mqar"]}, "a task is named twice"),
-        ({"train": ["mad-compression"]}, "is read at the last position by a decoder"),
+        ({"train": ["mad-compression"]}, "needs a decoder at the last position"),
         ({"options": {"vocba": 64}}, "unknown option 'vocba' of the tasks: did you mean 'vocab'"),
         (
             {"cells": [*CELLS, {"length": 16, "pairs": 9}]},
@@ -115,7 +115,7 @@ def test_a_cell_is_left_out_for_a_task_that_cannot_hold_it():
         ({"options": {"vocab": 8}, "cells": CELLS[3:]}, "a vocabulary of 8 has 3 keys, too few for 4"),
         ({"cells": [{"length": "long"}]}, "should be a number"),
         ({"cells": CELLS[:1] * 2}, "has the cell length 16, pairs 1 twice"),
-        ({"test": ["mqar-k4v8"], "cells": CELLS[:1]}, "task 'mqar-k4v8' has no cell left"),
+        ({"test": ["mqar-k4v8"], "cells": CELLS[:1]}, "no cell fits task 'mqar-k4v8'"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(changes, words):

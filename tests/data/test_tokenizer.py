@@ -151,7 +151,7 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
         Tokenizer.load(path)
     for content in ("{", "[]", "{}", '{"model": {"vocab": {}}, "added_tokens": 3}'):
         path.write_text(content)
-        with pytest.raises(ConfigError, match="is not a description"):
+        with pytest.raises(ConfigError, match="is not a valid tokenizer"):
             Tokenizer.load(path)
     content = json.loads(BYTES.description)
     content["added_tokens"] = []

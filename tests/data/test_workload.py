@@ -19,5 +19,5 @@ def test_a_batch_is_split_in_all_its_parts(segments):
 
 def test_a_batch_that_does_not_divide_is_refused():
     assert share_of(6, 3) == 2
-    with pytest.raises(ConfigError, match=r"a batch of 5 does not divide among 2 processes; change train\.batch"):
+    with pytest.raises(ConfigError, match=r"train\.batch = 5 is not divisible by the 2 processes; change it"):
         share_of(5, 2)

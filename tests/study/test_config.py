@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from basecap.data.shards import LEAST_DOCUMENTS
+from basecap.data.shards import MIN_DOCUMENTS
 from basecap.data.sources._reference import LONGEST, SHORTEST
 from basecap.errors import BasecapError, ConfigError
 from basecap.files import parse_yaml
 from basecap.study.config import COST, StudyConfig, load_study, select
 from basecap.study.estimate import sparse
 from basecap.study.plan import cost, plan_evaluations, plan_runs
-from basecap.study.reading import library, read_study
+from basecap.study.study_file import library, read_study
 
 STUDY = {
     "name": "small",
@@ -146,7 +146,7 @@ def test_summaries_count_nothing():
         ("name", "", "a name begins with"),
         ("architectures", [{"nam": "x"}], r"unknown key 'architectures\.0\.nam': did you mean 'name'"),
         ("architectures", [{"mixer": {}}], r"'architectures\.0\.name' is missing"),
-        ("train.micro_batch", 3, r"train\.micro_batch = 3 does not divide"),
+        ("train.micro_batch", 3, r"train\.micro_batch = 3 is not a divisor"),
         ("train.betas", [0.9, 1.0], r"train\.betas\.1"),
         ("train.betas", [-0.1, 0.9], r"train\.betas\.0"),
         ("train.lr", math.inf, r"train\.lr"),
@@ -180,7 +180,7 @@ def test_summaries_count_nothing():
         ("gap", {"from": 1.5}, r"gap\.from = 1\.5: should be less than 1\.$"),
         ("gap", {"from": 0}, r"gap\.from = 0: should be greater than 0\.$"),
         ("gap", {"form": 0.5}, r"unknown key 'gap\.form': did you mean 'from'\?$"),
-        ("train.lr", [], r"train\.lr = \[\]: is a sweep without values; give one learning rate or several\.$"),
+        ("train.lr", [], r"train\.lr = \[\]: is an empty list; give one learning rate or several\.$"),
         ("train.lr", [1e-3, 1e-3], r"train\.lr = \[0\.001, 0\.001\]: a rate is named twice; remove one\.$"),
         ("train.lr", [1e-3, -1], r"train\.lr\.1 = -1: should be greater than 0\.$"),
         ("train.lr", "1e-3, 1e-2", r"train\.lr = '1e-3, 1e-2': should be a number\.$"),
@@ -244,7 +244,7 @@ def test_wrong_keys_and_values_are_named(tmp_path, place, value, words):
             r"train\.betas: should be a list, such as \[0\.9, 0\.95\]\.$",
         ),
         ("architectures.1.train", {"tokens": True}, r"train\.tokens: should be a number, not true or false\.$"),
-        ("architectures.1.train", {"micro_batch": 3}, "architecture 'window 8': train.micro_batch = 3 does not divide"),
+        ("architectures.1.train", {"micro_batch": 3}, "architecture 'window 8': train.micro_batch = 3 is not a divisor"),
         ("architectures.1.mixer", {"window": -5}, "architecture 'window 8': option 'window'"),
         ("evals", ["domain-los"], "domain-loss"),
         ("evals", [{"domain-loss": {"splt": "test"}}], "split"),
@@ -389,7 +389,7 @@ def test_files_of_another_kind_are_said_to_be_what_they_are(tmp_path, monkeypatc
 @pytest.mark.parametrize("name", [name for name in library() if "data" in read_study(name)])
 def test_studies_of_installed_text_keep_half_of_the_code_on_any_machine(name: str):
     data = load_study(name).data
-    longest = (data.max_test_tokens or math.inf) / LEAST_DOCUMENTS * 1.5  # bytes per token of code, or more
+    longest = (data.max_test_tokens or math.inf) / MIN_DOCUMENTS * 1.5  # bytes per token of code, or more
     assert data.source != "installed" or longest > (SHORTEST + LONGEST["python"]) / 2
 
 

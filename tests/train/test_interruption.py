@@ -144,7 +144,7 @@ def test_a_signal_that_is_ignored_stays_ignored():
 
 
 def _stubborn(ready) -> None:
-    interruption.AGAIN = 0.05
+    interruption.SECOND_SIGNAL_AFTER = 0.05
     with listening(), deferred():
         ready.set()
         while True:

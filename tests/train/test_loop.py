@@ -210,7 +210,7 @@ def test_what_is_bad_may_be_in_another_process(model, stream, tmp_path, monkeypa
 
 
 def test_a_directory_without_a_checkpoint_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
         checkpoint.load_model(tmp_path / "nothing")
 
 

@@ -47,7 +47,7 @@ def test_a_warmup_longer_than_the_run_is_said(model, stream, tmp_path):
         )
         trainer = Trainer(model, config(warmup=warmup), 0, workload=stream, records=records, placement=placement)
         trainer.run(name, lambda model, step, tokens: None, log.append)
-    assert log == ["long: warms up for 2 steps, a tenth of its 20, not for 20 (train.warmup)."]
+    assert log == ["long: warm-up shortened to 2 steps, a tenth of the run; train.warmup is 20."]
 
 
 def test_groups_follow_the_recipes():

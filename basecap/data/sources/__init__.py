@@ -1,4 +1,4 @@
-"""Where text comes from: one file per source."""
+"""Sources of text, one file each."""
 
 from basecap.data.sources._contract import (
     SOURCES,

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub, streamed file by file with the `datasets` library; a local dataset works too."""
+"""Datasets of the Hugging Face hub, or local ones, streamed file by file with the `datasets` library."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,20 +21,20 @@ def parts(name: str) -> list[Part]:
 
 
 def records(name: str, part: Part) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (where it stands, record) of one part."""
+    """Yield (location, record) for each record of a part."""
     split, _, place = part.name.partition("/")
     index, _, count = place.partition("-of-")
     with _errors_of(name):
         rows = _dataset(name, split).shard(num_shards=int(count), index=int(index))
         for number, record in enumerate(rows):
-            where = f"{name}/{part.name}:{number + 1}"
+            location = f"{name}/{part.name}:{number + 1}"
             if not isinstance(record.get("text"), str):
-                raise DataError(f'{where} has no text; choose a dataset whose records have the field "text".')
-            yield where, record
+                raise DataError(f'{location} has no text; choose a dataset whose records have the field "text".')
+            yield location, record
 
 
 def fingerprints(name: str, part: Part) -> dict[str, str]:
-    """Return the name of a part and the commit it is read from."""
+    """Return the commit of the dataset by the name of a part."""
     return {f"{name}/{part.name}": _revision(name)}
 
 
@@ -64,6 +64,6 @@ def _errors_of(name: str) -> Iterator[None]:
         yield
     except BasecapError:
         raise
-    except Exception as error:  # the libraries below raise what their own libraries raise, which changes
+    except Exception as error:  # the libraries raise errors of many classes, which change between releases
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise DataError(f"dataset {name!r} cannot be read ({reason}); check data.hub and the network.") from error

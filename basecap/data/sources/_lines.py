@@ -1,4 +1,4 @@
-"""JSON records, one per line, from plain and from Zstandard files."""
+"""JSON records, one per line, from plain and Zstandard files."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ SUFFIXES = (".jsonl", ".jsonl.zst")
 
 
 def record_files(directory: Path) -> list[Path]:
-    """Return the files of records below a directory, sorted."""
+    """Return the sorted record files below a directory."""
     return [path for path in files_below(directory) if path.name.endswith(SUFFIXES)]
 
 
@@ -21,7 +21,7 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (file:line, record) for every line that is not blank.
 
     Raises:
-        DataError: a file that breaks off or is not Zstandard, a line that is not a JSON object or has no text.
+        DataError: the file is truncated or not Zstandard, or a line is not a JSON object or has no text.
     """
     chunks = _decompressed(path) if path.suffix == ".zst" else _plain(path)
     for number, line in enumerate(_lines(chunks), 1):
@@ -31,14 +31,14 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{place} is not JSON ({error}); mend or remove the line.") from error
+            raise DataError(f"{place} is not JSON ({error}); fix or remove the line.") from error
         if not isinstance(record, dict) or not isinstance(record.get("text"), str):
             raise DataError(f'{place} has no text; every line must be an object with a string "text".')
         yield place, record
 
 
 def keys_of(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the dotted keys of a record that lead to single values, the text apart.
+    """Return the dotted keys of a record's single values, except the text.
 
     >>> keys_of({"text": "...", "meta": {"repo": "a/b"}, "url": ""})
     ('meta.repo', 'url')
@@ -59,7 +59,7 @@ def _plain(path: Path) -> Iterator[bytes]:
 
 
 def _decompressed(path: Path) -> Iterator[bytes]:
-    """Yield the content of a .zst file of one or more frames; a frame without its end is an error."""
+    """Yield the content of a .zst file of one or more frames; raises DataError when the last frame is incomplete."""
     import zstandard
 
     decompressor = zstandard.ZstdDecompressor()
@@ -73,18 +73,18 @@ def _decompressed(path: Path) -> Iterator[bytes]:
                 if frame.eof:
                     frame = None
     except zstandard.ZstdError as error:
-        raise DataError(f"{path} is damaged ({error}); fetch the file again.") from error
+        raise DataError(f"{path} is damaged ({error}); download the file again.") from error
     if frame is not None:
-        raise DataError(f"{path} breaks off in the middle; fetch the file again.")
+        raise DataError(f"{path} is incomplete; download the file again.")
 
 
 def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    begun: list[bytes] = []  # of a line that may take many chunks
+    pending: list[bytes] = []  # parts of a line, which may span many chunks
     for chunk in chunks:
         first, *others = chunk.split(b"\n")
-        begun.append(first)
+        pending.append(first)
         for line in others:
-            yield b"".join(begun)
-            begun = [line]
-    if any(begun):
-        yield b"".join(begun)
+            yield b"".join(pending)
+            pending = [line]
+    if any(pending):
+        yield b"".join(pending)

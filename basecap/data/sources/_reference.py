@@ -1,7 +1,7 @@
-"""Chooses the files of `installed.txt`: `python -m basecap.data.sources._reference` writes it for this installation.
+"""Writes `installed.txt` for this installation: `python -m basecap.data.sources._reference`.
 
-Left out are tests, files that a build writes (they differ between platforms, or say that they are generated) and code
-of others that a package carries with it on some platforms only.
+Tests are left out, and generated files, which differ between platforms, and third-party code that a package includes
+on some platforms only.
 """
 
 import os
@@ -15,23 +15,23 @@ from basecap.data.hashes import digest
 from basecap.data.sources import installed
 from basecap.files import replacing
 
-#: Characters of the files that are chosen for each domain.
+#: Number of characters to choose for each domain.
 CHARACTERS = {"prose": 6_000_000, "python": 1_200_000, "c": 1_200_000}
 
-#: Fewest and most characters of a document: a bootstrap needs many of them.
+#: Minimum and maximum number of characters of a document; the bootstrap needs many documents.
 SHORTEST, LONGEST = 800, {"prose": 20_000, "python": 5_000, "c": 5_000}
 
 SKIPPED = {"__pycache__", "test", "tests", "site-packages", "dist-packages"}
 
-#: Folders that some distributions of Python, or later versions of it, do not have.
+#: Folders that some distributions and later versions of Python do not have.
 OPTIONAL = {"distutils", "ensurepip", "idlelib", "lib2to3", "tkinter", "turtledemo"}
 BUILT = ("_sysconfigdata", "__config__.py", "version.py")
-PATCHED = {"numpy/__init__.py", "scipy/__init__.py"}  # wheels for Windows add to them what finds their libraries
+PATCHED = {"numpy/__init__.py", "scipy/__init__.py"}  # wheels for Windows add code to these that loads libraries
 HEADERS = ("torch/include/ATen", "torch/include/c10", "torch/include/torch", "numpy/_core/include")
 
 
 def choose(characters: dict[str, int]) -> dict[str, list[str]]:
-    """Return by domain the names of files that hold so many characters together, drawn by the hashes of the names."""
+    """Return names of files by domain with the given total number of characters, drawn by the hashes of the names."""
     names = sorted(_names(), key=digest)
     modules = [name for name in names if name.endswith(".py") and name != installed.TOPICS]
     headers = [name for name in names if name.endswith((".h", ".hpp")) and name.startswith(HEADERS)]
@@ -41,7 +41,7 @@ def choose(characters: dict[str, int]) -> dict[str, list[str]]:
 
 
 def write(chosen: dict[str, list[str]], path: Path) -> None:
-    """Store the names of files, by folder, with the hash of each one's text."""
+    """Write the names of files by folder, each with the hash of its text."""
     packages = ", ".join(f"{name} {version(name).partition('+')[0]}" for name in installed.PACKAGES)
     lines = [f"# Python {platform.python_version()}, {packages}"]
     for domain in installed.DOMAINS:
@@ -63,7 +63,7 @@ def _names() -> Iterator[str]:
 
 
 def _up_to(characters: int, domain: str, names: Iterable[str]) -> Iterator[str]:
-    """Yield the names of files of a useful length until they hold so many characters."""
+    """Yield names of files of a suitable length until their total number of characters is reached."""
     for name in names:
         content = installed.text_of(_file(name))
         size = sum(map(len, installed.docstrings(content))) if domain == "prose" else len(content)

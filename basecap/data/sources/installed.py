@@ -1,13 +1,13 @@
-"""Source `installed`: text that comes with Python and with the packages that basecap needs, the same on any machine.
+"""Source `installed`: text that is installed with Python and with the packages that basecap needs.
 
-Prose is what people wrote to be read: docstrings and the topics of `pydoc`. Python source without its docstrings, and
-the C and C++ headers of packages, are domains of their own.
+The domain prose consists of docstrings and the topics of `pydoc`, python of Python source without docstrings, c of the
+C and C++ headers of packages.
 
-`installed.txt` names the files that are read, with a hash of each one's text, as they are on the machine that chose
-them (`_reference.py`). They come from the standard library and from packages of fixed versions (`constraints.txt`), and
-those are left out that a build or a platform changes, so that Python 3.11.7 and these packages give the same text
-everywhere. Elsewhere the files of these names are read as they are, those that are missing are passed over, and
-`remark` says how many differ: a study runs with any versions, and its report does not claim the reference text.
+`installed.txt` lists the files to read, with a hash of each one's text on the machine where they were chosen
+(`_reference.py`). They belong to the standard library and to packages of fixed versions (`constraints.txt`); files that
+a build or a platform changes are left out, so that Python 3.11.7 and these packages give the same text everywhere. With
+other versions the files of these names are read as they are and missing ones are skipped; `remark` counts the
+differences, and the report shows it.
 """
 
 import ast
@@ -25,17 +25,17 @@ from basecap.errors import DataError
 
 DOMAINS = ("prose", "python", "c")
 
-#: Packages whose files are read; each is needed by basecap or by PyTorch.
+#: Packages whose files are read; basecap or PyTorch requires each of them.
 PACKAGES = ("mpmath", "networkx", "numpy", "scipy", "sympy", "torch")
 
-#: Characters of docstrings that say something.
+#: Minimum number of characters of a docstring.
 SHORTEST_DOCSTRING = 100
 
 TOPICS = "standard/pydoc_data/topics.py"
 REFERENCE = Path(__file__).with_name("installed.txt")
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
-#: Fields of a syntax tree that hold statements, or what holds statements.
+#: Fields of syntax tree nodes that contain statements.
 BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
 
 
@@ -48,12 +48,12 @@ class Installed(Source):
     has_records = False
 
     def parts(self) -> list[Part]:
-        """Return one part per domain: the files of the reference that are installed."""
+        """Return one part per domain: the files of `installed.txt` that exist; raises DataError when none does."""
         found = []
         for domain in (*self.config.train, *self.config.ood):
             paths = tuple(path for name in reference()[domain] if (path := path_of(name)) is not None)
             if not paths:
-                raise DataError(f"this Python installation holds no file for domain {domain!r}; leave the domain out.")
+                raise DataError(f"this Python installation has no file for domain {domain!r}; leave the domain out.")
             found.append(Part(domain, paths))
         return found
 
@@ -76,12 +76,12 @@ class Installed(Source):
                 yield Document(part.name, self.split_of(part.name, text), text, self.path_cluster(_place(name)))
 
     def name_of(self, path: Path) -> str:
-        """Return the package, or `standard`, and the path below it."""
+        """Return "PACKAGE/PATH", with `standard` for the standard library."""
         name, root = next((name, root) for name, root in roots().items() if path.is_relative_to(root))
         return f"{name}/{path.relative_to(root).as_posix()}"
 
     def remark(self) -> str | None:
-        """Return how many of the files differ from the reference, None when none does."""
+        """Return a remark with the number of files that differ from the reference, None if all are equal."""
         domains = (*self.config.train, *self.config.ood)
         wanted = {name: text for domain in domains for name, text in reference()[domain].items()}
         differ = sum((path := path_of(name)) is None or text_digest(path) != text for name, text in wanted.items())
@@ -92,7 +92,7 @@ class Installed(Source):
 
 @cache
 def reference() -> dict[str, dict[str, str]]:
-    """Return by domain the names of the files to read, with the hash of each one's text."""
+    """Return the hash of each file's text, by domain and file name."""
     found: dict[str, dict[str, str]] = {}
     for line in REFERENCE.read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
@@ -107,26 +107,26 @@ def reference() -> dict[str, dict[str, str]]:
 
 @cache
 def roots() -> dict[str, Path]:
-    """Return where the files of each package lie; packages first, they may lie below the standard library."""
+    """Return the directory of each package; packages first, as they may be below the standard library."""
     specs = {name: importlib.util.find_spec(name) for name in PACKAGES}
     roots = {name: Path(spec.origin).parent for name, spec in specs.items() if spec is not None and spec.origin}
     return {**roots, "standard": Path(sysconfig.get_path("stdlib"))}
 
 
 def path_of(name: str) -> Path | None:
-    """Return the file of this name, None where it is not installed."""
+    """Return the path of a file by its name in the manifest, None if it is not installed."""
     package, _, rest = name.partition("/")
     root = roots().get(package)
     return root / rest if root is not None and (root / rest).is_file() else None
 
 
 def _place(name: str) -> PurePath:
-    """Return the path whose folders are clusters: modules of the standard library stand alone, as do its packages."""
+    """Return the path whose folders define clusters; each module and package of the standard library is its own."""
     return PurePath(name.removeprefix("standard/").replace("torch/include/", "torch/", 1))
 
 
 def text_of(path: Path) -> str:
-    """Return a file's text, with the line ends that every platform reads."""
+    """Return a file's text with normalised line ends."""
     return path.read_text(encoding="utf-8", errors="replace")
 
 
@@ -136,19 +136,19 @@ def text_digest(path: Path) -> str:
 
 
 def docstrings(content: str) -> list[str]:
-    """Return the docstrings of a module that say something, each once."""
+    """Return the distinct docstrings of a module with at least SHORTEST_DOCSTRING characters."""
     tree = _parsed(content) if '"""' in content else None
     found = [ast.get_docstring(node) for node in _definitions(tree)] if tree else []
     return list(dict.fromkeys(text for text in found if text and len(text) >= SHORTEST_DOCSTRING))
 
 
-@cache  # the text is read for the tokenizer and again for the shards; parsing takes most of the time
+@cache  # files are read for the tokenizer and again for the shards, and parsing takes most of the time
 def _docstrings_of(path: Path) -> list[str]:
     return docstrings(text_of(path))
 
 
 def _definitions(tree: ast.Module) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Yield what may have a docstring in the order of `ast.walk`, without a look at expressions, which hold none."""
+    """Yield the nodes that can have a docstring, in the order of `ast.walk` but skipping expressions."""
     waiting: deque[ast.AST] = deque([tree])
     while waiting:
         node = waiting.popleft()
@@ -178,7 +178,7 @@ def _without_docstrings(content: str) -> list[str]:
 
 
 def _parsed(content: str) -> ast.Module | None:
-    """Return the syntax tree, None for what this Python does not read (templates, tests of the parser)."""
+    """Return the syntax tree, None for files that this Python cannot parse (templates, tests of the parser)."""
     with warnings.catch_warnings(action="ignore"):
         try:
             return ast.parse(content)

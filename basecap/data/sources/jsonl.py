@@ -1,4 +1,4 @@
-"""Source `jsonl`: one file or folder of JSON records per domain, split by the hash of each text."""
+"""Source `jsonl`: a file or folder of JSON records per domain, split by the hash of each text."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ class JsonLines(Source):
     """`path/<domain>.jsonl`, `path/<domain>.jsonl.zst` or any such files below `path/<domain>/`."""
 
     def parts(self) -> list[Part]:
-        """Return one part per file."""
+        """Return one part per file; raises DataError for a domain without files."""
         directory = self.directory()
         found = []
         for domain in (*self.config.train, *self.config.ood):

@@ -1,10 +1,10 @@
-"""Source `slimpajama`: a directory in SlimPajama's layout, or the hub's dataset, streamed.
+"""Source `slimpajama`: a directory in SlimPajama's layout, or a streamed dataset of the Hugging Face hub.
 
-A directory holds `train/`, `validation/` and `test/`, each with any number of `*.jsonl.zst` below; a record is
-`{"text": ..., "meta": {"redpajama_set_name": "RedPajamaC4"}}` and the domains are shuffled together.
+The directory has `train/`, `validation/` and `test/`, each with any number of `*.jsonl.zst` files; a record is
+`{"text": ..., "meta": {"redpajama_set_name": "RedPajamaC4"}}`, and each file has records of all domains.
 
-The domain `automathtext`, which SlimPajama does not have, is read from `automathtext/` beside them: AutoMathText as it
-is published (arXiv 2402.07625), any number of `*.jsonl` or `*.jsonl.zst`, split by the hash of each text.
+The additional domain `automathtext` is read from `automathtext/` in the same directory: AutoMathText as published
+(arXiv 2402.07625), any number of `*.jsonl` or `*.jsonl.zst` files, split by the hash of each text.
 """
 
 from collections.abc import Iterator
@@ -20,43 +20,47 @@ SETS = {
     for name in ("CommonCrawl", "C4", "Github", "Book", "ArXiv", "Wikipedia", "StackExchange")
 }
 
-#: A domain from elsewhere, for tests on long documents and on what no training domain resembles.
-ELSEWHERE = "automathtext"
+#: A domain that SlimPajama does not have, for tests on long documents unlike any training domain.
+EXTRA_DOMAIN = "automathtext"
 
 
 @source("slimpajama")
 class SlimPajama(Source):
-    """SlimPajama-627B and everything in its layout."""
+    """SlimPajama-627B, or other text in its layout."""
 
-    known_domains = (*SETS.values(), ELSEWHERE)
+    known_domains = (*SETS.values(), EXTRA_DOMAIN)
     reads = ("path", "hub")
 
     def parts(self) -> list[Part]:
-        """Return one part per file, of the directory or of the hub's dataset."""
-        wanted = ELSEWHERE in (*self.config.train, *self.config.ood)
+        """Return one part per file of the directory or of the dataset; raises ConfigError or DataError."""
+        wanted = EXTRA_DOMAIN in (*self.config.train, *self.config.ood)
         if self.config.hub is not None:
             if wanted:
-                raise ConfigError(f"domain {ELSEWHERE!r} is read from a directory; give data.path instead of data.hub.")
+                raise ConfigError(
+                    f"domain {EXTRA_DOMAIN!r} is read from a directory; set data.path instead of data.hub."
+                )
             return _hub.parts(self.config.hub)
         directory = self.directory()
         found = []
         for split in SPLITS:
             files = record_files(directory / split)
             if not files:
-                raise DataError(f"{directory / split} holds no .jsonl.zst file; give the directory above train/.")
+                raise DataError(
+                    f"{directory / split} has no .jsonl.zst file; set data.path to the directory that contains train/."
+                )
             found += [Part(self.name_of(path), (path,), split) for path in files]
         if wanted:
-            files = record_files(directory / ELSEWHERE)
+            files = record_files(directory / EXTRA_DOMAIN)
             if not files:
-                raise DataError(f"{directory / ELSEWHERE} holds no .jsonl or .jsonl.zst file; put AutoMathText there.")
+                raise DataError(f"{directory / EXTRA_DOMAIN} has no .jsonl or .jsonl.zst file; put AutoMathText there.")
             found += [Part(self.name_of(path), (path,)) for path in files]
         return found
 
     def read(self, part: Part) -> Iterator[Document]:
         """Yield one document per record."""
         for place, record in self._records(part):
-            if part.name.startswith(f"{ELSEWHERE}/"):
-                domain, split = ELSEWHERE, self.split_of(ELSEWHERE, record["text"])
+            if part.name.startswith(f"{EXTRA_DOMAIN}/"):
+                domain, split = EXTRA_DOMAIN, self.split_of(EXTRA_DOMAIN, record["text"])
             else:
                 domain, split = _domain(place, record), part.split or "train"
             yield Document(domain, split, record["text"], self.record_cluster(record))
@@ -66,7 +70,7 @@ class SlimPajama(Source):
         return keys_of(next((record for _, record in self._records(part)), {}))
 
     def fingerprints(self, part: Part) -> dict[str, str]:
-        """Return the hash of the file, or the revision of the hub's dataset."""
+        """Return the hash of the file, or the commit of the dataset."""
         return super().fingerprints(part) if self.config.hub is None else _hub.fingerprints(self.config.hub, part)
 
     def _records(self, part: Part) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -79,5 +83,5 @@ def _domain(place: str, record: dict[str, Any]) -> str:
     meta = record.get("meta")
     name = meta.get("redpajama_set_name") if isinstance(meta, dict) else None
     if name not in SETS:
-        raise DataError(f"{place}: meta.redpajama_set_name is {name!r}; it must be one of {', '.join(SETS)}.")
+        raise DataError(f"{place}: meta.redpajama_set_name is {name!r}; it should be one of {', '.join(SETS)}.")
     return SETS[name]

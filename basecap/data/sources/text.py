@@ -1,4 +1,4 @@
-"""Source `text`: one folder of text files per domain, split by the hash of each text."""
+"""Source `text`: a folder of text files per domain, split by the hash of each text."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,18 +6,18 @@ from pathlib import Path
 from basecap.data.sources._contract import Document, Part, Source, files_below, source
 from basecap.errors import DataError
 
-#: Files are read together up to this many bytes, so that a million small ones do not become a million shards.
+#: Maximum size in bytes of a group of files, so that a million small files do not become a million shards.
 PART_BYTES = 32 << 20
 
 
 @source("text")
 class TextFiles(Source):
-    """Every file below `path/<domain>/` is one document in UTF-8; names that begin with a dot are left out."""
+    """Every file below `path/<domain>/` is one document in UTF-8; names that start with a dot are skipped."""
 
     has_records = False
 
     def parts(self) -> list[Part]:
-        """Return the files of each domain, grouped by size."""
+        """Return the files of each domain in groups of limited size; raises DataError for a domain without files."""
         directory = self.directory()
         found = []
         for domain in (*self.config.train, *self.config.ood):
@@ -35,7 +35,7 @@ class TextFiles(Source):
                 group.append(path)
                 size += path.stat().st_size
             if not group:
-                raise DataError(f"domain {domain!r} is empty: {folder} holds no file; put text files there.")
+                raise DataError(f"domain {domain!r} is empty: {folder} has no files; put text files there.")
             found.append(Part(self.name_of(group[0]), tuple(group)))
         return found
 

@@ -1,0 +1,271 @@
+"""Decoding speed of whole models: prompts are read, then text is written token by token through the caches."""
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from basecap.bench.contenders import Contenders
+from basecap.bench.models import SLOW, Row, attempt, release
+from basecap.environment import describe
+from basecap.errors import ConfigError
+from basecap.models.blocks import BlockCache
+from basecap.models.config import ModelConfig
+from basecap.models.language_model import LanguageModel
+from basecap.progress import progress
+
+#: PyTorch's attention kernels on a GPU: the first contender runs with each, the others are compared with all of them.
+ATTENTIONS = {"FlashAttention-2": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+#: What a comparison with the fastest of `ATTENTIONS` is called.
+FASTEST = "its fastest attention"
+#: Nominal bytes per second of the memory, by a part of the device's name.
+BANDWIDTH = {"H200": 4.8e12, "H100": 3.35e12, "A100": 2.04e12}
+#: Measured per row, larger is better: what rows are compared by.
+SPEEDS = ("prefill_tokens_per_s", "decode_tokens_per_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What every model reads and writes; the defaults are the load per GPU of Table 3 of arXiv 2505.18522.
+
+    Attributes:
+        prompt: tokens of each prompt.
+        new: tokens that follow each.
+        batch: sequences.
+        rows: sequences whose prompts are read at once; None: all.
+        places: where in the new tokens decoding is measured, evenly spread: its speed may depend on the length.
+        tokens: consecutive tokens of one measurement, captured as one CUDA graph.
+        repeats: measurements at each place; the median counts.
+    """
+
+    prompt: int = 51_200
+    new: int = 5_120
+    batch: int = 8
+    rows: int | None = None
+    places: int = 3
+    tokens: int = 32
+    repeats: int = 5
+
+    def __post_init__(self) -> None:
+        if self.new < self.tokens:
+            raise ConfigError(f"decoding is measured over {self.tokens} tokens at a time; write at least that many.")
+        if self.rows is not None and self.batch % self.rows:
+            raise ConfigError(f"{self.rows} prompts at once do not divide a batch of {self.batch}; choose a divisor.")
+
+    @property
+    def length(self) -> int:
+        """Tokens of a whole sequence."""
+        return self.prompt + self.new
+
+    @property
+    def starts(self) -> list[int]:
+        """Tokens that the caches hold at the start of each measurement."""
+        room = self.new - self.tokens
+        return [self.prompt + round((index + 0.5) / self.places * room) for index in range(self.places)]
+
+
+def run(
+    contenders: Contenders,
+    load: Load = Load(),
+    *,
+    device: torch.device,
+    keep: Callable[[dict[str, Any]], None] = lambda found: None,
+) -> dict[str, Any]:
+    """Time reading prompts and decoding; return the environment and a row for each model.
+
+    Weights and caches are bfloat16 on a GPU and float32 on a CPU; nothing is compiled by torch.compile. Tuning and a
+    first run of everything are not counted. `decode_tokens_per_s` is that of a CUDA graph of `load.tokens` steps, each
+    of which reads the most likely token of the one before; `decode_python_tokens_per_s` that of the same steps launched
+    from Python, which is also what a CPU does. `bandwidth` is the share of the device's memory bandwidth at which
+    reading all weights and the whole state once a step would take as long. A model that cannot run gets a row whose
+    note says why. When interrupted, the rows so far are returned and `complete` is False.
+
+    Args:
+        contenders: models by name, see `basecap.bench.contenders`; the others are compared with the first.
+        load: how much is read and written.
+        device: where to run.
+        keep: called after each row with all that is found so far.
+    """
+    jobs: list[tuple[str, str | None, ModelConfig]] = []
+    for index, (name, config) in enumerate(contenders.items()):
+        attentions = list(ATTENTIONS) if device.type == "cuda" and index == 0 else [None]
+        jobs += [(name, attention, config) for attention in attentions]
+    rows: list[Row] = []
+    found = {"environment": describe(device), "load": asdict(load), "complete": False, "rows": rows}
+    try:
+        with progress("bench generate", total=len(jobs), unit="models") as advance:
+            for name, attention, config in jobs:
+                advance(0, note=name)
+                row = attempt(partial(_measure, config, load, attention, device))
+                rows.append({"architecture": name, "attention": attention, **row})
+                _compare(rows)
+                keep(found)
+                release(device)
+                advance(1)
+        found["complete"] = True
+    except KeyboardInterrupt:
+        pass  # what was measured is worth keeping
+    return found
+
+
+def shown(row: Row) -> Row:
+    """Return what a table on the terminal shows of a row."""
+    state, note = row.get("state_bytes"), row.get("note")
+    cells = {
+        "architecture": " with ".join(filter(None, (row["architecture"], row["attention"]))),
+        "first token, s": row.get("first_token_seconds"),
+        "prefill, tokens/s": row.get("prefill_tokens_per_s"),
+        "decoding, tokens/s": row.get("decode_tokens_per_s"),
+        "from Python": row.get("decode_python_tokens_per_s"),
+        "state, MB": None if state is None else state / 1e6,
+        "memory, GiB": row.get("peak_memory_gib"),
+        "bandwidth": row.get("bandwidth"),
+        **{key.replace(" relative to ", " / "): value for key, value in row.items() if " relative to " in key},
+        "note": note,
+    }
+    return {name: value for name, value in cells.items() if value is not None}
+
+
+def _compare(rows: list[Row]) -> None:
+    """Add the speeds relative to the rows of the first contender, and to the fastest of these."""
+    name = rows[0]["architecture"]
+    rivals = [row for row in rows if row["architecture"] == name]
+    for speed in SPEEDS:
+        what = speed.split("_")[0]
+        bases = {f" with {row['attention']}" if row["attention"] else "": row.get(speed) for row in rivals}
+        if len(rivals) > 1:
+            bases[f" with {FASTEST}"] = max((row[speed] for row in rivals if speed in row), default=None)
+        for suffix, base in bases.items():
+            for row in rows:
+                row[f"{what} relative to {name}{suffix}"] = row[speed] / base if base and speed in row else None
+
+
+def _measure(config: ModelConfig, load: Load, attention: str | None, device: torch.device) -> Row:
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    model = LanguageModel(config).initialise(0).to(device, dtype).eval()
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(0, config.vocab, (load.batch, load.prompt), generator=generator).to(device)
+    chosen = contextlib.nullcontext() if attention is None else sdpa_kernel(ATTENTIONS[attention])
+    with torch.no_grad(), chosen:
+        first_token, caches = _prefill_seconds(model, prompts, load)
+        decode = _decode_seconds(model, caches, load, device)
+    seconds = decode["graph"] if decode["graph"] is not None else decode["python"]
+    state = load.batch * model.state_bytes(load.length)
+    read = state + dtype.itemsize * (model.parameters_count() - (0 if config.tied else model.embedding.weight.numel()))
+    peak = next((peak for part, peak in BANDWIDTH.items() if part in describe(device)["device"]), None)
+    return {
+        "parameters": model.parameters_count(),
+        "first_token_seconds": first_token,
+        "prefill_tokens_per_s": load.batch * load.prompt / first_token,
+        "decode_tokens_per_s": load.batch / seconds,
+        "decode_python_tokens_per_s": load.batch / decode["python"],
+        "ms_per_token": 1e3 * seconds,
+        "state_bytes": state,
+        "bandwidth": read / seconds / peak if peak else None,
+        "peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
+    } | ({} if decode["note"] is None else {"note": decode["note"]})
+
+
+def read_prompts(model: LanguageModel, prompts_BT: Tensor, caches: list[BlockCache], rows: int) -> Tensor:
+    """Read prompts into empty caches, `rows` sequences at once; return the logits of the next tokens [B, vocab].
+
+    Equals `model.prefill`, with the activations of `rows` sequences in memory.
+    """
+    if rows == len(prompts_BT):
+        return model.prefill(prompts_BT, caches)
+    starts = range(0, len(prompts_BT), rows)
+    parts = [[cache.rows(start, start + rows) for cache in caches] for start in starts]
+    logits = []
+    for start, part in zip(starts, parts, strict=True):
+        logits.append(model.prefill(prompts_BT[start : start + rows], part))
+        for whole, own in zip(caches, part, strict=True):
+            whole.write(own, start)
+    return torch.cat(logits)
+
+
+def _prefill_seconds(model: LanguageModel, prompts: Tensor, load: Load) -> tuple[float, list[BlockCache]]:
+    """Return the median seconds until the first new token, and caches that hold the prompts."""
+    times: list[float] = []
+    rows, device = load.rows or load.batch, prompts.device
+    caches = model.init_cache(rows, load.length)
+    model.prefill(prompts[:rows], caches).argmax(-1)  # tunes
+    while len(times) < (1 if times and times[0] > SLOW else load.repeats):
+        del caches
+        caches = model.init_cache(load.batch, load.length)
+        with _clock(device) as seconds:
+            read_prompts(model, prompts, caches, rows).argmax(-1)
+        times += seconds
+    return statistics.median(times), caches
+
+
+def _decode_seconds(model: LanguageModel, caches: list[BlockCache], load: Load, device: torch.device) -> dict[str, Any]:
+    """Return the seconds per token, means over the places, launched from Python and as a CUDA graph."""
+    token = torch.zeros((load.batch, 1), dtype=torch.int64, device=device)
+    python, graphs, note = [], [], None
+    for start in load.starts:
+        steps = partial(_steps, model, caches, token, start, load.tokens)
+        python.append(_median(steps, load.repeats, device) / load.tokens)
+        if device.type == "cuda" and note is None:
+            try:
+                graphs.append(_median(captured(steps), load.repeats, device) / load.tokens)
+            except RuntimeError as error:
+                note = f"launched from Python, as it cannot be a CUDA graph: {str(error).splitlines()[0][:160]}"
+    whole = len(graphs) == len(python)
+    return {"python": statistics.mean(python), "graph": statistics.mean(graphs) if whole else None, "note": note}
+
+
+def _steps(model: LanguageModel, caches: list[BlockCache], token_B1: Tensor, start: int, count: int) -> None:
+    """Decode `count` tokens after `start` tokens, each the most likely one; the last one stays in `token_B1`.
+
+    Caches go back to `start` first: run again, this writes to the same places of the same tensors.
+    """
+    for cache in caches:
+        cache.mixer.length = cache.feed_forward.length = start
+    for _ in range(count):
+        token_B1.copy_(model.step(token_B1, caches).argmax(-1, keepdim=True))
+
+
+def captured(run: Callable[[], object]) -> Callable[[], None]:
+    """Return the replay of `run` as a CUDA graph: the time of the device without that of Python."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def _median(run: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Return the median seconds of `run` after one that does not count."""
+    times: list[float] = []
+    for _ in range(repeats + 1):
+        with _clock(device) as seconds:
+            run()
+        times += seconds
+    return statistics.median(times[1:])
+
+
+@contextlib.contextmanager
+def _clock(device: torch.device) -> Iterator[list[float]]:
+    """Measure a block: the list holds its seconds afterwards, until the device is done."""
+    seconds: list[float] = []
+    _wait(device)
+    began = time.perf_counter()
+    yield seconds
+    _wait(device)
+    seconds.append(time.perf_counter() - began)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

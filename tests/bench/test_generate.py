@@ -1,0 +1,124 @@
+"""The benchmark of decoding counts what it ran, and every mixer decodes as a CUDA graph needs it."""
+
+import json
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from typer.testing import CliRunner
+
+from basecap.bench import generate
+from basecap.bench.generate import Load, read_prompts, run
+from basecap.cli import app
+from basecap.errors import ConfigError
+from basecap.mixers import ARCHITECTURES
+from basecap.models.config import model_config
+from basecap.models.language_model import LanguageModel
+
+LOAD = Load(prompt=5, new=8, batch=4, rows=2, places=2, tokens=4, repeats=1)
+
+
+def small(name: str) -> LanguageModel:
+    return LanguageModel(model_config(name, hidden=32, vocab=31, layers=2, max_length=64))
+
+
+def pointers(caches) -> list[int]:
+    parts = [part for cache in caches for part in (cache.mixer, cache.feed_forward)]
+    return [tensor.data_ptr() for part in parts for tensor in part.tensors.values()]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES.names())
+def test_decoding_can_be_a_cuda_graph(name: str):
+    """A step writes to tensors that stay where they are, and reads no number back to the host."""
+    model = small(name).initialise(0)
+    tokens = torch.randint(0, 31, (4, 5), generator=torch.Generator().manual_seed(0))
+    whole, pieces = (model.init_cache(4, 8) for _ in range(2))
+    with torch.no_grad():
+        logits = model.prefill(tokens, whole)
+        before = pointers(pieces)
+        torch.testing.assert_close(read_prompts(model, tokens, pieces, 2), logits, rtol=1e-4, atol=1e-5)
+        step = [model.step(tokens[:, :1], caches) for caches in (whole, pieces)]
+        torch.testing.assert_close(step[1], step[0], rtol=1e-4, atol=1e-5)
+        assert pointers(pieces) == before
+        with FakeTensorMode():
+            fake = small(name)
+            caches = fake.init_cache(4, 8)
+            for _ in range(3):
+                fake.step(torch.zeros((4, 1), dtype=torch.int64), caches)
+
+
+def test_a_row_for_each_model_and_its_speed_relative_to_the_first():
+    models = {name: small(name).config for name in ("transformer++", "rwkv-7")}
+    found = run(models, LOAD, device=torch.device("cpu"))
+    first, second = found["rows"]
+    assert found["complete"] and found["load"]["prompt"] == 5
+    assert first["prefill_tokens_per_s"] == pytest.approx(4 * 5 / first["first_token_seconds"])
+    assert first["decode_tokens_per_s"] == pytest.approx(4e3 / first["ms_per_token"])
+    assert second["decode relative to transformer++"] == pytest.approx(
+        second["decode_tokens_per_s"] / first["decode_tokens_per_s"]
+    )
+    with torch.device("meta"):
+        model = small("rwkv-7")
+    assert second["state_bytes"] == 4 * model.state_bytes(13)
+
+
+def test_a_model_that_cannot_run_has_a_note_and_an_interruption_keeps_rows(monkeypatch: pytest.MonkeyPatch):
+    def measure(config, load, attention, device):
+        raise {1: torch.OutOfMemoryError("CUDA out of memory."), 2: KeyboardInterrupt}[config.depth]
+
+    monkeypatch.setattr(generate, "_measure", measure)
+    models = {
+        "big": model_config("transformer++", hidden=32, vocab=31, layers=1),
+        "other": model_config("transformer++", hidden=32, vocab=31, layers=2),
+    }
+    found = run(models, LOAD, device=torch.device("cpu"))
+    assert [row["architecture"] for row in found["rows"]] == ["big"] and not found["complete"]
+    assert found["rows"][0]["note"].startswith("cannot run: out of memory")
+
+
+def test_speeds_are_compared_with_each_attention_and_the_fastest():
+    rows = [
+        {
+            "architecture": "full",
+            "attention": attention,
+            "prefill_tokens_per_s": speed,
+            "decode_tokens_per_s": 2 * speed,
+        }
+        for attention, speed in (("FlashAttention-2", 10.0), ("cuDNN", 20.0))
+    ]
+    rows += [{"architecture": "other", "attention": None, "prefill_tokens_per_s": 40.0, "note": "no decoding"}]
+    generate._compare(rows)
+    assert rows[2]["prefill relative to full with FlashAttention-2"] == 4
+    assert rows[2]["prefill relative to full with its fastest attention"] == 2
+    assert rows[2]["decode relative to full with cuDNN"] is None
+    assert rows[0]["decode relative to full with its fastest attention"] == 0.5
+
+
+def test_a_study_gives_its_architectures(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    measured = []
+    row = {"first_token_seconds": 2.0, "prefill_tokens_per_s": 2.0, "decode_tokens_per_s": 3.0, "bandwidth": None}
+    monkeypatch.setattr(generate, "_measure", lambda config, *more: measured.append(config) or row)
+    file = tmp_path / "found.json"
+    sizes = ["--prompt", "4", "--new", "32", "--batch", "1", "--json", str(file)]
+    command = ["bench", "generate", "--device", "cpu", "--study", "bc-table-3", "--scale", "test", "--use", "rwkv-7"]
+    done = CliRunner().invoke(app, [*command, *sizes])
+    assert done.exit_code == 0, done.output
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["architecture"] for row in rows] == ["transformer++", "rwkv-7"]
+    assert [config.backbone for config in measured] == ["rwkv-7", "rwkv-7"] and measured[0].max_length == 36
+    assert "first token, s" in done.output and "bandwidth" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--batch", "6", "--rows", "4"], "4 prompts at once do not divide a batch of 6; choose a divisor."),
+        (["--new", "5"], "decoding is measured over 32 tokens at a time; write at least that many."),
+        (["--scale", "test"], "--scale is that of a study; give one with --study."),
+        (["--use", "mamba2"], "did you mean 'mamba-2'"),
+        (["--study", "bc-table-3", "--use", "rwkv7"], "did you mean 'rwkv-7'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(options: list[str], error: str):
+    done = CliRunner().invoke(app, ["bench", "generate", "--device", "cpu", *options])
+    assert isinstance(done.exception, ConfigError) and error in str(done.exception)
