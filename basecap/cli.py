@@ -198,6 +198,7 @@ def report(
         list[Path],
         typer.Option("--costs", help="what `basecap bench models` or `bench generate` wrote with --json; repeatable"),
     ] = [],
+    svg: Annotated[bool, typer.Option("--svg", help="also write each figure to the directory figures as SVG")] = False,
     live: Annotated[
         bool, typer.Option("--live", help="update the report while the study runs; stops when the study ends")
     ] = False,
@@ -209,7 +210,7 @@ def report(
     directory = out or directories[0]
     if live:
         write_live_report(directories, directory, log)
-    _report(directories, directory, costs=costs)
+    _report(directories, directory, costs=costs, svg=svg)
     if tables is not None:
         joined = read_joined(directory)
         sheets = [] if joined is None else list(joined_sheets(joined))
@@ -334,13 +335,15 @@ def _report(
     directories: Sequence[Path],
     out: Path,
     reported: Collection[tuple[str, int]] = (),
+    *,
     costs: Sequence[Path] = (),
+    svg: bool = False,
 ) -> None:
     """Write the report and print its table, without the failures of runs (name, seed) that are already `reported`."""
     from basecap.analysis import read_results
     from basecap.report import terminal_table, write_report
 
-    page = write_report(list(directories), out, costs=costs)
+    page = write_report(list(directories), out, costs=costs, svg=svg)
     console().print(terminal_table(read_results(out), directories, reported))
     typer.echo(f"report: {page}")
 

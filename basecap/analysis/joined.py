@@ -130,8 +130,11 @@ def joined_from_json(content: dict[str, Any], path: Path) -> Joined | None:
 
 def _reference(studies: Sequence[StudyResults], titles: Sequence[str]) -> str | None:
     """Return what gaps are relative to, None without gaps; raises ConfigError where it differs."""
-    named = zip(studies, titles, strict=True)
-    found = {study.reference: title for study, title in named if isinstance(study, TextResults)}
+    found = {
+        study.reference: title
+        for study, title in zip(studies, titles, strict=True)
+        if isinstance(study, TextResults) and any(row.gap is not None for row in study.comparisons)
+    }
     if len(found) > 1:
         (one, first), (other, second) = list(found.items())[:2]
         raise ConfigError(

@@ -1,7 +1,6 @@
-"""One page per report: self-contained HTML that works without a network, and every figure beside it as SVG."""
+"""One page per report: self-contained HTML that works without a network."""
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,10 @@ from markupsafe import Markup
 
 from basecap.analysis import StudyResults, analyse, join
 from basecap.analysis.joined import Joined, joined_to_json
-from basecap.analysis.results import from_json, to_json
+from basecap.analysis.results import to_json
 from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
+from basecap.report.bundle import bundle
 from basecap.report.charts import Charts, charts_of, seen
 from basecap.report.joined import cell_text, ends_text, joined_charts, joined_sentences, missing_costs
 from basecap.report.palette import ON_DARK, looks
@@ -33,14 +33,20 @@ from basecap.report.words import (
 )
 
 #: Descriptions of charts by file name (without suffix), by the section of the page they stand in.
-Groups = dict[str, dict[str, dict[str, Any]]]
+Groups = dict[str, dict[str, figures.Spec]]
 
 
-def write_report(study_paths: Sequence[Path], out: Path, *, costs: Sequence[Path] = (), live: bool = False) -> Path:
-    """Analyse studies; write results.json, report.html and figures/*.svg into `out`; return the path of the page.
+def write_report(
+    study_paths: Sequence[Path], out: Path, *, costs: Sequence[Path] = (), live: bool = False, svg: bool = False
+) -> Path:
+    """Analyse studies; write results.json and report.html into `out`; return the path of the page.
 
-    Several studies are also joined, as is one with files of `costs` that `basecap bench` wrote. A `live` page loads
-    itself again every ten seconds.
+    Args:
+        study_paths: directories of studies; several are also joined.
+        out: directory to write to.
+        costs: files that `basecap bench` wrote; with them one study has the joined part too.
+        live: whether the page reloads itself every ten seconds.
+        svg: whether each figure is also written as `out`/figures/NAME.svg.
 
     Raises:
         ConfigError: a directory holds no study, or `out` a report that basecap did not write.
@@ -49,13 +55,12 @@ def write_report(study_paths: Sequence[Path], out: Path, *, costs: Sequence[Path
     """
     records = StudyRecords(out)
     records.refuse_foreign_report()
-    analysed = analyse(study_paths)
-    named = titles(analysed, study_paths)
-    joined = join(analysed, named, costs) if len(analysed) > 1 or costs else None
-    found = to_json(analysed) | ({} if joined is None else joined_to_json(joined))
+    studies = analyse(study_paths)
+    named = titles(studies, study_paths)
+    joined = join(studies, named, costs) if len(studies) > 1 or costs else None
+    found = to_json(studies) | ({} if joined is None else joined_to_json(joined))
     records.refuse_lost_results(found)
     records.write_results(found)
-    studies = from_json(records.results(), out / "results.json")
     drawn = [
         draw(study, f"{index}-" if len(studies) > 1 else "", seen(study, StudyRecords(path)))
         for index, (study, path) in enumerate(zip(studies, study_paths, strict=True), start=1)
@@ -63,7 +68,7 @@ def write_report(study_paths: Sequence[Path], out: Path, *, costs: Sequence[Path
     across = {} if joined is None else joined_charts(joined)
     images = {
         f"{name}.svg": vl_convert.vegalite_to_svg(chart, vl_version=figures.VEGA_LITE)
-        for groups in (*drawn, {"joined": across})
+        for groups in ((*drawn, {"joined": across}) if svg else ())
         for charts in groups.values()
         for name, chart in charts.items()
     }
@@ -106,7 +111,7 @@ def _page(
         .render(
             sections=list(zip(studies, named, drawn, summaries, strict=True)),
             above=Markup(above),
-            bundle=Markup(_bundle()),
+            bundle=Markup(bundle()),
             on_dark=ON_DARK,
             live=live,
         )
@@ -142,15 +147,7 @@ def _environment() -> Environment:
     return environment
 
 
-@cache
-def _bundle() -> str:
-    """Return the scripts that draw charts in a page, which takes a second to put together."""
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", figures.VEGA_LITE).replace(
-        "</script", "<\\/script"
-    )
-
-
-def _in_page(chart: dict[str, Any], legend: bool) -> dict[str, Any]:
+def _in_page(chart: figures.Spec, legend: bool) -> figures.Spec:
     """Return the chart's description as wide as its place, without a legend of architectures if the page has one.
 
     A chart that must not stretch keeps its width.
