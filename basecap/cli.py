@@ -174,7 +174,7 @@ def eval_(
 ) -> None:
     """Run missing evaluations on stored weights, without training, then write the report."""
     from basecap.records import RunRecords
-    from basecap.study.stored import evaluate_directory
+    from basecap.study.stored_weights import evaluate_directory
 
     load_plugins(plugin)
     failed = evaluate_directory(path, add=add, at=at, only=only, device=device, log=log)
@@ -267,10 +267,10 @@ def generate(
     plugin: Plugins = [],
 ) -> None:
     """Continue a text with a trained model."""
-    from basecap.study.continuation import continuation
+    from basecap.study.generate import continue_text
 
     load_plugins(plugin)
-    typer.echo(continuation(run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed, device=device))
+    typer.echo(continue_text(run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed, device=device))
 
 
 @app.command(epilog="Example: basecap check --mixer mamba-2")
@@ -315,7 +315,7 @@ def check(
 def _inspect(study: str, scale: str | None, out: Path | None, settings: Sequence[str], as_json: bool) -> None:
     from basecap.data import inspect
     from basecap.study.config import load_study
-    from basecap.study.preparing import data_of
+    from basecap.study.workloads import data_of
 
     config = load_study(study, settings, scale)
     data = data_of(config, out or config.directory)

@@ -251,7 +251,7 @@ def test_bad_input_leaves_a_process_with_exit_code_2():
 
 @pytest.mark.parametrize(
     ("command", "place"),
-    [(["run"], "basecap.study.execute.execute"), (["data", "inspect"], "basecap.study.preparing.data_of")],
+    [(["run"], "basecap.study.execute.execute"), (["data", "inspect"], "basecap.study.workloads.data_of")],
 )
 def test_an_interruption_says_how_to_go_on(command, place, tmp_path, monkeypatch, basecap):
     def interrupted(*_, **__):

@@ -15,10 +15,9 @@ from basecap.data.tokenizer import BYTES
 from basecap.errors import ConfigError, nearest
 from basecap.moved_keys import with_moved_keys
 from basecap.names import PAPER, at_scale, split_backbone
-from basecap.study.figure import FigureConfig
-from basecap.study.published import PublishedSection
-from basecap.study.reading import READ_ONLY, apply_setting, read_study
-from basecap.study.wrong import shown, what_is_wrong
+from basecap.study.published import FigureConfig, PublishedSection
+from basecap.study.study_file import READ_ONLY, apply_setting, read_study
+from basecap.study.value_errors import shown, what_is_wrong
 from basecap.train.config import TrainSection
 
 #: Names of studies: they become directories.

@@ -1,27 +1,34 @@
-"""One training step and one evaluation batch of each architecture before a study begins: faults show at once."""
+"""What each architecture must pass before a study trains: causality, one training step, one evaluation batch."""
 
 import gc
 import math
+import shlex
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from basecap.data.workload import Workload
-from basecap.errors import BasecapError, TrainingError, describe_error
+from basecap.errors import BasecapError, ConfigError, TrainingError, describe_error
 from basecap.evals import Context, Evaluation
+from basecap.mixers import ARCHITECTURES
+from basecap.models import BACKBONES
+from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
 from basecap.ops import IMPLEMENTATIONS
 from basecap.progress import progress
 from basecap.records import StudyRecords
 from basecap.study.plan import RunSpec
 from basecap.study.provenance import plugin_files, starting_info
-from basecap.study.run import Runtime, report_failure
-from basecap.testing.check_model import undisturbed
+from basecap.study.training_job import Runtime, report_failure
+from basecap.testing.check_mixer import LONGEST as CHECKED
+from basecap.testing.check_model import LONGEST, Precision, find_leak, undisturbed
 from basecap.train.checkpoint import latest
 from basecap.train.diagnose import first_bad_module
+from basecap.train.distributed import Processes
 from basecap.train.loop import DevicePlacement
 from basecap.train.optim import build_optimiser, clip_gradients
 
@@ -145,3 +152,40 @@ def _sentence(error: BaseException, run: RunSpec, placement: DevicePlacement) ->
 def _lacks_memory(error: BaseException) -> bool:
     """Whether a device or this machine had no room; PyTorch has no error of its own for the latter."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def refuse_leaks(runs: Sequence[RunSpec], device: torch.device) -> None:
+    """Raise ConfigError when an architecture that is not built in leaks from later tokens or between packed documents.
+
+    Those that are built in are proved by the tests, and by `basecap check` with the kernels of this machine.
+    """
+    for run in {run.architecture: run for run in runs if not _built_in(run.model)}.values():
+        placement = DevicePlacement.choose(device, Processes(), run.train.precision)
+        training = Precision(autocast=placement.autocast, bf16=placement.bf16, rows=run.train.forward_batch(1))
+        with undisturbed(device):
+            fault = find_leak(run.model, device, training)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        if fault is not None:
+            raise ConfigError(f"mixer {run.architecture!r} {fault}; run {_command(run)}")
+
+
+def _built_in(config: ModelConfig) -> bool:
+    """Whether no part of a model comes from a plugin file or from another package."""
+    return BACKBONES.built_in(config.backbone) and all(ARCHITECTURES.built_in(layer.use) for layer in config.layers)
+
+
+def _command(run: RunSpec) -> str:
+    """Return the command that says more."""
+    files = plugin_files(run.model)
+    uses = list(dict.fromkeys(layer.use for layer in run.model.layers))
+    body, here = run.model.backbone, Path.cwd()
+    names = [
+        use if ARCHITECTURES.get(use).backbone == body else f"{use} in {body}"
+        for use in [use for use in uses if not ARCHITECTURES.built_in(use)] or uses
+    ]
+    paths = [file.relative_to(here) if file.is_relative_to(here) else file for file in files]
+    options = [("--mixer", name) for name in names] + [("--plugin", str(path)) for path in paths]
+    if run.model.max_length > CHECKED:
+        options.append(("--length", str(min(run.model.max_length, LONGEST))))
+    return shlex.join(["basecap", "check", *(word for option in options for word in option)])

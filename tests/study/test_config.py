@@ -18,7 +18,7 @@ from basecap.files import parse_yaml
 from basecap.study.config import COST, StudyConfig, load_study, select
 from basecap.study.estimate import sparse
 from basecap.study.plan import cost, plan_evaluations, plan_runs
-from basecap.study.reading import library, read_study
+from basecap.study.study_file import library, read_study
 
 STUDY = {
     "name": "small",

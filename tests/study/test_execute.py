@@ -24,8 +24,8 @@ from basecap.study.config import StudyConfig, load_study, select
 from basecap.study.execute import execute
 from basecap.study.executors.processes import ProcessExecutor, devices_for
 from basecap.study.plan import plan_runs
-from basecap.study.preparing import data_of
-from basecap.study.run import Execution
+from basecap.study.training_job import Execution
+from basecap.study.workloads import data_of
 from basecap.train.interruption import listening
 from tests.study._execute import ALONE, PLUGIN, change, run
 from tests.study.conftest import write_text

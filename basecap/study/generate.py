@@ -9,12 +9,12 @@ from basecap.errors import ConfigError, nearest
 from basecap.models.generate import generate
 from basecap.records import RunRecords, StudyRecords
 from basecap.study.config import validate
-from basecap.study.preparing import recorded_data
 from basecap.study.provenance import refuse_other_plugins
+from basecap.study.workloads import recorded_data
 from basecap.train.checkpoint import load_model, stored_config
 
 
-def continuation(
+def continue_text(
     run: Path,
     prompt: str,
     tokens: int,

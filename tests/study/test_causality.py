@@ -11,7 +11,7 @@ from basecap.mixers import Cache, Mixer, mixer
 from basecap.registry import load_plugin
 from basecap.study.config import StudyConfig
 from basecap.study.plan import RunSpec, plan_runs
-from basecap.study.proof import refuse_unsound
+from basecap.study.trial import refuse_leaks
 from tests.study._execute import PLUGIN, run
 
 FUTURE = "sees the future: outputs before position"
@@ -105,19 +105,19 @@ def runs(study: dict, architecture: str | dict) -> list[RunSpec]:
 def test_what_a_plugin_must_prove(name, study, plugin):
     _, length, said = FORWARDS[name]
     if said is None:
-        assert refuse_unsound(runs(study, name), torch.device("cpu")) is None
+        assert refuse_leaks(runs(study, name), torch.device("cpu")) is None
     else:
         with pytest.raises(ConfigError, match=said) as caught:
-            refuse_unsound(runs(study, name), torch.device("cpu"))
+            refuse_leaks(runs(study, name), torch.device("cpu"))
         more = f" --length {length}" if length > 1100 else ""
         assert str(caught.value).endswith(f"; run basecap check --mixer '{name}' --plugin {plugin}{more}")
 
 
 def test_the_precision_of_training_is_proved_and_its_rounding_no_leak(study, plugin):
     study["train"]["precision"] = "bf16"
-    assert refuse_unsound(runs(study, "proof fourier"), torch.device("cpu")) is None
+    assert refuse_leaks(runs(study, "proof fourier"), torch.device("cpu")) is None
     with pytest.raises(ConfigError, match=f"{FUTURE} .* in bf16"):
-        refuse_unsound(runs(study, "proof lower"), torch.device("cpu"))
+        refuse_leaks(runs(study, "proof lower"), torch.device("cpu"))
 
 
 def test_a_leak_is_found_in_a_pattern_and_in_another_body(study, plugin):
@@ -129,7 +129,7 @@ def test_a_leak_is_found_in_a_pattern_and_in_another_body(study, plugin):
     }
     for entry, command in ((pattern, "check --mixer 'proof ahead'"), ("proof ahead in gpt", "in gpt'")):
         with pytest.raises(ConfigError, match=f"sees the future.*{command}"):
-            refuse_unsound(runs(study, entry), torch.device("cpu"))
+            refuse_leaks(runs(study, entry), torch.device("cpu"))
 
 
 def test_a_leak_is_refused_before_anything_is_written(study, plugin, tmp_path):
@@ -146,7 +146,7 @@ def test_what_cannot_be_built_smaller_is_left_to_training(study, tmp_path):
     path.write_text(code.replace("self.calls = 0", "self.calls = 1 / (layer.depth - 1) / (layer.depth - 2)"))
     load_plugin(path)
     study |= {"model": {"hidden": 16, "layers": 4}}
-    assert refuse_unsound(runs(study, "proof deep"), torch.device("cpu")) is None
+    assert refuse_leaks(runs(study, "proof deep"), torch.device("cpu")) is None
 
 
 class Packaged(Mixer):
@@ -169,4 +169,4 @@ class Packaged(Mixer):
 def test_mixers_of_other_packages_are_proved_too(study):
     mixer("proof packaged", backbone="gpt", paper="none", summary="as an entry point would give it")(Packaged)
     with pytest.raises(ConfigError, match=r"sees the future.*; run basecap check --mixer 'proof packaged'$"):
-        refuse_unsound(runs(study, "proof packaged"), torch.device("cpu"))
+        refuse_leaks(runs(study, "proof packaged"), torch.device("cpu"))

@@ -8,7 +8,7 @@ import pytest
 
 from basecap.errors import ConfigError
 from basecap.study.config import StudyConfig
-from basecap.study.growth import merge_studies
+from basecap.study.merge import merge_studies
 from basecap.study.plan import plan_runs
 
 A, B, C = ({"name": name, "use": "transformer++"} for name in "abc")

@@ -17,11 +17,11 @@ from basecap.ops import IMPLEMENTATIONS
 from basecap.records import RunRecords, StudyRecords
 from basecap.registry import PLUGIN
 from basecap.study.config import StudyConfig
-from basecap.study.evaluate import Checkpoint, evaluate
+from basecap.study.evaluation_job import Checkpoint, evaluate
 from basecap.study.plan import RunSpec
-from basecap.study.preparing import Workloads
 from basecap.study.provenance import starting_info
 from basecap.study.sweep import held_out_loss
+from basecap.study.workloads import Workloads
 from basecap.train.distributed import Processes, SharedError, error_sentence
 from basecap.train.loop import DevicePlacement, Trainer
 

@@ -7,7 +7,7 @@ import yaml
 
 from basecap.errors import ConfigError
 from basecap.study.config import StudyConfig, load_study
-from basecap.study.growth import merge_studies
+from basecap.study.merge import merge_studies
 
 BASE = {
     "name": "base",

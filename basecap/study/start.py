@@ -13,13 +13,13 @@ from basecap.evals import Evaluation
 from basecap.evals.recall import Recall
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, validate
-from basecap.study.growth import merge_studies
+from basecap.study.merge import merge_studies
 from basecap.study.plan import Plan, RunSpec, check_points, cost, plan_evaluations, plan_runs
-from basecap.study.preparing import Material, material_of, vocabulary_of
-from basecap.study.proof import refuse_unsound
 from basecap.study.provenance import refuse_other, refuse_other_precision
-from basecap.study.run import Execution
 from basecap.study.sweep import chosen_rates
+from basecap.study.training_job import Execution
+from basecap.study.trial import refuse_leaks
+from basecap.study.workloads import Material, material_of, vocabulary_of
 
 
 def check(study: StudyConfig, world: int = 1) -> list[RunSpec]:
@@ -48,7 +48,7 @@ def _stops(evaluation: Evaluation) -> bool:
     return isinstance(evaluation, Recall) and evaluation.config.at == "every"
 
 
-def begin(execution: Execution, checked: Sequence[RunSpec], only: set[str], held: contextlib.ExitStack) -> Plan:
+def start_study(execution: Execution, checked: Sequence[RunSpec], only: set[str], held: contextlib.ExitStack) -> Plan:
     """Prepare the data, make the directory this study's and keep other processes out for as long as `held` is open.
 
     A study that is refused leaves study.yaml as it was: an architecture cannot be taken out of it again.
@@ -65,7 +65,7 @@ def begin(execution: Execution, checked: Sequence[RunSpec], only: set[str], held
     whole = _whole(records, study)
     _refuse_damaged(records, study)
     material = material_of(whole, records.path)
-    refuse_unsound([run for run in checked if run.architecture in only], device)
+    refuse_leaks([run for run in checked if run.architecture in only], device)
     material.refuse_missing()
     held.enter_context(records.locked())
     workloads = material.workloads()  # may fail: the directory is not yet this study's

@@ -16,13 +16,13 @@ from basecap.files import parse_yaml
 from basecap.progress import progress
 from basecap.records import RunRecords, StudyRecords
 from basecap.study.config import select, validate
-from basecap.study.evaluate import Checkpoint, evaluate
-from basecap.study.growth import with_evaluations
+from basecap.study.evaluation_job import Checkpoint, evaluate
+from basecap.study.merge import with_evaluations
 from basecap.study.plan import RunSpec, check_points, plan_evaluations, plan_runs
-from basecap.study.preparing import material_of, vocabulary_of
 from basecap.study.provenance import refuse_other
-from basecap.study.run import Runtime, failure_words, report_failure
 from basecap.study.sweep import chosen_rates
+from basecap.study.training_job import Runtime, failure_words, report_failure
+from basecap.study.workloads import material_of, vocabulary_of
 from basecap.train.checkpoint import load_stored, stored
 from basecap.train.distributed import Processes
 from basecap.train.loop import DevicePlacement, resolve

@@ -13,7 +13,7 @@ from basecap.evals.influence_entropy import InfluenceEntropy
 from basecap.records import Record, StudyRecords
 from basecap.study.config import load_study
 from basecap.study.plan import cost, plan_runs
-from basecap.study.stored import evaluate_directory
+from basecap.study.stored_weights import evaluate_directory
 from tests.study._execute import change, run
 from tests.study.conftest import write_text
 
