@@ -194,6 +194,7 @@ def report(
     tables: Annotated[
         Path | None, typer.Option("--tables", help="also write each table to this directory as CSV, Markdown and LaTeX")
     ] = None,
+    svg: Annotated[bool, typer.Option("--svg", help="also write each figure to the directory figures as SVG")] = False,
     live: Annotated[
         bool, typer.Option("--live", help="update the report while the study runs; stops when the study ends")
     ] = False,
@@ -205,7 +206,7 @@ def report(
     directory = out or directories[0]
     if live:
         write_live_report(directories, directory, log)
-    _report(directories, directory)
+    _report(directories, directory, svg=svg)
     if tables is not None:
         written = write_tables(read_results(directory), tables)
         typer.echo(f"tables: {len(written)} files in {tables}")
@@ -324,12 +325,14 @@ def _inspect(study: str, scale: str | None, out: Path | None, settings: Sequence
         log(f"{data.remark}.")
 
 
-def _report(directories: Sequence[Path], out: Path, reported: Collection[tuple[str, int]] = ()) -> None:
+def _report(
+    directories: Sequence[Path], out: Path, reported: Collection[tuple[str, int]] = (), *, svg: bool = False
+) -> None:
     """Write the report and print its table, without the failures of runs (name, seed) that are already `reported`."""
     from basecap.analysis import read_results
     from basecap.report import terminal_table, write_report
 
-    page = write_report(list(directories), out)
+    page = write_report(list(directories), out, svg=svg)
     console().print(terminal_table(read_results(out), directories, reported))
     typer.echo(f"report: {page}")
 

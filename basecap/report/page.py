@@ -1,7 +1,6 @@
-"""One page per report: self-contained HTML that works without a network, and every figure beside it as SVG."""
+"""One page per report: self-contained HTML that works without a network."""
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from basecap.analysis import StudyResults, analyse
-from basecap.analysis.results import from_json, to_json
+from basecap.analysis.results import to_json
 from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
+from basecap.report.bundle import bundle
 from basecap.report.charts import Charts, charts_of, seen
 from basecap.report.palette import ON_DARK, looks
 from basecap.report.recall_words import between, percent, points
@@ -31,13 +31,17 @@ from basecap.report.words import (
 )
 
 #: Descriptions of charts by file name (without suffix), by the section of the page they stand in.
-Groups = dict[str, dict[str, dict[str, Any]]]
+Groups = dict[str, dict[str, figures.Spec]]
 
 
-def write_report(study_paths: Sequence[Path], out: Path, *, live: bool = False) -> Path:
-    """Analyse studies; write results.json, report.html and figures/*.svg into `out`; return the path of the page.
+def write_report(study_paths: Sequence[Path], out: Path, *, live: bool = False, svg: bool = False) -> Path:
+    """Analyse studies; write results.json and report.html into `out`; return the path of the page.
 
-    A `live` page loads itself again every ten seconds.
+    Args:
+        study_paths: directories of studies.
+        out: directory to write to.
+        live: whether the page reloads itself every ten seconds.
+        svg: whether each figure is also written as `out`/figures/NAME.svg.
 
     Raises:
         ConfigError: a directory holds no study, or `out` a report that basecap did not write.
@@ -46,17 +50,17 @@ def write_report(study_paths: Sequence[Path], out: Path, *, live: bool = False) 
     """
     records = StudyRecords(out)
     records.refuse_foreign_report()
-    found = to_json(analyse(study_paths))
+    studies = analyse(study_paths)
+    found = to_json(studies)
     records.refuse_lost_results(found)
     records.write_results(found)
-    studies = from_json(records.results(), out / "results.json")
     drawn = [
         draw(study, f"{index}-" if len(studies) > 1 else "", seen(study, StudyRecords(path)))
         for index, (study, path) in enumerate(zip(studies, study_paths, strict=True), start=1)
     ]
     images = {
         f"{name}.svg": vl_convert.vegalite_to_svg(chart, vl_version=figures.VEGA_LITE)
-        for groups in drawn
+        for groups in (drawn if svg else ())
         for charts in groups.values()
         for name, chart in charts.items()
     }
@@ -100,21 +104,13 @@ def _page(studies: Sequence[StudyResults], named: Sequence[str], drawn: Sequence
     summaries = [summarise(study) for study in studies]
     return environment.get_template("report.html").render(
         sections=list(zip(studies, named, drawn, summaries, strict=True)),
-        bundle=Markup(_bundle()),
+        bundle=Markup(bundle()),
         on_dark=ON_DARK,
         live=live,
     )
 
 
-@cache
-def _bundle() -> str:
-    """Return the scripts that draw charts in a page, which takes a second to put together."""
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", figures.VEGA_LITE).replace(
-        "</script", "<\\/script"
-    )
-
-
-def _in_page(chart: dict[str, Any], legend: bool) -> dict[str, Any]:
+def _in_page(chart: figures.Spec, legend: bool) -> figures.Spec:
     """Return the chart's description as wide as its place, without a legend of architectures if the page has one.
 
     A chart that must not stretch keeps its width.

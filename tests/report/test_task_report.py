@@ -2,7 +2,6 @@
 
 import io
 import re
-from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
@@ -68,7 +67,6 @@ def test_a_page_with_every_part(tmp_path):
     assert not [attributes for _, attributes in page.tags if {"src", "href", "action", "data"} & set(attributes)]
     assert {"matrix-leaning", "regions-b", "cells-weak,a,a", "cells-weak,a,b", "learning-a"} <= set(page.charts)
     assert {"rivals-a", "capacity-length-leaning,a,a", "capacity-pairs-leaning,a,a"} <= set(page.charts)
-    assert sorted(file.stem for file in (tmp_path / "figures").iterdir()) == sorted(page.charts)
     for text in (said, printed([tmp_path], tmp_path)):
         for words in (
             "On the pattern it was trained on, leaning recalls 95 % or more of the queried values; weak does not "
@@ -178,9 +176,6 @@ def test_names_from_outside_are_text_everywhere(tmp_path):
     page = Page(write_report([tmp_path], tmp_path))
     assert "<script>alert" not in (tmp_path / "report.html").read_text() and page.text.count(EVIL) > 5
     assert len([tag for tag, _ in page.tags if tag == "script"]) == len(page.charts) + 2
-    for file in (tmp_path / "figures").iterdir():
-        assert not [node for node in ElementTree.parse(file).iter() if node.tag.endswith("script")]
-        assert re.fullmatch(r"[\w+,=.-]+\.svg", file.name)
     assert f"{EVIL} [bold]broke[/bold]" in printed([tmp_path], tmp_path)
 
 
