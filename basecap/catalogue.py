@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from basecap.data.sources import SOURCES
 from basecap.names import split_backbone
 from basecap.study.config import StudyConfig, load_study
-from basecap.study.reading import READ_ONLY, library, read_study
+from basecap.study.study_file import READ_ONLY, library, read_study
 from basecap.tasks import TASKS, build_task
 
 # torch takes a second to import: only the functions that need it import it, so that the other lists come at once.

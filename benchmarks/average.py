@@ -16,7 +16,7 @@ from basecap.models.language_model import LanguageModel
 from basecap.records import RunRecords
 from basecap.study.config import load_study
 from basecap.study.plan import RunSpec, plan_runs
-from basecap.study.preparing import data_of
+from basecap.study.workloads import data_of
 from basecap.train.average import WeightAverage
 from basecap.train.distributed import Processes
 from basecap.train.loop import Place, Trainer

@@ -200,7 +200,7 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
         (("data", "inspect", "mqar-k2v2-shufle"), "did you mean 'mqar-k2v2-shuffle'?"),
         (("data", "inspect", "quikstart"), "unknown study 'quikstart'"),
         (("data", "inspect", "mqar", "--set", "pairs=99"), "99 pairs do not fit into length 64"),
-        (("data", "inspect", "mqar", "--set", "pairs"), "is not of the form option=value"),
+        (("data", "inspect", "mqar", "--set", "pairs"), "does not have the form option=value"),
         (("run",), "(see `basecap run --help`)."),
         (("data", "prepar"), "no such command 'prepar'"),
         (("--frob",), "--frob"),
@@ -251,7 +251,7 @@ def test_bad_input_leaves_a_process_with_exit_code_2():
 
 @pytest.mark.parametrize(
     ("command", "place"),
-    [(["run"], "basecap.study.execute.execute"), (["data", "inspect"], "basecap.study.preparing.data_of")],
+    [(["run"], "basecap.study.execute.execute"), (["data", "inspect"], "basecap.study.workloads.data_of")],
 )
 def test_an_interruption_says_how_to_go_on(command, place, tmp_path, monkeypatch, basecap):
     def interrupted(*_, **__):

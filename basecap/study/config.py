@@ -15,10 +15,9 @@ from basecap.data.tokenizer import BYTES
 from basecap.errors import ConfigError, nearest
 from basecap.moved_keys import with_moved_keys
 from basecap.names import PAPER, at_scale, split_backbone
-from basecap.study.figure import FigureConfig
-from basecap.study.published import PublishedSection
-from basecap.study.reading import READ_ONLY, apply_setting, read_study
-from basecap.study.wrong import shown, what_is_wrong
+from basecap.study.published import FigureConfig, PublishedSection
+from basecap.study.study_file import READ_ONLY, apply_setting, read_study
+from basecap.study.value_errors import shown, what_is_wrong
 from basecap.train.config import TrainSection
 
 #: Names of studies: they become directories.
@@ -189,8 +188,8 @@ class StudyConfig(_Section):
         for entry in value if isinstance(value, list | tuple) else ():
             named = isinstance(entry, dict) and all(isinstance(key, str) for key in entry)
             if not named and not isinstance(entry, str):
-                wanted = "write its name, or its name: {option: value}"
-                raise ValueError(f"{shown(entry)} is not one evaluation; {wanted}")
+                wanted = "write NAME or NAME: {option: value}"
+                raise ValueError(f"{shown(entry)} is not an evaluation; {wanted}")
         return value
 
     @field_validator("architectures", mode="before")

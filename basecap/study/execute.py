@@ -8,15 +8,15 @@ from typing import Any
 
 from basecap import environment
 from basecap.records import StudyRecords
-from basecap.study.begin import begin, check, plan_of
 from basecap.study.config import StudyConfig
 from basecap.study.executors.local import SequentialExecutor
 from basecap.study.executors.processes import ProcessExecutor, devices_for
-from basecap.study.preparing import material_of, vocabulary_of
-from basecap.study.run import Execution, Runtime
-from basecap.study.stored import evaluate_stored
+from basecap.study.start import check, plan_of, start_study
+from basecap.study.stored_weights import evaluate_stored
 from basecap.study.sweep import choose_rates
+from basecap.study.training_job import Execution, Runtime
 from basecap.study.trial import try_new
+from basecap.study.workloads import material_of, vocabulary_of
 from basecap.train.distributed import processes
 from basecap.train.interruption import listening
 
@@ -55,7 +55,7 @@ def execute(
         checked = check(study, group.world)
         devices = devices_for(chosen, device, group.world, per_device)
         execution = Execution(study=study, out=out, device=str(chosen), plugins=tuple(plugins))
-        plan = group.run_on_leader(lambda: begin(execution, checked, only, held))
+        plan = group.run_on_leader(lambda: start_study(execution, checked, only, held))
         execution = replace(execution, study=plan.study)
         records, workloads = StudyRecords(out), material_of(plan.study, out).workloads()
         runtime = Runtime(

@@ -17,7 +17,7 @@ from basecap.models import BACKBONES
 from basecap.models.config import LayerConfig, ModelConfig, model_config
 from basecap.models.language_model import LanguageModel
 from basecap.study.config import ArchitectureEntry, StudyConfig
-from basecap.study.wrong import what_is_wrong
+from basecap.study.value_errors import what_is_wrong
 from basecap.train.checkpoint import KEPT
 from basecap.train.config import Timetable, TrainConfig
 

@@ -20,7 +20,7 @@ from basecap.analysis.sequential import Looks, next_look
 from basecap.errors import ConfigError
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, validate
-from basecap.study.growth import merge_studies
+from basecap.study.merge import merge_studies
 
 Infos = list[dict[str, Any]]
 

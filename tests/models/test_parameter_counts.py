@@ -17,7 +17,7 @@ from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 from basecap.study.config import load_study
 from basecap.study.plan import plan_runs
-from basecap.study.reading import library
+from basecap.study.study_file import library
 
 VOCAB = 32_000
 HEADS = {768: 12, 2048: 16}

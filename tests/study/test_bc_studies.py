@@ -13,7 +13,7 @@ from basecap.study.config import StudyConfig, load_study
 from basecap.study.estimate import sparse
 from basecap.study.execute import execute
 from basecap.study.plan import Cost, cost, plan_evaluations, plan_runs
-from basecap.study.reading import RENAMED, library, read_study
+from basecap.study.study_file import RENAMED, library, read_study
 from tests.study.conftest import write_text
 
 STUDIES = [name for name in library() if name.startswith("bc-")]

@@ -24,8 +24,8 @@ from basecap.study.config import StudyConfig, load_study, select
 from basecap.study.execute import execute
 from basecap.study.executors.processes import ProcessExecutor, devices_for
 from basecap.study.plan import plan_runs
-from basecap.study.preparing import data_of
-from basecap.study.run import Execution
+from basecap.study.training_job import Execution
+from basecap.study.workloads import data_of
 from basecap.train.interruption import listening
 from tests.study._execute import ALONE, PLUGIN, change, run
 from tests.study.conftest import write_text
@@ -57,7 +57,7 @@ def test_a_study_leaves_complete_records(study_file, tmp_path, monkeypatch):
     assert records.environment()["data"] and records.environment()["packages"]["torch"]
     assert list(records.declarations()) == ["domain-loss"]
     for found in records.runs():
-        assert found.info()["ops"]["linear_cross_entropy"].startswith("in plain PyTorch: ")
+        assert found.info()["ops"]["linear_cross_entropy"].startswith("plain PyTorch: ")
         assert {record.step for record in found.evals() if record.eval == "domain-loss"} == {2, 4, 6, 8, 10}
         last = {(r.subset, r.metric): r for r in found.evals() if r.step == 10}
         assert {subset for subset, _ in last} == {"prose", "notes", "code"}
@@ -176,6 +176,7 @@ def test_a_killed_process_costs_its_own_run_alone(study, tmp_path):
     assert [(info["name"], info["status"]) for info in infos] == statuses
     recorded = {found.info()["name"]: found.info() for found in StudyRecords(out).runs()}
     assert recorded == {info["name"]: info for info in infos}
+    assert said.pop(0).startswith("killed fails ")  # checks of its decoding, which it lacks
     assert said == [
         f"early failed before training: {recorded['early']['message']}",
         f"killed (seed 0) failed: {recorded['killed']['message']}",
@@ -252,7 +253,9 @@ def test_an_interrupted_command_resumes_with_the_same_curve_to_the_bit(study, tm
 def test_a_run_records_its_own_ops_alone(study_file, tmp_path):
     settings = ("architectures=[mamba-2, transformer++]", "train.tokens=512")
     first, second = (info["ops"] for info in run(study_file, tmp_path / "out", settings))
-    assert set(first) > set(second) == {"linear_cross_entropy"}
+    assert set(first) & set(second) == {"linear_cross_entropy"}
+    assert "ssd" in first and set(second) == {"attention", "linear_cross_entropy"}
+    assert second["attention"] == "PyTorch's SDPA: full attention is what SDPA is made for"
 
 
 def test_damaged_documents_are_found_before_anything_is_trained(study_file, tmp_path):

@@ -14,7 +14,7 @@ from basecap.errors import ConfigError, DataError
 from basecap.mixers import ARCHITECTURES
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
-from basecap.study.continuation import continuation
+from basecap.study.generate import continue_text
 from tests.data.test_preparation import load_anew
 from tests.study._execute import PLUGIN, STEADY, VERSES, change, run
 
@@ -44,7 +44,9 @@ def test_another_version_of_a_plugin_is_refused(study, tmp_path):
     ):
         run(path, tmp_path / "out", plugins=(plugin,))
     with pytest.raises(ConfigError, match=r"another version of steady\.py"):
-        continuation(tmp_path / "out" / "runs" / "steady-s0", "the", 1, temperature=0, top_k=None, seed=0, device="cpu")
+        continue_text(
+            tmp_path / "out" / "runs" / "steady-s0", "the", 1, temperature=0, top_k=None, seed=0, device="cpu"
+        )
     assert run(path, tmp_path / "out", only=("transformer++",), plugins=(plugin,)) == infos[:1]
     ours = [ARCHITECTURES.built_in(name) for name in ("steady", "steady pair", "transformer++", "based")]
     assert ours == [False, False, True, True]
@@ -75,7 +77,7 @@ def test_a_run_is_tied_to_its_own_plugin_alone(study, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "basecap_plugin_second")
 
     def text() -> str:
-        return continuation(first, "the", 1, temperature=0, top_k=None, seed=0, device="cpu")
+        return continue_text(first, "the", 1, temperature=0, top_k=None, seed=0, device="cpu")
 
     assert text().startswith("the")
     monkeypatch.delitem(sys.modules, "basecap_plugin_first")
@@ -140,7 +142,7 @@ def test_changed_text_is_refused_where_a_run_is_continued(study, study_file, tmp
     shutil.rmtree(out / "data")
     (Path(study["data"]["path"]) / "prose" / "more.txt").write_text("another text " * 50)
     with pytest.raises(ConfigError, match="begun with other data"):
-        continuation(out / "runs" / "transformer++-s0", "the", 1, temperature=0, top_k=None, seed=0, device="cpu")
+        continue_text(out / "runs" / "transformer++-s0", "the", 1, temperature=0, top_k=None, seed=0, device="cpu")
 
 
 def test_a_vocabulary_too_small_for_a_tokenizer_of_ones_own_leaves_no_study(study_file, tmp_path):

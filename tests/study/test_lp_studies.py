@@ -12,7 +12,7 @@ from basecap.report.charts import task_charts
 from basecap.study.config import StudyConfig, load_study, select, with_named
 from basecap.study.execute import execute
 from basecap.study.plan import Cost, cost, plan_evaluations, plan_runs
-from basecap.study.reading import library, read_study
+from basecap.study.study_file import library, read_study
 
 STUDIES = [name for name in library() if name.startswith(("lp-", "recall-"))]
 SCALES = ("paper", "gpu", "laptop", "test")

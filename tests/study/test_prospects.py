@@ -7,7 +7,7 @@ import yaml
 
 from basecap.data import find_prepared, prepare
 from basecap.study.config import StudyConfig, load_study
-from basecap.study.prospects import prospects
+from basecap.study.estimate import expected_verdicts
 from tests.study.conftest import write_text
 
 
@@ -16,7 +16,7 @@ def said(study: dict, tmp_path: Path, *settings: str) -> str:
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(study))
     config = load_study(str(path), settings)
-    return "\n".join(prospects(config, find_prepared(config.data, tmp_path / "data")))
+    return "\n".join(expected_verdicts(config, find_prepared(config.data, tmp_path / "data")))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import yaml
 
 from basecap.errors import ConfigError
 from basecap.study.config import load_study
-from basecap.study.growth import merge_studies
+from basecap.study.merge import merge_studies
 from basecap.study.plan import plan_runs
 
 VALUE = {"architecture": "transformer++", "train": "mqar", "test": "mqar-last", "value": 15.44}

@@ -16,7 +16,7 @@ from basecap.study.estimate import estimate
 from basecap.study.execute import execute
 from basecap.study.executors import local
 from basecap.study.plan import RunSpec, plan_runs
-from basecap.study.preparing import data_of
+from basecap.study.workloads import data_of
 from tests.study._execute import PLUGIN
 from tests.study.conftest import WORDS
 

@@ -9,12 +9,12 @@ import yaml
 from basecap.data.task_data import TaskData
 from basecap.errors import ConfigError, Interrupted
 from basecap.records import StudyRecords
-from basecap.study.begin import check
 from basecap.study.config import StudyConfig, load_study
 from basecap.study.estimate import estimate, remarks
-from basecap.study.growth import merge_studies
+from basecap.study.merge import merge_studies
 from basecap.study.plan import plan_runs
-from basecap.study.stored import evaluate_directory
+from basecap.study.start import check
+from basecap.study.stored_weights import evaluate_directory
 from basecap.study.until_decided import seed_limit
 from basecap.train.checkpoint import stored
 from tests.study._execute import run

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from basecap.study.plan import RunSpec
-from basecap.study.run import Runtime, train_run
+from basecap.study.training_job import Runtime, train_run
 from basecap.study.trial import Failure, try_run
 from basecap.train.interruption import deferred
 

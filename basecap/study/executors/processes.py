@@ -19,10 +19,10 @@ from basecap.progress import share_terminal
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
 from basecap.study.plan import RunSpec, plan_evaluations
-from basecap.study.preparing import material_of
 from basecap.study.provenance import starting_info
-from basecap.study.run import Execution, Runtime, train_run
+from basecap.study.training_job import Execution, Runtime, train_run
 from basecap.study.trial import Failure, try_run
+from basecap.study.workloads import material_of
 from basecap.train.distributed import Processes
 from basecap.train.interruption import deferred, immediate, install
 

@@ -1,0 +1,115 @@
+"""The beginning of a study: refuse what cannot work, prepare the data, claim the directory, make the plan."""
+
+import contextlib
+from collections.abc import Sequence
+
+import torch
+
+from basecap import environment
+from basecap.analysis.losses import load
+from basecap.analysis.training_log import TrainingLog
+from basecap.errors import ConfigError
+from basecap.evals import Evaluation
+from basecap.evals.recall import Recall
+from basecap.records import StudyRecords
+from basecap.study.config import StudyConfig, validate
+from basecap.study.merge import merge_studies
+from basecap.study.plan import Plan, RunSpec, check_points, cost, plan_evaluations, plan_runs
+from basecap.study.provenance import refuse_other, refuse_other_precision
+from basecap.study.sweep import chosen_rates
+from basecap.study.training_job import Execution
+from basecap.study.trial import refuse_leaks
+from basecap.study.workloads import Material, material_of, vocabulary_of
+
+
+def check(study: StudyConfig, world: int = 1) -> list[RunSpec]:
+    """Build every model of the study without memory and every evaluation; raises ConfigError.
+
+    Args:
+        study: the study.
+        world: the processes among which batches must divide.
+
+    Returns:
+        The runs, with the vocabulary that the study asks for: that of the data may be smaller.
+    """
+    runs = plan_runs(study, study.vocabulary)
+    evaluations = plan_evaluations(study)
+    for run in runs:
+        cost(run)
+        run.train.forward_batch(world)
+        if run.train.stop_at is not None and not any(_stops(evaluation) for evaluation in evaluations):
+            raise ConfigError("train.stop_at needs the evaluation recall at every evaluation point; add it to evals.")
+        for evaluation in evaluations:
+            check_points(run, evaluation.config.at, f"evals: {evaluation.declaration.name}: at")
+    return runs
+
+
+def _stops(evaluation: Evaluation) -> bool:
+    return isinstance(evaluation, Recall) and evaluation.config.at == "every"
+
+
+def start_study(execution: Execution, checked: Sequence[RunSpec], only: set[str], held: contextlib.ExitStack) -> Plan:
+    """Prepare the data, make the directory this study's and keep other processes out for as long as `held` is open.
+
+    A study that is refused leaves study.yaml as it was: an architecture cannot be taken out of it again.
+
+    Args:
+        execution: the study, its directory and the device.
+        checked: what `check` returned.
+        only: the architectures to run.
+        held: holds the lock of the directory.
+    """
+    records, study, device = StudyRecords(execution.out), execution.study, torch.device(execution.device)
+    records.refuse_foreign()
+    records.refuse_lost_results()
+    whole = _whole(records, study)
+    _refuse_damaged(records, study)
+    material = material_of(whole, records.path)
+    refuse_leaks([run for run in checked if run.architecture in only], device)
+    material.refuse_missing()
+    held.enter_context(records.locked())
+    workloads = material.workloads()  # may fail: the directory is not yet this study's
+    plan = plan_of(records, study, vocabulary_of(workloads), only)
+    for evaluation in plan.evaluations:
+        for workload in workloads.values():
+            evaluation.check(workload, whole.length)
+    for run in plan.runs:
+        refuse_other(records.run(run.name, run.seed, run.rate), run)
+    refuse_other_precision(records, plan.study, plan.runs, device)
+    records.create(plan.study.model_dump(mode="json"))
+    _write_surroundings(records, plan, material, device)
+    return plan
+
+
+def plan_of(records: StudyRecords, study: StudyConfig, vocabulary: int, only: set[str]) -> Plan:
+    """Return the plan of the selected runs as far as they are known; a sweep has the first seed of the directory's."""
+    whole = _whole(records, study)
+    runs = [run for run in plan_runs(whole, vocabulary, chosen_rates(records)) if run.architecture in only]
+    chosen = [run for run in runs if run.sweep or run.seed in study.seeds_of(run.architecture)]
+    return Plan(study=whole, runs=tuple(chosen), evaluations=tuple(plan_evaluations(whole)))
+
+
+def _refuse_damaged(records: StudyRecords, study: StudyConfig) -> None:
+    """Raise DataError when what earlier runs recorded cannot be read, which the report would say after training."""
+    for run in records.runs():
+        evals, log = run.evals(), TrainingLog.read(run)
+        if study.data is not None:
+            load(run, evals, log, (*study.data.train, *study.data.ood))
+
+
+def _whole(records: StudyRecords, study: StudyConfig) -> StudyConfig:
+    """Return what the directory holds with this study: an earlier one's seeds and architectures too."""
+    if not records.has_study:
+        return study
+    return merge_studies(validate(records.study(), str(records.path / "study.yaml")), study, records.path)
+
+
+def _write_surroundings(records: StudyRecords, plan: Plan, material: Material, device: torch.device) -> None:
+    held = records.environment()
+    machine = (
+        held if held and (records.runs() or records.runs(sweep=True)) else environment.describe(device)
+    )  # numbers stay with their machine
+    found = {**machine, **material.surroundings()}
+    if found != held:
+        records.write_environment(found)
+    records.write_declarations(evaluation.declaration for evaluation in plan.evaluations)

@@ -1,0 +1,172 @@
+"""No architecture of a plugin trains that sees the future."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from basecap.errors import ConfigError
+from basecap.mixers import Cache, Mixer, mixer
+from basecap.registry import load_plugin
+from basecap.study.config import StudyConfig
+from basecap.study.plan import RunSpec, plan_runs
+from basecap.study.trial import refuse_leaks
+from tests.study._execute import PLUGIN, run
+
+FUTURE = "sees the future: outputs before position"
+
+#: Name of a mixer -> what its forward returns, the tokens of a sequence, and what is said of it.
+FORWARDS = {
+    "proof fine": ("self.out(means(x, segments))", 32, None),
+    "proof ahead": ("self.out(x.roll(-1, 1))", 32, f"{FUTURE} 10 move when later inputs change .* in float64"),
+    "proof mean": ("self.out(x - x.mean(1, keepdim=True))", 32, FUTURE),
+    "proof blocks": (
+        "x.unflatten(1, (-1, 256)).mean(2, keepdim=True).expand(-1, -1, 256, -1).flatten(1, 2)",
+        1024,
+        FUTURE,
+    ),
+    "proof late": ("torch.cat([x[:, :1024], x.roll(-1, 1)[:, 1024:]], 1)", 1400, f"{FUTURE} 1399 .* --length 1400"),
+    "proof training": ("x + 1e-3 * x.roll(-1, 1) if self.training else x", 32, FUTURE),
+    "proof evaluation": ("x if self.training else x + 1e-3 * x.roll(-1, 1)", 32, FUTURE),
+    "proof documents": ("self.out(means(x, None))", 32, "mixes packed documents: outputs of one move when others"),
+    "proof backward": ("Backward.apply(x)", 32, f"{FUTURE} 10 have gradients with respect to later inputs"),
+    "proof packed backward": (
+        "x if segments is None else Backward.apply(x)",
+        32,
+        "mixes packed .* of one have gradients",
+    ),
+    "proof faint": ("means(x, segments) + 1e-6 * x.roll(-1, 1)", 32, FUTURE),
+    "proof faint single": ("(x + 1e-6 * x.roll(-1, 1)).float().to(x.dtype)", 32, FUTURE),
+    "proof kernel": ("fails_in_double(x).roll(-1, 1)", 32, f"{FUTURE} .* in float32"),
+    "proof lower": ("x + 1e-3 * x.roll(-1, 1) * torch.is_autocast_enabled(x.device.type)", 32, None),
+    "proof random": ("x * torch.rand_like(x)", 32, None),
+    "proof own random": ("x * torch.rand(x.shape, generator=GENERATOR)", 32, "gives two outputs for one input"),
+    "proof single": ("means(x.float(), segments).to(x.dtype)", 32, None),
+    "proof fourier": ("fourier(x) if segments is None else x", 256, None),
+    "proof chunks": ("x.unflatten(1, (-1, 48)).cumsum(2).flatten(1, 2) if segments is None else 1 / 0", 96, None),
+    "proof infinite": ("x / 0", 32, None),  # these two are left to the trial
+    "proof narrow": ("x[..., :1]", 32, None),
+}
+PARTS = """
+GENERATOR = torch.Generator()
+
+class Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad + 1e-3 * grad.roll(1, 1)
+
+def fails_in_double(x):
+    if x.dtype == torch.float64:
+        raise TypeError("no kernel for double precision")
+    return x
+
+def means(x, segments):
+    keep = torch.ones(x.shape[1], x.shape[1], dtype=x.dtype).tril()
+    if segments is not None:
+        keep = keep * (segments[:, :, None] == segments[:, None, :])
+    return (keep / keep.sum(-1, keepdim=True)) @ x
+
+def fourier(x):
+    length = x.shape[1]
+    decay = (-0.02 * torch.arange(length)[:, None] * torch.arange(1, x.shape[2] + 1)).exp()
+    parts = [torch.fft.rfft(part.float(), n=2 * length, dim=-2) for part in (x, decay)]
+    return torch.fft.irfft(parts[0] * parts[1], n=2 * length, dim=1)[:, :length].to(x.dtype)
+"""
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("proofs") / "proofs.py"
+    out = "self.out = torch.nn.Linear(layer.hidden, layer.hidden, bias=False)\n        "
+    code = PLUGIN.replace("self.calls = 0", out + "torch.nn.init.zeros_(self.out.weight)")
+    mixers = [
+        code.replace('"breaks"', f'"{name}"')
+        .replace("self.calls += 1\n", "\n")
+        .replace("x * torch.nan if self.calls >= 3 else x", forward)
+        for name, (forward, _, _) in FORWARDS.items()
+    ]
+    path.write_text("import torch\n" + PARTS + "\n".join(mixers))
+    load_plugin(path)
+    return path
+
+
+def runs(study: dict, architecture: str | dict) -> list[RunSpec]:
+    length = FORWARDS[architecture][1] if isinstance(architecture, str) and architecture in FORWARDS else 32
+    study = study | {"data": study["data"] | {"seq_len": length}}
+    return plan_runs(StudyConfig.model_validate(study | {"architectures": ["transformer++", architecture]}), 257)
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_what_a_plugin_must_prove(name, study, plugin):
+    _, length, said = FORWARDS[name]
+    if said is None:
+        assert refuse_leaks(runs(study, name), torch.device("cpu")) is None
+    else:
+        with pytest.raises(ConfigError, match=said) as caught:
+            refuse_leaks(runs(study, name), torch.device("cpu"))
+        more = f" --length {length}" if length > 1100 else ""
+        assert str(caught.value).endswith(f"; run basecap check --mixer '{name}' --plugin {plugin}{more}")
+
+
+def test_the_precision_of_training_is_proved_and_its_rounding_no_leak(study, plugin):
+    study["train"]["precision"] = "bf16"
+    assert refuse_leaks(runs(study, "proof fourier"), torch.device("cpu")) is None
+    with pytest.raises(ConfigError, match=f"{FUTURE} .* in bf16"):
+        refuse_leaks(runs(study, "proof lower"), torch.device("cpu"))
+
+
+def test_a_leak_is_found_in_a_pattern_and_in_another_body(study, plugin):
+    pattern = {
+        "name": "both",
+        "use": "transformer++",
+        "layers": ["transformer++", "proof ahead"],
+        "model": {"layers": 2},
+    }
+    for entry, command in ((pattern, "check --mixer 'proof ahead'"), ("proof ahead in gpt", "in gpt'")):
+        with pytest.raises(ConfigError, match=f"sees the future.*{command}"):
+            refuse_leaks(runs(study, entry), torch.device("cpu"))
+
+
+def test_a_leak_is_refused_before_anything_is_written(study, plugin, tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", "proof ahead"]}))
+    with pytest.raises(ConfigError, match="mixer 'proof ahead' sees the future"):
+        run(path, tmp_path / "out", plugins=(plugin,))
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_built_smaller_is_left_to_training(study, tmp_path):
+    path = tmp_path / "proof_deep.py"
+    code = PLUGIN.replace('"breaks"', '"proof deep"').replace("self.calls >= 3", "False")
+    path.write_text(code.replace("self.calls = 0", "self.calls = 1 / (layer.depth - 1) / (layer.depth - 2)"))
+    load_plugin(path)
+    study |= {"model": {"hidden": 16, "layers": 4}}
+    assert refuse_leaks(runs(study, "proof deep"), torch.device("cpu")) is None
+
+
+class Packaged(Mixer):
+    def forward(self, x, segments=None):
+        return x.roll(-1, 1)
+
+    def init_cache(self, batch, max_length):
+        return Cache(tensors={})
+
+    def step(self, x, cache):
+        return x
+
+    def flops(self, length):
+        return 0.0
+
+    def state_bytes(self, length):
+        return 0
+
+
+def test_mixers_of_other_packages_are_proved_too(study):
+    mixer("proof packaged", backbone="gpt", paper="none", summary="as an entry point would give it")(Packaged)
+    with pytest.raises(ConfigError, match=r"sees the future.*; run basecap check --mixer 'proof packaged'$"):
+        refuse_leaks(runs(study, "proof packaged"), torch.device("cpu"))

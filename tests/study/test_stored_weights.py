@@ -1,0 +1,187 @@
+"""Evaluations of stored weights: a finished study gains numbers without training again."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from basecap.data.tokenizer import byte_tokenizer
+from basecap.errors import ConfigError
+from basecap.evals import Outcome
+from basecap.evals.influence_entropy import InfluenceEntropy
+from basecap.records import Record, StudyRecords
+from basecap.study.config import load_study
+from basecap.study.plan import cost, plan_runs
+from basecap.study.stored_weights import evaluate_directory
+from tests.study._execute import change, run
+from tests.study.conftest import write_text
+
+ENTROPY = "influence-entropy: {length: 32, split: test}"
+#: Averaged weights, as the numbers of stored weights must be those of the average.
+SETTINGS = ("train.average=0.1", "architectures=[transformer++]")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("stored")
+    data = {"source": "text", "path": str(write_text(root / "text")), "tokenizer": "bytes", "seq_len": 32}
+    study = {
+        "name": "tiny",
+        "data": {**data, "train": ["prose", "notes"], "ood": ["code"]},
+        "model": {"hidden": 16, "layers": 1},
+        "train": {"tokens": 2560, "batch": 8, "lr": 1e-2, "warmup": 1, "eval_every": 512},
+        "architectures": ["transformer++"],
+    }
+    path = root / "tiny.yaml"
+    path.write_text(yaml.safe_dump(study))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(path, tmp_path_factory) -> Path:
+    """Train with one evaluation, keeping the weights of every second evaluation point."""
+    out = tmp_path_factory.mktemp("trained") / "out"
+    run(path, out, (*SETTINGS, "train.keep=2"))
+    return out
+
+
+@pytest.fixture
+def out(trained, tmp_path) -> Path:
+    """Return a copy of the trained study."""
+    return Path(shutil.copytree(trained, tmp_path / "out"))
+
+
+def add(out: Path, *names: str, at: str | None = None, only: tuple[str, ...] = ()) -> tuple[int, list[str]]:
+    said: list[str] = []
+    return evaluate_directory(out, add=names, at=at, only=only, device="cpu", log=said.append), said
+
+
+def entropies(out: Path) -> dict[int, list[Record]]:
+    """Return the entropies of the one run by step."""
+    found = [record for record in StudyRecords(out).runs()[0].evals() if record.eval == "influence-entropy"]
+    return {step: [one for one in found if one.step == step] for step in sorted({one.step for one in found})}
+
+
+def test_a_finished_study_gains_the_numbers_that_training_would_have_given(path, out, tmp_path):
+    run(path, tmp_path / "named", (*SETTINGS, f"evals=[domain-loss, {{{ENTROPY}}}]"))
+    expected, before = entropies(tmp_path / "named"), StudyRecords(out).runs()[0].metrics()
+    assert list(expected) == [2, 4, 6, 8, 10]
+    failed, said = add(out, ENTROPY)
+    assert failed == 0 and said == [
+        "influence-entropy: missing at 2 evaluation points of transformer++ (seed 0), whose weights are not stored "
+        "(train.keep)."
+    ]
+    assert entropies(out) == {step: expected[step] for step in (4, 8, 10)}
+    records = StudyRecords(out)
+    assert records.runs()[0].metrics() == before and set(records.declarations()) == {"domain-loss", "influence-entropy"}
+    assert records.study()["evals"] == ["domain-loss", {"influence-entropy": {"length": 32, "split": "test"}}]
+    held = (records.runs()[0].path / "evals.jsonl").read_bytes()
+    assert run(path, out, (*SETTINGS, "train.keep=all"))[0]["status"] == "finished"  # a study that lacks it keeps it
+    assert add(out) == (0, said) and (records.runs()[0].path / "evals.jsonl").read_bytes() == held
+
+
+def test_a_study_that_names_more_evaluations_gets_them_without_training(path, out):
+    before = StudyRecords(out).runs()[0].metrics()
+    run(path, out, (*SETTINGS, f"evals=[{{{ENTROPY[:-1]}, at: end}}}}]"))
+    assert list(entropies(out)) == [10] and StudyRecords(out).runs()[0].metrics() == before
+    assert [*StudyRecords(out).declarations()] == ["domain-loss", "influence-entropy"]
+
+
+def test_evaluations_run_where_they_say(path, tmp_path):
+    settings = (*SETTINGS, "evals=[domain-loss, {influence-entropy: {length: 32, split: test, at: [1024, 2048]}}]")
+    run(path, tmp_path / "out", settings)
+    assert list(entropies(tmp_path / "out")) == [4, 8]
+    assert [found.name for found in StudyRecords(tmp_path / "out").runs()[0].weights.iterdir()] == ["step-10"]
+
+
+@pytest.mark.parametrize(("at", "steps"), [("end", [10]), ("2048", [8]), ("[1024, 2048]", [4, 8])])
+def test_an_added_evaluation_runs_where_asked(out, at, steps):
+    place = StudyRecords(out).runs()[0].path
+    assert add(place, ENTROPY, at=at) == (0, []) and list(entropies(out)) == steps
+
+
+def test_one_damaged_point_costs_no_other(out):
+    weights = StudyRecords(out).runs()[0].weights / "step-8" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    failed, said = add(out, ENTROPY)
+    assert failed == 1 and list(entropies(out)) == [4, 10]
+    assert said[0].startswith("influence-entropy of transformer++ (seed 0) failed at step 8: ")
+    assert said[0].endswith("step-8 is damaged (model.safetensors does not match SHA256SUMS); remove it.")
+
+
+def test_what_measures_nothing_is_asked_once(out, monkeypatch):
+    asked = []
+
+    def run(evaluation, model, context):
+        asked.append(evaluation)
+        return Outcome(measurements=[])
+
+    monkeypatch.setattr(InfluenceEntropy, "run", run)
+    assert add(out, ENTROPY, at="end") == add(out) == (0, []) and len(asked) == 1
+
+
+def test_runs_trained_before_weights_were_stored_are_evaluated_from_their_checkpoints(out):
+    shutil.rmtree(StudyRecords(out).runs()[0].weights)
+    assert add(out, ENTROPY)[0] == 0 and list(entropies(out)) == [8, 10]
+
+
+@pytest.mark.parametrize(
+    ("names", "at", "words"),
+    [
+        (["influence-entrophy"], None, r"influence-entrophy.*did you mean 'influence-entropy'\?"),
+        (["influence-entropy: {length: 32, lenght: 3}"], None, "unknown option 'lenght'"),
+        (["domain-loss: {split: validation}"], None, r"domain-loss' with other options \(split is 'test' there and "),
+        (["[domain-loss]"], None, "is not an evaluation; write NAME"),
+        ([ENTROPY], "5", r"--at: transformer\+\+ \(seed 0\) has no evaluation point after 5 tokens; .* after 512\."),
+        ([ENTROPY], "never", "--at 'never' should be every, end or a number of tokens"),
+    ],
+)
+def test_bad_input_leaves_the_study_as_it_was(out, names, at, words):
+    held = (out / "study.yaml").read_bytes()
+    with pytest.raises(ConfigError, match=words):
+        add(out, *names, at=at)
+    assert (out / "study.yaml").read_bytes() == held and not entropies(out)
+
+
+def test_what_cannot_be_evaluated_is_said(out, tmp_path):
+    place = StudyRecords(out).runs()[0].path
+    with pytest.raises(ConfigError, match=r"holds no study \(no study\.yaml\)"):
+        add(tmp_path / "elsewhere", ENTROPY)
+    for store in ("checkpoints", "weights"):
+        shutil.rmtree(place / store)
+    with pytest.raises(ConfigError, match=r"transformer\+\+-s0 has no stored weights; remove"):
+        add(place, ENTROPY)
+    change(place / "run.json", status="running")
+    with pytest.raises(ConfigError, match="out has no finished run; finish one with `basecap run`"):
+        add(out, ENTROPY)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (
+            "evals=[{domain-loss: {at: 5}}]",
+            r"evals: domain-loss: at: .* has no evaluation point after 5 tokens; the ne",
+        ),
+        ("evals=[{domain-loss: {at: [x]}}]", r"should be every, end or a list of tokens, such as \[1000000\]"),
+        ("train.keep=0", r"train\.keep = 0: should be last, all or a number of evaluation points, such as 5"),
+    ],
+)
+def test_points_that_do_not_exist_are_refused(path, tmp_path, setting, words):
+    with pytest.raises(ConfigError, match=words):
+        run(path, tmp_path / "out", (setting,))
+
+
+@pytest.mark.parametrize("keep", ["last", "all", 3])
+def test_which_weights_stay_is_no_part_of_a_run(path, keep):
+    default, other = (plan_runs(load_study(str(path), settings), 257)[0] for settings in ((), (f"train.keep={keep}",)))
+    assert default.hash == other.hash
+
+
+def test_the_disk_that_is_planned_is_the_disk_that_is_taken(path, trained):
+    study = load_study(str(path), (*SETTINGS, "train.keep=2"))
+    planned = cost(plan_runs(study, byte_tokenizer().vocab_size)[0])
+    for store, expected in (("weights", planned.weights), ("checkpoints", planned.checkpoints)):
+        files = (StudyRecords(trained).runs()[0].path / store).rglob("*.safetensors")
+        assert expected == pytest.approx(sum(file.stat().st_size for file in files), rel=0.1)
