@@ -15,6 +15,7 @@ from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
 from basecap.report.bundle import bundle
 from basecap.report.charts import Charts, charts_of, seen
+from basecap.report.figures.style import names_of
 from basecap.report.palette import ON_DARK, looks
 from basecap.report.recall_words import between, percent, points
 from basecap.report.rows import at_lowest, by_architecture, final_losses, without_null
@@ -97,7 +98,7 @@ def _page(studies: Sequence[StudyResults], named: Sequence[str], drawn: Sequence
         "at_lowest": at_lowest,
         "by_architecture": by_architecture,
         "final": final_losses,
-        "looks": lambda study: looks(study.names, study.reference),
+        "looks": lambda study: looks(names_of(study), study.reference),
         "yaml": lambda content: yaml.safe_dump(without_null(content), sort_keys=False, allow_unicode=True),
         "spec": _in_page,
     }
