@@ -8,9 +8,9 @@ import numpy as np
 from numpy import ndarray
 
 from basecap.analysis import gap, words
-from basecap.analysis.along import along
 from basecap.analysis.draws import Curve, Runs, draw, enough, few_clusters, fewest_units
 from basecap.analysis.gap import FEWEST_POINTS, LARGEST_EXPONENT, LOST_DRAWS, Range
+from basecap.analysis.gap_curve import gap_curve
 from basecap.analysis.intervals import Estimates, Levels, Table
 from basecap.analysis.losses import RunLosses
 from basecap.analysis.noise import DRAWS
@@ -319,7 +319,7 @@ class _Judge:
             gap=found,
             weighted=self._gap("weighted", index),
             domains=tuple(DomainGap(domain=domain, **vars(self._gap(domain, index))) for domain in self.setting.tested),
-            along=along(one, self.reference.curves, self.weights["plain"], estimates.shared, self.setting.level),
+            along=gap_curve(one, self.reference.curves, self.weights["plain"], estimates.shared, self.setting.level),
             more=more,
         )
         return replace(row, words=words.of(row))

@@ -3,7 +3,7 @@
 from basecap.report.figures.capacity import capacity
 from basecap.report.figures.cells import axes_of, cells
 from basecap.report.figures.evaluations import evaluation
-from basecap.report.figures.gaps import along, forest
+from basecap.report.figures.gaps import forest, gap_curve
 from basecap.report.figures.influence import influence
 from basecap.report.figures.learning import learning
 from basecap.report.figures.losses import Abscissa, scatter, training
@@ -17,12 +17,12 @@ __all__ = [
     "VEGA_LITE",
     "Abscissa",
     "Spec",
-    "along",
     "axes_of",
     "capacity",
     "cells",
     "evaluation",
     "forest",
+    "gap_curve",
     "influence",
     "learning",
     "matrix",
