@@ -17,11 +17,10 @@ from basecap.report.bundle import bundle
 from basecap.report.charts import Charts, charts_of, seen
 from basecap.report.figures.style import names_of
 from basecap.report.palette import ON_DARK, looks
-from basecap.report.recall_words import between, percent, points
 from basecap.report.rows import at_lowest, by_architecture, final_losses, without_null
 from basecap.report.summary import summarise
-from basecap.report.titles import titles
-from basecap.report.words import (
+from basecap.report.task_summary import between, percent, points
+from basecap.report.text_summary import (
     duration,
     gap_text,
     interval_text,
@@ -30,6 +29,7 @@ from basecap.report.words import (
     worth_interval_text,
     worth_text,
 )
+from basecap.report.titles import titles
 
 #: Descriptions of charts by file name (without suffix), by the section of the page they stand in.
 Groups = dict[str, dict[str, figures.Spec]]

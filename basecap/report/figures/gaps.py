@@ -20,7 +20,7 @@ from basecap.report.figures.style import (
     trained_band,
 )
 from basecap.report.palette import DARK_GREY
-from basecap.report.words import gap_text, interval_text
+from basecap.report.text_summary import gap_text, interval_text
 
 #: Up to so many architectures their bands can be told apart when all are drawn.
 FEW = 3
