@@ -14,7 +14,7 @@ from basecap.analysis.results import to_json
 from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
 from basecap.report.bundle import bundle
-from basecap.report.charts import Charts, charts_of, seen
+from basecap.report.charts import Charts, charts_of, influence_charts
 from basecap.report.figures.style import names_of
 from basecap.report.palette import ON_DARK, looks
 from basecap.report.rows import at_lowest, by_architecture, final_losses, without_null
@@ -56,7 +56,7 @@ def write_report(study_paths: Sequence[Path], out: Path, *, live: bool = False, 
     records.refuse_lost_results(found)
     records.write_results(found)
     drawn = [
-        draw(study, f"{index}-" if len(studies) > 1 else "", seen(study, StudyRecords(path)))
+        draw(study, f"{index}-" if len(studies) > 1 else "", influence_charts(study, StudyRecords(path)))
         for index, (study, path) in enumerate(zip(studies, study_paths, strict=True), start=1)
     ]
     images = {
