@@ -190,11 +190,11 @@ def test_studies_of_text_and_of_tasks_stand_in_one_report(tmp_path):
     other = Record(step=50, tokens=1, eval="entropy", subset="layer 1", metric="mean", value=0.5, n=10)
     tasks.run("steady on a", 0).append_evals([other])
     text = write_study(
-        tmp_path / "text", architectures={"base": (1.0, 0.0), "other": (1.0, 0.2)}, documents=5, checkpoints=2
+        tmp_path / "text", architectures={"base": (1.0, 0.0), "steady": (1.0, 0.2)}, documents=5, checkpoints=2
     )
     paths = [text.path, tasks.path]
     page = Page(write_report(paths, tmp_path / "both"))
     assert {"1-scatter-github", "2-matrix-steady", "2-entropy-mean"} <= set(page.charts)
-    assert sum(tag == "h1" for tag, _ in page.tags) == 2
+    assert sum(tag == "h1" for tag, _ in page.tags) == 3
     said = printed(paths, tmp_path / "both")
     assert "limited-mini: gap to base" in said and "moved-patterns: accuracy in %" in said

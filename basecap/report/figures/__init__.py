@@ -2,6 +2,7 @@
 
 from basecap.report.figures.capacity import capacity
 from basecap.report.figures.cells import axes_of, cells
+from basecap.report.figures.costs import gap_against_cost
 from basecap.report.figures.evaluations import evaluation
 from basecap.report.figures.gaps import forest, gap_curve
 from basecap.report.figures.hardest_cells import hardest_cells
@@ -22,6 +23,7 @@ __all__ = [
     "cells",
     "evaluation",
     "forest",
+    "gap_against_cost",
     "gap_curve",
     "hardest_cells",
     "influence",
