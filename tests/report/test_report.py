@@ -155,7 +155,7 @@ def test_several_studies_in_one_page(tmp_path, monkeypatch):
     for path in paths:
         write_study(path, architectures=TWO, documents=40, seeds=(0, 1), ood=["github"])
     page = Page(write_report(paths, tmp_path / "both"))
-    assert sum(tag == "h1" for tag, _ in page.tags) == 2
+    assert sum(tag == "h1" for tag, _ in page.tags) == 3 and "Which should I use?" in page.text
     out = io.StringIO()
     Console(width=300, file=out).print(terminal_table(read_results(tmp_path / "both"), paths))
     for path in paths:  # the studies have one name

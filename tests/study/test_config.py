@@ -169,8 +169,8 @@ def test_summaries_count_nothing():
         ("architectures", [5], r"architectures = \[5\]: 5 is not one architecture; write its name, or its keys"),
         ("architectures.2.use", ["mamba-2"], r"architectures\.2\.use = \['mamba-2'\]: should be text; "),
         ("architectures.1.name", "a\0b", r"name = 'a\\x00b': should be one line, without control characters\.$"),
-        ("evals", 5, r"evals = 5: should be a list, but not \[5\]: 5 is not one evaluation; write its name"),
-        ("evals", [{1: {}}], r"{1: {}} is not one evaluation; write its name, or its name: {option: value}\.$"),
+        ("evals", 5, r"evals = 5: should be a list, but not \[5\]: 5 is not an evaluation; write NAME"),
+        ("evals", [{1: {}}], r"{1: {}} is not an evaluation; write NAME or NAME: {option: value}\.$"),
         ("seeds", [True], r"seeds\.0 = true: should be a number, not true or false\.$"),
         ("train.tokens", True, r"train\.tokens = true: should be a number, not true or false\.$"),
         ("train.tokens", "10k", r"train\.tokens = '10k': should be a whole number\.$"),
@@ -255,9 +255,9 @@ def test_wrong_keys_and_values_are_named(tmp_path, place, value, words):
         ("evals", [{"domain-loss": {"split": "tst"}}], r"cannot be 'tst': it should be 'validation' or 'test'\.$"),
         ("evals", [{"domain-loss": {"tokens_per_batch": True}}], "it should be a number, not true or false"),
         ("evals", ["domain-loss", {"domain-loss": {"split": "validation"}}], "is named twice"),
-        ("evals", [{}], "is not one evaluation"),
-        ("evals", [{"domain-loss": 5}], "{'domain-loss': 5} is not one evaluation"),
-        ("evals", [{"domain-loss": {}, "other": {}}], "is not one evaluation"),
+        ("evals", [{}], "is not an evaluation"),
+        ("evals", [{"domain-loss": 5}], "{'domain-loss': 5} is not an evaluation"),
+        ("evals", [{"domain-loss": {}, "other": {}}], "is not an evaluation"),
     ],
 )
 def test_names_and_sizes_are_refused_before_anything_runs(tmp_path, place, value, words):
