@@ -40,7 +40,7 @@ def test_the_chosen_attention_runs():
     seen = []
 
     def job():
-        with pytest.raises(RuntimeError, match="No (available|viable)"):
+        with pytest.raises(RuntimeError, match=r"No (available|viable)"):
             seen.append(torch.nn.functional.scaled_dot_product_attention(q, q, q))
         return {"tokens_per_s": 1.0}
 
