@@ -334,10 +334,18 @@ def select(study: StudyConfig, only: Sequence[str]) -> set[str]:
     return {*only, study.reference} & names if only else names
 
 
+def restrict(study: StudyConfig, names: set[str]) -> StudyConfig:
+    """Return the study with the architectures `names` only."""
+    kept = tuple(entry for entry in study.architectures if entry.name in names)
+    return study.model_copy(update={"architectures": kept})
+
+
 def validate(content: dict[str, Any], study: str) -> StudyConfig:
     """Return the study that `content`, read from `study`, describes; raises ConfigError for the first thing wrong."""
     try:
         return StudyConfig.model_validate(content)
+    except ConfigError as error:
+        raise ConfigError(f"study {study}: {error}") from error
     except ValidationError as error:
         problems = error.errors()
         unknown = ("extra_forbidden", "invalid_key")

@@ -9,12 +9,11 @@ from typing import Any
 from basecap import environment
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig
-from basecap.study.executors.local import SequentialExecutor
-from basecap.study.executors.processes import ProcessExecutor, devices_for
+from basecap.study.executors import devices_for, executor_for
+from basecap.study.jobs import Execution, Runtime
 from basecap.study.start import check, plan_of, start_study
 from basecap.study.stored_weights import evaluate_stored
 from basecap.study.sweep import choose_rates
-from basecap.study.training_job import Execution, Runtime
 from basecap.study.trial import try_new
 from basecap.study.workloads import material_of, vocabulary_of
 from basecap.train.distributed import processes
@@ -62,12 +61,7 @@ def execute(
             records=records, device=chosen, workloads=workloads, evaluations=plan.evaluations, group=group, log=log
         )
 
-        parallel = len(devices) > 1 and len(plan.runs) > 1
-        with (
-            ProcessExecutor(execution, devices, log)
-            if parallel
-            else contextlib.nullcontext(SequentialExecutor(runtime)) as executor
-        ):
+        with executor_for(execution, runtime, devices if len(plan.runs) > 1 else devices[:1]) as executor:
             failed = group.run_on_leader(lambda: try_new(plan.runs, runtime, executor.attempt))
             unsound = {info["name"] for info in failed}
             swept = [run for run in plan.swept if run.name not in unsound]
@@ -79,5 +73,5 @@ def execute(
             unchosen = {run.name for run in plan.swept}
             failed += [info for info in tried if info["status"] == "failed" and info["name"] in unchosen]
             infos = failed + executor.train([run for run in plan.trained if run.name not in unsound])
-        group.run_on_leader(lambda: evaluate_stored(plan.trained, runtime))
+            evaluate_stored(plan.trained, runtime, executor)
         return infos if group.is_leader else []

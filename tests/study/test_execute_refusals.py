@@ -102,7 +102,7 @@ def test_other_text_from_a_changed_plugin_is_refused(study, tmp_path):
     assert run(path, out, only=("transformer++",), plugins=(plugin,)) == infos
 
 
-def test_an_unfinished_run_is_not_continued_in_another_precision(study_file, tmp_path):
+def test_no_study_is_trained_in_two_precisions_because_of_the_device(study_file, tmp_path):
     only, out = ("transformer++",), tmp_path / "out"
     (info,) = run(study_file, out, only=only)
     assert info["precision"] == "fp32" and info["device"].startswith("CPU") and info["before"] == []
@@ -110,9 +110,14 @@ def test_an_unfinished_run_is_not_continued_in_another_precision(study_file, tmp
     elsewhere = {"device": "NVIDIA H200", "packages": {"torch": "2.8"}, "precision": "bf16"}
     path = out / "runs" / "transformer++-s0" / "run.json"
     change(path, **elsewhere)
-    assert run(study_file, out, only=only)[0]["precision"] == "bf16"  # finished: nothing goes on
-    change(path, status="failed")
+    assert run(study_file, out, only=only)[0]["precision"] == "bf16"  # finished: nothing is trained
     mixed = r"-s0 was trained in bf16 on NVIDIA H200, and this device would train in fp32; set --device cuda, or"
+    held = (out / "study.yaml").read_bytes()
+    for more in ({"only": ("window 4",)}, {"settings": ("seeds=[1]",)}):
+        with pytest.raises(ConfigError, match=mixed):
+            run(study_file, out, **more)
+        assert (out / "study.yaml").read_bytes() == held  # what is refused is not yet part of the study
+    change(path, status="failed")
     with pytest.raises(ConfigError, match=mixed):
         run(study_file, out, only=only)
     change(path, precision="fp32")
@@ -120,20 +125,6 @@ def test_an_unfinished_run_is_not_continued_in_another_precision(study_file, tmp
     assert again["before"] == [{**elsewhere, "precision": "fp32"}] and again["device"] == info["device"]
     change(path, status="failed", device=None, precision=None, packages=None, before=None)  # as before there were any
     assert run(study_file, out, only=only)[0]["before"] == []
-
-
-def test_no_study_is_trained_in_two_precisions_because_of_the_device(study_file, tmp_path):
-    out = tmp_path / "out"
-    run(study_file, out, only=("transformer++",))
-    change(out / "runs" / "transformer++-s0" / "run.json", device="NVIDIA H200", precision="bf16")
-    held = (out / "study.yaml").read_bytes()
-    for more in ({"only": ("window 4",)}, {"settings": ("seeds=[1]",)}):
-        with pytest.raises(ConfigError, match="trained in bf16 on NVIDIA H200, and this device would train in fp32"):
-            run(study_file, out, **more)
-        assert (out / "study.yaml").read_bytes() == held  # what is refused is not yet part of the study
-    change(out / "runs" / "transformer++-s0" / "run.json", status="running")
-    shutil.rmtree(out / "runs" / "transformer++-s0" / "checkpoints")  # so it begins again
-    assert {info["precision"] for info in run(study_file, out)} == {"fp32"}
 
 
 def test_changed_text_is_refused_where_a_run_is_continued(study, study_file, tmp_path):

@@ -54,7 +54,8 @@ def out(trained, tmp_path) -> Path:
 
 def add(out: Path, *names: str, at: str | None = None, only: tuple[str, ...] = ()) -> tuple[int, list[str]]:
     said: list[str] = []
-    return evaluate_directory(out, add=names, at=at, only=only, device="cpu", log=said.append), said
+    options = {"only": only, "device": "cpu", "plugins": (), "log": said.append}
+    return evaluate_directory(out, add=names, at=at, **options), said
 
 
 def entropies(out: Path) -> dict[int, list[Record]]:
@@ -69,8 +70,8 @@ def test_a_finished_study_gains_the_numbers_that_training_would_have_given(path,
     assert list(expected) == [2, 4, 6, 8, 10]
     failed, said = add(out, ENTROPY)
     assert failed == 0 and said == [
-        "influence-entropy: missing at 2 evaluation points of transformer++ (seed 0), whose weights are not stored "
-        "(train.keep)."
+        "influence-entropy: missing at 2 evaluation points of transformer++ (seed 0) (after 512, 1536 tokens), whose "
+        "weights are not stored; set train.keep to store more."
     ]
     assert entropies(out) == {step: expected[step] for step in (4, 8, 10)}
     records = StudyRecords(out)
