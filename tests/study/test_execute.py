@@ -193,7 +193,7 @@ def test_a_run_that_breaks_does_not_stop_the_others(study, tmp_path):
 
 
 def test_an_interrupted_command_with_runs_side_by_side_resumes_with_the_same_curves(study, tmp_path):
-    study["train"] |= {"tokens": 40_960, "eval_every": 10_240}
+    study["train"] |= {"tokens": 20_480, "eval_every": 10_240}
     path, out = tmp_path / "tiny.yaml", tmp_path / "stopped"
     path.write_text(yaml.safe_dump(study))
     command = [sys.executable, "-m", "basecap.cli", "run", path, "--device", "cpu", "--per-device", "2", "--out", out]
@@ -209,12 +209,12 @@ def test_an_interrupted_command_with_runs_side_by_side_resumes_with_the_same_cur
     assert {found.info()["status"] for found in StudyRecords(out).runs()} == {"running"}
     steps = {name: len(rows) for name, rows in losses(out).items()}
     for name, count in steps.items():
-        stop = f"{name} (seed 0): stopped at step {count} of 160 with a checkpoint; run the same command again"
+        stop = f"{name} (seed 0): stopped at step {count} of 80 with a checkpoint; run the same command again"
         assert err.splitlines().count(f"{stop} to resume.") == 1
     config, said = load_study(str(path)), []
     infos = execute(config, out, only=select(config, []), device="cpu", plugins=(), log=said.append)
     assert [info["status"] for info in infos] == ["finished", "finished"]
-    assert said == [f"{name} (seed 0): resumed at step {count} of 160." for name, count in steps.items()]
+    assert said == [f"{name} (seed 0): resumed at step {count} of 80." for name, count in steps.items()]
     run(path, tmp_path / "straight")
     for name, expected in losses(tmp_path / "straight").items():
         assert losses(out)[name] == pytest.approx(expected, rel=1e-5)  # threads may add in another order
