@@ -113,7 +113,7 @@ class WorkerPool(Generic[S]):
 
 
 class _Worker:
-    """One process: a pool of its own, as a larger pool would not say which process was killed."""
+    """One process: a pool of its own, because a larger pool does not report which process was killed."""
 
     def __init__(self, start: bytes, pools: contextlib.ExitStack):
         self.start = start

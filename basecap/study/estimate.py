@@ -1,4 +1,4 @@
-"""What `basecap plan` says of a study: its cost on this machine, and the verdicts to expect."""
+"""What `basecap plan` prints: the cost of a study on this machine, and the verdicts to expect."""
 
 import math
 import time
@@ -30,14 +30,14 @@ FEWEST_OF_THE_REFERENCE, FEWEST = 10, 4
 #: 730 and 1,500.
 LEAST_PER_ENTRY = 300
 
-#: Share of the machine's matrix rate that training is assumed to reach, and the column that says so.
+#: Share of the machine's matrix rate that training is assumed to reach, and the column that names it.
 UTILISATION = 0.35
 CHECKPOINTS, KEPT = "checkpoints (GiB)", "weights (GiB)"
 HOURS = f"hours if all reach {UTILISATION:.0%}"
 
 
 def estimate(study: StudyConfig) -> list[dict[str, Any]]:
-    """Return one row per run; in a sweep of learning rates also the rate, where it is known beforehand.
+    """Return one row per run; in a sweep of learning rates also the rate, if it is already known.
 
     Raises what `basecap run` raises before it prepares text.
 
@@ -82,7 +82,7 @@ def _all_runs(study: StudyConfig) -> list[RunSpec]:
 
 
 def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[str]:
-    """Return what is to be said below the rows of `estimate`: the sum, what they leave out, what `out` would need."""
+    """Return the lines below the rows of `estimate`: the total, what it leaves out, disk, warnings."""
     hours, work = (sum(row[key] for row in rows) for key in (HOURS, "PFLOP"))
     rate = work * 1000 / (UTILISATION * hours * 3600)  # TFLOP/s, as `estimate` found it
     return [
@@ -98,7 +98,7 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
 
 
 def _of_text(study: StudyConfig, out: Path) -> list[str]:
-    """Return what is to be said of a study of text."""
+    """Return the lines about a study of text."""
     cache = cache_of(study, out)
     return [
         *sparse(study),
@@ -166,7 +166,7 @@ def expected_verdicts(study: StudyConfig, data: PreparedData | None) -> list[str
 
     Args:
         study: the study.
-        data: its text where that has been prepared; without it nothing is said of documents.
+        data: its text if that has been prepared; without it there are no warnings about documents.
     """
     if not study.text.ood:
         return ["Every domain is trained on: the report will state differences at equal training loss, no verdicts."]

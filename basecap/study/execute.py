@@ -1,4 +1,4 @@
-"""Run a study: begin, try every architecture, choose learning rates, train what is not finished."""
+"""Run a study: set it up, try every architecture, choose learning rates, train the unfinished runs."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -30,24 +30,23 @@ def execute(
     log: Callable[[str], None],
     per_device: int = 1,
 ) -> list[dict[str, Any]]:
-    """Train every selected run of `study` into `out`, resuming what stands there; return each run's info.
+    """Train every selected run of `study` into `out`, resuming unfinished ones; return each run's info.
 
-    Finished runs get what evaluations of the study they lack where their weights are stored.
+    Evaluations of the study that finished runs lack are run on their stored weights.
 
-    Of a sweep of learning rates these are the runs with the chosen rates, and those whose failure left no choice.
+    In a sweep of learning rates, these are the runs with the chosen rates and the failed runs that prevented a choice.
 
-    Started by `torchrun`, all processes train each run together and only the leading one returns something; else runs
-    go one after the other on one device, or side by side on the GPUs of this machine when there are several,
-    `per_device` on each or on the CPU, whose cores they share: a small model leaves room for others. All architectures
-    are tried, in the same places, before the first of them trains.
+    Under `torchrun` all processes train each run together and only the leader returns infos. Otherwise runs are trained
+    one after the other on one device, or side by side if there are several GPUs or `per_device` is larger than 1. All
+    architectures are tried before the first of them trains.
 
     Raises:
-        ConfigError: names, sizes or options that do not work, a plugin's architecture that sees the future (before
-            anything is written), or a directory that holds another study.
-        DataError: text that cannot be prepared, or results of runs whose records are not there.
-        Interrupted: SIGINT or SIGTERM came; the run that was training wrote a checkpoint first.
-        TrainingError: either of these in the leading one of several processes, raised in all of them.
-        Exception: what failed in one of several processes alone, after it was recorded.
+        ConfigError: invalid names, sizes or options, a plugin's architecture that is not causal, or a directory that holds
+            another study. Nothing is written.
+        DataError: text that cannot be prepared, or results of runs whose records are missing.
+        Interrupted: SIGINT or SIGTERM was received; runs in training have written a checkpoint.
+        TrainingError: one of the first two in the leader of several processes, raised in all of them.
+        Exception: a failure in a single one of several processes, after it was recorded.
     """
     chosen = environment.choose_device(device)
     with listening(), processes(chosen) as group, contextlib.ExitStack() as held:

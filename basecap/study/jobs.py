@@ -26,7 +26,7 @@ KILLED = "its process was killed, possibly out of memory; free memory and run th
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a job failed: a sentence, the traceback unless the sentence says all, what the ops of the model ran on."""
+    """Why a job failed: a message, the traceback of an unexpected error, the implementation of each op."""
 
     message: str
     traceback: str | None = None

@@ -1,4 +1,4 @@
-"""The beginning of a study: refuse what cannot work, prepare the data, claim the directory, make the plan."""
+"""Sets up a study: refuses what cannot work, prepares the data, locks the directory, makes the plan."""
 
 import contextlib
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ def _stops(evaluation: Evaluation) -> bool:
 
 
 def start_study(execution: Execution, checked: Sequence[RunSpec], only: set[str], held: contextlib.ExitStack) -> Plan:
-    """Prepare the data, make the directory this study's and keep other processes out for as long as `held` is open.
+    """Prepare the data, write study.yaml, and lock the directory until `held` is closed.
 
     A study that is refused leaves study.yaml as it was: an architecture cannot be taken out of it again.
 
@@ -97,7 +97,7 @@ def plan_of(records: StudyRecords, study: StudyConfig, vocabulary: int, only: se
 
 
 def _refuse_damaged(records: StudyRecords, study: StudyConfig) -> None:
-    """Raise DataError when what earlier runs recorded cannot be read, which the report would say after training."""
+    """Raise DataError when records of earlier runs are damaged: before training, not when the report is written."""
     for run in records.runs():
         evals, log = run.evals(), TrainingLog.read(run)
         if study.data is not None:

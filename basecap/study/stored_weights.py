@@ -107,7 +107,7 @@ def _is_measured(found: set[tuple[str, str]] | None, expected: Collection[tuple[
 
 
 def _stored(records: RunRecords) -> dict[int, Path]:
-    """Return where the weights of a run stand, by step; those of its last checkpoints too."""
+    """Return the directories of the stored weights of a run by step, including its last checkpoints."""
     return {**stored(records.checkpoints), **stored(records.weights)}
 
 

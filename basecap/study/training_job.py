@@ -22,9 +22,9 @@ VALIDATION = "validation_accuracy"
 
 
 def train_run(run: RunSpec, runtime: Runtime) -> dict[str, Any]:
-    """Train one run unless it is finished, and return its info; a failure is recorded and said, not raised.
+    """Train one run unless it is finished, and return its info; a failure is recorded and logged, not raised.
 
-    An error in one of several processes alone is raised: the others wait for it in the middle of a step, and `torchrun`
+    An error in only one of several processes is raised: the others wait for it in the middle of a step, and `torchrun`
     ends them all.
     """
     records, group = runtime.run_records(run), runtime.group
@@ -58,7 +58,7 @@ def train_run(run: RunSpec, runtime: Runtime) -> dict[str, Any]:
 
 
 def _leave(records: RunRecords, run: RunSpec, info: dict[str, Any], runtime: Runtime) -> None:
-    """Record and say what failed in this process, unless another was first: then this one fails for its absence."""
+    """Record and log what failed in this process, unless another one failed first and caused this failure."""
     if records.info().get("status") != "failed":
         records.write_info(info)
         where = f"in process {runtime.group.rank}, which ends them all (--only runs the others)"

@@ -47,7 +47,7 @@ def untried(runs: Sequence[RunSpec], records: StudyRecords) -> list[RunSpec]:
 
 
 def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt) -> list[dict[str, Any]]:
-    """Try each architecture that has not begun; record and say what fails, and return the infos of its runs.
+    """Try each architecture that has not started; record and log failures, and return the infos of their runs.
 
     Args:
         runs: of the study.
@@ -89,7 +89,7 @@ def try_run(run: RunSpec, runtime: Runtime) -> Failure | None:
             if _lacks_memory(error):
                 failure = replace(failure, message=_memory_message(run, placement))
     if failure is not None:
-        gc.collect()  # its trace held the model in a circle
+        gc.collect()  # its traceback kept the model alive in a reference cycle
     if placement.device.type == "cuda":
         torch.cuda.empty_cache()
     return failure
@@ -156,7 +156,7 @@ def _built_in(config: ModelConfig) -> bool:
 
 
 def _command(run: RunSpec) -> str:
-    """Return the command that says more."""
+    """Return the command that shows the details."""
     files = plugin_files(run.model)
     uses = list(dict.fromkeys(layer.use for layer in run.model.layers))
     body, here = run.model.backbone, Path.cwd()

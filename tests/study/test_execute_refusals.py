@@ -95,7 +95,7 @@ def test_other_text_from_a_changed_plugin_is_refused(study, tmp_path):
     infos = run(path, out, only=("transformer++",), plugins=(plugin,))
     plugin.write_text(VERSES.replace("{number}", "{number} more"))
     load_anew(plugin, "study-verses")
-    with pytest.raises(ConfigError, match="begun with other data"):
+    with pytest.raises(ConfigError, match="started with other data"):
         run(path, out, plugins=(plugin,))
     plugin.write_text(VERSES)
     load_anew(plugin, "study-verses")
@@ -132,7 +132,7 @@ def test_changed_text_is_refused_where_a_run_is_continued(study, study_file, tmp
     run(study_file, out, only=("transformer++",))
     shutil.rmtree(out / "data")
     (Path(study["data"]["path"]) / "prose" / "more.txt").write_text("another text " * 50)
-    with pytest.raises(ConfigError, match="begun with other data"):
+    with pytest.raises(ConfigError, match="started with other data"):
         continue_text(out / "runs" / "transformer++-s0", "the", 1, temperature=0, top_k=None, seed=0, device="cpu")
 
 
