@@ -41,8 +41,8 @@ def execute(
     architectures are tried before the first of them trains.
 
     Raises:
-        ConfigError: invalid names, sizes or options, a plugin's architecture that is not causal, or a directory that holds
-            another study. Nothing is written.
+        ConfigError: invalid names, sizes or options, a plugin's architecture that is not causal, or a directory that
+            holds another study. Nothing is written.
         DataError: text that cannot be prepared, or results of runs whose records are missing.
         Interrupted: SIGINT or SIGTERM was received; runs in training have written a checkpoint.
         TrainingError: one of the first two in the leader of several processes, raised in all of them.

@@ -1,7 +1,7 @@
 """The sweep of learning rates: each rate with the first seed, then the best of each architecture for all its seeds.
 
-The runs of a sweep are in DIR/sweep. When all runs of an architecture have ended, sweep.json gets its choice and the run
-of the chosen rate moves to DIR/runs, as the first seed's. `choose_rates` completes a move that a kill interrupted.
+The runs of a sweep are in DIR/sweep. When all runs of an architecture have ended, sweep.json gets its choice and the
+run of the chosen rate moves to DIR/runs, as the first seed's. `choose_rates` completes a move that a kill interrupted.
 """
 
 import copy

@@ -66,8 +66,8 @@ class Text(Material):
         held = StudyRecords(self._out).environment().get("data")
         if held not in (None, data.manifest_hash):
             raise ConfigError(
-                f"{self._out} was started with other data (manifest {held}, now {data.manifest_hash}); restore the text, "
-                "or run into another --out."
+                f"{self._out} was started with other data (manifest {held}, now {data.manifest_hash}); restore the "
+                "text, or run into another --out."
             )
         return data
 

@@ -168,7 +168,7 @@ def test_a_sweep_chooses_by_the_validation_loss_of_each_task(content, tmp_path):
     [
         ({"data": {"source": "text", "train": ["a"]}}, "a study has a section data .* or task .*; remove one"),
         ({"task": None}, "a study has a section data .* or task .*; add one"),
-        ({"train": {"epochs": 1, "tokens": 5}}, "both say how long a run is; remove one"),
+        ({"train": {"epochs": 1, "tokens": 5}}, "both set the length of a run; remove one"),
         ({"train": {"lr": 1}}, r"'train\.tokens' is missing; add it or train\.epochs"),
         ({"task": {"train": ["mqar"], "exampels": 3}}, r"unknown key 'task\.exampels': did you mean 'examples'"),
         ({"evals": ["domain-loss"]}, "'domain-loss' measures on text, and this study trains on tasks"),
@@ -176,7 +176,7 @@ def test_a_sweep_chooses_by_the_validation_loss_of_each_task(content, tmp_path):
         ({"evals": [{"recall": {"at": "end"}}], "train": {"epochs": 1, "stop_at": 0.5}}, r"train\.stop_at needs"),
         (
             {"architectures": ["transformer"], "task": {"train": ["mqar"], "cells": CELLS[:1], "test_cells": CELLS}},
-            "'transformer' has learned positions, of which 'mqar' trains 8; leave out tests of 16 tokens",
+            "'transformer' has learned positions, and 'mqar' trains only 8 of them; leave out tests of 16 tokens",
         ),
     ],
 )
