@@ -13,7 +13,7 @@ from basecap.errors import DataError
 from basecap.maps import Maps
 from basecap.records import StudyRecords
 from basecap.report import figures
-from basecap.report.charts import seen
+from basecap.report.charts import influence_charts
 from tests.report import made_up
 from tests.report.made_up import run_row
 
@@ -82,7 +82,7 @@ def test_the_first_run_that_has_maps_is_drawn_at_its_last_step(tmp_path):
     records.run("mine", 1).write_maps("influence-map", 9, older)
     records.run("mine", 1).write_maps("influence-map", 10, MAPS)
     records.run("mine", 2).write_maps("influence-map", 10, MAPS)
-    charts = seen(study(), records)["influence"]
+    charts = influence_charts(study(), records)["influence"]
     assert list(charts) == ["influence-mine-influence-map"]
     chart = charts["influence-mine-influence-map"]
     assert chart["title"] == "mine, seed 1: prose, 3 tokens"
@@ -96,4 +96,4 @@ def test_damaged_maps_are_named(tmp_path):
     path.parent.mkdir(parents=True)
     path.write_bytes(b"PK")
     with pytest.raises(DataError, match="influence-map-10"):
-        seen(study(), StudyRecords(tmp_path))
+        influence_charts(study(), StudyRecords(tmp_path))
