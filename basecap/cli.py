@@ -185,7 +185,7 @@ def eval_(
         raise typer.Exit(1)
 
 
-@app.command(epilog="Example: basecap report runs/quickstart --tables runs/quickstart/tables")
+@app.command(epilog="Example: basecap report runs/limited-zoo runs/lp-table-1-gpu --costs generate.json --out both")
 def report(
     directories: Annotated[list[Path], typer.Argument(help="directories that `basecap run` wrote")],
     out: Annotated[
@@ -194,20 +194,27 @@ def report(
     tables: Annotated[
         Path | None, typer.Option("--tables", help="also write each table to this directory as CSV, Markdown and LaTeX")
     ] = None,
+    costs: Annotated[
+        list[Path],
+        typer.Option("--costs", help="what `basecap bench models` or `bench generate` wrote with --json; repeatable"),
+    ] = [],
+    svg: Annotated[bool, typer.Option("--svg", help="also write each figure to the directory figures as SVG")] = False,
     live: Annotated[
         bool, typer.Option("--live", help="update the report while the study runs; stops when the study ends")
     ] = False,
 ) -> None:
-    """Analyse one or several studies again and write one report."""
-    from basecap.analysis import read_results
-    from basecap.report import write_live_report, write_tables
+    """Analyse one or several studies again and write one report, which joins several: gaps, recall and costs."""
+    from basecap.analysis import read_joined, read_results
+    from basecap.report import joined_sheets, write_live_report, write_tables
 
     directory = out or directories[0]
     if live:
         write_live_report(directories, directory, log)
-    _report(directories, directory)
+    _report(directories, directory, costs=costs, svg=svg)
     if tables is not None:
-        written = write_tables(read_results(directory), tables)
+        joined = read_joined(directory)
+        sheets = [] if joined is None else list(joined_sheets(joined))
+        written = write_tables(read_results(directory), tables, sheets)
         typer.echo(f"tables: {len(written)} files in {tables}")
 
 
@@ -324,12 +331,19 @@ def _inspect(study: str, scale: str | None, out: Path | None, settings: Sequence
         log(f"{data.remark}.")
 
 
-def _report(directories: Sequence[Path], out: Path, reported: Collection[tuple[str, int]] = ()) -> None:
+def _report(
+    directories: Sequence[Path],
+    out: Path,
+    reported: Collection[tuple[str, int]] = (),
+    *,
+    costs: Sequence[Path] = (),
+    svg: bool = False,
+) -> None:
     """Write the report and print its table, without the failures of runs (name, seed) that are already `reported`."""
     from basecap.analysis import read_results
     from basecap.report import terminal_table, write_report
 
-    page = write_report(list(directories), out)
+    page = write_report(list(directories), out, costs=costs, svg=svg)
     console().print(terminal_table(read_results(out), directories, reported))
     typer.echo(f"report: {page}")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from pydantic_core import to_json
 
 from basecap.errors import DataError
 
@@ -197,9 +198,9 @@ def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write `content` and the schema version as strict JSON; raises DataError when the file cannot be written."""
-    text = json.dumps({"schema": SCHEMA, **plain(content)}, indent=1, allow_nan=False, ensure_ascii=False)
+    text = to_json({"schema": SCHEMA, **content}, indent=1, inf_nan_mode="null", fallback=plain)
     with replacing(path) as file:
-        file.write(text.encode() + b"\n")
+        file.write(text + b"\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

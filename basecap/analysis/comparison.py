@@ -66,13 +66,20 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """The reference's runs that count, its trained range and how fast its losses fall there, [D]."""
+    """The reference's runs that count, its trained range, their levels there [n, R + 1, D], and its slope there [D]."""
 
     seeds: list[int]
     left_out: list[LeftOut]
     curves: list[Curve]
     where: Range
+    levels: ndarray
     slope: ndarray
+
+    def levels_over(self, where: Range) -> ndarray:
+        """Return the levels of the runs over another range, [n, R + 1, D]."""
+        if np.array_equal(where.low, self.where.low):  # as of each row that ends below the reference
+            return self.levels
+        return np.stack([gap.level(curve, where) for curve in self.curves])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +189,7 @@ def _reference(runs: Runs, curves: Mapping[tuple[str, int], Curve], setting: Set
         left_out=_left_out(why | few),
         curves=list(kept.values()),
         where=where,
+        levels=np.stack([gap.level(curve, where) for curve in kept.values()]),
         slope=gap.slope(list(kept.values()), setting.share),
     )
 
@@ -238,7 +246,7 @@ def _measure(
         where=where,
         levels=Levels(
             own=np.stack([gap.level(curve, where) for curve in own]),
-            reference=np.stack([gap.level(curve, where) for curve in reference.curves]),
+            reference=reference.levels_over(where),
             own_scatter=_scatter(own, where),
             reference_scatter=_scatter(reference.curves, where),
         ),
@@ -273,10 +281,13 @@ class _Judge:
         self.measured = measured
         self.reference = reference
         self.setting = setting
-        own = np.stack([gap.level(curve, reference.where) for curve in reference.curves])
         units = fewest_units(example, (*setting.train, *setting.ood))
         table = Table(
-            [one.levels for one in measured], own, documents=units - 1, level=setting.level, draws=setting.draws
+            [one.levels for one in measured],
+            reference.levels,
+            documents=units - 1,
+            level=setting.level,
+            draws=setting.draws,
         )
         found = [example.domains[domain] for domain in setting.tested]
         self.bits = np.array([part.tokens.sum() / part.bytes.sum() / math.log(2) for part in found])

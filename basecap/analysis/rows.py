@@ -1,9 +1,15 @@
 """The rows of the table of verdicts, as results.json holds them."""
 
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Literal
 
 Verdict = Literal["keeps", "degrades", "undecided", "behind", "none"]
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number, None where it is not finite: JSON has no such number."""
+    return None if value is None or not isfinite(value) else value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,10 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from basecap.bench import peers
 from basecap.environment import describe
 from basecap.errors import ConfigError
+from basecap.ops import choose, recorded
 from basecap.ops.top1_chunk import top1_chunk, top1_chunk_cache, top1_chunk_fill, top1_chunk_step
 from basecap.ops.top1_chunk.grid import chunk_grid
-from basecap.ops.top1_chunk.operators import attend
+from basecap.ops.top1_chunk.operators import FAMILIES, attend
 from basecap.progress import progress
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -181,6 +182,11 @@ def _refusal(run: Callable[[], object]) -> str | None:
     return None
 
 
+def _runs(ran: dict[str, str]) -> dict[str, str]:
+    """Return the column that says which kernels of ours ran, and why no faster ones; none for rivals."""
+    return {"runs": "; ".join(ran.values())} if ran else {}
+
+
 def _compare(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     """Add to each row how many times faster it is than the rivals."""
     for rival in ("flash-attention-2", "cudnn"):
@@ -198,7 +204,8 @@ def _training(heads: int, width: int, length: int, repeats: int, device: torch.d
     rows: list[dict[str, Any]] = []
     for name, attention in _contenders(length, device).items():
         step = partial(_step, attention, q, k, v, do)
-        reason = _refusal(step)
+        with recorded() as ran:
+            reason = _refusal(step)
         if reason is not None:
             rows.append({"op": name, "cannot run": reason})
             continue
@@ -215,13 +222,16 @@ def _training(heads: int, width: int, length: int, repeats: int, device: torch.d
             "forward ms": forward,
             "forward+backward ms": _median(_graph(step, 1), repeats),
         }
-        rows.append({**row, "launched from Python ms": _median(step, repeats), "extra bytes per token": extra / length})
+        row |= {"launched from Python ms": _median(step, repeats), "extra bytes per token": extra / length}
+        rows.append(row | _runs(ran))
     return _compare(rows, "forward+backward ms")
 
 
 def _skew(heads: int, width: int, length: int, repeats: int, device: torch.device) -> list[dict[str, Any]]:
     """Time the attention passes, without the choice, under an even and under the worst choice."""
     q, k, v, do = _inputs(1, length, heads, width, device)
+    with recorded() as ran:
+        family = choose("top1_chunk", "triton", FAMILIES, q, CHUNK)
     grid, own = chunk_grid(q, CHUNK, None, None)
     q, k, v, do = (x[0].requires_grad_() for x in (q, k, v, do))
     generator = torch.Generator(device).manual_seed(1)
@@ -229,7 +239,7 @@ def _skew(heads: int, width: int, length: int, repeats: int, device: torch.devic
     even = torch.where(own[:, None, None] > 0, even.to(torch.int32), -1)
     times = {}
     for name, choice in (("even", even), ("one chunk", even.clamp(max=0))):
-        run = partial(attend, q, k, v, choice, [grid, own], CHUNK, width**-0.5, True)
+        run = partial(attend, q, k, v, choice, [grid, own], CHUNK, width**-0.5, family)
         with torch.no_grad():
             forward = _median(_graph(run, 1), repeats)
 
@@ -239,7 +249,7 @@ def _skew(heads: int, width: int, length: int, repeats: int, device: torch.devic
         both = _median(_graph(step, 1), repeats)
         times[name] = {"forward ms": forward, "backward ms": both - forward}
     return [
-        {"choice": name, **row, **{f"{key} / even": row[key] / times["even"][key] for key in row}}
+        {"choice": name, **row, **{f"{key} / even": row[key] / times["even"][key] for key in row}, **_runs(ran)}
         for name, row in times.items()
     ]
 
@@ -271,11 +281,12 @@ def _decode(heads: int, width: int, length: int, repeats: int, device: torch.dev
     rows: list[dict[str, Any]] = []
     with torch.no_grad():
         for name, run in runs.items():
-            reason = _refusal(run)
+            with recorded() as ran:
+                reason = _refusal(run)
             timed: dict[str, Any] = (
                 {"step ms": _median(_graph(run), repeats) / 10} if reason is None else {"cannot run": reason}
             )
-            rows.append({"op": name, **timed})
+            rows.append({"op": name, **timed, **_runs(ran)})
     return _compare(rows, "step ms")
 
 
@@ -310,11 +321,12 @@ def _peers(heads: int, width: int, length: int, repeats: int, device: torch.devi
     rows: list[dict[str, Any]] = []
     for name, attention in contenders.items():
         step = partial(_step, attention, q, k, v, do)
-        reason = _refusal(step)
+        with recorded() as ran:
+            reason = _refusal(step)
         timed: dict[str, Any] = (
             {"cannot run": reason} if reason else {"launched from Python ms": _median(step, repeats)}
         )
-        rows.append({"op": name, **timed})
+        rows.append({"op": name, **timed, **_runs(ran)})
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Pictures of what each layer reads: attention-like matrices of a model on one input (arXiv 2410.15678, figure 4)."""
+"""Attention-like matrices of each layer of a model on one input (arXiv 2410.15678, figure 4)."""
 
 from typing import Any
 
@@ -13,55 +13,54 @@ from basecap.data.config import Count
 from basecap.data.workload import Workload
 from basecap.errors import DataError
 from basecap.evals import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
-from basecap.evals._influence import SEED, fitting_task, of_layers
+from basecap.evals._influence import SEED, fitting_task, map_layers
 from basecap.maps import Maps
 from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
 
-#: Tokens of an input, and rows and columns of a stored matrix, at most.
+#: Maximum number of tokens of an input, and of rows and columns of a stored matrix.
 LONGEST, SIDE = 1024, 256
 
 
 @evaluation("influence-map", unit="tokens", better="neither")
 class InfluenceMap(Evaluation[Workload]):
-    """The mean of |factor| over the heads or channels of each layer, as a matrix of position by position read.
+    """The mean of |factor| over the heads or channels of each layer, as a matrix of reading by read position.
 
-    The input is a text, an example of a task, or the beginning of a held-out document of the first training domain. A
-    layer whose mixer has no influence is left out. `distance` is how far back a layer reads: the mean of t - s,
-    weighted by the matrix within each row t. Layers are counted from 0, as "layer 3".
+    The input is a text, an example of a task, or the start of a held-out document of the first training domain. Layers
+    without `influence` are left out. `distance` is how far back a layer reads: the mean of t - s, weighted by the
+    matrix within each row t. Layers are counted from 0, as in "layer 3".
     """
 
     class Config(EvaluationConfig):
         """Options of influence-map."""
 
-        text: str | None = Field(None, description="what the model reads; a held-out document when not given")
+        text: str | None = Field(None, description="text to read (default: a held-out document)")
         task: str | None = Field(
-            None,
-            description="whose example it reads, see `basecap list tasks`; of a study of tasks its own",
+            None, description="task of the example to read (`basecap list tasks`; default: the task of the run)"
         )
         options: dict[str, Any] = Field({}, description="options of the task, such as {length: 256, pairs: 16}")
-        number: Count = Field(0, ge=0, lt=2**31, description="which document or example, from 0")
-        seed: int = Field(SEED, ge=0, lt=2**60, description="of the task's examples")
-        length: Count = Field(256, ge=2, le=LONGEST, description="tokens of a text, at most; the rest is cut off")
+        number: Count = Field(0, ge=0, lt=2**31, description="number of the document or example, from 0")
+        seed: int = Field(SEED, ge=0, lt=2**60, description="seed of the task's examples")
+        length: Count = Field(256, ge=2, le=LONGEST, description="maximum number of tokens; the rest is cut off")
 
         @field_validator("task")
         @classmethod
         def _one_input(cls, value: str | None, info: ValidationInfo) -> str | None:
             if value is not None and info.data.get("text") is not None:
-                raise ValueError("must stand alone, without a text")
+                raise ValueError("cannot be combined with text; give one of them")
             return value
 
     config: Config
 
     def check(self, data: Workload, length: int) -> None:
-        """Raise DataError when there is no such input for models of `length` tokens, ConfigError for a wrong task."""
+        """Raise DataError if models of `length` tokens cannot read the input, ConfigError for an invalid task."""
         self._input(data, length)
 
     def run(self, model: LanguageModel, context: Context[Workload]) -> Outcome:
-        """Return the matrix of each layer, and how far back it reads; raises DataError as `check` does."""
-        words, tokens = self._input(context.data, model.config.max_length)
+        """Return the matrix of each layer and the distance that it reads; raises DataError as `check` does."""
+        description, tokens = self._input(context.data, model.config.max_length)
         with context.autocast():
-            found = of_layers(model, torch.from_numpy(tokens)[None].to(context.device), _picture)
+            found = map_layers(model, torch.from_numpy(tokens)[None].to(context.device), _picture)
         measurements = [
             Measurement(subset=f"layer {layer}", metric="distance", value=distance, n=len(tokens))
             for layer, (_, _, distance) in sorted(found.items())
@@ -70,7 +69,7 @@ class InfluenceMap(Evaluation[Workload]):
             return Outcome(measurements=measurements)
         layers = sorted(found)
         maps = Maps(
-            input=words,
+            input=description,
             tokens=len(tokens),
             layers=np.array(layers),
             largest=np.array([found[layer][1] for layer in layers]),
@@ -79,33 +78,35 @@ class InfluenceMap(Evaluation[Workload]):
         return Outcome(measurements=measurements, maps=maps)
 
     def trial(self, model: LanguageModel, context: Context[Workload]) -> None:
-        """Make the matrices."""
+        """Compute the matrices."""
         self.run(model, context)
 
     def _input(self, data: Workload, longest: int) -> tuple[str, np.ndarray]:
-        """Return what is read, in words and as tokens, int64 [T]."""
+        """Return a description of the input and its tokens, int64 [T]."""
         c = self.config
         most = min(c.length, longest)
         if c.task is not None or not isinstance(data, PreparedData):
             if c.text is not None:
-                raise DataError("influence-map: this study has no tokenizer for a text; leave text out or give a task.")
+                raise DataError("influence-map: a study of tasks has no tokenizer; leave out text, or give a task.")
             name, task = fitting_task("influence-map", c.task, c.options, data, min(longest, LONGEST))
             return f"{name}, example {c.number}", task.instances(c.seed, [c.number]).inputs[0]
         if c.text is not None:
-            words, tokens = f"{c.text[:40]!r}", np.array(data.tokenizer.encode(c.text), np.int64)
+            description, tokens = f"{c.text[:40]!r}", np.array(data.tokenizer.encode(c.text), np.int64)
         else:
             domain = data.train_domains[0]
             documents = data.documents("test", domain)
             if c.number >= len(documents):
                 raise DataError(f"influence-map: {domain} has {len(documents)} held-out documents; lower number.")
-            words, tokens = f"{domain}, held-out document {c.number}", documents.tokens(c.number)
+            description, tokens = f"{domain}, held-out document {c.number}", documents.tokens(c.number)
         if len(tokens) < 2:
-            raise DataError(f"influence-map: {words} has fewer than 2 tokens; give a longer text or another number.")
-        return words, tokens[:most]
+            raise DataError(
+                f"influence-map: {description} has fewer than 2 tokens; give a longer text or another number."
+            )
+        return description, tokens[:most]
 
 
 def _picture(influence: Influence) -> tuple[np.ndarray, float, float]:
-    """Return the matrix as shares of its largest element, float16 [S, S], that element, and the mean distance read."""
+    """Return the matrix divided by its largest element, float16 [S, S], that element, and the mean distance."""
     sizes_TT = influence.mean_size()[0].float()
     T = len(sizes_TT)
     small_SS = F.avg_pool2d(sizes_TT[None], -(-T // SIDE), ceil_mode=True)[0]
@@ -115,7 +116,7 @@ def _picture(influence: Influence) -> tuple[np.ndarray, float, float]:
 
 
 def _distance(sizes_TT: Tensor) -> float:
-    """Return the mean of t - s, weighted by the elements of each row that has some."""
+    """Return the mean of t - s, weighted by the elements of each row that is not zero."""
     t = torch.arange(len(sizes_TT), device=sizes_TT.device)
     totals = sizes_TT.sum(1)
     far = (sizes_TT * (t[:, None] - t)).sum(1)[totals > 0] / totals[totals > 0]

@@ -1,6 +1,6 @@
 """Sequence-mixing operations, each with one public function; usable without the rest of the package."""
 
-from basecap.ops._dispatch import IMPLEMENTATIONS, unsupported_by_triton
+from basecap.ops._dispatch import IMPLEMENTATIONS, choose, recorded, unsupported_by_triton
 from basecap.ops._influence import Influence
 from basecap.ops._saved import keep_choice
 from basecap.ops._shapes import check_devices, check_segments
@@ -19,7 +19,9 @@ __all__ = [
     "Influence",
     "check_devices",
     "check_segments",
+    "choose",
     "keep_choice",
+    "recorded",
     "top1_chunk",
     "top1_chunk_cache",
     "top1_chunk_choice",

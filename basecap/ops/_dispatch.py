@@ -1,37 +1,42 @@
-"""Which implementation of an op runs: Triton kernels on a GPU that supports them, plain PyTorch elsewhere.
+"""Which implementation of an op runs, and why not a faster one.
 
-On a CPU an op may have kernels that Numba compiles, where it is installed.
+An op with several implementations has them in a dict by name, the fastest first. Each family is a module, or a folder
+whose `__init__` needs no Triton or Numba, with the same functions as the others and
+
+    RUNS: str               what it is called in logs and in run.json, "Triton kernels"
+    BACKEND: str | None     the `backend` that asks for it; None: only "auto" takes it
+    supports(*given)        why it cannot run on these tensors, or None
+
+and the first family that supports the tensors runs. An op with one family of kernels needs `use_triton` only.
 """
 
 import importlib
 import importlib.util
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
-from typing import Any, Literal, NoReturn, TypeVar
+from types import ModuleType
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C import _functorch as functorch
-from torch.autograd import forward_ad
 
 from basecap.errors import ConfigError, nearest
 
-Implementation = Literal["eager", "triton", "numba"]
-Backend = Literal["auto", Implementation]
+Backend = Literal["auto", "eager", "triton", "numba"]
 Decided = TypeVar("Decided", bound=Callable[..., Any])
 
 logger = logging.getLogger("basecap.ops")
 
-#: What each op runs on, and why where that is plain PyTorch; the ops used since this was last emptied.
+#: What each op has run since this was last emptied, and why not a faster implementation.
 IMPLEMENTATIONS: dict[str, str] = {}
 
-_BY_TORCH_FUNC = (
-    "{op} cannot be transformed by torch.func (grad, vjp, jvp, vmap) here; "
-    "take gradients with torch.autograd.grad or backward(), and give it a batch instead of vmap."
-)
-_BATCHED = "{op} has no batched gradients (is_grads_batched, vectorize); take them one by one."
-_TWICE = "{op} has no second derivatives; differentiate it once, without create_graph."
+#: Between the entries of an op that ran in several ways, such as in training and in decoding.
+ALSO = " | "
+
+#: What is said of the two implementations that most ops have.
+TRITON, EAGER = "Triton kernels", "plain PyTorch"
 
 
 def constant_result(function: Decided) -> Decided:
@@ -43,15 +48,37 @@ def constant_result(function: Decided) -> Decided:
     return function
 
 
-def note(op: str, implementation: str, reason: str | None) -> None:
-    """Remember what `op` runs on, with the `reason` that keeps it from kernels, and log it once."""
-    IMPLEMENTATIONS[op] = implementation if reason is None else f"{implementation}: {reason}"
-    _log_once(op, IMPLEMENTATIONS[op])
+@constant_result
+def note(op: str, runs: str, reason: str | None) -> None:
+    """Add to IMPLEMENTATIONS what `op` runs and the `reason` why nothing faster does; log it once.
+
+    Compiled code does so when it is traced.
+    """
+    what = runs if reason is None else f"{runs}: {reason}"
+    held = IMPLEMENTATIONS.get(op)
+    if held is None:
+        IMPLEMENTATIONS[op] = what
+    elif what not in held.split(ALSO):
+        IMPLEMENTATIONS[op] = held + ALSO + what
+    _log_once(op, what)
 
 
 @cache
 def _log_once(op: str, what: str) -> None:
     logger.info("%s runs %s", op, what)
+
+
+@contextmanager
+def recorded() -> Iterator[dict[str, str]]:
+    """Collect what ops run in this block, complete when the block ends; IMPLEMENTATIONS is left as it was."""
+    held, found = dict(IMPLEMENTATIONS), dict[str, str]()
+    IMPLEMENTATIONS.clear()
+    try:
+        yield found
+    finally:
+        found.update(IMPLEMENTATIONS)
+        IMPLEMENTATIONS.clear()
+        IMPLEMENTATIONS.update(held)
 
 
 def interpreted() -> bool:
@@ -64,10 +91,11 @@ def interpreted() -> bool:
 
 
 def unsupported_by_triton(x: Tensor, *, widest: int | None = None, shared: int = 0) -> str | None:
-    """Return why Triton kernels cannot run on this tensor, or None; the arguments are those of `choose`."""
-    if widest is not None and x.shape[-1] > widest:
-        return f"the kernels take heads of at most {widest} channels, not {x.shape[-1]}"
-    return _unsupported(x.device, x.dtype, shared)
+    """Return why Triton kernels cannot run on this tensor, or None; the arguments are those of `use_triton`."""
+    reason = _unsupported(x.device, x.dtype, shared)
+    if reason is None and widest is not None and x.shape[-1] > widest:
+        return f"the kernels take heads of at most {widest} channels, not {int(x.shape[-1])}"
+    return reason
 
 
 @constant_result
@@ -90,84 +118,8 @@ def _unsupported(device: torch.device, dtype: torch.dtype, shared: int) -> str |
     return None
 
 
-def _unmapped(x: Tensor) -> Tensor:
-    """Return what `vmap` runs over: inside of it, nothing seems to want a gradient."""
-    while functorch.is_batchedtensor(x):
-        x = functorch.get_unwrapped(x)
-    return x
-
-
-def wants_gradients(*tensors: Tensor | None) -> bool:
-    """Return whether a backward pass may reach one of these tensors."""
-    if not torch.is_grad_enabled():
-        return False
-    given = [x for x in tensors if x is not None]
-    return any((x if torch.compiler.is_compiling() else _unmapped(x)).requires_grad for x in given)
-
-
-def refuse_forward_mode(op: str, *tensors: Tensor | None) -> None:
-    """Raise ConfigError for forward-mode derivatives, of which custom operators would silently make zeros."""
-    if torch.compiler.is_compiling():
-        return
-    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors if x is not None):
-        raise ConfigError(f"{op} has no forward-mode derivatives (jvp, jacfwd); use torch.autograd.grad or backward().")
-
-
-def refuse_transforms(op: str, *tensors: Tensor | None) -> None:
-    """Raise ConfigError for derivatives of custom operators that are not taken by torch.autograd's backward pass.
-
-    PyTorch has no others of them: forward mode is zero, and what torch.func says leads nowhere.
-
-    Args:
-        op: name of the op, for the message.
-        tensors: what the operators take.
-    """
-    refuse_forward_mode(op, *tensors)
-    if torch.compiler.is_compiling():
-        return
-    levels = functorch.get_interpreter_stack() or ()
-    if any(level.key() == functorch.TransformType.Grad for level in levels) and wants_gradients(*tensors):
-        raise ConfigError(_BY_TORCH_FUNC.format(op=op))
-
-
-def refuse_mapping(op: str, *tensors: Tensor) -> None:
-    """Raise ConfigError for tensors that `vmap` runs over: PyTorch maps no operator that takes lists."""
-    if not torch.compiler.is_compiling() and any(functorch.is_batchedtensor(x) for x in tensors):
-        raise ConfigError(_BY_TORCH_FUNC.format(op=op))
-
-
-def refuse_all_transforms(op: str, *tensors: Tensor | None) -> None:
-    """Raise ConfigError as `refuse_transforms` does, and inside of any transform: an autograd.Function takes none."""
-    refuse_transforms(op, *tensors)
-    if not torch.compiler.is_compiling() and functorch.get_interpreter_stack():
-        raise ConfigError(_BY_TORCH_FUNC.format(op=op))
-
-
-def refuse_create_graph(op: str) -> None:
-    """Raise ConfigError in a backward pass that is to be differentiated again, where that would leave terms out."""
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        raise ConfigError(_TWICE.format(op=op))
-
-
-def no_second_derivatives(op: str) -> Callable[..., NoReturn]:
-    """Return what an operator that is a backward pass registers as its own: a ConfigError."""
-
-    def refuse(ctx: object, *grads: Tensor | None) -> NoReturn:
-        raise ConfigError(_TWICE.format(op=op))
-
-    return refuse
-
-
-def refuse_batched_gradients(op: str, *grads: Tensor | None) -> None:
-    """Raise ConfigError in a backward pass of many gradients at once, where PyTorch cannot map it over them."""
-    if torch.compiler.is_compiling():
-        return
-    if any(functorch.is_legacy_batchedtensor(grad) for grad in grads if grad is not None):
-        raise ConfigError(_BATCHED.format(op=op))
-
-
 @constant_result
-def _unsupported_by_numba(device: torch.device, dtype: torch.dtype) -> str | None:
+def unsupported_by_numba(device: torch.device, dtype: torch.dtype) -> str | None:
     """Return why kernels for the CPU cannot run on such tensors, or None."""
     if device.type != "cpu":
         return f"the tensors are on {device.type}"
@@ -188,51 +140,105 @@ def _import_error(package: str) -> str | None:
     return None
 
 
-def check_backend(backend: Backend, *, numba: bool = False) -> None:
-    """Raise ConfigError unless this is one of the names of Backend; `numba`: whether the op has kernels for the CPU."""
-    names = ("auto", "eager", "triton", "numba") if numba else ("auto", "eager", "triton")
-    if backend not in names:
-        raise ConfigError(f"unknown backend {backend!r}: {nearest(backend, names)}")
+def check_backend(backend: Backend, backends: Sequence[str | None] = ("eager", "triton")) -> None:
+    """Raise ConfigError unless this is "auto" or one of the `backends` of an op."""
+    if backend == "auto" or (backend is not None and backend in backends):
+        return
+    names = ["auto", *sorted({name for name in backends if name is not None})]
+    raise ConfigError(f"unknown backend {backend!r}: {nearest(backend, names)}")
 
 
-def choose(
-    op: str, backend: Backend, x: Tensor, *, widest: int | None = None, shared: int = 0, numba: bool = False
-) -> Implementation:
-    """Return what `op` runs on tensors like `x`; it is logged once per op and reason.
+def choose(op: str, backend: Backend, families: Mapping[str, ModuleType], *given: Any) -> str:
+    """Return the name of the family that `op` runs, the first that supports what is given.
+
+    What runs, and why nothing faster, is noted in IMPLEMENTATIONS, except for float64, which serves comparisons, and
+    for plain PyTorch that was asked for.
 
     Args:
         op: name of the op, for the log.
-        backend: "auto" takes kernels wherever they run; the others insist.
-        x: one of the op's tensors.
-        widest: the most channels the last dimension of `x` may have for the Triton kernels; None: any.
-        shared: bytes of shared memory a block of the Triton kernels takes.
-        numba: whether the op has kernels for the CPU.
+        backend: "auto" takes any family, on a GPU those in Triton too; the others take only families of that BACKEND.
+        families: the families by name, the fastest first, plain PyTorch last.
+        given: what each family's `supports` takes; first a tensor of the op's device and dtype.
 
     Raises:
-        ConfigError: an unknown backend, or one insisted on where it cannot run.
+        ConfigError: an unknown backend, or one that cannot run.
     """
-    check_backend(backend, numba=numba)
+    check_backend(backend, [family.BACKEND for family in families.values()])
+    x: Tensor = given[0]
+    refused: dict[str, str] = {}
+    for name, family in families.items():
+        if backend not in ("auto", family.BACKEND):
+            continue
+        reason = family.supports(*given)
+        if reason is None and backend == "auto" and family.BACKEND == "triton":
+            reason = _off_the_gpu(x)
+        if reason is None:
+            if backend != "eager" and x.dtype != torch.float64:
+                note(op, family.RUNS, _why_not(refused, last=family.BACKEND == "eager"))
+            return name
+        refused[family.RUNS] = reason
+    raise _refusal(op, *list(refused.items())[-1])
+
+
+def use_triton(
+    op: str,
+    backend: Backend,
+    x: Tensor,
+    *,
+    widest: int | None = None,
+    shared: int = 0,
+    refused: str | None = None,
+    slower: str | None = None,
+) -> bool:
+    """Return whether `op`, which has one family of kernels, runs it and not plain PyTorch; noted as `choose` does.
+
+    Args:
+        op: name of the op, for the log.
+        backend: "auto" takes the kernels on a GPU; "triton" and "eager" insist.
+        x: one of the op's tensors.
+        widest: the most channels the last dimension of `x` may have; None: any.
+        shared: bytes of shared memory a block of the kernels takes.
+        refused: why the kernels cannot take these inputs, if the op knows a reason of its own.
+        slower: why "auto" does not take kernels that could run.
+
+    Raises:
+        ConfigError: an unknown backend, or kernels insisted on that cannot run.
+    """
+    check_backend(backend)
     if backend == "eager":
-        return "eager"
-    on_cpu = _unsupported_by_numba(x.device, x.dtype) if numba else None
-    reason = on_cpu if backend == "numba" else unsupported_by_triton(x, widest=widest, shared=shared)
-    if backend != "auto":
-        if reason is not None:
-            raise ConfigError(
-                f"{op} cannot run its {backend.title()} kernels: {reason}; use backend='auto' or 'eager'."
-            )
-        return backend
-    if reason is None and not x.is_cuda:
-        reason = f"the tensors are on {x.device.type}"
-    found: Implementation = "triton" if reason is None else "eager"
-    if numba and reason is not None:
-        found, reason = ("numba", None) if on_cpu is None else ("eager", on_cpu if x.is_cpu else reason)
-    # float64 is what results are compared with: nobody waits for kernels there.
-    if x.dtype != torch.float64 and not torch.compiler.is_compiling():
-        note(op, "in plain PyTorch" if found == "eager" else f"its {found.title()} kernels", reason)
-    return found
+        return False
+    reason = refused or unsupported_by_triton(x, widest=widest, shared=shared)
+    if backend == "triton" and reason is not None:
+        raise _refusal(op, TRITON, reason)
+    if backend == "auto":
+        reason = _off_the_gpu(x) or reason or slower
+    if x.dtype != torch.float64:
+        note(op, EAGER if reason else TRITON, reason)
+    return reason is None
 
 
-def use_triton(op: str, backend: Backend, x: Tensor, *, widest: int | None = None, shared: int = 0) -> bool:
-    """Return whether `op`, which has no other kernels, runs those of Triton; see `choose`."""
-    return choose(op, backend, x, widest=widest, shared=shared) == "triton"
+def functions_of(family: ModuleType) -> ModuleType:
+    """Return the module with a family's functions: the `launch` of a folder, which imports Triton or Numba.
+
+    These are only needed, and only installed, where their kernels can run.
+    """
+    return importlib.import_module(f"{family.__name__}.launch") if hasattr(family, "__path__") else family
+
+
+def _off_the_gpu(x: Tensor) -> str | None:
+    # Not a matter of support: the interpreter takes tensors of the CPU.
+    return None if x.is_cuda else f"the tensors are on {x.device.type}"
+
+
+def _why_not(refused: Mapping[str, str], last: bool) -> str | None:
+    """Return why faster families do not run; `last`: the one that does is what remains where none can."""
+    if not refused:
+        return None
+    reasons = list(dict.fromkeys(refused.values()))
+    if last and len(reasons) == 1:
+        return reasons[0]
+    return "; ".join(f"no {runs} because {reason}" for runs, reason in refused.items())
+
+
+def _refusal(op: str, runs: str, reason: str) -> ConfigError:
+    return ConfigError(f"{op} cannot run its {runs}: {reason}; use backend='auto' or 'eager'.")

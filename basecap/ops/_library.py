@@ -9,10 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from basecap.errors import ConfigError, nearest
-from basecap.ops._dispatch import Backend, constant_result, note
-
-BACKENDS = ("auto", "eager", "triton")
+from basecap.ops._dispatch import constant_result
 
 
 class Fault(NamedTuple):
@@ -27,29 +24,6 @@ class Fault(NamedTuple):
 
 #: Sources: issues 640 and 984 of fla-org/flash-linear-attention.
 FAULTS = (Fault("the delta rule", 9, (3, 4, 0), (3, 7, 1), "computes wrong gradients of the delta rules on Hopper"),)
-
-
-def use_library(op: str, backend: Backend, reason: str | None) -> bool:
-    """Return whether `op` runs the library's kernels; what is decided is logged once per op and reason.
-
-    Args:
-        op: name of the op, for the log.
-        backend: "auto" takes the kernels wherever they run; "eager" and "triton" insist.
-        reason: why they cannot run, see `unsupported`, or None.
-
-    Raises:
-        ConfigError: an unknown backend, or "triton" where the kernels cannot run.
-    """
-    if backend not in BACKENDS:
-        raise ConfigError(f"unknown backend {backend!r}: {nearest(backend, BACKENDS)}")
-    if backend == "eager":
-        return False
-    if backend == "triton" and reason is not None:
-        raise ConfigError(f"{op} cannot run library kernels: {reason}; use backend='auto' or 'eager'.")
-    if not torch.compiler.is_compiling():
-        runs = "flash-linear-attention's kernels" if reason is None else "without flash-linear-attention's kernels"
-        note(op, runs, reason)
-    return reason is None
 
 
 def unsupported(op: str, v_BTHV: Tensor, segments: Tensor | None) -> str | None:

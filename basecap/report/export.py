@@ -24,21 +24,23 @@ class Sheet:
     rows: Sequence[Sequence[Cell]]
 
 
-def write_tables(studies: Sequence[StudyResults], out: Path) -> list[Path]:
-    """Write each table of studies into the directory `out`, three files each; returns their paths.
+def write_tables(studies: Sequence[StudyResults], out: Path, joined: Sequence[Sheet] = ()) -> list[Path]:
+    """Write each table of studies, and those of their join, into the directory `out`; return the paths, three each.
 
     Raises:
         DataError: there is no room, or `out` is no directory.
     """
-    paths = []
+    named = [(safe_name(sheet.name), sheet) for sheet in joined]
     for index, study in enumerate(studies, start=1):
         prefix = f"{index}-" if len(studies) > 1 else ""
-        for sheet in sheets(study):
-            for suffix, write in FORMS.items():
-                path = out / f"{prefix}{safe_name(sheet.name)}.{suffix}"
-                with replacing(path, "another directory with --tables") as file:
-                    file.write(write(sheet).encode())
-                paths.append(path)
+        named += [(prefix + safe_name(sheet.name), sheet) for sheet in sheets(study)]
+    paths = []
+    for name, sheet in named:
+        for suffix, write in FORMS.items():
+            path = out / f"{name}.{suffix}"
+            with replacing(path, "another directory with --tables") as file:
+                file.write(write(sheet).encode())
+            paths.append(path)
     return paths
 
 

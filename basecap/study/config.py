@@ -188,8 +188,8 @@ class StudyConfig(_Section):
         for entry in value if isinstance(value, list | tuple) else ():
             named = isinstance(entry, dict) and all(isinstance(key, str) for key in entry)
             if not named and not isinstance(entry, str):
-                wanted = "write its name, or its name: {option: value}"
-                raise ValueError(f"{shown(entry)} is not one evaluation; {wanted}")
+                wanted = "write NAME or NAME: {option: value}"
+                raise ValueError(f"{shown(entry)} is not an evaluation; {wanted}")
         return value
 
     @field_validator("architectures", mode="before")

@@ -221,7 +221,7 @@ def _entry(text: str, at: At | None) -> str | dict[str, Any]:
         raise ConfigError(f"--add {text!r} {error}; write the name of an evaluation.") from error
     named = {entry: {}} if isinstance(entry, str) else entry
     if not isinstance(named, dict) or len(named) != 1:
-        raise ConfigError(f"--add {text!r} is not one evaluation; write its name, or 'name: {{option: value}}'.")
+        raise ConfigError(f"--add {text!r} is not an evaluation; write NAME or 'NAME: {{option: value}}'.")
     ((name, options),) = named.items()
     options = {**(options or {}), **({} if at is None else {"at": at if isinstance(at, str) else list(at)})}
     return {name: options} if options else name

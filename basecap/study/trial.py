@@ -93,7 +93,6 @@ def try_run(run: RunSpec, runtime: Runtime) -> Failure | None:
     """
     placement, failure = DevicePlacement.choose(runtime.device, runtime.group, run.train.precision), None
     with undisturbed(placement.device):
-        IMPLEMENTATIONS.clear()
         try:
             _run(run, runtime.evaluations, runtime.workloads[run.task], placement)
         except (Exception, SystemExit) as error:  # a fault of one architecture must not cost the others

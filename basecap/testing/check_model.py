@@ -17,7 +17,7 @@ from torch import Tensor
 from basecap.mixers import ARCHITECTURES, generator_for
 from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
-from basecap.ops import IMPLEMENTATIONS
+from basecap.ops import recorded
 from basecap.testing._bench import make_generic, roundoff
 from basecap.testing._causality import Probe, choose_cuts, documents, future
 from basecap.testing._narrowing import Watch
@@ -294,13 +294,10 @@ def _future(cuts: Sequence[int], mode: str) -> list[str]:
 @contextlib.contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
     """Make `device` the current one; PyTorch's random generators and the record of ops come out as they went in."""
-    cuda, held = device.type == "cuda", dict(IMPLEMENTATIONS)
-    try:
-        with (
-            torch.cuda.device(device) if cuda else contextlib.nullcontext(),
-            torch.random.fork_rng([device] if cuda else []),
-        ):
-            yield
-    finally:
-        IMPLEMENTATIONS.clear()
-        IMPLEMENTATIONS.update(held)
+    cuda = device.type == "cuda"
+    with (
+        torch.cuda.device(device) if cuda else contextlib.nullcontext(),
+        torch.random.fork_rng([device] if cuda else []),
+        recorded(),
+    ):
+        yield

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
-from basecap.ops import unsupported_by_triton
+from basecap.ops import recorded, unsupported_by_triton
 from basecap.ops.attention import attention
 from basecap.ops.attention import reference as attention_reference
 from basecap.ops.delta_rule import delta_rule
@@ -249,8 +249,8 @@ def check_op(name: str, device: torch.device, seed: int = 0) -> list[dict[str, A
         seed: of the random inputs.
 
     Returns:
-        Rows with the tensor's name, what ran (`path`: "kernels", or "plain PyTorch" and why), its relative error,
-        that of what it is compared with (`beside`), and the result, "passed" or what is wrong.
+        Rows with the tensor's name, what ran and why nothing faster did (`path`, as in `IMPLEMENTATIONS`), its
+        relative error, that of what it is compared with (`beside`), and the result, "passed" or what is wrong.
 
     Raises:
         ConfigError: an unknown name.
@@ -266,16 +266,18 @@ def check_op(name: str, device: torch.device, seed: int = 0) -> list[dict[str, A
         tensors = list(inputs.values())
         truth = _results(op.definition, [x.double() for x in tensors], seed)
         reason = op.without_kernels(tensors[0])
+        runs = op.plain if op.kernels is None or reason is not None else op.kernels
+        with recorded() as ran:
+            found = _results(runs, tensors, seed)
+        path = next(iter(ran.values()), f"plain PyTorch: {reason}")  # the op itself, then ops that it calls
         judge: Callable[[str, Tensor, Tensor, Tensor], None]
-        if op.kernels is not None and reason is None:
-            path, judge = "kernels", assert_as_accurate
-            found, beside = _results(op.kernels, tensors, seed), _results(op.plain, tensors, seed)
+        if runs is op.plain:
+            judge = _assert_as_accurate_in_the_mean
+            beside = _results(op.definition, [x.to(dtype) for x in tensors], seed)  # it takes one dtype
+        else:
+            judge, beside = assert_as_accurate, _results(op.plain, tensors, seed)
             if op.half:
                 found, beside = ([x.to(dtype) for x in results] for results in (found, beside))
-        else:
-            path, judge = f"plain PyTorch: {reason}", _assert_as_accurate_in_the_mean
-            found = _results(op.plain, tensors, seed)
-            beside = _results(op.definition, [x.to(dtype) for x in tensors], seed)  # it takes one dtype
         outputs = ["o", "state"][: len(truth) - len(inputs)]
         labels = [*outputs, *(f"d{key}" for key in inputs)]
         for label, x, y, z in zip(labels, found, beside, truth, strict=True):

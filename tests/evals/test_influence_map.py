@@ -94,7 +94,7 @@ def test_what_cannot_be_drawn_is_refused(context):  # noqa: F811
         ({"text": "a"}, DataError, "fewer than 2 tokens"),
         ({"task": "mqar"}, DataError, r"the options \{vocab: 237\}"),
         ({"length": 4096}, ConfigError, "length"),
-        ({"text": "a cat", "task": "mqar"}, ConfigError, "must stand alone"),
+        ({"text": "a cat", "task": "mqar"}, ConfigError, "cannot be combined"),
         ({"texts": "a cat"}, ConfigError, "text"),
     ):
         with pytest.raises(error, match=message):

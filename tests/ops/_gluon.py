@@ -6,6 +6,7 @@ a product reads must stay the same from its beginning to the wait for it. One se
 registers, caches, 32-bit overflow, the barriers within a warpgroup and fences are beyond it.
 """
 
+import ast
 import inspect
 import itertools
 import random
@@ -376,20 +377,25 @@ class Kernel:
         return launch
 
 
-def simulated(path: Path, **modules: ModuleType) -> ModuleType:
-    """Return the module of Gluon kernels at `path`, made to run on tensors of the CPU; `modules`: others it imports."""
+def simulated(path: Path) -> ModuleType:
+    """Return the module of Gluon kernels at `path`, made to run on tensors of the CPU, with those beside it."""
     module = ModuleType(path.stem)
     source = path.read_text()
     # Layouts of values are not simulated.
     source = source.replace("@triton.experimental.gluon.jit\n", "\n").replace(".type.layout", "")
     source = source.replace("@triton.experimental.gluon.constexpr_function", "")
-    lines, skipping = [], False
-    for line in source.splitlines():
-        skipping |= line.startswith(("from triton.experimental", "import triton.experimental"))
-        lines.append("" if skipping else line)
-        skipping &= line.endswith("(") or line.startswith("    ")
+    lines, found = source.splitlines(), {}
+    for node in ast.parse(source).body:
+        names = [node.module] if isinstance(node, ast.ImportFrom) else [x.name for x in getattr(node, "names", ())]
+        beside = path.with_name(f"{names[0].rpartition('.')[2]}.py") if names else path
+        if isinstance(node, ast.ImportFrom) and f".{path.parent.name}." in names[0] and beside.is_file():
+            others = vars(simulated(beside))
+            found |= {x.name: others[x.name] for x in node.names}
+        elif not any(name.startswith("triton.experimental") for name in names):
+            continue
+        lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
     vars(module).update(
-        modules,
+        found,
         gl=language(),
         mbarrier=SimpleNamespace(
             init=Barrier.init,

@@ -143,7 +143,7 @@ def test_library_is_as_accurate_as_the_recurrence(device: str, decayed: bool):
     exact = run(reference.delta_rule, torch.float64)
     plain = run(reference.delta_rule, torch.bfloat16)
     decay = [] if decayed else [None]
-    found = run(lambda *x: library.delta_rule(*x, *decay, None), torch.bfloat16)
+    found = run(lambda *x: library.delta_rule(*x, *decay, None, None), torch.bfloat16)
     for number, (a, b, truth) in enumerate(zip(found, plain, exact, strict=True)):
         assert_as_accurate(f"result {number}", a, b, truth)
 

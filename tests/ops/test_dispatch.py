@@ -1,4 +1,4 @@
-"""Which implementation runs, and that it is said once."""
+"""Which implementation runs, what is said of it, and that it is logged once."""
 
 import logging
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ import torch
 
 from basecap.errors import ConfigError
 from basecap.ops import _dispatch
-from basecap.ops._dispatch import choose, constant_result, use_triton
+from basecap.ops._dispatch import IMPLEMENTATIONS, choose, constant_result, recorded, use_triton
 
 
 @pytest.fixture(autouse=True)
@@ -19,33 +19,110 @@ def forget():
     _dispatch._import_error.cache_clear()
 
 
+def family(runs: str, backend: str | None, reason: str | None = None) -> SimpleNamespace:
+    """Return an implementation that cannot run for this reason, or can."""
+    return SimpleNamespace(RUNS=runs, BACKEND=backend, supports=lambda *given: reason)
+
+
+PLAIN = family("plain PyTorch", "eager")
+
+
+def on_gpu(dtype: torch.dtype = torch.float32) -> SimpleNamespace:
+    """Return what a decision sees of a tensor on a GPU."""
+    return SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0), dtype=dtype)
+
+
 def test_auto_runs_plain_pytorch_on_a_cpu_and_says_so_once(caplog):
     x = torch.ones(2, 2)
     with caplog.at_level(logging.INFO, logger="basecap.ops"):
         assert not any(use_triton("some op", "auto", x) for _ in range(3))
-    assert [record.message.split(":")[0] for record in caplog.records] == ["some op runs in plain PyTorch"]
+    assert [record.message for record in caplog.records] == ["some op runs plain PyTorch: the tensors are on cpu"]
 
 
-def test_what_keeps_an_op_from_kernels_is_kept_and_only_logged_where_asked_for(caplog):
-    use_triton("some op", "auto", torch.ones(2))
-    assert not caplog.records  # at the level that is shown by default
-    assert _dispatch.IMPLEMENTATIONS["some op"].startswith("in plain PyTorch: ")
+def test_the_first_family_that_supports_the_tensors_runs():
+    def chosen(*reasons: str | None, x: object = on_gpu()) -> tuple[str, dict[str, str]]:
+        names = ("Gluon kernels", "Triton kernels")
+        families = {name[0]: family(name, "triton", why) for name, why in zip(names, reasons, strict=True)}
+        with recorded() as ran:
+            return choose("some op", "auto", families | {"P": PLAIN}, x), ran
+
+    assert chosen(None, None) == ("G", {"some op": "Gluon kernels"})
+    assert chosen("old", None) == ("T", {"some op": "Triton kernels: no Gluon kernels because old"})
+    assert chosen("old", "older") == (
+        "P",
+        {"some op": "plain PyTorch: no Gluon kernels because old; no Triton kernels because older"},
+    )
+    assert chosen("old", "old") == ("P", {"some op": "plain PyTorch: old"})
+    # Triton's kernels can run on a CPU, in the interpreter, which is for those who insist.
+    assert chosen(None, None, x=torch.ones(1)) == ("P", {"some op": "plain PyTorch: the tensors are on cpu"})
 
 
-def test_of_references_nothing_is_said(caplog):
-    assert not use_triton("some op", "auto", torch.ones(2, dtype=torch.float64))
-    assert not caplog.records
+def test_a_backend_takes_only_its_own_families():
+    families = {
+        "G": family("Gluon kernels", "triton", "old"),
+        "L": family("a library", None),
+        "N": family("Numba kernels", "numba", "not installed"),
+        "P": PLAIN,
+    }
+    with recorded() as ran:
+        assert choose("some op", "eager", families, on_gpu()) == "P"
+        assert choose("some op", "auto", families, on_gpu()) == "L"
+    assert ran == {"some op": "a library: no Gluon kernels because old"}
+    for backend, message in (
+        ("triton", "some op cannot run its Gluon kernels: old; use backend='auto' or 'eager'"),
+        ("numba", "some op cannot run its Numba kernels: not installed"),
+        ("trito", "unknown backend 'trito': did you mean 'triton'"),
+        (None, "unknown backend None"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            choose("some op", backend, families, on_gpu())
 
 
-def test_eager_never_runs_kernels():
-    assert not use_triton("some op", "eager", torch.ones(1))
+def test_all_that_ran_is_recorded_and_nothing_else_is_changed(monkeypatch):
+    monkeypatch.setitem(IMPLEMENTATIONS, "held", "as it was")
+    before = dict(IMPLEMENTATIONS)
+    with recorded() as ran:
+        for reason in (None, "a single token", None):
+            choose("some op", "auto", {"K": family("kernels", None, reason), "P": PLAIN}, on_gpu())
+        choose("float64", "auto", {"P": PLAIN}, on_gpu(torch.float64))  # what others are compared with
+    assert ran == {"some op": "kernels | plain PyTorch: a single token"}
+    assert before == IMPLEMENTATIONS
+
+
+def test_compiled_code_records_what_it_runs():
+    compiled = torch.compile(lambda x: x * use_triton("some op", "auto", x), backend="eager", fullgraph=True)
+    with recorded() as ran:
+        compiled(torch.ones(3))
+    assert ran == {"some op": "plain PyTorch: the tensors are on cpu"}
+
+
+def test_one_family_of_kernels(monkeypatch):
+    monkeypatch.setattr(_dispatch, "unsupported_by_triton", lambda x, **_: None)
+    with recorded() as ran:
+        assert use_triton("some op", "auto", on_gpu())
+        assert not use_triton("some op", "eager", on_gpu())
+        assert not use_triton("slow op", "auto", on_gpu(), slower="it is slower")
+        assert not use_triton("odd op", "auto", on_gpu(), refused="it is odd")
+        assert use_triton("forced op", "triton", on_gpu(), slower="it is slower")
+    assert ran == {
+        "some op": "Triton kernels",
+        "slow op": "plain PyTorch: it is slower",
+        "odd op": "plain PyTorch: it is odd",
+        "forced op": "Triton kernels",
+    }
+    with pytest.raises(ConfigError, match=r"odd op cannot run its Triton kernels: it is odd; use backend='auto'"):
+        use_triton("odd op", "triton", on_gpu(), refused="it is odd")
 
 
 def test_a_forced_choice_that_cannot_run_raises():
-    with pytest.raises(ConfigError, match=r"some op cannot run its Triton kernels.*float64.*use backend='auto'"):
+    with pytest.raises(ConfigError, match=r"some op cannot run its Triton kernels.*(float64|not installed)"):
         use_triton("some op", "triton", torch.ones(1, dtype=torch.float64))
-    with pytest.raises(ConfigError, match="at most 256 channels"):
-        use_triton("some op", "triton", torch.ones(1, 512), widest=256)
+
+
+def test_wide_heads_are_refused(monkeypatch):
+    monkeypatch.setattr(_dispatch, "_unsupported", lambda *_: None)
+    assert _dispatch.unsupported_by_triton(torch.ones(1, 256), widest=256) is None
+    assert "at most 256 channels, not 257" in _dispatch.unsupported_by_triton(torch.ones(1, 257), widest=256)
 
 
 def test_without_the_interpreter_kernels_need_a_gpu(monkeypatch):
@@ -81,28 +158,18 @@ def test_the_interpreter_runs_float32_alone(monkeypatch):
     assert "float32" in _dispatch.unsupported_by_triton(torch.ones(1, dtype=torch.bfloat16))
 
 
-def test_an_unknown_backend_is_refused():
-    with pytest.raises(ConfigError, match="did you mean 'triton'"):
-        use_triton("some op", "tritn", torch.ones(1))
-
-
-def test_a_cpu_takes_the_kernels_that_numba_compiles(caplog):
+def test_numba_takes_a_cpu():
     pytest.importorskip("numba")
-    with caplog.at_level(logging.INFO, logger="basecap.ops"):
-        assert choose("some op", "auto", torch.ones(1), numba=True) == "numba"
-        assert choose("some op", "auto", torch.ones(1, dtype=torch.float64), numba=True) == "eager"
-    assert [(record.levelname, record.message) for record in caplog.records] == [
-        ("INFO", "some op runs its Numba kernels")
-    ]
+    cpu = torch.device("cpu")
+    assert _dispatch.unsupported_by_numba(cpu, torch.bfloat16) is None
+    assert "float64" in _dispatch.unsupported_by_numba(cpu, torch.float64)
+    assert "cuda" in _dispatch.unsupported_by_numba(torch.device("cuda", 0), torch.float32)
 
 
-def test_without_numba_plain_pytorch_runs_and_says_why(monkeypatch):
+def test_without_numba_an_op_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(_dispatch.importlib.util, "find_spec", lambda name: None)
-    assert choose("some op", "auto", torch.ones(1), numba=True) == "eager"
-    said = "in plain PyTorch: numba is not installed (pip install 'basecap[cpu]')"
-    assert _dispatch.IMPLEMENTATIONS["some op"] == said
-    with pytest.raises(ConfigError, match="some op cannot run its Numba kernels: numba is not installed"):
-        choose("some op", "numba", torch.ones(1), numba=True)
+    reason = "numba is not installed (pip install 'basecap[cpu]')"
+    assert _dispatch.unsupported_by_numba(torch.device("cpu"), torch.float32) == reason
 
 
 @pytest.mark.parametrize("error", [ImportError("Numba needs an older NumPy"), OSError("no such library")])
@@ -112,13 +179,8 @@ def test_a_numba_that_cannot_be_imported_is_as_good_as_none(error: Exception, mo
 
     monkeypatch.setattr(_dispatch.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(_dispatch.importlib, "import_module", fail)
-    assert choose("some op", "auto", torch.ones(1), numba=True) == "eager"
-    assert _dispatch.IMPLEMENTATIONS["some op"] == f"in plain PyTorch: numba cannot be imported: {error}"
-
-
-def test_an_op_without_kernels_for_the_cpu_has_no_such_backend():
-    with pytest.raises(ConfigError, match="unknown backend 'numba'"):
-        use_triton("some op", "numba", torch.ones(1))
+    reason = f"numba cannot be imported: {error}"
+    assert _dispatch.unsupported_by_numba(torch.device("cpu"), torch.float32) == reason
 
 
 def test_a_constant_result_is_marked_as_pytorch_marks_it():

@@ -128,7 +128,7 @@ def launch_taylor_attention(dtype: torch.dtype) -> None:
 def launch_top1_chunk(dtype: torch.dtype) -> None:
     import triton.language as tl
 
-    from basecap.ops.top1_chunk import launch
+    from basecap.ops.top1_chunk.portable import launch
 
     settings = [(32, "exact", 1, 9, 128), (32, "approx", 1, 9, 128)]
     if dtype == torch.bfloat16:

@@ -1,13 +1,11 @@
 """Which library kernels run: by tensor, by version and card, by request; said once."""
 
 import importlib.metadata
-import logging
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from basecap.errors import ConfigError
 from basecap.ops import _dispatch, _library, delta_rule
 from basecap.ops.delta_rule import library
 from tests.ops._recurrences import draw
@@ -80,35 +78,25 @@ def test_tensors_the_library_does_not_take():
     assert _library.unsupported("some op", on_card(1, dtype=torch.float16), None) is None
 
 
-def test_requests():
-    assert _library.use_library("some op", "auto", None)
-    assert _library.use_library("some op", "triton", None)
-    assert not _library.use_library("some op", "eager", None)
-    assert not _library.use_library("some op", "auto", "a reason")
-    with pytest.raises(ConfigError, match=r"some op cannot run library kernels: a reason; use backend='auto'"):
-        _library.use_library("some op", "triton", "a reason")
-    with pytest.raises(ConfigError, match="did you mean 'eager'"):
-        _library.use_library("some op", "eagre", None)
-
-
-def test_a_decision_is_said_once(caplog: pytest.LogCaptureFixture):
-    with caplog.at_level(logging.INFO, logger="basecap.ops"):
-        for reason in (None, "a reason", None, "a reason"):
-            _library.use_library("some op", "auto", reason)
-    assert [record.message for record in caplog.records] == [
-        "some op runs flash-linear-attention's kernels",
-        "some op runs without flash-linear-attention's kernels: a reason",
-    ]
+WIDTHS = "they are used for heads of 129 to 256 channels, not"
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(("channels", "chosen"), [(128, False), (192, True), (256, True), (257, False)])
-def test_only_wide_heads_of_the_delta_rule_need_it(channels: int, chosen: bool, monkeypatch: pytest.MonkeyPatch):
-    q, k, v, beta = (draw(seed, 1, 3, 2, channels) for seed in range(4))
+@pytest.mark.parametrize(
+    ("channels", "why_not"),
+    [(128, f"{WIDTHS} 128"), (129, None), (256, None), (257, f"{WIDTHS} 257")],
+)
+def test_only_wide_heads_of_the_delta_rule_need_it(channels: int, why_not: str, monkeypatch: pytest.MonkeyPatch):
+    q, k, v, beta = (draw(seed, 1, 3, 2, channels).float() for seed in range(4))
     taken = []
     monkeypatch.setattr(library, "delta_rule", lambda *x: taken.append(x) or ("o", "final"))
     monkeypatch.setattr(_library, "unsupported", lambda op, v, segments: None)
-    delta_rule.delta_rule(q, k, v, beta[..., 0])
-    assert bool(taken) is chosen
-    if chosen:
+    monkeypatch.setattr(library.chunks, "unsupported_by_triton", lambda x: "a reason")
+    with _dispatch.recorded() as ran:
+        delta_rule.delta_rule(q, k, v, beta[..., 0])
+    if why_not is None:
+        assert ran == {"delta_rule": "flash-linear-attention's kernels: no Triton kernels because a reason"}
         assert taken[0][0] is q and taken[0][4] is None
+    else:
+        others = f"no Triton kernels because a reason; no flash-linear-attention's kernels because {why_not}"
+        assert ran == {"delta_rule": f"plain PyTorch: {others}"} and not taken

@@ -12,7 +12,7 @@ from tests.ops.test_selective_scan import NAMES, assert_kernels_accurate, inputs
 
 pytest.importorskip("numba")
 
-from basecap.ops import kernels_shared_cpu
+from basecap.ops.selective_scan.cpu import kernels_parts
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -25,7 +25,7 @@ def test_kernels_of_the_cpu(sizes: tuple[int, int, int, int], segmented: bool, d
 def test_threads_of_the_cpu_change_nothing(monkeypatch: pytest.MonkeyPatch):
     tensors = inputs(5, 70, 6, 3, dtype=torch.float32)
     alone = values_and_gradients(selective_scan, tensors, packed(5, 70))
-    monkeypatch.setattr(kernels_shared_cpu, "WORK", 1)
+    monkeypatch.setattr(kernels_parts, "WORK", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     parted = values_and_gradients(selective_scan, tensors, packed(5, 70))
     assert all(torch.equal(a, b) for a, b in zip(alone, parted, strict=True))
@@ -73,7 +73,7 @@ def test_a_step_that_is_no_number_spoils_no_earlier_sequence(backend: str, T: in
 
 def test_the_power_of_two_of_the_cpu():
     x = np.linspace(-126, 127, 100_001, dtype=np.float32)
-    found, exact = np.array([kernels_shared_cpu.exp2(value) for value in x]), np.exp2(x.astype(np.float64))
+    found, exact = np.array([kernels_parts.exp2(value) for value in x]), np.exp2(x.astype(np.float64))
     assert np.abs(found / exact - 1).max() <= 2 * 2.0**-24
-    assert kernels_shared_cpu.exp2(np.float32(-np.inf)) == kernels_shared_cpu.exp2(np.float32(-200)) == 0
-    assert kernels_shared_cpu.exp2(np.float32(0)) == 1 and np.isnan(kernels_shared_cpu.exp2(np.float32(np.nan)))
+    assert kernels_parts.exp2(np.float32(-np.inf)) == kernels_parts.exp2(np.float32(-200)) == 0
+    assert kernels_parts.exp2(np.float32(0)) == 1 and np.isnan(kernels_parts.exp2(np.float32(np.nan)))

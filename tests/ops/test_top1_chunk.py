@@ -101,8 +101,8 @@ def plain(inputs: list[Tensor], case: tuple, segments: Tensor | None) -> list[Te
     grid, own = chunk_grid(inputs[0], chunk, segments, None)
     scale = case[4] ** -0.5
     q, k, v = (x.flatten(0, 1).clone().requires_grad_() for x in inputs[:3])
-    choice = operators.choose(q.detach(), k.detach(), [grid, own], chunk, mode == "exact", scale, remote, True)
-    o, *_ = operators.attend(q, k, v, choice, [grid, own], chunk, scale, False)
+    choice = operators.choose(q.detach(), k.detach(), [grid, own], chunk, mode == "exact", scale, remote, "portable")
+    o, *_ = operators.attend(q, k, v, choice, [grid, own], chunk, scale, "eager")
     found = [o, *torch.autograd.grad(o, (q, k, v), inputs[3].flatten(0, 1))]
     return [x.unflatten(0, inputs[0].shape[:2]) for x in found]
 
@@ -316,14 +316,14 @@ def test_decoding_equals_the_whole_sequence(mode, K, chunk, device, dtype):
         top1_chunk_step(*(x[:, :1] for x in (q, k, v)), cache, T, chunk=chunk)
 
 
-@pytest.mark.parametrize("triton", [False, pytest.param(True, marks=in_interpreter)])
-def test_operators_keep_their_contracts(triton):
+@pytest.mark.parametrize("family", ["eager", pytest.param("portable", marks=in_interpreter)])
+def test_operators_keep_their_contracts(family):
     q, k, v, _ = draw(1, 50, 2, 1, 32, torch.float32)
     layout = list(chunk_grid(q, 16, None, None))
     q, k, v = (x[0].requires_grad_() for x in (q, k, v))
-    choice = operators.choose(q.detach(), k.detach(), layout, 16, True, 0.2, 1, triton)
-    torch.library.opcheck(operators.choose, (q.detach(), k.detach(), layout, 16, True, 0.2, 1, triton))
-    torch.library.opcheck(operators.attend, (q, k, v, choice, layout, 16, 0.2, triton))
+    choice = operators.choose(q.detach(), k.detach(), layout, 16, True, 0.2, 1, family)
+    torch.library.opcheck(operators.choose, (q.detach(), k.detach(), layout, 16, True, 0.2, 1, family))
+    torch.library.opcheck(operators.attend, (q, k, v, choice, layout, 16, 0.2, family))
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -2,13 +2,16 @@
 
 import functools
 import secrets
+from types import ModuleType
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from basecap.ops import IMPLEMENTATIONS, top1_chunk, top1_chunk_choice
+from basecap.ops import top1_chunk, top1_chunk_choice
+from basecap.ops._dispatch import functions_of, recorded
+from basecap.ops.top1_chunk import hopper, portable
 from basecap.ops.top1_chunk.grid import chunk_grid
 from basecap.testing.marks import requires_gpu
 from tests.ops._choices import Rules, assert_choice
@@ -105,9 +108,8 @@ def test_choices_are_best_whatever_the_input(mode, K, remote, dtype, lengths, po
 @pytest.mark.parametrize(("dtype", "heads"), [(torch.bfloat16, (6, 2)), (torch.float16, (2, 2))], ids=str)
 @pytest.mark.parametrize("K", [64, 128])
 @pytest.mark.parametrize("mode", ["exact", "approx"])
-def test_hopper_chooses_as_other_gpus_do(mode, K, dtype, heads, lengths, monkeypatch):
+def test_hopper_chooses_as_other_gpus_do(mode, K, dtype, heads, lengths):
     """Both kinds of kernels choose the best chunks, but for rounding; some scores are large."""
-    launch = pytest.importorskip("basecap.ops.top1_chunk.launch")
     N = sum(lengths)
     generator = torch.Generator("cuda").manual_seed(N)
     q, k = (torch.randn(N, count, K, generator=generator, device="cuda", dtype=dtype) for count in heads)
@@ -115,22 +117,26 @@ def test_hopper_chooses_as_other_gpus_do(mode, K, dtype, heads, lengths, monkeyp
     q[N // 3 : N // 3 + 20] *= 50
     bounds = torch.tensor([0, *lengths], device="cuda").cumsum(0)
     grid, own = chunk_grid(k[None], 128, None, bounds)
-    if launch.hopper_unsupported(q, 128):
-        pytest.skip("needs a Hopper GPU")
-
-    def choose() -> Tensor:
-        return launch.choose(q, k, grid, own, 128, mode == "exact", K**-0.5, 1)
-
-    found = choose()
-    assert IMPLEMENTATIONS["top1_chunk"] == "its Gluon kernels"
-    monkeypatch.setattr(launch, "hopper_unsupported", lambda *_: "not here")
-    expected = choose()
+    if reason := hopper.supports(q, 128):
+        pytest.skip(reason)
+    inputs = q, k, grid, own, 128, mode == "exact", K**-0.5, 1
+    found, expected = (functions_of(family).choose(*inputs) for family in (hopper, portable))
     first = grid[own.long(), 2][:, None, None]
     segments = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))[None].to("cuda")
     for name, choice in (("Hopper's", found), ("other GPUs'", expected)):
         within = torch.where(choice >= 0, choice - first, choice)
         assert_choice(within[None], q[None], k[None], Rules(128, mode, segments=segments), name)
     assert (found == expected).double().mean() >= 0.99
+
+
+@on_gpu
+def test_what_runs_is_recorded():
+    q, k, *_ = draw(512, 1, 64)
+    with recorded() as ran:
+        top1_chunk_choice(q, k, chunk=128)
+    reason = hopper.supports(q, 128)
+    expected = "Gluon kernels" if reason is None else f"Triton kernels: no Gluon kernels because {reason}"
+    assert ran == {"top1_chunk": expected}
 
 
 @on_gpu
@@ -155,27 +161,27 @@ def test_queries_that_are_no_numbers_choose_nothing(K, mode):
 @pytest.mark.parametrize("K", [64, 128])
 def test_hopper_goes_back_as_other_gpus_do(K, remote, dtype, heads, lengths, monkeypatch):
     """Both kinds of kernels have the same gradients, of queries within a wider tensor too; one chunk is popular."""
-    launch = pytest.importorskip("basecap.ops.top1_chunk.launch")
     (H, G), N = heads, sum(lengths)
     generator = torch.Generator("cuda").manual_seed(N)
     q, k, v, do = (torch.randn(N, n, K + 8, generator=generator, device="cuda", dtype=dtype) for n in (H, G, G, H))
     q, k, v, do = q[..., 8:], *(x[..., :K].contiguous() for x in (k, v, do))
     bounds = torch.tensor([0, *lengths], device="cuda").cumsum(0)
     grid, own = chunk_grid(k[None], 128, None, bounds)
-    if launch.hopper_unsupported(q, 128):
-        pytest.skip("needs a Hopper GPU")
+    if reason := hopper.supports(q, 128):
+        pytest.skip(reason)
+    launch = functions_of(portable)
     choice = launch.choose(q, k, grid, own, 128, False, K**-0.5, remote)
     popular = grid[own.long(), 2][:, None].expand(N, H)
     choice[..., 0] = torch.where((choice[..., 0] >= 0) & (choice[..., -1] != popular), popular, choice[..., 0])
     o, lse, index = launch.attend(q, k, v, choice, grid, own, 128, K**-0.5)
 
-    def back() -> tuple[Tensor, ...]:
-        return launch.attend_backward(do, (q, k, v, o, lse, index, choice, grid, own), 128, K**-0.5)
+    def back(family: ModuleType) -> tuple[Tensor, ...]:
+        saved = q, k, v, o, lse, index, choice, grid, own
+        return functions_of(family).attend_backward(do, saved, 128, K**-0.5)
 
-    found, again = back(), back()
-    monkeypatch.setattr(launch, "hopper_unsupported", lambda *_: "not here")
+    found, again = back(hopper), back(hopper)
     monkeypatch.setattr(launch, "_adds_at_once", lambda _: False)
-    for x, y, expected in zip(found, again, back(), strict=True):
+    for x, y, expected in zip(found, again, back(portable), strict=True):
         assert torch.equal(x, y)
         # Both round ds and the sums once to this dtype.
         assert (x - expected).norm() <= torch.finfo(dtype).eps * expected.norm()

@@ -1,7 +1,6 @@
 """The kernels for Hopper GPUs against plain PyTorch, simulated: see `_gluon`."""
 
 import importlib
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -32,7 +31,7 @@ def load(name: str) -> ModuleType:
 
 
 def simulated(name: str) -> ModuleType:
-    return _gluon.simulated(Path(load("launch").__file__).with_name(f"{name}.py"))
+    return _gluon.simulated(Path(load("hopper").__file__).with_name(f"{name}.py"))
 
 
 def draw(lengths: list[int], H: int, G: int, K: int) -> tuple[Tensor, ...]:
@@ -57,7 +56,7 @@ def draw(lengths: list[int], H: int, G: int, K: int) -> tuple[Tensor, ...]:
     ids=["each chunk its program", "many chunks a program", "packed", "two chosen", "all choose one"],
 )
 def test_backward_is_as_accurate_as_plain_pytorch(K, lengths, heads, remote, programs, chosen, monkeypatch):
-    launch, kernels = load("launch"), simulated("kernels_hopper_backward")
+    launch = load("hopper.launch")
     q, k, v, do, grid, own = draw(lengths, *heads, K)
     scale = K**-0.5
     choice = eager.choose(q, k, grid, own, 128, False, scale, remote)
@@ -65,8 +64,7 @@ def test_backward_is_as_accurate_as_plain_pytorch(K, lengths, heads, remote, pro
         choice = torch.where(choice >= 0, chosen, choice)
     o, lse, index = launch.attend(q, k, v, choice, grid, own, 128, scale)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=programs))
-    monkeypatch.setattr(sys.modules["basecap.ops.top1_chunk"], "kernels_hopper_backward", kernels, raising=False)
-    monkeypatch.setattr(launch, "hopper_unsupported", lambda *_: None)
+    monkeypatch.setattr(launch, "kernels_backward", simulated("kernels_backward"))
     found = launch.attend_backward(do, (q, k, v, o, lse, index, choice, grid, own), 128, scale)
 
     def plain(dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -80,7 +78,7 @@ def test_backward_is_as_accurate_as_plain_pytorch(K, lengths, heads, remote, pro
 
 @pytest.mark.parametrize("hopper", [False, True])
 def test_dq_is_the_same_whether_memory_adds_or_a_kernel(hopper, monkeypatch):
-    launch = load("launch")
+    launch = load("hopper.launch" if hopper else "portable.launch")
     q, k, v, do, grid, own = draw([129, 300], 2, 1, 64)
     # In float32 the other kernels cut longer chunks into blocks, which have slots in any case.
     chunk = 128 if hopper else 32
@@ -89,12 +87,11 @@ def test_dq_is_the_same_whether_memory_adds_or_a_kernel(hopper, monkeypatch):
     choice = eager.choose(q, k, grid, own, chunk, False, 0.125, 1)
     o, lse, index = launch.attend(q, k, v, choice, grid, own, chunk, 0.125)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=2))
-    kernels = simulated("kernels_hopper_backward")
-    monkeypatch.setattr(sys.modules["basecap.ops.top1_chunk"], "kernels_hopper_backward", kernels, raising=False)
-    monkeypatch.setattr(launch, "hopper_unsupported", lambda *_: None if hopper else "not here")
+    if hopper:
+        monkeypatch.setattr(launch, "kernels_backward", simulated("kernels_backward"))
     found = []
     for adds in (True, False):
-        monkeypatch.setattr(launch, "_adds_at_once", lambda q, adds=adds: adds)
+        monkeypatch.setattr(load("portable.launch"), "_adds_at_once", lambda q, adds=adds: adds)
         found.append(launch.attend_backward(do, (q, k, v, o, lse, index, choice, grid, own), chunk, 0.125))
     for with_memory, with_kernel in zip(*found, strict=True):
         assert torch.equal(with_memory, with_kernel)
@@ -119,8 +116,8 @@ def test_exact_choice_is_that_of_plain_pytorch(K, lengths, heads):
     large = torch.arange(len(q)) // 128 == 2
     q[large] *= 40
     norm = k.float().square().sum(-1).amax(0)
-    scale2 = K**-0.5 * load("launch").LOG2E
-    simulated("kernels_hopper").choose_exact(q, k, grid, own, norm, choice, 128, scale2)
+    scale2 = K**-0.5 * load("portable.launch").LOG2E
+    simulated("kernels_exact").choose_exact(q, k, grid, own, norm, choice, 128, scale2)
     expected = eager.choose(q.float(), k.float(), grid, own, 128, True, K**-0.5, 1)
     assert torch.equal(choice[~large], expected[~large])
     assert (choice[large] == -1).all()
@@ -134,7 +131,7 @@ def test_approximate_choice_is_that_of_plain_pytorch(K, lengths, heads):
     mean = k.float()[rows].mean(1).transpose(0, 1).contiguous()
     means = mean.bfloat16()
     low = (mean - means.float()).bfloat16()
-    simulated("kernels_hopper").choose_approx(q, means, low, grid, own, choice)
+    simulated("kernels_approx").choose_approx(q, means, low, grid, own, choice)
     expected = eager.choose(q.float(), k.float(), grid, own, 128, False, K**-0.5, 1)
     number = ~q[:, 0].isnan().any(-1)
     assert torch.equal(choice[number], expected[number])

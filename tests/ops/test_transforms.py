@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 from basecap.errors import ConfigError
 from basecap.ops import top1_chunk, top1_chunk_choice, top1_element
 from basecap.ops._dispatch import interpreted
+from basecap.ops._recurrence.operators import recur
 from basecap.ops.delta_rule import delta_rule
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
 from basecap.ops.long_convolution import long_convolution
@@ -19,7 +20,6 @@ from basecap.ops.ssd import ssd
 from basecap.ops.taylor_attention import taylor_attention
 from basecap.ops.wkv4 import wkv4
 from basecap.ops.wkv6 import wkv6
-from basecap.ops.wkv6.operators import recur
 
 in_interpreter = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
 pytestmark = [

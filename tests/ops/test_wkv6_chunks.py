@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 
 from basecap.ops._dispatch import interpreted
-from basecap.ops.wkv6 import eager, operators_chunk, reference, wkv6
-from basecap.ops.wkv6.blocks import starts
+from basecap.ops._recurrence.blocks import starts
+from basecap.ops.wkv6 import eager, reference, wkv6
+from basecap.ops.wkv6.chunks import operators
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import assert_as_accurate
 from tests.ops._recurrences import assert_as_exact, draw, packed, results
@@ -47,7 +48,7 @@ def chunked(*args):
     """Run the operator by the definition's positions."""
     *tensors, log_decay, bonus, state, segments = args
     log_decay = log_decay.expand(tensors[0].shape)
-    return operators_chunk.scan(*tensors, log_decay, bonus, state, starts(segments))[:2]
+    return operators.scan(*tensors, log_decay, bonus, state, starts(segments))[:2]
 
 
 def public(*args):
@@ -140,7 +141,7 @@ def test_broadcast_decays(device: str, broadcast: tuple[int, int]):
 @pytest.mark.parametrize("sizes", [(1, 5, 1, 130, 4), (1, 5, 1, 4, 130), (2, 1, 2, 8, 8)])
 def test_the_recurrence_takes_the_rest(device: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch):
     """Wide heads and single tokens do not go by chunks."""
-    monkeypatch.setattr(operators_chunk, "scan", None)
+    monkeypatch.setattr(operators, "scan", None)
     tensors = inputs(sizes, "middling", device, torch.float32)
     assert_as_exact(public, reference.wkv6, tensors, first=first_state(sizes, device))
 
@@ -198,5 +199,5 @@ def test_the_operator_keeps_its_promises(device: str, segmented: bool):
     tensors = [x.requires_grad_() for x in (*inputs(sizes, "weak", device, torch.float32), first_state(sizes, device))]
     new = starts(packed(1, [7], 20).to(device)) if segmented else None
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    results = torch.library.opcheck(operators_chunk.scan, (*tensors, new), test_utils=checks)
+    results = torch.library.opcheck(operators.scan, (*tensors, new), test_utils=checks)
     assert set(results.values()) == {"SUCCESS"}

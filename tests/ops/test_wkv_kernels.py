@@ -10,12 +10,12 @@ from basecap.ops import wkv4 as package_4
 from basecap.ops import wkv6 as package_6
 from basecap.ops import wkv7 as package_7
 from basecap.ops._dispatch import interpreted
+from basecap.ops._recurrence import operators as operators_6
 from basecap.ops.wkv4 import operators as operators_4
 from basecap.ops.wkv4 import reference as reference_4
 from basecap.ops.wkv6 import eager as eager_6
-from basecap.ops.wkv6 import operators as operators_6
-from basecap.ops.wkv6 import operators_chunk, wkv6
 from basecap.ops.wkv6 import reference as reference_6
+from basecap.ops.wkv6 import wkv6
 from basecap.ops.wkv7 import eager as eager_7
 from basecap.ops.wkv7 import reference as reference_7
 from basecap.ops.wkv7 import wkv7
@@ -66,9 +66,10 @@ def kernel(which: str) -> Recurrence:
 @pytest.fixture
 def forced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the kernels of the recurrence wherever the dtype is float32, on the CPU in the interpreter."""
-    monkeypatch.setattr(operators_chunk, "WIDEST_VALUES", 0)
     for package in (package_6, package_7):
-        monkeypatch.setattr(package, "use_triton", lambda op, backend, x: x.dtype == torch.float32)
+        monkeypatch.setattr(
+            package, "choose", lambda op, backend, families, x, *_: "tokens" if x.dtype == torch.float32 else "eager"
+        )
 
 
 @pytest.mark.usefixtures("poisoned")

@@ -132,7 +132,7 @@ def test_runs_trained_before_weights_were_stored_are_evaluated_from_their_checkp
         (["influence-entrophy"], None, r"influence-entrophy.*did you mean 'influence-entropy'\?"),
         (["influence-entropy: {length: 32, lenght: 3}"], None, "unknown option 'lenght'"),
         (["domain-loss: {split: validation}"], None, r"domain-loss' with other options \(split is 'test' there and "),
-        (["[domain-loss]"], None, "is not one evaluation; write its name"),
+        (["[domain-loss]"], None, "is not an evaluation; write NAME"),
         ([ENTROPY], "5", r"--at: transformer\+\+ \(seed 0\) has no evaluation point after 5 tokens; .* after 512\."),
         ([ENTROPY], "never", "--at 'never' should be every, end or a number of tokens"),
     ],

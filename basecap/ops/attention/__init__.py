@@ -5,12 +5,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.errors import ConfigError
+from basecap.ops._dispatch import choose
 from basecap.ops._influence import Influence, of_heads, wide
 from basecap.ops._shapes import check_devices, check_floating, check_scale, check_segments, is_whole
-from basecap.ops.attention import eager, flex, reference
+from basecap.ops.attention import flex, reference, sdpa
 from basecap.ops.attention.reference import entropy
 
 __all__ = ["attention", "attention_step", "entropy", "influence"]
+
+#: The fastest first.
+FAMILIES = {"flex": flex, "sdpa": sdpa}
 
 
 def attention(
@@ -43,8 +47,9 @@ def attention(
     """
     scale, window, slopes = _check(q_BTHK, k_BTGK, v_BTGV, scale, window, slopes, segments)
     plain = window is None and slopes is None and segments is None
-    implementation = flex if not plain and flex.supports(q_BTHK, v_BTGV) is None else eager
-    return implementation.attention(q_BTHK, k_BTGK, v_BTGV, scale, window, slopes, segments)
+    run = FAMILIES[choose("attention", "auto", FAMILIES, q_BTHK, v_BTGV, plain)]
+    o_BTHV: Tensor = run.attention(q_BTHK, k_BTGK, v_BTGV, scale, window, slopes, segments)
+    return o_BTHV
 
 
 def influence(
@@ -99,9 +104,9 @@ def attention_step(
             raise ConfigError(f"bias {list(bias_HS.shape)} must be [H, S] = {[H, k_BSGK.shape[1]]}.")
     check_devices({"q": q_B1HK, "k": k_BSGK, "v": v_BSGV, "bias": bias_HS})
     q, k, v = (x.transpose(1, 2) for x in (q_B1HK, k_BSGK, v_BSGV))
-    grouped = eager.differ(q_B1HK.shape[2], k_BSGK.shape[2])
+    grouped = sdpa.differ(q_B1HK.shape[2], k_BSGK.shape[2])
     if bias_HS is not None:
-        return eager.biased(q, k, v, bias_HS[None, :, None], scale, grouped).transpose(1, 2)
+        return sdpa.biased(q, k, v, bias_HS[None, :, None], scale, grouped).transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=grouped).transpose(1, 2)
 
 

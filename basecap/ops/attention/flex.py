@@ -6,12 +6,16 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+RUNS, BACKEND = "FlexAttention", None
+
 #: Queries and keys of one tile; tiles without a visible pair are never touched.
 BLOCK = 128
 
 
-def supports(q_BTHK: Tensor, v_BTGV: Tensor) -> str | None:
-    """Return why FlexAttention cannot run here, or None."""
+def supports(q_BTHK: Tensor, v_BTGV: Tensor, plain: bool) -> str | None:
+    """Return why FlexAttention does not run here, or None; `plain`: neither window nor slopes nor segments."""
+    if plain:
+        return "full attention is what SDPA is made for"
     if not q_BTHK.is_cuda:
         return "FlexAttention has no backward off the GPU"
     if q_BTHK.dtype == torch.float64:

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, refuse_transforms, use_triton
+from basecap.ops._dispatch import Backend, check_backend, choose
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, finite_log_decay
-from basecap.ops.delta_rule import eager, operators
+from basecap.ops.delta_rule import chunks, eager, library
 
-#: Channels per head of queries and keys that the kernels of this package take.
-WIDEST = 128
+#: The fastest first.
+FAMILIES = {"chunks": chunks, "library": library, "eager": eager}
 
 
 def delta_rule(
@@ -54,25 +54,19 @@ def delta_rule(
     check_devices({**given, "state": state_BHKV, "segments": segments})
     if log_decay_BTH is not None:
         log_decay_BTH = finite_log_decay(log_decay_BTH)
-    decodes = T == 1 and state_BHKV is not None and backend != "triton"
-    if backend == "auto" and not decodes and K > WIDEST:
-        from basecap.ops.delta_rule import library  # it imports PyTorch's compiler, which takes seconds
-
-        if library.use_library(q_BTHK, v_BTHV, segments):
-            refuse_transforms("delta_rule", q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
-            return library.delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
-    triton = use_triton("delta_rule", backend, q_BTHK.to(v_BTHV.dtype), widest=WIDEST)
+    if T == 1 and state_BHKV is not None and backend != "triton":
+        check_backend(backend)
+        with torch.autocast(v_BTHV.device.type, enabled=False):
+            return eager.step(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
+    run = FAMILIES[choose("delta_rule", backend, FAMILIES, v_BTHV, q_BTHK, segments)]
+    if run is library:
+        return library.delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV, segments)
     # Under autocast the states would be rounded to half precision between chunks.
     with torch.autocast(v_BTHV.device.type, enabled=False):
-        if decodes and state_BHKV is not None:
-            return eager.step(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
-        if not triton:
-            return eager.delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV, segments)
-        q, k = (x.to(v_BTHV.dtype) for x in (q_BTHK, k_BTHK))
-        beta, log_decay, state = (None if x is None else x.float() for x in (beta_BTH, log_decay_BTH, state_BHKV))
-        refuse_transforms("delta_rule", q, k, v_BTHV, beta, log_decay, state)
-        o, final, *_ = operators.scan(q, k, v_BTHV, beta, log_decay, state, segments)
-        return o, final
+        out: tuple[Tensor, Tensor] = run.delta_rule(
+            q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV, segments
+        )
+    return out
 
 
 def influence(

@@ -9,6 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from basecap.ops._dispatch import EAGER
+from basecap.ops._recurrence.blocks import ids_of_chunks
+
+RUNS, BACKEND = EAGER, "eager"
+
+
+def supports(v_BTHV: Tensor, q_BTHK: Tensor, segments: Tensor | None) -> None:
+    """Return None: this runs everywhere."""
+
 
 def delta_rule(
     q_BTHK: Tensor,
@@ -39,7 +48,7 @@ def delta_rule(
     # Products that no later step sums up run in the dtype of v, which is much faster on a GPU.
     q, k, v = (cut(x.to(v_BTHV.dtype)).movedim(3, 1) for x in (q_BTHK, k_BTHK, v_BTHV))
     beta = cut(beta_BTH.to(wide)).movedim(3, 1)[..., None]
-    ids_BMC = None if segments is None else _pad_last(segments, tail).unflatten(1, (M, C))
+    ids_BMC = ids_of_chunks(segments, C)
     log_decay = torch.zeros_like(beta_BTH) if log_decay_BTH is None else log_decay_BTH
     # Differences of these sums are the exponents: in float32 strong decays would leave few digits for weak ones.
     total = cut(log_decay.to(torch.float64)).cumsum(2)
@@ -79,10 +88,6 @@ def step(
         kept = log_decay_B1H[:, 0, :, None, None].to(kept.dtype).exp() * kept
     state = kept + k.transpose(-1, -2) * (beta * (v - k @ kept))
     return (q @ state).transpose(1, 2).to(v_B1HV.dtype), state
-
-
-def _pad_last(ids_BT: Tensor, tail: int) -> Tensor:
-    return torch.cat([ids_BT, ids_BT[:, -1:].expand(-1, tail)], dim=1)
 
 
 def _decays(total: Tensor, ids_BMC: Tensor | None, wide: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
-from basecap.ops._dispatch import Backend, check_backend, refuse_all_transforms, use_triton
+from basecap.ops._dispatch import Backend, check_backend, use_triton
 from basecap.ops._shapes import check_devices, check_floating, check_tensor, is_whole
+from basecap.ops._transforms import refuse_all_transforms
 from basecap.ops.linear_cross_entropy.eager import MeanLoss, token_losses
 
 

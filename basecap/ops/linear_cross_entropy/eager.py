@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from basecap.ops._dispatch import refuse_create_graph
+from basecap.ops._transforms import refuse_create_graph
 from basecap.ops.linear_cross_entropy import operators
 
 

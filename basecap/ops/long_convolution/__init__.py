@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, refuse_transforms, use_triton
+from basecap.ops._dispatch import Backend, use_triton
 from basecap.ops._influence import Influence, visible, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments
+from basecap.ops._transforms import refuse_transforms
 from basecap.ops.long_convolution import eager, operators, reference
 
 #: The most taps for which "auto" takes the kernels: their work grows with the number of taps, that of the FFT with its
@@ -78,9 +79,10 @@ def influence(filter_LD: Tensor, *, batch: int, length: int, segments: Tensor | 
 
 
 def _use_triton(backend: Backend, u_BTD: Tensor, filter_LD: Tensor, segments: Tensor | None) -> bool:
-    if backend == "triton" and segments is not None:
-        raise ConfigError("long_convolution has no kernels for segments; use backend='auto'.")
-    fits = segments is None and u_BTD.element_size() == 2 and min(len(filter_LD), u_BTD.shape[1]) <= LONGEST
-    if backend == "auto" and not fits:
-        return False
-    return use_triton("long_convolution", backend, u_BTD)
+    slower = None
+    if u_BTD.element_size() != 2:
+        slower = "in more than 16 bits the FFT is faster"
+    elif min(len(filter_LD), u_BTD.shape[1]) > LONGEST:
+        slower = f"for more than {LONGEST} taps the FFT is faster"
+    refused = None if segments is None else "they take no segments"
+    return use_triton("long_convolution", backend, u_BTD, refused=refused, slower=slower)

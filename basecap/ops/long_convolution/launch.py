@@ -4,6 +4,7 @@ import torch
 import triton
 from torch import Tensor
 
+from basecap.ops._launch import dense
 from basecap.ops.long_convolution import kernels
 
 #: Tokens per block.
@@ -17,7 +18,7 @@ TILE = 64
 
 def _transposed(x_BRC: Tensor) -> Tensor:
     """[B, R, C] -> [B, C, R], contiguous: five times as fast as PyTorch's copy."""
-    x = x_BRC if x_BRC.stride(2) == 1 else x_BRC.contiguous()
+    x = dense(x_BRC)
     B, R, C = x.shape
     y_BCR = x.new_empty(B, C, R)
     kernels.transpose_kernel[(triton.cdiv(C, TILE), triton.cdiv(R, TILE), B)](

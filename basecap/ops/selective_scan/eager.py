@@ -14,11 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from basecap.ops._dispatch import EAGER
+
+RUNS, BACKEND = EAGER, "eager"
+
 CHUNK = 128
 #: exp(x) = exp2(x log2(e)), whose CPU kernel is several times faster.
 LOG2_E = math.log2(math.e)
 #: Positions for which decays and states exist at a time.
 SPAN = 8
+
+
+def supports(x: Tensor) -> None:
+    """Return None: this runs everywhere."""
 
 
 @dataclass(frozen=True)

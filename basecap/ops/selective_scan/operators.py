@@ -6,24 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import no_second_derivatives, refuse_batched_gradients
-from basecap.ops.selective_scan import eager
-from basecap.ops.selective_scan.sizes import kept_shape
+from basecap.ops._dispatch import functions_of
+from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
+from basecap.ops.selective_scan import cpu, eager, gpu
+
+#: The fastest first.
+FAMILIES = {"gpu": gpu, "cpu": cpu, "eager": eager}
 
 TRAINING = " training"
 
 
-def _implementation(run: str) -> ModuleType:
-    # Triton and Numba are only needed, and only installed, where their kernels can run.
-    if run == "triton":
-        from basecap.ops.selective_scan import launch
-
-        return launch
-    if run == "numba":
-        from basecap.ops.selective_scan import launch_cpu
-
-        return launch_cpu
-    return eager
+def _family(run: str) -> ModuleType:
+    return FAMILIES[run.removesuffix(TRAINING)]
 
 
 @torch.library.custom_op("basecap::selective_scan", mutates_args=())
@@ -39,11 +33,11 @@ def scan(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return outputs [B, T, D], the final state [B, D, N] and the states that the backward pass starts from.
 
-    `run` is "eager", "triton" or "numba", followed by TRAINING where gradients will be wanted; otherwise no states are
-    kept.
+    `run` is one of FAMILIES, followed by TRAINING where gradients will be wanted; otherwise no states are kept.
     """
     keep = run.endswith(TRAINING)
-    return _implementation(run.removesuffix(TRAINING)).forward(x, dt, A, B, C, state, segments, keep=keep)
+    out: tuple[Tensor, Tensor, Tensor] = functions_of(_family(run)).forward(x, dt, A, B, C, state, segments, keep=keep)
+    return out
 
 
 @torch.library.custom_op("basecap::selective_scan_backward", mutates_args=())
@@ -62,8 +56,10 @@ def scan_backward(
     `given` are those of the outputs and the final state, and the states that `scan` kept.
     """
     dy, dfinal, states = given
-    implementation = _implementation(run.removesuffix(TRAINING))
-    return implementation.backward((dy, dfinal), x, dt, A, B, C, segments, states)
+    grads: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] = functions_of(_family(run)).backward(
+        (dy, dfinal), x, dt, A, B, C, segments, states
+    )
+    return grads
 
 
 def _fake_state(x: Tensor, dt: Tensor, A: Tensor) -> Tensor:
@@ -72,11 +68,10 @@ def _fake_state(x: Tensor, dt: Tensor, A: Tensor) -> Tensor:
 
 @scan.register_fake
 def _(x, dt, A, B, C, state, segments, run):
-    eagerly = run.startswith("eager")
-    state = _fake_state(x, dt, A)
-    state = state if eagerly else state.float()
-    shape = eager.kept_shape(x, A) if eagerly else kept_shape(x, A, run.removesuffix(TRAINING))
-    return x.new_empty(x.shape), state, state.new_empty(shape if run.endswith(TRAINING) else (0,))
+    family, state = _family(run), _fake_state(x, dt, A)
+    state = state if family is eager else state.float()
+    shape = family.kept_shape(x, A) if run.endswith(TRAINING) else (0,)
+    return x.new_empty(x.shape), state, state.new_empty(shape)
 
 
 @scan_backward.register_fake

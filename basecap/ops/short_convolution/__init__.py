@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
-from basecap.ops._dispatch import Backend, check_backend, refuse_all_transforms, refuse_transforms, use_triton
+from basecap.ops._dispatch import Backend, check_backend, use_triton
 from basecap.ops._influence import Influence
 from basecap.ops._shapes import check_devices, check_floating, check_segments
+from basecap.ops._transforms import refuse_all_transforms, refuse_transforms
 from basecap.ops.long_convolution import influence as filter_influence
 from basecap.ops.short_convolution import eager, operators
 
@@ -65,10 +66,9 @@ def short_convolution(
     if activation not in ("none", "silu"):
         raise ConfigError(f"unknown activation {activation!r}: {nearest(activation, ('none', 'silu'))}")
     check_backend(backend)
-    if backend == "triton" and width > WIDEST:
-        raise ConfigError(f"the kernels take widths up to {WIDEST}, not {width}; use backend='auto' or 'eager'.")
     silu = activation == "silu"
-    if width <= WIDEST and x_BTD.numel() and use_triton("short_convolution", backend, x_BTD):
+    refused = None if width <= WIDEST else f"they take widths up to {WIDEST}, not {int(width)}"
+    if x_BTD.numel() and use_triton("short_convolution", backend, x_BTD, refused=refused):
         refuse_transforms("short_convolution", x_BTD, weight_DW, bias_D)
         taps_WD = weight_DW.float().T.contiguous()
         return operators.convolve(x_BTD, taps_WD, None if bias_D is None else bias_D.float(), segments, silu)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from basecap.ops._dispatch import refuse_batched_gradients, refuse_create_graph
+from basecap.ops._transforms import refuse_batched_gradients, refuse_create_graph
 
 #: Into how many spans of time the sums over tokens are cut.
 SPANS = 16

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import no_second_derivatives
+from basecap.ops._transforms import no_second_derivatives
 
 
 def _kernels() -> Any:

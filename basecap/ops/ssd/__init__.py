@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, refuse_transforms, use_triton
+from basecap.ops._dispatch import Backend, use_triton
 from basecap.ops._influence import Influence, of_heads, visible, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, finite_log_decay
+from basecap.ops._transforms import refuse_transforms
 from basecap.ops.ssd import eager, operators, reference
 
 #: Largest states K V of the kernels by the bytes of a number: a chunk's inputs and a whole state stay on the chip.
@@ -90,16 +91,17 @@ def influence(q_BTGK: Tensor, k_BTGK: Tensor, log_decay_BTH: Tensor, *, segments
 
 def _use_triton(backend: Backend, q_BTGK: Tensor, v_BTHV: Tensor) -> bool:
     K, V, itemsize = q_BTGK.shape[3], v_BTHV.shape[3], v_BTHV.element_size()
-    size = K * V
-    fits = size <= LARGEST.get(itemsize, 0)
-    if backend == "auto" and (itemsize > 2 or not fits):
-        # Exact float32 products are slower in the kernels than in PyTorch's own.
-        return False
-    if backend == "triton" and not fits:
-        raise ConfigError(f"ssd has no kernels for {v_BTHV.dtype} and states of {K} x {V}; use backend='auto'.")
-    # What the hungriest kernel holds of one chunk and head, from above: its tokens, a state, and pairs of tokens.
+    fits = LARGEST.get(itemsize, 0) >= K * V
+    # What the largest kernel holds of one chunk and head, from above: its tokens, a state, and pairs of tokens.
     BK, BV = (max(16, 1 << (width - 1).bit_length()) for width in (K, V))
-    return use_triton("ssd", backend, v_BTHV, shared=itemsize * (64 * BK + 192 * BV + BK * BV + 8192))
+    return use_triton(
+        "ssd",
+        backend,
+        v_BTHV,
+        shared=itemsize * (64 * BK + 192 * BV + BK * BV + 8192),
+        refused=None if fits else f"there are none for {v_BTHV.dtype} and states of {int(K)} x {int(V)}",
+        slower="exact products of float32 are faster in PyTorch" if itemsize > 2 else None,
+    )
 
 
 def _validate(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> None:

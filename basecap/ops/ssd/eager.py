@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from basecap.ops._recurrence.blocks import ids_of_chunks
+
 #: Chunks whose states are combined by one product; more of them are taken block by block.
 SPAN = 64
 
@@ -42,7 +44,7 @@ def ssd(
     v_BMGCRV = cut(v_BTHV).unflatten(3, (G, R)).transpose(2, 3)
     # Differences of these sums are the exponents: in float32 strong decays would leave few digits for weak ones.
     total_BMCH = cut(log_decay_BTH.to(torch.float64)).cumsum(2)
-    ids_BMC = None if segments is None else _pad_last(segments, tail).unflatten(1, (M, C))
+    ids_BMC = ids_of_chunks(segments, C)
     within, to_end, from_start = _decays(total_BMCH, ids_BMC, wide)
 
     scores_BMGCC = q_BMGCK @ k_BMGCK.transpose(-1, -2)
@@ -77,10 +79,6 @@ def step(
     added = k_BHK[..., None] * v_B1HV[:, 0, :, None, :]
     state = log_decay_B1H[:, 0].to(old.dtype).exp()[..., None, None] * old + added
     return (q_BHK[..., None, :] @ state).transpose(1, 2).to(v_B1HV.dtype), state
-
-
-def _pad_last(ids_BT: Tensor, tail: int) -> Tensor:
-    return torch.cat([ids_BT, ids_BT[:, -1:].expand(-1, tail)], dim=1)
 
 
 def _decays(total_BMCH: Tensor, ids_BMC: Tensor | None, wide: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,6 +10,8 @@ chunks. `ids` are the segments [B, T], read only where PACKED.
 import triton
 import triton.language as tl
 
+from basecap.ops._recurrence.kernels_tiles import numbered_state
+
 
 @triton.jit
 def _tokens(base, i_b, i_m, T, stride, o_x, width, BT: tl.constexpr):
@@ -17,13 +19,6 @@ def _tokens(base, i_b, i_m, T, stride, o_x, width, BT: tl.constexpr):
     o_r = tl.arange(0, BT)
     p = base + (i_b * T + i_m * BT) * stride + (o_r[:, None] * stride + o_x[None, :])
     return p, (i_m * BT + o_r < T)[:, None] & (o_x < width)[None, :]
-
-
-@triton.jit
-def _state(base, i, K, V, o_k, o_v):
-    """Addresses and mask of the rows `o_k` and columns `o_v` of state number `i`."""
-    p = base + i * K * V + (o_k[:, None] * V + o_v[None, :])
-    return p, (o_k < K)[:, None] & (o_v < V)[None, :]
 
 
 @triton.jit
@@ -109,7 +104,7 @@ def states_fwd_kernel(
     o_v = tl.program_id(0) % blocks * BV + tl.arange(0, BV)
     k += i_h // (H // G) * K
     v += i_h * V
-    p_first, m_s = _state(first, i_b * H + i_h, K, V, o_k, o_v)
+    p_first, m_s = numbered_state(first, i_b * H + i_h, K, V, o_k, o_v)
     b_s = tl.load(p_first, mask=m_s, other=0.0)
     for i in tl.range(0, M, num_stages=STAGES):
         i_m = i
@@ -122,11 +117,11 @@ def states_fwd_kernel(
         p_v, m_v = _tokens(v, i_b, i_m, T, stride_v, o_v, V, BT)
         b_k = tl.load(p_k, mask=m_k, other=0.0)
         b_v = tl.load(p_v, mask=m_v, other=0.0)
-        p_s, _ = _state(states, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
+        p_s, _ = numbered_state(states, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
         tl.store(p_s, b_s.to(states.dtype.element_ty), mask=m_s)
         b_v = (b_v * b_weight[:, None]).to(b_k.dtype)
         b_s = tl.dot(tl.trans(b_k), b_v, b_s * b_across, input_precision=PRECISION)
-    p_last, _ = _state(last, i_b * H + i_h, K, V, o_k, o_v)
+    p_last, _ = numbered_state(last, i_b * H + i_h, K, V, o_k, o_v)
     tl.store(p_last, b_s, mask=m_s)
 
 
@@ -149,7 +144,7 @@ def output_fwd_kernel(
     for i_h in tl.range(first, stop, num_stages=STAGES):
         p_row = (i_b * H + i_h) * T
         p_v, m_v = _tokens(v + i_h * V, i_b, i_m, T, stride_v, o_v, V, BT)
-        p_s, m_s = _state(states, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
+        p_s, m_s = numbered_state(states, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
         b_v = tl.load(p_v, mask=m_v, other=0.0)
         b_s = tl.load(p_s, mask=m_s, other=0.0)
         b_from = tl.load(from_start + p_row + o_t, mask=o_t < T, other=0.0)
@@ -186,7 +181,7 @@ def values_bwd_kernel(
         p_row = (i_b * H + i_h) * T
         p_v, m_v = _tokens(v + i_h * V, i_b, i_m, T, stride_v, o_v, V, BT)
         p_do, _ = _tokens(do + i_h * V, i_b, i_m, T, H * V, o_v, V, BT)
-        p_e, m_e = _state(later, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
+        p_e, m_e = numbered_state(later, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
         b_v = tl.load(p_v, mask=m_v, other=0.0)
         b_do = tl.load(p_do, mask=m_v, other=0.0)
         b_e = tl.load(p_e, mask=m_e, other=0.0)
@@ -241,8 +236,8 @@ def keys_bwd_kernel(
         p_row = (i_b * H + i_h) * T
         p_v, m_v = _tokens(v + i_h * V, i_b, i_m, T, stride_v, o_v, V, BT)
         p_do, _ = _tokens(do + i_h * V, i_b, i_m, T, H * V, o_v, V, BT)
-        p_s, m_s = _state(states, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
-        p_e, _ = _state(later, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
+        p_s, m_s = numbered_state(states, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
+        p_e, _ = numbered_state(later, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
         b_v = tl.load(p_v, mask=m_v, other=0.0)
         b_do = tl.load(p_do, mask=m_v, other=0.0)
         b_s = tl.load(p_s, mask=m_s, other=0.0)

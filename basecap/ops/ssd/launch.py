@@ -7,6 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
+from basecap.ops._launch import block_of, dense
 from basecap.ops.ssd import kernels
 
 #: Tokens per chunk.
@@ -45,7 +46,7 @@ class _Inputs:
     def options(self) -> dict[str, Any]:
         """Compile-time options common to the kernels of a chunk."""
         exact = self.v.dtype == torch.float32
-        BK, BV = (max(16, triton.next_power_of_2(width)) for width in self.shape[4:6])
+        BK, BV = block_of(self.shape[4]), block_of(self.shape[5])
         return {
             # Float32 inputs are for exactness: their products must not be rounded to TF32.
             "PRECISION": "ieee" if exact else "tf32",
@@ -67,8 +68,7 @@ def _stages(v: Tensor, BK: int, BV: int) -> int:
 
 def _rows(x: Tensor) -> Tensor:
     """Return [B T, channels], without a copy where x is a part of longer rows."""
-    rows = x.flatten(2).flatten(0, 1)
-    return rows if rows.stride(1) == 1 else rows.contiguous()
+    return dense(x.flatten(2).flatten(0, 1))
 
 
 def _inputs(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, segments: Tensor | None) -> _Inputs:

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from basecap.ops._recurrence.blocks import ids_of_chunks
+
 
 def features(x: Tensor) -> Tensor:
     """Map [..., K] to [..., 1 + K + K (K + 1) / 2] so that features(q) . features(k) = 1 + x + x^2 / 2.
@@ -38,7 +40,7 @@ def taylor_attention(
     chunk: int = 128,
 ) -> Tensor:
     """Return outputs [B, T, H, V], computed in float32 or wider; memory O(T * (chunk + K^2) + T / chunk * K^2 V)."""
-    B, T, _, K = q_BTHK.shape
+    _, T, _, K = q_BTHK.shape
     V = v_BTHV.shape[3]
     wide = torch.promote_types(v_BTHV.dtype, torch.float32)
     C = min(chunk, T)
@@ -50,9 +52,8 @@ def taylor_attention(
         return F.pad(x.to(wide), (0, 0, 0, 0, 0, tail)).unflatten(1, (M, C)).movedim(3, 1)
 
     q, k, v = cut(q_BTHK), cut(k_BTHK), _with_one(cut(v_BTHV))
-    ids = None
-    if segments is not None:
-        ids = torch.cat([segments, segments[:, -1:].expand(B, tail)], dim=1).view(B, 1, M, C)
+    ids_BMC = ids_of_chunks(segments, C)
+    ids = None if ids_BMC is None else ids_BMC[:, None]
     x = q @ k.transpose(-1, -2) * K**-0.5
     visible = torch.ones(C, C, dtype=torch.bool, device=q.device).tril()
     if ids is not None:

@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from basecap.ops._launch import block_of
 from basecap.ops.taylor_attention import kernels
 
 
@@ -66,7 +67,7 @@ def _plan(x: Tensor, y: Tensor, chunk: int) -> tuple[tuple[int, int], tuple[int,
     tile = min(64, chunk)
     options = {
         "H": H, "K": K, "V": V, "CHUNK": chunk, "BT": tile,
-        "BK": max(16, triton.next_power_of_2(K + 1)), "BV": max(16, triton.next_power_of_2(V)),
+        "BK": block_of(K + 1), "BV": block_of(V),
         "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
     }  # fmt: skip
     return (triton.cdiv(T, tile), B * H), (T, triton.cdiv(T, chunk), K**-0.25), options

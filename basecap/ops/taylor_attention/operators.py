@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import no_second_derivatives
+from basecap.ops._transforms import no_second_derivatives
 
 #: Tokens per chunk. Sums of features cost as much as masked tiles at about 1024 (16 features, 64 values); without any
 #: sums, short sequences are twice as fast.

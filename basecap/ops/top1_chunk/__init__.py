@@ -6,11 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from basecap.ops._dispatch import Backend, refuse_mapping, refuse_transforms, use_triton
+from basecap.ops._dispatch import Backend, choose
 from basecap.ops._influence import Influence, of_heads, visible, wide
+from basecap.ops._selection.checks import check_heads, check_packing
+from basecap.ops._transforms import refuse_mapping, refuse_transforms
 from basecap.ops.top1_chunk import operators, reference
 from basecap.ops.top1_chunk.cache import top1_chunk_cache, top1_chunk_fill, top1_chunk_step
-from basecap.ops.top1_chunk.grid import check_heads, check_options, check_packing, chunk_grid, most_remote
+from basecap.ops.top1_chunk.grid import check_options, chunk_grid, most_remote
 
 __all__ = [
     "influence",
@@ -23,9 +25,6 @@ __all__ = [
 ]
 
 Mode = Literal["exact", "approx"]
-
-#: Bytes of shared memory a block of the kernels takes at most: what an A100 has.
-SHARED = 163 * 1024
 
 
 def top1_chunk(
@@ -78,15 +77,15 @@ def top1_chunk(
     check_packing(q, segments, cu_seqlens)
     refuse_transforms("top1_chunk", q, k, v)
     refuse_mapping("top1_chunk", q, k, v)
-    triton = use_triton("top1_chunk", backend, q, widest=256, shared=SHARED)
+    family = choose("top1_chunk", backend, operators.FAMILIES, q, chunk)
     if q.shape[0] == 0:
         # There is nothing to cut; the sums are 0 and keep the gradients of k and v defined.
         return q + k.sum() + v.sum()
     layout = chunk_grid(q, chunk, segments, cu_seqlens)
     remote = min(remote, most_remote(q.shape[1], chunk))
     q_NHK, k_NGK, v_NGK = (x.flatten(0, 1) for x in (q, k, v))
-    choice = operators.choose(q_NHK.detach(), k_NGK.detach(), layout, chunk, mode == "exact", scale, remote, triton)
-    o_NHK, *_ = operators.attend(q_NHK, k_NGK, v_NGK, choice, layout, chunk, scale, triton)
+    choice = operators.choose(q_NHK.detach(), k_NGK.detach(), layout, chunk, mode == "exact", scale, remote, family)
+    o_NHK, *_ = operators.attend(q_NHK, k_NGK, v_NGK, choice, layout, chunk, scale, family)
     return o_NHK.unflatten(0, q.shape[:2])
 
 
@@ -109,13 +108,13 @@ def top1_chunk_choice(
     chunk, scale, remote = check_options(q, chunk, mode, scale, remote)
     check_packing(q, segments, None)
     refuse_mapping("top1_chunk", q, k)
-    triton = use_triton("top1_chunk", backend, q, widest=256, shared=SHARED)
+    family = choose("top1_chunk", backend, operators.FAMILIES, q, chunk)
     if q.shape[0] == 0:
         return q.new_empty(*q.shape[:3], remote, dtype=torch.int32)
     grid, own = chunk_grid(q, chunk, segments, None)
     q_NHK, k_NGK = q.detach().flatten(0, 1), k.detach().flatten(0, 1)
     some = min(remote, most_remote(q.shape[1], chunk))
-    choice = operators.choose(q_NHK, k_NGK, [grid, own], chunk, mode == "exact", scale, some, triton)
+    choice = operators.choose(q_NHK, k_NGK, [grid, own], chunk, mode == "exact", scale, some, family)
     first = grid[own.long(), 2][:, None, None]
     choice = torch.where(choice >= 0, choice - first, -1)
     return F.pad(choice, (0, remote - some), value=-1).unflatten(0, q.shape[:2])

@@ -5,8 +5,10 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops._selection.checks import check_cache
 from basecap.ops._shapes import FLOATS, is_whole
-from basecap.ops.top1_chunk.grid import check_chunk, check_heads, check_options, most_remote
+from basecap.ops.top1_chunk import eager
+from basecap.ops.top1_chunk.grid import check_chunk, check_options, most_remote
 
 
 def top1_chunk_cache(
@@ -49,49 +51,6 @@ def top1_chunk_cache(
     }
 
 
-def check_cache(new: dict[str, Tensor], cache: dict[str, Tensor], length: int, *, chunk: int | None = None) -> None:
-    """Raise ConfigError unless a cache of `length` tokens takes these.
-
-    Args:
-        new: "k" and "v" [B, T, G, K], and for a step, where T = 1, "q" [B, 1, H, K].
-        cache: "k" and "v" [B, max_length, G, K], on the same device, in a dtype that holds the new numbers exactly:
-            under autocast they are narrower than the parameters.
-        length: tokens already in the cache.
-        chunk: C, where the cache has "sums" too.
-    """
-    check_heads(new)
-    names = ("k", "v") if chunk is None else ("k", "v", "sums")
-    if not isinstance(cache, dict):
-        raise ConfigError(f"cache must be a dict of the tensors {', '.join(names)}, not {type(cache).__name__}.")
-    if missing := [name for name in names if not isinstance(cache.get(name), Tensor)]:
-        raise ConfigError(f"cache must be a dict of the tensors {', '.join(names)}; it has no {missing[0]}.")
-    k = new["k"]
-    B, T, G, K = k.shape
-    if cache["k"].dim() != 4:
-        raise ConfigError(f"the cache's k {tuple(cache['k'].shape)} must be [B, max_length, G, K].")
-    capacity = cache["k"].shape[1]
-    if "q" in new and T != 1:
-        raise ConfigError(f"q, k and v have {T} tokens; a step takes one at a time.")
-    if not is_whole(length) or length < 0:
-        raise ConfigError(f"length must be the number of tokens in the cache, not {length!r}.")
-    if length + T > capacity:
-        raise ConfigError(
-            f"the cache is full: it has room for {capacity} tokens, not {length + T}; make max_length larger."
-        )
-    shapes = {"k": (B, capacity, G, K), "v": (B, capacity, G, K)}
-    if chunk is not None:
-        shapes["sums"] = (B, -(-capacity // chunk), G, K)
-    for name, shape in shapes.items():
-        held = cache[name]
-        if held.shape != shape:
-            use = f"k {tuple(k.shape)}" if chunk is None else f"k {tuple(k.shape)} and chunk {chunk}"
-            raise ConfigError(f"the cache's {name} {tuple(held.shape)} must be {shape} for {use}; make it for these.")
-        if held.device != k.device:
-            raise ConfigError(f"the cache's {name} is on {held.device}, k is on {k.device}; put both on one device.")
-        if held.dtype not in FLOATS or torch.promote_types(held.dtype, k.dtype) != held.dtype:
-            raise ConfigError(f"k is {k.dtype}, the cache's {name} {held.dtype}; make the cache with dtype={k.dtype}.")
-
-
 def top1_chunk_fill(k: Tensor, v: Tensor, cache: dict[str, Tensor], *, chunk: int = 128) -> None:
     """Put the keys and values [B, T, G, K] of a prompt into an empty cache, made with the same `chunk`.
 
@@ -103,17 +62,7 @@ def top1_chunk_fill(k: Tensor, v: Tensor, cache: dict[str, Tensor], *, chunk: in
     T = k.shape[1]
     cache["k"][:, :T] = k
     cache["v"][:, :T] = v
-    _sum_keys(cache, 0, T // chunk, chunk)
-
-
-def _sum_keys(cache: dict[str, Tensor], start: int, end: int, chunk: int) -> None:
-    """Write the sums of the full chunks from `start` to `end`.
-
-    Made at once and anew of the keys that a chunk holds when it is full, they know nothing of keys that were
-    overwritten; added up token by token they would.
-    """
-    keys = cache["k"][:, start * chunk : end * chunk].unflatten(1, (end - start, chunk))
-    cache["sums"][:, start:end] = keys.sum(2, dtype=cache["sums"].dtype)
+    eager.sum_keys(cache, 0, T // chunk, chunk)
 
 
 def top1_chunk_step(
@@ -158,42 +107,9 @@ def top1_chunk_step(
     dtype = q.dtype
     q, k, v = (x.to(cache["k"].dtype) for x in (q, k, v))
     remote = min(remote, most_remote(cache["k"].shape[1], chunk))
+    decode = eager.decode
     if use_triton("top1_chunk_step", backend, q, widest=256):
-        from basecap.ops.top1_chunk import launch
+        from basecap.ops.top1_chunk.portable import launch
 
-        return launch.decode((q, k, v), cache, length, chunk, mode == "exact", scale, remote).to(dtype)
-    cache["k"][:, length] = k[:, 0]
-    cache["v"][:, length] = v[:, 0]
-    if (length + 1) % chunk == 0:
-        _sum_keys(cache, length // chunk, length // chunk + 1, chunk)
-    # Under autocast the scores would be rounded to half precision.
-    with torch.autocast(q.device.type, enabled=False):
-        return _step(q, cache, length + 1, chunk, mode == "exact", scale, remote).to(dtype)
-
-
-def _step(
-    q: Tensor, cache: dict[str, Tensor], length: int, chunk: int, exact: bool, scale: float, remote: int
-) -> Tensor:
-    B, _, H, K = q.shape
-    k, v = cache["k"], cache["v"]
-    G = k.shape[2]
-    wide = cache["sums"].dtype
-    full = (length - 1) // chunk
-    remote = min(remote, full)
-    q_BGRK = q[:, 0].unflatten(1, (G, H // G))
-    local = torch.arange(full * chunk, length, device=q.device).expand(B, G, H // G, -1)
-    place = local
-    if remote:
-        if exact:
-            k_BMCGK = k[:, : full * chunk].unflatten(1, (full, chunk)).to(wide)
-            score = (torch.einsum("bgrk,bmcgk->bgrmc", q_BGRK.to(wide), k_BMCGK) * scale).logsumexp(-1)
-        else:
-            score = torch.einsum("bgrk,bmgk->bgrm", q_BGRK.to(wide), cache["sums"][:, :full])
-        chosen = score.sort(dim=-1, descending=True, stable=True).indices[..., :remote]
-        inside = torch.arange(chunk, device=q.device)
-        place = torch.cat([(chosen[..., None] * chunk + inside).flatten(3), local], dim=3)
-    row = torch.arange(B, device=q.device)[:, None, None, None]
-    head = torch.arange(G, device=q.device)[:, None, None]
-    s = torch.einsum("bgrk,bgrsk->bgrs", q_BGRK.to(wide), k[row, place, head].to(wide)) * scale
-    o = torch.einsum("bgrs,bgrsk->bgrk", s.softmax(-1).to(v.dtype), v[row, place, head])
-    return o.reshape(B, 1, H, K)
+        decode = launch.decode
+    return decode((q, k, v), cache, length, chunk, mode == "exact", scale, remote).to(dtype)

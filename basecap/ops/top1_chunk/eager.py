@@ -8,8 +8,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import EAGER
+
+RUNS, BACKEND = EAGER, "eager"
+
 #: Score matrices are made in slices of at most this many numbers.
 SLICE = 1 << 22
+
+
+def supports(q: Tensor, chunk: int) -> None:
+    """Return None: this runs everywhere."""
 
 
 def _positions(grid: Tensor, chunk: int, tokens: int) -> Tensor:
@@ -172,3 +180,55 @@ def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: floa
     place = torch.arange(N, device=q.device) - grid[own.long(), 0]
     dk, dv = (x.unflatten(0, (-1, M))[:, own.long(), place].transpose(0, 1) for x in (dk, dv))
     return dq.view(N, H, slots, K).sum(2).to(q.dtype), dk.to(k.dtype).contiguous(), dv.to(v.dtype).contiguous()
+
+
+def decode(
+    token: Sequence[Tensor], cache: dict[str, Tensor], length: int, chunk: int, exact: bool, scale: float, remote: int
+) -> Tensor:
+    """Return the output [B, 1, H, K] of a token (q, k, v), which joins the `length` in the cache."""
+    q, k, v = token
+    cache["k"][:, length] = k[:, 0]
+    cache["v"][:, length] = v[:, 0]
+    if (length + 1) % chunk == 0:
+        sum_keys(cache, length // chunk, length // chunk + 1, chunk)
+    # Under autocast the scores would be rounded to half precision.
+    with torch.autocast(q.device.type, enabled=False):
+        return _attend_cache(q, cache, length + 1, chunk, exact, scale, remote)
+
+
+def sum_keys(cache: dict[str, Tensor], start: int, end: int, chunk: int) -> None:
+    """Write the sums of the full chunks from `start` to `end`.
+
+    Made at once and anew of the keys that a chunk holds when it is full, they know nothing of keys that were
+    overwritten; added up token by token they would.
+    """
+    keys = cache["k"][:, start * chunk : end * chunk].unflatten(1, (end - start, chunk))
+    cache["sums"][:, start:end] = keys.sum(2, dtype=cache["sums"].dtype)
+
+
+def _attend_cache(
+    q: Tensor, cache: dict[str, Tensor], length: int, chunk: int, exact: bool, scale: float, remote: int
+) -> Tensor:
+    B, _, H, K = q.shape
+    k, v = cache["k"], cache["v"]
+    G = k.shape[2]
+    wide = cache["sums"].dtype
+    full = (length - 1) // chunk
+    remote = min(remote, full)
+    q_BGRK = q[:, 0].unflatten(1, (G, H // G))
+    local = torch.arange(full * chunk, length, device=q.device).expand(B, G, H // G, -1)
+    place = local
+    if remote:
+        if exact:
+            k_BMCGK = k[:, : full * chunk].unflatten(1, (full, chunk)).to(wide)
+            score = (torch.einsum("bgrk,bmcgk->bgrmc", q_BGRK.to(wide), k_BMCGK) * scale).logsumexp(-1)
+        else:
+            score = torch.einsum("bgrk,bmgk->bgrm", q_BGRK.to(wide), cache["sums"][:, :full])
+        chosen = score.sort(dim=-1, descending=True, stable=True).indices[..., :remote]
+        inside = torch.arange(chunk, device=q.device)
+        place = torch.cat([(chosen[..., None] * chunk + inside).flatten(3), local], dim=3)
+    row = torch.arange(B, device=q.device)[:, None, None, None]
+    head = torch.arange(G, device=q.device)[:, None, None]
+    s = torch.einsum("bgrk,bgrsk->bgrs", q_BGRK.to(wide), k[row, place, head].to(wide)) * scale
+    o = torch.einsum("bgrs,bgrsk->bgrk", s.softmax(-1).to(v.dtype), v[row, place, head])
+    return o.reshape(B, 1, H, K)

@@ -1,7 +1,4 @@
-"""Where the chunks lie: sequences of any lengths, packed in one row of tokens, each cut into chunks from its start.
-
-And the checks of what is cut: kernels would read and write outside of what does not fit.
-"""
+"""Where the chunks lie: sequences of any lengths, packed in one row of tokens, each cut into chunks from its start."""
 
 from functools import lru_cache
 
@@ -9,7 +6,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
-from basecap.ops._shapes import check_floating, check_integers, check_scale, check_segments, is_whole
+from basecap.ops._shapes import check_scale, is_whole
 
 
 @lru_cache(maxsize=32)
@@ -62,27 +59,6 @@ def bounds_of(segments: Tensor) -> Tensor:
     return torch.cat([positions, positions.new_tensor([segments.numel()])])
 
 
-def check_heads(tensors: dict[str, Tensor]) -> None:
-    """Raise ConfigError unless "q" [B, T, H, K], "k" and "v" [B, T, G, K], as many as are given, fit together."""
-    check_floating(tensors)
-    (first, like), *_ = tensors.items()
-    for name, x in tensors.items():
-        if x.dim() != 4 or 0 in x.shape[1:]:
-            raise ConfigError(f"{name} {tuple(x.shape)} must be [B, T, heads, K], with all but B at least 1.")
-        if x.dtype != like.dtype or x.device != like.device:
-            raise ConfigError(
-                f"{name} is {x.dtype} on {x.device}, {first} is {like.dtype} on {like.device}; make them alike."
-            )
-        if x.shape[:2] != like.shape[:2] or x.shape[3] != like.shape[3]:
-            raise ConfigError(f"{name} {tuple(x.shape)} must have the B, T and K of {first} {tuple(like.shape)}.")
-    k = tensors["k"]
-    v = tensors.get("v", k)
-    if v.shape != k.shape:
-        raise ConfigError(f"v {tuple(v.shape)} must have the shape of k {tuple(k.shape)}.")
-    if like.shape[2] % k.shape[2]:
-        raise ConfigError(f"q has {like.shape[2]} heads, no multiple of the {k.shape[2]} heads of k and v.")
-
-
 def check_chunk(chunk: int) -> int:
     """Return the size as a Python number; ConfigError unless the kernels can cut such chunks."""
     if not is_whole(chunk) or not 16 <= chunk <= 256 or chunk & (chunk - 1):
@@ -103,32 +79,6 @@ def check_options(q: Tensor, chunk: int, mode: str, scale: float | None, remote:
 def most_remote(length: int, chunk: int) -> int:
     """Return how many chunks a query can choose in sequences of up to `length` tokens; at least 1, as kernels want."""
     return max(1, (length - 1) // chunk)
-
-
-def check_packing(x_BTHK: Tensor, segments: Tensor | None, cu_seqlens: Tensor | None) -> None:
-    """Raise ConfigError unless at most one of `segments` and `cu_seqlens` is given and it fits [B, T]."""
-    batch, length = x_BTHK.shape[:2]
-    if segments is not None and cu_seqlens is not None:
-        raise ConfigError("segments and cu_seqlens say the same thing; give one of them.")
-    name, given = ("segments", segments) if cu_seqlens is None else ("cu_seqlens", cu_seqlens)
-    if given is None:
-        return
-    check_integers(name, given)
-    if given.device != x_BTHK.device:
-        raise ConfigError(f"{name} is on {given.device}, q is on {x_BTHK.device}; put both on one device.")
-    if cu_seqlens is None:
-        check_segments(segments, (batch, length))
-        return
-    if batch != 1:
-        raise ConfigError(f"cu_seqlens packs sequences into one row, so q, k and v need B = 1, not {batch}.")
-    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
-        raise ConfigError("cu_seqlens must be an integer vector of at least two bounds, [0, ..., T].")
-    increasing = (cu_seqlens[1:] > cu_seqlens[:-1]).all() & (cu_seqlens[0] == 0) & (cu_seqlens[-1] == length)
-    if cu_seqlens.is_cuda or torch.compiler.is_compiling():
-        # Without waiting for the device: a violation stops the program at the next synchronisation.
-        torch._assert_async(increasing, "cu_seqlens must increase strictly from 0 to T.")
-    elif not increasing:
-        raise ConfigError(f"cu_seqlens must increase strictly from 0 to T = {length}.")
 
 
 def chunk_grid(x_BTGK: Tensor, chunk: int, segments: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """The passes as PyTorch operators: one compiled graph, and selective checkpointing can keep the choice.
 
-Tokens stand in one row of N = B * T; `layout` is the pair that `chunk_grid` returns. Autocast is kept out: it would
-round the scores in plain PyTorch to half precision.
+Tokens are in one row of N = B * T; `layout` is the pair that `chunk_grid` returns, `family` one of FAMILIES. Autocast
+is kept out: it would round the scores in plain PyTorch to half precision.
 """
 
 from collections.abc import Sequence
@@ -9,16 +9,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import no_second_derivatives, refuse_batched_gradients
+from basecap.ops._dispatch import functions_of
 from basecap.ops._saved import save_under_checkpointing
-from basecap.ops.top1_chunk import eager
+from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
+from basecap.ops.top1_chunk import eager, hopper, portable
 
-
-def _kernels():
-    # Triton is only needed, and only installed, where its kernels can run.
-    from basecap.ops.top1_chunk import launch
-
-    return launch
+#: The fastest first.
+FAMILIES = {"hopper": hopper, "portable": portable, "eager": eager}
 
 
 @torch.library.custom_op("basecap::top1_chunk_choose", mutates_args=())
@@ -30,17 +27,17 @@ def choose(
     exact: bool,
     scale: float,
     remote: int,
-    triton: bool,
+    family: str,
 ) -> Tensor:
     """Return int32 [N, H, remote], the chosen chunks, -1 where there is none."""
-    run = _kernels().choose if triton else eager.choose
+    run = functions_of(FAMILIES[family]).choose
     grid, own = layout
     with torch.autocast(q.device.type, enabled=False):
         return run(q, k, grid, own, chunk, exact, scale, remote)
 
 
 @choose.register_fake
-def _(q, k, layout, chunk, exact, scale, remote, triton):
+def _(q, k, layout, chunk, exact, scale, remote, family):
     return q.new_empty(*q.shape[:2], remote, dtype=torch.int32)
 
 
@@ -56,50 +53,52 @@ def attend(
     layout: Sequence[Tensor],
     chunk: int,
     scale: float,
-    triton: bool,
+    family: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return o [N, H, K]; and for the backward pass the logsumexp of the attended scores [N, H] and an index."""
-    run = _kernels().attend if triton else eager.attend
+    run = functions_of(FAMILIES[family]).attend
     grid, own = layout
     with torch.autocast(q.device.type, enabled=False):
         return run(q, k, v, choice, grid, own, chunk, scale)
 
 
 @attend.register_fake
-def _(q, k, v, choice, layout, chunk, scale, triton):
+def _(q, k, v, choice, layout, chunk, scale, family):
     wide = torch.promote_types(q.dtype, torch.float32)
     index = choice.new_empty(0)
-    if triton:
-        launch = _kernels()
-        index = launch.empty_index(choice, layout[0].shape[0], k.shape[1], launch.share_of(chunk)).buffer
+    if family != "eager":
+        from basecap.ops._selection.index import empty_index
+        from basecap.ops.top1_chunk.portable.launch import share_of
+
+        index = empty_index(choice, layout[0].shape[0], k.shape[1], share_of(chunk)).buffer
     return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=wide), index
 
 
 @torch.library.custom_op("basecap::top1_chunk_attend_backward", mutates_args=())
 def attend_backward(
-    do: Tensor, saved: Sequence[Tensor], chunk: int, scale: float, triton: bool
+    do: Tensor, saved: Sequence[Tensor], chunk: int, scale: float, family: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk, dv; `saved` is q, k, v, o, logsumexp, index, choice and the layout."""
-    run = _kernels().attend_backward if triton else eager.attend_backward
+    run = functions_of(FAMILIES[family]).attend_backward
     with torch.autocast(do.device.type, enabled=False):
         return run(do, saved, chunk, scale)
 
 
 @attend_backward.register_fake
-def _(do, saved, chunk, scale, triton):
+def _(do, saved, chunk, scale, family):
     q, k, v = (x.new_empty(x.shape) for x in saved[:3])
     return q, k, v
 
 
 def _setup(ctx, inputs, output):
-    q, k, v, choice, layout, ctx.chunk, ctx.scale, ctx.triton = inputs
+    q, k, v, choice, layout, ctx.chunk, ctx.scale, ctx.family = inputs
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(q, k, v, *output, choice, *layout)
 
 
 def _backward(ctx, do, *_):
     refuse_batched_gradients("top1_chunk", do)
-    grads = attend_backward(do, ctx.saved_tensors, ctx.chunk, ctx.scale, ctx.triton)
+    grads = attend_backward(do, ctx.saved_tensors, ctx.chunk, ctx.scale, ctx.family)
     return *grads, None, [None, None], None, None, None
 
 

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import Backend, refuse_forward_mode, refuse_transforms, use_triton, wants_gradients
+from basecap.ops._dispatch import Backend, use_triton
 from basecap.ops._influence import Influence, wide
+from basecap.ops._selection.checks import check_cache, check_heads, check_packing
 from basecap.ops._shapes import check_scale
+from basecap.ops._transforms import refuse_forward_mode, refuse_transforms, wants_gradients
 from basecap.ops.attention import attention
-from basecap.ops.top1_chunk.cache import check_cache
-from basecap.ops.top1_chunk.grid import check_heads, check_packing
 from basecap.ops.top1_element import operators, reference
 
 

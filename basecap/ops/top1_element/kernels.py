@@ -5,7 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from basecap.ops.top1_chunk.launch import invert
+from basecap.ops._launch import block_of, dense
+from basecap.ops._selection.index import invert
 
 
 @triton.jit
@@ -95,9 +96,9 @@ def scatter_kernel(
 
 def choose(q: Tensor, k: Tensor, first: Tensor) -> Tensor:
     """Return int32 [N, H], the row of the best key; see `eager.choose`."""
-    q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
+    q, k = dense(q), dense(k)
     N, H, K = q.shape
-    width = max(16, triton.next_power_of_2(K))
+    width = block_of(K)
     small = width > 128 or q.element_size() == 4
     choice = torch.empty(N, H, dtype=torch.int32, device=q.device)
     rows = 64 if small else 128
@@ -113,7 +114,7 @@ def scatter(do: Tensor, choice: Tensor, groups: int) -> Tensor:
     """Return [N, G, K], for each key the sum of do over the queries that chose it; the same bits every time."""
     do = do.contiguous()
     N, H, K = do.shape
-    width = max(16, triton.next_power_of_2(K))
+    width = block_of(K)
     keys = 64
     index = invert((choice // keys).unsqueeze(2), triton.cdiv(N, keys), groups, N * H)
     dv = do.new_empty(N, groups, K)

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import no_second_derivatives
 from basecap.ops._saved import save_under_checkpointing
+from basecap.ops._transforms import no_second_derivatives
 from basecap.ops.top1_element import eager
 
 

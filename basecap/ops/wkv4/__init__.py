@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, refuse_transforms, use_triton
+from basecap.ops._dispatch import Backend, use_triton
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
+from basecap.ops._transforms import refuse_transforms
 from basecap.ops.wkv4 import eager, operators
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import no_second_derivatives
+from basecap.ops._recurrence.blocks import starts
+from basecap.ops._transforms import no_second_derivatives
 from basecap.ops.wkv4 import eager
-from basecap.ops.wkv6.blocks import starts
 
 
 @torch.library.custom_op("basecap::wkv4_scan", mutates_args=())

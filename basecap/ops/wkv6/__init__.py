@@ -4,11 +4,13 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, refuse_transforms, unsupported_by_triton, use_triton
+from basecap.ops._dispatch import Backend, choose
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
-from basecap.ops.wkv6 import eager, operators, operators_chunk
-from basecap.ops.wkv6.blocks import starts
+from basecap.ops.wkv6 import chunks, eager, tokens
+
+#: The fastest first.
+FAMILIES = {"chunks": chunks, "tokens": tokens, "eager": eager}
 
 
 def wkv6(
@@ -49,21 +51,10 @@ def wkv6(
     check_segments(segments, (B, T))
     given = {"r": r_BTHK, "k": k_BTHK, "v": v_BTHV, "log_decay": log_decay_BTHK, "bonus": bonus_HK}
     check_devices({**given, "state": state_BHKV, "segments": segments})
-    triton = use_triton("wkv6", backend, v_BTHV)
+    run = FAMILIES[choose("wkv6", backend, FAMILIES, v_BTHV, r_BTHK)]
     with torch.autocast(v_BTHV.device.type, enabled=False):
-        if not triton:
-            return eager.wkv6(r_BTHK, k_BTHK, v_BTHV, log_decay_BTHK, bonus_HK, state_BHKV, segments)
-        refuse_transforms("wkv6", r_BTHK, k_BTHK, v_BTHV, log_decay_BTHK, bonus_HK, state_BHKV)
-        log_decay = log_decay_BTHK.expand(r_BTHK.shape)
-        if _chunked(r_BTHK, v_BTHV):
-            r, k = (x.to(v_BTHV.dtype) for x in (r_BTHK, k_BTHK))
-            first = None if state_BHKV is None else state_BHKV.float()
-            o, final, *_ = operators_chunk.scan(r, k, v_BTHV, log_decay, bonus_HK, first, starts(segments))
-            return o, final
-        state = empty_state(r_BTHK, v_BTHV) if state_BHKV is None else state_BHKV.float()
-        o, final, _ = operators.recur(r_BTHK, log_decay, k_BTHK, v_BTHV, None, None, state, starts(segments))
-        own = (r_BTHK.float() * k_BTHK * bonus_HK).sum(-1, keepdim=True) * v_BTHV
-        return (o + own).to(v_BTHV.dtype), final
+        out: tuple[Tensor, Tensor] = run.wkv6(r_BTHK, k_BTHK, v_BTHV, log_decay_BTHK, bonus_HK, state_BHKV, segments)
+    return out
 
 
 def influence(
@@ -83,20 +74,6 @@ def influence(
         return eager.factors(own_r, own_k, decays, bonus[heads], segments)
 
     return Influence(shape=(B, H, T), device=r.device, factors=factors)
-
-
-def empty_state(r_BTHK: Tensor, v_BTHV: Tensor) -> Tensor:
-    """Return zeros [B, H, K, V] in float32."""
-    B, _, H, K = r_BTHK.shape
-    return v_BTHV.new_zeros(B, H, K, v_BTHV.shape[3], dtype=torch.float32)
-
-
-def _chunked(r_BTHK: Tensor, v_BTHV: Tensor) -> bool:
-    """Return whether the chunked kernels run; the recurrence takes single tokens, wide heads and small GPUs."""
-    shared = operators_chunk.SHARED
-    keys = unsupported_by_triton(r_BTHK, widest=operators_chunk.WIDEST_KEYS, shared=shared)
-    values = unsupported_by_triton(v_BTHV, widest=operators_chunk.WIDEST_VALUES, shared=shared)
-    return keys is None and values is None and r_BTHK.shape[1] > 1
 
 
 def _validate(r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, bonus: Tensor) -> None:

@@ -3,10 +3,26 @@
 import torch
 from torch import Tensor
 
-from basecap.ops.wkv6.blocks import MASKED_LOG_DECAY, Block, assemble, carry, chunks, power_of_two, starts, unchunk
+from basecap.ops._dispatch import EAGER
+from basecap.ops._recurrence.blocks import (
+    MASKED_LOG_DECAY,
+    Block,
+    assemble,
+    carry,
+    chunks,
+    power_of_two,
+    starts,
+    unchunk,
+)
+
+RUNS, BACKEND = EAGER, "eager"
 
 #: Tokens per block.
 CHUNK = 32
+
+
+def supports(v_BTHV: Tensor, r_BTHK: Tensor) -> None:
+    """Return None: this runs everywhere."""
 
 
 def wkv6(

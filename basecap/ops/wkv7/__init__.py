@@ -1,21 +1,22 @@
 """The recurrence of RWKV-7: decay per channel plus a generalised delta rule (arXiv 2503.14456)."""
 
+from collections.abc import Mapping
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import refuse_transforms, use_triton
+from basecap.ops._dispatch import choose
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
-from basecap.ops.wkv6 import empty_state
-from basecap.ops.wkv6.blocks import starts
-from basecap.ops.wkv6.operators import recur
-from basecap.ops.wkv7 import eager, operators
+from basecap.ops.wkv7 import chunks, eager, tokens
 
 #: The lowest log decay of `wkv7_bounded`; RWKV-7's own are at least -exp(-1/2) = -0.6065.
 LOWEST = -0.61
-#: The most channels per head, of keys and of values, that the kernels by chunks take.
-WIDEST = 128
+
+#: The fastest first; those by chunks only for decays that are known to be bounded.
+FAMILIES = {"chunks": chunks, "tokens": tokens, "eager": eager}
 
 
 def wkv7(
@@ -54,14 +55,7 @@ def wkv7(
     """
     inputs = r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK
     _validate(*inputs, state_BHKV, segments)
-    triton = use_triton("wkv7", "auto", v_BTHV)
-    with torch.autocast(v_BTHV.device.type, enabled=False):
-        if not triton:
-            return eager.wkv7(*inputs, state_BHKV, segments)
-        refuse_transforms("wkv7", *inputs, state_BHKV)
-        state = empty_state(r_BTHK, v_BTHV) if state_BHKV is None else state_BHKV.float()
-        o, final, _ = recur(*inputs, state, starts(segments))
-        return o.to(v_BTHV.dtype), final
+    return _run({name: family for name, family in FAMILIES.items() if name != "chunks"}, inputs, state_BHKV, segments)
 
 
 def wkv7_bounded(
@@ -82,12 +76,17 @@ def wkv7_bounded(
     """
     inputs = r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK
     _validate(*inputs, state_BHKV, segments)
-    if _chunked(k_BTHK, v_BTHV) and use_triton("wkv7", "auto", v_BTHV):
-        refuse_transforms("wkv7", *inputs, state_BHKV)
-        state = None if state_BHKV is None else state_BHKV.float()
-        o, final, *_ = operators.scan(*inputs, state, segments)
-        return o, final
-    return wkv7(*inputs, state_BHKV=state_BHKV, segments=segments)
+    return _run(FAMILIES, inputs, state_BHKV, segments)
+
+
+def _run(
+    families: Mapping[str, ModuleType], inputs: tuple[Tensor, ...], state: Tensor | None, segments: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    _, _, k, v, _, _ = inputs
+    run = families[choose("wkv7", "auto", families, v, k)]
+    with torch.autocast(v.device.type, enabled=False):
+        out: tuple[Tensor, Tensor] = run.wkv7(*inputs, state, segments)
+    return out
 
 
 def influence(
@@ -111,17 +110,6 @@ def influence(
         return eager.factors(r, log_decay, k, a, b, segments)
 
     return Influence(shape=(B, H, T), device=r_BTHK.device, factors=factors)
-
-
-def _chunked(k_BTHK: Tensor, v_BTHV: Tensor) -> bool:
-    """Return whether the kernels by chunks suit.
-
-    The recurrence is exacter in float32. For a single token in half precision these kernels read outside their memory
-    on Hopper (Triton 3.6), so that rows of one chunk, for which the recurrence is as fast, are not trusted to them.
-    """
-    _, T, _, K = k_BTHK.shape
-    half = v_BTHV.dtype in (torch.bfloat16, torch.float16)
-    return half and max(K, v_BTHV.shape[3]) <= WIDEST and operators.tokens_per_chunk(K, v_BTHV.dtype) < T
 
 
 def _validate(

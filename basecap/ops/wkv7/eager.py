@@ -1,7 +1,7 @@
 """The RWKV-7 recurrence as matrix products over chunks, in plain PyTorch.
 
-Let Z be the state entering a chunk and u_t = S_{t-1}^T a_t what token t recalls. With the scores of `wkv6.blocks`
-(reads a and r, writes k and b) the recalls of a chunk solve a unit triangular system,
+Let Z be the state entering a chunk and u_t = S_{t-1}^T a_t what token t recalls. With the scores of
+`_recurrence.blocks` (reads a and r, writes k and b) the recalls of a chunk solve a unit triangular system,
 
     u = A_ak v + A_ab u + a~ Z    so    u = U + W Z,    U = (1 - A_ab)^-1 A_ak v,    W = (1 - A_ab)^-1 a~,
 
@@ -13,10 +13,26 @@ and what is left between chunks is one product with a K x K matrix:
 import torch
 from torch import Tensor
 
-from basecap.ops.wkv6.blocks import MASKED_LOG_DECAY, Block, assemble, carry, chunks, power_of_two, starts, unchunk
+from basecap.ops._dispatch import EAGER
+from basecap.ops._recurrence.blocks import (
+    MASKED_LOG_DECAY,
+    Block,
+    assemble,
+    carry,
+    chunks,
+    power_of_two,
+    starts,
+    unchunk,
+)
+
+RUNS, BACKEND = EAGER, "eager"
 
 #: Tokens per block.
 CHUNK = 32
+
+
+def supports(v_BTHV: Tensor, k_BTHK: Tensor) -> None:
+    """Return None: this runs everywhere."""
 
 
 def wkv7(

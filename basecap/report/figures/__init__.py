@@ -2,6 +2,7 @@
 
 from basecap.report.figures.capacity import capacity
 from basecap.report.figures.cells import axes_of, cells
+from basecap.report.figures.costs import gap_against_cost
 from basecap.report.figures.evaluations import evaluation
 from basecap.report.figures.gaps import along, forest
 from basecap.report.figures.influence import influence
@@ -23,6 +24,7 @@ __all__ = [
     "cells",
     "evaluation",
     "forest",
+    "gap_against_cost",
     "influence",
     "learning",
     "matrix",

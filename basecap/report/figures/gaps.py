@@ -3,11 +3,10 @@
 from collections.abc import Iterable, Sequence
 from math import ceil, floor, log10
 from statistics import median
-from typing import Any
 
 from basecap.analysis.results import TextResults
 from basecap.analysis.rows import Along, Estimate, Gap, Row
-from basecap.report.figures.spec import PICKED, Spec, chart, layer, number, unless_picked
+from basecap.report.figures.spec import PICKED, Datum, Spec, chart, layer, number, unless_picked
 from basecap.report.figures.style import (
     ABSCISSAE,
     NATS,
@@ -78,7 +77,7 @@ def _gap_on(row: Row, domain: str | None) -> Gap | None:
     return row.gap if domain is None else next((part for part in row.domains if part.domain == domain), None)
 
 
-def _bar(name: str, gap: Gap, low: float, high: float) -> dict[str, Any]:
+def _bar(name: str, gap: Gap, low: float, high: float) -> Datum:
     """Return the data of one gap; bars are cut to the range from low to high."""
     return {
         "name": name,
@@ -135,7 +134,7 @@ def along(study: TextResults) -> Spec | None:
     return chart(layers, width=480, height=300, title="along training", pick=True)
 
 
-def _places(row: Row) -> Iterable[dict[str, Any]]:
+def _places(row: Row) -> Iterable[Datum]:
     """Yield the data of a row's gap at each place; the ends of its interval are None where a study has none."""
     if row.along is None or row.range is None:
         return

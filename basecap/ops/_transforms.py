@@ -1,0 +1,94 @@
+"""Which derivatives the ops refuse: custom operators have those of torch.autograd's backward pass alone."""
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+from torch._C import _functorch as functorch
+from torch.autograd import forward_ad
+
+from basecap.errors import ConfigError
+
+_BY_TORCH_FUNC = (
+    "{op} cannot be transformed by torch.func (grad, vjp, jvp, vmap) here; "
+    "take gradients with torch.autograd.grad or backward(), and give it a batch instead of vmap."
+)
+_BATCHED = "{op} has no batched gradients (is_grads_batched, vectorize); take them one by one."
+_TWICE = "{op} has no second derivatives; differentiate it once, without create_graph."
+
+
+def _unmapped(x: Tensor) -> Tensor:
+    """Return what `vmap` runs over: inside of it, nothing seems to want a gradient."""
+    while functorch.is_batchedtensor(x):
+        x = functorch.get_unwrapped(x)
+    return x
+
+
+def wants_gradients(*tensors: Tensor | None) -> bool:
+    """Return whether a backward pass may reach one of these tensors."""
+    if not torch.is_grad_enabled():
+        return False
+    given = [x for x in tensors if x is not None]
+    return any((x if torch.compiler.is_compiling() else _unmapped(x)).requires_grad for x in given)
+
+
+def refuse_forward_mode(op: str, *tensors: Tensor | None) -> None:
+    """Raise ConfigError for forward-mode derivatives, of which custom operators would silently make zeros."""
+    if torch.compiler.is_compiling():
+        return
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors if x is not None):
+        raise ConfigError(f"{op} has no forward-mode derivatives (jvp, jacfwd); use torch.autograd.grad or backward().")
+
+
+def refuse_transforms(op: str, *tensors: Tensor | None) -> None:
+    """Raise ConfigError for derivatives of custom operators that are not taken by torch.autograd's backward pass.
+
+    PyTorch has no others of them: forward mode is zero, and what torch.func says leads nowhere.
+
+    Args:
+        op: name of the op, for the message.
+        tensors: what the operators take.
+    """
+    refuse_forward_mode(op, *tensors)
+    if torch.compiler.is_compiling():
+        return
+    levels = functorch.get_interpreter_stack() or ()
+    if any(level.key() == functorch.TransformType.Grad for level in levels) and wants_gradients(*tensors):
+        raise ConfigError(_BY_TORCH_FUNC.format(op=op))
+
+
+def refuse_mapping(op: str, *tensors: Tensor) -> None:
+    """Raise ConfigError for tensors that `vmap` runs over: PyTorch maps no operator that takes lists."""
+    if not torch.compiler.is_compiling() and any(functorch.is_batchedtensor(x) for x in tensors):
+        raise ConfigError(_BY_TORCH_FUNC.format(op=op))
+
+
+def refuse_all_transforms(op: str, *tensors: Tensor | None) -> None:
+    """Raise ConfigError as `refuse_transforms` does, and inside of any transform: an autograd.Function takes none."""
+    refuse_transforms(op, *tensors)
+    if not torch.compiler.is_compiling() and functorch.get_interpreter_stack():
+        raise ConfigError(_BY_TORCH_FUNC.format(op=op))
+
+
+def refuse_create_graph(op: str) -> None:
+    """Raise ConfigError in a backward pass that is to be differentiated again, where that would leave terms out."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise ConfigError(_TWICE.format(op=op))
+
+
+def no_second_derivatives(op: str) -> Callable[..., NoReturn]:
+    """Return what an operator that is a backward pass registers as its own: a ConfigError."""
+
+    def refuse(ctx: object, *grads: Tensor | None) -> NoReturn:
+        raise ConfigError(_TWICE.format(op=op))
+
+    return refuse
+
+
+def refuse_batched_gradients(op: str, *grads: Tensor | None) -> None:
+    """Raise ConfigError in a backward pass of many gradients at once, where PyTorch cannot map it over them."""
+    if torch.compiler.is_compiling():
+        return
+    if any(functorch.is_legacy_batchedtensor(grad) for grad in grads if grad is not None):
+        raise ConfigError(_BATCHED.format(op=op))

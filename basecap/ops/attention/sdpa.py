@@ -1,0 +1,96 @@
+"""Causal attention on PyTorch's SDPA: plain, as blocks along the window, or with a dense mask."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+RUNS, BACKEND = "PyTorch's SDPA", "eager"
+
+
+def supports(q_BTHK: Tensor, v_BTGV: Tensor, plain: bool) -> None:
+    """Return None: this runs everywhere."""
+
+
+def attention(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGV: Tensor,
+    scale: float,
+    window: int | None,
+    slopes: Tensor | None,
+    segments: Tensor | None,
+) -> Tensor:
+    """Return [B, T, H, V]; memory O(T) for plain attention, O(T * window) with a window, O(T^2) otherwise."""
+    grouped = differ(q_BTHK.shape[2], k_BTGK.shape[2])
+    q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGV))
+    if window is None and slopes is None and segments is None:
+        o_BHTV = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+        return o_BHTV.transpose(1, 2)
+    T = q_BTHK.shape[1]
+    if window is not None and 2 * window < T and slopes is None:
+        return _blocks(q_BTHK, k_BTGK, v_BTGV, scale, window, segments)
+    t = torch.arange(T, device=q.device)
+    distance = t[:, None] - t[None, :]
+    visible = distance >= 0
+    if window is not None:
+        visible = visible & (distance < window)
+    if segments is not None:
+        visible = visible & (segments[:, :, None] == segments[:, None, :])[:, None]
+    if slopes is None:
+        return F.scaled_dot_product_attention(q, k, v, visible, scale=scale, enable_gqa=grouped).transpose(1, 2)
+    bias = (-slopes[:, None, None] * distance).masked_fill(~visible, float("-inf"))
+    return biased(q, k, v, bias, scale, grouped).transpose(1, 2)
+
+
+def differ(heads: int, groups: int) -> bool:
+    """Return whether these differ; compiled for any number of heads, their comparison is no bool, which SDPA wants."""
+    found = False
+    if heads != groups:
+        found = True
+    return found
+
+
+def biased(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, bias: Tensor, scale: float, grouped: bool) -> Tensor:
+    """Attend with scores scale * q.k + bias, in float32 at least; return [B, H, T, V] in the dtype of q.
+
+    SDPA wants the bias in the dtype of q, and 16 bits would be wrong by a nat at distances of a few hundred tokens.
+    """
+    wide = torch.promote_types(q_BHTK.dtype, torch.float32)
+    q, k, v, bias = (x.to(wide) for x in (q_BHTK, k_BGSK, v_BGSV, bias))
+    with torch.autocast(q.device.type, enabled=False):
+        o_BHTV = F.scaled_dot_product_attention(q, k, v, bias, scale=scale, enable_gqa=grouped)
+    return o_BHTV.to(q_BHTK.dtype)
+
+
+def _blocks(
+    q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, scale: float, window: int, segments: Tensor | None
+) -> Tensor:
+    """Attend within blocks of `window` queries, each against its own and the previous block of keys."""
+    B, T, H, _ = q_BTHK.shape
+    blocks = -(-T // window)
+    tail = blocks * window - T
+
+    def own(x: Tensor) -> Tensor:
+        return F.pad(x, (0, 0, 0, 0, 0, tail)).unflatten(1, (blocks, window))
+
+    def own_and_previous(x: Tensor) -> Tensor:
+        x = F.pad(x, (0, 0, 0, 0, window, tail)).unflatten(1, (blocks + 1, window))
+        return torch.cat([x[:, :-1], x[:, 1:]], dim=2)
+
+    q, k, v = own(q_BTHK), own_and_previous(k_BTGK), own_and_previous(v_BTGV)
+    i = torch.arange(window, device=q.device)[:, None]
+    j = torch.arange(2 * window, device=q.device)[None, :] - window
+    block = torch.arange(blocks, device=q.device)[:, None, None]
+    visible = (j <= i) & (j > i - window) & (block * window + j >= 0)
+    if segments is None:
+        mask = visible.expand(B, blocks, window, 2 * window)
+    else:
+        own_ids = F.pad(segments, (0, tail)).unflatten(1, (blocks, window))
+        ids = F.pad(segments, (window, tail)).unflatten(1, (blocks + 1, window))
+        other_ids = torch.cat([ids[:, :-1], ids[:, 1:]], dim=2)
+        # A query of the padding sees at least itself, so that no row of the softmax is empty.
+        mask = visible & (own_ids[..., :, None] == other_ids[..., None, :])
+    q, k, v = (x.flatten(0, 1).transpose(1, 2) for x in (q, k, v))
+    grouped = differ(k_BTGK.shape[2], H)
+    o = F.scaled_dot_product_attention(q, k, v, mask.flatten(0, 1)[:, None], scale=scale, enable_gqa=grouped)
+    return o.transpose(1, 2).reshape(B, blocks * window, H, v_BTGV.shape[3])[:, :T]
