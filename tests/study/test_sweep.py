@@ -162,7 +162,7 @@ def test_what_is_chosen_and_said(planned, tmp_path, outcomes, chosen, words):
 
 def test_a_damaged_choice_is_named(tmp_path):
     (tmp_path / "sweep.json").write_text('{"schema": 1, "sweeps": [{"name": "a"}]}')
-    with pytest.raises(DataError, match=r"sweep\.json is damaged; restore it, or remove it to choose again\.$"):
+    with pytest.raises(DataError, match=r"sweep\.json is damaged; restore it, or remove it to choose the rates"):
         StudyRecords(tmp_path).sweeps()
 
 
