@@ -405,6 +405,10 @@ def main(words: list[str]) -> int:
     """Try the mutants and print the table; return how many survived."""
     torch.set_num_threads(1)
     mutants = [mutant for mutant in MUTANTS if not words or any(word in mutant.what for word in words)]
+    if not mutants:
+        sys.exit(
+            f"error: no mutant is described by {' or '.join(map(repr, words))}; leave that out to try all of them."
+        )
     start, survived = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory)
