@@ -180,7 +180,7 @@ def structured(kind: str, T: int, K: int) -> list[Tensor]:
 @pytest.mark.parametrize("kind", ["one chunk", "equal keys", "equal chunks"])
 @pytest.mark.parametrize("mode", ["exact", "approx"])
 def test_structured_inputs(kind, mode, device, dtype, poisoned):
-    case = (1, 620, 1, 1, 32, 16, mode, 1, False)
+    case = (1, 620 if kind == "one chunk" else 150, 1, 1, 32, 16, mode, 1, False)
     inputs = [x.to(device) for x in structured(kind, case[1], case[4])]
     choice = assert_kernels(inputs, case, None)
     if kind == "one chunk":
@@ -190,7 +190,7 @@ def test_structured_inputs(kind, mode, device, dtype, poisoned):
         assert_earlier_among_equals(choice, *inputs[:2], Rules(16, mode))
 
 
-@pytest.mark.parametrize(("device", "dtype"), KERNELS)
+@pytest.mark.parametrize(("device", "dtype"), KERNELS[1:])  # the interpreter does one thing after the other
 def test_runs_repeat_bit_for_bit(device, dtype):
     case = CASES[0]
     inputs = [x.to(device, dtype) for x in draw(*case[:5])]
