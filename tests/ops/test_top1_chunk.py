@@ -357,7 +357,7 @@ def test_one_compiled_graph(packed):
         ({"segments": torch.zeros(1, 7, dtype=torch.int64)}, r"segments \(1, 7\)"),
         ({"segments": torch.zeros(1, 20).long(), "cu_seqlens": torch.tensor([0, 20])}, "give one of them"),
         ({"v": torch.zeros(1, 20, 1, 8)}, r"v \(1, 20, 1, 8\)"),
-        ({"k": torch.zeros(1, 20, 3, 32), "v": torch.zeros(1, 20, 3, 32)}, "no multiple of the 3 heads"),
+        ({"k": torch.zeros(1, 20, 3, 32), "v": torch.zeros(1, 20, 3, 32)}, "not a multiple of the 3 heads"),
         ({"k": torch.zeros(1, 20, 1, 32).half()}, "k is torch.float16"),
         ({"q": torch.zeros(20, 2, 32)}, r"q \(20, 2, 32\) must be"),
         ({"backend": "cuda"}, "unknown backend"),

@@ -244,7 +244,11 @@ def test_wrong_keys_and_values_are_named(tmp_path, place, value, words):
             r"train\.betas: should be a list, such as \[0\.9, 0\.95\]\.$",
         ),
         ("architectures.1.train", {"tokens": True}, r"train\.tokens: should be a number, not true or false\.$"),
-        ("architectures.1.train", {"micro_batch": 3}, "architecture 'window 8': train.micro_batch = 3 is not a divisor"),
+        (
+            "architectures.1.train",
+            {"micro_batch": 3},
+            "architecture 'window 8': train.micro_batch = 3 is not a divisor",
+        ),
         ("architectures.1.mixer", {"window": -5}, "architecture 'window 8': option 'window'"),
         ("evals", ["domain-los"], "domain-loss"),
         ("evals", [{"domain-loss": {"splt": "test"}}], "split"),
