@@ -54,7 +54,7 @@ STEPS = [
 OPTIONS = [
     ({"chunk": 32}, r"cache's sums \(2, 3, 2, 32\) must be \(2, 2, 2, 32\) for .* chunk 32"),
     ({"chunk": 48}, "chunk must be a power of two"),
-    ({"remote": 0}, "remote must be at least 1"),
+    ({"remote": 0}, "remote must be an integer of at least 1"),
     ({"remote": 1.5}, "remote must be an integer of at least 1, not 1.5"),
     ({"scale": -1.0}, "scale must be positive"),
     ({"mode": "exakt"}, "did you mean 'exact'"),
@@ -122,9 +122,9 @@ def test_a_prompt_that_does_not_fit_is_refused(new, chunk, message):
     ("change", "message"),
     [
         ({"chunk": 48}, "chunk must be a power of two"),
-        ({"batch": -1}, "batch must be at least 0"),
+        ({"batch": -1}, "batch must be an integer of at least 0"),
         ({"max_length": 1.5}, "max_length must be an integer of at least 0"),
-        ({"heads": 0}, "heads must be at least 1"),
+        ({"heads": 0}, "heads must be an integer of at least 1"),
         ({"head_dim": True}, "head_dim must be an integer of at least 1"),
         ({"dtype": torch.int32}, "dtype must be a floating-point"),
         ({"dtype": "float32"}, "dtype must be a floating-point"),

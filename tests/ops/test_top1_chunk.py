@@ -349,7 +349,7 @@ def test_one_compiled_graph(packed):
         ({"chunk": 48}, "chunk must be a power of two"),
         ({"chunk": 512}, "chunk must be a power of two"),
         ({"mode": "exakt"}, "did you mean 'exact'"),
-        ({"remote": 0}, "remote must be at least 1"),
+        ({"remote": 0}, "remote must be an integer of at least 1"),
         ({"scale": 0.0}, "scale must be positive"),
         ({"cu_seqlens": torch.tensor([0, 9, 4, 20])}, "cu_seqlens must increase"),
         ({"cu_seqlens": torch.tensor([0, 9])}, "from 0 to T = 20"),
