@@ -19,6 +19,7 @@ from basecap.cli_options import (
     AsJson,
     Device,
     Out,
+    PerDevice,
     Plugins,
     Scale,
     Settings,
@@ -88,16 +89,7 @@ def run(
     ] = [],
     plugin: Plugins = [],
     device: Device = None,
-    per_device: Annotated[
-        int,
-        typer.Option(
-            "--per-device",
-            "--per-gpu",
-            min=1,
-            max=64,
-            help="runs at a time on each GPU or on the CPU; for small models",
-        ),
-    ] = 1,
+    per_device: PerDevice = 1,
     until_decided: Annotated[
         bool, typer.Option("--until-decided", help="add seeds until every row of the table has a verdict")
     ] = False,
@@ -142,14 +134,18 @@ def plan(
     study: StudyArgument,
     scale: Scale = None,
     settings: Settings = [],
+    only: Annotated[
+        list[str], typer.Option("--only", help="plan only this architecture and the reference; repeatable")
+    ] = [],
     plugin: Plugins = [],
     as_json: AsJson = False,
 ) -> None:
     """Show what a study would run and what it would cost. Trains nothing."""
-    from basecap.study.config import load_study
+    from basecap.study.config import load_study, restrict, select, with_named
 
     load_plugins(plugin)
-    config = load_study(study, settings, scale)
+    config = with_named(load_study(study, settings, scale), only)
+    config = restrict(config, select(config, only))
 
     from basecap.study.estimate import estimate, remarks
 
@@ -171,13 +167,18 @@ def eval_(
     only: Annotated[list[str], typer.Option("--only", help="evaluate only this architecture; repeatable")] = [],
     plugin: Plugins = [],
     device: Device = None,
+    per_device: PerDevice = 1,
 ) -> None:
     """Run missing evaluations on stored weights, without training, then write the report."""
     from basecap.records import RunRecords
     from basecap.study.stored_weights import evaluate_directory
 
     load_plugins(plugin)
-    failed = evaluate_directory(path, add=add, at=at, only=only, device=device, log=log)
+    failed = evaluate_directory(
+        path, add=add, at=at, only=only, device=device, plugins=plugin, log=log, per_device=per_device
+    )
+    if failed is None:  # a worker of torchrun: only the leader reports
+        return
     directory = path.parent.parent if RunRecords(path).info() else path
     _report([directory], directory)
     if failed:
@@ -185,7 +186,7 @@ def eval_(
         raise typer.Exit(1)
 
 
-@app.command(epilog="Example: basecap report runs/quickstart --tables runs/quickstart/tables")
+@app.command(epilog="Example: basecap report runs/limited-zoo runs/lp-table-1-gpu --costs generate.json --out both")
 def report(
     directories: Annotated[list[Path], typer.Argument(help="directories that `basecap run` wrote")],
     out: Annotated[
@@ -194,20 +195,27 @@ def report(
     tables: Annotated[
         Path | None, typer.Option("--tables", help="also write each table to this directory as CSV, Markdown and LaTeX")
     ] = None,
+    costs: Annotated[
+        list[Path],
+        typer.Option("--costs", help="what `basecap bench models` or `bench generate` wrote with --json; repeatable"),
+    ] = [],
+    svg: Annotated[bool, typer.Option("--svg", help="also write each figure to the directory figures as SVG")] = False,
     live: Annotated[
         bool, typer.Option("--live", help="update the report while the study runs; stops when the study ends")
     ] = False,
 ) -> None:
-    """Analyse one or several studies again and write one report."""
-    from basecap.analysis import read_results
-    from basecap.report import write_live_report, write_tables
+    """Analyse one or several studies again and write one report, which joins several: gaps, recall and costs."""
+    from basecap.analysis import read_joined, read_results
+    from basecap.report import joined_sheets, write_live_report, write_tables
 
     directory = out or directories[0]
     if live:
         write_live_report(directories, directory, log)
-    _report(directories, directory)
+    _report(directories, directory, costs=costs, svg=svg)
     if tables is not None:
-        written = write_tables(read_results(directory), tables)
+        joined = read_joined(directory)
+        sheets = [] if joined is None else list(joined_sheets(joined))
+        written = write_tables(read_results(directory), tables, sheets)
         typer.echo(f"tables: {len(written)} files in {tables}")
 
 
@@ -324,12 +332,19 @@ def _inspect(study: str, scale: str | None, out: Path | None, settings: Sequence
         log(f"{data.remark}.")
 
 
-def _report(directories: Sequence[Path], out: Path, reported: Collection[tuple[str, int]] = ()) -> None:
+def _report(
+    directories: Sequence[Path],
+    out: Path,
+    reported: Collection[tuple[str, int]] = (),
+    *,
+    costs: Sequence[Path] = (),
+    svg: bool = False,
+) -> None:
     """Write the report and print its table, without the failures of runs (name, seed) that are already `reported`."""
     from basecap.analysis import read_results
     from basecap.report import terminal_table, write_report
 
-    page = write_report(list(directories), out)
+    page = write_report(list(directories), out, costs=costs, svg=svg)
     console().print(terminal_table(read_results(out), directories, reported))
     typer.echo(f"report: {page}")
 

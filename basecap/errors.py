@@ -67,7 +67,7 @@ def nearest(name: str, known: Iterable[str], see: str | None = None) -> str:
         return f"did you mean {folded[close[0]]!r}?"
     if see is not None:
         return f"see `{see}`."
-    return f"known: {', '.join(known) or 'none'}"
+    return f"known: {', '.join(known) or 'none'}."
 
 
 def describe_problem(problem: Mapping[str, Any]) -> str:

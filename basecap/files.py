@@ -1,6 +1,7 @@
 """Read files with clear errors; write them atomically."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from pydantic_core import to_json
 
 from basecap.errors import DataError
 
@@ -190,16 +192,27 @@ def encode_lines(rows: Iterable[dict[str, Any]]) -> bytes:
 
 
 def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Append rows to a .jsonl file; raises DataError when it cannot be written."""
-    with writing(path), path.open("ab") as file:
-        file.write(encode_lines(rows))
+    """Append all rows to a .jsonl file or none, after a part of a row that a killed process left is removed.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    content = encode_lines(rows)
+    with writing(path), path.open("a+b", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+            end = path.read_bytes().rfind(b"\n") + 1
+            file.truncate(end)
+        if file.write(content) != len(content):
+            file.truncate(end)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write `content` and the schema version as strict JSON; raises DataError when the file cannot be written."""
-    text = json.dumps({"schema": SCHEMA, **plain(content)}, indent=1, allow_nan=False, ensure_ascii=False)
+    text = to_json({"schema": SCHEMA, **content}, indent=1, inf_nan_mode="null", fallback=plain)
     with replacing(path) as file:
-        file.write(text.encode() + b"\n")
+        file.write(text + b"\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
     DIR/study.yaml            the resolved study          DIR/environment.json   versions, device, data
     DIR/declarations.json     units of the evaluations    DIR/results.json       the analysis
-    DIR/report.html           the report                  DIR/figures/*.svg      its figures
+    DIR/report.html           the report                  DIR/figures/*.svg      its figures, if asked for
     DIR/lock                  held while a study runs     DIR/data/              token shards, unless data.cache is set
     DIR/runs/<name>-s<seed>/  run.json                    name, seed, parameters, status, message
                               metrics.jsonl               one row per logged training step

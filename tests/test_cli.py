@@ -200,7 +200,7 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
         (("data", "inspect", "mqar-k2v2-shufle"), "did you mean 'mqar-k2v2-shuffle'?"),
         (("data", "inspect", "quikstart"), "unknown study 'quikstart'"),
         (("data", "inspect", "mqar", "--set", "pairs=99"), "99 pairs do not fit into length 64"),
-        (("data", "inspect", "mqar", "--set", "pairs"), "is not of the form option=value"),
+        (("data", "inspect", "mqar", "--set", "pairs"), "does not have the form option=value"),
         (("run",), "(see `basecap run --help`)."),
         (("data", "prepar"), "no such command 'prepar'"),
         (("--frob",), "--frob"),

@@ -1,6 +1,7 @@
 """Statistics over records: reads files, never a model."""
 
+from basecap.analysis.joined import join
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
-from basecap.analysis.studies import analyse, read_results
+from basecap.analysis.studies import analyse, read_joined, read_results
 
-__all__ = ["StudyResults", "TaskResults", "TextResults", "analyse", "read_results"]
+__all__ = ["StudyResults", "TaskResults", "TextResults", "analyse", "join", "read_joined", "read_results"]

@@ -1,9 +1,15 @@
 """The rows of the table of verdicts, as results.json holds them."""
 
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Literal
 
 Verdict = Literal["keeps", "degrades", "undecided", "behind", "none"]
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number, None where it is not finite: JSON has no such number."""
+    return None if value is None or not isfinite(value) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +64,7 @@ class DomainGap(Gap):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Along:
+class GapCurve:
     """The gap along the whole range of losses that both have seen, each list [G]; ends are None without an interval."""
 
     loss: list[float]
@@ -113,5 +119,5 @@ class Row:
     gap: Gap | None = None
     weighted: Gap | None = None
     domains: tuple[DomainGap, ...] = ()
-    along: Along | None = None
+    along: GapCurve | None = None
     more: More | None = None

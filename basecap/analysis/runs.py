@@ -8,6 +8,7 @@ import numpy as np
 
 from basecap.analysis.files import RunFile, parse
 from basecap.analysis.results import CurvePoint, EvaluationResults, EvaluationRow, Failure, RunRow, SweepRow
+from basecap.analysis.rows import finite
 from basecap.analysis.training_log import TrainingLog
 from basecap.errors import DataError
 from basecap.records import Record, RunRecords, StudyRecords
@@ -58,9 +59,9 @@ def describe(run: Run) -> RunRow:
         machines=_machines(info),
         status=info.status,
         parameters=info.parameters,
-        seconds=sum(log.seconds.tolist()) if len(log) else None,
+        seconds=finite(sum(log.seconds.tolist())) if len(log) else None,
         tokens=int(log.tokens[-1]) if len(log) else 0,
-        tokens_per_s=float(np.median(log.tokens_per_s)) if len(log) else None,
+        tokens_per_s=finite(float(np.median(log.tokens_per_s))) if len(log) else None,
     )
 
 
@@ -81,7 +82,7 @@ def curve(run: Run) -> list[CurvePoint]:
             name=run.info.name,
             seed=run.info.seed,
             tokens=int(run.log.tokens[end - 1]),
-            loss=float(losses[start:end].mean()),
+            loss=finite(float(losses[start:end].mean())),
         )
         for start, end in itertools.pairwise(edges)
     ]
@@ -98,7 +99,7 @@ def evaluations(records: StudyRecords, runs: Sequence[Run], without: str) -> lis
             own = [record for record in run.evals if record.eval == name]
             last = max((record.step for record in own), default=0)
             info, kept = run.info, [record for record in own if record.step == last]
-            rows += [EvaluationRow(name=info.name, seed=info.seed, **vars(record)) for record in kept]
+            rows += [_evaluation_row(info.name, info.seed, record) for record in kept]
         found.append(
             EvaluationResults(
                 name=declaration.name,
@@ -109,6 +110,11 @@ def evaluations(records: StudyRecords, runs: Sequence[Run], without: str) -> lis
             )
         )
     return found
+
+
+def _evaluation_row(name: str, seed: int, record: Record) -> EvaluationRow:
+    values = vars(record) | {"value": finite(record.value), "stderr": finite(record.stderr)}
+    return EvaluationRow(name=name, seed=seed, **values)
 
 
 def sweeps(records: StudyRecords) -> list[SweepRow]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from basecap.analysis.joined import Joined, joined_from_json
 from basecap.analysis.recall import analyse_tasks
 from basecap.analysis.results import StudyResults, from_json
 from basecap.analysis.text import analyse_text
@@ -26,3 +27,8 @@ def _analyse(records: StudyRecords) -> StudyResults:
 def read_results(directory: Path) -> list[StudyResults]:
     """Return what results.json of a directory holds; raises DataError where it is missing or damaged."""
     return from_json(StudyRecords(directory).results(), directory / "results.json")
+
+
+def read_joined(directory: Path) -> Joined | None:
+    """Return the join that results.json of a directory holds, None without; raises DataError as `read_results`."""
+    return joined_from_json(StudyRecords(directory).results(), directory / "results.json")

@@ -12,6 +12,7 @@ from basecap.analysis.files import TextStudyFile, parse
 from basecap.analysis.losses import EVALUATION, load
 from basecap.analysis.noise import enough_draws
 from basecap.analysis.results import DocumentCount, Failure, Overlap, Point, PointLosses, RunRow, TextResults
+from basecap.analysis.rows import finite
 from basecap.analysis.runs import Run, curve, describe, evaluations, read_runs, sweeps
 from basecap.analysis.sequential import Looks
 from basecap.errors import DataError
@@ -148,10 +149,10 @@ def _point(run: Run, records: Sequence[Record], training: float, train: Sequence
         seed=run.info.seed,
         step=records[0].step,
         tokens=records[0].tokens,
-        training=training if np.isfinite(training) else None,
-        held_out=float(np.average(losses, weights=list(weights.values()))) if tested else None,
+        training=finite(training),
+        held_out=finite(float(np.average(losses, weights=list(weights.values())))) if tested else None,
         domains={
-            name: PointLosses(loss=found.get("loss"), bits_per_byte=found.get("bits_per_byte"))
+            name: PointLosses(loss=finite(found.get("loss")), bits_per_byte=finite(found.get("bits_per_byte")))
             for name, found in domains.items()
         },
     )

@@ -104,6 +104,8 @@ class Tokenizer:
         """Download the tokenizer of a Hugging Face model; raises ConfigError when that fails."""
         from huggingface_hub import hf_hub_download
 
+        if name.endswith(".json") or name.startswith((".", "/", "~")):  # a path, not a name on the hub
+            raise ConfigError(f"tokenizer {name} does not exist; give the path of a tokenizer.json.")
         try:
             path = hf_hub_download(name, "tokenizer.json")
         except (OSError, ValueError) as error:

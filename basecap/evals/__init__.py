@@ -1,4 +1,4 @@
-"""Evaluations: one file each, found by scanning."""
+"""Evaluations, one file each; every module of this package is imported to find them."""
 
 from basecap.evals._contract import (
     EVALUATIONS,

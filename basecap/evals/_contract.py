@@ -1,4 +1,4 @@
-"""What an evaluation is: a class that measures a model and declares what its numbers mean."""
+"""The interface of evaluations: a class that measures a model and declares the unit and axes of its numbers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
@@ -18,7 +18,7 @@ from basecap.registry import Registry
 
 
 def _at(value: Any) -> Any:
-    """Return an option `at` in its final form; a ValueError, which pydantic reports, says what it should be."""
+    """Validate the option `at`: return "every", "end" or a tuple of tokens, else raise ValueError."""
     tokens = value if isinstance(value, list | tuple) else [value]
     if value in ("every", "end"):
         return value
@@ -27,46 +27,46 @@ def _at(value: Any) -> Any:
     raise ValueError("should be every, end or a list of tokens, such as [1000000]")
 
 
-#: The evaluation points at which an evaluation runs: every one, the end of a run, or those after so many tokens.
+#: The evaluation points at which an evaluation runs: every one, the end of a run, or those after given tokens.
 At = Annotated[Literal["every", "end"] | tuple[int, ...], BeforeValidator(_at)]
 
 
 def includes(at: At, tokens: int, last: bool) -> bool:
-    """Whether an evaluation runs at the evaluation point after `tokens` tokens, which may be a run's `last`."""
+    """Whether an evaluation runs at the evaluation point after `tokens` tokens; `last` marks the end of the run."""
     return at == "every" or (last if at == "end" else tokens in at)
 
 
 class EvaluationConfig(BaseModel):
-    """Base of every evaluation's options: frozen, unknown keys refused."""
+    """Base class of evaluation options: frozen, unknown keys are an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    at: At = Field("every", description="evaluation points where it runs: every, end, or a list of tokens")
+    at: At = Field("every", description="evaluation points to run at: every, end, or a list of tokens")
 
 
-#: What an evaluation measures on: `PreparedData` for text, `TaskData` for a task.
+#: The data of an evaluation: `PreparedData` for text, `TaskData` for tasks.
 W = TypeVar("W", bound=Workload)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context(Generic[W]):
-    """What an evaluation may use besides the model: what the run trains on, the device and the run's precision.
+    """Inputs of an evaluation besides the model: the data of the run, the device and the precision.
 
-    A `SharedEvaluation` measures the part of process `rank` among `world` processes. `note` takes words that are shown
-    beside the progress until the next ones come: how far a long evaluation is.
+    A `SharedEvaluation` measures the part of process `rank` of `world`. `note` shows a text beside the progress until
+    the next call, such as the progress of a long evaluation.
     """
 
     data: W
     device: torch.device
     autocast: Callable[[], AbstractContextManager]
-    note: Callable[[str], None] = lambda words: None
+    note: Callable[[str], None] = lambda text: None
     rank: int = 0
     world: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One number: what it is about, the number, how many items it averages, its standard error, its place."""
+    """One measured number with its subset, metric, number of averaged items, standard error and place on the axes."""
 
     subset: str
     metric: str
@@ -78,18 +78,18 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What an evaluation found: numbers, and where it has them losses of single documents and what layers read."""
+    """Result of an evaluation: numbers, and optionally losses of single documents and influence maps."""
 
     measurements: list[Measurement]
     documents: dict[str, DocumentLosses] = field(default_factory=dict)
-    maps: Maps | None = None
+    maps: tuple[Maps, ...] = ()
 
 
 class Evaluation(ABC, Generic[W]):
-    """Subclasses set `Config` and `declaration` (through the decorator) and define `run`."""
+    """Base class of evaluations. Subclasses set `Config` and define `run`; the decorator sets `declaration`."""
 
     Config: ClassVar[type[EvaluationConfig]] = EvaluationConfig
-    #: What studies it is of: those that train on text, on tasks, or either (None).
+    #: The kind of studies that it applies to: text, task, or both (None).
     needs: ClassVar[Literal["text", "task"] | None] = None
     declaration: ClassVar[Declaration]
 
@@ -97,23 +97,23 @@ class Evaluation(ABC, Generic[W]):
         self.config = config
 
     def expects(self, data: W) -> Collection[tuple[str, str]]:
-        """Return subsets and metrics without which it is not complete, such as those of tasks that a study gains."""
+        """Return (subset, metric) pairs that a complete result has, to detect tasks that were added to a study."""
         return ()
 
     def check(self, data: W, length: int) -> None:
-        """Raise DataError when `data` does not hold what is measured, for models of `length` tokens; nothing has run.
+        """Raise DataError if `data` lacks something that models of `length` tokens are measured on.
 
-        What is raised here costs no training, unlike what `run` raises.
+        Called before training, so that an error here costs no training, unlike one in `run`.
         """
 
     @abstractmethod
     def run(self, model: LanguageModel, context: Context[W]) -> Outcome:
-        """Measure `model`, which is on the context's device; no gradients are recorded."""
+        """Measure `model`, which is on the context's device; called without gradients."""
 
     def trial(self, model: LanguageModel, context: Context[W]) -> None:
-        """Compute one batch as `run` does, of the largest shape that it needs; what fails here costs no training.
+        """Compute one batch of the largest shape that `run` needs. Called before training, to find errors early.
 
-        Without one of its own, an evaluation is tried by the losses of one sequence of the training length.
+        The default computes the losses of one sequence of the training length.
         """
         tokens = torch.zeros(1, model.config.max_length, dtype=torch.int64, device=context.device)
         with context.autocast():
@@ -121,11 +121,11 @@ class Evaluation(ABC, Generic[W]):
 
 
 class SharedEvaluation(Evaluation[W]):
-    """An evaluation that several processes share: `run` measures the part of one, which `Context` names."""
+    """An evaluation that is split among processes: `run` measures the part given by the rank of `Context`."""
 
     @abstractmethod
     def join(self, parts: Sequence[Outcome]) -> Outcome:
-        """Return what `run` would have found in one process, from what it found in each."""
+        """Combine the outcomes of all processes to that of a single process."""
 
 
 EVALUATIONS: Registry[type[Evaluation]] = Registry("evaluation", "basecap.evals", "evals")
@@ -134,7 +134,7 @@ EVALUATIONS: Registry[type[Evaluation]] = Registry("evaluation", "basecap.evals"
 def evaluation(
     name: str, *, unit: str, better: Literal["lower", "higher", "neither"], axes: tuple[str, ...] = ()
 ) -> Callable[[type[Evaluation]], type[Evaluation]]:
-    """Class decorator: register an evaluation with its unit, direction and the axes its numbers vary over."""
+    """Register the decorated class as an evaluation with its unit, direction and the axes of its numbers."""
 
     def register(cls: type[Evaluation]) -> type[Evaluation]:
         cls.declaration = Declaration(name=name, unit=unit, better=better, axes=axes)
@@ -145,11 +145,11 @@ def evaluation(
 
 
 def build_evaluation(entry: str | dict[str, Any]) -> Evaluation:
-    """Build an evaluation from a study's entry: a name, or {name: options}; raises ConfigError."""
+    """Build an evaluation from an entry of a study, a name or {name: options}; raises ConfigError for others."""
     named = {entry: None} if isinstance(entry, str) else entry
     name, options = next(iter(named.items()), ("", None))
     if len(named) != 1 or not isinstance(options, dict | None):
-        raise ConfigError(f"evals: {entry!r} is not one evaluation; write its name, or its name: {{option: value}}.")
+        raise ConfigError(f"evals: {entry!r} is not an evaluation; write NAME or NAME: {{option: value}}.")
     cls = EVALUATIONS.get(name)
     fields = cls.Config.model_fields
     for key in options or {}:

@@ -1,4 +1,4 @@
-"""What evaluations of influence share: a task that fits the models, and what layers read while a model reads."""
+"""Shared by the influence evaluations: choosing a task that fits the models, and the influence of each layer."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -17,23 +17,23 @@ from basecap.tasks import Task, build_task
 T = TypeVar("T")
 
 
-def of_layers(model: LanguageModel, tokens_BT: Tensor, take: Callable[[Influence], T]) -> dict[int, T]:
-    """Return what `take` makes of the influence of each layer that has one, by the layer's index from 0.
+def map_layers(model: LanguageModel, tokens_BT: Tensor, reduce: Callable[[Influence], T]) -> dict[int, T]:
+    """Return the result of `reduce` for the influence of each layer that has one, by layer index from 0.
 
     Args:
-        model: in evaluation mode.
+        model: the model in evaluation mode.
         tokens_BT: int64, on the model's device; each row is one sequence.
-        take: called once per layer, while the model runs; what it returns is all that is kept of the factors.
+        reduce: called once per layer during the forward pass; only its results are kept in memory.
     """
     found: dict[int, T] = {}
 
-    def look(mixer: Mixer, inputs: tuple[Tensor, ...]) -> None:
+    def hook(mixer: Mixer, inputs: tuple[Tensor, ...]) -> None:
         influence = mixer.influence(inputs[0])
         if influence is not None:
-            found[mixer.layer.index] = take(influence)
+            found[mixer.layer.index] = reduce(influence)
 
     mixers = [module for module in model.modules() if isinstance(module, Mixer)]
-    handles = [mixer.register_forward_pre_hook(look) for mixer in mixers]
+    handles = [mixer.register_forward_pre_hook(hook) for mixer in mixers]
     try:
         with torch.no_grad():
             model.hidden(tokens_BT)
@@ -43,24 +43,26 @@ def of_layers(model: LanguageModel, tokens_BT: Tensor, take: Callable[[Influence
     return found
 
 
-#: Seed of the examples when none is given, one that no study trains with by default.
+#: Default seed of the examples; no study trains with it by default.
 SEED = 2**31
 
 
 def fitting_task(
     evaluation: str, name: str | None, options: Mapping[str, Any], data: Workload, length: int
 ) -> tuple[str, Task]:
-    """Return name and task that models of a workload's vocabulary and `length` tokens can read.
+    """Return the name and the task, checked to fit the vocabulary and the `length` of the models.
 
-    Without a name it is the task that the models are trained on, in its largest cell, or mqar where that is text.
+    The default is the training task of the models, or mqar if they are trained on text. A task of the study has the
+    options of the study and its largest cell there, except for what `options` sets.
 
     Raises:
-        ConfigError: an unknown name or option.
-        DataError: more token ids or tokens than the models take; names the `evaluation`.
+        ConfigError: the name or an option is unknown.
+        DataError: the task has more token ids or tokens than the models; the message starts with `evaluation`.
     """
-    if name is None and isinstance(data, TaskData):
-        name, largest = data.task, max(data.cells, key=lambda cell: tuple(cell.cell.values()))
-        task = largest.at(options)
+    if isinstance(data, TaskData) and (name is None or name == data.task or name in data.tests):
+        name = name or data.task
+        cells = data.cells if name == data.task else data.tests[name]
+        task = max(cells, key=lambda cell: tuple(cell.cell.values())).at(options)
     else:
         name = name or "mqar"
         task = build_task(name, options)
@@ -68,11 +70,11 @@ def fitting_task(
         fits = task.config.model_dump().get("vocab", 0) - (task.vocabulary - data.vocabulary)
         remedy = f"give the task the options {{vocab: {fits}}}" if fits > 0 else "choose another task"
         raise DataError(
-            f"{evaluation}: {name} has {task.vocabulary:,} token ids and the models only {data.vocabulary:,}; {remedy}."
+            f"{evaluation}: {name} has {task.vocabulary:,} token ids but the models have {data.vocabulary:,}; {remedy}."
         )
     if task.length > length:
         raise DataError(
-            f"{evaluation}: examples of {name} have {task.length} tokens, more than the {length} it can take here; "
+            f"{evaluation}: examples of {name} have {task.length} tokens but the models take at most {length}; "
             f"give the task the options {{length: {length}}} or less."
         )
     return name, task

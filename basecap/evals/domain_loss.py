@@ -1,4 +1,4 @@
-"""Loss per domain on held-out documents: the x and the y of the gap."""
+"""Loss per domain on held-out documents: both coordinates of the gap."""
 
 import itertools
 import math
@@ -17,37 +17,37 @@ from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outc
 from basecap.models.language_model import LanguageModel
 from basecap.records import DocumentLosses
 
-#: The shortest padded length: windows are padded to powers of two from here, so that few shapes occur.
+#: Shortest padded length. Windows are padded to powers of two from here, so that there are few different shapes.
 SHORTEST = 64
 
 
 @evaluation("domain-loss", unit="nats per token", better="lower")
 class DomainLoss(SharedEvaluation[PreparedData]):
-    """Every held-out document of every domain, cut into windows of the training length.
+    """Loss on every held-out document of every domain, cut into windows of the training length.
 
-    Each token is predicted once, from the tokens before it in its window; the first window of a document starts from
-    the end-of-text token, so that its first token counts too.
+    Each token is predicted once, from the tokens before it in its window. The first window of a document starts with
+    the end-of-text token, so that the first token of the document is predicted too.
     """
 
     class Config(EvaluationConfig):
         """Options of domain-loss."""
 
-        split: Literal["validation", "test"] = Field("test", description="which held-out documents")
+        split: Literal["validation", "test"] = Field("test", description="split of the documents")
         max_document_tokens: Count | None = Field(
-            None, ge=1, description="tokens of each document that are predicted, from its beginning; all when not given"
+            None, ge=1, description="maximum number of tokens to predict per document, from its start (default: all)"
         )
-        tokens_per_batch: Count = Field(32_768, ge=1, le=2**30, description="padded tokens in one forward pass")
+        tokens_per_batch: Count = Field(32_768, ge=1, le=2**30, description="padded tokens per forward pass")
 
     config: Config
     needs = "text"
 
     def check(self, data: PreparedData, length: int) -> None:
-        """Raise DataError when a domain has no such documents."""
+        """Raise DataError if a domain has no documents of the split."""
         for domain in (*data.train_domains, *data.ood_domains):
             data.documents(self.config.split, domain)
 
     def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
-        """Return per domain the mean loss per token, bits per byte, and the losses of single documents."""
+        """Return the mean loss per token and bits per byte of each domain, and the losses of single documents."""
         measurements, documents = [], {}
         for domain in (*context.data.train_domains, *context.data.ood_domains):
             losses = self._losses(model, context, domain)
@@ -56,7 +56,7 @@ class DomainLoss(SharedEvaluation[PreparedData]):
         return Outcome(measurements=measurements, documents=documents)
 
     def join(self, parts: Sequence[Outcome]) -> Outcome:
-        """Add up the losses of each document; the windows of one may be of several processes."""
+        """Add up the losses of each document, whose windows may be measured by different processes."""
         measurements, documents = [], {}
         for domain, first in parts[0].documents.items():
             documents[domain] = replace(first, nats=np.sum([part.documents[domain].nats for part in parts], axis=0))
@@ -64,7 +64,7 @@ class DomainLoss(SharedEvaluation[PreparedData]):
         return Outcome(measurements=measurements, documents=documents)
 
     def trial(self, model: LanguageModel, context: Context[PreparedData]) -> None:
-        """Compute the losses of one batch of windows, the most that a domain has, padded to the training length."""
+        """Compute the losses of the largest batch of windows of any domain, padded to the training length."""
         length = model.config.max_length
         rows = max(1, self.config.tokens_per_batch // length)
         domains = (*context.data.train_domains, *context.data.ood_domains)
@@ -110,21 +110,21 @@ class DomainLoss(SharedEvaluation[PreparedData]):
 
 
 def _all_windows(documents: DocumentSet, length: int, start: int, most: int | None) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield each document's number and windows, of its first `most` tokens."""
+    """Yield (document index, window) for the first `most` tokens of each document."""
     for index in range(len(documents)):
         for window in _windows(documents.tokens(index)[:most], length, start):
             yield index, window
 
 
 def _bytes(documents: DocumentSet, read: np.ndarray) -> np.ndarray:
-    """Return the bytes of each document's first `read` tokens, in proportion where it is not read whole."""
+    """Return the bytes of each document's first `read` tokens, proportional to its tokens."""
     whole = [(documents.bytes(index), len(documents.tokens(index))) for index in range(len(documents))]
     parts = [round(size * count / max(1, length)) for (size, length), count in zip(whole, read.tolist(), strict=True)]
     return np.array(parts, dtype=np.int64)
 
 
 def _windows(tokens: np.ndarray, length: int, start: int) -> Iterator[np.ndarray]:
-    """Yield pieces of at most length + 1 tokens that overlap by one, so that each token is a target once."""
+    """Yield windows of at most length + 1 tokens that overlap by one, so that each token is a target once."""
     tokens = np.concatenate([[start], tokens.astype(np.int64)])
     for first in range(0, len(tokens) - 1, length):
         yield tokens[first : first + length + 1]
@@ -144,7 +144,7 @@ def _batch(windows: list[np.ndarray], length: int) -> tuple[Tensor, Tensor]:
 
 
 def _measure(domain: str, losses: DocumentLosses) -> list[Measurement]:
-    """Ratio estimates over documents, with the delta method's standard error over clusters."""
+    """Return ratio estimates over documents, with standard errors over clusters (delta method)."""
     numbers = np.unique(losses.clusters, return_inverse=True)[1]
 
     def ratio(metric: str, over: np.ndarray, unit: float) -> Measurement:

@@ -1,4 +1,4 @@
-"""How spread out a mixer's influence is: the entropy that the first paper lowers with the softmax temperature."""
+"""Entropy of each layer's influence, which arXiv 2505.18522 changes with the softmax temperature."""
 
 import itertools
 from typing import Literal
@@ -12,7 +12,7 @@ from basecap.data import PreparedData
 from basecap.data.config import Count
 from basecap.errors import DataError
 from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
-from basecap.evals._influence import of_layers
+from basecap.evals._influence import map_layers
 from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
 from basecap.ops.attention import entropy
@@ -20,31 +20,29 @@ from basecap.ops.attention import entropy
 
 @evaluation("influence-entropy", unit="nats", better="lower", axes=("layer",))
 class InfluenceEntropy(Evaluation[PreparedData]):
-    """Mean entropy of the factors with which each position mixes past values, per layer (arXiv 2505.18522, fig. 4).
+    """Mean entropy of the factors of past values at each position, per layer (arXiv 2505.18522, figure 4).
 
-    The factors are those of `Mixer.influence`, taken absolutely and normalised over the past; for softmax attention
-    they are the attention distribution. A layer whose mixer has no influence matrix is left out.
+    The factors are the absolute values of `Mixer.influence`, normalised over the past; in softmax attention they are
+    the attention distribution. Layers without `influence` are left out.
     """
 
     class Config(EvaluationConfig):
         """Options of influence-entropy."""
 
-        split: Literal["validation", "test"] = Field("validation", description="which held-out documents")
-        windows: Count = Field(4, ge=1, le=2**20, description="documents per domain, each one's first tokens")
-        length: Count = Field(
-            256, ge=2, description="tokens of a document; a longer one is cut, a shorter one not used"
-        )
+        split: Literal["validation", "test"] = Field("validation", description="split of the documents")
+        windows: Count = Field(4, ge=1, le=2**20, description="number of documents per domain")
+        length: Count = Field(256, ge=2, description="tokens per document; longer documents are cut, shorter skipped")
 
     config: Config
     needs = "text"
 
     def check(self, data: PreparedData, length: int) -> None:
-        """Raise DataError when a domain has no such documents, or too short ones alone."""
+        """Raise DataError if a domain has no document that is long enough."""
         for domain in (*data.train_domains, *data.ood_domains):
             self._rows(data, domain, length)
 
     def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
-        """Return per domain and layer the mean over heads and positions; raises DataError as `check` does."""
+        """Return the mean over heads and positions by domain and layer; raises DataError as `check` does."""
         measurements = []
         for domain in (*context.data.train_domains, *context.data.ood_domains):
             rows = self._rows(context.data, domain, model.config.max_length)
@@ -63,7 +61,7 @@ class InfluenceEntropy(Evaluation[PreparedData]):
             layer_entropies(model, torch.from_numpy(rows).to(context.device))
 
     def _rows(self, data: PreparedData, domain: str, longest: int) -> np.ndarray:
-        """Return the first tokens of a domain's first documents that are long enough: int64 [windows, length]."""
+        """Return the first tokens of a domain's first long enough documents: int64 [windows, length]."""
         length, documents = min(self.config.length, longest), data.documents(self.config.split, domain)
         every = (documents.tokens(index)[:length] for index in range(len(documents)))
         rows = list(itertools.islice((tokens for tokens in every if len(tokens) == length), self.config.windows))
@@ -76,8 +74,8 @@ class InfluenceEntropy(Evaluation[PreparedData]):
 
 
 def layer_entropies(model: LanguageModel, tokens_BT: Tensor) -> dict[int, float]:
-    """Return the mean entropy in nats of each layer that has an influence matrix, by its index from 0."""
-    return of_layers(model, tokens_BT, _mean_entropy)
+    """Return the mean entropy in nats of each layer with an influence, by layer index from 0."""
+    return map_layers(model, tokens_BT, _mean_entropy)
 
 
 def _mean_entropy(influence: Influence) -> float:
@@ -86,6 +84,6 @@ def _mean_entropy(influence: Influence) -> float:
 
 
 def normalised(factors: Tensor) -> Tensor:
-    """Return |factors| with sum 1 over the last dimension; zeros stay zeros."""
+    """Return |factors| normalised to sum 1 over the last dimension; a row of zeros stays zero."""
     sizes = factors.abs()
     return sizes / sizes.sum(-1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)

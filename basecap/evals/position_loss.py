@@ -1,4 +1,4 @@
-"""Loss by position: does a model make use of what stands far back?"""
+"""Loss by position, which shows whether a model uses distant tokens."""
 
 import itertools
 import math
@@ -17,27 +17,27 @@ from basecap.models.language_model import LanguageModel
 
 @evaluation("position-loss", unit="nats per token", better="lower", axes=("position",))
 class PositionLoss(Evaluation):
-    """Mean loss per range of positions, over the first tokens of held-out documents that are long enough.
+    """Mean loss per range of positions, on the first tokens of long enough held-out documents.
 
-    Every range has the same documents, so that ranges differ in what stands before them alone. They double in length;
-    `position` is the last one of a range, counted from 1.
+    All ranges are measured on the same documents, so that they differ only in the length of the context. Each range
+    ends at twice the position of the one before; `position` is the last position of a range, counted from 1.
     """
 
     class Config(EvaluationConfig):
         """Options of position-loss."""
 
-        split: Literal["validation", "test"] = Field("test", description="which held-out documents")
-        documents: Count = Field(16, ge=1, le=2**20, description="most documents per domain")
+        split: Literal["validation", "test"] = Field("test", description="split of the documents")
+        documents: Count = Field(16, ge=1, le=2**20, description="maximum number of documents per domain")
         length: Count | None = Field(
-            None, ge=2, description="tokens of a document, whose shorter ones are not used; the training length or less"
+            None, ge=2, description="tokens per document; shorter documents are skipped (default: the training length)"
         )
         first: Count = Field(256, ge=1, description="tokens of the first range")
-        tokens_per_batch: Count = Field(32_768, ge=1, le=2**30, description="tokens in one forward pass")
+        tokens_per_batch: Count = Field(32_768, ge=1, le=2**30, description="tokens per forward pass")
 
     config: Config
 
     def check(self, data: PreparedData, length: int) -> None:
-        """Raise DataError when no domain has such a document."""
+        """Raise DataError if no domain has a document that is long enough."""
         wanted = self._length(length)
         if not any(self._rows(data, domain, wanted).size for domain in _domains(data)):
             raise DataError(
@@ -45,7 +45,7 @@ class PositionLoss(Evaluation):
             )
 
     def run(self, model: LanguageModel, context: Context) -> Outcome:
-        """Return per domain and range the mean loss; domains without such documents are left out."""
+        """Return the mean loss by domain and range; domains without long enough documents are left out."""
         length = self._length(model.config.max_length)
         measurements = []
         for domain in _domains(context.data):
@@ -66,7 +66,7 @@ class PositionLoss(Evaluation):
         return max(1, self.config.tokens_per_batch // length)
 
     def _rows(self, data: PreparedData, domain: str, length: int) -> np.ndarray:
-        """Return the first tokens of a domain's first documents that are long enough: int64 [documents, length]."""
+        """Return the first tokens of a domain's first long enough documents: int64 [documents, length]."""
         documents = data.documents(self.config.split, domain)
         long_enough = np.flatnonzero(documents.sizes >= length)[: self.config.documents]
         rows = [documents.tokens(int(index))[:length] for index in long_enough]
@@ -85,7 +85,7 @@ class PositionLoss(Evaluation):
         return np.concatenate(found)
 
     def _measure(self, domain: str, losses: np.ndarray) -> list[Measurement]:
-        """Return the means of the ranges, with the standard error over documents."""
+        """Return the mean of each range, with its standard error over documents."""
         found = []
         for low, high in itertools.pairwise(edges(losses.shape[1], self.config.first)):
             means = losses[:, low:high].mean(axis=1)
@@ -97,7 +97,7 @@ class PositionLoss(Evaluation):
 
 
 def edges(length: int, first: int) -> list[int]:
-    """Return where ranges of positions begin and end: the first has `first` tokens, the next end at its doubles.
+    """Return the bounds of the ranges: the first range has `first` tokens, each next one ends at twice the position.
 
     >>> edges(1024, 256), edges(700, 256), edges(100, 256)
     ([0, 256, 512, 1024], [0, 256, 512, 700], [0, 100])

@@ -1,4 +1,4 @@
-"""Recall: which of the values that a task asks for a model gives."""
+"""Recall: the share of a task's queries that a model answers correctly."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -13,23 +13,23 @@ from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outc
 from basecap.models.language_model import LanguageModel
 from basecap.tasks import NOTHING, Instances, Ints, Task
 
-#: Elements of the largest table of logits.
+#: Maximum number of logits computed at a time.
 LOGITS = 2**25
 
 
 @evaluation("recall", unit="share", better="higher", axes=("length", "pairs"))
 class Recall(SharedEvaluation[TaskData]):
-    """Every test task of a study, cell by cell, and the run's own task on validation examples: the most probable token.
+    """Accuracy of the most likely token on all cells of the test tasks, and on validation examples of the run's task.
 
-    `accuracy` is the share of queried values that are wholly right, `case_accuracy` that of examples without a wrong
-    one. Where a query has a right value in each region of the context, `region_1` and so on are the shares of queried
-    values that are answered with the value of that region.
+    `accuracy` is the share of queried values with all tokens right, `case_accuracy` the share of examples with all
+    values right. In tasks with one right value per region of the context, `region_1` and so on are the shares of
+    queried values that are answered with the value of that region.
     """
 
     class Config(EvaluationConfig):
         """Options of recall."""
 
-        tokens_per_batch: Count = Field(32_768, ge=1, le=2**30, description="tokens in one forward pass")
+        tokens_per_batch: Count = Field(32_768, ge=1, le=2**30, description="tokens per forward pass")
 
     config: Config
     needs = "task"
@@ -51,18 +51,18 @@ class Recall(SharedEvaluation[TaskData]):
         return Outcome(measurements=measurements)
 
     def join(self, parts: Sequence[Outcome]) -> Outcome:
-        """Put the cells of all processes together."""
+        """Concatenate the measurements of all processes."""
         return Outcome(measurements=[found for part in parts for found in part.measurements])
 
     def trial(self, model: LanguageModel, context: Context[TaskData]) -> None:
-        """Answer one batch of the longest examples."""
+        """Predict the answers of one batch of the longest examples."""
         longest = max((cell for cells in context.data.tests.values() for cell in cells), key=_length)
         examples = context.data.held_out("test", longest)
         rows = max(1, self.config.tokens_per_batch // longest.length)
         answers(model, context, torch.from_numpy(examples.inputs[:rows]), torch.from_numpy(examples.groups[:rows]))
 
     def _answers(self, model: LanguageModel, context: Context[TaskData], examples: Instances) -> Ints:
-        """Return the model's tokens at the positions that are scored: int64 [N, T], -1 elsewhere."""
+        """Return the model's tokens at the scored positions: int64 [N, T], -1 elsewhere."""
         rows = max(1, self.config.tokens_per_batch // examples.inputs.shape[1])
         inputs, groups = torch.from_numpy(examples.inputs), torch.from_numpy(examples.groups)
         parts = zip(inputs.split(rows), groups.split(rows), strict=True)
@@ -70,9 +70,9 @@ class Recall(SharedEvaluation[TaskData]):
 
 
 def answers(model: LanguageModel, context: Context[TaskData], inputs_BT: Tensor, groups_BT: Tensor) -> Tensor:
-    """Return the most probable next token at positions of a group, int64 [B, T] on the CPU, -1 at others.
+    """Return the most likely next token at positions with a group, int64 [B, T] on the CPU, -1 elsewhere.
 
-    The head, whose output is the largest tensor of all, is applied at those positions alone.
+    The head, whose output is the largest tensor of the model, is only applied at those positions.
     """
     asked = groups_BT != NOTHING
     found = torch.full(inputs_BT.shape, NOTHING, dtype=torch.int64)
@@ -85,7 +85,7 @@ def answers(model: LanguageModel, context: Context[TaskData], inputs_BT: Tensor,
 
 
 def _scores(examples: Instances, predictions: Ints, *, regions: bool) -> Iterator[tuple[str, float, int]]:
-    """Yield metrics with their values and what they count."""
+    """Yield (metric, value, number of averaged items)."""
     right, asked = examples.score(predictions)
     values = int(asked.sum())
     yield "accuracy", right.sum() / values, values

@@ -1,4 +1,4 @@
-"""How selective a layer is: whether a query reads the value that it asks for rather than those of other pairs."""
+"""Selectivity of each layer: whether a query reads the value of its own pair rather than those of other pairs."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -14,44 +14,44 @@ from basecap.data.config import Count
 from basecap.data.workload import Workload
 from basecap.errors import DataError
 from basecap.evals import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
-from basecap.evals._influence import SEED, fitting_task, of_layers
+from basecap.evals._influence import SEED, fitting_task, map_layers
 from basecap.models.language_model import LanguageModel
 from basecap.tasks import NOTHING, Instances, Ints, Role, Task
 
-#: Examples of one forward pass, and factors of one head for all of them, at most: 64 MiB in float32.
+#: Maximum number of examples per forward pass, and of factors per head for all of them (64 MiB in float32).
 ROWS, FACTORS = 32, 2**24
-#: What is read of a pair, and how the metrics of it are called.
+#: Parts of a pair, with the prefix of their metrics.
 PARTS = {Role.VALUE: "", Role.KEY: "key_"}
 
 
 @evaluation("selectivity", unit="share of the mean |factor|; score: (mass - null) / (mass + null)", better="higher")
 class Selectivity(Evaluation[Workload]):
-    """Per layer, how much of what a scored position reads are the values (and keys) of its own pair, and of another.
+    """Share of a scored position's reading on the values (and keys) of its own pair and of another pair, per layer.
 
-    Each example is read twice: as it is, and with its queries exchanged, so that each asks for the pair that comes
-    after the one it asked for. Positions are the same in both, only what is asked differs: a layer that reads by
-    position alone, late pairs rather than early ones say, does not seem selective.
+    The model reads each example twice: as it is, and with its queries exchanged, so that each query asks for the next
+    pair. Only the queries differ, not the positions: a layer that reads by position, for example always late pairs,
+    does not appear selective.
 
-    - `mass`: the share of the row of a scored position that is on the earlier values of its pair, in the mean of
-      |factor| over heads or channels (`Influence.mean_size`); the mean over scored positions, both readings, examples.
-    - `null`: the same for the pair that this position asks for in the other reading.
-    - `score`: (mass - null) / (mass + null) of these means: 0 for a layer that reads a pair whether it is asked for or
-      not, 1 for one that reads no other, -1 for one that reads others alone. A layer that reads a pair r times as
-      much when it is asked for has (r - 1) / (r + 1). 0 where neither is read.
+    - `mass`: the share of a scored position's row on the earlier values of its pair, in the mean of |factor| over heads
+      or channels (`Influence.mean_size`), averaged over scored positions, both readings and examples.
+    - `null`: the same for the pair that the position queries in the other reading.
+    - `score`: (mass - null) / (mass + null) of these means: 0 if queries do not change how much a pair is read, 1 if
+      only the queried pair is read, -1 if only other pairs are read. If a pair is read r times as much when it is
+      queried, (r - 1) / (r + 1). 0 if neither is read.
 
-    `key_mass`, `key_null` and `key_score` are those of the keys. Layers are counted from 0, as "layer 3"; one whose
-    mixer has no influence is left out. Standard errors are over examples, that of a score to first order.
+    `key_mass`, `key_null` and `key_score` are the same for the keys. Layers are counted from 0, as in "layer 3"; those
+    without `influence` are left out. Standard errors are over examples, to first order for a score.
     """
 
     class Config(EvaluationConfig):
         """Options of selectivity."""
 
         task: str | None = Field(
-            None, description="see `basecap list tasks`; mqar, or the own task of a study of tasks, when not given"
+            None, description="task of the examples (`basecap list tasks`; default: the task of the run, or mqar)"
         )
         options: dict[str, Any] = Field({}, description="options of the task, such as {length: 256, pairs: 16}")
-        examples: Count = Field(64, ge=1, le=2**20, description="examples of the task")
-        seed: int = Field(SEED, ge=0, lt=2**60, description="of the examples")
+        examples: Count = Field(64, ge=1, le=2**20, description="number of examples")
+        seed: int = Field(SEED, ge=0, lt=2**60, description="seed of the examples")
 
     config: Config
 
@@ -59,12 +59,12 @@ class Selectivity(Evaluation[Workload]):
         return fitting_task("selectivity", self.config.task, self.config.options, data, length)
 
     def check(self, data: Workload, length: int) -> None:
-        """Raise DataError when the task does not fit the models or has nothing to compare, ConfigError for its name."""
+        """Raise DataError if the task does not fit the models or cannot be compared, ConfigError if it is invalid."""
         name, task = self._task(data, length)
         if exchanged(task.instances(self.config.seed, range(1))) is None:
             raise DataError(
-                f"selectivity: the queries of {name} cannot be exchanged; choose a task that asks once for each of "
-                "several pairs, such as mqar with 2 pairs or more."
+                f"selectivity: the queries of {name} cannot be exchanged; choose a task that queries each of several "
+                "pairs once, such as mqar with 2 pairs or more."
             )
 
     def run(self, model: LanguageModel, context: Context[Workload]) -> Outcome:
@@ -95,23 +95,23 @@ class Selectivity(Evaluation[Workload]):
     def _reads(
         self, model: LanguageModel, context: Context[Workload], found: Instances
     ) -> Mapping[tuple[int, Role], NDArray[np.float64]]:
-        """Return by layer and part of a pair the mass on the own pair and on another, [examples, 2]."""
+        """Return the mass on the own pair and on the other pair, [examples, 2], by layer and part of a pair."""
         readings = exchanged(found)
         assert readings is not None
-        wanted = {part: Wanted(found, part) for part in PARTS}
+        masks = {part: PairMasks(found, part) for part in PARTS}
         with context.autocast():
-            sizes = of_layers(
+            sizes = map_layers(
                 model,
                 torch.from_numpy(readings).to(context.device),
-                lambda influence: reads_of(influence.mean_size(), wanted),
+                lambda influence: reads_of(influence.mean_size(), masks),
             )
         return {(layer, part): reads for layer, parts in sizes.items() for part, reads in parts.items()}
 
 
 def exchanged(found: Instances) -> Ints | None:
-    """Return the inputs, and the inputs with the key of pair p + 1 where pair p was asked for: int64 [2 N, T].
+    """Return the inputs, followed by the inputs with queries for pair p + 1 instead of pair p: int64 [2 N, T].
 
-    None where that cannot be: with a single pair, where pairs are not asked for equally often, or by equal tokens.
+    Returns None if there is a single pair, pairs are not queried equally often, or the queries are equal tokens.
     """
     count = int(found.pairs.max(initial=NOTHING)) + 1
     queries = (found.roles == Role.QUERY) & (found.pairs != NOTHING)
@@ -127,18 +127,18 @@ def exchanged(found: Instances) -> Ints | None:
     return None if (inputs == found.inputs).all() else np.concatenate([found.inputs, inputs])
 
 
-class Wanted:
-    """Where the pairs of N examples stand, and which positions ask for which pair in the two readings of `exchanged`.
+class PairMasks:
+    """Masks of the pairs of N examples, and of the positions that query each pair in the two readings of `exchanged`.
 
     Attributes:
-        places: float32 [N, P, T], 1 where a token is the wanted part of a pair.
-        first: float32 [N, T, P], 1 where a scored position asks for a pair in the first reading.
-        second: float32 [N, T, P], the same in the second. Left out of both are positions that cannot see both pairs.
-        examples: bool [N], whether an example has a position that is not left out.
+        places: float32 [N, P, T], 1 where a token is the given part of a pair.
+        first: float32 [N, T, P], 1 where a scored position queries a pair in the first reading.
+        second: float32 [N, T, P], the same in the second reading. Positions that cannot see both pairs are 0 in both.
+        examples: bool [N], whether an example has a position that can see both pairs.
     """
 
     def __init__(self, found: Instances, part: Role):
-        """Take examples and what is read of their pairs, values or keys."""
+        """Take examples and the part of their pairs, values or keys."""
         count = int(found.pairs.max(initial=NOTHING)) + 1
         numbers = np.arange(count)
         places = (found.pairs[:, None] == numbers[:, None]) & (found.roles[:, None] == part)
@@ -151,18 +151,18 @@ class Wanted:
         self.examples = both.any(axis=1)
 
 
-def reads_of(sizes_RTT: Tensor, wanted: Mapping[Role, Wanted]) -> dict[Role, NDArray[np.float64]]:
-    """Return for each part of a pair the mass on the own pair and on another: [examples, 2], means over positions.
+def reads_of(sizes_RTT: Tensor, masks: Mapping[Role, PairMasks]) -> dict[Role, NDArray[np.float64]]:
+    """Return the mass on the own and on the other pair, [examples, 2], averaged over positions, by part of a pair.
 
     Args:
-        sizes_RTT: |factor| of position s for position t, of any scale, for the R = 2 N readings of `exchanged`; a row
-            without any reads nothing.
-        wanted: where each part stands.
+        sizes_RTT: |factor| of position s for position t, at any scale, for the R = 2 N readings of `exchanged`; a row
+            of zeros reads nothing.
+        masks: the masks of each part.
     """
     tiny = torch.finfo(sizes_RTT.dtype).tiny
     shares_2NTT = (sizes_RTT / sizes_RTT.sum(-1, keepdim=True).clamp(min=tiny)).unflatten(0, (2, -1))
     reads = {}
-    for part, found in wanted.items():
+    for part, found in masks.items():
         places, first, second = (x.to(sizes_RTT) for x in (found.places, found.first, found.second))
         before, after = shares_2NTT @ places.mT
         positions_N = first.sum((1, 2)).clamp(min=1)
@@ -174,14 +174,14 @@ def reads_of(sizes_RTT: Tensor, wanted: Mapping[Role, Wanted]) -> dict[Role, NDA
 
 
 def measure(subset: str, prefix: str, reads: NDArray[np.float64]) -> list[Measurement]:
-    """Return mass, null and score of [examples, 2] masses on the own pair and on another one; none of no examples."""
+    """Return mass, null and score of `reads` [examples, 2]; an empty list without examples."""
     n = len(reads)
     if n == 0:
         return []
     mass, null = reads.mean(axis=0)
     both = mass + null
     score = (mass - null) / both if both > 0 else 0.0
-    # To first order, the score moves with an example's masses as this does.
+    # first-order change of the score with the masses of an example
     slopes = 2 * (null * reads[:, 0] - mass * reads[:, 1]) / both**2 if both > 0 else np.zeros(n)
     columns = {"mass": (mass, reads[:, 0]), "null": (null, reads[:, 1]), "score": (score, slopes)}
     return [

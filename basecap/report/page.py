@@ -1,7 +1,6 @@
-"""One page per report: self-contained HTML that works without a network, and every figure beside it as SVG."""
+"""One page per report: self-contained HTML that works without a network."""
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,20 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from basecap.analysis import StudyResults, analyse
-from basecap.analysis.results import from_json, to_json
+from basecap.analysis import StudyResults, analyse, join
+from basecap.analysis.joined import Joined, joined_to_json
+from basecap.analysis.results import to_json
 from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
-from basecap.report.charts import Charts, charts_of, seen
+from basecap.report.bundle import bundle
+from basecap.report.charts import Charts, charts_of, influence_charts
+from basecap.report.figures.style import names_of
+from basecap.report.joined import cell_text, ends_text, joined_charts, joined_sentences, missing_costs
 from basecap.report.palette import ON_DARK, looks
-from basecap.report.recall_words import between, percent, points
 from basecap.report.rows import at_lowest, by_architecture, final_losses, without_null
 from basecap.report.summary import summarise
-from basecap.report.titles import titles
-from basecap.report.words import (
+from basecap.report.task_summary import between, percent, points
+from basecap.report.text_summary import (
     duration,
     gap_text,
     interval_text,
@@ -29,15 +31,23 @@ from basecap.report.words import (
     worth_interval_text,
     worth_text,
 )
+from basecap.report.titles import titles
 
 #: Descriptions of charts by file name (without suffix), by the section of the page they stand in.
-Groups = dict[str, dict[str, dict[str, Any]]]
+Groups = dict[str, dict[str, figures.Spec]]
 
 
-def write_report(study_paths: Sequence[Path], out: Path, *, live: bool = False) -> Path:
-    """Analyse studies; write results.json, report.html and figures/*.svg into `out`; return the path of the page.
+def write_report(
+    study_paths: Sequence[Path], out: Path, *, costs: Sequence[Path] = (), live: bool = False, svg: bool = False
+) -> Path:
+    """Analyse studies; write results.json and report.html into `out`; return the path of the page.
 
-    A `live` page loads itself again every ten seconds.
+    Args:
+        study_paths: directories of studies; several are also joined.
+        out: directory to write to.
+        costs: files that `basecap bench` wrote; with them one study has the joined part too.
+        live: whether the page reloads itself every ten seconds.
+        svg: whether each figure is also written as `out`/figures/NAME.svg.
 
     Raises:
         ConfigError: a directory holds no study, or `out` a report that basecap did not write.
@@ -46,21 +56,25 @@ def write_report(study_paths: Sequence[Path], out: Path, *, live: bool = False) 
     """
     records = StudyRecords(out)
     records.refuse_foreign_report()
-    found = to_json(analyse(study_paths))
+    studies = analyse(study_paths)
+    named = titles(studies, study_paths)
+    joined = join(studies, named, costs) if len(studies) > 1 or costs else None
+    found = to_json(studies) | ({} if joined is None else joined_to_json(joined))
     records.refuse_lost_results(found)
     records.write_results(found)
-    studies = from_json(records.results(), out / "results.json")
     drawn = [
-        draw(study, f"{index}-" if len(studies) > 1 else "", seen(study, StudyRecords(path)))
+        draw(study, f"{index}-" if len(studies) > 1 else "", influence_charts(study, StudyRecords(path)))
         for index, (study, path) in enumerate(zip(studies, study_paths, strict=True), start=1)
     ]
+    across = {} if joined is None else joined_charts(joined)
     images = {
         f"{name}.svg": vl_convert.vegalite_to_svg(chart, vl_version=figures.VEGA_LITE)
-        for groups in drawn
+        for groups in ((*drawn, {"joined": across}) if svg else ())
         for charts in groups.values()
         for name, chart in charts.items()
     }
-    return records.write_report(_page(studies, titles(studies, study_paths), drawn, live), images)
+    above = "" if joined is None else _joined(joined, named, across)
+    return records.write_report(_page(studies, named, drawn, above, live), images)
 
 
 def draw(study: StudyResults, prefix: str = "", maps: Charts | None = None) -> Groups:
@@ -71,7 +85,41 @@ def draw(study: StudyResults, prefix: str = "", maps: Charts | None = None) -> G
     }
 
 
-def _page(studies: Sequence[StudyResults], named: Sequence[str], drawn: Sequence[Groups], live: bool) -> str:
+def _joined(joined: Joined, named: Sequence[str], charts: dict[str, figures.Spec]) -> str:
+    """Return the section that joins the studies called `named`."""
+    return (
+        _environment()
+        .get_template("joined.html")
+        .render(
+            joined=joined,
+            titles=named,
+            charts=charts,
+            sentences=joined_sentences(joined),
+            missing=missing_costs(joined),
+            cell=cell_text,
+            ends=ends_text,
+        )
+    )
+
+
+def _page(
+    studies: Sequence[StudyResults], named: Sequence[str], drawn: Sequence[Groups], above: str, live: bool
+) -> str:
+    summaries = [summarise(study) for study in studies]
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            sections=list(zip(studies, named, drawn, summaries, strict=True)),
+            above=Markup(above),
+            bundle=Markup(bundle()),
+            on_dark=ON_DARK,
+            live=live,
+        )
+    )
+
+
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("basecap.report"),
         autoescape=True,
@@ -93,28 +141,14 @@ def _page(studies: Sequence[StudyResults], named: Sequence[str], drawn: Sequence
         "at_lowest": at_lowest,
         "by_architecture": by_architecture,
         "final": final_losses,
-        "looks": lambda study: looks(study.names, study.reference),
+        "looks": lambda study: looks(names_of(study), study.reference),
         "yaml": lambda content: yaml.safe_dump(without_null(content), sort_keys=False, allow_unicode=True),
         "spec": _in_page,
     }
-    summaries = [summarise(study) for study in studies]
-    return environment.get_template("report.html").render(
-        sections=list(zip(studies, named, drawn, summaries, strict=True)),
-        bundle=Markup(_bundle()),
-        on_dark=ON_DARK,
-        live=live,
-    )
+    return environment
 
 
-@cache
-def _bundle() -> str:
-    """Return the scripts that draw charts in a page, which takes a second to put together."""
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", figures.VEGA_LITE).replace(
-        "</script", "<\\/script"
-    )
-
-
-def _in_page(chart: dict[str, Any], legend: bool) -> dict[str, Any]:
+def _in_page(chart: figures.Spec, legend: bool) -> figures.Spec:
     """Return the chart's description as wide as its place, without a legend of architectures if the page has one.
 
     A chart that must not stretch keeps its width.

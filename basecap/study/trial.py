@@ -3,16 +3,15 @@
 import gc
 import math
 import shlex
-import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from basecap.data.workload import Workload
-from basecap.errors import BasecapError, ConfigError, TrainingError, describe_error
+from basecap.errors import BasecapError, ConfigError, TrainingError
 from basecap.evals import Context, Evaluation
 from basecap.mixers import ARCHITECTURES
 from basecap.models import BACKBONES
@@ -21,10 +20,11 @@ from basecap.models.language_model import LanguageModel
 from basecap.ops import IMPLEMENTATIONS
 from basecap.progress import progress
 from basecap.records import StudyRecords
+from basecap.study.jobs import Failure, Runtime, describe_failure, report_failure
 from basecap.study.plan import RunSpec
 from basecap.study.provenance import plugin_files, starting_info
-from basecap.study.training_job import Runtime, report_failure
 from basecap.testing.check_mixer import LONGEST as CHECKED
+from basecap.testing.check_mixer import check_mixer
 from basecap.testing.check_model import LONGEST, Precision, find_leak, undisturbed
 from basecap.train.checkpoint import latest
 from basecap.train.diagnose import first_bad_module
@@ -32,15 +32,8 @@ from basecap.train.distributed import Processes
 from basecap.train.loop import DevicePlacement
 from basecap.train.optim import build_optimiser, clip_gradients
 
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """Why an architecture cannot train: a sentence, the trace unless the sentence says all, and what its ops ran on."""
-
-    message: str
-    traceback: str | None
-    ops: dict[str, str]
-
+#: Length of the sequences of the conformance checks before training.
+SHORT = 64
 
 #: Tries runs and yields each of them with why it cannot train, None where it can.
 Attempt = Callable[[Sequence[RunSpec]], Iterable[tuple[RunSpec, Failure | None]]]
@@ -58,7 +51,7 @@ def untried(runs: Sequence[RunSpec], records: StudyRecords) -> list[RunSpec]:
 
 
 def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt) -> list[dict[str, Any]]:
-    """Try each architecture that has not begun; record and say what fails, and return the infos of its runs.
+    """Try each architecture that has not started; record and log failures, and return the infos of their runs.
 
     Args:
         runs: of the study.
@@ -70,6 +63,10 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt) -> list
         for run, failure in attempt(trials):
             found[run.architecture] = failure
             advance(1, note=run.architecture)
+    for run in trials:
+        fault = None if found[run.architecture] else failed_checks(run, runtime.device)
+        if fault is not None:
+            runtime.log(f"{run.architecture} {fault}")
     names = [run.architecture for run in trials]
     failures = {name: failure for name in names if (failure := found[name]) is not None}
     infos = []
@@ -82,7 +79,7 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt) -> list
         records.write_info(info)
         infos.append(info)
     for name, failure in failures.items():
-        report_failure(f"{name} failed before training", failure.message, failure.traceback, runtime.log)
+        report_failure(f"{name} failed before training", failure, runtime.log)
     return infos
 
 
@@ -96,11 +93,11 @@ def try_run(run: RunSpec, runtime: Runtime) -> Failure | None:
         try:
             _run(run, runtime.evaluations, runtime.workloads[run.task], placement)
         except (Exception, SystemExit) as error:  # a fault of one architecture must not cost the others
-            words = None if isinstance(error, BasecapError) else traceback.format_exc()
-            ops = dict(sorted(IMPLEMENTATIONS.items()))
-            failure = Failure(message=_sentence(error, run, placement), traceback=words, ops=ops)
+            failure = replace(describe_failure(error), ops=dict(sorted(IMPLEMENTATIONS.items())))
+            if _lacks_memory(error):
+                failure = replace(failure, message=_memory_message(run, placement))
     if failure is not None:
-        gc.collect()  # its trace held the model in a circle
+        gc.collect()  # its traceback kept the model alive in a reference cycle
     if placement.device.type == "cuda":
         torch.cuda.empty_cache()
     return failure
@@ -132,20 +129,12 @@ def _run(run: RunSpec, evaluations: Sequence[Evaluation], workload: Workload, pl
             evaluation.trial(model, context)
 
 
-def _sentence(error: BaseException, run: RunSpec, placement: DevicePlacement) -> str:
-    """Return what failed, with the line of the plugin, or what was too large for the memory."""
-    if isinstance(error, BasecapError):
-        return str(error)
-    if _lacks_memory(error):
-        rows = run.train.forward_batch(placement.processes.world)
-        return (
-            f"{rows} sequences of {run.length} tokens do not fit into the memory of {placement.device}; "
-            "lower train.micro_batch or set train.checkpointing=true."
-        )
-    files = [str(file) for file in plugin_files(run.model)]
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
-    where = f" ({lines[-1].filename}:{lines[-1].lineno})" if lines else ""
-    return f"{describe_error(error)}{where}"
+def _memory_message(run: RunSpec, placement: DevicePlacement) -> str:
+    rows = run.train.forward_batch(placement.processes.world)
+    return (
+        f"{rows} sequences of {run.length} tokens do not fit into the memory of {placement.device}; "
+        "lower train.micro_batch or set train.checkpointing=true."
+    )
 
 
 def _lacks_memory(error: BaseException) -> bool:
@@ -169,22 +158,45 @@ def refuse_leaks(runs: Sequence[RunSpec], device: torch.device) -> None:
             raise ConfigError(f"mixer {run.architecture!r} {fault}; run {_command(run)}")
 
 
+def failed_checks(run: RunSpec, device: torch.device) -> str | None:
+    """Return which checks of `basecap check` a run's mixers from plugins fail, None where they pass.
+
+    They do not stop a study, as no verdict depends on them: a leak, which would, is refused by `refuse_leaks`. Only the
+    float64 checks on short sequences run here: less than a second for most mixers.
+    """
+    broken: list[str] = []
+    for name in () if _built_in(run.model) else _checked_names(run.model):
+        try:
+            with undisturbed(device):
+                report = check_mixer(name, length=SHORT, longest=0, dtypes=(), device=device)
+            broken += [check.message for check in report.failures]
+        except BasecapError as error:  # such as a default that does not fit the small model of the checks
+            return f"cannot be checked: {error}"
+    if not broken:
+        return None
+    count = f"{len(broken)} check{'s' if len(broken) > 1 else ''}"
+    return f"fails {count} of basecap check ({broken[0].rstrip('.')}); it trains, but run {_command(run)}"
+
+
 def _built_in(config: ModelConfig) -> bool:
     """Whether no part of a model comes from a plugin file or from another package."""
     return BACKBONES.built_in(config.backbone) and all(ARCHITECTURES.built_in(layer.use) for layer in config.layers)
 
 
 def _command(run: RunSpec) -> str:
-    """Return the command that says more."""
-    files = plugin_files(run.model)
-    uses = list(dict.fromkeys(layer.use for layer in run.model.layers))
-    body, here = run.model.backbone, Path.cwd()
-    names = [
-        use if ARCHITECTURES.get(use).backbone == body else f"{use} in {body}"
-        for use in [use for use in uses if not ARCHITECTURES.built_in(use)] or uses
-    ]
+    """Return the command that shows the details."""
+    files, here = plugin_files(run.model), Path.cwd()
     paths = [file.relative_to(here) if file.is_relative_to(here) else file for file in files]
-    options = [("--mixer", name) for name in names] + [("--plugin", str(path)) for path in paths]
+    options = [("--mixer", name) for name in _checked_names(run.model)] + [("--plugin", str(path)) for path in paths]
     if run.model.max_length > CHECKED:
         options.append(("--length", str(min(run.model.max_length, LONGEST))))
     return shlex.join(["basecap", "check", *(word for option in options for word in option)])
+
+
+def _checked_names(config: ModelConfig) -> list[str]:
+    """Return the names that `basecap check` takes for a model: those of its plugins, of all layers if it has none."""
+    uses = list(dict.fromkeys(layer.use for layer in config.layers))
+    return [
+        use if ARCHITECTURES.get(use).backbone == config.backbone else f"{use} in {config.backbone}"
+        for use in [use for use in uses if not ARCHITECTURES.built_in(use)] or uses
+    ]

@@ -1,4 +1,4 @@
-"""Synthetic tasks, one file per family, found by scanning; docs/tasks.md says how to use and add them."""
+"""Synthetic tasks, one file per family. docs/tasks.md describes how to use and add them."""
 
 from basecap.tasks._contract import (
     TASKS,

@@ -1,4 +1,4 @@
-"""What a task is: examples made from (seed, index), the right answers found from the input alone, its cells.
+"""The interface of tasks: examples as a function of (seed, index), a solver that sees the input only, and cells.
 
 A file in this package (or a user's plugin file) defines one `Task` and registers it with `@task(name, ...)`.
 """
@@ -18,9 +18,9 @@ from basecap.registry import Registry
 from basecap.tasks._draws import Draws, Ints, key_of
 from basecap.tasks._instances import NOTHING, Canvas, Instances
 
-#: Tokens that are made at a time: few enough to stay in a processor's cache.
+#: Tokens generated at a time, few enough for a processor's cache.
 _CHUNK = 2**16
-#: Elements of the largest table that a chunk may need, one row per example and one column per token of the vocabulary.
+#: Maximum size of a chunk's table with one row per example and one column per token of the vocabulary.
 _TABLE = 2**23
 
 T = TypeVar("T", bound="Task")
@@ -30,12 +30,12 @@ Cell = dict[str, int | float]
 
 
 class TaskConfig(BaseModel):
-    """Base of every task's options: frozen, keyword-only, unknown keys refused."""
+    """Base class of task options: frozen, unknown keys are an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     mode: Literal["clean", "paper"] = Field(
-        "clean", description="clean: exactly one right answer per query; paper: with the quirks of the authors' code"
+        "clean", description="clean: exactly one right answer per query; paper: as in the authors' code"
     )
     length: int = Field(64, ge=2, le=2**20, description="tokens of an example")
 
@@ -44,40 +44,40 @@ class Task(ABC):
     """A family of synthetic tasks. Subclasses set `Config` and define `vocabulary`, `make`, `solve` and `grid`."""
 
     Config: ClassVar[type[TaskConfig]] = TaskConfig
-    #: The options that the cells of the grid vary, which label an example for accuracy per cell.
+    #: The options that differ between the cells of the grid; accuracy is reported per cell.
     axes: ClassVar[tuple[str, ...]] = ("length", "pairs")
-    #: Where answers are read: "each" position gives its own target; "last": all targets are decoded from what a model
-    #: computes at the last position, which needs a decoder behind it.
+    #: Where answers are read: "each": every position predicts its own target; "last": all targets are decoded from the
+    #: model's output at the last position, which needs a decoder.
     readout: ClassVar[Literal["each", "last"]] = "each"
-    #: Counted up with every change of the examples, so that their identity changes too.
+    #: Increase this with every change of the examples, so that their identity changes too.
     revision: ClassVar[int] = 1
 
     def __init__(self, config: TaskConfig):
-        """Take the options; raises ConfigError when they do not fit together."""
-        self.config: Any = config  # of the subclass's own Config
+        """Take the options; raises ConfigError if they are inconsistent."""
+        self.config: Any = config  # an instance of the subclass's Config
         self.check()
 
     @classmethod
     def options_of(cls, name: str) -> dict[str, Any] | None:
-        """Return the options that an unregistered `name` stands for, such as "mqar-k3v5"; None: not of this family."""
+        """Return the options of an unregistered name such as "mqar-k3v5", None if it does not belong to this family."""
         return None
 
-    def check(self) -> None:  # noqa: B027 - few options need nothing special
-        """Raise ConfigError when the options do not fit together, such as more pairs than the length holds."""
+    def check(self) -> None:  # noqa: B027 - optional to override
+        """Raise ConfigError if the options are inconsistent, such as more pairs than fit into the length."""
 
     @property
     @abstractmethod
     def vocabulary(self) -> int:
-        """Number of token ids: all tokens of inputs and targets are below it."""
+        """Number of token ids, including those of targets."""
 
     @property
     def length(self) -> int:
-        """Number T of positions of an input."""
+        """Number of positions T of an input."""
         return self.config.length
 
     @property
     def cell(self) -> Cell:
-        """This task's place in its grid: the value of every axis."""
+        """The cell of this task: the value of every axis."""
         return {axis: getattr(self.config, axis) for axis in self.axes}
 
     @property
@@ -88,22 +88,22 @@ class Task(ABC):
 
     @abstractmethod
     def grid(self) -> tuple[Cell, ...]:
-        """Return the published cells, the values of the axes of each."""
+        """Return the published cells."""
 
     def at(self, cell: Mapping[str, Any]) -> Self:
-        """Return the same task in another cell; raises ConfigError when it does not fit."""
+        """Return the same task in another cell; raises ConfigError if the cell does not fit."""
         return configured(type(self), {**self.config.model_dump(), **cell})
 
     def instances(self, seed: int, indices: Iterable[int]) -> Instances:
-        """Return the examples of these numbers, a pure function of (seed, number): arrays of N rows, see `Instances`.
+        """Return the examples with the given indices, a pure function of (seed, index).
 
         Args:
-            seed: at least 0; another seed gives other examples at every number.
-            indices: numbers of examples, at least 0, in any order.
+            seed: at least 0; each seed has different examples.
+            indices: indices of N examples, at least 0, in any order.
         """
         numbers = np.fromiter(indices, dtype=np.int64)
         if seed < 0 or numbers.min(initial=0) < 0:
-            raise ConfigError("seed and numbers of examples must be 0 or more.")
+            raise ConfigError("seed and indices of examples must be 0 or more.")
         key = key_of(seed, self.identity)
         made = _empty(len(numbers), self.length, self.choice_shape())
         step = max(1, min(_CHUNK // self.length, _TABLE // self.vocabulary))
@@ -113,28 +113,28 @@ class Task(ABC):
         return made
 
     def choice_shape(self) -> tuple[int, int] | None:
-        """Return how many groups and regions the examples have, None when every group has one right answer."""
+        """Return the number of groups and regions of an example, None if every group has one right answer."""
         return None
 
     @abstractmethod
     def make(self, draws: Draws, canvas: Canvas) -> None:
-        """Write the examples of `draws`: every position of canvas.inputs, then roles, pairs, targets and groups."""
+        """Write the examples of `draws`: all of canvas.inputs, and roles, pairs, targets and groups."""
 
     @abstractmethod
     def solve(self, inputs: Ints, asked: Ints) -> Answers:
-        """Return the right answers at positions `asked`, found from the input alone and without the generator's help.
+        """Return the right answers at the scored positions, computed from the input only.
 
         Args:
             inputs: the tokens of one example, int64 [T].
-            asked: the positions that are scored, int64, increasing.
+            asked: the scored positions, int64, increasing.
 
         Returns:
-            For each position the set of right tokens.
+            The set of right tokens of each position.
         """
 
 
 def asked(instances: Instances, row: int) -> Ints:
-    """Return the positions of an example that are scored."""
+    """Return the scored positions of an example."""
     return np.nonzero(instances.groups[row] != NOTHING)[0]
 
 
@@ -161,12 +161,9 @@ def _slice(made: Instances, part: slice) -> Instances:
     )
 
 
-# --- names -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class NamedTask:
-    """What a name stands for: a family and the options that set it apart."""
+    """A registered name: a family and the options that differ from its defaults."""
 
     name: str
     family: type[Task]
@@ -181,18 +178,18 @@ TASKS: Registry[NamedTask] = Registry("task", "basecap.tasks", "tasks")
 def task(
     name: str, *, source: str, summary: str, variants: Mapping[str, tuple[str, Mapping[str, Any]]] | None = None
 ) -> Callable[[type[Task]], type[Task]]:
-    """Class decorator: register a task and its variants.
+    """Register the decorated class as a task with variants.
 
     Args:
-        name: the task with the defaults of its Config.
-        source: where it is defined.
+        name: name of the task with its default options.
+        source: paper or repository that defines it.
         summary: one line for `basecap list tasks`.
-        variants: further names, each with its own summary and the options that set it apart.
+        variants: further names, each with a summary and the options that differ.
     """
 
     def register(cls: type[Task]) -> type[Task]:
         if not (isinstance(cls, type) and issubclass(cls, Task)):
-            raise ConfigError(f"task {name!r} must be a class that extends basecap.tasks.Task.")
+            raise ConfigError(f"task {name!r} is not a subclass of basecap.tasks.Task; derive it from that class.")
         plain: dict[str, tuple[str, Mapping[str, Any]]] = {name: (summary, {})}
         for key, (line, options) in {**plain, **(variants or {})}.items():
             TASKS.add(key, NamedTask(name=key, family=cls, options=options, summary=line, source=source), cls)
@@ -202,7 +199,7 @@ def task(
 
 
 def build_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
-    """Build the task called `name` with `options` over its own; raises ConfigError with the nearest name."""
+    """Build the task called `name`, overriding `options`; raises ConfigError for unknown names and options."""
     known = dict(TASKS.items())
     if name not in known:
         for family in dict.fromkeys(entry.family for entry in known.values()):
@@ -213,7 +210,7 @@ def build_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
 
 
 def configured(family: type[T], options: Mapping[str, Any], name: str | None = None) -> T:
-    """Build a task of `family`; raises ConfigError for unknown options and impossible values."""
+    """Build a task of `family`; raises ConfigError for unknown options and invalid values."""
     title = f"task {name!r}" if name else f"task {family.__name__}"
     fields = family.Config.model_fields
     for key in options:

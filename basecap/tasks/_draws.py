@@ -1,9 +1,8 @@
-"""Random numbers of examples: each is a pure function of (key, the example's index, a stream's name, a place).
+"""Random numbers of examples, each a pure function of (key, index of the example, name of the stream, position).
 
-The generator is counter-based: SplitMix64 (Steele, Lea and Flood, 2014) applied to a counter, so nothing is carried
-from one example to the next and any slice of indices gives the same examples. Draws without replacement repeat only
-those draws that hit a taken value. Such a rule treats all values alike, so the result is uniform over all choices of
-distinct values, as the first draws are.
+The generator is counter-based: SplitMix64 (Steele, Lea and Flood, 2014) applied to a counter, so that an example does
+not depend on others. Draws without replacement repeat only the draws that hit a taken value. This treats all values
+equally, so the result is uniform over all choices of distinct values.
 """
 
 import hashlib
@@ -17,18 +16,18 @@ Bits = NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
-#: A range with fewer values than this many times the draws is permuted as a whole, because redrawing would take long.
+#: A range with fewer values than this many times the draws is permuted instead, because redrawing would take long.
 _DENSE = 4
 
 
 def key_of(*parts: object) -> int:
-    """Return 64 bits that depend on the text of `parts`."""
+    """Return a 64-bit hash of the text of `parts`."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 def mixed(bits: Bits) -> Bits:
-    """Return SplitMix64's finaliser of `bits`, a bijection of 64-bit words; overwrites its argument."""
+    """Apply SplitMix64's finaliser, a bijection of 64-bit words, in place."""
     bits ^= bits >> np.uint64(30)
     bits *= _FIRST
     bits ^= bits >> np.uint64(27)
@@ -38,7 +37,7 @@ def mixed(bits: Bits) -> Bits:
 
 
 def first_of_each(codes: Ints) -> NDArray[np.bool_]:
-    """Return [N, P]: whether a code, at least 0 and below 2**40, stands in its row for the first time."""
+    """Return [N, P]: whether each code, from 0 to 2**40 - 1, is the first of its value in its row."""
     count = codes.shape[1]
     places = np.uint64((count - 1).bit_length())
     packed = np.sort((codes.astype(np.uint64) << places) | np.arange(count, dtype=np.uint64), axis=1)
@@ -50,26 +49,26 @@ def first_of_each(codes: Ints) -> NDArray[np.bool_]:
 
 
 class Draws:
-    """The random numbers of N examples. Streams of different names are independent."""
+    """The random numbers of N examples. Streams with different names are independent."""
 
     def __init__(self, key: int, indices: Ints):
-        """Take the key of the task and seed, and the numbers of the examples: int64 [N], at least 0."""
+        """Take the key of the task and seed, and the indices of the examples: int64 [N], at least 0."""
         self._rows = mixed(indices.astype(np.uint64) * _GOLDEN + np.uint64(key))
         self.size = len(indices)
 
     def bits(self, stream: str, count: int) -> Bits:
-        """Return `count` words of 64 random bits for each example: uint64 [N, count]."""
+        """Return `count` random 64-bit words per example: uint64 [N, count]."""
         return mixed(self._starts(stream)[:, None] + np.arange(count, dtype=np.uint64) * _GOLDEN)
 
     def below_of(self, stream: str, codes: Ints, size: int) -> Ints:
-        """Return for each code [N, P] a number of range(size) that the example gives all its equal codes: [N, P]."""
+        """Return a number of range(size) for each code [N, P], the same for equal codes of an example: [N, P]."""
         return _scaled(mixed(self._starts(stream)[:, None] + codes.astype(np.uint64) * _GOLDEN), size)
 
     def _starts(self, stream: str) -> Bits:
         return mixed(self._rows ^ np.uint64(key_of(stream)))
 
     def _again(self, stream: str, rows: Ints, places: Ints) -> Bits:
-        """Return what `bits` has at [rows, places] of a stream."""
+        """Return the elements [rows, places] of `bits` of a stream."""
         return mixed(self._starts(stream)[rows] + places.astype(np.uint64) * _GOLDEN)
 
     def below(self, stream: str, count: int, size: int) -> Ints:
@@ -81,11 +80,11 @@ class Draws:
         return _fractions(self.bits(stream, count))
 
     def distinct(self, stream: str, count: int, size: int) -> Ints:
-        """Return numbers of range(size), different within an example, in random order: int64 [N, count <= size]."""
+        """Return distinct numbers of range(size) per example, in random order: int64 [N, count <= size]."""
         return self.distinct_words(stream, count, size, 1)[:, :, 0]
 
     def distinct_words(self, stream: str, count: int, size: int, width: int) -> Ints:
-        """Return words of `width` numbers of range(size), no word twice in an example: int64 [N, count, width]."""
+        """Return distinct words of `width` numbers of range(size) per example: int64 [N, count, width]."""
         if size**width < _DENSE * count:
             codes = self.slots(stream, count, size**width)
             return codes[:, :, None] // size ** np.arange(width) % size
@@ -103,14 +102,15 @@ class Draws:
                 words[rows, places, part] = _scaled(bits, size)
 
     def slots(self, stream: str, count: int, size: int, weights: NDArray[np.float64] | None = None) -> Ints:
-        """Return different slots of range(size), drawn one after the other without replacement: int64 [N, count].
+        """Return distinct slots of range(size), drawn without replacement: int64 [N, count].
 
-        `weights` [size] are the slots' relative probabilities in every draw, equal when None. A slot's arrival time is
-        exponential with its weight as rate, and slots are taken in order of arrival (Efraimidis and Spirakis, 2006).
+        `weights` [size] are the relative probabilities of the slots in every draw, by default equal. The arrival time
+        of a slot is exponential with its weight as rate, and slots are taken in order of arrival (Efraimidis and
+        Spirakis, 2006).
         """
         times = self.bits(stream, size)
         if weights is not None:
-            # positive floats are ordered as their bits are
+            # positive floats have the same order as their bits
             times = (-np.log(_fractions(times)) / weights).view(np.uint64)
         low = np.uint64((size - 1).bit_length())
         numbered = (times >> low << low) | np.arange(size, dtype=np.uint64)
@@ -118,9 +118,9 @@ class Draws:
         return (numbered[:, :count] & ((np.uint64(1) << low) - np.uint64(1))).astype(np.int64)
 
     def tokens(self, stream: str, count: int, low: int, high: int, avoid: Ints | None = None) -> Ints:
-        """Return tokens uniform on [low, high), or on those of it that are not in the example's row of `avoid`.
+        """Return tokens uniform on [low, high), without those in the example's row of `avoid`: int64 [N, count].
 
-        `avoid` is int64 [N, P]; some token of the range must stand in none of its rows. Returns int64 [N, count].
+        `avoid` is int64 [N, P] and must leave at least one token of the range in every row.
         """
         tokens = self.below(stream, count, high - low)
         tokens += low
@@ -141,7 +141,7 @@ class Draws:
 
 
 def _scaled(bits: Bits, size: int) -> Ints:
-    """Return the upper halves of `bits`, scaled to range(size)."""
+    """Scale the upper halves of `bits` to range(size)."""
     bits = bits >> np.uint64(32)
     bits *= np.uint64(size)
     bits >>= np.uint64(32)
@@ -156,9 +156,9 @@ def _fractions(bits: Bits) -> NDArray[np.float64]:
 
 
 def _repeated(words: Ints, size: int) -> tuple[Ints, Ints]:
-    """Return rows and places of words [N, P, W] that stand in their row already, found by 40-bit fingerprints.
+    """Return rows and places of words [N, P, W] that repeat an earlier word of their row, by 40-bit fingerprints.
 
-    Two words of one fingerprint, one time in 2**40, cost a needless redraw and nothing else.
+    A collision of fingerprints (probability 2**-40) only causes an unnecessary redraw.
     """
     prints = words[:, :, 0].astype(np.uint64)
     for part in range(1, words.shape[2]):

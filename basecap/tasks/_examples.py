@@ -1,4 +1,4 @@
-"""Examples of a task for people: its options and grid, and tokens by the roles they play."""
+"""Examples of a task as text for the terminal: options, grid, and tokens with their roles."""
 
 import json
 from collections.abc import Sequence
@@ -21,21 +21,21 @@ _LETTERS = {
     Role.NOISE: ("n", "red"),
 }
 _ANSWER, _UNSCORED = "bold green", "dim"
-#: Tokens of an example that are shown; longer ones are cut off.
+#: Maximum number of tokens of an example to show.
 _SHOWN = 512
 
 
 def inspect_task(name: str, settings: Sequence[str], count: int, width: int | None) -> Text:
-    """Return what `basecap data inspect` says of a task: its options, its grid and its first examples.
+    """Return the output of `basecap data inspect` for a task: its options, its grid and its first examples.
 
     Args:
         name: see `build_task`.
         settings: options as "key=value", the value in YAML.
         count: number of examples.
-        width: columns to wrap tokens at; None: the examples alone, as JSON.
+        width: columns to wrap tokens at; None returns the examples only, as JSON.
 
     Raises:
-        ConfigError: unknown name or option, impossible value.
+        ConfigError: the name or an option is unknown, or a value is invalid.
     """
     task = _configured(name, settings)
     if width is None:
@@ -48,7 +48,7 @@ def _configured(name: str, settings: Sequence[str]) -> Task:
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key:
-            raise ConfigError(f"--set {setting!r} is not of the form option=value; write for example pairs=8.")
+            raise ConfigError(f"--set {setting!r} does not have the form option=value; write for example pairs=8.")
         try:
             options[key] = parse_yaml(text)
         except ValueError as error:
@@ -57,7 +57,7 @@ def _configured(name: str, settings: Sequence[str]) -> Task:
 
 
 def _rows(task: Task, count: int) -> list[dict[str, Any]]:
-    """Return the first examples as plain values, with the right answers that the solver finds."""
+    """Return the first examples as JSON values, with the answers of the solver."""
     found = task.instances(0, range(count))
     rows = []
     for row in range(count):
@@ -86,7 +86,7 @@ def _lines(name: str, task: Task, count: int, width: int) -> list[Text]:
 
 
 def _grid(task: Task) -> list[Text]:
-    """Return the published cells, those that differ in the last axis alone in one line."""
+    """Return the published cells; cells that differ only in the last axis share a line."""
     *axes, last = task.axes
     rows: dict[tuple[int | float, ...], list[int | float]] = {}
     for cell in task.grid():
@@ -104,9 +104,9 @@ def _legend(found: Instances) -> Text:
         if (found.roles == role).any():
             letter, style = _LETTERS[role]
             legend.append(f"{letter} {role.name.lower()}", style=style).append("  ")
-    legend.append("(with the number of the pair); ask: the token to give at a position")
+    legend.append("(with the number of the pair); target: the token to predict at a position")
     if ((found.targets != NOTHING) & (found.groups == NOTHING)).any():
-        legend.append(", in brackets where it is trained but not scored")
+        legend.append(", in brackets if it is trained but not scored")
     return legend
 
 
@@ -120,8 +120,8 @@ def _example(found: Instances, row: int, width: int) -> list[Text]:
     lines = []
     for start in range(0, shown, per_line):
         part = cells[start : start + per_line]
-        for number, title in enumerate(("tokens", "roles", "ask")):
-            if title == "ask" and not any(cell[2][0] for cell in part):
+        for number, title in enumerate(("tokens", "roles", "target")):
+            if title == "target" and not any(cell[2][0] for cell in part):
                 continue
             line = Text(f"{title:<6}")
             for cell in part:
@@ -134,7 +134,7 @@ def _example(found: Instances, row: int, width: int) -> list[Text]:
 
 
 def _choices(found: Instances, row: int) -> list[Text]:
-    """Return the right tokens of every group by the region that they stand in."""
+    """Return the right tokens of every group by region."""
     choices = [] if found.choices is None else found.choices[row].tolist()
     return [
         Text(f"right for {group}: ").append(", ".join(f"{token} (region {at})" for at, token in enumerate(tokens)))

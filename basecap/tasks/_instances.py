@@ -1,4 +1,4 @@
-"""Examples of a task as arrays, and how predictions are scored against them."""
+"""Examples of a task as arrays, and the scoring of predictions."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 
 from basecap.tasks._draws import Ints
 
-#: The target where nothing is asked, and the number of the pair or group where there is none.
+#: Target of positions without one, and number of the pair or group of tokens without one.
 NOTHING = -1
 
 
 class Role(IntEnum):
-    """What a token of an input is there for."""
+    """The role of a token of an input."""
 
     FILLER = 0
     KEY = 1
@@ -29,13 +29,13 @@ class Instances:
     """N examples of T positions.
 
     Attributes:
-        inputs: int64 [N, T], the tokens that a model reads.
-        targets: int64 [N, T], the token it has to give at a position, after reading that position too; -1: none.
+        inputs: int64 [N, T], the input tokens.
+        targets: int64 [N, T], the token to predict after reading each position, -1 for none.
         roles: int8 [N, T], values of `Role`.
-        pairs: int32 [N, T], the number of the key-value pair that a token belongs to, queries included; -1: none.
-        groups: int32 [N, T], the number of the queried value that a target is part of; -1: no target, or one that is
-            trained but not scored, such as a closing separator.
-        choices: int64 [N, G, R], the right tokens of group g, one per region r; None where only the target is right.
+        pairs: int32 [N, T], number of the key-value pair of each token, also of queries, -1 for none.
+        groups: int32 [N, T], number of the queried value that a target belongs to, -1 for positions without a target
+            and for targets that are trained but not scored, such as a closing separator.
+        choices: int64 [N, G, R], the right tokens of group g, one per region r; None if only the target is right.
     """
 
     inputs: Ints
@@ -49,11 +49,11 @@ class Instances:
         return len(self.inputs)
 
     def right(self, predictions: Ints) -> NDArray[np.bool_]:
-        """Return [N, T]: whether a prediction [N, T] is a right answer to a target that is scored."""
+        """Return [N, T]: whether a prediction [N, T] is a right answer at a scored position."""
         return self.region(predictions) != NOTHING
 
     def region(self, predictions: Ints) -> Ints:
-        """Return [N, T]: the region whose value a prediction [N, T] gives, 0 for all without `choices`; -1: wrong."""
+        """Return [N, T]: the region whose value a prediction [N, T] equals (0 without `choices`), -1 if it is wrong."""
         asked = self.groups != NOTHING
         if self.choices is None:
             return np.where(asked & (predictions == self.targets), 0, NOTHING)
@@ -62,10 +62,9 @@ class Instances:
         return np.where(asked & given.any(axis=2), given.argmax(axis=2), NOTHING)
 
     def score(self, predictions: Ints) -> tuple[Ints, Ints]:
-        """Return how many queried values each example has wholly right, and how many it asks for: int64 [N] each.
+        """Return the number of queried values with all tokens right, and of all queried values: int64 [N] each.
 
-        Pair accuracy is the mean of their ratio or the ratio of their sums; an example counts as a whole case where
-        they are equal.
+        Accuracy is the ratio of their sums; case accuracy is the share of examples where they are equal.
         """
         count = int(self.groups.max(initial=NOTHING)) + 1
         rows, places = np.nonzero(self.groups != NOTHING)
@@ -77,10 +76,10 @@ class Instances:
 
 
 class Canvas:
-    """Where a task writes its examples: the arrays of `Instances`, empty at first."""
+    """The arrays of `Instances`, into which a task writes its examples."""
 
     def __init__(self, instances: Instances):
-        """Take arrays of `Instances` to overwrite; nothing else holds them."""
+        """Take the arrays to overwrite."""
         self.made = instances
         self.inputs = instances.inputs
         instances.targets.fill(NOTHING)
@@ -90,17 +89,17 @@ class Canvas:
         self._rows = np.arange(len(instances))[:, None]
 
     def write(self, places: Ints, tokens: Ints | int, role: Role, pairs: Ints | int = NOTHING) -> None:
-        """Write tokens at places [N, P]; `tokens` and `pairs` broadcast to them."""
+        """Write tokens at `places` [N, P]; `tokens` and `pairs` are broadcast."""
         self.inputs[self._rows, places] = tokens
         self.made.roles[self._rows, places] = role
         self.made.pairs[self._rows, places] = pairs
 
     def ask(self, places: Ints, tokens: Ints | int, groups: Ints | int) -> None:
-        """Make tokens the targets at places [N, P]; `tokens` and `groups` broadcast to them."""
+        """Set the targets at `places` [N, P]; `tokens` and `groups` are broadcast."""
         self.made.targets[self._rows, places] = tokens
         self.made.groups[self._rows, places] = groups
 
     def choose(self, tokens: Ints) -> None:
-        """Make tokens [N, G, R] the right answers of every group, one per region."""
+        """Set the right answers of every group, one per region: int64 [N, G, R]."""
         assert self.made.choices is not None
         self.made.choices[:] = tokens

@@ -1,4 +1,4 @@
-"""What the families of associative recall share: where queries stand, what fits, and how an answer is looked up."""
+"""Shared by the families of associative recall: positions of queries, size checks, and the lookup of answers."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,10 @@ class RecallConfig(TaskConfig):
 
     pairs: int = Field(4, ge=1, le=2**19, description="key-value pairs of an example; each key is queried once")
     vocab: int = Field(
-        20_000, ge=4, le=2**24, description="keys and values: the lower part keys, the upper part values"
+        20_000, ge=4, le=2**24, description="number of keys and values: the lower part are keys, the upper part values"
     )
     power: float = Field(
-        0.01, gt=0, le=4, description="a of the query gaps' distribution, p(g) proportional to g**(a-1); 1: uniform"
+        0.01, gt=0, le=4, description="exponent a of the query gaps, p(g) proportional to g**(a-1); 1: uniform"
     )
 
 
@@ -28,25 +28,26 @@ def power_law(slots: int, power: float) -> NDArray[np.float64]:
 
 
 def need_room(pairs: int, fit: int, length: int) -> None:
-    """Raise ConfigError when `length` tokens hold only `fit` pairs and their queries."""
+    """Raise ConfigError if only `fit` pairs and their queries fit into `length` tokens."""
     if pairs > fit:
         raise ConfigError(
-            f"{pairs} pairs do not fit into length {length}, which holds {max(fit, 0)}; set fewer pairs or more length."
+            f"{pairs} pairs do not fit into length {length}, which has room for {max(fit, 0)}; "
+            "lower pairs or raise length."
         )
 
 
 def need_tokens(pairs: int, words: int, what: str, vocab: int) -> None:
-    """Raise ConfigError when a vocabulary of `vocab` has fewer than `pairs` different `words`, called `what`."""
+    """Raise ConfigError if a vocabulary of `vocab` has only `words` < `pairs` different `what`."""
     if pairs > words:
         raise ConfigError(
-            f"a vocabulary of {vocab} has {max(words, 0)} {what}, too few for {pairs}; raise vocab or set fewer pairs."
+            f"a vocabulary of {vocab} has {max(words, 0)} {what} but {pairs} are needed; raise vocab or lower pairs."
         )
 
 
 def followers(inputs: Ints, asked: Ints, width: int = 1) -> Answers:
-    """Return what follows each earlier occurrence of the `width` tokens that end at an asked position.
+    """Return the tokens after each earlier occurrence of the `width` tokens that end at a scored position.
 
-    Occurrences that are queries themselves are left out, because no answer follows them in the input.
+    Occurrences in queries are left out, because no answer follows them in the input.
     """
     tokens, queries = inputs.tolist(), set(asked.tolist())
     found: dict[tuple[int, ...], list[int]] = {}
@@ -63,20 +64,20 @@ def followers(inputs: Ints, asked: Ints, width: int = 1) -> Answers:
 
 
 def query_places(draws: Draws, config: RecallConfig, context: int, width: int) -> Ints:
-    """Return where queries begin, in slots of `width` tokens behind the context: int64 [N, P]."""
+    """Return the start of each query, in slots of `width` tokens after the context: int64 [N, P]."""
     slots = (config.length - context) // width
     return context + width * draws.slots("queries", config.pairs, slots, power_law(slots, config.power))
 
 
 def write_pairs(canvas: Canvas, starts: Ints, keys: Ints, values: Ints) -> None:
-    """Write keys at `starts` and values behind them, each [N, P]."""
+    """Write keys at `starts` and values after them, each [N, P]."""
     numbers = np.arange(keys.shape[1])
     canvas.write(starts, keys, Role.KEY, numbers)
     canvas.write(starts + 1, values, Role.VALUE, numbers)
 
 
 def queries(draws: Draws, canvas: Canvas, config: RecallConfig, context: int, keys: Ints, values: Ints) -> None:
-    """Write each key once more, in a slot of two tokens behind the context, and ask for its value there."""
+    """Write a query for each key, in a slot of two tokens after the context, with its value as the target."""
     places = query_places(draws, config, context, 2)
     numbers = np.arange(config.pairs)
     canvas.write(places, keys, Role.QUERY, numbers)

@@ -1,8 +1,8 @@
-"""Copying and selective copying: repeat tokens, in their order, after a mark.
+"""Copying and selective copying: repeat tokens in order after a marker.
 
 Copying is defined by arXiv 1511.06464, section 4.1; selective copying by arXiv 1706.02761 in the form of arXiv
 2312.00752, section 4.1.1; MAD's form as coded in athms/mad-lab at 0f49a45, mad/data/instances.py
-(`generate_copying_instance`) with configs/tasks. Modes do not differ.
+(`generate_copying_instance`) with configs/tasks. Both modes are the same.
 """
 
 from typing import Literal
@@ -20,27 +20,27 @@ from basecap.tasks.mad_recall import suite_cells
 class CopyingConfig(TaskConfig):
     """Options of copying."""
 
-    length: int = Field(256, ge=3, le=2**20, description="tokens of an example, the copy's places included")
+    length: int = Field(256, ge=3, le=2**20, description="tokens of an example, including the positions of the copy")
     tokens: int = Field(16, ge=1, le=2**19, description="tokens to copy")
-    vocab: int = Field(16, ge=3, le=2**20, description="number of token ids; the last two are blank and the mark")
+    vocab: int = Field(16, ge=3, le=2**20, description="number of token ids; the last two are blank and marker")
     spread: Literal["start", "uniform", "insertion"] = Field(
         "start",
-        description="where tokens stand: at the start; anywhere; or, as MAD codes it, with each blank put in before a "
-        "random one of the tokens, so that the last token ends the context",
+        description="positions of the tokens: start; uniform; or insertion, as in MAD's code, where each blank is "
+        "inserted before a random token, so that the context ends with the last token",
     )
 
 
 @task(
     "copying",
     source="arXiv 1511.06464",
-    summary="repeat tokens that stand at the start",
+    summary="repeat the tokens at the start",
     variants={
-        "selective-copying": ("repeat tokens that stand anywhere among blanks", {"spread": "uniform"}),
+        "selective-copying": ("repeat tokens at random positions among blanks", {"spread": "uniform"}),
         "mad-selective-copying": ("the same with the blanks of MAD's generator", {"spread": "insertion"}),
     },
 )
 class Copying(Task):
-    """Tokens and blanks, a mark, then as many blanks as tokens: the answer at the j-th of these is the j-th token."""
+    """Tokens and blanks, a marker, then a blank per token; the target at the j-th last blank is the j-th token."""
 
     Config = CopyingConfig
     axes = ("length", "tokens", "vocab")
@@ -51,15 +51,16 @@ class Copying(Task):
         return self.config.vocab
 
     def check(self) -> None:
-        """Raise ConfigError when tokens, mark and copy do not fit into the length."""
+        """Raise ConfigError if tokens, marker and copy do not fit into the length."""
         c = self.config
         if c.length < 2 * c.tokens + 1:
             raise ConfigError(
-                f"{c.tokens} tokens and their copy do not fit into length {c.length}; set {2 * c.tokens + 1} or more."
+                f"{c.tokens} tokens and their copy do not fit into length {c.length}; "
+                f"set length to {2 * c.tokens + 1} or more."
             )
 
     def grid(self) -> tuple[Cell, ...]:
-        """Return the cell of arXiv 2312.00752, for MAD's form the baseline and changes of its suite."""
+        """Return the cell of arXiv 2312.00752, or for MAD's form the baseline and variations of its suite."""
         if self.config.spread != "insertion":
             return ({"length": 4096, "tokens": 16, "vocab": 16},)
         return suite_cells(
@@ -76,7 +77,7 @@ class Copying(Task):
         if c.spread == "uniform":
             places = np.sort(draws.slots("places", c.tokens, mark), axis=1)
         elif c.spread == "insertion":
-            before = draws.below("blanks", mark - c.tokens, c.tokens)  # the token that each blank is put in before
+            before = draws.below("blanks", mark - c.tokens, c.tokens)  # the token that each blank is inserted before
             before += np.arange(draws.size)[:, None] * c.tokens
             counts = np.bincount(before.ravel(), minlength=draws.size * c.tokens).reshape(draws.size, c.tokens)
             places = numbers + np.cumsum(counts, axis=1)
@@ -89,6 +90,6 @@ class Copying(Task):
         canvas.ask(answers, tokens, numbers)
 
     def solve(self, inputs: Ints, asked: Ints) -> Answers:
-        """Return the tokens that are neither blank nor mark, in their order."""
+        """Return the tokens other than blank and marker, in order."""
         tokens = [token for token in inputs.tolist() if token < self.config.vocab - 2]
         return {place: frozenset({token}) for place, token in zip(asked.tolist(), tokens, strict=True)}

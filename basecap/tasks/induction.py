@@ -1,6 +1,6 @@
-"""Induction heads: after a special token comes what came after it before.
+"""Induction heads: recall the token that followed the first occurrence of a special token.
 
-Defined by arXiv 2209.11895; in the form of arXiv 2212.14052 and 2312.00752, section 4.1.2. Modes do not differ.
+Defined by arXiv 2209.11895; in the form of arXiv 2212.14052 and 2312.00752, section 4.1.2. Both modes are the same.
 """
 
 import numpy as np
@@ -15,12 +15,12 @@ class InductionConfig(TaskConfig):
     """Options of induction heads."""
 
     length: int = Field(256, ge=3, le=2**20, description="tokens of an example")
-    vocab: int = Field(16, ge=2, le=2**24, description="number of token ids; the last one is the special token")
+    vocab: int = Field(16, ge=2, le=2**24, description="number of token ids; the last is the special token")
 
 
-@task("induction-heads", source="arXiv 2312.00752", summary="recall the token behind the special one")
+@task("induction-heads", source="arXiv 2312.00752", summary="recall the token after a special token")
 class Induction(Task):
-    """Random tokens with a special one at a random place and at the end, where the token behind the first is asked."""
+    """Random tokens with a special token at a random position and at the end; the target follows the first one."""
 
     Config = InductionConfig
     axes = ("length", "vocab")
@@ -47,7 +47,7 @@ class Induction(Task):
         canvas.ask(last, answer, 0)
 
     def solve(self, inputs: Ints, asked: Ints) -> Answers:
-        """Return what follows the special token elsewhere."""
+        """Return the token after the earlier special token."""
         special = np.nonzero(inputs == self.config.vocab - 1)[0]
         return {
             place: frozenset(int(inputs[before + 1]) for before in special if before < place)

@@ -1,4 +1,4 @@
-"""Recall of keys of n tokens and values of m tokens, between separators: the n-gram tasks KnVm.
+"""Recall of keys of n tokens and values of m tokens with separators: the n-gram tasks KnVm.
 
 Defined by arXiv 2410.15678, sections 3.3 and 3.4 and appendix B.3 and B.4. As coded in ZetangForward/Global_Mamba at
 859b569, custom_dataset/build_mqar.py (`build_ngram_mqar`, `build_ngram_robustness_mqar`).
@@ -17,26 +17,25 @@ from basecap.tasks._instances import NOTHING, Canvas, Role
 from basecap.tasks._recall import RecallConfig, need_room, need_tokens, query_places
 from basecap.tasks.mqar import SPECIAL, fill, published_cells
 
-#: Around a key-value pair, between key and value, and in the place of a queried value.
+#: Tokens around a pair, between key and value, and in place of a queried value.
 SEPARATOR, SEPARATOR_KV, MASK = 10, 11, 12
 
 
 class KnvmConfig(RecallConfig):
     """Options of KnVm."""
 
-    key_tokens: int = Field(2, ge=1, le=64, description="n, the tokens of a key")
-    value_tokens: int = Field(2, ge=1, le=64, description="m, the tokens of a value")
+    key_tokens: int = Field(2, ge=1, le=64, description="n, tokens of a key")
+    value_tokens: int = Field(2, ge=1, le=64, description="m, tokens of a value")
     positions: Literal["standard", "shuffle"] = Field(
-        "standard", description="where pairs stand: at the start, all over the first half"
+        "standard",
+        description="positions of the pairs: standard (at the start) or shuffle (anywhere in the first half)",
     )
     shared: bool = Field(False, description="all keys of an example end in the same n-1 tokens; query gaps are uniform")
-    closing: bool = Field(
-        False, description="the separator that closes a query is a target too, as in the published training"
-    )
+    closing: bool = Field(False, description="also train the separator after a query, as in the published training")
 
 
 def _options(n: int, m: int) -> dict[str, Any]:
-    """Return n and m, and the shortest length of a power of two, at least 64, that holds four pairs."""
+    """Return n and m, and the smallest power of two, at least 64, as a length with room for four pairs."""
     return {"key_tokens": n, "value_tokens": m, "length": max(64, 1 << (8 * (3 + n + m) - 1).bit_length())}
 
 
@@ -51,30 +50,30 @@ def _named(n: int, m: int) -> dict[str, tuple[str, dict[str, Any]]]:
 @task(
     "mqar-knvm",
     source="arXiv 2410.15678",
-    summary="keys of n and values of m tokens; mqar-k3v5 and mqar-k3v5-shuffle stand for any n and m",
+    summary="keys of n and values of m tokens; any name like mqar-k3v5 or mqar-k3v5-shuffle",
     variants={
         **_named(1, 1),
         **_named(1, 2),
         **_named(2, 2),
         **_named(4, 8),
         "mqar-k2v2-robustness": (
-            "K2V2 with keys that differ in the first token only",
+            "K2V2 with keys that differ only in the first token",
             {**_options(2, 2), "shared": True},
         ),
     },
 )
 class Knvm(Task):
-    """A pair is SEP k.. SEP_KV v.. SEP; a query has MASK in the place of its value, and answers are given one before.
+    """A pair is SEP k.. SEP_KV v.. SEP; a query has MASK instead of the value, and targets one position earlier.
 
-    Keys are drawn from [20, V/2 + 20), values from [V/2 + 20, V + 20). The authors draw keys with replacement, so that
-    a key may have several values; in clean mode the keys of an example are distinct.
+    Keys are drawn from [20, V/2 + 20), values from [V/2 + 20, V + 20). In paper mode keys are drawn with replacement,
+    so that a key may have several values; in clean mode the keys of an example are distinct.
     """
 
     Config = KnvmConfig
 
     @classmethod
     def options_of(cls, name: str) -> dict[str, Any] | None:
-        """Return the options of mqar-k<n>v<m>, with -shuffle or -robustness behind it; None for another name."""
+        """Return the options of mqar-k<n>v<m>, optionally with -shuffle or -robustness; None for other names."""
         found = re.fullmatch(r"(mqar-k([1-9]\d?)v([1-9]\d?))(-.*)?", name)
         if found is None:
             return None
@@ -88,7 +87,7 @@ class Knvm(Task):
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids: values and filler reach up to vocab + 20."""
+        """Number of token ids: vocab plus 20 special tokens."""
         return self.config.vocab + SPECIAL
 
     @property
@@ -96,18 +95,18 @@ class Knvm(Task):
         return 3 + self.config.key_tokens + self.config.value_tokens
 
     def check(self) -> None:
-        """Raise ConfigError when the pairs fit neither the length nor the vocabulary."""
+        """Raise ConfigError if the pairs do not fit the length or the vocabulary."""
         c = self.config
         need_room(c.pairs, c.length // 2 // self._width, c.length)
         free = 1 if c.shared else c.key_tokens
         if c.shared and c.key_tokens == 1:
-            raise ConfigError("keys of one token have no end to share; set key_tokens to 2 or more.")
+            raise ConfigError("shared keys need at least two tokens; set key_tokens to 2 or more.")
         if c.shared and c.positions == "shuffle":
-            raise ConfigError("n-gram robustness has its pairs at the start; set positions to standard.")
+            raise ConfigError("shared keys need pairs at the start; set positions to standard.")
         need_tokens(c.pairs, (c.vocab // 2) ** free, "keys", c.vocab)
 
     def grid(self) -> tuple[Cell, ...]:
-        """Return the published cells whose pairs fill at most half the length; for robustness those of the code."""
+        """Return the published cells with pairs in at most half the length; for robustness those of the code."""
         cells = published_cells(4)
         if self.config.shared:
             pairs = {64: (1, 4, 8), 256: (1, 4, 8, 16), 512: (1, 4, 8, 16, 32)}
@@ -115,7 +114,7 @@ class Knvm(Task):
         return tuple(cell for cell in cells if cell["pairs"] * self._width <= cell["length"] // 2)
 
     def _keys(self, draws: Draws) -> Ints:
-        """Return the keys of every pair, counted from 0: int64 [N, P, n]."""
+        """Return the keys of all pairs, from 0: int64 [N, P, n]."""
         c = self.config
         free, size = 1 if c.shared else c.key_tokens, c.vocab // 2
         if c.mode == "clean":
@@ -163,7 +162,7 @@ class Knvm(Task):
             canvas.write(starts + 1 + part, keys[:, :, part], role, numbers)
 
     def solve(self, inputs: Ints, asked: Ints) -> Answers:
-        """Return the values of all pairs with the queried key; pairs and queries are found by their separators."""
+        """Return the values of all pairs with the queried key."""
         n, m = self.config.key_tokens, self.config.value_tokens
         tokens = inputs.tolist()
         values: dict[tuple[int, ...], list[list[int]]] = {}

@@ -1,7 +1,7 @@
-"""MAD's tasks of memory: a fixed table to be learned, and a sequence to be squeezed into one position.
+"""MAD's memory tasks: learn a fixed table, and compress a sequence into one position.
 
 Defined by arXiv 2403.17844. As coded in athms/mad-lab at 0f49a45, mad/data/instances.py
-(`generate_memorization_instance`, `generate_compression_instance`) with configs/tasks. Modes do not differ.
+(`generate_memorization_instance`, `generate_compression_instance`) with configs/tasks. Both modes are the same.
 """
 
 from functools import cached_property
@@ -21,16 +21,16 @@ _SOURCE = "arXiv 2403.17844"
 class MemorisationConfig(TaskConfig):
     """Options of memorisation."""
 
-    length: int = Field(32, ge=2, le=2**20, description="tokens of an example: keys, and a mark behind each")
-    vocab: int = Field(256, ge=4, le=2**20, description="number of token ids: keys, values, the mark")
+    length: int = Field(32, ge=2, le=2**20, description="tokens of an example: keys, each with a marker")
+    vocab: int = Field(256, ge=4, le=2**20, description="number of token ids: keys, values, marker")
     table: int = Field(12345, ge=0, le=2**63 - 1, description="seed of the table, the same for all seeds of examples")
 
 
 @task("mad-memorisation", source=_SOURCE, summary="values of a fixed table that no example shows")
 class Memorisation(Task):
-    """Keys with a mark behind each; the answer at the mark is the key's value in a table fixed for the whole task.
+    """Keys, each followed by a marker; the target at the marker is the key's value in a table fixed for the task.
 
-    The input does not hold the answers: they can only be learned from targets, and no two keys share a value.
+    The values are distinct. They are not in the input and can only be learned from targets.
     """
 
     Config = MemorisationConfig
@@ -38,12 +38,12 @@ class Memorisation(Task):
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids; the last one is the mark."""
+        """Number of token ids; the last is the marker."""
         return self.config.vocab
 
     @cached_property
     def table(self) -> Ints:
-        """The value of every key: int64 [keys], different from each other."""
+        """The value of every key: int64 [keys], all distinct."""
         keys = (self.config.vocab - 1) // 2
         draws = Draws(key_of("table", self.config.table), np.zeros(1, dtype=np.int64))
         return keys + draws.distinct("values", keys, self.config.vocab - 1 - keys)[0]
@@ -51,10 +51,10 @@ class Memorisation(Task):
     def check(self) -> None:
         """Raise ConfigError for an odd length."""
         if self.config.length % 2:
-            raise ConfigError(f"marks need an even length, not {self.config.length}; add 1.")
+            raise ConfigError(f"length {self.config.length} is odd; set an even length.")
 
     def grid(self) -> tuple[Cell, ...]:
-        """Return the baseline and changes of MAD's suite."""
+        """Return the baseline and variations of MAD's suite."""
         return suite_cells({"length": 32, "vocab": 256}, {"vocab": (512, 1024, 2048, 4096, 8192)})
 
     def make(self, draws: Draws, canvas: Canvas) -> None:
@@ -66,22 +66,22 @@ class Memorisation(Task):
         canvas.ask(places + 1, self.table[keys], np.arange(keys.shape[1]))
 
     def solve(self, inputs: Ints, asked: Ints) -> Answers:
-        """Return the table's value of the token before."""
+        """Return the value of the previous token in the table."""
         return {place: frozenset({int(self.table[inputs[place - 1]])}) for place in asked.tolist()}
 
 
 class CompressionConfig(TaskConfig):
     """Options of compression."""
 
-    length: int = Field(32, ge=2, le=2**20, description="tokens of an example, the mark included")
-    vocab: int = Field(16, ge=2, le=2**20, description="number of token ids, the last one the mark")
+    length: int = Field(32, ge=2, le=2**20, description="tokens of an example, including the marker")
+    vocab: int = Field(16, ge=2, le=2**20, description="number of token ids; the last is the marker")
 
 
-@task("mad-compression", source=_SOURCE, summary="all tokens decoded from what the last position computes")
+@task("mad-compression", source=_SOURCE, summary="decode all tokens from the output at the last position")
 class Compression(Task):
-    """Random tokens and a mark; every input token is its own target, decoded from the state at the mark alone.
+    """Random tokens and a marker; every input token is its own target, decoded from the output at the marker.
 
-    Where targets are read at their own positions the task is trivial: `readout` says that it needs a decoder.
+    The task would be trivial if targets were predicted at their own positions, so `readout` is "last".
     """
 
     Config = CompressionConfig
@@ -90,11 +90,11 @@ class Compression(Task):
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids; the last one is the mark."""
+        """Number of token ids; the last is the marker."""
         return self.config.vocab
 
     def grid(self) -> tuple[Cell, ...]:
-        """Return the baseline and changes of MAD's suite, but for those of the number of training examples."""
+        """Return the baseline and variations of MAD's suite, except those of the number of training examples."""
         return suite_cells({"length": 32, "vocab": 16}, {"vocab": (32, 64, 128), "length": (64, 128, 256)})
 
     def make(self, draws: Draws, canvas: Canvas) -> None:

@@ -1,4 +1,4 @@
-"""MAD's three tasks of recall: in-context, noisy and fuzzy.
+"""MAD's recall tasks: in-context, noisy and fuzzy.
 
 Defined by arXiv 2403.17844. As coded in athms/mad-lab at 0f49a45, mad/data/instances.py
 (`generate_in_context_recall_instance`, `generate_noisy_in_context_recall_instance`,
@@ -21,31 +21,29 @@ _SOURCE = "arXiv 2403.17844"
 
 
 class MadRecallConfig(TaskConfig):
-    """Options that the three tasks share."""
+    """Options of the three tasks."""
 
-    length: int = Field(128, ge=8, le=2**20, description="tokens of an example, the last value included")
+    length: int = Field(128, ge=8, le=2**20, description="tokens of an example, including the last value")
     vocab: int = Field(16, ge=4, le=2**16, description="number of token ids: keys, values, then noise or padding")
-    every: bool = Field(
-        False, description="every next token is a target, as in MAD's training; scored are answers only"
-    )
+    every: bool = Field(False, description="train every next token, as MAD does; only answers are scored")
 
 
 def suite_cells(base: Cell, changes: dict[str, tuple[int | float, ...]]) -> tuple[Cell, ...]:
-    """Return the baseline and every change of one axis, as MAD's suite varies its tasks."""
+    """Return the baseline and every variation of a single axis, as in MAD's suite."""
     return (base, *({**base, axis: value} for axis, values in changes.items() for value in values))
 
 
 class InContextConfig(MadRecallConfig):
     """Options of in-context and noisy recall."""
 
-    noise: float = Field(0.0, ge=0, lt=1, description="share of slots that hold two tokens of noise")
-    noise_vocab: int = Field(0, ge=0, le=2**16, description="token ids of noise, the last of vocab")
+    noise: float = Field(0.0, ge=0, lt=1, description="share of slots with two noise tokens instead of a pair")
+    noise_vocab: int = Field(0, ge=0, le=2**16, description="number of noise token ids, at the end of vocab")
 
 
 @task(
     "mad-in-context-recall",
     source=_SOURCE,
-    summary="keys and values alternate; a repeated key asks for its value",
+    summary="alternating keys and values; recall the value of a repeated key",
     variants={
         "mad-noisy-recall": (
             "the same with noise between the pairs",
@@ -73,16 +71,16 @@ class InContextRecall(Task):
         return self.config.length - 1
 
     def check(self) -> None:
-        """Raise ConfigError for an odd length, or noise without tokens of its own."""
+        """Raise ConfigError for an odd length, or noise without noise tokens."""
         c = self.config
         if c.length % 2:
             raise ConfigError(f"pairs need an even length, not {c.length}; set length to {c.length + 1}.")
         need_tokens(2, c.vocab - c.noise_vocab, "keys and values", c.vocab)
         if c.noise and not c.noise_vocab:
-            raise ConfigError(f"noise {c.noise} needs tokens of its own; set noise_vocab to 1 or more.")
+            raise ConfigError(f"noise {c.noise} needs noise tokens; set noise_vocab to 1 or more.")
 
     def grid(self) -> tuple[Cell, ...]:
-        """Return the baseline and changes of MAD's suite, but for those of the number of training examples."""
+        """Return the baseline and variations of MAD's suite, except those of the number of training examples."""
         lengths = (256, 512, 1024)
         if self.config.noise:
             base: Cell = {"length": 128, "vocab": 32, "noise": 0.2}
@@ -122,7 +120,7 @@ class InContextRecall(Task):
         made.groups[:, 0::2] = np.where(queried, np.arange(slots), NOTHING)
 
     def solve(self, inputs: Ints, asked: Ints) -> Answers:
-        """Return what follows the queried key in earlier slots; noise is in other tokens."""
+        """Return the tokens after the queried key in earlier slots."""
         tokens = inputs.tolist()
         return {
             place: frozenset(tokens[slot + 1] for slot in range(0, place, 2) if tokens[slot] == tokens[place])
@@ -136,13 +134,13 @@ class FuzzyConfig(MadRecallConfig):
     key_tokens: int = Field(3, ge=1, le=8, description="tokens of the longest keys")
     value_tokens: int = Field(3, ge=1, le=8, description="tokens of the longest values")
     keys: Literal["longest", "any"] = Field(
-        "longest", description="lengths of keys: the longest, as in MAD's tests, or any, as in its training"
+        "longest", description="lengths of keys: longest, as in MAD's tests, or any, as in its training"
     )
 
 
 @task("mad-fuzzy-recall", source=_SOURCE, summary="the same with keys and values of several tokens")
 class FuzzyRecall(Task):
-    """Keys and values are runs of different tokens from two disjoint sets; a repeated key asks for its value.
+    """Keys and values are sequences of distinct tokens from two disjoint sets; recall the value of a repeated key.
 
     The last pair is a key that is put in at a random place before. As coded that place may lie behind all other pairs,
     and the key is then never shown with its value; in clean mode it always is.
@@ -153,17 +151,17 @@ class FuzzyRecall(Task):
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids; the last one is padding in front."""
+        """Number of token ids; the last is padding at the start."""
         return self.config.vocab
 
     @property
     def _sizes(self) -> tuple[int, int]:
-        """How many tokens there are for keys and for values."""
+        """Number of tokens for keys and for values."""
         keys = (self.config.vocab - 1) // 2
         return keys, self.config.vocab - 1 - keys
 
     def check(self) -> None:
-        """Raise ConfigError when words of different tokens cannot be formed, or no pair stands before the last."""
+        """Raise ConfigError if there are too few tokens for words, or the length has no room for an earlier pair."""
         c = self.config
         keys, values = self._sizes
         longest = c.key_tokens + c.value_tokens
@@ -177,11 +175,11 @@ class FuzzyRecall(Task):
             )
 
     def grid(self) -> tuple[Cell, ...]:
-        """Return the baseline and changes of MAD's suite, but for those of the number of training examples."""
+        """Return the baseline and variations of MAD's suite, except those of the number of training examples."""
         return suite_cells({"length": 128, "vocab": 16}, {"vocab": (32, 64, 128), "length": (256, 512, 1024)})
 
     def _enough_words(self, draws: Draws) -> tuple[Ints, Ints, Ints]:
-        """Return what `_words` does, for a number of pairs that fills the length."""
+        """Return `_words` for a number of pairs that fills the length."""
         c = self.config
         shortest = c.key_tokens if c.keys == "longest" else 1
         count = 8 + int(
@@ -194,7 +192,7 @@ class FuzzyRecall(Task):
             count *= 2
 
     def _words(self, draws: Draws, count: int) -> tuple[Ints, Ints, Ints]:
-        """Return what `count` pairs are made of, the last one first; none depends on how many there are.
+        """Return the words of `count` pairs, the last pair first; a pair does not depend on `count`.
 
         Returns:
             Tokens of keys, then of values [N, S, key_tokens + value_tokens], -1 behind the end of either; the numbers
@@ -271,7 +269,7 @@ class FuzzyRecall(Task):
         made.targets[:] = tokens[:, 1:] if c.every else np.where(made.groups != NOTHING, tokens[:, 1:], NOTHING)
 
     def solve(self, inputs: Ints, asked: Ints) -> Answers:
-        """Return the next tokens of the values that follow the queried key in earlier pairs."""
+        """Return the next tokens of the values after the queried key in earlier pairs."""
         keys, _ = self._sizes
         answers: Answers = {}
         seen: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
@@ -292,7 +290,7 @@ class FuzzyRecall(Task):
 
 
 def _word(length: int, size: int, draw: Callable[[int, int], Ints]) -> Ints:
-    """Return words of different numbers of range(size): int64 [N, S, length].
+    """Return words of distinct numbers of range(size): int64 [N, S, length].
 
     draw(part, left) gives numbers of range(left), [N, S]: which of the numbers that are left comes next.
     """

@@ -1,4 +1,4 @@
-"""Multi-query associative recall with pairs of one key and one value, and where in the context they stand.
+"""Multi-query associative recall with keys and values of one token, at different positions of the context.
 
 Defined by arXiv 2410.15678, section 3.2 and appendix B, after arXiv 2312.04927. As coded in ZetangForward/Global_Mamba
 at 859b569, custom_dataset/build_mqar.py (`build_position_mqar`); position robustness as in
@@ -15,7 +15,7 @@ from basecap.tasks._draws import Draws, Ints
 from basecap.tasks._instances import Canvas
 from basecap.tasks._recall import RecallConfig, followers, need_room, need_tokens, queries, write_pairs
 
-#: Random filler begins at this id and the vocabulary is longer by as many: ids below are kept for special tokens.
+#: Number of ids reserved for special tokens; filler starts after them and the vocabulary is longer by them.
 SPECIAL = 20
 REGIONS = 4
 
@@ -23,27 +23,27 @@ _SOURCE = "arXiv 2410.15678"
 
 
 def published_cells(ceiling: int) -> tuple[Cell, ...]:
-    """Return lengths 64 to 512 with pairs in powers of two up to length / `ceiling`."""
+    """Return lengths 64 to 512, with pairs in powers of two up to length / `ceiling`."""
     lengths = (64, 128, 256, 512)
     return tuple({"length": n, "pairs": 2**k} for n in lengths for k in range((n // ceiling).bit_length()))
 
 
 def fill(draws: Draws, canvas: Canvas, vocab: int, avoid: Ints | None) -> None:
-    """Fill an example with random tokens of [20, vocab + 20), none of which stands in its row of `avoid`."""
+    """Fill the examples with random tokens of [20, vocab + 20) that are not in their rows of `avoid`."""
     canvas.inputs[:] = draws.tokens("filler", canvas.inputs.shape[1], SPECIAL, vocab + SPECIAL, avoid)
 
 
 class PlacedConfig(RecallConfig):
     """Options of recall with single tokens."""
 
-    empty: Literal["random", "zeros"] = Field("random", description="what stands between pairs and queries")
+    empty: Literal["random", "zeros"] = Field("random", description="filler between pairs and queries")
 
 
 class MqarConfig(PlacedConfig):
     """Options of MQAR."""
 
     positions: Literal["standard", "last", "shuffle"] = Field(
-        "standard", description="where pairs stand: at the start, at the end of the first half, all over the first half"
+        "standard", description="positions of the pairs: at the start, at the end, or anywhere in the first half"
     )
 
 
@@ -57,17 +57,17 @@ class MqarConfig(PlacedConfig):
     },
 )
 class Mqar(Task):
-    """Keys are drawn from [1, V/2), values from [V/2, V); the answer is given at the queried key.
+    """Keys are drawn from [1, V/2), values from [V/2, V); the target is at the queried key.
 
-    The authors' Shuffle draws keys and values with replacement, so that a key may have several values; and their filler
-    may repeat a key. In clean mode keys are distinct and no filler is a key of its example.
+    In paper mode Shuffle draws keys and values with replacement, so that a key may have several values, and filler may
+    repeat a key. In clean mode keys are distinct and filler contains no key of its example.
     """
 
     Config = MqarConfig
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids: filler reaches up to vocab + 20."""
+        """Number of token ids: vocab plus 20 special tokens."""
         return self.config.vocab + SPECIAL
 
     def _context(self) -> int:
@@ -75,7 +75,7 @@ class Mqar(Task):
         return 2 * c.pairs if c.positions == "standard" else c.length // 2
 
     def check(self) -> None:
-        """Raise ConfigError when the pairs fit neither the length nor the vocabulary."""
+        """Raise ConfigError if the pairs do not fit the length or the vocabulary."""
         c = self.config
         need_room(c.pairs, c.length // 4, c.length)
         need_tokens(c.pairs, c.vocab // 2 - 1, "keys", c.vocab)
@@ -100,38 +100,38 @@ class Mqar(Task):
         queries(draws, canvas, c, context, keys, values)
 
     def solve(self, inputs: Ints, asked: Ints) -> Answers:
-        """Return what follows the queried key elsewhere in the context."""
+        """Return the tokens after the queried key in the context."""
         return followers(inputs, asked)
 
 
 class PositionRobustnessConfig(PlacedConfig):
     """Options of position robustness."""
 
-    empty: Literal["random", "zeros"] = Field("zeros", description="what stands between pairs and queries")
+    empty: Literal["random", "zeros"] = Field("zeros", description="filler between pairs and queries")
 
 
 @task(
     "mqar-position-robustness",
     source=_SOURCE,
-    summary="every key stands in all four quarters of the first half, each time with another value",
+    summary="every key is in all four quarters of the first half, each time with another value",
 )
 class PositionRobustness(Task):
-    """The answer to a query tells which region a model reads: any of the key's four values is right.
+    """The answer to a query shows which region a model reads: any of the key's four values is right.
 
-    Every region begins with all pairs in one order. The authors' value in region r is the first value plus r, and their
-    empty positions are zeros, against the paper's text. In clean mode all values of an example are different. Targets
-    hold the values of the first region.
+    Every region starts with all pairs in the same order. In paper mode the value in region r is the first value plus r;
+    in clean mode all values of an example are distinct. Empty positions are zeros as in the authors' code, unlike in
+    the paper's text. Targets are the values of the first region.
     """
 
     Config = PositionRobustnessConfig
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids: filler reaches up to vocab + 20."""
+        """Number of token ids: vocab plus 20 special tokens."""
         return self.config.vocab + SPECIAL
 
     def check(self) -> None:
-        """Raise ConfigError when the pairs fit neither a region nor the vocabulary."""
+        """Raise ConfigError if the pairs do not fit a region or the vocabulary."""
         c = self.config
         need_room(c.pairs, c.length // 2 // REGIONS // 2, c.length)
         need_tokens(c.pairs, c.vocab // 2 - 1, "keys", c.vocab)
@@ -164,12 +164,12 @@ class PositionRobustness(Task):
         canvas.choose(values)
 
     def solve(self, inputs: Ints, asked: Ints) -> Answers:
-        """Return what follows the queried key elsewhere in the context."""
+        """Return the tokens after the queried key in the context."""
         return followers(inputs, asked)
 
 
 def write_filler(draws: Draws, canvas: Canvas, config: PlacedConfig, keys: Ints) -> None:
-    """Write what stands where nothing else will."""
+    """Write filler to all positions."""
     if config.empty == "zeros":
         canvas.inputs.fill(0)
     else:

@@ -1,7 +1,7 @@
-"""A needle in a haystack: the digits of a number that stands somewhere in a text that repeats itself.
+"""Passkey: recall the digits of a number at a random position of a repeating text.
 
-The synthetic form of RULER's niah_single_1 (arXiv 2404.06654), made of token ids instead of English: the haystack is a
-cycle of tokens, the needle names a number and gives its digits, the question names it again. Modes do not differ.
+The synthetic form of RULER's niah_single_1 (arXiv 2404.06654) with token ids instead of English: the haystack is a
+repeating cycle of tokens, the needle a name and digits, the question repeats the name. Both modes are the same.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from basecap.tasks._contract import Answers, Cell, Task, TaskConfig, task
 from basecap.tasks._draws import Draws, Ints
 from basecap.tasks._instances import Canvas, Role
 
-#: The first token ids: what opens and closes the needle, what opens the question, then the ten digits.
+#: The first token ids: start and end of the needle, start of the question, then the ten digits.
 NEEDLE, END, QUESTION, DIGITS = 0, 1, 2, 3
 _NAMES = DIGITS + 10
 
@@ -20,17 +20,17 @@ _NAMES = DIGITS + 10
 class PasskeyConfig(TaskConfig):
     """Options of passkey."""
 
-    length: int = Field(256, ge=8, le=2**20, description="tokens of an example, question and digits included")
+    length: int = Field(256, ge=8, le=2**20, description="tokens of an example, including question and digits")
     digits: int = Field(7, ge=1, le=64, description="digits of the number")
-    names: int = Field(64, ge=1, le=2**16, description="token ids that numbers may be called by")
-    haystack: int = Field(25, ge=1, le=2**16, description="tokens of the haystack before it repeats")
+    names: int = Field(64, ge=1, le=2**16, description="number of names")
+    haystack: int = Field(25, ge=1, le=2**16, description="tokens of the haystack's cycle")
 
 
-@task("passkey", source="arXiv 2404.06654", summary="digits of the one number that a repeating text mentions")
+@task("passkey", source="arXiv 2404.06654", summary="recall the digits of a number in a repeating text")
 class Passkey(Task):
-    """Haystack with NEEDLE name digits END at a random place, then QUESTION name and the digits, each asked one before.
+    """Haystack with NEEDLE name digits END at a random position, then QUESTION name digits, each digit a target.
 
-    The digits are one queried value, right when all of them are.
+    The digits are one queried value.
     """
 
     Config = PasskeyConfig
@@ -42,14 +42,14 @@ class Passkey(Task):
         return _NAMES + self.config.names + self.config.haystack
 
     def check(self) -> None:
-        """Raise ConfigError when needle and question do not fit into the length."""
+        """Raise ConfigError if needle and question do not fit into the length."""
         c = self.config
         need = 2 * c.digits + 4
         if c.length < need:
-            raise ConfigError(f"needle and question do not fit into length {c.length}; set {need} or more.")
+            raise ConfigError(f"needle and question do not fit into length {c.length}; set length to {need} or more.")
 
     def grid(self) -> tuple[Cell, ...]:
-        """Return lengths from 4k to 100k, chosen here: the published ones cannot be read."""
+        """Return lengths from 4k to 100k (our choice: the published ones cannot be read from the figure)."""
         return tuple({"length": length} for length in (4096, 8192, 16_384, 32_768, 65_536, 102_400))
 
     def make(self, draws: Draws, canvas: Canvas) -> None:
@@ -75,7 +75,7 @@ class Passkey(Task):
         canvas.ask(start + 1 + parts, digits, 0)
 
     def solve(self, inputs: Ints, asked: Ints) -> Answers:
-        """Return the digits between the needle's name and its end."""
+        """Return the digits of the needle."""
         tokens = inputs.tolist()
         start = tokens.index(NEEDLE)
         digits = tokens[start + 2 : tokens.index(END, start)]

@@ -1,4 +1,4 @@
-"""Zoology's multi-query associative recall, with its forgetting and compositional forms.
+"""Zoology's multi-query associative recall, and its forgetting and compositional forms.
 
 Defined by arXiv 2312.04927. As coded in HazyResearch/zoology at d88d6f5, zoology/data: multiquery_ar.py,
 forgetting_mqar.py and compositional_mqar.py; cells from zoology/experiments (iclr24_zoology_figure2,
@@ -33,7 +33,7 @@ class ZoologyConfig(RecallConfig):
 
     vocab: int = Field(8192, ge=8, le=2**24, description="number of token ids: 0, then keys, then values")
     empty: Literal["random", "zeros"] = Field(
-        "random", description="what stands where nothing else does: random_non_queries on or off"
+        "random", description="filler of the other positions (random_non_queries in the authors' code)"
     )
 
 
@@ -42,7 +42,7 @@ def _cells(*pairs: tuple[int, int]) -> tuple[Cell, ...]:
 
 
 def _write_filler(draws: Draws, canvas: Canvas, config: ZoologyConfig, keys: Ints) -> None:
-    """Fill an example with zeros or random tokens, which in clean mode are none of its keys."""
+    """Fill the examples with zeros or random tokens; in clean mode without their keys."""
     if config.empty == "zeros":
         canvas.inputs.fill(0)
     else:
@@ -51,7 +51,7 @@ def _write_filler(draws: Draws, canvas: Canvas, config: ZoologyConfig, keys: Int
 
 
 class _Zoology(Task):
-    """What the three forms share."""
+    """Base class of the three forms."""
 
     @property
     def vocabulary(self) -> int:
@@ -62,7 +62,7 @@ class _Zoology(Task):
 class ZoologyMqarConfig(ZoologyConfig):
     """Options of the plain form."""
 
-    passes: int = Field(1, ge=1, le=64, description="how often the pairs are repeated before the queries")
+    passes: int = Field(1, ge=1, le=64, description="number of times that the pairs are written before the queries")
 
 
 @task(
@@ -72,18 +72,18 @@ class ZoologyMqarConfig(ZoologyConfig):
     variants={"zoology-mqar-zeros": ("the same with zeros in empty positions, as in figure 2", {"empty": "zeros"})},
 )
 class ZoologyMqar(_Zoology):
-    """Keys are drawn from [1, V/2), values from [V/2, V), random filler from [0, V): as coded it may repeat a key."""
+    """Keys are drawn from [1, V/2), values from [V/2, V), filler from [0, V); in paper mode it may repeat a key."""
 
     Config = ZoologyMqarConfig
 
     def check(self) -> None:
-        """Raise ConfigError when the pairs fit neither the length nor the vocabulary."""
+        """Raise ConfigError if the pairs do not fit the length or the vocabulary."""
         c = self.config
         need_room(c.pairs, c.length // 2 // (c.passes + 1), c.length)
         need_tokens(c.pairs, c.vocab // 2 - 1, "keys", c.vocab)
 
     def grid(self) -> tuple[Cell, ...]:
-        """Return the cells of figure 2 with zeros, those that the repository's example tests on with random filler."""
+        """Return the cells of figure 2 (zeros) or the test cells of the repository's example (random filler)."""
         if self.config.empty == "zeros":
             return _cells((64, 4), (128, 8), (256, 16), (512, 64))
         return _cells((64, 4), (64, 8), (64, 16), (128, 32), (256, 64), (512, 128), (1024, 256))
@@ -100,38 +100,38 @@ class ZoologyMqar(_Zoology):
         queries(draws, canvas, c, 2 * c.pairs * c.passes, keys, values)
 
     def solve(self, inputs: Ints, asked: Ints) -> Answers:
-        """Return what follows the queried key elsewhere."""
+        """Return the tokens after the queried key."""
         return followers(inputs, asked)
 
 
 class ForgettingConfig(ZoologyConfig):
     """Options of the forgetting form."""
 
-    updates: int = Field(4, ge=0, le=2**19, description="keys that get another value before the queries")
+    updates: int = Field(4, ge=0, le=2**19, description="number of keys that get a new value before the queries")
 
 
-@task("zoology-forgetting", source=_SOURCE, summary="some keys get another value; the last one counts")
+@task("zoology-forgetting", source=_SOURCE, summary="some keys get a new value; the last one counts")
 class Forgetting(_Zoology):
-    """All pairs, then the pairs of keys that change, then queries for the values that hold last.
+    """All pairs, then the pairs of the updated keys, then queries for the last value of each key.
 
-    The authors choose an update's value different from the first value of another key than the one that changes, so
-    that it may be the old one; in clean mode it is a new value.
+    In paper mode a new value differs from the first value of another key than the updated one, so that it may equal the
+    old value; in clean mode it differs from the old value.
     """
 
     Config = ForgettingConfig
 
     def check(self) -> None:
-        """Raise ConfigError when pairs and updates fit neither each other, the length nor the vocabulary."""
+        """Raise ConfigError if there are more updates than pairs, or they do not fit the length or the vocabulary."""
         c = self.config
         if c.updates > c.pairs:
             raise ConfigError(
-                f"{c.updates} updates need as many pairs, not {c.pairs}; set fewer updates or more pairs."
+                f"{c.updates} updates need at least as many pairs, not {c.pairs}; lower updates or raise pairs."
             )
         need_room(c.pairs, (c.length // 2 - c.updates) // 2, c.length)
         need_tokens(c.pairs, c.vocab // 2 - 1, "keys", c.vocab)
 
     def grid(self) -> tuple[Cell, ...]:
-        """Return the cells that the repository's example tests on, with 4 updates each."""
+        """Return the test cells of the repository's example, with 4 updates each."""
         return _cells((64, 4), (64, 9), (128, 16), (256, 36), (512, 64), (1024, 144), (2048, 256))
 
     def make(self, draws: Draws, canvas: Canvas) -> None:
@@ -142,7 +142,7 @@ class Forgetting(_Zoology):
         values = half + draws.distinct("values", c.pairs, c.vocab - half)
         changed = draws.slots("changed", c.updates, c.pairs)
         unlike = np.take_along_axis(values, changed, axis=1) if c.mode == "clean" else values[:, : c.updates]
-        # a shift by 1 to size - 1 around the ring of values reaches every value but the one it starts from
+        # a cyclic shift by 1 to size - 1 gives every value except the original one
         shift = 1 + draws.below("new values", c.updates, c.vocab - half - 1)
         new = half + (unlike - half + shift) % (c.vocab - half)
         _write_filler(draws, canvas, c, keys)
@@ -154,7 +154,7 @@ class Forgetting(_Zoology):
         queries(draws, canvas, c, 2 * (c.pairs + c.updates), keys, values)
 
     def solve(self, inputs: Ints, asked: Ints) -> Answers:
-        """Return what follows the key's last occurrence in the context, and what follows it behind the context."""
+        """Return the tokens after the key's last occurrence in the context and after later ones."""
         context = 2 * (self.config.pairs + self.config.updates)
         tokens, queried = inputs.tolist(), set(asked.tolist())
         answers = {}
@@ -165,11 +165,9 @@ class Forgetting(_Zoology):
         return answers
 
 
-@task(
-    "zoology-compositional", source=_SOURCE, summary="keys of two parts on a grid: neither part alone tells the value"
-)
+@task("zoology-compositional", source=_SOURCE, summary="keys of two parts; both are needed to find the value")
 class Compositional(_Zoology):
-    """With g*g pairs, g first parts and g second parts are drawn and every combination has a value of its own.
+    """With g*g pairs, g first parts and g second parts are drawn, and every combination has its own value.
 
     First parts are drawn from [1, V/3), second parts from [V/3, 2V/3), values from [2V/3, V).
     """
@@ -181,18 +179,18 @@ class Compositional(_Zoology):
         return math.isqrt(self.config.pairs)
 
     def check(self) -> None:
-        """Raise ConfigError when the pairs form no square, or fit neither the length nor the vocabulary."""
+        """Raise ConfigError if the number of pairs is not a square, or does not fit the length or the vocabulary."""
         c = self.config
         side = self._side
         if side * side != c.pairs:
             near = sorted({max(1, side) ** 2, (side + 1) ** 2})
-            raise ConfigError(f"{c.pairs} pairs form no square grid; set pairs to {near[0]} or {near[1]}.")
+            raise ConfigError(f"{c.pairs} pairs are not a square number; set pairs to {near[0]} or {near[1]}.")
         need_room(c.pairs, c.length // 6, c.length)
         need_tokens(side, c.vocab // 3 - 1, "first parts of keys", c.vocab)
         need_tokens(c.pairs, c.vocab - 2 * (c.vocab // 3), "values", c.vocab)
 
     def grid(self) -> tuple[Cell, ...]:
-        """Return the cells that the repository's example tests on."""
+        """Return the test cells of the repository's example."""
         return _cells((64, 4), (64, 9), (128, 16), (256, 36), (512, 64), (1024, 144), (2048, 256))
 
     def make(self, draws: Draws, canvas: Canvas) -> None:
@@ -215,5 +213,5 @@ class Compositional(_Zoology):
         canvas.ask(places + 1, values, numbers)
 
     def solve(self, inputs: Ints, asked: Ints) -> Answers:
-        """Return what follows both parts of the queried key elsewhere."""
+        """Return the tokens after both parts of the queried key."""
         return followers(inputs, asked, width=2)

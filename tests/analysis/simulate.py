@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from basecap.analysis.comparison import compare_runs
+from basecap.analysis.comparison import Setting, compare_runs
 from basecap.analysis.rows import Row
 from basecap.analysis.sequential import level_of_last_look, next_look
 from tests.analysis.made_up import REFERENCE, World, runs, setting
+
+SETTING = setting()
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,10 @@ class Coverage:
     none: float
 
 
-def simulate(world: World, studies: int, seed: int, most: int = 0) -> Coverage:
+def simulate(world: World, studies: int, seed: int, most: int = 0, setting: Setting = SETTING) -> Coverage:
     """Simulate studies of one world; with `most`, each is looked at again with more seeds until all is decided."""
     rng = np.random.default_rng(seed)
-    found = [_study(world, rng, most) for _ in range(studies)]
+    found = [_study(world, rng, most, setting) for _ in range(studies)]
     truth = np.array(world.gaps)
     singles, joints, wrong, widths = [], [], [], []
     for rows in found:
@@ -63,9 +65,9 @@ def simulate(world: World, studies: int, seed: int, most: int = 0) -> Coverage:
     )
 
 
-def _study(world: World, rng: np.random.Generator, most: int) -> list[Row]:
+def _study(world: World, rng: np.random.Generator, most: int, setting: Setting) -> list[Row]:
     if not most:
-        return compare_runs(world.names, runs(world, rng), setting(), np.random.default_rng(0))
+        return compare_runs(world.names, runs(world, rng), setting, np.random.default_rng(0))
     ratio = world.reference_seeds / world.seeds
     every = runs(replace(world, seeds=most, reference_seeds=round(most * ratio)), rng)
     looks = [world.seeds]
@@ -73,7 +75,7 @@ def _study(world: World, rng: np.random.Generator, most: int) -> list[Row]:
         level = level_of_last_look(looks, most, 0.05)
         seeds = {REFERENCE: round(looks[-1] * ratio)}
         held = {key: run for key, run in every.items() if key[1] < seeds.get(key[0], looks[-1])}
-        rows = compare_runs(world.names, held, setting(level=level), np.random.default_rng(0))
+        rows = compare_runs(world.names, held, replace(setting, level=level), np.random.default_rng(0))
         if looks[-1] == most or all(row.verdict in ("keeps", "degrades") for row in rows):
             return rows
         looks.append(next_look(looks[-1], most))

@@ -339,14 +339,15 @@ def test_one_bad_run_does_not_make_the_tokens_that_are_missing_none():
 @pytest.mark.parametrize(
     ("world", "most"),
     [
-        (World(gaps=(0.0,) * 5, noise=(0.05,) * 6), 0),
         (World(gaps=(0.0,) * 5, noise=(0.12, 0.01, 0.02, 0.03, 0.05, 0.08)), 0),
         (World(gaps=(0.0,) * 5, noise=(0.04,) * 6, seeds=2, reference_seeds=2), 3),
     ],
-    ids=["alike", "noisy reference, others differ", "looks"],
+    ids=["noisy reference, others differ", "looks"],
 )
 def test_intervals_hold(world, most):
     """A seeded part of tests/analysis/simulate.py: bounds leave room for what so few studies can show."""
-    found = simulate(replace(world, documents=60), studies=30, seed=1, most=most)
+    found = simulate(
+        replace(world, documents=60), studies=25, seed=1, most=most, setting=setting(resamples=100, draws=4000)
+    )
     assert found.rows.mean() >= 0.91 and found.rows.min() >= 0.84
     assert found.family <= 0.125 and found.wrong <= 0.1 and found.none == 0

@@ -44,7 +44,7 @@ def test_automathtext_stands_beside_slimpajama(slimpajama, tmp_path):
         (tmp_path / split).symlink_to(slimpajama / split)
     options = {"source": "slimpajama", "path": str(tmp_path), "train": ["c4"], "ood": ["automathtext"]}
     assert "automathtext has no .jsonl or .jsonl.zst file; put AutoMathText there" in refused(**options)
-    assert "is read from a directory; give data.path instead" in refused(**{**options, "path": None, "hub": "a/b"})
+    assert "is read from a directory; set data.path instead" in refused(**{**options, "path": None, "hub": "a/b"})
     write_lines(tmp_path / "automathtext" / "data" / "web" / "1.jsonl", [{"text": f"proof {n}"} for n in range(20)])
     found = [document for document in documents(**options) if document.domain == "automathtext"]
     assert len(found) == 20 and {document.split for document in found} == {"validation", "test"}

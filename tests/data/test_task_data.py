@@ -110,9 +110,9 @@ def test_a_cell_is_left_out_for_a_task_that_cannot_hold_it():
         ({"options": {"vocba": 64}}, "unknown option 'vocba' of the tasks: did you mean 'vocab'"),
         (
             {"cells": [*CELLS, {"length": 16, "pairs": 9}]},
-            "the cell length 16, pairs 9: 9 pairs do not fit into length 16",
+            "the cell length 16, pairs 9 fits no task of this study: 9 pairs do not fit into length 16",
         ),
-        ({"options": {"vocab": 8}, "cells": CELLS[3:]}, "a vocabulary of 8 has 3 keys, too few for 4"),
+        ({"options": {"vocab": 8}, "cells": CELLS[3:]}, "a vocabulary of 8 has 3 keys but 4 are needed"),
         ({"cells": [{"length": "long"}]}, "should be a number"),
         ({"cells": CELLS[:1] * 2}, "has the cell length 16, pairs 1 twice"),
         ({"test": ["mqar-k4v8"], "cells": CELLS[:1]}, "no cell fits task 'mqar-k4v8'"),

@@ -179,5 +179,5 @@ def test_what_needs_no_network(tmp_path):
 def test_a_model_with_too_few_ids_is_refused():
     check_vocabulary(257, BYTES)
     check_vocabulary(512, BYTES)
-    with pytest.raises(ConfigError, match=r"256 tokens but the data has 257; set model\.vocab"):
+    with pytest.raises(ConfigError, match=r"256 token ids but the tokenizer has 257; set model\.vocab"):
         check_vocabulary(256, BYTES)

@@ -11,7 +11,7 @@ import torch
 from basecap.data.workload import Batch, Workload
 from basecap.errors import ConfigError, DataError
 from basecap.evals import Context, build_evaluation
-from basecap.evals.selectivity import Wanted, exchanged, measure, reads_of
+from basecap.evals.selectivity import PairMasks, exchanged, measure, reads_of
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
@@ -104,7 +104,7 @@ def test_batches_of_examples_make_no_difference():
 def test_perfect_opposite_and_positional_layers_in_any_task(name: str):
     """A layer that reads the values of the asked pair alone scores 1, with a head that reads all alike less."""
     found = build_task(name, {"pairs": 3}).instances(0, range(6))
-    wanted = {part: Wanted(found, part) for part in (Role.VALUE, Role.KEY)}
+    wanted = {part: PairMasks(found, part) for part in (Role.VALUE, Role.KEY)}
     T = found.inputs.shape[1]
     asked = found.groups != NOTHING
     perfect, values = np.zeros((2, 6, T, T), np.float32), (found.roles == Role.VALUE)[:, None] & np.tri(T, dtype=bool)
@@ -156,7 +156,7 @@ def test_standard_error_of_a_score_is_that_of_resampled_examples():
     ("options", "error", "message"),
     [
         ({"options": {"vocab": 20}}, DataError, r"the options \{vocab: 16\}"),
-        ({"options": {"vocab": 16, "length": 64}}, DataError, "more than the 32 it can take"),
+        ({"options": {"vocab": 16, "length": 64}}, DataError, "but the models take at most 32"),
         ({"options": {**OPTIONS, "pairs": 1}}, DataError, "2 pairs or more"),
         ({"task": "induction-heads", "options": {"vocab": 16, "length": 32}}, DataError, "cannot be exchanged"),
         ({"task": "passkey"}, DataError, "choose another task"),

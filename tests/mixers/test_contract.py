@@ -147,7 +147,7 @@ def test_a_name_does_not_look_like_a_mixer_in_another_body(registry):
 
 
 def test_an_unknown_name_leads_to_the_list_and_to_plugins(registry):
-    with pytest.raises(ConfigError, match=r"unknown mixer 'mine': see `basecap list mixers`\. .*--plugin\."):
+    with pytest.raises(ConfigError, match=r"unknown mixer 'mine': see `basecap list mixers`\. .*--plugin FILE\."):
         ARCHITECTURES.get("mine")
 
 

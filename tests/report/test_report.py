@@ -14,6 +14,7 @@ from basecap.analysis.results import to_json
 from basecap.errors import DataError
 from basecap.records import StudyRecords, Sweep
 from basecap.report import terminal_table, write_report
+from basecap.report.bundle import bundle
 from basecap.report.palette import looks
 from tests.report.synthetic import write_study
 
@@ -90,31 +91,23 @@ def test_one_offline_page_with_every_part(tmp_path):
     ):
         assert words in page.text
     assert sum(tag == "tr" for tag, _ in page.tags) > 30
-    assert read_results(tmp_path)[0].name == records.study()["name"]
-
-
-def test_figures_are_svg_beside_the_page(tmp_path):
-    write_study(tmp_path, architectures=TWO, documents=40, checkpoints=3, ood=["github"])
-    page = Page(write_report([tmp_path], tmp_path / "elsewhere"))
-    files = sorted((tmp_path / "elsewhere" / "figures").iterdir())
-    assert sorted(file.stem for file in files) == sorted(page.charts)
-    for file in files:
-        assert ElementTree.parse(file).getroot().tag.endswith("svg")
-    assert "other" in (tmp_path / "elsewhere" / "figures" / "scatter-github.svg").read_text()
+    assert read_results(tmp_path)[0].name == records.study()["name"] and not (tmp_path / "figures").exists()
 
 
 def test_names_from_outside_are_text_everywhere(tmp_path):
     records = write_study(tmp_path, architectures={"base": (1.0, 0.0), EVIL: (1.0, 0.1)}, ood=[EVIL], documents=40)
     run = records.run(EVIL, 0)
     run.write_info({**run.info(), "status": "failed", "message": f"{EVIL} [bold]broke[/bold]"})
-    path = write_report([tmp_path], tmp_path)
+    path = write_report([tmp_path], tmp_path, svg=True)
     page = Page(path)
     assert "<script>alert" not in path.read_text()
     assert page.text.count(EVIL) > 5
     assert len([tag for tag, _ in page.tags if tag == "script"]) == len(page.charts) + 2
-    for file in (tmp_path / "figures").iterdir():
-        assert not [node for node in ElementTree.parse(file).iter() if node.tag.endswith("script")]
+    files = sorted((tmp_path / "figures").iterdir())
+    assert sorted(file.stem for file in files) == sorted(page.charts)
+    for file in files:
         assert re.fullmatch(r"[\w+,=.-]+\.svg", file.name)
+        assert not [node for node in ElementTree.parse(file).iter() if node.tag.endswith("script")]
     assert f"{EVIL} [bold]broke[/bold]" in printed(records, width=400)
 
 
@@ -162,7 +155,7 @@ def test_several_studies_in_one_page(tmp_path, monkeypatch):
     for path in paths:
         write_study(path, architectures=TWO, documents=40, seeds=(0, 1), ood=["github"])
     page = Page(write_report(paths, tmp_path / "both"))
-    assert sum(tag == "h1" for tag, _ in page.tags) == 2
+    assert sum(tag == "h1" for tag, _ in page.tags) == 3 and "Which should I use?" in page.text
     out = io.StringIO()
     Console(width=300, file=out).print(terminal_table(read_results(tmp_path / "both"), paths))
     for path in paths:  # the studies have one name
@@ -231,6 +224,18 @@ def test_one_seed_gives_a_verdict_on_these_trained_models(tmp_path):
     page = Page(write_report([tmp_path], tmp_path))
     for text in (page.text, printed(records, 400)):
         assert "too few runs to estimate" in text and "these trained models only" in text and "degrades" in text
+
+
+def test_scripts_are_made_once_and_a_damaged_copy_is_replaced(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr("vl_convert.javascript_bundle", lambda *_: made.append(1) or "draw('é</script>');")
+    monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path)
+    texts = [bundle.__wrapped__(), bundle.__wrapped__()]
+    (copy,) = (tmp_path / ".cache" / "basecap").iterdir()
+    copy.write_bytes(copy.read_bytes()[:-1])
+    texts.append(bundle.__wrapped__())
+    monkeypatch.setattr("pathlib.Path.home", lambda: copy)  # nothing can be written below a file
+    assert {*texts, bundle.__wrapped__()} == {"draw('é<\\/script>');"} and len(made) == 3
 
 
 def test_lines_are_dashed_where_colours_come_again():

@@ -42,9 +42,9 @@ def test_every_token_role_and_target_is_shown_within_the_width():
         found = build_task(name).instances(0, [0])
         shown = [word for line in lines[first:] if line.startswith("tokens") for word in line.split()[1:]]
         assert list(map(int, shown)) == found.inputs[0].tolist()
-        assert all(len(line) <= 100 for line in lines[first:] if line.startswith(("tokens", "roles", "ask")))
+        assert all(len(line) <= 100 for line in lines[first:] if line.startswith(("tokens", "roles", "target")))
         targets = found.targets[0][found.targets[0] >= 0].tolist()
-        asked = [word for line in lines[first:] if line.startswith("ask") for word in line.split()[1:]]
+        asked = [word for line in lines[first:] if line.startswith("target") for word in line.split()[1:]]
         assert [int(word.strip("()")) for word in asked] == targets
 
 
@@ -61,7 +61,7 @@ def test_a_long_example_is_cut_off():
 
 
 def test_settings_are_checked():
-    with pytest.raises(ConfigError, match="is not of the form option=value"):
+    with pytest.raises(ConfigError, match="does not have the form option=value"):
         inspect_task("mqar", ["pairs"], 1, 80)
     with pytest.raises(ConfigError, match=r"--set 'pairs=\[': the value is not valid YAML"):
         inspect_task("mqar", ["pairs=["], 1, 80)
@@ -87,5 +87,5 @@ def test_a_task_of_ones_own_is_a_file(tmp_path, monkeypatch):
     found = echo.instances(0, range(5))
     assert np.array_equal(found.targets[:, -1], found.inputs[:, 0]) and echo.cell == {"length": 8}
     monkeypatch.delitem(sys.modules, "basecap_plugin_echo_task")
-    with pytest.raises(ConfigError, match=r"must be a class that extends basecap\.tasks\.Task"):
+    with pytest.raises(ConfigError, match=r"is not a subclass of basecap\.tasks\.Task"):
         task("wrong", source="mine", summary="no task")(dict)

@@ -1,9 +1,7 @@
 """The figure of a declared evaluation."""
 
-from typing import Any
-
 from basecap.analysis.results import EvaluationResults, EvaluationRow, StudyResults, TaskResults
-from basecap.report.figures.spec import Spec, chart, layer, number, unless_picked
+from basecap.report.figures.spec import Datum, Spec, chart, layer, number, unless_picked
 from basecap.report.figures.style import colour, names_of, ref, shape, tooltip
 
 #: Where a value need not be compared with zero.
@@ -57,7 +55,7 @@ def _architectures(study: StudyResults) -> dict[str, str]:
     return {point.name: point.architecture for point in study.points} if isinstance(study, TaskResults) else {}
 
 
-def _row(row: EvaluationRow, axes: list[str], architectures: dict[str, str]) -> dict[str, Any]:
+def _row(row: EvaluationRow, axes: list[str], architectures: dict[str, str]) -> Datum:
     """Return the data of one number; an axis has a field by its place, as its name may mean something in Vega."""
     value, error = row.value or 0.0, row.stderr or 0.0
     return {
@@ -74,7 +72,7 @@ def _row(row: EvaluationRow, axes: list[str], architectures: dict[str, str]) -> 
     }
 
 
-def _rows_of_subsets(study: StudyResults, rows: list[dict[str, Any]]) -> Spec:
+def _rows_of_subsets(study: StudyResults, rows: list[Datum]) -> Spec:
     """Return positions: a group per subset, in it a line per architecture in the order of the study."""
     order = [*names_of(study), *study.names]
     runs = sorted({row["run"] for row in rows}, key=order.index)

@@ -3,11 +3,10 @@
 from collections.abc import Iterable, Sequence
 from math import ceil, floor, log10
 from statistics import median
-from typing import Any
 
 from basecap.analysis.results import TextResults
-from basecap.analysis.rows import Along, Estimate, Gap, Row
-from basecap.report.figures.spec import PICKED, Spec, chart, layer, number, unless_picked
+from basecap.analysis.rows import Estimate, Gap, GapCurve, Row
+from basecap.report.figures.spec import PICKED, Datum, Spec, chart, layer, number, unless_picked
 from basecap.report.figures.style import (
     ABSCISSAE,
     NATS,
@@ -21,7 +20,7 @@ from basecap.report.figures.style import (
     trained_band,
 )
 from basecap.report.palette import DARK_GREY
-from basecap.report.words import gap_text, interval_text
+from basecap.report.text_summary import gap_text, interval_text
 
 #: Up to so many architectures their bands can be told apart when all are drawn.
 FEW = 3
@@ -78,7 +77,7 @@ def _gap_on(row: Row, domain: str | None) -> Gap | None:
     return row.gap if domain is None else next((part for part in row.domains if part.domain == domain), None)
 
 
-def _bar(name: str, gap: Gap, low: float, high: float) -> dict[str, Any]:
+def _bar(name: str, gap: Gap, low: float, high: float) -> Datum:
     """Return the data of one gap; bars are cut to the range from low to high."""
     return {
         "name": name,
@@ -97,7 +96,7 @@ def _bar(name: str, gap: Gap, low: float, high: float) -> dict[str, Any]:
     }
 
 
-def along(study: TextResults) -> Spec | None:
+def gap_curve(study: TextResults) -> Spec | None:
     """The gap along the whole range of losses, thick over each row's trained range, with its interval at each place.
 
     Bands of many architectures hide the lines and each other: then only those picked in the page's legend are drawn.
@@ -135,7 +134,7 @@ def along(study: TextResults) -> Spec | None:
     return chart(layers, width=480, height=300, title="along training", pick=True)
 
 
-def _places(row: Row) -> Iterable[dict[str, Any]]:
+def _places(row: Row) -> Iterable[Datum]:
     """Yield the data of a row's gap at each place; the ends of its interval are None where a study has none."""
     if row.along is None or row.range is None:
         return
@@ -150,7 +149,7 @@ def _places(row: Row) -> Iterable[dict[str, Any]]:
         }
 
 
-def _estimates(found: Along) -> list[Estimate]:
+def _estimates(found: GapCurve) -> list[Estimate]:
     missing = [None] * len(found.loss)
     ends = zip(found.value, found.low or missing, found.high or missing, strict=True)
     return [Estimate(value=value, low=low, high=high) for value, low, high in ends]

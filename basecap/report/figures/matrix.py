@@ -1,11 +1,9 @@
 """The figure of a study of tasks: accuracy by training and test task, a heat map per architecture."""
 
-from typing import Any
-
 from basecap.analysis.recall_rows import AccuracyRow
 from basecap.analysis.results import TaskResults
 from basecap.analysis.rows import Interval
-from basecap.report.figures.spec import Spec, category, chart, layer
+from basecap.report.figures.spec import Datum, Spec, category, chart, layer
 from basecap.report.figures.style import BROKEN, ref, share_colour, share_ink, tooltip
 
 
@@ -45,7 +43,7 @@ def matrix(study: TaskResults, architecture: str) -> Spec | None:
     return chart(layers, width=110 * len(study.train), height=66 * len(study.test), title=architecture)
 
 
-def _cell(row: AccuracyRow, found: Interval, published: float | None) -> dict[str, Any]:
+def _cell(row: AccuracyRow, found: Interval, published: float | None) -> Datum:
     count = len(row.seeds)
     return {
         "name": row.architecture,

@@ -37,13 +37,16 @@ def mean_and_band(name: str, runs: Sequence[Points], places: Sequence[float]) ->
     (3.0, 2.0, 4.0)
     """
     found = np.stack([_read_off(run, places) for run in runs])
-    points = []
-    for place, values in zip(places, found.T, strict=True):
-        there = values[~np.isnan(values)]
-        if 2 * len(there) > len(values):
-            mean, low, high = float(there.mean()), float(there.min()), float(there.max())
-            points.append(MeanPoint(name=name, x=float(place), loss=mean, low=low, high=high, runs=len(there)))
-    return points
+    counts = np.sum(~np.isnan(found), axis=0)
+    kept = 2 * counts > len(found)
+    columns = found[:, kept]
+    values = (np.nanmean(columns, axis=0), np.nanmin(columns, axis=0), np.nanmax(columns, axis=0), counts[kept])
+    return [
+        MeanPoint(name=name, x=x, loss=loss, low=low, high=high, runs=count)
+        for x, loss, low, high, count in zip(
+            np.asarray(places, dtype=float)[kept].tolist(), *(part.tolist() for part in values), strict=True
+        )
+    ]
 
 
 def _read_off(run: Points, places: Sequence[float]) -> np.ndarray:

@@ -1,11 +1,9 @@
 """The figure of what is read: which of the places that hold a right answer a model takes it from."""
 
-from typing import Any
-
 from basecap.analysis.recall_rows import AccuracyRow
 from basecap.analysis.results import TaskResults
 from basecap.analysis.rows import Estimate
-from basecap.report.figures.spec import Spec, category, chart, layer, number
+from basecap.report.figures.spec import Datum, Spec, category, chart, layer, number
 from basecap.report.figures.style import PERCENT, SHARE, ref, tooltip
 
 #: What is read from no region.
@@ -51,7 +49,7 @@ def regions(study: TaskResults, test: str) -> Spec | None:
     return chart(layers, width=480, height=30 * len(names) + 10, title=test)
 
 
-def _parts(row: AccuracyRow) -> list[dict[str, Any]]:
+def _parts(row: AccuracyRow) -> list[Datum]:
     """Return the pieces of one bar."""
     count, start, parts = len(row.regions), 0.0, []
     rest = Estimate(value=max(0.0, 1 - sum(part.value for part in row.regions)), low=None, high=None)

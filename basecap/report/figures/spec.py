@@ -7,7 +7,8 @@ from basecap.report.palette import BLACK, GREY
 
 #: A Vega-Lite description, or a part of one.
 Spec = dict[str, Any]
-#: Rows of data in a description: by field.
+#: A row of data in a description, by field.
+Datum = dict[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 
 #: The version of Vega-Lite that draws.

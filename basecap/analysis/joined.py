@@ -1,0 +1,335 @@
+"""Several studies over the same architectures, side by side: gaps, other evaluations, costs, and how they correlate."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
+
+from basecap.analysis.results import EvaluationResults, StudyResults, TaskResults, TextResults
+from basecap.analysis.rows import Estimate, Interval
+from basecap.errors import ConfigError, DataError
+from basecap.names import split_backbone
+
+#: Fewest architectures for a correlation: with four, every ranking is a likely one.
+FEWEST = 5
+#: Draws of architectures behind the interval of a correlation, and their seed.
+DRAWS, SEED = 2_000, 0
+#: Numbers of a cost file: key of a row -> name, unit, whether more or less is better.
+COSTS: dict[str, tuple[str, str, Literal["lower", "higher"]]] = {
+    "tokens_per_s": ("training", "tokens/s", "higher"),
+    "prefill_tokens_per_s": ("reading a prompt", "tokens/s", "higher"),
+    "decode_tokens_per_s": ("decoding", "tokens/s", "higher"),
+    "state_bytes": ("state", "bytes", "lower"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A number per architecture.
+
+    Attributes:
+        name: what is measured, such as "gap" or "recall on mqar".
+        kind: the gap, another score, or a cost.
+        unit: of the numbers.
+        better: which direction is.
+        source: the study with its scale, or the device and the load of a cost file.
+        values: by architecture; ends are None without an interval.
+    """
+
+    name: str
+    kind: Literal["gap", "score", "cost"]
+    unit: str
+    better: Literal["lower", "higher", "neither"]
+    source: str
+    values: dict[str, Estimate]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correlation:
+    """Spearman's rank correlation of the gap with another measure, over architectures.
+
+    Attributes:
+        gap, other: the two measures, as "name, source".
+        architectures: how many have both.
+        value: the correlation with its interval; None with fewer than `FEWEST` architectures or without differences.
+    """
+
+    gap: str
+    other: str
+    architectures: int
+    value: Interval | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """What studies say of the same architectures.
+
+    Attributes:
+        reference: the architecture that gaps are relative to; None without a gap.
+        names: architectures, those with a gap first.
+        measures: gaps, scores, then costs.
+        correlations: of the first gap with every score.
+    """
+
+    reference: str | None
+    names: list[str]
+    measures: list[Measure]
+    correlations: list[Correlation]
+
+
+_JOINED: TypeAdapter[Joined] = TypeAdapter(Joined)
+
+
+def join(studies: Sequence[StudyResults], titles: Sequence[str], costs: Sequence[Path] = ()) -> Joined:
+    """Join studies, and files that `basecap bench models` or `bench generate` wrote with --json.
+
+    Args:
+        studies: at least one.
+        titles: what each of them is called.
+        costs: the files.
+
+    Raises:
+        ConfigError: gaps relative to different references, or studies without an architecture in common.
+        DataError: a cost file that cannot be read.
+    """
+    reference = _reference(studies, titles)
+    own = [list(_of_study(study, title)) for study, title in zip(studies, titles, strict=True)]
+    _refuse_strangers(own, titles)
+    measures = [measure for found in own for measure in found]
+    known = list(dict.fromkeys(name for measure in measures for name in measure.values))
+    measured = [measure for path in costs for measure in _of_file(path, known)]
+    if all(measure.name != "training" for measure in measured):
+        measured += _speeds(studies, titles)
+    order = {"gap": 0, "score": 1, "cost": 2}
+    measures = sorted([*measures, *measured], key=lambda measure: order[measure.kind])
+    names = list(dict.fromkeys(name for measure in measures for name in measure.values))
+    return Joined(reference=reference, names=names, measures=measures, correlations=list(_correlations(measures)))
+
+
+def joined_to_json(joined: Joined) -> dict[str, Any]:
+    """Return what results.json holds of a join under `joined`."""
+    return {"joined": _JOINED.dump_python(joined)}
+
+
+def joined_from_json(content: dict[str, Any], path: Path) -> Joined | None:
+    """Return the join in the content of results.json, read from `path`; None without one; DataError if damaged."""
+    if content.get("joined") is None:
+        return None
+    try:
+        return _JOINED.validate_python(content["joined"])
+    except ValidationError as error:
+        raise DataError(f"{path} is damaged at 'joined'; write it again with `basecap report`.") from error
+
+
+def _reference(studies: Sequence[StudyResults], titles: Sequence[str]) -> str | None:
+    """Return what gaps are relative to, None without gaps; raises ConfigError where it differs."""
+    found = {
+        study.reference: title
+        for study, title in zip(studies, titles, strict=True)
+        if isinstance(study, TextResults) and any(row.gap is not None for row in study.comparisons)
+    }
+    if len(found) > 1:
+        (one, first), (other, second) = list(found.items())[:2]
+        raise ConfigError(
+            f"gaps cannot be joined: {first} compares with {one!r} and {second} with {other!r}; "
+            "give studies with the same reference."
+        )
+    return next(iter(found), None)
+
+
+def _refuse_strangers(found: Sequence[Sequence[Measure]], titles: Sequence[str]) -> None:
+    """Raise ConfigError when no architecture is in two of several studies that have measures."""
+    sets = [{name for measure in measures for name in measure.values} for measures in found if measures]
+    if len(sets) > 1 and sum(map(len, sets)) == len(set().union(*sets)):
+        raise ConfigError(f"{' and '.join(titles)} have no architecture in common; report each of them alone.")
+
+
+def _of_study(study: StudyResults, title: str) -> Iterator[Measure]:
+    """Yield the gap or the accuracies of a study, then its other evaluations."""
+    if isinstance(study, TextResults):
+        yield from _gap(study, title)
+    else:
+        yield from _recall(study, title)
+    for found in study.evaluations:
+        yield from _scores(study, found, title)
+
+
+def _gap(study: TextResults, title: str) -> Iterator[Measure]:
+    values: dict[str, Estimate] = {
+        row.name: Estimate(value=row.gap.value, low=row.gap.low, high=row.gap.high)
+        for row in study.comparisons
+        if row.gap is not None
+    }
+    if values and study.ood_domains:
+        values = {study.reference: Estimate(value=0.0, low=None, high=None), **values}
+        yield Measure(name="gap", kind="gap", unit="nats per token", better="lower", source=title, values=values)
+
+
+def _recall(study: TaskResults, title: str) -> Iterator[Measure]:
+    for task in study.train:
+        own: dict[str, Estimate] = {
+            row.architecture: row.own for row in study.trained if row.train == task and row.own is not None
+        }
+        if own:
+            yield Measure(
+                name=f"recall on {task}",
+                kind="score",
+                unit="accuracy",
+                better="higher",
+                source=title,
+                values=own,
+            )
+    if study.shortcuts:
+        values: dict[str, Estimate] = {row.architecture: row.index for row in study.shortcuts}
+        yield Measure(
+            name="shortcut index",
+            kind="score",
+            unit="accuracy lost",
+            better="lower",
+            source=title,
+            values=values,
+        )
+
+
+def _scores(study: StudyResults, found: EvaluationResults, title: str) -> Iterator[Measure]:
+    """Yield the means over runs and layers of each metric; numbers along another axis have no meaningful mean."""
+    if set(found.axes) - {"layer"}:
+        return
+    runs = {run.name: run.name for run in study.runs}
+    if isinstance(study, TaskResults):
+        runs = {point.name: point.architecture for point in study.points}
+    rows = [row for row in found.rows if row.value is not None and row.name in runs]
+    for metric in dict.fromkeys(row.metric for row in rows):
+        values: dict[str, list[float]] = {}
+        for row in rows:
+            if row.metric == metric and row.value is not None:
+                values.setdefault(runs[row.name], []).append(row.value)
+        yield Measure(
+            name=found.name if metric == found.name else f"{found.name} {metric}",
+            kind="score",
+            unit=found.unit,
+            better=found.better,
+            source=title,
+            values={name: Estimate(value=mean(given), low=None, high=None) for name, given in values.items()},
+        )
+
+
+def _speeds(studies: Sequence[StudyResults], titles: Sequence[str]) -> Iterator[Measure]:
+    """Yield the training speed of the runs of studies of text, for each machine."""
+    name, unit, better = COSTS["tokens_per_s"]
+    for study, title in zip(studies, titles, strict=True):
+        if isinstance(study, TaskResults):
+            continue
+        runs = [run for run in study.runs if run.tokens_per_s is not None and len(run.machines) == 1]
+        for machine, group in groupby(sorted(runs, key=lambda run: run.machines[0]), key=lambda run: run.machines[0]):
+            values: dict[str, list[float]] = {}
+            for run in group:
+                values.setdefault(run.name, []).append(run.tokens_per_s or 0.0)
+            yield Measure(
+                name=name,
+                kind="cost",
+                unit=unit,
+                better=better,
+                source=f"{title}, {machine}",
+                values={key: Estimate(value=median(given), low=None, high=None) for key, given in values.items()},
+            )
+
+
+def _of_file(path: Path, known: Sequence[str]) -> Iterator[Measure]:
+    """Yield what a cost file measures of architectures that a study has too.
+
+    A row counts for the architecture of its name, else for that without its body ("top1-chunk-exact in rwkv-7"); of
+    several rows of an architecture, with different attention, the best.
+    """
+    found = _read(path)
+    device = found["environment"].get("device", "unknown device")
+    load = ", ".join(f"{key} {value}" for key, value in found.get("load", found.get("setting", {})).items()
+                     if key in ("prompt", "length", "batch"))  # fmt: skip
+    for key, (name, unit, better) in COSTS.items():
+        values: dict[str, float] = {}
+        for row in found["rows"]:
+            called = row["architecture"] if row["architecture"] in known else split_backbone(row["architecture"])[0]
+            if called in known and isinstance(row.get(key), int | float):
+                best = max if better == "higher" else min
+                values[called] = best(values.get(called, row[key]), row[key])
+        if values:
+            yield Measure(
+                name=name,
+                kind="cost",
+                unit=unit,
+                better=better,
+                source=f"{device}, {load}",
+                values={key: Estimate(value=value, low=None, high=None) for key, value in values.items()},
+            )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return a cost file; raises DataError where it is none."""
+    wrong = (
+        f"{path} is not what `basecap bench models` or `basecap bench generate` writes with --json; give such a file."
+    )
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; give a file that `basecap bench` wrote.") from error
+    except ValueError as error:
+        raise DataError(wrong) from error
+    rows = found.get("rows") if isinstance(found, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and "architecture" in row for row in rows):
+        raise DataError(wrong)
+    if not isinstance(found.get("environment"), dict):
+        raise DataError(wrong)
+    return found
+
+
+def _correlations(measures: Sequence[Measure]) -> Iterator[Correlation]:
+    gap = next((measure for measure in measures if measure.kind == "gap"), None)
+    if gap is None:
+        return
+    for other in measures:
+        if other.kind != "score":
+            continue
+        names = [name for name in gap.values if name in other.values]
+        pairs = np.array([[gap.values[name].value, other.values[name].value] for name in names]).reshape(-1, 2)
+        yield Correlation(
+            gap=f"{gap.name}, {gap.source}",
+            other=f"{other.name}, {other.source}",
+            architectures=len(names),
+            value=spearman(pairs[:, 0], pairs[:, 1]) if len(names) >= FEWEST else None,
+        )
+
+
+def spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> Interval | None:
+    """Return Spearman's rank correlation of x and y [n] with its 95 % interval; None where one of them is constant.
+
+    Ranks, as the relation need not be a line. The interval is the percentile bootstrap over architectures: it speaks of
+    architectures like these, and with few of them it is rough. Draws in which x or y is constant do not count.
+    """
+    value = _rank_correlation(x[None], y[None])[0]
+    if not np.isfinite(value):
+        return None
+    drawn = np.random.default_rng(SEED).integers(len(x), size=(DRAWS, len(x)))
+    values = _rank_correlation(x[drawn], y[drawn])
+    low, high = np.quantile(values[np.isfinite(values)], (0.025, 0.975))
+    return Interval(value=float(value), low=float(low), high=float(high))
+
+
+def _rank_correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the correlation of ranks within each row of x and y [R, n], [R]; NaN where a row is constant."""
+    a, b = (_centred_ranks(values) for values in (x, y))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return (a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))
+
+
+def _centred_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the ranks within each row less their mean, equal values sharing theirs."""
+    below = (values[:, None, :] < values[:, :, None]).sum(2)
+    above = (values[:, None, :] > values[:, :, None]).sum(2)
+    return (below - above) / 2.0

@@ -1,0 +1,75 @@
+"""The figure that helps to choose: the gap of every architecture against what it costs."""
+
+from basecap.analysis.joined import Joined, Measure
+from basecap.analysis.rows import Estimate
+from basecap.report.figures.spec import Spec, chart, layer, number
+from basecap.report.figures.style import NATS, ref, tooltip
+from basecap.report.palette import GREY, looks
+
+
+def gap_against_cost(joined: Joined, gap: Measure, cost: Measure) -> Spec | None:
+    """The gap against a cost, with its interval; the line joins the Pareto front. None below two architectures."""
+    names = [name for name in gap.values if name in cost.values]
+    if len(names) < 2:
+        return None
+    front = pareto_front(gap, cost)
+    rows = [
+        {
+            "name": name,
+            "x": cost.values[name].value,
+            "y": gap.values[name].value,
+            "low": gap.values[name].low,
+            "high": gap.values[name].high,
+            "interval": _interval(gap.values[name]),
+            "front": "yes" if name in front else "no",
+        }
+        for name in names
+    ]
+    found = [look for look in looks(joined.names, joined.reference or joined.names[0]) if look.name in names]
+    domain = [look.name for look in found]
+
+    def look(values: list[str]) -> Spec:
+        return {"field": "name", "type": "nominal", "scale": {"domain": domain, "range": values}, "legend": None}
+
+    better = "more" if cost.better == "higher" else "less"
+    x = number("x", f"{cost.name}, {cost.unit} ({better} is better)", {"type": "log", "nice": False, "padding": 30},
+               {"format": "~s", "tickCount": 4, "grid": False})  # fmt: skip
+    title = f"gap in {NATS}, positive: worse"
+    y = number("y", title)
+    shared = {"x": x, "color": look([each.colour for each in found])}
+    dot = {**shared, "y": y, "shape": look([each.mark for each in found]),
+           "tooltip": [*tooltip("name", "interval", "front"), _number(cost)]}  # fmt: skip
+    line = {"type": "line", "color": GREY, "strokeDash": [4, 3], "strokeWidth": 1.5}
+    text = {"type": "text", "align": "left", "dx": 7, "dy": -7, "fontSize": 11}
+    layers = [
+        layer(rows, line, {"x": x, "y": y}, "datum.front == 'yes'"),
+        layer(rows, {"type": "rule", "strokeWidth": 1.5}, {**shared, "y": number("low", title), "y2": ref("high")},
+              "isValid(datum.low)"),
+        layer(rows, {"type": "point", "filled": True, "size": 90, "opacity": 1}, dot),
+        layer(rows, text, {**shared, "y": y, "text": ref("name")}),
+    ]  # fmt: skip
+    heading = {"text": f"gap against {cost.name}", "subtitle": cost.source}
+    return chart(layers, width=420, height=300, title=heading)
+
+
+def pareto_front(gap: Measure, cost: Measure) -> list[str]:
+    """Return the architectures than which no other is at least as good in both and better in one, cheapest first."""
+    sign = -1 if cost.better == "higher" else 1
+    points = {name: (sign * cost.values[name].value, gap.values[name].value)
+              for name in gap.values if name in cost.values}  # fmt: skip
+    front = [
+        name
+        for name, (price, loss) in points.items()
+        if not any(other != (price, loss) and other[0] <= price and other[1] <= loss for other in points.values())
+    ]
+    return sorted(front, key=lambda name: points[name])
+
+
+def _interval(found: Estimate) -> str:
+    if found.low is None or found.high is None:
+        return f"{found.value:+.3f}"
+    return f"{found.value:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
+
+
+def _number(cost: Measure) -> Spec:
+    return {"field": "x", "type": "quantitative", "title": f"{cost.name}, {cost.unit}", "format": ",.0f"}

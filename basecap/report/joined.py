@@ -1,0 +1,79 @@
+"""The part of a report that joins studies: one table over architectures, the gap against costs, correlations."""
+
+from collections.abc import Iterator, Sequence
+
+from basecap.analysis.joined import COSTS, FEWEST, Joined, Measure
+from basecap.analysis.rows import Estimate
+from basecap.report import figures
+from basecap.report.export import Sheet
+
+
+def joined_charts(joined: Joined) -> dict[str, figures.Spec]:
+    """Return the charts of the gap against each cost, by name."""
+    gaps, costs = ([measure for measure in joined.measures if measure.kind == kind] for kind in ("gap", "cost"))
+    charts = {
+        f"gap-against-{number}-{cost.name.replace(' ', '-')}": figures.gap_against_cost(joined, gaps[0], cost)
+        for number, cost in enumerate(costs if gaps else [], start=1)
+    }
+    return {name: chart for name, chart in charts.items() if chart is not None}
+
+
+def cell_text(measure: Measure, found: Estimate | None) -> str:
+    """Return a number of the joined table, rounded as its kind is."""
+    if found is None:
+        return "–"
+    if measure.kind == "gap":
+        return f"{found.value:+.3f}"
+    if measure.kind == "cost":
+        return f"{found.value:,.0f}" if found.value >= 1000 else f"{found.value:,.4g}"
+    if measure.unit in ("accuracy", "accuracy lost"):
+        return f"{100 * found.value:.1f} %"
+    return f"{found.value:.4g}"
+
+
+def ends_text(measure: Measure, found: Estimate | None) -> str:
+    """Return the interval of a number in the joined table, "" without one."""
+    if found is None or found.low is None or found.high is None:
+        return ""
+    low, high = (cell_text(measure, Estimate(value=end, low=None, high=None)) for end in (found.low, found.high))
+    return f"{low} to {high}"
+
+
+def joined_sentences(joined: Joined) -> list[str]:
+    """Return the correlations in words, a sentence each."""
+    if not joined.correlations:
+        return ["The studies have no gap and another evaluation of the same architectures to compare it with."]
+    said = [
+        f"The gap and {found.other}: rank correlation {found.value.value:+.2f} over {found.architectures} "
+        f"architectures (95\u00a0% interval {found.value.low:+.2f} to {found.value.high:+.2f})."
+        for found in joined.correlations
+        if found.value is not None
+    ]
+    few = [found.other for found in joined.correlations if found.architectures < FEWEST]
+    if few:
+        said.append(f"A correlation needs {FEWEST} architectures with both numbers: too few have {', '.join(few)}.")
+    return said
+
+
+def joined_sheets(joined: Joined) -> Iterator[Sheet]:
+    """Yield the tables of the join: every number by architecture, and the correlations."""
+    yield Sheet(
+        name="joined",
+        columns=[
+            "architecture",
+            *(f"{measure.name}, {measure.unit} ({measure.source})" for measure in joined.measures),
+        ],
+        rows=[[name, *(measure.values.get(name) for measure in joined.measures)] for name in joined.names],
+    )
+    if joined.correlations:
+        yield Sheet(
+            name="correlations",
+            columns=["gap", "other", "architectures", "rank correlation"],
+            rows=[[found.gap, found.other, found.architectures, found.value] for found in joined.correlations],
+        )
+
+
+def missing_costs(joined: Joined) -> Sequence[str]:
+    """Return the names of costs that the charts lack."""
+    known = {measure.name for measure in joined.measures if measure.kind == "cost"}
+    return [name for name, _, _ in COSTS.values() if name not in known]

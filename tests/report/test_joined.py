@@ -1,0 +1,137 @@
+"""Several studies in one report: what is joined, how it correlates, what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from basecap.analysis import join
+from basecap.analysis.joined import Joined, Measure, joined_from_json, joined_to_json, spearman
+from basecap.analysis.results import EvaluationResults, EvaluationRow
+from basecap.analysis.rows import Estimate
+from basecap.cli import app
+from basecap.errors import ConfigError, DataError
+from basecap.report.figures.costs import gap_against_cost, pareto_front
+from basecap.report.joined import joined_sentences, joined_sheets
+from tests.report.made_up import row, run_row, study
+from tests.report.synthetic import write_study
+
+GAPS = {"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.4}
+SPEEDS = {"base": 100.0, "a": 200.0, "b": 400.0, "c": 300.0, "d": 50.0}
+
+
+def measure(kind: str, values: dict[str, float], better: str = "lower") -> Measure:
+    found = {key: Estimate(value=value, low=None, high=None) for key, value in values.items()}
+    return Measure(name=kind, kind=kind, unit="tokens/s", better=better, source="here", values=found)
+
+
+def entropy(values: dict[str, float]) -> EvaluationResults:
+    """Return an evaluation of two runs, whose mean is `values`."""
+    rows = [
+        EvaluationRow(
+            name=name, seed=seed, step=1, tokens=1, eval="entropy", subset="", metric="mean", value=value + shift, n=1,
+            stderr=None, axis={},
+        )
+        for name, value in values.items()
+        for seed, shift in enumerate((-1.0, 1.0))
+    ]  # fmt: skip
+    return EvaluationResults(name="entropy", unit="nats", better="neither", axes=[], rows=rows)
+
+
+def one_study(**changes):
+    runs = [run_row(name, 0, machines=["GPU"], tokens_per_s=speed) for name, speed in SPEEDS.items()]
+    scores = {name: 1.0 + 10 * gap for name, gap in GAPS.items()} | {"base": 1.0}
+    rows = [row(name, gap, 0.05) for name, gap in GAPS.items()]
+    return study(*rows, runs=runs, evaluations=[entropy(scores)], **changes)
+
+
+def test_gaps_scores_and_costs_of_the_same_architectures_are_joined(tmp_path):
+    file = tmp_path / "costs.json"
+    rows = [
+        {"architecture": "a in body", "attention": "slow", "decode_tokens_per_s": 5.0, "state_bytes": 7},
+        {"architecture": "a in body", "attention": "fast", "decode_tokens_per_s": 6.0, "state_bytes": 7},
+        {"architecture": "stranger", "decode_tokens_per_s": 9.0},
+        {"architecture": "b", "note": "cannot run: out of memory"},
+    ]
+    file.write_text(json.dumps({"environment": {"device": "GPU"}, "load": {"prompt": 3, "new": 2}, "rows": rows}))
+    found = join([one_study(), study(row("a", 0.3, 0.1), name="other")], ["one", "two"], [file])
+    names = [(measure.name, measure.source) for measure in found.measures]
+    assert names == [
+        ("gap", "one"), ("gap", "two"), ("entropy mean", "one"), ("decoding", "GPU, prompt 3"),
+        ("state", "GPU, prompt 3"), ("training", "one, GPU"),
+    ]  # fmt: skip
+    values = [{name: each.value for name, each in measure.values.items()} for measure in found.measures]
+    assert values[0] == {"base": 0.0, **GAPS} and values[1] == {"base": 0.0, "a": 0.3}
+    assert values[2] == pytest.approx({"base": 1.0, "a": 2.0, "b": 3.0, "c": 4.0, "d": 5.0})
+    assert values[3] == {"a": 6.0} and values[4] == {"a": 7} and values[5] == SPEEDS
+    assert found.reference == "base" and found.names == ["base", *GAPS]
+    (correlation,) = found.correlations
+    assert correlation.architectures == 5 and correlation.value.value == pytest.approx(1.0)
+    assert "rank correlation +1.00 over 5 architectures" in joined_sentences(found)[0]
+    assert [sheet.name for sheet in joined_sheets(found)] == ["joined", "correlations"]
+    assert joined_from_json(json.loads(json.dumps(joined_to_json(found))), file) == found
+    with pytest.raises(DataError, match="is damaged at 'joined'"):
+        joined_from_json({"joined": {"names": 1}}, file)
+
+
+def test_few_architectures_have_no_correlation():
+    gaps, scores = {"a": 0.0, "b": 1.0, "c": 2.0, "d": 3.0}, {"a": 0.0, "b": 1.0, "c": 2.0, "d": 3.0}
+    rows = [row(name, gap, 0.05) for name, gap in gaps.items()]
+    runs = [run_row(name, 0) for name in scores]
+    found = join([study(*rows, evaluations=[entropy(scores)], runs=runs)], ["one"])
+    assert found.correlations[0].value is None
+    assert joined_sentences(found) == [
+        "A correlation needs 5 architectures with both numbers: too few have entropy mean, one."
+    ]
+
+
+def test_rank_correlations_agree_with_scipy_and_their_intervals_cover():
+    from scipy import stats
+
+    rng = np.random.default_rng(1)
+    x, y = rng.integers(0, 6, 12).astype(float), rng.normal(size=12)
+    assert spearman(x, y).value == pytest.approx(stats.spearmanr(x, y).statistic)
+    assert spearman(x, np.zeros(12)) is None
+    samples = [rng.multivariate_normal([0, 0], [[1, 0.5], [0.5, 1]], 20).T for _ in range(40)]
+    truth = 6 / np.pi * np.arcsin(0.25)  # Spearman's of a normal pair with correlation 0.5
+    held = [(found := spearman(*pair)).low <= truth <= found.high for pair in samples]
+    assert 34 <= sum(held) <= 40
+
+
+def test_the_pareto_front_and_its_chart():
+    gap = measure("gap", {"base": 0.0, **GAPS})
+    faster, smaller = measure("cost", SPEEDS, "higher"), measure("cost", SPEEDS)
+    assert pareto_front(gap, faster) == ["b", "a", "base"]
+    assert pareto_front(gap, smaller) == ["d", "base"]
+    whole = Joined(reference="base", names=["base", *GAPS], measures=[gap, faster], correlations=[])
+    chart = gap_against_cost(whole, gap, faster)
+    rows = chart["datasets"]["data-0"]
+    assert {each["name"]: each["front"] for each in rows}["c"] == "no" and len(rows) == 5
+    assert gap_against_cost(whole, gap, measure("cost", {"a": 1.0})) is None
+
+
+@pytest.mark.parametrize(
+    ("studies", "error"),
+    [
+        ([one_study(), one_study(reference="a")], "one compares with 'base' and two with 'a'; give studies with"),
+        (
+            [one_study(), study(evaluations=[entropy({"x": 1.0})], runs=[run_row("x", 0)])],
+            "one and two have no architecture in common; report each of them alone.",
+        ),
+    ],
+)
+def test_studies_that_cannot_be_joined_are_refused(studies, error):
+    with pytest.raises(ConfigError, match=error):
+        join(studies, ["one", "two"])
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"rows": 1}', '{"rows": [{"architecture": "a"}]}', None])
+def test_a_file_of_costs_that_is_none_is_refused(content, tmp_path):
+    write_study(tmp_path, architectures={"base": (1.0, 0.0)}, documents=5, checkpoints=2)
+    file = tmp_path / "costs.json"
+    if content is not None:
+        file.write_text(content)
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "--costs", str(file)])
+    assert isinstance(done.exception, DataError) and str(file) in str(done.exception)
+    assert not (tmp_path / "report.html").exists()
