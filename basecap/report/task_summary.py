@@ -20,6 +20,18 @@ SINGLE = (
 )
 
 
+def recall_question(study: TaskResults) -> str:
+    """Return two sentences: the question of a study, and which tasks answer it."""
+    trained, others = listed(study.train), [task for task in study.test if task not in study.train]
+    tested = f"tests them on {listed(study.test)}" if others or len(study.train) > 1 else "tests them there"
+    count = len(study.architectures)
+    of = "1 architecture" if count == 1 else f"{count} architectures"
+    return (
+        "A text holds pairs of a key and a value: when a key is asked for, does a model give its value, also where the "
+        f"pairs stand elsewhere than in training? This study trains {of} on {trained} and {tested}."
+    )
+
+
 def recall_headline(study: TaskResults) -> str:
     """Return two sentences: who recalls on its own pattern, and who does when the pattern moves."""
     if not study.trained:
