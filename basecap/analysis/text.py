@@ -1,4 +1,4 @@
-"""The analysis of a study of text: the gaps of its architectures, and what they rest on."""
+"""The analysis of a study of text: the gaps of its architectures, and the data behind them."""
 
 from collections.abc import Sequence
 from typing import Any
