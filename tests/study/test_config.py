@@ -286,9 +286,9 @@ def test_files_that_are_no_study_are_refused(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (b"name: a\nname: b\n", r"is not valid YAML at line 2 \(duplicate key 'name'\); mend it\.$"),
+        (b"name: a\nname: b\n", r"is not valid YAML at line 2 \(duplicate key 'name'\); correct it\.$"),
         (b"name: a\ntrain: {lr: 1, lr: 2}\n", r"at line 2 \(duplicate key 'lr'\)"),
-        (b"name: caf\xe9\n", r"is not text in UTF-8; mend it\.$"),
+        (b"name: caf\xe9\n", r"is not text in UTF-8; correct it\.$"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_with_its_line(tmp_path, text, words):
