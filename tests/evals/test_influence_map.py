@@ -15,7 +15,7 @@ from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
 from basecap.records import RunRecords
-from tests.evals.test_domain_loss import LENGTH, context, model  # noqa: F401 (fixtures)
+from tests.evals.test_domain_loss import LENGTH, context, model, prepared  # noqa: F401 (fixtures)
 
 TASK = {"task": "mqar", "options": {"vocab": 64, "length": 32}}
 
