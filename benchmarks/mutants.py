@@ -406,9 +406,7 @@ def main(words: list[str]) -> int:
     torch.set_num_threads(1)
     mutants = [mutant for mutant in MUTANTS if not words or any(word in mutant.what for word in words)]
     if not mutants:
-        sys.exit(
-            f"error: no mutant is described by {' or '.join(map(repr, words))}; leave it out to try all."
-        )
+        sys.exit(f"error: no mutant is described by {' or '.join(map(repr, words))}; leave it out to try all.")
     start, survived = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory)
