@@ -1,12 +1,13 @@
 """Attention-like matrices of the layers of one model on one input, and the file format for them.
 
-A file is an .npz of the arrays `input` (text), `tokens`, `layers` [L], `largest` [L] and `sizes` [L, S, S].
+A file is an .npz of the arrays `input` (text), `tokens`, `layers` [L], `largest` [L], `sizes` [L, S, S], `keys` [K],
+`values` [V] and `asked` [A, 2].
 """
 
 import zipfile
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,8 @@ class Maps:
         largest: the largest element of each layer's matrix, float32 [L].
         sizes: the matrices divided by their largest element, float16 [L, S, S]; rows are the positions that read,
             columns the positions that are read. Each element is the mean over a square of ceil(T / S) tokens.
+        keys, values: positions of the key and value tokens of an example of a task, int64; empty for a text.
+        asked: positions that have to give a value, each with the position of that value's token, int64 [A, 2].
     """
 
     input: str
@@ -33,6 +36,13 @@ class Maps:
     layers: np.ndarray
     largest: np.ndarray
     sizes: np.ndarray
+    keys: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    values: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    asked: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int64))
+
+
+#: Arrays that mark positions; files written by earlier versions lack them.
+MARKS = ("keys", "values", "asked")
 
 
 def write_maps(path: Path, maps: Maps) -> None:
@@ -45,6 +55,7 @@ def write_maps(path: Path, maps: Maps) -> None:
             layers=maps.layers.astype(np.int64),
             largest=maps.largest.astype(np.float32),
             sizes=maps.sizes.astype(np.float16),
+            **{name: getattr(maps, name).astype(np.int64) for name in MARKS},
         )
 
 
@@ -61,6 +72,7 @@ def _read(path: Path) -> Maps:
     try:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in ("layers", "largest", "sizes")}
+            arrays |= {name: file[name] for name in MARKS if name in file}
             return Maps(input=str(file["input"]), tokens=int(file["tokens"]), **arrays)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is damaged ({error}); remove it.") from error

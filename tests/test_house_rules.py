@@ -86,7 +86,7 @@ STILL_ARCHAIC = {
     "basecap/analysis/joined.py",
     "basecap/analysis/rows.py",
     "basecap/analysis/sequential.py",
-    "basecap/analysis/words.py",
+    "basecap/analysis/reasons.py",
     "basecap/bench/ops.py",
     "basecap/ops/_dispatch.py",
     "basecap/ops/_library.py",

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy import ndarray
 
-from basecap.analysis import gap, words
-from basecap.analysis.along import along
+from basecap.analysis import gap, reasons
 from basecap.analysis.draws import Curve, Runs, draw, enough, few_clusters, fewest_units
 from basecap.analysis.gap import FEWEST_POINTS, LARGEST_EXPONENT, LOST_DRAWS, Range
+from basecap.analysis.gap_curve import gap_curve
 from basecap.analysis.intervals import Estimates, Levels, Table
 from basecap.analysis.losses import RunLosses
 from basecap.analysis.noise import DRAWS
@@ -111,7 +111,7 @@ def compare_runs(names: Sequence[str], runs: Runs, setting: Setting, generator: 
     """Compare each of the architectures `names` with the reference; returns a row for each."""
     example = next((run for (name, _), run in runs.items() if name == setting.reference), None)
     if example is None:
-        missing = words.no_runs(f"the reference {setting.reference}", setting.reference in setting.waiting)
+        missing = reasons.no_runs(f"the reference {setting.reference}", setting.reference in setting.waiting)
         return [_without(name, "undecided", missing, []) for name in names]
     comparable = {key: run for key, run in runs.items() if _comparable(run, example, setting)}
     curves = draw(comparable, setting.train, setting.ood, setting.resamples, generator)
@@ -127,11 +127,11 @@ def compare_runs(names: Sequence[str], runs: Runs, setting: Setting, generator: 
         if isinstance(one, Row):
             rows.append(one)
         elif judge is None or one.lost:
-            rows.append(_bare(one, words.LOST if trusted else words.FEW_DOCUMENTS, setting))
+            rows.append(_bare(one, reasons.LOST if trusted else reasons.FEW_DOCUMENTS, setting))
         else:
             rows.append(judge.row(measured.index(one)))
     few = few_clusters(example, (*setting.train, *setting.ood))
-    return [words.with_cautions(row, few) for row in rows]
+    return [reasons.with_cautions(row, few) for row in rows]
 
 
 def _comparable(run: RunLosses, example: RunLosses, setting: Setting) -> bool:
@@ -145,7 +145,7 @@ def _counting(
 
     While none has finished, those count that are nearly as far as the furthest.
     """
-    missing = words.OTHER_DOCUMENTS if setting.ood else words.NO_TRAINING_LOSS
+    missing = reasons.OTHER_DOCUMENTS if setting.ood else reasons.NO_TRAINING_LOSS
     why = {seed: missing for who, seed in sorted(runs) if who == name and (who, seed) not in curves}
     own = {seed: curve for (who, seed), curve in sorted(curves.items()) if who == name}
     finished = {seed for seed in own if runs[name, seed].finished}
@@ -155,7 +155,7 @@ def _counting(
         if (not finished or seed in finished) and curve.trained[-1] >= LEAST_PROGRESS * furthest:
             counting[seed] = curve
         else:
-            why[seed] = words.short(curve.trained[-1], furthest)
+            why[seed] = reasons.short(curve.trained[-1], furthest)
     return counting, why
 
 
@@ -163,14 +163,14 @@ def _reference(runs: Runs, curves: Mapping[tuple[str, int], Curve], setting: Set
     """Return what the rows are measured against, or why nothing can be."""
     counting, why = _counting(setting.reference, runs, curves, setting)
     if not counting:
-        return Unfit(reason=words.NO_TRAINING_LOSS)
+        return Unfit(reason=reasons.NO_TRAINING_LOSS)
     most = max(len(curve.trained) for curve in counting.values())
     if most < FEWEST_POINTS:
-        return Unfit(reason=words.few_points("the reference", most))
+        return Unfit(reason=reasons.few_points("the reference", most))
     middle = gap.middle(list(counting.values()), setting.share)
     own = {seed: curve for seed, curve in counting.items() if curve.x[0, -1] < middle}
     why |= {
-        seed: words.diverged(setting.loss, float(curve.x[0, -1]), middle, setting.share)
+        seed: reasons.diverged(setting.loss, float(curve.x[0, -1]), middle, setting.share)
         for seed, curve in counting.items()
         if seed not in own
     }
@@ -179,7 +179,7 @@ def _reference(runs: Runs, curves: Mapping[tuple[str, int], Curve], setting: Set
     low, high = float(where.low[0]), float(where.high[0])
     if not (own and low < high):
         more = gap.more_tokens(every, high) if low >= high else None
-        reason = words.untrained(setting.reference, low, setting.bigram, more)
+        reason = reasons.untrained(setting.reference, low, setting.bigram, more)
         return Unfit(reason=reason, verdict="undecided" if more is None else "behind")
     kept, few = _reaching(own, where, "the reference")
     if not kept:
@@ -199,7 +199,7 @@ def _reaching(curves: Mapping[int, Curve], where: Range, who: str) -> tuple[dict
     counts = {seed: gap.points_within(curve, where) for seed, curve in curves.items()}
     kept = {seed: curve for seed, curve in curves.items() if counts[seed] >= FEWEST_POINTS}
     few = sorted((seed for seed in curves if seed not in kept), key=lambda seed: -counts[seed])
-    return kept, {seed: words.few_points(who, counts[seed]) for seed in few}
+    return kept, {seed: reasons.few_points(who, counts[seed]) for seed in few}
 
 
 def _left_out(why: Mapping[int, str]) -> list[LeftOut]:
@@ -217,7 +217,7 @@ def _measure(
     seeds = sorted(seed for who, seed in runs if who == name)
     counting, why = _counting(name, runs, curves, setting)
     if not seeds:
-        return _without(name, "undecided", words.no_runs("it", name in setting.waiting), seeds)
+        return _without(name, "undecided", reasons.no_runs("it", name in setting.waiting), seeds)
     if not counting:
         return _without(name, "undecided", next(iter(why.values())), seeds)
     if isinstance(reference, Unfit):
@@ -227,9 +227,9 @@ def _measure(
     if not reaching:
         best = float(min(curve.x[0, -1] for curve in counting.values()))
         more = gap.more_tokens(list(counting.values()), high - ENTRY * (high - float(reference.where.low[0])))
-        return _without(name, "behind", words.behind(setting.loss, best, high, more), seeds)
+        return _without(name, "behind", reasons.behind(setting.loss, best, high, more), seeds)
     why |= {
-        seed: words.outside(setting.loss, float(curve.x[0, -1]), high)
+        seed: reasons.outside(setting.loss, float(curve.x[0, -1]), high)
         for seed, curve in counting.items()
         if seed not in reaching
     }
@@ -319,10 +319,10 @@ class _Judge:
             gap=found,
             weighted=self._gap("weighted", index),
             domains=tuple(DomainGap(domain=domain, **vars(self._gap(domain, index))) for domain in self.setting.tested),
-            along=along(one, self.reference.curves, self.weights["plain"], estimates.shared, self.setting.level),
+            along=gap_curve(one, self.reference.curves, self.weights["plain"], estimates.shared, self.setting.level),
             more=more,
         )
-        return replace(row, words=words.of(row))
+        return replace(row, words=reasons.of(row))
 
     def _gap(self, key: str, index: int) -> Gap:
         estimates, setting = self.estimates[key], self.setting

@@ -6,18 +6,6 @@ queried values that are right.
 
 from collections.abc import Collection, Mapping, Sequence
 
-from basecap.analysis.counted import (
-    ACCURACY,
-    CASES,
-    EVALUATION,
-    REGION,
-    VALIDATION,
-    Counted,
-    Key,
-    by_step,
-    count,
-    validation_accuracy,
-)
 from basecap.analysis.files import TaskRunFile, TaskStudyFile, parse
 from basecap.analysis.published import with_published
 from basecap.analysis.recall_rows import AccuracyRow, CellRow, ShiftRow, ShortcutRow, TrainedRow, Verdict
@@ -25,6 +13,18 @@ from basecap.analysis.results import Failure, LearningPoint, TaskPoint, TaskResu
 from basecap.analysis.rows import Interval
 from basecap.analysis.runs import Run, curve, describe, evaluations, read_runs, sweeps
 from basecap.analysis.shares import LEVEL, Share, estimate
+from basecap.analysis.task_runs import (
+    ACCURACY,
+    CASES,
+    EVALUATION,
+    REGION,
+    VALIDATION,
+    Key,
+    TaskRun,
+    by_step,
+    select_point,
+    validation_accuracy,
+)
 from basecap.records import StudyRecords
 
 #: Accuracy on its own pattern from which on a model has learnt to recall.
@@ -44,7 +44,7 @@ def analyse_tasks(records: StudyRecords) -> TaskResults:
     places = {name_of(entry, task, train): (entry, task) for entry in architectures for task in train}
     names = list(places)
     runs = read_runs(records, names, TaskRunFile)
-    counted, failures = _counted(runs, study.task.checkpoint)
+    counted, failures = _task_runs(runs, study.task.checkpoint)
     groups = {place: own for place in places.values() if (own := _group(counted, *place))}
     trained = [_trained(*place, own) for place, own in groups.items()]
     recalling = {(row.architecture, row.train) for row in trained if row.recalls}
@@ -88,11 +88,11 @@ def name_of(architecture: str, task: str, train: Sequence[str]) -> str:
     return architecture if len(train) == 1 else f"{architecture} on {task}"
 
 
-def _counted(runs: Sequence[Run], checkpoint: str) -> tuple[list[Counted], list[Failure]]:
+def _task_runs(runs: Sequence[Run], checkpoint: str) -> tuple[list[TaskRun], list[Failure]]:
     """Return the runs with a point that counts, and the failures: also finished runs without such a point."""
     counted, failures = [], []
     for run in runs:
-        found = count(run, checkpoint)
+        found = select_point(run, checkpoint)
         if run.info.status == "failed":
             failures.append(run.failure(run.info.message))
         elif found is None and run.info.status == "finished":
@@ -103,13 +103,13 @@ def _counted(runs: Sequence[Run], checkpoint: str) -> tuple[list[Counted], list[
     return counted, failures
 
 
-def _group(counted: Sequence[Counted], architecture: str, task: str) -> list[Counted]:
+def _group(counted: Sequence[TaskRun], architecture: str, task: str) -> list[TaskRun]:
     """Return the runs of one architecture on one task: those at their end, or the others where none is."""
     own = [one for one in counted if (one.architecture, one.task) == (architecture, task)]
     return [one for one in own if one.finished] or own
 
 
-def _cells(runs: Sequence[Counted], test: str, metric: str) -> list[Cell]:
+def _cells(runs: Sequence[TaskRun], test: str, metric: str) -> list[Cell]:
     """Return the cells of a task that every one of the runs has a share of, in the order of the records."""
     return [
         key.cell
@@ -118,7 +118,7 @@ def _cells(runs: Sequence[Counted], test: str, metric: str) -> list[Cell]:
     ]
 
 
-def _mean(runs: Sequence[Counted], test: str, metric: str, cells: Sequence[Cell] | None = None) -> Interval | None:
+def _mean(runs: Sequence[TaskRun], test: str, metric: str, cells: Sequence[Cell] | None = None) -> Interval | None:
     """Return a metric as the mean over `cells`, by default all that have it; None where there is none."""
     cells, train = _cells(runs, test, metric) if cells is None else cells, runs[0].task
     if not cells:
@@ -126,11 +126,11 @@ def _mean(runs: Sequence[Counted], test: str, metric: str, cells: Sequence[Cell]
     return estimate(_units(runs), {Key(train, test, metric, cell): 1 / len(cells) for cell in cells})
 
 
-def _units(runs: Sequence[Counted]) -> list[dict[Key, Share]]:
+def _units(runs: Sequence[TaskRun]) -> list[dict[Key, Share]]:
     return [run.shares for run in runs]
 
 
-def _own(runs: Sequence[Counted]) -> tuple[str, list[Cell]]:
+def _own(runs: Sequence[TaskRun]) -> tuple[str, list[Cell]]:
     """Return the metric and the cells in which runs show what they learnt: tested ones among those trained in.
 
     Where none of them is tested, the metric is accuracy on validation examples.
@@ -141,7 +141,7 @@ def _own(runs: Sequence[Counted]) -> tuple[str, list[Cell]]:
     return (ACCURACY, both) if both else (VALIDATION, validated)
 
 
-def _trained(architecture: str, train: str, runs: Sequence[Counted]) -> TrainedRow:
+def _trained(architecture: str, train: str, runs: Sequence[TaskRun]) -> TrainedRow:
     metric, cells = _own(runs)
     own = _mean(runs, train, metric, cells)
     whole = len(cells) == len(_cells(runs, train, ACCURACY))
@@ -155,7 +155,7 @@ def _trained(architecture: str, train: str, runs: Sequence[Counted]) -> TrainedR
     )
 
 
-def _test(architecture: str, train: str, test: str, runs: Sequence[Counted]) -> AccuracyRow | None:
+def _test(architecture: str, train: str, test: str, runs: Sequence[TaskRun]) -> AccuracyRow | None:
     accuracy = _mean(runs, test, ACCURACY)
     if accuracy is None:
         return None
@@ -186,7 +186,7 @@ def _test(architecture: str, train: str, test: str, runs: Sequence[Counted]) -> 
     )
 
 
-def _difference(runs: Sequence[Counted], test: str) -> dict[Key, float]:
+def _difference(runs: Sequence[TaskRun], test: str) -> dict[Key, float]:
     """Return the weights of accuracy on the own task minus that on another, over the cells that both have."""
     train = runs[0].task
     metric, own = _own(runs)
@@ -195,7 +195,7 @@ def _difference(runs: Sequence[Counted], test: str) -> dict[Key, float]:
     return weights | {Key(train, test, ACCURACY, cell): -1 / len(common) for cell in common}
 
 
-def _shift(architecture: str, train: str, test: str, runs: Sequence[Counted], recalls: bool) -> ShiftRow | None:
+def _shift(architecture: str, train: str, test: str, runs: Sequence[TaskRun], recalls: bool) -> ShiftRow | None:
     weights = _difference(runs, test)
     if not weights:
         return None
@@ -218,7 +218,7 @@ def _verdict(index: Interval) -> Verdict:
 
 
 def _shortcuts(
-    groups: Mapping[tuple[str, str], Sequence[Counted]], test: Sequence[str], recalling: Collection[tuple[str, str]]
+    groups: Mapping[tuple[str, str], Sequence[TaskRun]], test: Sequence[str], recalling: Collection[tuple[str, str]]
 ) -> list[ShortcutRow]:
     """Return a row per architecture with shifts; a seed counts that has a run on each training task of its row."""
     found = []
@@ -258,11 +258,11 @@ def _shortcuts(
     return found
 
 
-def _seeds(runs: Sequence[Counted]) -> list[int]:
+def _seeds(runs: Sequence[TaskRun]) -> list[int]:
     return [run.seed for run in runs]
 
 
-def _point(one: Counted) -> TaskPoint:
+def _point(one: TaskRun) -> TaskPoint:
     return TaskPoint(
         name=one.name,
         seed=one.seed,

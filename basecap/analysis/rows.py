@@ -64,7 +64,7 @@ class DomainGap(Gap):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Along:
+class GapCurve:
     """The gap along the whole range of losses that both have seen, each list [G]; ends are None without an interval."""
 
     loss: list[float]
@@ -119,5 +119,5 @@ class Row:
     gap: Gap | None = None
     weighted: Gap | None = None
     domains: tuple[DomainGap, ...] = ()
-    along: Along | None = None
+    along: GapCurve | None = None
     more: More | None = None

@@ -62,7 +62,8 @@ class TaskSection(BaseModel):
         for name in self._names:
             if build_task(name).readout != "each":
                 raise ConfigError(
-                    f"task {name!r} needs a decoder at the last position, which no model here has; choose another task."
+                    f"task {name!r} needs a decoder at the last position for all its targets, trained with the model; "
+                    "language models have none. Choose another task."
                 )
         known = {key for name in self._names for key in _fields(name)}
         for key in self.options:

@@ -82,7 +82,7 @@ class Outcome:
 
     measurements: list[Measurement]
     documents: dict[str, DocumentLosses] = field(default_factory=dict)
-    maps: Maps | None = None
+    maps: tuple[Maps, ...] = ()
 
 
 class Evaluation(ABC, Generic[W]):

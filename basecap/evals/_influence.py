@@ -52,15 +52,17 @@ def fitting_task(
 ) -> tuple[str, Task]:
     """Return the name and the task, checked to fit the vocabulary and the `length` of the models.
 
-    The default is the training task of the models in its largest cell, or mqar if they are trained on text.
+    The default is the training task of the models, or mqar if they are trained on text. A task of the study has the
+    options of the study and its largest cell there, except for what `options` sets.
 
     Raises:
         ConfigError: the name or an option is unknown.
         DataError: the task has more token ids or tokens than the models; the message starts with `evaluation`.
     """
-    if name is None and isinstance(data, TaskData):
-        name, largest = data.task, max(data.cells, key=lambda cell: tuple(cell.cell.values()))
-        task = largest.at(options)
+    if isinstance(data, TaskData) and (name is None or name == data.task or name in data.tests):
+        name = name or data.task
+        cells = data.cells if name == data.task else data.tests[name]
+        task = max(cells, key=lambda cell: tuple(cell.cell.values())).at(options)
     else:
         name = name or "mqar"
         task = build_task(name, options)

@@ -1,25 +1,55 @@
 """Attention-like matrices of each layer of a model on one input (arXiv 2410.15678, figure 4)."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from torch import Tensor
 
 from basecap.data import PreparedData
 from basecap.data.config import Count
 from basecap.data.workload import Workload
-from basecap.errors import DataError
+from basecap.errors import ConfigError, DataError, describe_problem, nearest
 from basecap.evals import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
 from basecap.evals._influence import SEED, fitting_task, map_layers
 from basecap.maps import Maps
 from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
+from basecap.tasks import NOTHING, Instances, Role
 
 #: Maximum number of tokens of an input, and of rows and columns of a stored matrix.
 LONGEST, SIDE = 1024, 256
+#: Maximum number of inputs of one evaluation: a report holds all their matrices.
+INPUTS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """What a model reads: a description, tokens int64 [T], and the example that they are, if the input is a task."""
+
+    description: str
+    tokens: np.ndarray
+    example: Instances | None = None
+
+    def marks(self) -> dict[str, np.ndarray]:
+        """Return the positions of keys and values and the queried values (see `Maps`); nothing for a text."""
+        if self.example is None:
+            return {}
+        roles, pairs, groups = (getattr(self.example, name)[0] for name in ("roles", "pairs", "groups"))
+        values = np.nonzero(roles == Role.VALUE)[0]
+        asked = [
+            (t, s)
+            for t in np.nonzero((groups != NOTHING) & (pairs != NOTHING))[0]
+            for s in values[(pairs[values] == pairs[t]) & (values <= t)][:1]
+        ]
+        return {
+            "keys": np.nonzero(roles == Role.KEY)[0],
+            "values": values,
+            "asked": np.array(asked, np.int64).reshape(-1, 2),
+        }
 
 
 @evaluation("influence-map", unit="tokens", better="neither")
@@ -28,7 +58,8 @@ class InfluenceMap(Evaluation[Workload]):
 
     The input is a text, an example of a task, or the start of a held-out document of the first training domain. Layers
     without `influence` are left out. `distance` is how far back a layer reads: the mean of t - s, weighted by the
-    matrix within each row t. Layers are counted from 0, as in "layer 3".
+    matrix within each row t. Layers are counted from 0, as in "layer 3"; with several inputs, the description of the
+    input follows.
     """
 
     class Config(EvaluationConfig):
@@ -42,6 +73,12 @@ class InfluenceMap(Evaluation[Workload]):
         number: Count = Field(0, ge=0, lt=2**31, description="number of the document or example, from 0")
         seed: int = Field(SEED, ge=0, lt=2**60, description="seed of the task's examples")
         length: Count = Field(256, ge=2, le=LONGEST, description="maximum number of tokens; the rest is cut off")
+        inputs: tuple[dict[str, Any], ...] = Field(
+            (),
+            max_length=INPUTS,
+            description="several inputs instead of one: the options that each of them changes, such as "
+            "[{task: mqar}, {task: mqar-last, options: {pairs: 4}}]",
+        )
 
         @field_validator("task")
         @classmethod
@@ -50,59 +87,90 @@ class InfluenceMap(Evaluation[Workload]):
                 raise ValueError("cannot be combined with text; give one of them")
             return value
 
+        @field_validator("inputs")
+        @classmethod
+        def _inputs_are_known(cls, value: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+            known = [name for name in cls.model_fields if name not in ("at", "inputs")]
+            for key in (key for entry in value for key in entry):
+                if key not in known:
+                    raise ValueError(f"has an unknown option {key!r}: {nearest(key, known)}")
+            return value
+
     config: Config
 
     def check(self, data: Workload, length: int) -> None:
-        """Raise DataError if models of `length` tokens cannot read the input, ConfigError for an invalid task."""
-        self._input(data, length)
+        """Raise DataError if models of `length` tokens cannot read an input, ConfigError for an invalid task."""
+        self._inputs(data, length)
 
     def run(self, model: LanguageModel, context: Context[Workload]) -> Outcome:
         """Return the matrix of each layer and the distance that it reads; raises DataError as `check` does."""
-        description, tokens = self._input(context.data, model.config.max_length)
-        with context.autocast():
-            found = map_layers(model, torch.from_numpy(tokens)[None].to(context.device), _picture)
-        measurements = [
-            Measurement(subset=f"layer {layer}", metric="distance", value=distance, n=len(tokens))
-            for layer, (_, _, distance) in sorted(found.items())
-        ]
-        if not found:
-            return Outcome(measurements=measurements)
-        layers = sorted(found)
-        maps = Maps(
-            input=description,
-            tokens=len(tokens),
-            layers=np.array(layers),
-            largest=np.array([found[layer][1] for layer in layers]),
-            sizes=np.stack([found[layer][0] for layer in layers]),
-        )
-        return Outcome(measurements=measurements, maps=maps)
+        inputs = self._inputs(context.data, model.config.max_length)
+        measurements, maps = [], []
+        for read in inputs:
+            with context.autocast():
+                found = map_layers(model, torch.from_numpy(read.tokens)[None].to(context.device), _picture)
+            if not found:
+                continue
+            layers, after, n = sorted(found), f", {read.description}" if len(inputs) > 1 else "", len(read.tokens)
+            measurements += [
+                Measurement(subset=f"layer {layer}{after}", metric="distance", value=found[layer][2], n=n)
+                for layer in layers
+            ]
+            maps.append(
+                Maps(
+                    input=read.description,
+                    tokens=n,
+                    layers=np.array(layers),
+                    largest=np.array([found[layer][1] for layer in layers]),
+                    sizes=np.stack([found[layer][0] for layer in layers]),
+                    **read.marks(),
+                )
+            )
+        return Outcome(measurements=measurements, maps=tuple(maps))
 
     def trial(self, model: LanguageModel, context: Context[Workload]) -> None:
         """Compute the matrices."""
         self.run(model, context)
 
-    def _input(self, data: Workload, longest: int) -> tuple[str, np.ndarray]:
-        """Return a description of the input and its tokens, int64 [T]."""
-        c = self.config
-        most = min(c.length, longest)
-        if c.task is not None or not isinstance(data, PreparedData):
-            if c.text is not None:
-                raise DataError("influence-map: a study of tasks has no tokenizer; leave out text, or give a task.")
-            name, task = fitting_task("influence-map", c.task, c.options, data, min(longest, LONGEST))
-            return f"{name}, example {c.number}", task.instances(c.seed, [c.number]).inputs[0]
+    def _inputs(self, data: Workload, longest: int) -> list[Input]:
+        """Return the inputs; raises ConfigError and DataError as `check` does."""
+        own = self.config.model_dump(exclude={"inputs"})
+        found = []
+        for entry in self.config.inputs or ({},):
+            options = {**own["options"], **entry.get("options", {})}
+            try:
+                config = self.Config(**{**own, **entry, "options": options})
+            except ValidationError as error:
+                first = error.errors()[0]
+                place = ".".join(map(str, first["loc"]))
+                raise ConfigError(
+                    f"influence-map: in inputs, {place} cannot be {first['input']!r}; it {describe_problem(first)}."
+                ) from error
+            found.append(_read(config, data, longest))
+        return found
+
+
+def _read(c: InfluenceMap.Config, data: Workload, longest: int) -> Input:
+    """Return one input."""
+    most = min(c.length, longest)
+    if c.task is not None or not isinstance(data, PreparedData):
         if c.text is not None:
-            description, tokens = f"{c.text[:40]!r}", np.array(data.tokenizer.encode(c.text), np.int64)
-        else:
-            domain = data.train_domains[0]
-            documents = data.documents("test", domain)
-            if c.number >= len(documents):
-                raise DataError(f"influence-map: {domain} has {len(documents)} held-out documents; lower number.")
-            description, tokens = f"{domain}, held-out document {c.number}", documents.tokens(c.number)
-        if len(tokens) < 2:
-            raise DataError(
-                f"influence-map: {description} has fewer than 2 tokens; give a longer text or another number."
-            )
-        return description, tokens[:most]
+            raise DataError("influence-map: a study of tasks has no tokenizer; leave out text, or give a task.")
+        name, task = fitting_task("influence-map", c.task, c.options, data, min(longest, LONGEST))
+        example = task.instances(c.seed, [c.number])
+        cell = "".join(f", {axis} {value:g}" for axis, value in task.cell.items())
+        return Input(description=f"{name}{cell}, example {c.number}", tokens=example.inputs[0], example=example)
+    if c.text is not None:
+        description, tokens = f"{c.text[:40]!r}", np.array(data.tokenizer.encode(c.text), np.int64)
+    else:
+        domain = data.train_domains[0]
+        documents = data.documents("test", domain)
+        if c.number >= len(documents):
+            raise DataError(f"influence-map: {domain} has {len(documents)} held-out documents; lower number.")
+        description, tokens = f"{domain}, held-out document {c.number}", documents.tokens(c.number)
+    if len(tokens) < 2:
+        raise DataError(f"influence-map: {description} has fewer than 2 tokens; give a longer text or another number.")
+    return Input(description=description, tokens=tokens[:most])
 
 
 def _picture(influence: Influence) -> tuple[np.ndarray, float, float]:

@@ -24,7 +24,7 @@ def text_charts(study: TextResults) -> Charts:
     called = "training-loss" if study.ood_domains else "held-out-loss"
     return {
         "paper": figures.paper(study),
-        "gaps": {"gaps": figures.forest(study), "gap-along-training": figures.along(study)},
+        "gaps": {"gaps": figures.forest(study), "gap-along-training": figures.gap_curve(study)},
         "by_domain": {f"gaps-{domain}": figures.forest(study, domain) for domain in domains},
         "enlarged": {
             f"scatter-{domain}-enlarged": figures.scatter(study, domain, main, enlarged=True) for domain in domains
@@ -47,7 +47,7 @@ def task_charts(study: TaskResults) -> Charts:
     return {
         "matrices": {f"matrix-{name}": figures.matrix(study, name) for name in study.architectures},
         "regions": {f"regions-{task}": figures.regions(study, task) for task in study.test},
-        "rivals": {f"rivals-{task}": figures.rivals(study, task) for task in study.train},
+        "hardest_cells": {f"hardest-cells-{task}": figures.hardest_cells(study, task) for task in study.train},
         "cells": {f"cells-{_name(row)}": figures.cells(study, row) for row in first},
         "other_cells": {f"cells-{_name(row)}": figures.cells(study, row) for row in others if row not in first},
         "capacity": {
@@ -60,7 +60,7 @@ def task_charts(study: TaskResults) -> Charts:
     }
 
 
-def seen(study: StudyResults, records: StudyRecords) -> Charts:
+def influence_charts(study: StudyResults, records: StudyRecords) -> Charts:
     """Return the figures of what layers read, of the first run of each architecture that has such maps."""
     charts: dict[str, figures.Spec | None] = {}
     for run in study.runs:

@@ -53,21 +53,22 @@ def sheets(study: StudyResults) -> Iterator[Sheet]:
 
 
 def _text(study: TextResults) -> Iterator[Sheet]:
-    columns = [
-        "architecture", "verdict", "gap", "as if trained on", "why", "verdict alone", "gap alone",
-        "gap at lowest shared loss", "weighted gap", "bits per byte", "tolerance", "range from", "range to", "runs",
-        "reference runs",
-    ]  # fmt: skip
-    rows: list[list[Cell]] = []
+    verdicts: list[list[Cell]] = []
+    gaps: list[list[Cell]] = []
+    ranges: list[list[Cell]] = []
     for row in study.comparisons:
-        gap = row.gap
-        low, high = row.range or (None, None)
-        rows.append([row.name, row.verdict, gap, gap.tokens if gap else None, row.words])
-        rows[-1] += [gap.alone, gap.single] if gap else [None, None]
-        rows[-1] += [at_lowest(row), row.weighted]
-        rows[-1] += [gap.bits_per_byte, gap.tolerance] if gap else [None, None]
-        rows[-1] += [low, high, len(row.seeds), len(row.reference_seeds)]
-    yield Sheet("verdicts", columns, rows)
+        found = row.gap
+        verdicts.append([row.name, row.verdict, found, found.tokens if found else None, row.words])
+        if found is not None:
+            low, high = row.range or (None, None)
+            gaps.append([row.name, found.alone, found.single, at_lowest(row), row.weighted])
+            runs = [len(row.seeds), len(row.reference_seeds)]
+            ranges.append([row.name, found.bits_per_byte, found.tolerance, low, high, *runs])
+    yield Sheet("verdicts", ["architecture", "verdict", "gap", "as if trained on", "why"], verdicts)
+    heads = ["architecture", "verdict alone", "gap alone", "gap at lowest shared loss", "weighted gap"]
+    yield Sheet("gaps", heads, gaps)
+    heads = ["architecture", "bits per byte", "tolerance", "range from", "range to", "runs", "reference runs"]
+    yield Sheet("ranges", heads, ranges)
     heads = ["architecture", "domain", "verdict", "gap", "as if trained on", "bits per byte", "tolerance"]
     by_domain: list[list[Cell]] = [
         [row.name, part.domain, part.verdict, part, part.tokens, part.bits_per_byte, part.tolerance]
@@ -192,18 +193,27 @@ IN_LATEX = {mark: f"\\{mark}" for mark in "&%$#_{}"} | {
 }  # fmt: skip
 
 
+#: Characters of the longest text in a column of LaTeX that does not break.
+LONG = 40
+
+
 def to_latex(sheet: Sheet) -> str:
-    """Return a table as a LaTeX tabular that needs no package."""
-    numbers = [all(not isinstance(row[place], str) for row in sheet.rows) for place in range(len(sheet.columns))]
-    lines = [sheet.columns, *([_printed(cell) for cell in row] for row in sheet.rows)]
+    """Return a table as a LaTeX tabular that needs no package; long text breaks, in columns as wide as fits a page."""
+    cells = [[_printed(cell) for cell in row] for row in sheet.rows]
+    places = []
+    for place in range(len(sheet.columns)):
+        if not any(isinstance(row[place], str) for row in sheet.rows):
+            places.append("r")
+        elif max(len(row[place]) for row in cells) > LONG:
+            places.append(r"p{0.27\linewidth}")
+        else:
+            places.append("l")
     head, *body = [
         " & ".join("".join(IN_LATEX.get(mark, mark) for mark in " ".join(cell.split())) for cell in line) + r" \\"
-        for line in lines
+        for line in [sheet.columns, *cells]
     ]
-    places = "".join("r" if number else "l" for number in numbers)
-    return "\n".join(
-        [rf"\begin{{tabular}}{{{places}}}", r"\hline", head, r"\hline", *body, r"\hline", r"\end{tabular}", ""]
-    )
+    begin = [r"{\footnotesize\setlength{\tabcolsep}{3pt}", rf"\begin{{tabular}}{{@{{}}{''.join(places)}@{{}}}}"]
+    return "\n".join([*begin, r"\hline", head, r"\hline", *body, r"\hline", r"\end{tabular}}", ""])
 
 
 def _printed(cell: Cell) -> str:

@@ -11,7 +11,7 @@ from basecap.report.page import write_report
 PAUSE = 2.0
 
 
-def write_live_report(study_paths: Sequence[Path], out: Path, say: Callable[[str], None], pause: float = PAUSE) -> Path:
+def write_live_report(study_paths: Sequence[Path], out: Path, log: Callable[[str], None], pause: float = PAUSE) -> Path:
     """Write the report whenever records change; the page loads itself again until the studies end.
 
     It ends once no process runs a study and every run that has begun is at its end.
@@ -26,7 +26,7 @@ def write_live_report(study_paths: Sequence[Path], out: Path, say: Callable[[str
         found = [study.state() for study in studies]
         if found != seen or not busy:
             page = write_report(study_paths, out, live=busy)
-            say(f"report: {page} ({time.strftime('%H:%M:%S')}{', the study goes on' if busy else ''})")
+            log(f"report: {page} ({time.strftime('%H:%M:%S')}{', the study goes on' if busy else ''})")
         if not busy:
             return page
         seen = found

@@ -15,14 +15,14 @@ from basecap.analysis.results import to_json
 from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
 from basecap.report.bundle import bundle
-from basecap.report.charts import Charts, charts_of, seen
+from basecap.report.charts import Charts, charts_of, influence_charts
+from basecap.report.figures.style import names_of
 from basecap.report.joined import cell_text, ends_text, joined_charts, joined_sentences, missing_costs
 from basecap.report.palette import ON_DARK, looks
-from basecap.report.recall_words import between, percent, points
 from basecap.report.rows import at_lowest, by_architecture, final_losses, without_null
 from basecap.report.summary import summarise
-from basecap.report.titles import titles
-from basecap.report.words import (
+from basecap.report.task_summary import between, percent, points
+from basecap.report.text_summary import (
     duration,
     gap_text,
     interval_text,
@@ -31,6 +31,7 @@ from basecap.report.words import (
     worth_interval_text,
     worth_text,
 )
+from basecap.report.titles import titles
 
 #: Descriptions of charts by file name (without suffix), by the section of the page they stand in.
 Groups = dict[str, dict[str, figures.Spec]]
@@ -62,7 +63,7 @@ def write_report(
     records.refuse_lost_results(found)
     records.write_results(found)
     drawn = [
-        draw(study, f"{index}-" if len(studies) > 1 else "", seen(study, StudyRecords(path)))
+        draw(study, f"{index}-" if len(studies) > 1 else "", influence_charts(study, StudyRecords(path)))
         for index, (study, path) in enumerate(zip(studies, study_paths, strict=True), start=1)
     ]
     across = {} if joined is None else joined_charts(joined)
@@ -140,7 +141,7 @@ def _environment() -> Environment:
         "at_lowest": at_lowest,
         "by_architecture": by_architecture,
         "final": final_losses,
-        "looks": lambda study: looks(study.names, study.reference),
+        "looks": lambda study: looks(names_of(study), study.reference),
         "yaml": lambda content: yaml.safe_dump(without_null(content), sort_keys=False, allow_unicode=True),
         "spec": _in_page,
     }

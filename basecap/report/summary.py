@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
-from basecap.report.recall_words import recall_cautions, recall_headline, recall_rates, recall_reasons
-from basecap.report.words import asked, headline, rates_text, reasons, remarks, trained_models_only, unfinished
+from basecap.report.task_summary import recall_cautions, recall_headline, recall_rates, recall_reasons
+from basecap.report.text_summary import asked, headline, rates_text, reasons, remarks, trained_models_only, unfinished
 
 
 @dataclass(frozen=True, kw_only=True)

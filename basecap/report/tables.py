@@ -6,8 +6,8 @@ from rich.text import Text
 from basecap.analysis.recall_rows import AccuracyRow, TrainedRow
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
 from basecap.analysis.rows import Gap
-from basecap.report.recall_words import between, percent
-from basecap.report.words import SIGNS, gap_text, interval_text, runs_text, worth_interval_text, worth_text
+from basecap.report.task_summary import between, percent
+from basecap.report.text_summary import SIGNS, gap_text, interval_text, runs_text, worth_interval_text, worth_text
 
 STYLES = {"keeps": "green", "degrades": "red", "undecided": "yellow", "behind": "yellow", "none": ""}
 #: Verdict on a shift -> sign and style, as of a gap.

@@ -147,13 +147,17 @@ def expected_verdicts(study: StudyConfig, data: PreparedData | None) -> list[str
 
     Args:
         study: the study.
-        data: its text where that has been prepared; without it nothing is said of documents.
+        data: its text where that has been prepared; documents are counted there.
     """
     if not study.text.ood:
         return ["Every domain is trained on: the report will state differences at equal training loss, no verdicts."]
     documents = _documents(study, data)
-    warnings = (*_few_runs(study), *_few_documents(study, documents), *_few_tokens(study, data))
-    return [*_expected(study, documents), *(f"Warning: {sentence}" for sentence in warnings)]
+    impossible = [*_few_points(study), *_few_documents(study, documents)]
+    warnings = (*impossible, *_few_runs(study), *_few_tokens(study, data))
+    lines = [*(() if impossible else _expected(study, documents)), *(f"Warning: {sentence}" for sentence in warnings)]
+    if data is None:
+        lines.append("Held-out documents are not counted, as the text is not prepared: run `basecap data prepare`.")
+    return lines
 
 
 def _documents(study: StudyConfig, data: PreparedData | None) -> dict[str, DocumentSet]:
@@ -190,6 +194,16 @@ def _units(documents: DocumentSet) -> int:
     """Return how many independent units documents are: clusters where those are enough to be drawn."""
     clusters = len(np.unique(documents.clusters))
     return clusters if clusters >= FEWEST_DOCUMENTS else max(1, len(documents))
+
+
+def _few_points(study: StudyConfig) -> Iterator[str]:
+    reference = next(entry for entry in study.architectures if entry.name == study.reference)
+    points = Timetable(plan_training(study, reference), study.length).evaluations
+    if points < FEWEST:
+        yield (
+            f"no verdict is possible with {points} evaluation point{'s' if points > 1 else ''}, as a curve needs "
+            f"{FEWEST}; lower train.eval_every or leave it out."
+        )
 
 
 def _few_runs(study: StudyConfig) -> Iterator[str]:

@@ -51,8 +51,8 @@ def _record(evaluation: Evaluation, outcome: Outcome, checkpoint: Checkpoint) ->
     name, records, step = evaluation.declaration.name, checkpoint.records, checkpoint.step
     if outcome.documents:
         records.write_documents(name, step, outcome.documents)
-    if outcome.maps is not None:
-        records.write_maps(name, step, outcome.maps)
+    for number, maps in enumerate(outcome.maps):
+        records.write_maps(name if len(outcome.maps) == 1 else f"{name}-{number}", step, maps)
     records.append_evals(
         Record(
             step=step,

@@ -25,12 +25,16 @@ from basecap.study.plan import RunSpec
 from basecap.study.provenance import plugin_files, starting_info
 from basecap.study.training_job import Runtime, report_failure
 from basecap.testing.check_mixer import LONGEST as CHECKED
+from basecap.testing.check_mixer import check_mixer
 from basecap.testing.check_model import LONGEST, Precision, find_leak, undisturbed
 from basecap.train.checkpoint import latest
 from basecap.train.diagnose import first_bad_module
 from basecap.train.distributed import Processes
 from basecap.train.loop import DevicePlacement
 from basecap.train.optim import build_optimiser, clip_gradients
+
+#: Length of the sequences of the conformance checks before training.
+SHORT = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +74,10 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt) -> list
         for run, failure in attempt(trials):
             found[run.architecture] = failure
             advance(1, note=run.architecture)
+    for run in trials:
+        fault = None if found[run.architecture] else failed_checks(run, runtime.device)
+        if fault is not None:
+            runtime.log(f"{run.architecture} {fault}")
     names = [run.architecture for run in trials]
     failures = {name: failure for name in names if (failure := found[name]) is not None}
     infos = []
@@ -169,6 +177,26 @@ def refuse_leaks(runs: Sequence[RunSpec], device: torch.device) -> None:
             raise ConfigError(f"mixer {run.architecture!r} {fault}; run {_command(run)}")
 
 
+def failed_checks(run: RunSpec, device: torch.device) -> str | None:
+    """Return which checks of `basecap check` a run's mixers from plugins fail, None where they pass.
+
+    They do not stop a study, as no verdict depends on them: a leak, which would, is refused by `refuse_leaks`. Only the
+    float64 checks on short sequences run here: less than a second for most mixers.
+    """
+    broken: list[str] = []
+    for name in () if _built_in(run.model) else _checked_names(run.model):
+        try:
+            with undisturbed(device):
+                report = check_mixer(name, length=SHORT, longest=0, dtypes=(), device=device)
+            broken += [check.message for check in report.failures]
+        except BasecapError as error:  # such as a default that does not fit the small model of the checks
+            return f"cannot be checked: {error}"
+    if not broken:
+        return None
+    count = f"{len(broken)} check{'s' if len(broken) > 1 else ''}"
+    return f"fails {count} of basecap check ({broken[0].rstrip('.')}); it trains, but run {_command(run)}"
+
+
 def _built_in(config: ModelConfig) -> bool:
     """Whether no part of a model comes from a plugin file or from another package."""
     return BACKBONES.built_in(config.backbone) and all(ARCHITECTURES.built_in(layer.use) for layer in config.layers)
@@ -176,15 +204,18 @@ def _built_in(config: ModelConfig) -> bool:
 
 def _command(run: RunSpec) -> str:
     """Return the command that says more."""
-    files = plugin_files(run.model)
-    uses = list(dict.fromkeys(layer.use for layer in run.model.layers))
-    body, here = run.model.backbone, Path.cwd()
-    names = [
-        use if ARCHITECTURES.get(use).backbone == body else f"{use} in {body}"
-        for use in [use for use in uses if not ARCHITECTURES.built_in(use)] or uses
-    ]
+    files, here = plugin_files(run.model), Path.cwd()
     paths = [file.relative_to(here) if file.is_relative_to(here) else file for file in files]
-    options = [("--mixer", name) for name in names] + [("--plugin", str(path)) for path in paths]
+    options = [("--mixer", name) for name in _checked_names(run.model)] + [("--plugin", str(path)) for path in paths]
     if run.model.max_length > CHECKED:
         options.append(("--length", str(min(run.model.max_length, LONGEST))))
     return shlex.join(["basecap", "check", *(word for option in options for word in option)])
+
+
+def _checked_names(config: ModelConfig) -> list[str]:
+    """Return the names that `basecap check` takes for a model: those of its plugins, of all layers if it has none."""
+    uses = list(dict.fromkeys(layer.use for layer in config.layers))
+    return [
+        use if ARCHITECTURES.get(use).backbone == config.backbone else f"{use} in {config.backbone}"
+        for use in [use for use in uses if not ARCHITECTURES.built_in(use)] or uses
+    ]

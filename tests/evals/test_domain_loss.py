@@ -19,18 +19,25 @@ from tests.study.conftest import write_text
 LENGTH = 48
 
 
-@pytest.fixture
-def context(tmp_path) -> Context:
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> Context:
+    """A context whose data all tests of a file share."""
+    place = tmp_path_factory.mktemp("context")
     config = DataConfig(
         source="text",
-        path=str(write_text(tmp_path / "text", documents=60, words=40)),
+        path=str(write_text(place / "text", documents=60, words=40)),
         tokenizer="bytes",
         seq_len=LENGTH,
         train=("prose",),
         ood=("code",),
     )
-    data = prepare(config, tmp_path / "cache")
+    data = prepare(config, place / "cache")
     return Context(data=data, device=torch.device("cpu"), autocast=contextlib.nullcontext)
+
+
+@pytest.fixture
+def context(prepared: Context) -> Context:
+    return prepared
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from basecap.evals.influence_entropy import layer_entropies, normalised
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
 from basecap.ops.attention import entropy
-from tests.evals.test_domain_loss import context, model  # noqa: F401 (fixtures)
+from tests.evals.test_domain_loss import context, model, prepared  # noqa: F401 (fixtures)
 
 TOKENS = torch.randint(0, 50, (2, 24), generator=torch.Generator().manual_seed(0))
 

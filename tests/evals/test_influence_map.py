@@ -15,7 +15,7 @@ from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
 from basecap.records import RunRecords
-from tests.evals.test_domain_loss import LENGTH, context, model  # noqa: F401 (fixtures)
+from tests.evals.test_domain_loss import LENGTH, context, model, prepared  # noqa: F401 (fixtures)
 
 TASK = {"task": "mqar", "options": {"vocab": 64, "length": 32}}
 
@@ -51,7 +51,7 @@ INPUTS = [
     ({}, "prose, held-out document 0", LENGTH),
     ({"length": 16, "number": 1}, "prose, held-out document 1", 16),
     ({"text": "a cat and a dog"}, "'a cat and a dog'", 15),
-    (TASK, "mqar, example 0", 32),
+    (TASK, "mqar, length 32, pairs 4, example 0", 32),
 ]
 
 
@@ -60,24 +60,26 @@ def test_inputs(context, model, tmp_path):  # noqa: F811
         evaluation = build_evaluation({"influence-map": options})
         evaluation.check(context.data, LENGTH)
         outcome = evaluation.run(model, context)
-        assert (outcome.maps.input, outcome.maps.tokens) == (words, tokens)
+        (maps,) = outcome.maps
+        assert (maps.input, maps.tokens) == (words, tokens) and (len(maps.keys) > 0) == ("task" in options)
         assert [(item.subset, item.metric, item.n) for item in outcome.measurements] == [
             ("layer 0", "distance", tokens)
         ]
         assert 0 < outcome.measurements[0].value < tokens / 2
     records = RunRecords(tmp_path / "run")
-    records.write_maps("influence-map", 9, outcome.maps)
-    records.write_maps("influence-map", 10, outcome.maps)
+    records.write_maps("influence-map", 9, maps)
+    records.write_maps("influence-map", 10, maps)
     stored = records.maps()["influence-map"]
-    assert (stored.input, stored.tokens, stored.layers.tolist()) == ("mqar, example 0", 32, [0])
-    assert stored.sizes.dtype == np.float16 and np.array_equal(stored.sizes, outcome.maps.sizes)
+    assert (stored.input, stored.tokens, stored.layers.tolist()) == (maps.input, 32, [0])
+    assert stored.sizes.dtype == np.float16 and np.array_equal(stored.sizes, maps.sizes)
+    assert stored.values.tolist() == [1, 3, 5, 7] and np.array_equal(stored.asked, maps.asked)
     records.rewind(9)
     assert records.maps() == {}
     for module in model.modules():
         if hasattr(module, "influence"):
             module.influence = lambda x_BTD: None
     nothing = build_evaluation("influence-map").run(model, context)
-    assert nothing.measurements == [] and nothing.maps is None
+    assert nothing.measurements == [] and nothing.maps == ()
 
 
 def test_a_damaged_file_is_named(tmp_path):
@@ -96,17 +98,27 @@ def test_what_cannot_be_drawn_is_refused(context):  # noqa: F811
         ({"length": 4096}, ConfigError, "length"),
         ({"text": "a cat", "task": "mqar"}, ConfigError, "cannot be combined"),
         ({"texts": "a cat"}, ConfigError, "text"),
+        ({"inputs": [{"tasks": "mqar"}]}, ConfigError, "did you mean 'task'"),
+        ({"inputs": [{**TASK, "number": -1}]}, ConfigError, "in inputs, number cannot be -1"),
     ):
         with pytest.raises(error, match=message):
             build_evaluation({"influence-map": options}).check(context.data, LENGTH)
 
 
 def test_a_study_of_tasks_reads_its_own_task_and_no_text():
-    section = TaskSection(train=("mqar-last", "mqar"), options={"vocab": 64}, cells=({"length": 64, "pairs": 2},))
+    section = TaskSection(
+        train=("mqar-last",), test=("mqar-last", "mqar"), options={"vocab": 64}, cells=({"length": 64, "pairs": 2},)
+    )
     data = TaskData(section, "mqar-last")
     config = model_config("transformer++", hidden=16, vocab=data.vocabulary, layers=1, max_length=64)
     context = Context(data=data, device=torch.device("cpu"), autocast=contextlib.nullcontext)  # noqa: F811
-    outcome = build_evaluation("influence-map").run(LanguageModel(config).initialise(0), context)
-    assert (outcome.maps.input, outcome.maps.tokens) == ("mqar-last, example 0", 64)
+    inputs = [{}, {"task": "mqar", "options": {"length": 32}}]  # a task of the study has its options and largest cell
+    evaluation = build_evaluation({"influence-map": {"inputs": inputs}})
+    outcome = evaluation.run(LanguageModel(config).initialise(0), context)
+    words = ["mqar-last, length 64, pairs 2, example 0", "mqar, length 32, pairs 2, example 0"]
+    assert [maps.input for maps in outcome.maps] == words
+    assert [item.subset for item in outcome.measurements] == [f"layer 0, {each}" for each in words]
+    asked = outcome.maps[0].asked
+    assert len(asked) == 2 and set(asked[:, 1]) == set(outcome.maps[0].values)
     with pytest.raises(DataError, match="no tokenizer"):
         build_evaluation({"influence-map": {"text": "a cat"}}).check(data, 64)

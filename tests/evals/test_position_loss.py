@@ -8,7 +8,7 @@ import torch
 from basecap.errors import DataError
 from basecap.evals._contract import build_evaluation
 from basecap.models.language_model import LanguageModel
-from tests.evals.test_domain_loss import context, model  # noqa: F401 (fixtures)
+from tests.evals.test_domain_loss import context, model, prepared  # noqa: F401 (fixtures)
 
 
 def test_ranges_are_means_over_the_same_documents(context, model):  # noqa: F811

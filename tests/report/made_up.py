@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from basecap.analysis.results import RunRow, TextResults
-from basecap.analysis.rows import Along, DomainGap, Gap, Interval, LeftOut, More, Row, Verdict
+from basecap.analysis.rows import DomainGap, Gap, GapCurve, Interval, LeftOut, More, Row, Verdict
 
 DOMAINS = ("arxiv", "github")
 TOLERANCE = 0.1
@@ -45,7 +45,7 @@ def row(name: str, value: float, half: float, verdict: Verdict = "undecided", *,
         domains=tuple(
             DomainGap(domain=domain, **vars(part)) for domain, part in zip(DOMAINS, (found, wider), strict=True)
         ),
-        along=Along(loss=[3.0, 3.4, 4.0], value=[value] * 3, low=[wider.low] * 3, high=[wider.high] * 3),
+        along=GapCurve(loss=[3.0, 3.4, 4.0], value=[value] * 3, low=[wider.low] * 3, high=[wider.high] * 3),
     )
 
 

@@ -19,7 +19,7 @@ def test_each_table_of_a_study_is_written_in_three_forms(tmp_path):
     compared = (row("a", 0.05, 0.1), row(HOSTILE, 0.2, 0.1), without_gap("late", "behind", "not there yet"))
     written = write_tables([study(*compared)], tmp_path)
     assert sorted(path.name for path in written) == [
-        f"{name}.{form}" for name in ("domains", "verdicts") for form in ("csv", "md", "tex")
+        f"{name}.{form}" for name in ("domains", "gaps", "ranges", "verdicts") for form in ("csv", "md", "tex")
     ]
     with (tmp_path / "verdicts.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -36,8 +36,8 @@ def test_what_a_name_holds_means_nothing_in_a_table():
     lines = to_markdown(sheet).splitlines()
     assert lines[2] == r"| &lt;b&gt;\|a &amp; b_1 \input{x}\| % | 0.250 (-1.000 … 1.500) |" and lines[3] == "| b | – |"
     latex = to_latex(sheet).splitlines()
-    assert latex[0] == r"\begin{tabular}{lr}" and latex[5] == r"b & -- \\"
-    assert latex[4].startswith(r"\textless{}b\textgreater{}|a \& b\_1 \textbackslash{}input\{x\}| \% & 0.250 ")
+    assert latex[1] == r"\begin{tabular}{@{}lr@{}}" and latex[6] == r"b & -- \\"
+    assert latex[5].startswith(r"\textless{}b\textgreater{}|a \& b\_1 \textbackslash{}input\{x\}| \% & 0.250 ")
 
 
 def test_a_live_report_follows_a_study_to_its_end(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from basecap.analysis.results import EvaluationResults, EvaluationRow, Point, PointLosses
 from basecap.analysis.rows import DomainGap
-from basecap.report.figures import along, evaluation, forest, scatter
+from basecap.report.figures import evaluation, forest, gap_curve, scatter
 from tests.report.made_up import TOLERANCE, gap, row, study
 
 
@@ -76,7 +76,7 @@ def test_zero_has_a_tick_and_labels_say_where_they_are(size):
 
 @pytest.mark.parametrize(("count", "always"), [(3, True), (4, False)])
 def test_bands_of_many_are_drawn_when_picked(count, always):
-    chart = along(drawn_study([0.01 * number for number in range(count)]))
+    chart = gap_curve(drawn_study([0.01 * number for number in range(count)]))
     (_, encoding, _) = layers(chart, "area")[0]
     condition = encoding["opacity"]["condition"]
     assert condition["test"].startswith("picked.length == 0") is always and encoding["opacity"]["value"] == 0
@@ -85,14 +85,14 @@ def test_bands_of_many_are_drawn_when_picked(count, always):
 @pytest.mark.parametrize("count", [2, 13])
 def test_lines_set_the_range_along_training(count):
     top = 0.1 * count
-    (_, encoding, _) = layers(along(drawn_study([0.1 * (number + 1) for number in range(count)])), "line")[0]
+    (_, encoding, _) = layers(gap_curve(drawn_study([0.1 * (number + 1) for number in range(count)])), "line")[0]
     low, high = encoding["y"]["scale"]["domain"]
     assert top < high < 4 * top and -4 * top < low < 0
 
 
 def test_legends_name_what_is_drawn():
     drawn = drawn_study([0.1, 0.2], skipped=["failed"])
-    (_, encoding, _) = layers(along(drawn), "line")[0]
+    (_, encoding, _) = layers(gap_curve(drawn), "line")[0]
     assert encoding["color"]["legend"]["values"] == ["other 0", "other 1"]
     assert encoding["strokeDash"]["legend"] == encoding["color"]["legend"]
     assert encoding["color"]["scale"]["domain"] == ["base", "other 0", "other 1", "failed"]
@@ -106,7 +106,7 @@ def test_an_architecture_has_one_colour_in_every_chart():
     found = EvaluationResults(name="e", axes=[], unit="accuracy", better="higher", rows=rows)
     one = evaluation(some, found, "m", None)
     (_, encoding, _) = layers(one, "point")[0]
-    assert encoding["color"]["scale"] == layers(along(some), "line")[0][1]["color"]["scale"]
+    assert encoding["color"]["scale"] == layers(gap_curve(some), "line")[0][1]["color"]["scale"]
     assert encoding["color"]["legend"]["values"] == ["other 1"]
     assert one["height"] < 40, "seeds of an architecture share a row"
 
@@ -123,7 +123,7 @@ def test_every_gap_has_its_own_tolerance_beside_it():
 
 def test_the_trained_range_is_shaded_and_lines_are_thick_in_it():
     rows = [row("a", 0.05, 0.1), replace(row("b", 0.2, 0.1), range=(3.35, 3.6))]
-    chart = along(study(*rows))
+    chart = gap_curve(study(*rows))
     ((_, _, band),) = layers(chart, "rect")
     assert (band[0]["low"], band[0]["high"]) == (3.2, 3.6)
     (_, thick) = [layer for layer in chart["layer"] if layer["mark"]["type"] == "line"]
@@ -134,7 +134,7 @@ def test_the_trained_range_is_shaded_and_lines_are_thick_in_it():
 
 def test_without_a_variance_of_runs_lines_have_no_band():
     one = row("a", 0.05, 0.1)
-    chart = along(study(replace(one, along=replace(one.along, low=None, high=None))))
+    chart = gap_curve(study(replace(one, along=replace(one.along, low=None, high=None))))
     assert layers(chart, "line") and not layers(chart, "area")
 
 

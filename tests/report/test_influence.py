@@ -3,6 +3,7 @@
 import base64
 import struct
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from basecap.errors import DataError
 from basecap.maps import Maps
 from basecap.records import StudyRecords
 from basecap.report import figures
-from basecap.report.charts import seen
+from basecap.report.charts import influence_charts
 from tests.report import made_up
 from tests.report.made_up import run_row
 
@@ -22,6 +23,16 @@ MAPS = Maps(input="prose", tokens=3, layers=np.array([0, 1, 5]), largest=np.ones
 
 
 def pixels(url: str) -> np.ndarray:
+    """Return the greys of a picture of 3 x 3 elements."""
+    grey = greys(url)
+    height, width = grey.shape
+    assert width == height >= 140
+    each = grey[:: height // 3, :: width // 3]
+    assert np.array_equal(grey, each.repeat(height // 3, axis=0).repeat(width // 3, axis=1))
+    return each
+
+
+def greys(url: str) -> np.ndarray:
     """Return the greys of a PNG of 8 bits without filters."""
     content = base64.b64decode(url.removeprefix("data:image/png;base64,"))
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
@@ -32,16 +43,11 @@ def pixels(url: str) -> np.ndarray:
         assert struct.unpack(">I", check) == (zlib.crc32(kind + body),)
         parts[kind], place = body, place + 12 + size
     width, height = struct.unpack(">II", parts[b"IHDR"][:8])
-    assert width == height >= 140
-    grey = np.frombuffer(zlib.decompress(parts[b"IDAT"]), np.uint8).reshape(height, width + 1)[:, 1:]
-    each = grey[:: height // 3, :: width // 3]
-    assert np.array_equal(grey, each.repeat(height // 3, axis=0).repeat(width // 3, axis=1))
-    return each
+    return np.frombuffer(zlib.decompress(parts[b"IDAT"]), np.uint8).reshape(height, width + 1)[:, 1:]
 
 
 def tiles(chart) -> list[dict]:
-    (rows,) = chart["datasets"].values()
-    return rows
+    return next(iter(chart["datasets"].values()))
 
 
 def test_each_layer_is_a_picture_of_its_own_with_its_score():
@@ -50,6 +56,20 @@ def test_each_layer_is_a_picture_of_its_own_with_its_score():
     assert np.array_equal(pixels(rows[0]["url"]), 255 - 255 * np.eye(3))
     assert (pixels(rows[1]["url"]) == 128).all()  # the square root of 1/4 is half black
     assert pixels(rows[2]["url"])[0].tolist() == [0, 255, 255]
+
+
+def test_pairs_are_marked_and_large_matrices_are_drawn_in_fewer_pixels():
+    sizes = np.zeros((1, 280, 280), np.float16)
+    sizes[0, 201, 3] = 1
+    asked = np.array([[5, 3]])
+    maps = replace(MAPS, tokens=280, layers=np.array([7]), sizes=sizes, keys=asked[0, 1:] - 1, asked=asked)
+    tiles, marks = figures.influence("mine", maps, {})["datasets"].values()
+    assert [(mark["mark"], mark["left"], mark["top"] - tiles[0]["top"]) for mark in marks] == [
+        ("key", 1.25, -4),
+        ("row that has to give the value of this column", 1.75, 2.75),
+    ]
+    grey = greys(tiles[0]["url"])
+    assert grey.shape == (140, 140) and np.argwhere(grey == 0).tolist() == [[100, 1]]
 
 
 def test_layers_fill_rows_of_four_and_do_not_overlap():
@@ -82,7 +102,7 @@ def test_the_first_run_that_has_maps_is_drawn_at_its_last_step(tmp_path):
     records.run("mine", 1).write_maps("influence-map", 9, older)
     records.run("mine", 1).write_maps("influence-map", 10, MAPS)
     records.run("mine", 2).write_maps("influence-map", 10, MAPS)
-    charts = seen(study(), records)["influence"]
+    charts = influence_charts(study(), records)["influence"]
     assert list(charts) == ["influence-mine-influence-map"]
     chart = charts["influence-mine-influence-map"]
     assert chart["title"] == "mine, seed 1: prose, 3 tokens"
@@ -96,4 +116,4 @@ def test_damaged_maps_are_named(tmp_path):
     path.parent.mkdir(parents=True)
     path.write_bytes(b"PK")
     with pytest.raises(DataError, match="influence-map-10"):
-        seen(study(), StudyRecords(tmp_path))
+        influence_charts(study(), StudyRecords(tmp_path))

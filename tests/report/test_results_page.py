@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from basecap.analysis import analyse
+from basecap.analysis.joined import join, joined_to_json
 from basecap.analysis.results import to_json
 from basecap.files import SCHEMA
 from basecap.records import StudyRecords, Sweep
@@ -13,7 +14,7 @@ from tests.report.test_task_report import PUBLISHED, task_study
 
 PAGE = Path(__file__).parents[2] / "docs/results.md"
 #: What stands under these keys is named by the study, not by basecap.
-FOREIGN = {"settings", "environment", "axis"}
+FOREIGN = {"settings", "environment", "axis", "values"}
 
 
 def keys_of(content, inside=""):
@@ -38,7 +39,8 @@ def test_every_key_is_documented_and_every_documented_key_is_there(tmp_path):
     run.write_info({**run.info(), "status": "failed", "message": "out of memory"})
     tasks = task_study(tmp_path / "tasks", architectures=("leaning",), regions={"b": (0.7, 0.1)}, published=PUBLISHED)
     records = StudyRecords(tmp_path)
-    records.write_results(to_json(analyse([text.path, tasks.path])))
+    studies = analyse([text.path, tasks.path])
+    records.write_results(to_json(studies) | joined_to_json(join(studies[:1], ["text"])))
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["schema"] == SCHEMA and f"now {SCHEMA}." in PAGE.read_text()
     found = set(keys_of(results))

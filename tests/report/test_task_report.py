@@ -10,7 +10,7 @@ from basecap.analysis import TaskResults, analyse, read_results
 from basecap.analysis.results import to_json
 from basecap.records import Declaration, Record, StudyRecords
 from basecap.report import terminal_table, write_report
-from basecap.report.figures import capacity, cells, matrix, regions, rivals
+from basecap.report.figures import capacity, cells, hardest_cells, matrix, regions
 from tests.report.synthetic import write_study
 from tests.report.synthetic_tasks import write_task_study
 from tests.report.test_report import EVIL, Page
@@ -66,7 +66,7 @@ def test_a_page_with_every_part(tmp_path):
     page, said = page_of(tmp_path)
     assert not [attributes for _, attributes in page.tags if {"src", "href", "action", "data"} & set(attributes)]
     assert {"matrix-leaning", "regions-b", "cells-weak,a,a", "cells-weak,a,b", "learning-a"} <= set(page.charts)
-    assert {"rivals-a", "capacity-length-leaning,a,a", "capacity-pairs-leaning,a,a"} <= set(page.charts)
+    assert {"hardest-cells-a", "capacity-length-leaning,a,a", "capacity-pairs-leaning,a,a"} <= set(page.charts)
     for text in (said, printed([tmp_path], tmp_path)):
         for words in (
             "On the pattern it was trained on, leaning recalls 95 % or more of the queried values; weak does not "
@@ -127,14 +127,14 @@ def test_what_a_grid_does_not_vary_over_is_not_drawn(tmp_path, grid, drawn):
 
 def test_architectures_stand_side_by_side_in_the_hardest_cells(tmp_path):
     study = studied(tmp_path)
-    rows = data(rivals(study, "a"))
+    rows = data(hardest_cells(study, "a"))
     found = {(row["name"], row["place"], row["value"]) for row in rows}
     assert found == {
         (name, pairs, value)
         for name, value in (("steady", 1.0), ("leaning", 1.0), ("weak", 0.3))
         for pairs in (1.0, 4.0)
     }
-    assert rivals(study, "unknown") is None
+    assert hardest_cells(study, "unknown") is None
 
 
 def test_bars_end_at_one_and_name_what_is_read_from_no_region(tmp_path):

@@ -176,6 +176,7 @@ def test_a_killed_process_costs_its_own_run_alone(study, tmp_path):
     assert [(info["name"], info["status"]) for info in infos] == statuses
     recorded = {found.info()["name"]: found.info() for found in StudyRecords(out).runs()}
     assert recorded == {info["name"]: info for info in infos}
+    assert said.pop(0).startswith("killed fails ")  # checks of its decoding, which it lacks
     assert said == [
         f"early failed before training: {recorded['early']['message']}",
         f"killed (seed 0) failed: {recorded['killed']['message']}",

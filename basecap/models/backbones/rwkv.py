@@ -27,8 +27,8 @@ def _family(kind: str, width: float, depths: dict[int, int] | None = None) -> Ba
         depths=depths or {768: 12, 2048: 24},
         differences=(
             "With `tied: true`, which the official code does not have, the one matrix starts as the embedding, uniform "
-            "in ±1e-4, not as the head: started as an orthogonal head, RWKV-5 and RWKV-6 had lost 0.06 nats per "
-            "token after 50M tokens (results/limited-zoo-tied-heads).",
+            "in ±1e-4, and not as the head: started as an orthogonal head, RWKV-5 and RWKV-6 learned more slowly, by "
+            "0.06 nats per token after 60M tokens (results/limited-zoo).",
             "The official trainers add L2Wrap, a pull of the largest logit towards 0, to the loss, and their Adam has "
             "beta2 0.99 and epsilon 1e-18; all architectures of a study share one loss and one Adam.",
         ),

@@ -23,7 +23,7 @@ def swiglu() -> Backbone:
         tied=False,
         differences=(
             "The inner width of SwiGLU is rounded up to a multiple of 64, so that it is that of transformer++; fla "
-            "rounds to 256: 5,632 and not 5,504 at width 2048, the same at 768.",
+            "rounds to 256: 5,632 and not 5,504 at width 2048, 1,536 and not 1,408 at 512, the same at 768.",
             "Gains of norms do not decay, as in every architecture of a study; flame, the trainer for fla's models, "
             "decays all parameters alike.",
         ),

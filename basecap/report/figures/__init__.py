@@ -4,33 +4,33 @@ from basecap.report.figures.capacity import capacity
 from basecap.report.figures.cells import axes_of, cells
 from basecap.report.figures.costs import gap_against_cost
 from basecap.report.figures.evaluations import evaluation
-from basecap.report.figures.gaps import along, forest
+from basecap.report.figures.gaps import forest, gap_curve
+from basecap.report.figures.hardest_cells import hardest_cells
 from basecap.report.figures.influence import influence
 from basecap.report.figures.learning import learning
 from basecap.report.figures.losses import Abscissa, scatter, training
 from basecap.report.figures.matrix import matrix
 from basecap.report.figures.paper import paper
 from basecap.report.figures.regions import regions
-from basecap.report.figures.rivals import rivals
 from basecap.report.figures.spec import VEGA_LITE, Spec
 
 __all__ = [
     "VEGA_LITE",
     "Abscissa",
     "Spec",
-    "along",
     "axes_of",
     "capacity",
     "cells",
     "evaluation",
     "forest",
     "gap_against_cost",
+    "gap_curve",
+    "hardest_cells",
     "influence",
     "learning",
     "matrix",
     "paper",
     "regions",
-    "rivals",
     "scatter",
     "training",
 ]

@@ -5,7 +5,7 @@ from math import ceil, floor, log10
 from statistics import median
 
 from basecap.analysis.results import TextResults
-from basecap.analysis.rows import Along, Estimate, Gap, Row
+from basecap.analysis.rows import Estimate, Gap, GapCurve, Row
 from basecap.report.figures.spec import PICKED, Datum, Spec, chart, layer, number, unless_picked
 from basecap.report.figures.style import (
     ABSCISSAE,
@@ -20,7 +20,7 @@ from basecap.report.figures.style import (
     trained_band,
 )
 from basecap.report.palette import DARK_GREY
-from basecap.report.words import gap_text, interval_text
+from basecap.report.text_summary import gap_text, interval_text
 
 #: Up to so many architectures their bands can be told apart when all are drawn.
 FEW = 3
@@ -96,7 +96,7 @@ def _bar(name: str, gap: Gap, low: float, high: float) -> Datum:
     }
 
 
-def along(study: TextResults) -> Spec | None:
+def gap_curve(study: TextResults) -> Spec | None:
     """The gap along the whole range of losses, thick over each row's trained range, with its interval at each place.
 
     Bands of many architectures hide the lines and each other: then only those picked in the page's legend are drawn.
@@ -149,7 +149,7 @@ def _places(row: Row) -> Iterable[Datum]:
         }
 
 
-def _estimates(found: Along) -> list[Estimate]:
+def _estimates(found: GapCurve) -> list[Estimate]:
     missing = [None] * len(found.loss)
     ends = zip(found.value, found.low or missing, found.high or missing, strict=True)
     return [Estimate(value=value, low=low, high=high) for value, low, high in ends]

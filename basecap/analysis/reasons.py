@@ -87,16 +87,16 @@ def _keeps(found: Gap) -> str:
     if found.high < 0:
         return "better out of domain than the reference at equal pre-training loss"
     if found.low > 0:
-        return f"measurably worse, by less than the tolerance of {found.tolerance:.3f}"
-    return f"any gap is smaller than the tolerance of {found.tolerance:.3f}"
+        return f"measurably worse, by less than the tolerance of {found.tolerance:.3f} nats"
+    return f"any gap is smaller than the tolerance of {found.tolerance:.3f} nats"
 
 
 def _undecided(found: Gap) -> str:
     if found.tolerance is None:
         return "the reference's loss on unseen domains does not fall while it trains"
     if found.low > 0:
-        return f"worse, but by less than two groups of the reference's own runs differ ({found.split:.3f})"
-    return f"the interval includes both 0 and the tolerance of {found.tolerance:.3f}"
+        return f"worse, but by less than two groups of the reference's own runs differ ({found.split:.3f} nats)"
+    return f"the interval includes both 0 and the tolerance of {found.tolerance:.3f} nats"
 
 
 def _more(row: Row) -> str:

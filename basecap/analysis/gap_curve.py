@@ -9,7 +9,7 @@ from numpy import ndarray
 from basecap.analysis.draws import Curve
 from basecap.analysis.gap import read_off
 from basecap.analysis.noise import Shared, t_half_width
-from basecap.analysis.rows import Along
+from basecap.analysis.rows import GapCurve
 
 if TYPE_CHECKING:
     from basecap.analysis.comparison import Measured
@@ -20,7 +20,9 @@ PLACES, DRAWS = 24, 50
 BANDWIDTH = 0.2
 
 
-def along(one: "Measured", reference: Sequence[Curve], weights: ndarray, shared: Shared | None, level: float) -> Along:
+def gap_curve(
+    one: "Measured", reference: Sequence[Curve], weights: ndarray, shared: Shared | None, level: float
+) -> GapCurve:
     """Return the gap at places over the range of losses that an architecture and the reference have both seen.
 
     The band holds at each place for itself. Without a variance of runs there is none.
@@ -41,7 +43,7 @@ def along(one: "Measured", reference: Sequence[Curve], weights: ndarray, shared:
             variance / len(part) for (variance, _), part in zip(parts, (ours, theirs), strict=True)
         )
         band = t_half_width(variance, min(freedom for _, freedom in parts), level)
-    return Along(
+    return GapCurve(
         loss=places.tolist(),
         value=values[0].tolist(),
         low=None if band is None else (values[0] - band).tolist(),

@@ -6,7 +6,7 @@ from basecap.report.figures.spec import Spec, chart, layer, number, unless_picke
 from basecap.report.figures.style import PERCENT, SHARE, colour, ref, shape, tooltip
 
 
-def rivals(study: TaskResults, task: str) -> Spec | None:
+def hardest_cells(study: TaskResults, task: str) -> Spec | None:
     """Accuracy on the own pattern `task` against the last axis, at the largest value of the first, by architecture.
 
     None where fewer than two architectures were tested, or where those cells are fewer than two.

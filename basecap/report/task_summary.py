@@ -6,7 +6,7 @@ from typing import TypeVar
 from basecap.analysis.recall_rows import AccuracyRow, ShiftRow, ShortcutRow, TrainedRow
 from basecap.analysis.results import PublishedRow, RunRow, TaskResults
 from basecap.analysis.rows import Interval
-from basecap.report.words import edge_text, listed
+from basecap.report.text_summary import edge_text, listed
 
 #: A row of one of the tables of a study of tasks.
 TableRow = TypeVar("TableRow", AccuracyRow, ShiftRow, ShortcutRow, TrainedRow)

@@ -30,7 +30,7 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counted:
+class TaskRun:
     """A run at the evaluation point that counts.
 
     Attributes:
@@ -57,7 +57,7 @@ class Counted:
     shares: dict[Key, Share]
 
 
-def count(run: Run, checkpoint: str) -> Counted | None:
+def select_point(run: Run, checkpoint: str) -> TaskRun | None:
     """Return the run at the point that `checkpoint` names, "best" or "last"; None where it has no such point.
 
     The best point has the highest validation accuracy on the run's own task, as the mean over cells; of equal ones the
@@ -77,7 +77,7 @@ def count(run: Run, checkpoint: str) -> Counted | None:
         step = max(known, key=lambda one: (accuracies[one], -one))
         passed_over = accuracies[step] < max(accuracies.values())
     assert isinstance(run.info, TaskRunFile)
-    return Counted(
+    return TaskRun(
         name=run.info.name,
         architecture=run.info.architecture,
         task=run.info.task,

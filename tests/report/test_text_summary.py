@@ -5,7 +5,7 @@ from dataclasses import replace
 from basecap.analysis.results import Overlap, SweepRow
 from basecap.analysis.rows import LeftOut
 from basecap.analysis.sequential import Looks
-from basecap.report.words import (
+from basecap.report.text_summary import (
     duration,
     gap_text,
     headline,
