@@ -19,6 +19,7 @@ from basecap.cli_options import (
     AsJson,
     Device,
     Out,
+    PerDevice,
     Plugins,
     Scale,
     Settings,
@@ -88,16 +89,7 @@ def run(
     ] = [],
     plugin: Plugins = [],
     device: Device = None,
-    per_device: Annotated[
-        int,
-        typer.Option(
-            "--per-device",
-            "--per-gpu",
-            min=1,
-            max=64,
-            help="runs at a time on each GPU or on the CPU; for small models",
-        ),
-    ] = 1,
+    per_device: PerDevice = 1,
     until_decided: Annotated[
         bool, typer.Option("--until-decided", help="add seeds until every row of the table has a verdict")
     ] = False,
@@ -142,14 +134,18 @@ def plan(
     study: StudyArgument,
     scale: Scale = None,
     settings: Settings = [],
+    only: Annotated[
+        list[str], typer.Option("--only", help="plan only this architecture and the reference; repeatable")
+    ] = [],
     plugin: Plugins = [],
     as_json: AsJson = False,
 ) -> None:
     """Show what a study would run and what it would cost. Trains nothing."""
-    from basecap.study.config import load_study
+    from basecap.study.config import load_study, restrict, select, with_named
 
     load_plugins(plugin)
-    config = load_study(study, settings, scale)
+    config = with_named(load_study(study, settings, scale), only)
+    config = restrict(config, select(config, only))
 
     from basecap.study.estimate import estimate, remarks
 
@@ -171,13 +167,18 @@ def eval_(
     only: Annotated[list[str], typer.Option("--only", help="evaluate only this architecture; repeatable")] = [],
     plugin: Plugins = [],
     device: Device = None,
+    per_device: PerDevice = 1,
 ) -> None:
     """Run missing evaluations on stored weights, without training, then write the report."""
     from basecap.records import RunRecords
     from basecap.study.stored_weights import evaluate_directory
 
     load_plugins(plugin)
-    failed = evaluate_directory(path, add=add, at=at, only=only, device=device, log=log)
+    failed = evaluate_directory(
+        path, add=add, at=at, only=only, device=device, plugins=plugin, log=log, per_device=per_device
+    )
+    if failed is None:  # a worker of torchrun: only the leader reports
+        return
     directory = path.parent.parent if RunRecords(path).info() else path
     _report([directory], directory)
     if failed:

@@ -68,7 +68,7 @@ def bench_models(
     plugin: Plugins = [],
 ) -> None:
     """Measure the training speed of whole architectures."""
-    from basecap.bench.models import Setting
+    from basecap.bench.models import Setting, shown
     from basecap.bench.models import run as bench
     from basecap.environment import choose_device
 
@@ -77,7 +77,7 @@ def bench_models(
     first = next(iter(models.values()))
     setting = Setting(hidden=first.hidden, vocab=first.vocab, length=length, batch=batch)
     found = bench(models, setting, device=choose_device(device), peer=peer, keep=partial(store, path=json_file))
-    print_table("training speed", found["rows"], as_json=False)
+    print_table("training speed", [shown(row) for row in found["rows"]], as_json=False)
     _finish(found, json_file)
 
 

@@ -29,6 +29,12 @@ Out = Annotated[
     Path | None, typer.Option("--out", help="directory of the study (default: runs/NAME, or runs/NAME-SCALE)")
 ]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:N (default: a GPU if there is one)")]
+PerDevice = Annotated[
+    int,
+    typer.Option(
+        "--per-device", "--per-gpu", min=1, max=64, help="jobs at a time on each GPU or on the CPU; for small models"
+    ),
+]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", callback=writable_file, help="also write all results to this file")
 ]

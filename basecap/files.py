@@ -1,6 +1,7 @@
 """Read files with clear errors; write them atomically."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
@@ -191,9 +192,20 @@ def encode_lines(rows: Iterable[dict[str, Any]]) -> bytes:
 
 
 def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Append rows to a .jsonl file; raises DataError when it cannot be written."""
-    with writing(path), path.open("ab") as file:
-        file.write(encode_lines(rows))
+    """Append all rows to a .jsonl file or none, after a part of a row that a killed process left is removed.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    content = encode_lines(rows)
+    with writing(path), path.open("a+b", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+            end = path.read_bytes().rfind(b"\n") + 1
+            file.truncate(end)
+        if file.write(content) != len(content):
+            file.truncate(end)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -1,14 +1,28 @@
-"""Processes on one machine: locks between them, and workers that end with their parent."""
+"""Processes on one machine: locks between them, and a pool of workers that do jobs side by side."""
 
+import contextlib
 import fcntl
 import multiprocessing
 import os
+import pickle
+import signal
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from basecap.errors import ConfigError
+
+S = TypeVar("S")
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: Raised by the future of a job whose worker was killed.
+WorkerKilled = BrokenProcessPool
 
 
 @contextmanager
@@ -40,8 +54,104 @@ def is_locked(directory: Path) -> bool:
     return False
 
 
-def end_with_parent() -> None:
-    """End this process when its parent is killed: a worker of a pool alone would wait for the parent forever."""
+class WorkerPool(Generic[S]):
+    """Processes that do jobs side by side and live until the context is left.
+
+    A worker starts with its first job, and again after it was killed, which fails the job that it was doing and no
+    other. A context that is left because of a signal passes SIGTERM on to the workers and waits for them to end.
+    """
+
+    def __init__(self, begin: Callable[[S], None], starts: Sequence[S]):
+        """Take what each worker calls once before its first job, and the argument of that call for each worker.
+
+        What `begin` raises, the future of the first job raises. Until then workers ignore SIGINT, so that none prints a
+        traceback while it imports.
+        """
+        self._pools = contextlib.ExitStack()
+        self._free = deque(_Worker(pickle.dumps((begin, start)), self._pools) for start in starts)
+
+    def __enter__(self) -> "WorkerPool[S]":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, KeyboardInterrupt):  # also `Interrupted`
+            for process in multiprocessing.active_children():
+                process.terminate()
+        self._pools.close()
+
+    def run(self, job: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[T, "Future[R]"]]:
+        """Yield each item with the finished future of `job(item)`, in the order in which jobs end.
+
+        Args:
+            job: a function at the top level of a module.
+            items: sent to the workers; a free worker takes the next one.
+        """
+        for number, future in self._run(job, items):
+            yield items[number], future
+
+    def run_in_order(self, job: Callable[[T], R], items: Sequence[T]) -> Iterator["Future[R]"]:
+        """Yield the finished future of `job(item)` for each item, in the order of the items."""
+        finished: dict[int, Future[R]] = {}
+        following = 0
+        for number, future in self._run(job, items):
+            finished[number] = future
+            while following in finished:
+                yield finished.pop(following)
+                following += 1
+
+    def _run(self, job: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, "Future[R]"]]:
+        waiting = deque(range(len(items)))
+        running: dict[Future[R], tuple[int, _Worker]] = {}
+        while waiting or running:
+            while waiting and self._free:
+                number, worker = waiting.popleft(), self._free.popleft()
+                running[worker.take(job, items[number])] = number, worker
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                number, worker = running.pop(future)
+                self._free.append(worker)
+                yield number, future
+
+
+class _Worker:
+    """One process: a pool of its own, because a larger pool does not report which process was killed."""
+
+    def __init__(self, start: bytes, pools: contextlib.ExitStack):
+        self.start = start
+        self.pools = pools
+        self.pool: ProcessPoolExecutor | None = None
+
+    def take(self, job: Callable[[T], R], item: T) -> "Future[R]":
+        if self.pool is not None:
+            with contextlib.suppress(BrokenProcessPool):
+                return self.pool.submit(_do, job, item)
+        context = multiprocessing.get_context("spawn")
+        self.pool = ProcessPoolExecutor(1, context, _prepare_worker, (self.start,))
+        self.pools.callback(self.pool.shutdown, cancel_futures=True)
+        return self.pool.submit(_do, job, item)
+
+
+#: In a worker, what it calls before its first job; empty afterwards.
+_pending: list[tuple[bytes, Any]] = []
+
+
+def _prepare_worker(start: bytes) -> None:
+    """Imports nothing of its own: a signal ends this process without a word until its first job."""
+    _pending.append((start, signal.signal(signal.SIGINT, signal.SIG_IGN)))
+    _end_with_parent()
+
+
+def _do(job: Callable[[T], R], item: T) -> R:
+    if _pending:
+        content, handler = _pending[0]
+        begin, start = pickle.loads(content)
+        signal.signal(signal.SIGINT, handler)
+        begin(start)
+        _pending.clear()
+    return job(item)
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent is killed, which the worker of a pool alone would wait for forever."""
     threading.Thread(target=_end, daemon=True).start()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -321,3 +322,23 @@ def test_a_row_that_is_no_object_is_named(records, line):
         file.write(line + "\n")
     with pytest.raises(DataError, match=r"evals\.jsonl:2 is not a JSON object"):
         run.evals()
+
+
+def test_a_row_that_was_not_written_completely_costs_no_other(records):
+    run = records.run("a", 0)
+    run.append_evals([record(1)])
+    path = run.path / "evals.jsonl"
+    with path.open("a") as file:
+        file.write('{"step": 2, "tok')  # killed
+    run.append_evals([record(3)])
+    held = path.read_bytes()
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(held) + 20, hard))
+    try:
+        with pytest.raises(
+            DataError, match=r"cannot write .*evals\.jsonl: No space left on device; free disk space or"
+        ):
+            run.append_evals([record(4)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert [found.step for found in run.evals()] == [1, 3] and path.read_bytes() == held

@@ -1,8 +1,14 @@
-"""The models that a benchmark compares: architectures by name at one size, or those of a study as it has them."""
+"""The models that a benchmark compares, and how: the others with the first, on each attention kernel of the device."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES
@@ -14,6 +20,13 @@ from basecap.study.plan import model_of
 
 #: Models by the name that their rows have.
 Contenders = dict[str, ModelConfig]
+#: A line of a table.
+Row = dict[str, Any]
+
+#: PyTorch's attention kernels on a GPU: the first contender runs with each, the others are compared with all of them.
+ATTENTIONS = {"FlashAttention-2": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+#: What a comparison with the fastest of `ATTENTIONS` is called.
+FASTEST = "its fastest attention"
 
 
 def named(names: Sequence[str], *, hidden: int, vocab: int, length: int) -> Contenders:
@@ -56,6 +69,67 @@ def of_study(study: str, names: Sequence[str], *, scale: str | None, vocab: int,
     found = {name: model.model_copy(update={"max_length": length}) for name, model in models.items()}
     _refuse_impossible(found)
     return found
+
+
+def entries(contenders: Contenders, device: torch.device) -> list[tuple[str, str | None, ModelConfig]]:
+    """Return name, attention and model of every row.
+
+    On a GPU the first model has a row for each of `ATTENTIONS`, if it uses PyTorch's attention.
+    """
+    found: list[tuple[str, str | None, ModelConfig]] = []
+    for index, (name, config) in enumerate(contenders.items()):
+        several = device.type == "cuda" and index == 0 and _attends(config)
+        found += [(name, attention, config) for attention in (ATTENTIONS if several else [None])]
+    return found
+
+
+class _AttentionCalls(TorchFunctionMode):
+    """Counts calls of PyTorch's attention."""
+
+    count = 0
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.count += function is F.scaled_dot_product_attention
+        return function(*args, **kwargs or {})
+
+
+def _attends(config: ModelConfig) -> bool:
+    """Return whether decoding calls PyTorch's attention, the kernel of which can be chosen; nothing is computed."""
+    with FakeTensorMode(), torch.no_grad(), _AttentionCalls() as calls:
+        model = LanguageModel(config)
+        model.step(torch.zeros((1, 1), dtype=torch.int64), model.init_cache(1, 1))
+    return calls.count > 0
+
+
+def with_attention(attention: str | None, job: Callable[[], Row]) -> Row:
+    """Return the row of `job`, run with one of `ATTENTIONS`; with PyTorch's own choice when None."""
+    with contextlib.nullcontext() if attention is None else sdpa_kernel(ATTENTIONS[attention]):
+        return job()
+
+
+def compare(rows: Sequence[Row], speeds: Mapping[str, str]) -> None:
+    """Add the speeds relative to the rows of the first contender, and to the fastest of these.
+
+    Args:
+        rows: with `architecture`, `attention` and, where the model could run, the speeds; changed in place.
+        speeds: key of a speed, higher is better -> what the keys of its ratios start with.
+    """
+    name = rows[0]["architecture"]
+    rivals = [row for row in rows if row["architecture"] == name]
+    for speed, start in speeds.items():
+        bases = {f" with {row['attention']}" if row["attention"] else "": row.get(speed) for row in rivals}
+        if len(rivals) > 1:
+            bases[f" with {FASTEST}"] = max((row[speed] for row in rivals if speed in row), default=None)
+        for suffix, base in bases.items():
+            for row in rows:
+                row[f"{start}relative to {name}{suffix}"] = row[speed] / base if base and speed in row else None
+
+
+def label(row: Row) -> str:
+    """Return the name of a row on the terminal: the architecture, with its attention kernel if that was chosen."""
+    return " with ".join(filter(None, (row["architecture"], row["attention"])))
 
 
 def _refuse_impossible(contenders: Contenders) -> None:

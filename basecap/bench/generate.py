@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from basecap.bench.contenders import Contenders
-from basecap.bench.models import SLOW, Row, attempt, release
+from basecap.bench.contenders import Contenders, Row, compare, entries, label, with_attention
+from basecap.bench.models import SLOW, attempt, release
 from basecap.environment import describe
 from basecap.errors import ConfigError
 from basecap.models.blocks import BlockCache
@@ -21,14 +20,10 @@ from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
 from basecap.progress import progress
 
-#: PyTorch's attention kernels on a GPU: the first contender runs with each, the others are compared with all of them.
-ATTENTIONS = {"FlashAttention-2": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
-#: What a comparison with the fastest of `ATTENTIONS` is called.
-FASTEST = "its fastest attention"
 #: Nominal bytes per second of the memory, by a part of the device's name.
 BANDWIDTH = {"H200": 4.8e12, "H100": 3.35e12, "A100": 2.04e12}
-#: Measured per row, larger is better: what rows are compared by.
-SPEEDS = ("prefill_tokens_per_s", "decode_tokens_per_s")
+#: What rows are compared by, and how the keys of the ratios start.
+SPEEDS = {"prefill_tokens_per_s": "prefill ", "decode_tokens_per_s": "decode "}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +61,10 @@ class Load:
 
     @property
     def starts(self) -> list[int]:
-        """Tokens that the caches hold at the start of each measurement."""
+        """Tokens that the caches hold at the start of each measurement; fewer than `places` where there is no room."""
         room = self.new - self.tokens
-        return [self.prompt + round((index + 0.5) / self.places * room) for index in range(self.places)]
+        places = min(self.places, room + 1)
+        return [self.prompt + round((index + 0.5) / places * room) for index in range(places)]
 
 
 def run(
@@ -93,19 +89,16 @@ def run(
         device: where to run.
         keep: called after each row with all that is found so far.
     """
-    jobs: list[tuple[str, str | None, ModelConfig]] = []
-    for index, (name, config) in enumerate(contenders.items()):
-        attentions = list(ATTENTIONS) if device.type == "cuda" and index == 0 else [None]
-        jobs += [(name, attention, config) for attention in attentions]
+    jobs = entries(contenders, device)
     rows: list[Row] = []
     found = {"environment": describe(device), "load": asdict(load), "complete": False, "rows": rows}
     try:
         with progress("bench generate", total=len(jobs), unit="models") as advance:
             for name, attention, config in jobs:
                 advance(0, note=name)
-                row = attempt(partial(_measure, config, load, attention, device))
+                row = attempt(partial(with_attention, attention, partial(_measure, config, load, device)))
                 rows.append({"architecture": name, "attention": attention, **row})
-                _compare(rows)
+                compare(rows, SPEEDS)
                 keep(found)
                 release(device)
                 advance(1)
@@ -119,7 +112,7 @@ def shown(row: Row) -> Row:
     """Return what a table on the terminal shows of a row."""
     state, note = row.get("state_bytes"), row.get("note")
     cells = {
-        "architecture": " with ".join(filter(None, (row["architecture"], row["attention"]))),
+        "architecture": label(row),
         "first token, s": row.get("first_token_seconds"),
         "prefill, tokens/s": row.get("prefill_tokens_per_s"),
         "decoding, tokens/s": row.get("decode_tokens_per_s"),
@@ -133,27 +126,12 @@ def shown(row: Row) -> Row:
     return {name: value for name, value in cells.items() if value is not None}
 
 
-def _compare(rows: list[Row]) -> None:
-    """Add the speeds relative to the rows of the first contender, and to the fastest of these."""
-    name = rows[0]["architecture"]
-    rivals = [row for row in rows if row["architecture"] == name]
-    for speed in SPEEDS:
-        what = speed.split("_")[0]
-        bases = {f" with {row['attention']}" if row["attention"] else "": row.get(speed) for row in rivals}
-        if len(rivals) > 1:
-            bases[f" with {FASTEST}"] = max((row[speed] for row in rivals if speed in row), default=None)
-        for suffix, base in bases.items():
-            for row in rows:
-                row[f"{what} relative to {name}{suffix}"] = row[speed] / base if base and speed in row else None
-
-
-def _measure(config: ModelConfig, load: Load, attention: str | None, device: torch.device) -> Row:
+def _measure(config: ModelConfig, load: Load, device: torch.device) -> Row:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = LanguageModel(config).initialise(0).to(device, dtype).eval()
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(0, config.vocab, (load.batch, load.prompt), generator=generator).to(device)
-    chosen = contextlib.nullcontext() if attention is None else sdpa_kernel(ATTENTIONS[attention])
-    with torch.no_grad(), chosen:
+    with torch.no_grad():
         first_token, caches = _prefill_seconds(model, prompts, load)
         decode = _decode_seconds(model, caches, load, device)
     seconds = decode["graph"] if decode["graph"] is not None else decode["python"]

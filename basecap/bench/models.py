@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from basecap.bench import peers
-from basecap.bench.contenders import Contenders
+from basecap.bench.contenders import Contenders, Row, compare, entries, label, with_attention
 from basecap.environment import describe
 from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
@@ -27,8 +27,6 @@ PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 
 #: A model whose warm-up step takes longer than this many seconds, compilation and tuning aside, is timed once.
 SLOW = 5.0
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +51,10 @@ def run(
     """Time training steps (forward, backward, AdamW) of architectures; return the environment and a row for each.
 
     Compilation and three warm-up steps are not counted; a row holds the median over the steps timed. On a GPU products
-    run in bf16 and models are compiled, on a CPU neither. `mfu` counts what causal attention needs, `mfu_palm` its
-    whole square, as the term was first defined (arXiv 2204.02311). A model that cannot run gets a row whose note says
-    why. When interrupted, the rows so far are returned and `complete` is False.
+    run in bf16, models are compiled, and a first model with PyTorch's attention has a row for each of its kernels; the
+    others are compared with all of them. `mfu` counts what causal attention needs, `mfu_palm` its whole square, as the
+    term was first defined (arXiv 2204.02311). A model that cannot run gets a row whose note says why. When interrupted,
+    the rows so far are returned and `complete` is False.
 
     Args:
         contenders: models by name, see `basecap.bench.contenders`; the others are compared with the first.
@@ -68,25 +67,36 @@ def run(
     Raises:
         ConfigError: peers without flash-linear-attention.
     """
-    jobs: list[tuple[str, Callable[[], Row]]]
-    jobs = [(name, partial(_own, config, setting, device)) for name, config in contenders.items()]
+    jobs: list[tuple[str, str | None, Callable[[], Row]]] = [
+        (name, attention, partial(_own, config, setting, device))
+        for name, attention, config in entries(contenders, device)
+    ]
     if peer:
         peers.require()
-        jobs += [(f"fla {other.stem}ForCausalLM", partial(_peer, other, setting, device)) for other in peers.PEERS]
+        jobs += [
+            (f"fla {other.stem}ForCausalLM", None, partial(_peer, other, setting, device)) for other in peers.PEERS
+        ]
     rows: list[Row] = []
     found = {"environment": describe(device), "setting": asdict(setting), "complete": False, "rows": rows}
     try:
         with progress("bench models", total=len(jobs), unit="architectures") as advance:
-            for name, job in jobs:
-                rows.append({"architecture": name, **attempt(job)})
-                _compare(rows)
+            for name, attention, job in jobs:
+                advance(0, note=name)
+                row = attempt(partial(with_attention, attention, job))
+                rows.append({"architecture": name, "attention": attention, **row})
+                compare(rows, {"tokens_per_s": ""})
                 keep(found)
                 release(device)
-                advance(1, note=name)
+                advance(1)
         found["complete"] = True
     except KeyboardInterrupt:
         pass  # what was measured is worth keeping
     return found
+
+
+def shown(row: Row) -> Row:
+    """Return what a table on the terminal shows of a row."""
+    return {"architecture": label(row), **{key: row[key] for key in row if key not in ("architecture", "attention")}}
 
 
 def attempt(job: Callable[[], Row]) -> Row:
@@ -98,14 +108,6 @@ def attempt(job: Callable[[], Row]) -> Row:
     except Exception as error:  # whatever it is, it is this row's result and must not cost the others theirs
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         return {"note": f"cannot run: {said.split('. ')[0][:200]}"}
-
-
-def _compare(rows: list[Row]) -> None:
-    """Add the speed relative to the first row, if that has one."""
-    if rows and "tokens_per_s" in rows[0]:
-        name, speed = rows[0]["architecture"], rows[0]["tokens_per_s"]
-        for row in rows:
-            row[f"relative to {name}"] = row["tokens_per_s"] / speed if "tokens_per_s" in row else None
 
 
 def _own(config: ModelConfig, setting: Setting, device: torch.device) -> Row:

@@ -7,14 +7,11 @@ can be opened without the original text.
 
 import errno
 import json
-import multiprocessing
 import os
 import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -30,7 +27,7 @@ from basecap.data.shards import Limits, Shard, token_counts, write_shard
 from basecap.data.sources import SOURCES, SPLITS, Part, Source, Split, plugin_of
 from basecap.data.tokenizer import Tokenizer, byte_tokenizer, is_local, train_bpe
 from basecap.errors import BasecapError, DataError, nearest
-from basecap.processes import end_with_parent, locked
+from basecap.processes import WorkerKilled, WorkerPool, locked
 from basecap.progress import progress
 from basecap.registry import load_plugin
 
@@ -259,26 +256,23 @@ def _write_parts(
     if workers == 1:
         yield from map(write, parts)
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _begin_worker, (write, plugin_of(config.source))) as pool:
-        try:
-            for future in [pool.submit(_work, part) for part in parts]:
+    with WorkerPool(_begin_worker, [(write, plugin_of(config.source))] * workers) as pool:
+        for part, future in zip(parts, pool.run_in_order(_work, parts), strict=True):
+            try:
                 yield future.result()
-        except BrokenProcessPool as error:
-            raise DataError(
-                "a process that prepared text was killed, possibly out of memory; lower data.workers and run again. "
-                "Finished shards are kept."
-            ) from error
-        finally:
-            pool.shutdown(cancel_futures=True)
+            except WorkerKilled as error:
+                raise DataError(
+                    f"the process that prepared {part.name} was killed, possibly out of memory; lower "
+                    "data.workers and run again: finished shards are kept."
+                ) from error
 
 
 _worker: dict[str, Callable[[Part], Path]] = {}
 
 
-def _begin_worker(write: Callable[[Part], Path], plugin: Path | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
-    end_with_parent()
+def _begin_worker(start: tuple[Callable[[Part], Path], Path | None]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process, and prints what there is to say
+    write, plugin = start
     if plugin is not None:
         load_plugin(plugin)
     _worker["write"] = write

@@ -131,7 +131,9 @@ class StudyConfig(_Section):
     train: TrainSection
     seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one run per architecture and seed")
     reference_seeds: tuple[Seed, ...] | None = Field(
-        None, min_length=1, description="all seeds of the reference, which stands in every row; as seeds when not given"
+        None,
+        min_length=1,
+        description="seeds of the reference, to which all others are compared; as seeds when not given",
     )
     architectures: tuple[ArchitectureEntry, ...] = Field(
         min_length=1, description="what is compared: names, or entries with the keys below"
@@ -167,7 +169,7 @@ class StudyConfig(_Section):
 
     @property
     def directory(self) -> Path:
-        """Where the study runs unless told otherwise."""
+        """Default directory of the study."""
         return Path("runs") / (self.name if self.scale in (None, PAPER) else f"{self.name}-{self.scale}")
 
     @property
@@ -223,7 +225,7 @@ class StudyConfig(_Section):
         if self.train.tokens is None and self.train.epochs is None:
             raise ConfigError(f"'train.tokens' is missing; add it{' or train.epochs' if self.task else ''}.")
         if self.train.tokens is not None and self.train.epochs is not None:
-            raise ConfigError("train.tokens and train.epochs both say how long a run is; remove one.")
+            raise ConfigError("train.tokens and train.epochs both set the length of a run; remove one.")
         return self
 
     @model_validator(mode="after")
@@ -283,7 +285,7 @@ def load_study(study: str, settings: Sequence[str] = (), scale: str | None = Non
     Args:
         study: name in the library, or path of a file.
         settings: "a.b=value" overrides, the value in YAML; they come after those of the scale.
-        scale: which of its sizes; the paper's, or what the file says under `scale`, when not given.
+        scale: name of a scale; default: the key `scale` of the file, else the paper's.
 
     Raises:
         ConfigError: unknown study, scale, key or name, impossible value; with the place and the nearest valid name.
@@ -334,10 +336,18 @@ def select(study: StudyConfig, only: Sequence[str]) -> set[str]:
     return {*only, study.reference} & names if only else names
 
 
+def restrict(study: StudyConfig, names: set[str]) -> StudyConfig:
+    """Return the study with the architectures `names` only."""
+    kept = tuple(entry for entry in study.architectures if entry.name in names)
+    return study.model_copy(update={"architectures": kept})
+
+
 def validate(content: dict[str, Any], study: str) -> StudyConfig:
     """Return the study that `content`, read from `study`, describes; raises ConfigError for the first thing wrong."""
     try:
         return StudyConfig.model_validate(content)
+    except ConfigError as error:
+        raise ConfigError(f"study {study}: {error}") from error
     except ValidationError as error:
         problems = error.errors()
         unknown = ("extra_forbidden", "invalid_key")

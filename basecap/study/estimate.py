@@ -1,4 +1,4 @@
-"""What `basecap plan` says of a study: its cost on this machine, and the verdicts to expect."""
+"""What `basecap plan` prints: the cost of a study on this machine, and the verdicts to expect."""
 
 import math
 import time
@@ -17,8 +17,10 @@ from basecap.data.tokenizer import BYTES
 from basecap.evals.domain_loss import DomainLoss
 from basecap.study.config import StudyConfig
 from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs, plan_training
+from basecap.study.start import check
 from basecap.study.workloads import cache_of
 from basecap.train.config import Timetable
+from basecap.train.schedule import warmup_steps
 
 #: Evaluation points that a curve needs between `gap.from` and the end: of the reference, and of any other architecture.
 FEWEST_OF_THE_REFERENCE, FEWEST = 10, 4
@@ -28,21 +30,23 @@ FEWEST_OF_THE_REFERENCE, FEWEST = 10, 4
 #: 730 and 1,500.
 LEAST_PER_ENTRY = 300
 
-#: Share of the machine's matrix rate that training is assumed to reach, and the column that says so.
+#: Share of the machine's matrix rate that training is assumed to reach, and the column that names it.
 UTILISATION = 0.35
 CHECKPOINTS, KEPT = "checkpoints (GiB)", "weights (GiB)"
 HOURS = f"hours if all reach {UTILISATION:.0%}"
 
 
 def estimate(study: StudyConfig) -> list[dict[str, Any]]:
-    """Return one row per run; in a sweep of learning rates also the rate, where it is known beforehand.
+    """Return one row per run; in a sweep of learning rates also the rate, if it is already known.
+
+    Raises what `basecap run` raises before it prepares text.
 
     Memory is that of weights, gradients and optimiser, without activations; state is the decoding state of a sequence
     of the training length, in fp32; hours are at one share of the matrix rate measured here, without evaluations.
     """
     device = environment.choose_device(None)
     rate = matrix_rate(device)
-    plan_evaluations(study)
+    check(study)
     rows = []
     for run in _all_runs(study):
         found = cost(run)
@@ -78,7 +82,7 @@ def _all_runs(study: StudyConfig) -> list[RunSpec]:
 
 
 def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[str]:
-    """Return what is to be said below the rows of `estimate`: the sum, what they leave out, what `out` would need."""
+    """Return the lines below the rows of `estimate`: the total, what it leaves out, disk, warnings."""
     hours, work = (sum(row[key] for row in rows) for key in (HOURS, "PFLOP"))
     rate = work * 1000 / (UTILISATION * hours * 3600)  # TFLOP/s, as `estimate` found it
     return [
@@ -88,17 +92,32 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
         "Architectures differ in the share they reach: `basecap bench models` measures it.",
         f"Disk: {sum(row[CHECKPOINTS] for row in rows):.3g} GiB for checkpoints, two of each run, and "
         f"{sum(row[KEPT] for row in rows):.3g} GiB for weights (train.keep = {study.train.keep}).",
+        *_short_runs(study),
         *(_of_text(study, out) if study.task is None else ()),
     ]
 
 
 def _of_text(study: StudyConfig, out: Path) -> list[str]:
-    """Return what is to be said of a study of text."""
+    """Return the lines about a study of text."""
     cache = cache_of(study, out)
     return [
         *sparse(study),
         *expected_verdicts(study, find_prepared(study.text, cache)),
         *(f"Missing: {sentence}" for sentence in missing_inputs(study.text, cache)),
+    ]
+
+
+def _short_runs(study: StudyConfig) -> list[str]:
+    """Return a warning for the architectures whose warm-up is as long as the run or longer."""
+    found: dict[tuple[int, int], list[str]] = {}
+    for run in plan_runs(study, study.vocabulary):
+        if run.train.warmup >= run.timetable.steps > 1:
+            names = found.setdefault((run.train.warmup, run.timetable.steps), [])
+            names += [run.architecture] * (run.architecture not in names)
+    return [
+        f"Warning: train.warmup = {warmup} is not shorter than the run of {steps} steps: {', '.join(names)} warms "
+        f"up for {warmup_steps(warmup, steps)}; lower it or train longer."
+        for (warmup, steps), names in found.items()
     ]
 
 
@@ -147,7 +166,7 @@ def expected_verdicts(study: StudyConfig, data: PreparedData | None) -> list[str
 
     Args:
         study: the study.
-        data: its text where that has been prepared; documents are counted there.
+        data: its text if that has been prepared; its documents are counted then.
     """
     if not study.text.ood:
         return ["Every domain is trained on: the report will state differences at equal training loss, no verdicts."]

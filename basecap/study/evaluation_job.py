@@ -1,14 +1,19 @@
-"""An evaluation job: one model, measured and recorded."""
+"""An evaluation job: a model is measured and the numbers are recorded, during training or from stored weights."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from basecap.evals import Context, Evaluation, Outcome, SharedEvaluation
 from basecap.models.language_model import LanguageModel
 from basecap.records import Record, RunRecords
+from basecap.study.jobs import Failure, Runtime, describe_failure
+from basecap.study.plan import RunSpec
+from basecap.train.checkpoint import load_stored
 from basecap.train.distributed import Processes
-from basecap.train.loop import run_interruptible
+from basecap.train.loop import DevicePlacement, resolve, run_interruptible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,3 +74,58 @@ def _record(evaluation: Evaluation, outcome: Outcome, checkpoint: Checkpoint) ->
     )
     if not outcome.measurements:
         records.add_unmeasured(name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """An evaluation point of a finished run, and the names of the evaluations that have no numbers there.
+
+    It crosses process boundaries.
+    """
+
+    run: RunSpec
+    step: int
+    tokens: int
+    weights: Path | None
+    evaluations: tuple[str, ...]
+
+
+def evaluate_point(
+    point: Point, runtime: Runtime, show: Callable[[str], None] = lambda words: None
+) -> dict[str, Failure]:
+    """Measure the stored weights of a point as training would have; return the evaluations that failed.
+
+    Args:
+        point: has stored weights. All processes of the runtime's group evaluate them together.
+        runtime: has the evaluations of the point among others.
+        show: takes what is being evaluated.
+    """
+    device, records, group = runtime.device, runtime.run_records(point.run), runtime.group
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    precision = records.info().get("precision") or resolve(point.run.train.precision, device)
+    placement = DevicePlacement(device=device, processes=group, bf16=precision == "bf16")
+
+    def note(words: str) -> None:
+        show(f"{point.run.label}: {words}")
+
+    context = Context(data=runtime.workloads[point.run.task], device=device, autocast=placement.autocast, note=note)
+    failures = {}
+    for evaluation in (found for found in runtime.evaluations if found.declaration.name in point.evaluations):
+        try:
+            model = _load(point, runtime)
+            checkpoint = Checkpoint(
+                model=model, step=point.step, tokens=point.tokens, context=context, records=records, group=group
+            )
+            evaluate(evaluation, checkpoint)
+        except Exception as error:  # a fault of one evaluation must not cost the others
+            failures[evaluation.declaration.name] = describe_failure(error)
+    return failures
+
+
+def _load(point: Point, runtime: Runtime) -> LanguageModel:
+    """Return the model of a point; raises in all processes what fails in one of them."""
+    assert point.weights is not None
+    weights, loaded = point.weights, []
+    runtime.group.run_on_all(lambda: loaded.append(load_stored(weights).to(runtime.device)))
+    return loaded[0]

@@ -1,4 +1,4 @@
-"""Run a study: begin, try every architecture, choose learning rates, train what is not finished."""
+"""Run a study: set it up, try every architecture, choose learning rates, train the unfinished runs."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -9,12 +9,11 @@ from typing import Any
 from basecap import environment
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig
-from basecap.study.executors.local import SequentialExecutor
-from basecap.study.executors.processes import ProcessExecutor, devices_for
+from basecap.study.executors import devices_for, executor_for
+from basecap.study.jobs import Execution, Runtime
 from basecap.study.start import check, plan_of, start_study
 from basecap.study.stored_weights import evaluate_stored
 from basecap.study.sweep import choose_rates
-from basecap.study.training_job import Execution, Runtime
 from basecap.study.trial import try_new
 from basecap.study.workloads import material_of, vocabulary_of
 from basecap.train.distributed import processes
@@ -31,24 +30,23 @@ def execute(
     log: Callable[[str], None],
     per_device: int = 1,
 ) -> list[dict[str, Any]]:
-    """Train every selected run of `study` into `out`, resuming what stands there; return each run's info.
+    """Train every selected run of `study` into `out`, resuming unfinished ones; return each run's info.
 
-    Finished runs get what evaluations of the study they lack where their weights are stored.
+    Evaluations of the study that finished runs lack are run on their stored weights.
 
-    Of a sweep of learning rates these are the runs with the chosen rates, and those whose failure left no choice.
+    In a sweep of learning rates, these are the runs with the chosen rates and the failed runs that prevented a choice.
 
-    Started by `torchrun`, all processes train each run together and only the leading one returns something; else runs
-    go one after the other on one device, or side by side on the GPUs of this machine when there are several,
-    `per_device` on each or on the CPU, whose cores they share: a small model leaves room for others. All architectures
-    are tried, in the same places, before the first of them trains.
+    Under `torchrun` all processes train each run together and only the leader returns infos. Otherwise runs are trained
+    one after the other on one device, or side by side if there are several GPUs or `per_device` is larger than 1. All
+    architectures are tried before the first of them trains.
 
     Raises:
-        ConfigError: names, sizes or options that do not work, a plugin's architecture that sees the future (before
-            anything is written), or a directory that holds another study.
-        DataError: text that cannot be prepared, or results of runs whose records are not there.
-        Interrupted: SIGINT or SIGTERM came; the run that was training wrote a checkpoint first.
-        TrainingError: either of these in the leading one of several processes, raised in all of them.
-        Exception: what failed in one of several processes alone, after it was recorded.
+        ConfigError: invalid names, sizes or options, a plugin's architecture that is not causal, or a directory that
+            holds another study. Nothing is written.
+        DataError: text that cannot be prepared, or results of runs whose records are missing.
+        Interrupted: SIGINT or SIGTERM was received; runs in training have written a checkpoint.
+        TrainingError: one of the first two in the leader of several processes, raised in all of them.
+        Exception: a failure in a single one of several processes, after it was recorded.
     """
     chosen = environment.choose_device(device)
     with listening(), processes(chosen) as group, contextlib.ExitStack() as held:
@@ -62,12 +60,7 @@ def execute(
             records=records, device=chosen, workloads=workloads, evaluations=plan.evaluations, group=group, log=log
         )
 
-        parallel = len(devices) > 1 and len(plan.runs) > 1
-        with (
-            ProcessExecutor(execution, devices, log)
-            if parallel
-            else contextlib.nullcontext(SequentialExecutor(runtime)) as executor
-        ):
+        with executor_for(execution, runtime, devices if len(plan.runs) > 1 else devices[:1]) as executor:
             failed = group.run_on_leader(lambda: try_new(plan.runs, runtime, executor.attempt))
             unsound = {info["name"] for info in failed}
             swept = [run for run in plan.swept if run.name not in unsound]
@@ -79,5 +72,5 @@ def execute(
             unchosen = {run.name for run in plan.swept}
             failed += [info for info in tried if info["status"] == "failed" and info["name"] in unchosen]
             infos = failed + executor.train([run for run in plan.trained if run.name not in unsound])
-        group.run_on_leader(lambda: evaluate_stored(plan.trained, runtime))
+            evaluate_stored(plan.trained, runtime, executor)
         return infos if group.is_leader else []

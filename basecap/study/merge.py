@@ -1,4 +1,4 @@
-"""The study of a directory grows: run again with more seeds, architectures or evaluations, it holds those too."""
+"""Adds seeds, architectures, evaluations and tasks to the study of a directory."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,7 +58,7 @@ def merge_studies(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyC
 
 
 def _data(study: StudyConfig, wanted: StudyConfig) -> DataConfig | None:
-    """Return the text of a study, to be prepared as `wanted` says."""
+    """Return the text of a study, with the cache and workers of `wanted`."""
     if study.data is None or wanted.data is None:
         return study.data
     return study.data.model_copy(update={"cache": wanted.data.cache, "workers": wanted.data.workers})
@@ -83,7 +83,7 @@ def with_evaluations(held: StudyConfig, entries: Sequence[str | dict[str, Any]],
 
     Args:
         held: the study.
-        entries: as a study file names them; of one that is held, when it runs may be another.
+        entries: as in a study file; those of existing evaluations may change `at`.
         where: the directory, to be named in an error.
 
     Raises:

@@ -101,7 +101,7 @@ class RunSpec:
 
     @property
     def hash(self) -> str:
-        """Sixteen hex digits that change with anything the run depends on, its text apart."""
+        """Sixteen hex digits that change with anything that the run depends on, except its text."""
         options = self.train.model_dump(mode="json")
         changed = self.train.model_dump(mode="json", exclude_defaults=True)
         train = {key: options[key] for key in options if key in ALWAYS_COUNTED or key in changed}
@@ -122,7 +122,7 @@ class Cost:
         blocks: number of blocks.
         tokens: training tokens.
         flops: floating-point operations of training (forward + backward = 3 x forward).
-        memory: bytes of weights, gradients and Adam's moments in fp32, activations apart.
+        memory: bytes of weights, gradients and Adam's moments in fp32, without activations.
         state: bytes of decoding state per sequence at the training length, in fp32.
         evaluations: how often the model is evaluated.
         checkpoints: bytes of the checkpoints that a run resumes from.
@@ -210,8 +210,8 @@ def _refuse_untrained_positions(name: str, model: ModelConfig, workload: TaskDat
         return
     if BACKBONES.get(model.backbone).positions == "learned":
         raise ConfigError(
-            f"architecture {name!r} has learned positions, of which {workload.task!r} trains {workload.length}; "
-            f"leave out tests of {workload.longest_test} tokens, or that architecture."
+            f"architecture {name!r} has learned positions, and {workload.task!r} trains only {workload.length} of "
+            f"them; leave out tests of {workload.longest_test} tokens, or that architecture."
         )
 
 

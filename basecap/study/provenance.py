@@ -1,4 +1,4 @@
-"""How the numbers of a run came about, as run.json says it, and what may not change while it is continued."""
+"""What run.json records about the origin of the numbers of a run, and what must not change when it is resumed."""
 
 import hashlib
 import sys
@@ -22,12 +22,12 @@ from basecap.study.plan import RunSpec
 from basecap.train.checkpoint import latest
 from basecap.train.loop import resolve
 
-#: What run.json says of the machine. Directories of earlier versions lack it.
+#: Keys of run.json about the machine. Directories of earlier versions lack them.
 MACHINE = ("device", "precision", "packages")
 
 
 def starting_info(records: RunRecords, run: RunSpec, device: torch.device) -> dict[str, Any]:
-    """Return run.json of a run that begins or goes on now; `before` holds the other machines it was trained on."""
+    """Return run.json of a run that starts or resumes now; `before` holds the other machines it was trained on."""
     found = environment.describe(device)
     machine = {
         "device": found["device"],

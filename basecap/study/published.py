@@ -15,7 +15,7 @@ class PublishedConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    source: Line = Field(description="where they stand, and in which unit")
+    source: Line = Field(description="where they are published, and in which unit")
     values: dict[str, tuple[Any, ...]] = Field(
         description="by architecture: of the figure losses pairs of training and test loss, of scores one number (or "
         "null) per column"
@@ -106,5 +106,7 @@ class PublishedSection(BaseModel):
         places = [number.place for number in value]
         for place in places:
             if places.count(place) > 1:
-                raise ValueError(f"{', '.join(str(part) for part in place if part is not None)} stands twice; keep one")
+                raise ValueError(
+                    f"{', '.join(str(part) for part in place if part is not None)} is listed twice; keep one"
+                )
         return value

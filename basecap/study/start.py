@@ -1,4 +1,4 @@
-"""The beginning of a study: refuse what cannot work, prepare the data, claim the directory, make the plan."""
+"""Sets up a study: refuses what cannot work, prepares the data, locks the directory, makes the plan."""
 
 import contextlib
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from basecap.evals import Evaluation
 from basecap.evals.recall import Recall
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, validate
+from basecap.study.jobs import Execution
 from basecap.study.merge import merge_studies
 from basecap.study.plan import Plan, RunSpec, check_points, cost, plan_evaluations, plan_runs
 from basecap.study.provenance import refuse_other, refuse_other_precision
 from basecap.study.sweep import chosen_rates
-from basecap.study.training_job import Execution
 from basecap.study.trial import refuse_leaks
-from basecap.study.workloads import Material, material_of, vocabulary_of
+from basecap.study.workloads import Material, Tasks, Workloads, material_of, vocabulary_of
 
 
 def check(study: StudyConfig, world: int = 1) -> list[RunSpec]:
@@ -41,7 +41,16 @@ def check(study: StudyConfig, world: int = 1) -> list[RunSpec]:
             raise ConfigError("train.stop_at needs the evaluation recall at every evaluation point; add it to evals.")
         for evaluation in evaluations:
             check_points(run, evaluation.config.at, f"evals: {evaluation.declaration.name}: at")
+    if study.task is not None:  # tasks need no preparation
+        _check_evaluations(study, evaluations, Tasks(study.task).workloads())
     return runs
+
+
+def _check_evaluations(study: StudyConfig, evaluations: Sequence[Evaluation], workloads: Workloads) -> None:
+    """Raise DataError when what runs train on does not hold what an evaluation measures."""
+    for evaluation in evaluations:
+        for workload in workloads.values():
+            evaluation.check(workload, study.length)
 
 
 def _stops(evaluation: Evaluation) -> bool:
@@ -49,7 +58,7 @@ def _stops(evaluation: Evaluation) -> bool:
 
 
 def start_study(execution: Execution, checked: Sequence[RunSpec], only: set[str], held: contextlib.ExitStack) -> Plan:
-    """Prepare the data, make the directory this study's and keep other processes out for as long as `held` is open.
+    """Prepare the data, write study.yaml, and lock the directory until `held` is closed.
 
     A study that is refused leaves study.yaml as it was: an architecture cannot be taken out of it again.
 
@@ -70,9 +79,7 @@ def start_study(execution: Execution, checked: Sequence[RunSpec], only: set[str]
     held.enter_context(records.locked())
     workloads = material.workloads()  # may fail: the directory is not yet this study's
     plan = plan_of(records, study, vocabulary_of(workloads), only)
-    for evaluation in plan.evaluations:
-        for workload in workloads.values():
-            evaluation.check(workload, whole.length)
+    _check_evaluations(whole, plan.evaluations, workloads)
     for run in plan.runs:
         refuse_other(records.run(run.name, run.seed, run.rate), run)
     refuse_other_precision(records, plan.study, plan.runs, device)
@@ -90,7 +97,7 @@ def plan_of(records: StudyRecords, study: StudyConfig, vocabulary: int, only: se
 
 
 def _refuse_damaged(records: StudyRecords, study: StudyConfig) -> None:
-    """Raise DataError when what earlier runs recorded cannot be read, which the report would say after training."""
+    """Raise DataError when records of earlier runs are damaged: before training, not when the report is written."""
     for run in records.runs():
         evals, log = run.evals(), TrainingLog.read(run)
         if study.data is not None:

@@ -1,75 +1,77 @@
-"""Evaluation jobs on stored weights: what finished runs have not been measured by, without training again."""
+"""Evaluations of stored weights: what finished runs have not been measured by, without training again."""
 
-from collections import Counter, defaultdict
+import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from basecap import environment
 from basecap.errors import ConfigError
-from basecap.evals import At, Context, Evaluation, EvaluationConfig, includes
+from basecap.evals import At, EvaluationConfig, includes
 from basecap.files import parse_yaml
 from basecap.progress import progress
 from basecap.records import RunRecords, StudyRecords
-from basecap.study.config import select, validate
-from basecap.study.evaluation_job import Checkpoint, evaluate
+from basecap.study.config import StudyConfig, select, validate
+from basecap.study.evaluation_job import Point
+from basecap.study.executors import Executor, devices_for, executor_for
+from basecap.study.jobs import Execution, Runtime, report_failure
 from basecap.study.merge import with_evaluations
 from basecap.study.plan import RunSpec, check_points, plan_evaluations, plan_runs
 from basecap.study.provenance import refuse_other
 from basecap.study.sweep import chosen_rates
-from basecap.study.training_job import Runtime, failure_words, report_failure
 from basecap.study.workloads import material_of, vocabulary_of
-from basecap.train.checkpoint import load_stored, stored
-from basecap.train.distributed import Processes
-from basecap.train.loop import DevicePlacement, resolve
+from basecap.train.checkpoint import stored
+from basecap.train.distributed import processes
+from basecap.train.interruption import listening
+
+#: How many labels or numbers of tokens a message lists.
+LISTED = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """An evaluation point of a finished run, and the evaluations that have no numbers there."""
-
-    run: RunSpec
-    step: int
-    tokens: int
-    weights: Path | None
-    evaluations: list[Evaluation]
-
-
-def evaluate_stored(runs: Sequence[RunSpec], runtime: Runtime, at: At = "every") -> int:
-    """Evaluate finished runs where an evaluation has no numbers and weights are stored; say which points lack weights.
+def evaluate_stored(runs: Sequence[RunSpec], runtime: Runtime, executor: Executor, at: At = "every") -> int:
+    """Evaluate finished runs where an evaluation has no numbers and weights are stored; log which points lack weights.
 
     Args:
         runs: of the study; those that have not finished are left alone.
-        runtime: the study's evaluations among others.
+        runtime: of this process; has the study's evaluations among others.
+        executor: evaluates the points, in this process or in several side by side.
         at: the evaluation points to look at.
 
     Returns:
-        How many evaluations failed; each is said.
+        How many evaluations failed; each is logged.
     """
-    points = [point for run in runs for point in _unmeasured(run, runtime, at)]
+    group = runtime.group
+    points = group.run_on_leader(lambda: [point for run in runs for point in _unmeasured(run, runtime, at)])
     due = [point for point in points if point.weights is not None]
     failed = 0
-    with progress("evaluations", total=len(due), unit="points") as advance:
-        for point in due:
-            failed += _evaluate_point(point, runtime, partial(advance, 0))
+    with progress("evaluations", total=len(due) * group.is_leader, unit="points") as advance:
+        for point, failures in executor.evaluate(due, partial(advance, 0)):
             advance(1, note=point.run.label)
-    lacking = [point for point in points if point.weights is None]
-    counts = Counter(found.declaration.name for point in lacking for found in point.evaluations)
-    for name, count in counts.items():
-        of = {point.run.label for point in lacking if name in {found.declaration.name for found in point.evaluations}}
-        runtime.log(
-            f"{name}: missing at {count} evaluation points of {_listed(sorted(of))}, whose weights are not stored "
-            "(train.keep)."
-        )
+            for name, failure in failures.items() if group.is_leader else ():
+                report_failure(f"{name} of {point.run.label} failed at step {point.step}", failure, runtime.log)
+            failed += len(failures)
+    if group.is_leader:
+        _log_missing([point for point in points if point.weights is None], runtime.log)
     return failed
 
 
-def _listed(labels: Sequence[str]) -> str:
-    return ", ".join(labels) if len(labels) <= 3 else f"{labels[0]} and {len(labels) - 1} other runs"
+def _log_missing(points: Sequence[Point], log: Callable[[str], None]) -> None:
+    """Log for each evaluation at which points it has no numbers because their weights are not stored."""
+    for name in dict.fromkeys(name for point in points for name in point.evaluations):
+        lacking = [point for point in points if name in point.evaluations]
+        labels = sorted({point.run.label for point in lacking})
+        tokens = sorted({point.tokens for point in lacking})
+        log(
+            f"{name}: missing at {len(lacking)} evaluation points of {_listed(labels)} (after {_listed(tokens)} "
+            "tokens), whose weights are not stored; set train.keep to store more."
+        )
+
+
+def _listed(items: Sequence[object]) -> str:
+    shown = [str(item) for item in items[:LISTED]]
+    return ", ".join(shown) + (f" and {len(items) - LISTED} more" if len(items) > LISTED else "")
 
 
 def _unmeasured(run: RunSpec, runtime: Runtime, at: At) -> list[Point]:
@@ -86,14 +88,14 @@ def _unmeasured(run: RunSpec, runtime: Runtime, at: At) -> list[Point]:
     workload = runtime.workloads[run.task]
     for step in [step for step in timetable.points if step <= end]:
         tokens, last = step * timetable.step_tokens, step == end
-        missing = [
-            evaluation
+        missing = tuple(
+            evaluation.declaration.name
             for evaluation in runtime.evaluations
             if includes(at, tokens, last)
             and includes(evaluation.config.at, tokens, last)
             and not _is_measured(done.get((step, evaluation.declaration.name)), evaluation.expects(workload))
             and evaluation.declaration.name not in empty
-        ]
+        )
         if missing:
             points.append(Point(run=run, step=step, tokens=tokens, weights=weights.get(step), evaluations=missing))
     return points
@@ -105,42 +107,8 @@ def _is_measured(found: set[tuple[str, str]] | None, expected: Collection[tuple[
 
 
 def _stored(records: RunRecords) -> dict[int, Path]:
-    """Return where the weights of a run stand, by step; those of its last checkpoints too."""
+    """Return the directories of the stored weights of a run by step, including its last checkpoints."""
     return {**stored(records.checkpoints), **stored(records.weights)}
-
-
-def _evaluate_point(point: Point, runtime: Runtime, show: Callable[[str], None]) -> int:
-    """Measure the weights of one point as training would have; return how many evaluations failed."""
-    device, records = runtime.device, runtime.run_records(point.run)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    precision = records.info().get("precision") or resolve(point.run.train.precision, device)
-    placement = DevicePlacement(device=device, processes=Processes(), bf16=precision == "bf16")
-
-    def note(words: str) -> None:
-        show(f"{point.run.label}: {words}")
-
-    context = Context(data=runtime.workloads[point.run.task], device=device, autocast=placement.autocast, note=note)
-    failed = 0
-    for evaluation in point.evaluations:
-        try:
-            assert point.weights is not None
-            model = load_stored(point.weights).to(device)
-            checkpoint = Checkpoint(
-                model=model,
-                step=point.step,
-                tokens=point.tokens,
-                context=context,
-                records=records,
-                group=placement.processes,
-            )
-            evaluate(evaluation, checkpoint)
-        except Exception as error:  # a fault of one evaluation must not cost the others
-            message, trace = failure_words(error)
-            what = f"{evaluation.declaration.name} of {point.run.label} failed at step {point.step}"
-            report_failure(what, message, trace, runtime.log)
-            failed += 1
-    return failed
 
 
 def evaluate_directory(
@@ -150,46 +118,71 @@ def evaluate_directory(
     at: str | None,
     only: Sequence[str],
     device: str | None,
+    plugins: Sequence[Path],
     log: Callable[[str], None],
-) -> int:
-    """Evaluate what stands in the directory of a study or of a run, see `evaluate_stored`; return how many failed.
+    per_device: int = 1,
+) -> int | None:
+    """Evaluate the stored weights of a study or of a run, see `evaluate_stored`; return how many evaluations failed.
+
+    Under `torchrun` all processes evaluate each point together, and only the leader returns a number.
 
     Args:
         place: DIR, or DIR/runs/NAME-sSEED.
         add: evaluations that the study gets, as a study file names them.
         at: the evaluation points to look at, as in a study file; those that are added run there in later runs too.
         only: the architectures to evaluate; all when empty.
-        device: where; the best there is when not given.
+        device: where; all GPUs of this machine, or the CPU, when not given.
+        plugins: files that were loaded.
         log: takes sentences for the terminal.
+        per_device: how many points are evaluated at a time on each device.
 
     Raises:
-        ConfigError: no study or run is there, another process runs it, its text has changed, it has no weights, or
+        ConfigError: there is no study or run, another process runs it, its text has changed, it has no weights, or
             names and options that do not work.
         DataError: the data does not hold what is measured, or records that cannot be read.
+        Interrupted: SIGINT or SIGTERM; the numbers of finished evaluations are recorded.
     """
+    chosen, when = environment.choose_device(device), _parse_at(at)
     alone = bool(RunRecords(place).info())
     records = StudyRecords(place.parent.parent if alone else place)
     held = validate(records.study(), str(records.path / "study.yaml"))
-    when = _parse_at(at)
     study = with_evaluations(held, [_entry(text, when) for text in add], records.path)
-    evaluations = plan_evaluations(study)
-    workloads, chosen = material_of(study, records.path).workloads(), environment.choose_device(device)
-    for evaluation in evaluations:
-        for workload in workloads.values():
-            evaluation.check(workload, study.length)
-    names = select(study, only) if not only else select(study, only) & {*only}  # without the reference unless named
-    planned = plan_runs(study, vocabulary_of(workloads), chosen_rates(records))
-    runs = [run for run in planned if run.architecture in names]
-    runtime = Runtime(
-        records=records, device=chosen, workloads=workloads, evaluations=evaluations, group=Processes(), log=log
-    )
-    with records.locked():
-        runs = _finished(runs, runtime, place if alone else None)
+    names = select(study, only) & {*only} if only else select(study, only)  # no reference unless it is named
+    execution = Execution(study=study, out=records.path, device=str(chosen), plugins=tuple(plugins))
+    with listening(), processes(chosen) as group, contextlib.ExitStack() as locks:
+        devices = devices_for(chosen, device, group.world, per_device)
+        group.run_on_leader(lambda: _lock(execution, locks))
+        runtime = Runtime(
+            records=records,
+            device=chosen,
+            workloads=material_of(study, records.path).workloads(),
+            evaluations=plan_evaluations(study),
+            group=group,
+            log=log,
+        )
+        for evaluation in runtime.evaluations:
+            for workload in runtime.workloads.values():
+                evaluation.check(workload, study.length)
+        planned = plan_runs(study, vocabulary_of(runtime.workloads), chosen_rates(records))
+        runs = _finished([run for run in planned if run.architecture in names], runtime, place if alone else None)
         for run in runs:
             check_points(run, when or "every", "--at")
-        records.create(study.model_dump(mode="json"))
-        records.write_declarations(evaluation.declaration for evaluation in evaluations)
-        return evaluate_stored(runs, runtime, when or "every")
+        group.run_on_leader(lambda: _add(study, runtime))
+        with executor_for(execution, runtime, devices) as executor:
+            failed = evaluate_stored(runs, runtime, executor, when or "every")
+        return failed if group.is_leader else None
+
+
+def _lock(execution: Execution, locks: contextlib.ExitStack) -> None:
+    """Keep other processes out of the directory, and prepare its text where that is not done."""
+    locks.enter_context(StudyRecords(execution.out).locked())
+    material_of(execution.study, execution.out).workloads()
+
+
+def _add(study: StudyConfig, runtime: Runtime) -> None:
+    """Record what the study has gained."""
+    runtime.records.create(study.model_dump(mode="json"))
+    runtime.records.write_declarations(evaluation.declaration for evaluation in runtime.evaluations)
 
 
 def _finished(runs: Sequence[RunSpec], runtime: Runtime, place: Path | None) -> list[RunSpec]:

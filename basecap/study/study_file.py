@@ -1,5 +1,7 @@
 """The text of a study file: found, joined with the study that it extends and with the overrides of a scale."""
 
+import copy
+import functools
 import json
 import re
 import shlex
@@ -38,7 +40,7 @@ def read_study(study: str, scale: str | None = None) -> dict[str, Any]:
 
     Args:
         study: name in the library, or path of a file.
-        scale: name of a scale; what the file says under `scale`, else the paper's, when not given.
+        scale: name of a scale; default: the key `scale` of the file, else the paper's.
 
     Raises:
         ConfigError: an unknown study or scale, studies that extend each other, a file that holds no study.
@@ -103,7 +105,7 @@ def _extended(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
 
     Args:
         path: the file.
-        extending: the files by way of which it is read, the first first.
+        extending: the files that led to this one through `extends`, in order.
     """
     if path.resolve() in [known.resolve() for known in extending]:
         circle = " extends ".join(str(known) for known in (*extending, path))
@@ -123,14 +125,20 @@ def _parse(path: Path) -> dict[str, Any]:
     if text is None:
         raise ConfigError(f"study file {path} does not exist; give a path, or a name of `basecap list studies`.")
     try:
-        content = parse_yaml(text)
+        content = copy.deepcopy(_parsed(text))
     except ValueError as error:
-        raise ConfigError(f"study file {path} {error}; mend it.") from error
+        raise ConfigError(f"study file {path} {error}; fix it.") from error
     if not isinstance(content, dict):
         raise ConfigError(f"study file {path} is not a study; it must have keys such as name, data, architectures.")
     # Keys such as x-sizes are no options: they hold what anchors elsewhere in the file refer to.
     kept = {key: value for key, value in content.items() if key != "schema" and not str(key).startswith("x-")}
     return with_moved_keys(kept, f"study {path}")
+
+
+@functools.cache
+def _parsed(text: bytes) -> Any:
+    """Return the content of a study file; `basecap list studies` reads files that others extend many times."""
+    return parse_yaml(text)
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -167,7 +175,7 @@ def _check_scales(scales: Any, study: str) -> None:
         if not isinstance(name, str) or not SCALE.fullmatch(name):
             raise ConfigError(f"study {study}: {name!r} is no name of a scale; use letters, digits and _ . + - only.")
         if name == PAPER:
-            raise ConfigError(f"study {study}: scales.{PAPER} is what the file itself says; set its keys there.")
+            raise ConfigError(f"study {study}: scales.{PAPER} is the file itself; set its keys there.")
         if not isinstance(overrides, dict):
             raise ConfigError(f"study {study}: scales.{name} should be a section, with the keys that it overrides.")
         for key in overrides:

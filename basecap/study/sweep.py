@@ -1,7 +1,7 @@
 """The sweep of learning rates: each rate with the first seed, then the best of each architecture for all its seeds.
 
-The runs of a sweep stand in DIR/sweep. When those of an architecture are over, sweep.json gets its choice and the run
-of the chosen rate moves to DIR/runs, as the first seed's. `choose_rates` completes a move that a kill interrupted.
+The runs of a sweep are in DIR/sweep. When all runs of an architecture have ended, sweep.json gets its choice and the
+run of the chosen rate moves to DIR/runs, as the first seed's. `choose_rates` completes a move that a kill interrupted.
 """
 
 import copy
@@ -25,7 +25,7 @@ TOKENS = 2**15
 
 
 class HeldOutLoss(Evaluation[PreparedData]):
-    """What a rate is chosen by in a study of text: the mean loss on held-out documents of the training domains.
+    """What rates are compared by in a study of text: the mean loss on held-out documents of the training domains.
 
     These are the validation documents where each training domain has some, else the test documents; never those of
     unseen domains.
@@ -48,7 +48,7 @@ class HeldOutLoss(Evaluation[PreparedData]):
 
 
 class ValidationLoss(Evaluation[TaskData]):
-    """What a rate is chosen by in a study of tasks: the mean loss on validation examples of the run's own task."""
+    """What rates are compared by in a study of tasks: the mean loss on validation examples of the run's own task."""
 
     declaration = HeldOutLoss.declaration
 
@@ -80,7 +80,7 @@ def chosen_rates(records: StudyRecords) -> dict[str, float]:
 
 
 def choose_rates(records: StudyRecords, runs: Sequence[RunSpec], log: Callable[[str], None]) -> None:
-    """Choose a rate for each architecture whose runs of a sweep are over, say it, and move the chosen runs.
+    """Choose a rate for each architecture whose sweep has ended, log it, and move the chosen runs.
 
     Args:
         records: of the study.
@@ -99,7 +99,7 @@ def choose_rates(records: StudyRecords, runs: Sequence[RunSpec], log: Callable[[
 
 
 def _choose(records: StudyRecords, runs: Sequence[RunSpec]) -> tuple[Sweep | None, str]:
-    """Return the sweep of one architecture and what is to be said of it; None where no rate can be chosen."""
+    """Return the sweep of one architecture and a sentence about it; None if no rate can be chosen."""
     places = [records.run(run.name, run.seed, run.rate) for run in runs]
     infos = [place.info() for place in places]
     if not all(info.get("status") == "finished" or info.get("diverged") for info in infos):
@@ -136,7 +136,7 @@ def _held_out(records: RunRecords) -> Record | None:
 
 
 def _move(records: StudyRecords, sweep: Sweep) -> None:
-    """Move the run of the chosen rate to its place among the runs of the study, unless it stands there."""
+    """Move the run of the chosen rate to the runs of the study, unless it is there."""
     swept, place = records.run(sweep.name, sweep.seed, sweep.chosen), records.run(sweep.name, sweep.seed)
     if swept.info() and not place.info():
         with writing(place.path):

@@ -1,76 +1,30 @@
 """A training job: one run of a study, from its last checkpoint to its end or to the record of why it failed."""
 
-import logging
-import sys
-import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from basecap.errors import BasecapError, TrainingError
-from basecap.evals import Context, Evaluation, includes
+from basecap.errors import TrainingError
+from basecap.evals import Context, includes
 from basecap.models.language_model import LanguageModel
 from basecap.ops import IMPLEMENTATIONS
-from basecap.records import RunRecords, StudyRecords
-from basecap.registry import PLUGIN
-from basecap.study.config import StudyConfig
+from basecap.records import RunRecords
 from basecap.study.evaluation_job import Checkpoint, evaluate
+from basecap.study.jobs import Failure, Runtime, describe_failure, report_failure
 from basecap.study.plan import RunSpec
 from basecap.study.provenance import starting_info
 from basecap.study.sweep import held_out_loss
-from basecap.study.workloads import Workloads
-from basecap.train.distributed import Processes, SharedError, error_sentence
+from basecap.train.distributed import SharedError
 from basecap.train.loop import DevicePlacement, Trainer
-
-logger = logging.getLogger("basecap.study")
 
 #: The metric that train.stop_at is about.
 VALIDATION = "validation_accuracy"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Execution:
-    """What every run of a study shares. It crosses process boundaries, so it holds no open file and no tensor."""
-
-    study: StudyConfig
-    out: Path
-    device: str
-    plugins: tuple[Path, ...] = ()
-    threads: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Runtime:
-    """What the jobs of a study use within one process.
-
-    Attributes:
-        records: of the study.
-        device: where models are.
-        workloads: what they train on and are tested on.
-        evaluations: what is measured at evaluation points.
-        group: the processes that train each run together.
-        log: takes sentences for the terminal.
-    """
-
-    records: StudyRecords
-    device: torch.device
-    workloads: Workloads
-    evaluations: Sequence[Evaluation]
-    group: Processes
-    log: Callable[[str], None]
-
-    def run_records(self, run: RunSpec) -> RunRecords:
-        """Return the records of a run; touches no file."""
-        return self.records.run(run.name, run.seed, run.rate)
-
-
 def train_run(run: RunSpec, runtime: Runtime) -> dict[str, Any]:
-    """Train one run unless it is finished, and return its info; a failure is recorded and said, not raised.
+    """Train one run unless it is finished, and return its info; a failure is recorded and logged, not raised.
 
-    An error in one of several processes alone is raised: the others wait for it in the middle of a step, and `torchrun`
+    An error in only one of several processes is raised: the others wait for it in the middle of a step, and `torchrun`
     ends them all.
     """
     records, group = runtime.run_records(run), runtime.group
@@ -85,11 +39,11 @@ def train_run(run: RunSpec, runtime: Runtime) -> dict[str, Any]:
         info |= _train(run, runtime, records)
         info["status"] = "finished"
     except Exception as error:  # a bug in one mixer must not cost the other runs; the trace is kept with the run
-        message, trace = failure_words(error)
-        info |= {"status": "failed", "message": message}
+        failure = describe_failure(error)
+        info |= {"status": "failed", "message": failure.message}
         info["diverged"] = isinstance(error, TrainingError) and not isinstance(error, SharedError)
-        if trace is not None:
-            info["traceback"] = trace
+        if failure.traceback is not None:
+            info["traceback"] = failure.traceback
         alone = None if group.world == 1 or isinstance(error, TrainingError) else error
     info["ops"] = dict(sorted(IMPLEMENTATIONS.items()))
     if alone is not None:
@@ -98,33 +52,13 @@ def train_run(run: RunSpec, runtime: Runtime) -> dict[str, Any]:
     if group.is_leader:
         records.write_info(info)
         if info["status"] == "failed":
-            report_failure(f"{run.label} failed", info["message"], info.get("traceback"), runtime.log)
+            failure = Failure(message=info["message"], traceback=info.get("traceback"))
+            report_failure(f"{run.label} failed", failure, runtime.log)
     return info
 
 
-def failure_words(error: Exception) -> tuple[str, str | None]:
-    """Return what is said of an error that is being handled, and its trace unless the sentence says all."""
-    expected = isinstance(error.__cause__ if isinstance(error, SharedError) else error, BasecapError | None)
-    return error_sentence(error) + _plugin_line(error), None if expected else traceback.format_exc()
-
-
-def report_failure(what: str, message: str, trace: str | None, log: Callable[[str], None]) -> None:
-    """Say why something failed, and log its trace for --debug."""
-    log(f"{what}: {message}")
-    if trace is not None:
-        logger.debug(trace)
-
-
-def _plugin_line(error: Exception) -> str:
-    """Return " (FILE:LINE)" of the last line of a plugin that an error came through, else nothing."""
-    files = [getattr(module, "__file__", None) for name, module in [*sys.modules.items()] if name.startswith(PLUGIN)]
-    cause = error.__cause__ if isinstance(error, SharedError) and error.__cause__ else error
-    frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if frame.filename in files]
-    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-
-
 def _leave(records: RunRecords, run: RunSpec, info: dict[str, Any], runtime: Runtime) -> None:
-    """Record and say what failed in this process, unless another was first: then this one fails for its absence."""
+    """Record and log what failed in this process, unless another one failed first and caused this failure."""
     if records.info().get("status") != "failed":
         records.write_info(info)
         where = f"in process {runtime.group.rank}, which ends them all (--only runs the others)"

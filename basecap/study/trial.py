@@ -3,16 +3,15 @@
 import gc
 import math
 import shlex
-import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from basecap.data.workload import Workload
-from basecap.errors import BasecapError, ConfigError, TrainingError, describe_error
+from basecap.errors import BasecapError, ConfigError, TrainingError
 from basecap.evals import Context, Evaluation
 from basecap.mixers import ARCHITECTURES
 from basecap.models import BACKBONES
@@ -21,9 +20,9 @@ from basecap.models.language_model import LanguageModel
 from basecap.ops import IMPLEMENTATIONS
 from basecap.progress import progress
 from basecap.records import StudyRecords
+from basecap.study.jobs import Failure, Runtime, describe_failure, report_failure
 from basecap.study.plan import RunSpec
 from basecap.study.provenance import plugin_files, starting_info
-from basecap.study.training_job import Runtime, report_failure
 from basecap.testing.check_mixer import LONGEST as CHECKED
 from basecap.testing.check_mixer import check_mixer
 from basecap.testing.check_model import LONGEST, Precision, find_leak, undisturbed
@@ -35,16 +34,6 @@ from basecap.train.optim import build_optimiser, clip_gradients
 
 #: Length of the sequences of the conformance checks before training.
 SHORT = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """Why an architecture cannot train: a sentence, the trace unless the sentence says all, and what its ops ran on."""
-
-    message: str
-    traceback: str | None
-    ops: dict[str, str]
-
 
 #: Tries runs and yields each of them with why it cannot train, None where it can.
 Attempt = Callable[[Sequence[RunSpec]], Iterable[tuple[RunSpec, Failure | None]]]
@@ -62,7 +51,7 @@ def untried(runs: Sequence[RunSpec], records: StudyRecords) -> list[RunSpec]:
 
 
 def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt) -> list[dict[str, Any]]:
-    """Try each architecture that has not begun; record and say what fails, and return the infos of its runs.
+    """Try each architecture that has not started; record and log failures, and return the infos of their runs.
 
     Args:
         runs: of the study.
@@ -90,7 +79,7 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt) -> list
         records.write_info(info)
         infos.append(info)
     for name, failure in failures.items():
-        report_failure(f"{name} failed before training", failure.message, failure.traceback, runtime.log)
+        report_failure(f"{name} failed before training", failure, runtime.log)
     return infos
 
 
@@ -104,11 +93,11 @@ def try_run(run: RunSpec, runtime: Runtime) -> Failure | None:
         try:
             _run(run, runtime.evaluations, runtime.workloads[run.task], placement)
         except (Exception, SystemExit) as error:  # a fault of one architecture must not cost the others
-            words = None if isinstance(error, BasecapError) else traceback.format_exc()
-            ops = dict(sorted(IMPLEMENTATIONS.items()))
-            failure = Failure(message=_sentence(error, run, placement), traceback=words, ops=ops)
+            failure = replace(describe_failure(error), ops=dict(sorted(IMPLEMENTATIONS.items())))
+            if _lacks_memory(error):
+                failure = replace(failure, message=_memory_message(run, placement))
     if failure is not None:
-        gc.collect()  # its trace held the model in a circle
+        gc.collect()  # its traceback kept the model alive in a reference cycle
     if placement.device.type == "cuda":
         torch.cuda.empty_cache()
     return failure
@@ -140,20 +129,12 @@ def _run(run: RunSpec, evaluations: Sequence[Evaluation], workload: Workload, pl
             evaluation.trial(model, context)
 
 
-def _sentence(error: BaseException, run: RunSpec, placement: DevicePlacement) -> str:
-    """Return what failed, with the line of the plugin, or what was too large for the memory."""
-    if isinstance(error, BasecapError):
-        return str(error)
-    if _lacks_memory(error):
-        rows = run.train.forward_batch(placement.processes.world)
-        return (
-            f"{rows} sequences of {run.length} tokens do not fit into the memory of {placement.device}; "
-            "lower train.micro_batch or set train.checkpointing=true."
-        )
-    files = [str(file) for file in plugin_files(run.model)]
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
-    where = f" ({lines[-1].filename}:{lines[-1].lineno})" if lines else ""
-    return f"{describe_error(error)}{where}"
+def _memory_message(run: RunSpec, placement: DevicePlacement) -> str:
+    rows = run.train.forward_batch(placement.processes.world)
+    return (
+        f"{rows} sequences of {run.length} tokens do not fit into the memory of {placement.device}; "
+        "lower train.micro_batch or set train.checkpointing=true."
+    )
 
 
 def _lacks_memory(error: BaseException) -> bool:
@@ -203,7 +184,7 @@ def _built_in(config: ModelConfig) -> bool:
 
 
 def _command(run: RunSpec) -> str:
-    """Return the command that says more."""
+    """Return the command that shows the details."""
     files, here = plugin_files(run.model), Path.cwd()
     paths = [file.relative_to(here) if file.is_relative_to(here) else file for file in files]
     options = [("--mixer", name) for name in _checked_names(run.model)] + [("--plugin", str(path)) for path in paths]

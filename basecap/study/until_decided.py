@@ -147,7 +147,7 @@ def _seeds_may_decide(row: Row) -> bool:
 
 
 def _said(rows: Sequence[Row], open_: Collection[str], when: str, goes_on: bool) -> str:
-    """Return what is said of a look."""
+    """Return the sentence about a look."""
     behind = [row.name for row in rows if row.verdict == "behind"]
     closed = [row.name for row in rows if row.verdict == "undecided" and row.name not in open_]
     parts = [f"undecided: {', '.join(open_)}"] if open_ else []

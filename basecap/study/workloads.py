@@ -1,4 +1,4 @@
-"""What the runs of a study train on, in its directory: prepared text, or tasks, which need no preparation."""
+"""What the runs of a study train on: prepared text, or tasks, which need no preparation."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -31,13 +31,13 @@ class Material(ABC):
         """Return what runs train on, preparing what is missing.
 
         Raises:
-            ConfigError: the directory was begun with something else, or a vocabulary does not fit.
+            ConfigError: the directory was started with something else, or a vocabulary does not fit.
             DataError: it cannot be prepared.
         """
 
     @abstractmethod
     def surroundings(self) -> dict[str, Any]:
-        """Return what environment.json says of it."""
+        """Return its entries of environment.json."""
 
 
 class Text(Material):
@@ -66,8 +66,8 @@ class Text(Material):
         held = StudyRecords(self._out).environment().get("data")
         if held not in (None, data.manifest_hash):
             raise ConfigError(
-                f"{self._out} was begun with other data (manifest {held}, now {data.manifest_hash}); restore the text, "
-                "or run into another --out."
+                f"{self._out} was started with other data (manifest {held}, now {data.manifest_hash}); restore the "
+                "text, or run into another --out."
             )
         return data
 
@@ -82,7 +82,7 @@ class Text(Material):
 
 
 class Tasks(Material):
-    """Examples that are made as they are needed; each run's own hash tells of them."""
+    """Examples that are made as they are needed; the hash of each run covers them."""
 
     def __init__(self, section: TaskSection):
         """Take the section `task`."""
@@ -96,7 +96,7 @@ class Tasks(Material):
         return {name: TaskData(self._section, name) for name in self._section.train}
 
     def surroundings(self) -> dict[str, Any]:
-        """Return nothing: the study says all."""
+        """Return nothing, as study.yaml has it all."""
         return {}
 
 
@@ -121,7 +121,7 @@ def recorded_data(study: StudyConfig, out: Path) -> PreparedData:
 
 
 def cache_of(study: StudyConfig, out: Path) -> Path:
-    """Return where the prepared text of the study in `out` stands."""
+    """Return the directory of the prepared text of the study in `out`."""
     return _cache(study.text, out)
 
 

@@ -24,7 +24,7 @@ class SharedError(TrainingError):
     """An error of one process, raised in all of them; its cause is only set in the process that failed."""
 
 
-def error_sentence(error: Exception) -> str:
+def error_sentence(error: BaseException) -> str:
     """Return an error as one line, with its class unless it is a BasecapError."""
     return str(error) if isinstance(error, BasecapError) else describe_error(error)
 

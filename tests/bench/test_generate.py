@@ -8,6 +8,7 @@ from torch._subclasses import FakeTensorMode
 from typer.testing import CliRunner
 
 from basecap.bench import generate
+from basecap.bench.contenders import compare, entries, named
 from basecap.bench.generate import Load, read_prompts, run
 from basecap.cli import app
 from basecap.errors import ConfigError
@@ -63,7 +64,7 @@ def test_a_row_for_each_model_and_its_speed_relative_to_the_first():
 
 
 def test_a_model_that_cannot_run_has_a_note_and_an_interruption_keeps_rows(monkeypatch: pytest.MonkeyPatch):
-    def measure(config, load, attention, device):
+    def measure(config, load, device):
         raise {1: torch.OutOfMemoryError("CUDA out of memory."), 2: KeyboardInterrupt}[config.depth]
 
     monkeypatch.setattr(generate, "_measure", measure)
@@ -87,7 +88,7 @@ def test_speeds_are_compared_with_each_attention_and_the_fastest():
         for attention, speed in (("FlashAttention-2", 10.0), ("cuDNN", 20.0))
     ]
     rows += [{"architecture": "other", "attention": None, "prefill_tokens_per_s": 40.0, "note": "no decoding"}]
-    generate._compare(rows)
+    compare(rows, generate.SPEEDS)
     assert rows[2]["prefill relative to full with FlashAttention-2"] == 4
     assert rows[2]["prefill relative to full with its fastest attention"] == 2
     assert rows[2]["decode relative to full with cuDNN"] is None
@@ -107,6 +108,20 @@ def test_a_study_gives_its_architectures(tmp_path, monkeypatch: pytest.MonkeyPat
     assert [row["architecture"] for row in rows] == ["transformer++", "rwkv-7"]
     assert [config.backbone for config in measured] == ["rwkv-7", "rwkv-7"] and measured[0].max_length == 36
     assert "first token, s" in done.output and "bandwidth" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("first", "attentions"), [("transformer++", ["FlashAttention-2", "cuDNN", None]), ("mamba-2", [None, None])]
+)
+def test_on_a_gpu_a_first_model_with_attention_runs_with_each_kernel(first: str, attentions: list[str | None]):
+    models = named([first, "rwkv-7"], hidden=32, vocab=31, length=16)
+    assert [row[1] for row in entries(models, torch.device("cuda"))] == attentions
+    assert [row[1] for row in entries(models, torch.device("cpu"))] == [None, None]
+
+
+@pytest.mark.parametrize(("new", "starts"), [(32, [5]), (33, [5, 6]), (332, [55, 155, 255])])
+def test_decoding_is_measured_at_different_places(new: int, starts: list[int]):
+    assert Load(prompt=5, new=new).starts == starts
 
 
 @pytest.mark.parametrize(

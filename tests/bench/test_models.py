@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from basecap.bench import models, peers
-from basecap.bench.contenders import named
+from basecap.bench.contenders import named, with_attention
 from basecap.bench.models import run
 from basecap.cli import app
 from basecap.errors import ConfigError
@@ -33,6 +33,19 @@ def test_rows_agree_with_their_setting():
     assert found["rows"][0]["relative to transformer++"] == 1.0
     assert found["setting"]["length"] == 16 and found["environment"]["packages"]["torch"]
     assert found["complete"]
+
+
+def test_the_chosen_attention_runs():
+    q = torch.ones(1, 1, 2, 8)
+    seen = []
+
+    def job():
+        with pytest.raises(RuntimeError, match=r"No (available|viable)"):
+            seen.append(torch.nn.functional.scaled_dot_product_attention(q, q, q))
+        return {"tokens_per_s": 1.0}
+
+    assert with_attention("cuDNN", job) == {"tokens_per_s": 1.0} and not seen
+    assert models.shown({"architecture": "a", "attention": "cuDNN", "x": 1}) == {"architecture": "a with cuDNN", "x": 1}
 
 
 def test_the_operations_of_a_transformer_as_palm_counts_them():

@@ -3,11 +3,11 @@
 import contextlib
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,16 +17,14 @@ import torch
 import yaml
 
 from basecap.data.tokenizer import byte_tokenizer
-from basecap.errors import ConfigError, DataError, Interrupted
+from basecap.errors import ConfigError, DataError
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
 from basecap.study.config import StudyConfig, load_study, select
 from basecap.study.execute import execute
-from basecap.study.executors.processes import ProcessExecutor, devices_for
+from basecap.study.executors import ProcessExecutor, devices_for
+from basecap.study.jobs import Execution
 from basecap.study.plan import plan_runs
-from basecap.study.training_job import Execution
-from basecap.study.workloads import data_of
-from basecap.train.interruption import listening
 from tests.study._execute import ALONE, PLUGIN, change, run
 from tests.study.conftest import write_text
 
@@ -88,41 +86,14 @@ def test_running_again_does_nothing_and_only_adds(study_file, tmp_path):
     assert losses(tmp_path / "out")["transformer++"] == first
 
 
-def _stop_at_the_first_step(records: StudyRecords) -> None:
-    while not any(found.metrics() for found in records.runs()):
-        time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_processes_side_by_side_and_interrupted_give_the_same_losses(study_file, tmp_path):
-    settings = ("train.tokens=20480", "train.eval_every=10240")
-    run(study_file, tmp_path / "one", settings)
-    study = load_study(str(study_file), settings)
-    StudyRecords(tmp_path / "two").create(study.model_dump(mode="json"))
-    execution = Execution(study=study, out=tmp_path / "two", device="cpu")
-    runs = plan_runs(study, data_of(study, tmp_path / "two").tokenizer.vocab_size)
-    stopping = threading.Thread(target=_stop_at_the_first_step, args=(StudyRecords(tmp_path / "two"),))
-    stopping.start()
-    with listening(), pytest.raises(Interrupted), ProcessExecutor(execution, ["cpu", "cpu"]) as executor:
-        executor.train(runs)
-    stopping.join()
-    assert {found.info()["status"] for found in StudyRecords(tmp_path / "two").runs()} == {"running"}
-    assert all(found.checkpoints.exists() for found in StudyRecords(tmp_path / "two").runs())
-    with ProcessExecutor(execution, ["cpu", "cpu"]) as executor:
-        infos = executor.train(runs)
-    assert [info["status"] for info in infos] == ["finished", "finished"]
-    for name, expected in losses(tmp_path / "one").items():
-        assert losses(tmp_path / "two")[name] == pytest.approx(expected, rel=1e-5)  # threads may add in another order
-
-
 def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, monkeypatch):
     out, study = tmp_path / "out", load_study(str(study_file), ("seeds=[0,1,2]",))
     run(study_file, out)
     taken = []
 
     class Worker:
-        def __init__(self, execution, pools):
-            self.device = execution.device
+        def __init__(self, start, pools):
+            self.device = pickle.loads(start)[1].device
 
         def take(self, job, spec):
             taken.append((spec.name, spec.seed, self.device))
@@ -130,7 +101,7 @@ def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, 
             future.set_result({"name": spec.name, "seed": spec.seed})
             return future
 
-    monkeypatch.setattr("basecap.study.executors.processes._Worker", Worker)
+    monkeypatch.setattr("basecap.processes._Worker", Worker)
     runs = [spec for spec in plan_runs(study, byte_tokenizer().vocab_size) if spec.seed < 2 or spec.name == "window 4"]
     execution = Execution(study=study, out=out, device="cpu")
     infos = ProcessExecutor(execution, ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1", "cuda:2"]).train(runs)
@@ -222,32 +193,34 @@ def test_a_run_that_breaks_does_not_stop_the_others(study, tmp_path):
     assert "step 3" in infos[1]["message"] and "blocks.0.mixer" in infos[1]["message"]
 
 
-def test_an_interrupted_command_resumes_with_the_same_curve_to_the_bit(study, tmp_path):
-    study["train"] |= {"tokens": 40_960, "eval_every": 2560}
-    path = tmp_path / "tiny.yaml"
+def test_an_interrupted_command_with_runs_side_by_side_resumes_with_the_same_curves(study, tmp_path):
+    study["train"] |= {"tokens": 20_480, "eval_every": 10_240}
+    path, out = tmp_path / "tiny.yaml", tmp_path / "stopped"
     path.write_text(yaml.safe_dump(study))
-    command = [sys.executable, "-m", "basecap.cli", "run", str(path), "--device", "cpu", "--only", "transformer++"]
+    command = [sys.executable, "-m", "basecap.cli", "run", path, "--device", "cpu", "--per-device", "2", "--out", out]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    out = str(tmp_path / "killed")
-    killed = subprocess.Popen([*command, "--out", out], env=environment, stderr=subprocess.PIPE, text=True)
-    metrics = tmp_path / "killed" / "runs" / "transformer++-s0" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.exists() and len(metrics.read_bytes().splitlines()) >= 45):
-        assert killed.poll() is None and time.monotonic() < deadline, killed.stderr.read()
-        time.sleep(0.01)
-    os.kill(killed.pid, signal.SIGTERM)
-    _, err = killed.communicate()
-    steps = len(metrics.read_bytes().splitlines())
-    assert killed.returncode == 143 and 45 <= steps < 160
-    stopped = f"transformer++ (seed 0): stopped at step {steps} of 160 with a checkpoint; run the same command again"
-    assert err == f"{stopped} to resume.\n"
-    resumed = subprocess.run([*command, "--out", out], env=environment, check=True, capture_output=True, text=True)
-    assert resumed.stderr.splitlines()[0] == f"transformer++ (seed 0): resumed at step {steps} of 160."
-    run(path, tmp_path / "straight", only=("transformer++",))
-    assert len(losses(tmp_path / "straight")["transformer++"]) == 160
-    assert losses(tmp_path / "killed") == losses(tmp_path / "straight")
-    one, two = (StudyRecords(tmp_path / out).runs()[0].evals() for out in ("killed", "straight"))
-    assert one == two
+    stopped = subprocess.Popen(list(map(str, command)), env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 240
+    while len(losses(out)) < 2 or not all(losses(out).values()):
+        assert stopped.poll() is None and time.monotonic() < deadline, stopped.stderr.read()
+        time.sleep(0.05)
+    os.kill(stopped.pid, signal.SIGTERM)
+    _, err = stopped.communicate()
+    assert stopped.returncode == 143 and err.endswith("interrupted; run the same command again to resume.\n")
+    assert {found.info()["status"] for found in StudyRecords(out).runs()} == {"running"}
+    steps = {name: len(rows) for name, rows in losses(out).items()}
+    for name, count in steps.items():
+        stop = f"{name} (seed 0): stopped at step {count} of 80 with a checkpoint; run the same command again"
+        assert err.splitlines().count(f"{stop} to resume.") == 1
+    config, said = load_study(str(path)), []
+    infos = execute(config, out, only=select(config, []), device="cpu", plugins=(), log=said.append)
+    assert [info["status"] for info in infos] == ["finished", "finished"]
+    assert said == [f"{name} (seed 0): resumed at step {count} of 80." for name, count in steps.items()]
+    run(path, tmp_path / "straight")
+    for name, expected in losses(tmp_path / "straight").items():
+        assert losses(out)[name] == pytest.approx(expected, rel=1e-5)  # threads may add in another order
+    one, two = (StudyRecords(place).runs()[0].evals() for place in (out, tmp_path / "straight"))
+    assert [found.key for found in one] == [found.key for found in two]
 
 
 def test_a_run_records_its_own_ops_alone(study_file, tmp_path):

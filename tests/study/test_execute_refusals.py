@@ -95,14 +95,14 @@ def test_other_text_from_a_changed_plugin_is_refused(study, tmp_path):
     infos = run(path, out, only=("transformer++",), plugins=(plugin,))
     plugin.write_text(VERSES.replace("{number}", "{number} more"))
     load_anew(plugin, "study-verses")
-    with pytest.raises(ConfigError, match="begun with other data"):
+    with pytest.raises(ConfigError, match="started with other data"):
         run(path, out, plugins=(plugin,))
     plugin.write_text(VERSES)
     load_anew(plugin, "study-verses")
     assert run(path, out, only=("transformer++",), plugins=(plugin,)) == infos
 
 
-def test_an_unfinished_run_is_not_continued_in_another_precision(study_file, tmp_path):
+def test_no_study_is_trained_in_two_precisions_because_of_the_device(study_file, tmp_path):
     only, out = ("transformer++",), tmp_path / "out"
     (info,) = run(study_file, out, only=only)
     assert info["precision"] == "fp32" and info["device"].startswith("CPU") and info["before"] == []
@@ -110,9 +110,14 @@ def test_an_unfinished_run_is_not_continued_in_another_precision(study_file, tmp
     elsewhere = {"device": "NVIDIA H200", "packages": {"torch": "2.8"}, "precision": "bf16"}
     path = out / "runs" / "transformer++-s0" / "run.json"
     change(path, **elsewhere)
-    assert run(study_file, out, only=only)[0]["precision"] == "bf16"  # finished: nothing goes on
-    change(path, status="failed")
+    assert run(study_file, out, only=only)[0]["precision"] == "bf16"  # finished: nothing is trained
     mixed = r"-s0 was trained in bf16 on NVIDIA H200, and this device would train in fp32; set --device cuda, or"
+    held = (out / "study.yaml").read_bytes()
+    for more in ({"only": ("window 4",)}, {"settings": ("seeds=[1]",)}):
+        with pytest.raises(ConfigError, match=mixed):
+            run(study_file, out, **more)
+        assert (out / "study.yaml").read_bytes() == held  # what is refused is not yet part of the study
+    change(path, status="failed")
     with pytest.raises(ConfigError, match=mixed):
         run(study_file, out, only=only)
     change(path, precision="fp32")
@@ -122,26 +127,12 @@ def test_an_unfinished_run_is_not_continued_in_another_precision(study_file, tmp
     assert run(study_file, out, only=only)[0]["before"] == []
 
 
-def test_no_study_is_trained_in_two_precisions_because_of_the_device(study_file, tmp_path):
-    out = tmp_path / "out"
-    run(study_file, out, only=("transformer++",))
-    change(out / "runs" / "transformer++-s0" / "run.json", device="NVIDIA H200", precision="bf16")
-    held = (out / "study.yaml").read_bytes()
-    for more in ({"only": ("window 4",)}, {"settings": ("seeds=[1]",)}):
-        with pytest.raises(ConfigError, match="trained in bf16 on NVIDIA H200, and this device would train in fp32"):
-            run(study_file, out, **more)
-        assert (out / "study.yaml").read_bytes() == held  # what is refused is not yet part of the study
-    change(out / "runs" / "transformer++-s0" / "run.json", status="running")
-    shutil.rmtree(out / "runs" / "transformer++-s0" / "checkpoints")  # so it begins again
-    assert {info["precision"] for info in run(study_file, out)} == {"fp32"}
-
-
 def test_changed_text_is_refused_where_a_run_is_continued(study, study_file, tmp_path):
     out = tmp_path / "out"
     run(study_file, out, only=("transformer++",))
     shutil.rmtree(out / "data")
     (Path(study["data"]["path"]) / "prose" / "more.txt").write_text("another text " * 50)
-    with pytest.raises(ConfigError, match="begun with other data"):
+    with pytest.raises(ConfigError, match="started with other data"):
         continue_text(out / "runs" / "transformer++-s0", "the", 1, temperature=0, top_k=None, seed=0, device="cpu")
 
 

@@ -1,6 +1,7 @@
 """Evaluations of stored weights: a finished study gains numbers without training again."""
 
 import shutil
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError
 from basecap.evals import Outcome
 from basecap.evals.influence_entropy import InfluenceEntropy
+from basecap.processes import WorkerKilled, WorkerPool
 from basecap.records import Record, StudyRecords
 from basecap.study.config import load_study
 from basecap.study.plan import cost, plan_runs
@@ -52,9 +54,12 @@ def out(trained, tmp_path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "out"))
 
 
-def add(out: Path, *names: str, at: str | None = None, only: tuple[str, ...] = ()) -> tuple[int, list[str]]:
+def add(
+    out: Path, *names: str, at: str | None = None, only: tuple[str, ...] = (), per_device: int = 1
+) -> tuple[int, list[str]]:
     said: list[str] = []
-    return evaluate_directory(out, add=names, at=at, only=only, device="cpu", log=said.append), said
+    options = {"only": only, "device": "cpu", "plugins": (), "log": said.append, "per_device": per_device}
+    return evaluate_directory(out, add=names, at=at, **options), said
 
 
 def entropies(out: Path) -> dict[int, list[Record]]:
@@ -69,8 +74,8 @@ def test_a_finished_study_gains_the_numbers_that_training_would_have_given(path,
     assert list(expected) == [2, 4, 6, 8, 10]
     failed, said = add(out, ENTROPY)
     assert failed == 0 and said == [
-        "influence-entropy: missing at 2 evaluation points of transformer++ (seed 0), whose weights are not stored "
-        "(train.keep)."
+        "influence-entropy: missing at 2 evaluation points of transformer++ (seed 0) (after 512, 1536 tokens), whose "
+        "weights are not stored; set train.keep to store more."
     ]
     assert entropies(out) == {step: expected[step] for step in (4, 8, 10)}
     records = StudyRecords(out)
@@ -108,6 +113,19 @@ def test_one_damaged_point_costs_no_other(out):
     assert failed == 1 and list(entropies(out)) == [4, 10]
     assert said[0].startswith("influence-entropy of transformer++ (seed 0) failed at step 8: ")
     assert said[0].endswith("step-8 is damaged (model.safetensors does not match SHA256SUMS); remove it.")
+
+
+def test_a_killed_process_costs_its_own_point_alone(out, monkeypatch):
+    def run(pool, job, points):
+        for number, point in enumerate(points):
+            future: Future = Future()
+            future.set_exception(WorkerKilled()) if number == 0 else future.set_result({})
+            yield point, future
+
+    monkeypatch.setattr(WorkerPool, "run", run)
+    failed, said = add(out, ENTROPY, at="[1024, 2048, 2560]", per_device=2)
+    killed = "its process was killed, possibly out of memory; free memory and run the same command again."
+    assert failed == 1 and said == [f"influence-entropy of transformer++ (seed 0) failed at step 4: {killed}"]
 
 
 def test_what_measures_nothing_is_asked_once(out, monkeypatch):

@@ -81,7 +81,7 @@ def test_a_directory_is_of_one_scale(tmp_path):
         ({"scales": 3}, "scales should be a section"),
         ({"scales": {"test": [1]}}, r"scales\.test should be a section"),
         ({"scales": {"": {}}}, "'' is no name of a scale"),
-        ({"scales": {"paper": {}}}, r"scales\.paper is what the file itself says"),
+        ({"scales": {"paper": {}}}, r"scales\.paper is the file itself"),
         ({"scales": {"test": {"name": "x"}}}, r"a scale cannot change name; remove scales\.test\.name"),
         ({"scales": {"test": {"model": {"hidden": 0}}}}, r"more\.yaml at scale test: model\.hidden = 0: should be"),
         ({"scales": {"test": {"train": {"token": 1}}}}, r"at scale test: unknown key 'train\.token': did you mean"),

@@ -10,11 +10,10 @@ from basecap.analysis import analyse
 from basecap.errors import ConfigError, DataError
 from basecap.records import Record, StudyRecords
 from basecap.registry import load_plugin
-from basecap.study import sweep
+from basecap.study import executors, sweep
 from basecap.study.config import StudyConfig, load_study, select
 from basecap.study.estimate import estimate
 from basecap.study.execute import execute
-from basecap.study.executors import local
 from basecap.study.plan import RunSpec, plan_runs
 from basecap.study.workloads import data_of
 from tests.study._execute import PLUGIN
@@ -98,10 +97,10 @@ def test_a_sweep_goes_on_where_it_was_killed(path, tmp_path, monkeypatch):
 
     chosen = {"only": ("transformer++",)}
     run(path, tmp_path / "straight", **chosen)
-    out, attempt = tmp_path / "out", local.train_run
+    out, attempt = tmp_path / "out", executors.train_run
     with monkeypatch.context() as patch:
         left = iter([attempt, attempt, killed])
-        patch.setattr(local, "train_run", lambda *arguments: next(left)(*arguments))
+        patch.setattr(executors, "train_run", lambda *arguments: next(left)(*arguments))
         with pytest.raises(KeyboardInterrupt):
             run(path, out, **chosen)
     assert len(curves(out)) == 2 and not (out / "runs").exists()
@@ -162,7 +161,7 @@ def test_what_is_chosen_and_said(planned, tmp_path, outcomes, chosen, words):
 
 def test_a_damaged_choice_is_named(tmp_path):
     (tmp_path / "sweep.json").write_text('{"schema": 1, "sweeps": [{"name": "a"}]}')
-    with pytest.raises(DataError, match=r"sweep\.json is damaged; restore it, or remove it to choose again\.$"):
+    with pytest.raises(DataError, match=r"sweep\.json is damaged; restore it, or remove it to choose the rates"):
         StudyRecords(tmp_path).sweeps()
 
 

@@ -109,7 +109,7 @@ def test_a_study_is_run_resumed_to_the_bit_and_tested_on_more(content, tmp_path,
     found = StudyRecords(tmp_path / "resumed").runs()[0].evals()
     assert {record.step for record in found if record.subset == "mqar-shuffle"} == {20, 30}
     assert [record for record in found if record.subset != "mqar-shuffle"][-1] in expected[0][1]
-    assert evaluate_directory(tmp_path / "resumed", add=(), at="end", only=(), device="cpu", log=print) == 0
+    assert evaluate_directory(tmp_path / "resumed", add=(), at="end", only=(), device="cpu", plugins=(), log=print) == 0
 
 
 def test_a_study_grows_by_tasks_that_its_models_can_read(content):
@@ -149,7 +149,7 @@ def test_a_run_ends_where_it_is_good_enough_and_resumes_to_the_same_end(content,
     found = {record.key: record for record in outcome(tmp_path / "out")[0][1]}
     assert again["stopped"] == info["stopped"] and len(found) == len(expected[0][1]) + 4
     assert all(found[record.key] == record for record in expected[0][1])
-    assert evaluate_directory(tmp_path / "out", add=(), at=None, only=(), device="cpu", log=print) == 0
+    assert evaluate_directory(tmp_path / "out", add=(), at=None, only=(), device="cpu", plugins=(), log=print) == 0
 
 
 def test_a_sweep_chooses_by_the_validation_loss_of_each_task(content, tmp_path):
@@ -168,7 +168,7 @@ def test_a_sweep_chooses_by_the_validation_loss_of_each_task(content, tmp_path):
     [
         ({"data": {"source": "text", "train": ["a"]}}, "a study has a section data .* or task .*; remove one"),
         ({"task": None}, "a study has a section data .* or task .*; add one"),
-        ({"train": {"epochs": 1, "tokens": 5}}, "both say how long a run is; remove one"),
+        ({"train": {"epochs": 1, "tokens": 5}}, "both set the length of a run; remove one"),
         ({"train": {"lr": 1}}, r"'train\.tokens' is missing; add it or train\.epochs"),
         ({"task": {"train": ["mqar"], "exampels": 3}}, r"unknown key 'task\.exampels': did you mean 'examples'"),
         ({"evals": ["domain-loss"]}, "'domain-loss' measures on text, and this study trains on tasks"),
@@ -176,7 +176,7 @@ def test_a_sweep_chooses_by_the_validation_loss_of_each_task(content, tmp_path):
         ({"evals": [{"recall": {"at": "end"}}], "train": {"epochs": 1, "stop_at": 0.5}}, r"train\.stop_at needs"),
         (
             {"architectures": ["transformer"], "task": {"train": ["mqar"], "cells": CELLS[:1], "test_cells": CELLS}},
-            "'transformer' has learned positions, of which 'mqar' trains 8; leave out tests of 16 tokens",
+            "'transformer' has learned positions, and 'mqar' trains only 8 of them; leave out tests of 16 tokens",
         ),
     ],
 )

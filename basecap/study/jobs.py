@@ -1,0 +1,91 @@
+"""What the jobs of a study share within one process, and how the failure of a job is reported."""
+
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from basecap.errors import BasecapError
+from basecap.evals import Evaluation
+from basecap.records import RunRecords, StudyRecords
+from basecap.registry import PLUGIN
+from basecap.study.config import StudyConfig
+from basecap.study.plan import RunSpec
+from basecap.study.workloads import Workloads
+from basecap.train.distributed import Processes, SharedError, error_sentence
+
+logger = logging.getLogger("basecap.study")
+
+#: Why a job failed whose worker was killed.
+KILLED = "its process was killed, possibly out of memory; free memory and run the same command again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a job failed: a message, the traceback of an unexpected error, the implementation of each op."""
+
+    message: str
+    traceback: str | None = None
+    ops: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """What every run of a study shares. It crosses process boundaries, so it holds no open file and no tensor."""
+
+    study: StudyConfig
+    out: Path
+    device: str
+    plugins: tuple[Path, ...] = ()
+    threads: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """What the jobs of a study use within one process.
+
+    Attributes:
+        records: of the study.
+        device: where models are.
+        workloads: what they train on and are tested on.
+        evaluations: what is measured at evaluation points.
+        group: the processes that train each run together.
+        log: takes sentences for the terminal.
+    """
+
+    records: StudyRecords
+    device: torch.device
+    workloads: Workloads
+    evaluations: Sequence[Evaluation]
+    group: Processes
+    log: Callable[[str], None]
+
+    def run_records(self, run: RunSpec) -> RunRecords:
+        """Return the records of a run; touches no file."""
+        return self.records.run(run.name, run.seed, run.rate)
+
+
+def describe_failure(error: BaseException) -> Failure:
+    """Return the message of an error that is being handled, with the line of a plugin that it came through."""
+    expected = isinstance(error.__cause__ if isinstance(error, SharedError) else error, BasecapError | None)
+    message = error_sentence(error) + _plugin_line(error)
+    return Failure(message=message, traceback=None if expected else traceback.format_exc())
+
+
+def report_failure(what: str, failure: Failure, log: Callable[[str], None]) -> None:
+    """Log why something failed, and its traceback for --debug."""
+    log(f"{what}: {failure.message}")
+    if failure.traceback is not None:
+        logger.debug(failure.traceback)
+
+
+def _plugin_line(error: BaseException) -> str:
+    """Return " (FILE:LINE)" of the last line of a plugin that an error came through, else nothing."""
+    files = [getattr(module, "__file__", None) for name, module in [*sys.modules.items()] if name.startswith(PLUGIN)]
+    cause = error.__cause__ if isinstance(error, SharedError) and error.__cause__ else error
+    frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if frame.filename in files]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
