@@ -45,7 +45,9 @@ async function use() {
     found.push(["the legend fades what is not picked", faded() > 0 && button.ariaPressed === "true"]);
     document.querySelector(".legend .everything").click(); await wait(600);
     found.push(["and brings it back", faded() === 0]);
-    const place = document.querySelector('[data-name="gaps"]');
+  }
+  const place = document.querySelector('[data-name="gaps"]');
+  if (place) {
     const mark = [...place.querySelectorAll(".mark-symbol path")].at(-1);
     const {x, y, width, height} = mark.getBoundingClientRect();
     for (const kind of ["pointermove", "mousemove", "pointerover", "mouseover"])
@@ -53,7 +55,10 @@ async function use() {
     await wait(400);
     const said = document.querySelector("#vg-tooltip-element")?.innerText ?? "";
     found.push(["a mark under the pointer says gap and interval", /gap/.test(said) && /interval/.test(said)]);
-    const table = document.querySelector("table.sortable"), head = table.tHead.rows[0].cells[0];
+  }
+  const table = document.querySelector("table.sortable");
+  if (table) {
+    const head = table.tHead.rows[0].cells[0];
     const names = () => [...table.tBodies[0].rows].map((row) => row.cells[0].textContent);
     head.querySelector("button").click(); const up = names();
     found.push(["a table sorts", head.ariaSort === "ascending" && up.join() === [...up].sort().join()]);
@@ -62,7 +67,7 @@ async function use() {
   }
   parent.postMessage(JSON.stringify({found, heard}), "*");
 }
-use().catch((error) => heard.push(`look: ${error}`));
+use().catch((error) => parent.postMessage(JSON.stringify({found: [], heard: [`look: ${error}`]}), "*"));
 </script>"""
 
 

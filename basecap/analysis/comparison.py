@@ -38,6 +38,7 @@ class Setting:
         draws: of errors, behind each interval.
         bigram: held-out loss of a bigram model on the training domains, None where it was not measured.
         waiting: architectures that have not run.
+        failed: architectures with a run that failed.
         seconds: training time of one run by architecture.
     """
 
@@ -51,6 +52,7 @@ class Setting:
     draws: int = DRAWS
     bigram: float | None = None
     waiting: Collection[str] = ()
+    failed: Collection[str] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -111,7 +113,7 @@ def compare_runs(names: Sequence[str], runs: Runs, setting: Setting, generator: 
     """Compare each of the architectures `names` with the reference; returns a row for each."""
     example = next((run for (name, _), run in runs.items() if name == setting.reference), None)
     if example is None:
-        missing = reasons.no_runs(f"the reference {setting.reference}", setting.reference in setting.waiting)
+        missing = _no_runs(f"the reference {setting.reference}", setting.reference, setting)
         return [_without(name, "undecided", missing, []) for name in names]
     comparable = {key: run for key, run in runs.items() if _comparable(run, example, setting)}
     curves = draw(comparable, setting.train, setting.ood, setting.resamples, generator)
@@ -202,6 +204,10 @@ def _reaching(curves: Mapping[int, Curve], where: Range, who: str) -> tuple[dict
     return kept, {seed: reasons.few_points(who, counts[seed]) for seed in few}
 
 
+def _no_runs(who: str, name: str, setting: Setting) -> str:
+    return reasons.no_runs(who, name in setting.waiting, name in setting.failed)
+
+
 def _left_out(why: Mapping[int, str]) -> list[LeftOut]:
     return [LeftOut(seed=seed, why=reason) for seed, reason in sorted(why.items())]
 
@@ -217,7 +223,7 @@ def _measure(
     seeds = sorted(seed for who, seed in runs if who == name)
     counting, why = _counting(name, runs, curves, setting)
     if not seeds:
-        return _without(name, "undecided", reasons.no_runs("it", name in setting.waiting), seeds)
+        return _without(name, "undecided", _no_runs("it", name, setting), seeds)
     if not counting:
         return _without(name, "undecided", next(iter(why.values())), seeds)
     if isinstance(reference, Unfit):

@@ -5,7 +5,7 @@ an architecture is taken to be drawn from a scaled inverse chi-squared distribut
 2004). Smyth reads its two parameters off hundreds of variances; a study has a dozen, so they stay uncertain here: what
 the data leave open is drawn from, and intervals are quantiles of those draws.
 
-The reference stands in every row, and nothing says that it is as noisy as the others: in half of the draws its variance
+Every row contains the reference, which need not be as noisy as the others: in half of the draws its variance
 is one of theirs, in the other half its own runs alone decide. In simulated studies that kept the coverage of nominal
 95 % intervals above 94 % over rows and 91 % in the worst row, where the reference was three times as noisy as others
 and the others differed by a factor of ten; either belief alone failed one of these or was much wider.
@@ -25,7 +25,7 @@ from scipy.special import betaln, stdtrit, xlogy
 SHARED_FREEDOMS = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
 #: Where its scale is looked for, in multiples of the mean variance.
 SCALES = np.exp(np.linspace(-4, 4, 81))
-#: Degrees of freedom of all runs together below which nothing is said of them.
+#: Degrees of freedom of all runs together below which no variance is estimated.
 FEWEST_FREEDOM = 2
 #: Draws of errors behind an interval, and how many of them it should leave out: small levels take more draws.
 DRAWS, LEFT_OUT = 40_000, 100

@@ -18,9 +18,12 @@ LOST = "the trained range is too narrow for an interval: train longer"
 UNTRAINED = "the reference has no trained range"
 
 
-def no_runs(who: str, waiting: bool) -> str:
+def no_runs(who: str, waiting: bool, failed: bool) -> str:
     """Say that there is nothing to compare."""
-    return f"{who} has not run yet" if waiting else f"{who} has no evaluation point with finite losses"
+    if waiting:
+        return f"{who} has not run yet"
+    none = "evaluation point with finite losses"
+    return f"{who} failed before it had an {none}" if failed else f"{who} has no {none}"
 
 
 def few_points(who: str, count: int) -> str:

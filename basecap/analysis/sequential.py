@@ -45,7 +45,7 @@ class Looks(BaseModel):
 
     @classmethod
     def read(cls, records: StudyRecords) -> "Looks | None":
-        """Return the looks at a study, None where it was not grown so; raises DataError for a damaged file."""
+        """Return the looks at a study, None for one without --until-decided; raises DataError for a damaged file."""
         content = records.looks()
         return None if content is None else parse(content, cls, records.path / "looks.json")
 

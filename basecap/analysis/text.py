@@ -1,4 +1,4 @@
-"""The analysis of a study of text: the gaps of its architectures, and what they rest on."""
+"""The analysis of a study of text: the gaps of its architectures, and the data behind them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -58,6 +58,7 @@ def analyse_text(records: StudyRecords) -> TextResults:
         draws=enough_draws(level),
         bigram=environment.bigram_loss,
         waiting=set(names) - {run.info.name for run in runs},
+        failed={run.info.name for run in runs if run.info.status == "failed"},
         seconds=_seconds(described),
     )
     others = [name for name in names if name != study.reference]

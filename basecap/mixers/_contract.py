@@ -181,7 +181,7 @@ def initialise(module: nn.Module, recipes: Mapping[str, ParameterRecipe], seed: 
                 recipes[name].init(start, generator_for(seed, name))
             except Exception as error:  # the author's initialiser, or what stands in its place
                 owner, own = _owner(module, name)
-                raise ConfigError(f"{owner}: the recipe of {own!r} fails: {describe_error(error)}; mend it.") from error
+                raise ConfigError(f"{owner}: the recipe of {own!r} fails: {describe_error(error)}; fix it.") from error
             parameter.copy_(start)
 
 

@@ -31,7 +31,7 @@ def build_mixer(cls: "type[Mixer]", config: "MixerConfig", layer: "LayerSpec") -
         raise
     except (Exception, SystemExit) as error:  # whatever the author's code raises, they must learn where
         place = error_location(error, cls) or source_location(cls)
-        advice = "mend it" if "layer" in vars(mixer) else needed
+        advice = "fix it" if "layer" in vars(mixer) else needed
         raise ConfigError(
             f"mixer {cls.__name__} ({place}) cannot be built: {describe_error(error)}; {advice}."
         ) from error
@@ -57,7 +57,7 @@ def declared_cost(mixer: "Mixer", what: str, length: int) -> float:
     except (Exception, SystemExit) as error:  # as above
         place = error_location(error, cls) or source_location(cls)
         raise ConfigError(
-            f"{what} of mixer {cls.__name__} ({place}) fails: {describe_error(error)}; mend it."
+            f"{what} of mixer {cls.__name__} ({place}) fails: {describe_error(error)}; fix it."
         ) from error
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not is_number or not math.isfinite(number) or number < 0:

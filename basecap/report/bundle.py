@@ -15,7 +15,7 @@ from basecap.report.figures import VEGA_LITE
 
 @cache
 def bundle() -> str:
-    """Return the scripts as they stand in a page.
+    """Return the scripts as a page includes them.
 
     Making them takes two seconds, so they are kept in the home directory, below .cache/basecap, by their versions. A
     damaged copy is replaced; where none can be written they are made each time.

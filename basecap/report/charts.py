@@ -1,4 +1,4 @@
-"""Which figures a study has, by the section of the page they stand in."""
+"""The figures of a study by the section of the page that shows them."""
 
 from collections.abc import Iterator
 
@@ -42,7 +42,7 @@ def task_charts(study: TaskResults) -> Charts:
     """Return the figures of a study of tasks."""
     own = [row for row in study.tests if row.test == row.train]
     others = [row for row in study.tests if row.test != row.train]
-    # Where the own pattern is not tested, how much is recalled shows on the others.
+    # Where the own pattern is not tested, the others show how much is recalled.
     first = own or others
     return {
         "matrices": {f"matrix-{name}": figures.matrix(study, name) for name in study.architectures},
@@ -61,7 +61,7 @@ def task_charts(study: TaskResults) -> Charts:
 
 
 def influence_charts(study: StudyResults, records: StudyRecords) -> Charts:
-    """Return the figures of what layers read, of the first run of each architecture that has such maps."""
+    """Return the figures of which positions layers read, for the first run of each architecture that has such maps."""
     charts: dict[str, figures.Spec | None] = {}
     for run in study.runs:
         name, seed = run.name, run.seed

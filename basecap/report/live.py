@@ -7,14 +7,14 @@ from pathlib import Path
 from basecap.records import StudyRecords
 from basecap.report.page import write_report
 
-#: Seconds between two looks at the records.
+#: Seconds between two checks of the records.
 PAUSE = 2.0
 
 
 def write_live_report(study_paths: Sequence[Path], out: Path, log: Callable[[str], None], pause: float = PAUSE) -> Path:
-    """Write the report whenever records change; the page loads itself again until the studies end.
+    """Write the report whenever records change; the page reloads itself until the studies end.
 
-    It ends once no process runs a study and every run that has begun is at its end.
+    Returns once no process runs a study and every started run has ended.
 
     Raises:
         ConfigError, DataError: as `write_report`.
@@ -22,11 +22,13 @@ def write_live_report(study_paths: Sequence[Path], out: Path, log: Callable[[str
     studies = [StudyRecords(path) for path in study_paths]
     seen = None
     while True:
-        busy = any(study.busy for study in studies)  # before the records are read: what comes later counts next time
+        busy = any(
+            study.busy for study in studies
+        )  # checked before the records are read: later changes count next time
         found = [study.state() for study in studies]
         if found != seen or not busy:
             page = write_report(study_paths, out, live=busy)
-            log(f"report: {page} ({time.strftime('%H:%M:%S')}{', the study goes on' if busy else ''})")
+            log(f"report: {page} ({time.strftime('%H:%M:%S')}{', the study is still running' if busy else ''})")
         if not busy:
             return page
         seen = found

@@ -33,7 +33,7 @@ from basecap.report.text_summary import (
 )
 from basecap.report.titles import titles
 
-#: Descriptions of charts by file name (without suffix), by the section of the page they stand in.
+#: Descriptions of charts by file name (without suffix), by the section of the page that shows them.
 Groups = dict[str, dict[str, figures.Spec]]
 
 

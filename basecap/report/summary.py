@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
-from basecap.report.task_summary import recall_cautions, recall_headline, recall_rates, recall_reasons
+from basecap.report.task_summary import recall_cautions, recall_headline, recall_question, recall_rates, recall_reasons
 from basecap.report.text_summary import asked, headline, rates_text, reasons, remarks, trained_models_only, unfinished
 
 
@@ -12,7 +12,7 @@ class Summary:
     """A study in words.
 
     Attributes:
-        question: two sentences; "" where a study's summary says it.
+        question: of the study, in two sentences.
         headline: the findings in a sentence or two.
         reasons: a sentence each about rows without a decision, or findings that the headline leaves out.
         cautions: a sentence each that a reader must not overlook.
@@ -44,7 +44,7 @@ def _text(study: TextResults) -> Summary:
 
 def _tasks(study: TaskResults) -> Summary:
     return Summary(
-        question="",
+        question=recall_question(study),
         headline=recall_headline(study),
         reasons=recall_reasons(study),
         cautions=recall_cautions(study),

@@ -1,4 +1,4 @@
-"""What a study of tasks found, in words."""
+"""A study of tasks in words: its question, findings and cautions."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -11,13 +11,25 @@ from basecap.report.text_summary import edge_text, listed
 #: A row of one of the tables of a study of tasks.
 TableRow = TypeVar("TableRow", AccuracyRow, ShiftRow, ShortcutRow, TrainedRow)
 
-#: What is said of runs whose best point lacks tests.
+#: A caution about runs whose best point lacks tests.
 PASSED_OVER = "A better evaluation point does not count, as not every test task was measured there"
-#: What intervals of single runs leave out.
+#: A caution about intervals of single runs.
 SINGLE = (
-    "Where there is one run, an interval says what other test examples would change, not what another seed would: "
+    "Where there is one run, an interval includes the variation over test examples, not over seeds: "
     "train at least three seeds, with --set 'seeds=[0,1,2]'."
 )
+
+
+def recall_question(study: TaskResults) -> str:
+    """Return two sentences: the question of a study, and which tasks answer it."""
+    trained, others = listed(study.train), [task for task in study.test if task not in study.train]
+    tested = f"tests them on {listed(study.test)}" if others or len(study.train) > 1 else "tests them there"
+    count = len(study.architectures)
+    of = "1 architecture" if count == 1 else f"{count} architectures"
+    return (
+        "A text holds pairs of a key and a value: when a key is asked for, does a model give its value, also where the "
+        f"pairs stand elsewhere than in training? This study trains {of} on {trained} and {tested}."
+    )
 
 
 def recall_headline(study: TaskResults) -> str:
@@ -67,7 +79,7 @@ def _moved(study: TaskResults) -> str:
         *([f"{listed(undecided)} {'are' if len(undecided) > 1 else 'is'} undecided"] if undecided else []),
     ]
     if not parts:
-        return "What happens when the pattern moves says little then."
+        return "What happens when the pattern moves says little in this case."
     return f"When the pattern moves, {'; '.join(parts)}."
 
 
@@ -134,7 +146,7 @@ def _published(study: TaskResults) -> list[str]:
 
 
 def recall_cautions(study: TaskResults) -> list[str]:
-    """Return what a reader must not overlook: single runs, runs that are missing or unfinished, lost numbers."""
+    """Return cautions: single runs, missing or unfinished runs, published numbers without one of ours."""
     single = any(len(row.seeds) == 1 for row in study.trained)
     running = [run for run in study.runs if run.status == "running"]
     counting = {(row.name, row.seed) for row in study.points}

@@ -1,4 +1,4 @@
-"""Numbers and verdicts as people read them."""
+"""A study of text in words: its question, verdicts, reasons and cautions; and how numbers are written."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,7 +7,7 @@ from basecap.analysis.noise import FEWEST_SPLIT
 from basecap.analysis.results import TextResults
 from basecap.analysis.rows import Estimate, Gap, Row
 
-#: Verdict -> how it is said of one architecture and of several.
+#: Verdict -> verb for one architecture and for several.
 VERBS = {
     "keeps": ("keeps the capability", "keep the capability"),
     "degrades": ("degrades", "degrade"),
@@ -16,14 +16,14 @@ VERBS = {
 }
 #: Verdict -> the sign before it on its badge.
 SIGNS = {"keeps": "✓", "degrades": "✗", "undecided": "?", "behind": "…", "none": "·"}
-#: What a sweep leaves open.
+#: A caution about a sweep.
 EDGE = "The best learning rate is the lowest or the highest that was tried"
-#: A larger share of tokens is not worth a number.
+#: Larger shares of tokens are not written as a number.
 LARGEST_SHARE = 10
 
 
 def asked(study: TextResults) -> str:
-    """Return two sentences: what a study asks, and of what."""
+    """Return two sentences: the question of a study, and its architectures."""
     reference, trained = study.reference, listed(study.train_domains)
     others = len(study.names) - 1
     of = f"{others} architecture{'' if others == 1 else 's'}"
@@ -31,17 +31,17 @@ def asked(study: TextResults) -> str:
         unseen = listed(study.ood_domains)
         return (
             f"Once two models predict unseen text of {trained} equally well, do they also predict {unseen}, which they "
-            f"never saw, equally well? This study asks it of {of} and takes {reference} as the measure of base "
-            "capability."
+            f"never saw, equally well? This study tests {of} and compares them with {reference}, the reference for "
+            "base capability."
         )
     return (
         f"Once two models predict their training text equally well, do they predict unseen text of {trained} equally "
-        f"well too? This study asks it of {of} and compares them with {reference}."
+        f"well too? This study tests {of} and compares them with {reference}."
     )
 
 
 def headline(study: TextResults) -> str:
-    """Return one sentence that sums a study up."""
+    """Return the findings of a study in a sentence or two."""
     reference = study.reference
     if not study.comparisons:
         return f"There is nothing to compare with {reference}."
@@ -168,7 +168,7 @@ def _intervals(study: TextResults, rows: Sequence[Row]) -> str:
 
 
 def _looks(study: TextResults) -> str:
-    """Return a sentence, with " " after it, about a study that was grown until its rows were decided, else ""."""
+    """Return a sentence, with " " after it, about a study that got more seeds until its rows were decided, else ""."""
     looks = study.looks
     if looks is None:
         return ""
@@ -196,9 +196,9 @@ def trained_models_only(study: TextResults) -> str:
 
 
 def remarks(study: TextResults) -> list[str]:
-    """Return a sentence for each thing to know of a study's runs, text and learning rates; none where all is usual."""
+    """Return a sentence for each unusual thing about a study's runs, text and learning rates."""
     left_out = [f"{row.left_out:,} of {row.domain}" for row in study.overlap if row.left_out]
-    copied = "Held-out documents left out because they stand in the training text"
+    copied = "Held-out documents left out because they are in the training text"
     edge = [sweep.name for sweep in study.sweep if sweep.at_edge]
     return [
         *_left_out(study),
@@ -210,7 +210,7 @@ def remarks(study: TextResults) -> list[str]:
 
 def edge_text(names: Sequence[str]) -> list[str]:
     """Return a sentence on the architectures `names` whose best learning rate was the first or last; none for none."""
-    return [f"{EDGE} for {listed(names)}: a better one may lie beyond."] if names else []
+    return [f"{EDGE} for {listed(names)}: a better one may be outside the range."] if names else []
 
 
 def rates_text(study: TextResults) -> str:
@@ -220,7 +220,7 @@ def rates_text(study: TextResults) -> str:
 
 
 def _left_out(study: TextResults) -> list[str]:
-    """Return a sentence about the runs that are at their end and still not compared, none when there are none."""
+    """Return a sentence about finished runs that are not compared, none when there are none."""
     running = {(run.name, run.seed) for run in study.runs if run.status == "running"}
     rows, reference = [row for row in study.comparisons if row.gap is not None], study.reference
     every = [(reference, run) for row in rows[:1] for run in row.reference_left_out]
@@ -236,14 +236,14 @@ def _left_out(study: TextResults) -> list[str]:
 
 
 def unfinished(study: TextResults) -> str:
-    """Return one or two sentences about the runs that are not at their end, "" when there are none."""
+    """Return one or two sentences about unfinished runs, "" when there are none."""
     running = [run for run in study.runs if run.status == "running"]
     if not running:
         return ""
     rows = [row for row in study.comparisons if row.gap is not None]
     compared = {(row.name, seed) for row in rows for seed in row.seeds}
     compared |= {(study.reference, seed) for row in rows for seed in row.reference_seeds}
-    groups = {True: "compared as far as they are", False: "not compared"}
+    groups = {True: "compared at their latest evaluation points", False: "not compared"}
     parts = []
     for inside, words in groups.items():
         some = [run for run in running if ((run.name, run.seed) in compared) == inside]

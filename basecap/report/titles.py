@@ -1,4 +1,4 @@
-"""What studies are called that stand in one report."""
+"""The titles of the studies in a report."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,5 +1,7 @@
 """The text of a study file: found, joined with the study that it extends and with the overrides of a scale."""
 
+import copy
+import functools
 import json
 import re
 import shlex
@@ -123,7 +125,7 @@ def _parse(path: Path) -> dict[str, Any]:
     if text is None:
         raise ConfigError(f"study file {path} does not exist; give a path, or a name of `basecap list studies`.")
     try:
-        content = parse_yaml(text)
+        content = copy.deepcopy(_parsed(text))
     except ValueError as error:
         raise ConfigError(f"study file {path} {error}; fix it.") from error
     if not isinstance(content, dict):
@@ -131,6 +133,12 @@ def _parse(path: Path) -> dict[str, Any]:
     # Keys such as x-sizes are no options: they hold what anchors elsewhere in the file refer to.
     kept = {key: value for key, value in content.items() if key != "schema" and not str(key).startswith("x-")}
     return with_moved_keys(kept, f"study {path}")
+
+
+@functools.cache
+def _parsed(text: bytes) -> Any:
+    """Return the content of a study file; `basecap list studies` reads files that others extend many times."""
+    return parse_yaml(text)
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

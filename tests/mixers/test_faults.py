@@ -105,7 +105,7 @@ def test_costs_that_are_no_numbers_are_named(register):
 
 
 def test_a_mixer_does_not_end_the_program(register):
-    with pytest.raises(ConfigError, match=r"mixer LeavesInInit .* cannot be built: SystemExit: 0; mend it\."):
+    with pytest.raises(ConfigError, match=r"mixer LeavesInInit .* cannot be built: SystemExit: 0; fix it\."):
         model(register(LeavesInInit))
 
 

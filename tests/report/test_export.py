@@ -57,4 +57,4 @@ def test_a_live_report_follows_a_study_to_its_end(tmp_path, monkeypatch):
     assert 'http-equiv="refresh"' not in (tmp_path / "report.html").read_text()
     with records.locked():
         assert StudyRecords(tmp_path).busy
-    assert not StudyRecords(tmp_path).busy and "the study goes on" in said[0] and "goes on" not in said[-1]
+    assert not StudyRecords(tmp_path).busy and "still running" in said[0] and "still running" not in said[-1]

@@ -139,7 +139,7 @@ def test_learning_rates_and_copied_text_are_shown_where_they_are_known(tmp_path)
     records.write_environment({**records.environment(), "overlap": overlap})
     text = re.sub(r"\s+", " ", Page(write_report([tmp_path], tmp_path)).text)
     assert re.search(r"base ?3\.125 ?diverged", text) and re.search(r"12\.3 % ?7", text)
-    assert "a better one may lie beyond" in text and "training text: 7 of github" in text
+    assert "a better one may be outside" in text and "training text: 7 of github" in text
 
 
 def test_a_record_of_another_metric_is_no_loss(tmp_path):
@@ -203,7 +203,7 @@ def test_only_charts_that_are_there_are_described(tmp_path, documents, pictures)
     write_study(tmp_path, architectures=TWO, documents=documents, ood=["github"])
     page = Page(write_report([tmp_path], tmp_path))
     assert {"gaps", "gap-along-training"} & set(page.charts) == pictures
-    assert ("Thin bar:" in page.text) == ("Second: the gap along" in page.text) == bool(pictures)
+    assert ("Thin bar:" in page.text) == ("Right: the gap at each" in page.text) == bool(pictures)
     assert ("Tolerance" in page.text) == ("By domain" in page.text) == bool(pictures)
 
 

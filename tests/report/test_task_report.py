@@ -75,7 +75,7 @@ def test_a_page_with_every_part(tmp_path):
             "leaning loses most on b: 20.0 % there, 80.0 points",
             "Read most on b: region 1 of 2 by leaning (70.0 %)",
             "our intervals hold 2 of 2 published numbers; the largest difference is -2.4 points",
-            "Where there is one run, an interval says what other test examples would change",
+            "Where there is one run, an interval includes the variation over test examples",
         ):
             assert words in text
     assert re.search(r"leaning ?a ?own ?loses \+80\.0 ?\d", said) and re.search(r"22\.37 ?20\.00 ?-2\.37 ?yes", said)
@@ -152,7 +152,7 @@ def test_bars_end_at_one_and_name_what_is_read_from_no_region(tmp_path):
         (
             {"architectures": ("weak",)},
             "No architecture recalls 95 % or more of the queried values on the pattern it was trained on: weak 30.0 %. "
-            "What happens when the pattern moves says little then.",
+            "What happens when the pattern moves says little in this case.",
         ),
         ({"train": ("a",), "test": ("b",), "cells": ({},)}, "validation examples"),
         ({"architectures": ("near",)}, "near on a is undecided on b: 94.0 % there, 6.0 points"),

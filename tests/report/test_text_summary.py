@@ -120,8 +120,9 @@ def test_what_is_unusual_about_text_and_learning_rates_is_said():
     )
     assert remarks(found) == [
         "The text differs from the reference manifest.",
-        "Held-out documents left out because they stand in the training text: 5 of c4.",
-        "The best learning rate is the lowest or the highest that was tried for a: a better one may lie beyond.",
+        "Held-out documents left out because they are in the training text: 5 of c4.",
+        "The best learning rate is the lowest or the highest that was tried for a: "
+        "a better one may be outside the range.",
     ]
     assert rates_text(found) == "Learning rates, chosen on held-out text of the training domains: a 0.001."
     assert (remarks(study()), rates_text(study())) == ([], "")
@@ -149,8 +150,8 @@ def test_runs_that_are_not_at_their_end_or_not_compared_are_named():
     ]
     found = study(*rows, runs=runs)
     assert unfinished(found) == (
-        "Not finished, compared as far as they are: a (seed 0) at 30.1M tokens; not compared: a (seed 1) at 30.1M "
-        "tokens. Run the study again to resume."
+        "Not finished, compared at their latest evaluation points: a (seed 0) at 30.1M tokens; "
+        "not compared: a (seed 1) at 30.1M tokens. Run the study again to resume."
     )
     assert remarks(found) == [
         "Left out of the comparison: base seed 3 (it diverged). 3 runs of base are compared.",

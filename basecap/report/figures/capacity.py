@@ -33,7 +33,7 @@ def capacity(study: TaskResults, row: AccuracyRow, axis: str) -> Spec | None:
     ]
     scale = {"type": "log", "base": 2, "nice": False, "domain": [places[0] / 1.1, places[-1] * 1.1]}
     legend = {"title": others[0], "orient": "bottom", "columns": 8} if others else None
-    by_line: Spec = {"field": "line", "type": "ordinal", "legend": legend}
+    by_line: Spec = {"field": "line", "type": "nominal", "legend": legend}
     look = {
         "x": number("place", axis, scale, {"values": places, "format": "~s", "grid": False}),
         "color": {**by_line, "scale": {"domain": lines, "scheme": "viridis"}},

@@ -9,7 +9,7 @@ FREE: Spec = {"zero": False}
 
 
 def evaluation(study: StudyResults, found: EvaluationResults, metric: str, subset: str | None) -> Spec:
-    """Any declared evaluation: a curve over its first axis told apart by its second, else a mark for each subset."""
+    """A declared evaluation: curves over its first axis, one for each value of its second, else a mark per subset."""
     architectures = _architectures(study)
     rows = [
         _row(row, found.axes, architectures)

@@ -22,7 +22,7 @@ from basecap.report.figures.style import (
 from basecap.report.palette import DARK_GREY
 from basecap.report.text_summary import gap_text, interval_text
 
-#: Up to so many architectures their bands can be told apart when all are drawn.
+#: Bands of more architectures than this hide each other.
 FEW = 3
 
 

@@ -10,7 +10,7 @@ from basecap.report.figures.style import BROKEN, ref, share_colour, share_ink, t
 def matrix(study: TaskResults, architecture: str) -> Spec | None:
     """Accuracy of one architecture, mean over cells: columns are training tasks, rows test tasks, own ones framed.
 
-    A published number stands below ours, then the number of runs.
+    Below our number are the published one and the number of runs.
     """
     published = {
         (row.train, row.test): row.published

@@ -90,7 +90,7 @@ def unless_picked(full: float = 1.0, faded: float = 0.08) -> Spec:
 
 
 def number(field: str, title: str | None = None, scale: Spec | None = None, axis: Spec | None = None) -> Spec:
-    """Return a position that stands for a number."""
+    """Return the encoding of a number as a position."""
     return {
         "field": field,
         "type": "quantitative",
@@ -101,7 +101,7 @@ def number(field: str, title: str | None = None, scale: Spec | None = None, axis
 
 
 def category(field: str, values: Sequence[Any], title: str | None = None, axis: Spec | None = None) -> Spec:
-    """Return a position that stands for one of `values`, side by side in their order."""
+    """Return the encoding of one of `values` as a position, side by side in their order."""
     return {
         "field": field,
         "type": "ordinal",

@@ -101,7 +101,7 @@ def share_colour(field: str) -> Spec:
 
 
 def share_ink(field: str) -> Spec:
-    """Return the colour of a number that stands on the colour of a share."""
+    """Return the colour of a number printed over the colour of a share."""
     return {"condition": {"test": f"datum.{field} > 0.55", "value": "white"}, "value": "black"}
 
 
