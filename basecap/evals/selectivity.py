@@ -14,6 +14,7 @@ from basecap.data.config import Count
 from basecap.data.workload import Workload
 from basecap.errors import DataError
 from basecap.evals import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
+from basecap.evals._hiding import right_answers
 from basecap.evals._influence import SEED, fitting_task, map_layers
 from basecap.models.language_model import LanguageModel
 from basecap.tasks import NOTHING, Instances, Ints, Role, Task
@@ -39,8 +40,16 @@ class Selectivity(Evaluation[Workload]):
       only the queried pair is read, -1 if only other pairs are read. If a pair is read r times as much when it is
       queried, (r - 1) / (r + 1). 0 if neither is read.
 
+    - `need`: the share of right tokens that is lost if the layer's mixer cannot see the queried pair at the scored
+      positions, compared with hiding another pair from it (see `right_answers`). 1 if all answers depend on what this
+      layer reads of the queried pair, 0 if none does. A model that gives any value at random, whatever is queried,
+      reaches 1 / (pairs - 1): read it where the model recalls.
+
+    |factor| leaves out gates and signs. A layer can read all pairs alike and tell them apart by these: its score is
+    near 0 and its need is not.
+
     `key_mass`, `key_null` and `key_score` are the same for the keys. Layers are counted from 0, as in "layer 3"; those
-    without `influence` are left out. Standard errors are over examples, to first order for a score.
+    without `influence` have `need` alone. Standard errors are over examples, to first order for a score.
     """
 
     class Config(EvaluationConfig):
@@ -68,26 +77,38 @@ class Selectivity(Evaluation[Workload]):
             )
 
     def run(self, model: LanguageModel, context: Context[Workload]) -> Outcome:
-        """Return mass, null and score of each layer, for values and for keys."""
+        """Return mass, null and score of each layer, for values and for keys, and need."""
         _, task = self._task(context.data, model.config.max_length)
         step = self._rows(task)
         reads: dict[tuple[int, Role], list[NDArray[np.float64]]] = defaultdict(list)
+        needs: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
         for first in range(0, self.config.examples, step):
             numbers = range(first, min(first + step, self.config.examples))
-            for key, found in self._reads(model, context, task.instances(self.config.seed, numbers)).items():
+            examples = task.instances(self.config.seed, numbers)
+            for key, found in self._reads(model, context, examples).items():
                 reads[key].append(found)
-        return Outcome(
-            measurements=[
-                measurement
-                for (layer, part), found in sorted(reads.items())
-                for measurement in measure(f"layer {layer}", PARTS[part], np.concatenate(found))
-            ]
-        )
+            with context.autocast():
+                for layer, found in right_answers(model, examples, context.device).items():
+                    needs[layer].append(found[:, 1] - found[:, 0])
+        measurements = [
+            measurement
+            for (layer, part), found in sorted(reads.items())
+            for measurement in measure(f"layer {layer}", PARTS[part], np.concatenate(found))
+        ]
+        measurements += [
+            mean_of(f"layer {layer}", "need", column)
+            for layer, found in sorted(needs.items())
+            if len(column := np.concatenate(found))
+        ]
+        return Outcome(measurements=measurements)
 
     def trial(self, model: LanguageModel, context: Context[Workload]) -> None:
         """Measure the largest batch of examples."""
         _, task = self._task(context.data, model.config.max_length)
-        self._reads(model, context, task.instances(self.config.seed, range(self._rows(task))))
+        examples = task.instances(self.config.seed, range(self._rows(task)))
+        self._reads(model, context, examples)
+        with context.autocast():
+            right_answers(model, examples, context.device)
 
     def _rows(self, task: Task) -> int:
         return max(1, min(self.config.examples, ROWS, FACTORS // (2 * task.length**2)))
@@ -194,3 +215,10 @@ def measure(subset: str, prefix: str, reads: NDArray[np.float64]) -> list[Measur
         )
         for metric, (value, column) in columns.items()
     ]
+
+
+def mean_of(subset: str, metric: str, column: NDArray[np.float64]) -> Measurement:
+    """Return the mean of [examples] values with its standard error."""
+    n = len(column)
+    stderr = float(column.std(ddof=1) / n**0.5) if n > 1 else None
+    return Measurement(subset=subset, metric=metric, value=float(column.mean()), n=n, stderr=stderr)

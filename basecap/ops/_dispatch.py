@@ -40,7 +40,7 @@ TRITON, EAGER = "Triton kernels", "plain PyTorch"
 
 
 def constant_result(function: Decided) -> Decided:
-    """Return `function`, marked as `torch.compiler.assume_constant_result` does: compiled code calls it once, for good.
+    """Return `function`, marked as `torch.compiler.assume_constant_result` does: it is called when code is traced.
 
     PyTorch's own decorator imports its compiler, which takes seconds also where nothing is compiled.
     """
@@ -198,7 +198,7 @@ def use_triton(
         x: one of the op's tensors.
         widest: the most channels the last dimension of `x` may have; None: any.
         shared: bytes of shared memory a block of the kernels takes.
-        refused: why the kernels cannot take these inputs, if the op knows a reason of its own.
+        refused: why the kernels cannot take these inputs, if the op has a reason of its own.
         slower: why "auto" does not take kernels that could run.
 
     Raises:

@@ -14,8 +14,8 @@ BLOCK = 2**24
 class Influence:
     """The factors [B, H, T, T] in y_t = sum_{s<=t} factor_ts v_s of every head, signed, in float32 or wider.
 
-    A channel that is mixed by itself is a head of its own. Nothing is computed before it is asked for, and only `whole`
-    holds the factors of all heads.
+    A channel that is mixed alone counts as a head. Factors are computed on demand, and only `whole` holds those of all
+    heads.
 
     Attributes:
         shape: (B, H, T).
@@ -87,6 +87,6 @@ def of_heads(x_BTGK: Tensor, heads: slice, total: int) -> Tensor:
 
 
 def visible(length: int, segments: Tensor | None, device: torch.device) -> Tensor:
-    """Return [B or 1, 1, T, T]: whether t sees s, which is of its own segment and not after it."""
+    """Return [B or 1, 1, T, T]: whether t sees s: s is in the same segment and not after t."""
     past = torch.ones(length, length, dtype=torch.bool, device=device).tril()[None, None]
     return past if segments is None else past & (segments[:, None, :, None] == segments[:, None, None, :])

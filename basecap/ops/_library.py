@@ -39,7 +39,7 @@ def unsupported(op: str, v_BTHV: Tensor, segments: Tensor | None) -> str | None:
 
 @constant_result
 def _installed(op: str, device: torch.device) -> str | None:
-    return _refusal(op, device)  # behind a call of its own: compiled code may not look into caches
+    return _refusal(op, device)  # a separate call: compiled code cannot trace a cached function
 
 
 @cache
@@ -49,7 +49,7 @@ def _refusal(op: str, device: torch.device) -> str | None:
     try:
         releases = version("fla-core"), version("triton")
     except PackageNotFoundError as error:
-        return f"the release of {error.name} cannot be told: install it as a package of that name"
+        return f"the release of {error.name} is unknown; install it as a package of that name"
     return known_bad(op, *releases, torch.cuda.get_device_capability(device))
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 
-#: Log decays below this leave nothing, whatever the dtype, and sums of them keep the digits of weaker ones.
+#: Log decays below this leave nothing in any dtype, and sums of them keep the digits of weaker ones.
 LOWEST_LOG_DECAY = -1e5
 
 #: The dtypes that all ops compute with.
@@ -35,7 +35,7 @@ def check_integers(name: str, x: Tensor) -> None:
 
 
 def check_tensor(name: str, x: object) -> None:
-    """Raise ConfigError unless the argument of this name is a tensor, and no sparse or nested one."""
+    """Raise ConfigError unless the argument of this name is a tensor, neither sparse nor nested."""
     if not isinstance(x, Tensor):
         raise ConfigError(f"{name} must be a torch.Tensor, not {type(x).__name__}.")
     if x.layout != torch.strided or x.is_nested:
@@ -43,12 +43,12 @@ def check_tensor(name: str, x: object) -> None:
 
 
 def is_whole(number: object) -> bool:
-    """Whether this is an integer, of Python or NumPy, and no truth value."""
+    """Whether this is an integer of Python or NumPy and not a bool."""
     return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 def is_number(number: object) -> bool:
-    """Whether this is a real number, of Python or NumPy, and no truth value."""
+    """Whether this is a real number of Python or NumPy and not a bool."""
     return isinstance(number, Real) and not isinstance(number, bool)
 
 
@@ -76,7 +76,7 @@ def check_segments(segments: Tensor | None, shape: Sequence[int]) -> None:
     """Raise ConfigError unless the segments, where some are given, are integers [B, T] = `shape` that never decrease.
 
     Decreasing ones, of which an id may come back, are only found where looking costs next to nothing: on a CPU,
-    outside of compiled and traced code. A GPU would have to be waited for.
+    outside of compiled and traced code. On a GPU, the check would have to wait for it.
     """
     if segments is None:
         return

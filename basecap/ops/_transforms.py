@@ -72,7 +72,7 @@ def refuse_all_transforms(op: str, *tensors: Tensor | None) -> None:
 
 
 def refuse_create_graph(op: str) -> None:
-    """Raise ConfigError in a backward pass that is to be differentiated again, where that would leave terms out."""
+    """Raise ConfigError in a backward pass with create_graph, where second derivatives would lack terms."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise ConfigError(_TWICE.format(op=op))
 

@@ -50,6 +50,8 @@ def test_epochs_and_seeds_differ():
     epochs = [stream.batch(0, epoch, 50, 8) for epoch in range(3)] + [stream.batch(1, 0, 50, 8)]
     assert len({tuple(rows.flatten().tolist()) for rows in epochs}) == 4
     assert not torch.equal(*(rows.sort(dim=0).values for rows in epochs[:2]))
+    jumps = [tuple((rows[1:, 0] - rows[:-1, 0]).remainder(400).tolist()) for rows in epochs]
+    assert len(set(jumps)) == 4 and max(jump.count(8) for jump in jumps) < 10  # windows are read in random order
 
 
 @settings(max_examples=25, deadline=None)

@@ -12,6 +12,7 @@ from basecap.data.workload import Batch, Workload
 from basecap.errors import ConfigError, DataError
 from basecap.evals import Context, build_evaluation
 from basecap.evals.selectivity import PairMasks, exchanged, measure, reads_of
+from basecap.mixers import Mixer
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
@@ -81,7 +82,7 @@ def test_an_untrained_model_scores_near_zero_and_layers_without_influence_are_le
     model = built("transformer++", "mamba-2", "rwkv-7")
     monkeypatch.setattr(next(m for m in model.modules() if getattr(m, "A_log", None) is not None), "influence", none)
     found = numbers(model)
-    assert {layer for layer, _ in found} == {"layer 0", "layer 2"}
+    assert {layer for layer, metric in found if metric != "need"} == {"layer 0", "layer 2"}
     assert all(abs(value) < 0.3 for (_, metric), value in found.items() if metric.endswith("score"))
 
 
@@ -97,7 +98,7 @@ def test_batches_of_examples_make_no_difference():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("basecap.evals.selectivity.FACTORS", length)
             values.append([item.value for item in evaluation.run(model, CONTEXT).measurements])
-    assert values[0] == pytest.approx(values[1], rel=1e-5) and len(values[0]) == 6
+    assert values[0] == pytest.approx(values[1], rel=1e-5) and len(values[0]) == 7
 
 
 @pytest.mark.parametrize("name", ["mqar-shuffle", "mqar-k2v2", "zoology-mqar"])
@@ -167,3 +168,26 @@ def test_standard_error_of_a_score_is_that_of_resampled_examples():
 def test_what_cannot_be_measured_is_refused(options, error, message):
     with pytest.raises(error, match=message):
         build_evaluation({"selectivity": options}).check(CONTEXT.data, 32)
+
+
+def test_need_finds_the_layer_that_reads_and_no_other():
+    """Of two layers, the second gives the token after the first one equal to the present: the value of the pair."""
+    model = built("transformer++ no position", "transformer++ no position").eval()
+    _, second = (module for module in model.modules() if isinstance(module, Mixer))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.eye(*parameter.shape) if parameter.shape == (VOCABULARY, WIDTH) else torch.zeros(()))
+        for norm in (module for module in model.modules() if isinstance(module, torch.nn.RMSNorm)):
+            norm.weight.fill_(1.0)
+
+    def read(x_BTD, segments=None):
+        like = torch.cosine_similarity(x_BTD[:, :, None], x_BTD[:, None], dim=-1) > 0.99
+        before = torch.nn.functional.pad(like, (1, -1)).tril().float()
+        return 20 * (before * (before.cumsum(-1) == 1)) @ x_BTD
+
+    second.forward = read
+    found = {key: value for key, value in numbers(model).items() if key[1] == "need"}
+    assert found == {("layer 0", "need"): 0, ("layer 1", "need"): pytest.approx(1, abs=0.1)}
+    # A layer that always reads the first value loses no more than that query, and gains it where that pair is hidden.
+    second.forward = lambda x_BTD, segments=None: 20 * x_BTD[:, 1:2].expand_as(x_BTD)
+    assert numbers(model)["layer 1", "need"] <= 1 / 3

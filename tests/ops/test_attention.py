@@ -165,12 +165,12 @@ def test_entropy_runs_from_certainty_to_uniform():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda q, k, v: attention(q, k, v, window=0), "window must be at least 1 and whole, not 0"),
-        (lambda q, k, v: attention(q, k, v, window=2.5), "window must be at least 1 and whole, not 2.5"),
+        (lambda q, k, v: attention(q, k, v, window=0), "window must be an integer of at least 1, not 0"),
+        (lambda q, k, v: attention(q, k, v, window=2.5), "window must be an integer of at least 1, not 2.5"),
         (lambda q, k, v: attention(q, k, v, scale=math.nan), "scale must be positive and finite, not nan"),
         (lambda q, k, v: attention(q, k, v, scale=0.0), "scale must be positive and finite, not 0.0"),
         (lambda q, k, v: attention_step(q[:, :1], k, v, scale=-1.0), "scale must be positive and finite, not -1.0"),
-        (lambda q, k, v: attention(q[:, :, :3], k, v), "3 query heads are no multiple of 2"),
+        (lambda q, k, v: attention(q[:, :, :3], k, v), "3 query heads are not a multiple of 2"),
         (lambda q, k, v: attention(q, k, v[:, :, :1]), "must be"),
         (lambda q, k, v: attention(q, k[..., :4], v), "must be"),
         (lambda q, k, v: attention(q[0], k[0], v[0]), "must be"),

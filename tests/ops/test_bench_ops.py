@@ -58,3 +58,9 @@ def test_a_peer_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ops, "top1_chunk", lacking)
     rows = ops._peers(2, 16, 256, 1, torch.device("cpu"))
     assert [row["cannot run"] for row in rows] == ["needs a package"] * 2
+
+
+def test_rows_say_which_kernels_of_ours_ran():
+    why = "Triton kernels: no Gluon kernels because the GPU is not a Hopper"
+    assert ops._runs({"top1_chunk": why}) == {"runs": why}
+    assert ops._runs({}) == {}  # a rival

@@ -154,7 +154,7 @@ def test_what_a_card_needs_for_the_kernels(capability, memory: int, reason: str 
 def test_the_interpreter_runs_float32_alone(monkeypatch):
     monkeypatch.setattr(_dispatch, "interpreted", lambda: True)
     monkeypatch.setattr(_dispatch.importlib.util, "find_spec", lambda name: name)
-    assert _dispatch.unsupported_by_triton(torch.ones(1)) is None
+    assert _dispatch.unsupported_by_triton(torch.ones(1, 16), widest=16) is None
     assert "float32" in _dispatch.unsupported_by_triton(torch.ones(1, dtype=torch.bfloat16))
 
 

@@ -45,9 +45,12 @@ B, T, H = 2, 256, 4
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_kernels_compile(dtype: str, tmp_path: Path):
+def test_kernels_compile(dtype: str, tmp_path: Path, pytestconfig: pytest.Config):
     pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    # Kept from run to run, by the source of a kernel, its options, Triton and the assembler: what is there compiled.
+    store = getattr(pytestconfig, "cache", None)
+    compiled = tmp_path if store is None else store.mkdir("triton")
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(compiled)}
     command = [sys.executable, __file__, dtype]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
@@ -130,18 +133,20 @@ def launch_top1_chunk(dtype: torch.dtype) -> None:
 
     from basecap.ops.top1_chunk.portable import launch
 
-    settings = [(32, "exact", 1, 9, 128), (32, "approx", 1, 9, 128)]
+    # Channels, mode, chunks chosen, generation of GPUs, chunk, and whether numbers are more than 32 bits reach.
+    settings = [(32, "exact", 1, 9, 128, False), (32, "approx", 1, 9, 128, False)]
     if dtype == torch.bfloat16:
         # Tiles of every size; and on Hopper, where other kernels choose and go back, and where memory adds.
-        settings = [(64, "exact", 2, 9, 128), (128, "exact", 1, 8, 128), (256, "approx", 1, 9, 128)]
-        settings += [(K, mode, 1, 9, 128) for K in (64, 128) for mode in ("exact", "approx")]
-        settings += [(64, "approx", 1, 9, 64), (128, "exact", 2, 9, 128), (256, "exact", 1, 8, 64)]
-    for K, mode, remote, major, chunk in settings:
+        settings = [(K, mode, 1, 9, 128, False) for K in (64, 128) for mode in ("exact", "approx")]
+        settings += [(64, "exact", 2, 9, 128, True), (128, "exact", 2, 9, 128, True), (128, "exact", 1, 8, 128, False)]
+        settings += [(64, "approx", 1, 9, 64, True), (256, "approx", 1, 9, 128, True), (256, "exact", 1, 8, 64, False)]
+    for K, mode, remote, major, chunk, long in settings:
         torch.cuda.get_device_capability = lambda device, major=major: (major, 0)
-        # More numbers than 32 bits reach, for one of each pair.
-        launch._index = lambda *tensors, mode=mode: tl.int64 if mode == "approx" else tl.int32
+        launch._index = lambda *tensors, long=long: tl.int64 if long else tl.int32
         q, k, v = (leaf(B, 4 * T, heads, K, dtype=dtype) for heads in (H, 1, 1))
         top1_chunk(q, k, v, mode=mode, remote=remote, chunk=chunk).sum().backward()
+        if dtype == torch.bfloat16 and not long and K < 256:
+            continue  # every size decodes in one setting or two
         token, cache = [x[:, :1] for x in (q, k, v)], top1_chunk_cache(B, 4 * T, 1, K, dtype=dtype, chunk=chunk)
         top1_chunk_step(*token, cache, 4 * T - 1, mode=mode, remote=remote, chunk=chunk)
 

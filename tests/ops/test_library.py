@@ -64,7 +64,7 @@ def test_versions_and_card_are_asked_for(monkeypatch: pytest.MonkeyPatch):
     assert _library.unsupported("some op", v, None) is None
     monkeypatch.setattr(_library, "version", lambda name: importlib.metadata.version(f"no-{name}"))
     _library._refusal.cache_clear()
-    assert "release of no-fla-core cannot be told" in _library.unsupported("some op", v, None)
+    assert "release of no-fla-core is unknown" in _library.unsupported("some op", v, None)
     monkeypatch.setattr(_library.importlib.util, "find_spec", lambda name: None)
     _library._refusal.cache_clear()
     assert "basecap[gpu]" in _library.unsupported("some op", v, None)

@@ -38,10 +38,11 @@ def assert_kernels(tensors: list[Tensor], chunk: int) -> None:
         assert_as_accurate(name, a, b, truth)
 
 
+@pytest.mark.usefixtures("poisoned")
 @anywhere
 @pytest.mark.parametrize(
     ("length", "features", "values", "chunk"),
-    [(1, 4, 8, 16), (33, 16, 20, 16), (50, 15, 16, 64), (70, 3, 5, 32), (96, 16, 64, 32)],
+    [(1, 4, 8, 16), (33, 16, 20, 16), (50, 15, 16, 64), (70, 3, 5, 32), (64, 7, 64, 32)],
 )
 def test_kernels_are_as_accurate_as_eager(device: str, length: int, features: int, values: int, chunk: int):
     assert_kernels(inputs(length, features, values, device), chunk)
@@ -52,18 +53,6 @@ def test_kernels_are_as_accurate_as_eager(device: str, length: int, features: in
 @pytest.mark.parametrize("device", [on_gpu])
 def test_kernels_at_size(device: str, length: int, dtype: torch.dtype):
     assert_kernels(inputs(length, 16, 64, device, dtype), operators.CHUNK)
-
-
-@anywhere
-def test_memory_of_the_kernels_is_written_before_it_is_read(device: str, monkeypatch: pytest.MonkeyPatch):
-    tensors = inputs(70, 4, 5, device)
-    expected = results(lambda *x: operators.attend(*x, 1e-12, 32)[0], tensors)
-    empty, empty_like, new_empty = torch.empty, torch.empty_like, Tensor.new_empty
-    monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(torch.nan))
-    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(torch.nan))
-    monkeypatch.setattr(Tensor, "new_empty", lambda *a, **k: new_empty(*a, **k).fill_(torch.nan))
-    for a, b in zip(results(lambda *x: operators.attend(*x, 1e-12, 32)[0], tensors), expected, strict=True):
-        assert torch.equal(a, b)
 
 
 @anywhere

@@ -43,7 +43,7 @@ STEPS = [
     (token(K=64), {}, r"must be \(2, 40, 2, 64\)"),
     ([token()[0], *token(B=1)[1:]], {}, r"k \(1, 1, 2, 32\) must have the B, T and K of q"),
     (token(T=2), {}, "have 2 tokens; a step takes one"),
-    (token(H=3), {}, "q has 3 heads, no multiple of the 2"),
+    (token(H=3), {}, "q has 3 heads, which is not a multiple of the 2"),
     ([*token()[:2], token()[2].double()], {}, "v is torch.float64 on cpu, q is torch.float32"),
     ([x.double() for x in token()], {}, "make the cache with dtype=torch.float64"),
     ([x.to("meta") for x in token()], {}, "cache's k is on cpu, k is on meta"),
@@ -54,8 +54,8 @@ STEPS = [
 OPTIONS = [
     ({"chunk": 32}, r"cache's sums \(2, 3, 2, 32\) must be \(2, 2, 2, 32\) for .* chunk 32"),
     ({"chunk": 48}, "chunk must be a power of two"),
-    ({"remote": 0}, "remote must be at least 1"),
-    ({"remote": 1.5}, "remote must be at least 1 and whole, not 1.5"),
+    ({"remote": 0}, "remote must be an integer of at least 1"),
+    ({"remote": 1.5}, "remote must be an integer of at least 1, not 1.5"),
     ({"scale": -1.0}, "scale must be positive"),
     ({"mode": "exakt"}, "did you mean 'exact'"),
 ]
@@ -122,10 +122,10 @@ def test_a_prompt_that_does_not_fit_is_refused(new, chunk, message):
     ("change", "message"),
     [
         ({"chunk": 48}, "chunk must be a power of two"),
-        ({"batch": -1}, "batch must be at least 0"),
-        ({"max_length": 1.5}, "max_length must be at least 0 and whole"),
-        ({"heads": 0}, "heads must be at least 1"),
-        ({"head_dim": True}, "head_dim must be at least 1 and whole"),
+        ({"batch": -1}, "batch must be an integer of at least 0"),
+        ({"max_length": 1.5}, "max_length must be an integer of at least 0"),
+        ({"heads": 0}, "heads must be an integer of at least 1"),
+        ({"head_dim": True}, "head_dim must be an integer of at least 1"),
         ({"dtype": torch.int32}, "dtype must be a floating-point"),
         ({"dtype": "float32"}, "dtype must be a floating-point"),
     ],
@@ -238,7 +238,7 @@ def test_both_ops_name_what_does_not_fit(op, new, change, message):
     ("change", "message"),
     [
         *(({"chunk": chunk}, "chunk must be a power of two") for chunk in (16.0, "128", None, True)),
-        *(({"remote": remote}, "remote must be at least 1 and whole") for remote in (1.5, True, "1")),
+        *(({"remote": remote}, "remote must be an integer of at least 1") for remote in (1.5, True, "1")),
         ({"cu_seqlens": torch.tensor([0, 20], device="meta")}, "cu_seqlens is on meta, q is on cpu"),
     ],
     ids=lambda x: str(x)[:24],

@@ -180,7 +180,7 @@ def structured(kind: str, T: int, K: int) -> list[Tensor]:
 @pytest.mark.parametrize("kind", ["one chunk", "equal keys", "equal chunks"])
 @pytest.mark.parametrize("mode", ["exact", "approx"])
 def test_structured_inputs(kind, mode, device, dtype, poisoned):
-    case = (1, 620, 1, 1, 32, 16, mode, 1, False)
+    case = (1, 620 if kind == "one chunk" else 150, 1, 1, 32, 16, mode, 1, False)
     inputs = [x.to(device) for x in structured(kind, case[1], case[4])]
     choice = assert_kernels(inputs, case, None)
     if kind == "one chunk":
@@ -190,7 +190,7 @@ def test_structured_inputs(kind, mode, device, dtype, poisoned):
         assert_earlier_among_equals(choice, *inputs[:2], Rules(16, mode))
 
 
-@pytest.mark.parametrize(("device", "dtype"), KERNELS)
+@pytest.mark.parametrize(("device", "dtype"), KERNELS[1:])  # the interpreter does one thing after the other
 def test_runs_repeat_bit_for_bit(device, dtype):
     case = CASES[0]
     inputs = [x.to(device, dtype) for x in draw(*case[:5])]
@@ -349,7 +349,7 @@ def test_one_compiled_graph(packed):
         ({"chunk": 48}, "chunk must be a power of two"),
         ({"chunk": 512}, "chunk must be a power of two"),
         ({"mode": "exakt"}, "did you mean 'exact'"),
-        ({"remote": 0}, "remote must be at least 1"),
+        ({"remote": 0}, "remote must be an integer of at least 1"),
         ({"scale": 0.0}, "scale must be positive"),
         ({"cu_seqlens": torch.tensor([0, 9, 4, 20])}, "cu_seqlens must increase"),
         ({"cu_seqlens": torch.tensor([0, 9])}, "from 0 to T = 20"),
@@ -357,7 +357,7 @@ def test_one_compiled_graph(packed):
         ({"segments": torch.zeros(1, 7, dtype=torch.int64)}, r"segments \(1, 7\)"),
         ({"segments": torch.zeros(1, 20).long(), "cu_seqlens": torch.tensor([0, 20])}, "give one of them"),
         ({"v": torch.zeros(1, 20, 1, 8)}, r"v \(1, 20, 1, 8\)"),
-        ({"k": torch.zeros(1, 20, 3, 32), "v": torch.zeros(1, 20, 3, 32)}, "no multiple of the 3 heads"),
+        ({"k": torch.zeros(1, 20, 3, 32), "v": torch.zeros(1, 20, 3, 32)}, "not a multiple of the 3 heads"),
         ({"k": torch.zeros(1, 20, 1, 32).half()}, "k is torch.float16"),
         ({"q": torch.zeros(20, 2, 32)}, r"q \(20, 2, 32\) must be"),
         ({"backend": "cuda"}, "unknown backend"),

@@ -36,6 +36,7 @@ def study(tmp_path: Path) -> dict:
             "seq_len": 32,
             "train": ["prose", "notes"],
             "ood": ["code"],
+            "workers": 1,  # starting processes takes longer than reading this text
         },
         "model": {"hidden": 16, "layers": 1},
         "train": {"tokens": 2560, "batch": 8, "lr": 1e-2, "warmup": 1, "eval_every": 512},

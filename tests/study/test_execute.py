@@ -25,6 +25,7 @@ from basecap.study.execute import execute
 from basecap.study.executors import ProcessExecutor, devices_for
 from basecap.study.jobs import Execution
 from basecap.study.plan import plan_runs
+from tests.forks import command, pair
 from tests.study._execute import ALONE, PLUGIN, change, run
 from tests.study.conftest import write_text
 
@@ -241,19 +242,16 @@ def test_damaged_documents_are_found_before_anything_is_trained(study_file, tmp_
     assert set(losses(out)) == {"transformer++"}
 
 
-def in_two_processes(*arguments: object, timeout: int) -> subprocess.CompletedProcess:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*launcher, "-m", "basecap.cli", "run", "--device", "cpu", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
-
-
 def test_an_error_in_one_of_two_processes_leaves_no_other_waiting(study, tmp_path):
     plugin, path = tmp_path / "alone.py", tmp_path / "tiny.yaml"
     plugin.write_text(ALONE)
     names = [*study["architectures"], "alone"]
     path.write_text(yaml.safe_dump(study | {"architectures": names, "evals": ["domain-loss", "fails-once"]}))
-    done = in_two_processes(path, "--out", tmp_path / "out", "--plugin", plugin, timeout=60)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    words = [*launcher, "-m", "basecap.cli", "run", "--device", "cpu", path, "--out", tmp_path / "out"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    options = {"env": environment, "capture_output": True, "text": True, "timeout": 200, "check": False}
+    done = subprocess.run([*map(str, words), "--plugin", str(plugin)], **options)
     assert done.returncode == 1, done.stderr[-3000:]
     infos = {info["name"]: info for info in (found.info() for found in StudyRecords(tmp_path / "out").runs())}
     assert {name: info["status"] for name, info in infos.items()} == {
@@ -272,9 +270,8 @@ def test_an_error_in_one_of_two_processes_leaves_no_other_waiting(study, tmp_pat
 
 def test_two_processes_run_a_study_and_one_reports(study_file, tmp_path):
     run(study_file, tmp_path / "one")
-    done = in_two_processes(study_file, "--out", tmp_path / "two", timeout=250)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("report.html") == 1
+    arguments = ("run", study_file, "--device", "cpu", "--out", tmp_path / "two")
+    assert pair(command, *arguments, output=tmp_path / "output", seconds=250).count("report.html") == 1
     for name, expected in losses(tmp_path / "one").items():
         assert losses(tmp_path / "two")[name] == pytest.approx(expected, rel=1e-4)
     for one, two in zip(*(StudyRecords(tmp_path / out).runs() for out in ("one", "two")), strict=True):

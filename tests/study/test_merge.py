@@ -33,7 +33,7 @@ def test_another_summary_is_no_other_study(made):
 
 
 def test_where_and_by_how_many_text_is_prepared_makes_no_other_study(made, study):
-    moved = made([A], data=study["data"] | {"cache": "elsewhere", "workers": 1})
+    moved = made([A], data=study["data"] | {"cache": "elsewhere", "workers": 2})
     assert merge_studies(made([A]), moved, Path("out")) == moved
     assert merge_studies(moved, made([A]), Path("out")) == made([A])
     with pytest.raises(ConfigError, match=r"data\.seq_len is 32 there and 16 here"):

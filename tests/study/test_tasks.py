@@ -1,6 +1,7 @@
 """Studies that train on tasks: planned, run, resumed, grown, ended early; what does not work is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,13 +9,14 @@ import yaml
 
 from basecap.data.task_data import TaskData
 from basecap.errors import ConfigError, Interrupted
-from basecap.records import StudyRecords
+from basecap.records import Record, RunRecords, StudyRecords
 from basecap.study.config import StudyConfig, load_study
 from basecap.study.estimate import estimate, remarks
 from basecap.study.merge import merge_studies
 from basecap.study.plan import plan_runs
 from basecap.study.start import check
 from basecap.study.stored_weights import evaluate_directory
+from basecap.study.training_job import VALIDATION, _good_enough
 from basecap.study.until_decided import seed_limit
 from basecap.train.checkpoint import stored
 from tests.study._execute import run
@@ -62,7 +64,7 @@ def test_a_run_per_architecture_task_and_seed(content):
     assert {(run.length, run.model.max_length, run.model.vocab) for run in runs} == {(16, 16, 36)}
     # Forty examples of 16 tokens fill ten steps, of 8 tokens five.
     assert {(run.train.tokens, run.timetable.steps) for run in runs} == {(2 * 15 * 4 * 16, 30)}
-    assert len({run.hash for run in runs}) == 4
+    assert len({run.hash for run in runs} | {replace(runs[0], examples="other").hash}) == 5
     content["task"]["train"] = ["mqar"]
     (alone,) = plan_runs(StudyConfig.model_validate(content), 36)
     assert alone.name == "transformer++" and alone.hash not in {run.hash for run in runs}
@@ -150,6 +152,15 @@ def test_a_run_ends_where_it_is_good_enough_and_resumes_to_the_same_end(content,
     assert again["stopped"] == info["stopped"] and len(found) == len(expected[0][1]) + 4
     assert all(found[record.key] == record for record in expected[0][1])
     assert evaluate_directory(tmp_path / "out", add=(), at=None, only=(), device="cpu", plugins=(), log=print) == 0
+
+
+def test_an_accuracy_of_exactly_stop_at_ends_a_run(content, tmp_path):
+    (spec, _), records = plan_runs(StudyConfig.model_validate(content), 36), RunRecords(tmp_path)
+    for place, value in enumerate((0.5, 1.0)):
+        records.append_evals([Record(10, 640, "recall", "mqar", VALIDATION, value, 4, axis={"length": place})])
+    for stop_at, ends in ((0.75, True), (0.76, False), (None, False)):
+        train = spec.train.model_copy(update={"stop_at": stop_at})
+        assert _good_enough(replace(spec, train=train), records, 10) == ends
 
 
 def test_a_sweep_chooses_by_the_validation_loss_of_each_task(content, tmp_path):

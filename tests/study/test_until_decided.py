@@ -1,10 +1,7 @@
 """Studies that grow until they are decided: which looks there are, what each trains, what a kill costs."""
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,6 +19,7 @@ from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, load_study, select
 from basecap.study.execute import execute
 from basecap.study.until_decided import seed_limit, train_until_decided
+from tests.forks import command, start
 from tests.report import made_up
 from tests.study._execute import change
 
@@ -200,16 +198,15 @@ def test_a_killed_study_repeats_nothing_and_spends_nothing_twice(tmp_path):
     """Killed in its second look; the first one has a single seed, which decides nothing whatever the numbers are."""
     out = tmp_path / "out"
     options = ["--until-decided", "--max-seeds", "2", "--device", "cpu", "--out", str(out)]
-    command = [sys.executable, "-m", "basecap.cli", "run", str(letters_study(tmp_path)), *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    killed = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    killed = start(command, "run", letters_study(tmp_path), *options, output=tmp_path / "output")
     records, deadline = StudyRecords(out), time.monotonic() + 240
     while not records.run("transformer++", 1).metrics():
-        assert killed.poll() is None and time.monotonic() < deadline, killed.stderr.read()
+        assert killed.is_alive() and time.monotonic() < deadline, (tmp_path / "output").read_text()
         time.sleep(0.01)
     killed.kill()
-    err = killed.communicate()[1]
-    assert killed.returncode == -signal.SIGKILL and "1 of at most 2 seeds: undecided: window 8; adding seeds." in err
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
+    assert "1 of at most 2 seeds: undecided: window 8; adding seeds." in (tmp_path / "output").read_text()
     earlier = {path: path.stat().st_mtime_ns for path in out.glob("runs/*-s0/metrics.jsonl")}
     said: list[str] = []
     config = load_study(str(tmp_path / "letters.yaml"))

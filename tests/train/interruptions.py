@@ -4,7 +4,6 @@ Usage: python -m tests.train.interruptions [TIMES]: so many moments for each of 
 """
 
 import hashlib
-import multiprocessing
 import os
 import random
 import signal
@@ -24,6 +23,7 @@ from basecap.train import checkpoint
 from basecap.train.distributed import Processes
 from basecap.train.interruption import deferred, listening
 from basecap.train.loop import DevicePlacement, Trainer
+from tests.forks import FORKS
 from tests.train.conftest import BATCH, LENGTH, VOCAB, RandomStream, config
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
@@ -35,9 +35,6 @@ OPTIONS = config(
     checkpoint_every=4 * BATCH * LENGTH,
     average=0.1,
 )
-#: Starts processes that have imported everything.
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload([__name__])
 
 
 class LoggedStream(RandomStream):

@@ -1,10 +1,7 @@
 """Two processes with half of the batch each train as one does."""
 
 import math
-import subprocess
-import sys
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -13,17 +10,14 @@ from basecap.records import RunRecords
 from basecap.train import checkpoint
 from basecap.train.distributed import COLLECTIVE_TIMEOUT, Processes, processes
 from basecap.train.loop import DevicePlacement, Trainer
+from tests.forks import pair
+from tests.train import two_processes
 from tests.train.conftest import UnevenStream, config
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_two_processes_with_uneven_rows_and_an_interruption_train_as_one(model, tmp_path):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*launcher, "-m", "tests.train.two_processes", str(tmp_path / "two")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("two: resumed at step 7 of 20.") == 1
+    printed = pair(two_processes.main, tmp_path / "two", output=tmp_path / "output", seconds=200)
+    assert printed.count("two: resumed at step 7 of 20.") == 1
     placement = DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32")
     one = RunRecords(tmp_path / "one")
     Trainer(model, config(), 0, workload=UnevenStream(), records=one, placement=placement).run(

@@ -15,6 +15,7 @@ from basecap.train import checkpoint, interruption, loop
 from basecap.train.distributed import Processes
 from basecap.train.interruption import deferred, immediate, listening
 from basecap.train.loop import DevicePlacement, Trainer
+from tests.forks import FORKS
 from tests.train import interruptions
 from tests.train.conftest import BATCH, LENGTH, RandomStream, config
 
@@ -152,8 +153,8 @@ def _stubborn(ready) -> None:
 
 
 def test_a_second_signal_ends_the_process_at_once():
-    ready = interruptions.FORKS.Event()
-    process = interruptions.FORKS.Process(target=_stubborn, args=(ready,))
+    ready = FORKS.Event()
+    process = FORKS.Process(target=_stubborn, args=(ready,))
     process.start()
     assert ready.wait(60)
     os.kill(process.pid, signal.SIGTERM)

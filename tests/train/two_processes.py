@@ -1,11 +1,7 @@
-"""Trains a few steps, is interrupted by a signal to one process and resumes; `torchrun` starts it twice.
-
-Usage: two_processes.py DIRECTORY.
-"""
+"""Trains a few steps in two processes, is interrupted by a signal to one of them and resumes."""
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import torch
@@ -32,7 +28,6 @@ class InterruptedStream(UnevenStream):
 
 def main(path: Path) -> None:
     """Train one model together with the other process."""
-    torch.set_num_threads(1)
     with processes(torch.device("cpu")) as group:
         placement = DevicePlacement.choose(torch.device("cpu"), group, "fp32")
         try:
@@ -50,7 +45,3 @@ def train(path: Path, stream: UnevenStream, placement: DevicePlacement) -> None:
     with listening(), deferred():
         trainer = Trainer(model.initialise(0), options, 0, workload=stream, records=records, placement=placement)
         trainer.run("two", lambda model, step, tokens: None, print)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

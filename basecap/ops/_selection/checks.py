@@ -25,14 +25,14 @@ def check_heads(tensors: dict[str, Tensor]) -> None:
     if v.shape != k.shape:
         raise ConfigError(f"v {tuple(v.shape)} must have the shape of k {tuple(k.shape)}.")
     if like.shape[2] % k.shape[2]:
-        raise ConfigError(f"q has {like.shape[2]} heads, no multiple of the {k.shape[2]} heads of k and v.")
+        raise ConfigError(f"q has {like.shape[2]} heads, which is not a multiple of the {k.shape[2]} heads of k and v.")
 
 
 def check_packing(x_BTHK: Tensor, segments: Tensor | None, cu_seqlens: Tensor | None) -> None:
     """Raise ConfigError unless at most one of `segments` and `cu_seqlens` is given and it fits [B, T]."""
     batch, length = x_BTHK.shape[:2]
     if segments is not None and cu_seqlens is not None:
-        raise ConfigError("segments and cu_seqlens say the same thing; give one of them.")
+        raise ConfigError("segments and cu_seqlens both describe the packing; give one of them.")
     name, given = ("segments", segments) if cu_seqlens is None else ("cu_seqlens", cu_seqlens)
     if given is None:
         return

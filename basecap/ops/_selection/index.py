@@ -39,7 +39,7 @@ class Index:
 
 
 def empty_index(choice: Tensor, M: int, groups: int, size: int) -> Index:
-    """Return an index of `choice` that is yet to be filled; places no list needs stay zero."""
+    """Return an empty index of `choice`; entries that no list needs stay zero."""
     pairs = choice.numel() // groups
     length = groups * (pairs + 2 * (M + 1) + pairs // size)
     return Index(choice.new_zeros(length), groups, pairs, M, size)

@@ -126,12 +126,12 @@ def _check(
         raise ConfigError(f"k has {k.shape[1]} tokens where q has {T}.")
     scale = check_scale(scale, K)
     if window is not None and (not is_whole(window) or window < 1):
-        raise ConfigError(f"window must be at least 1 and whole, not {window!r}.")
+        raise ConfigError(f"window must be an integer of at least 1, not {window!r}.")
     if slopes is not None:
         check_floating({"slopes": slopes})
         if slopes.shape != (H,):
             raise ConfigError(f"slopes {list(slopes.shape)} must be one per query head, [{H}].")
-        # Their products with distances are to be as exact as the scores they are taken from.
+        # Their products with distances must be as exact as the scores.
         slopes = slopes.to(torch.promote_types(q.dtype, torch.float32))
     check_segments(segments, (B, T))
     check_devices({"q": q, "k": k, "v": v, "slopes": slopes, "segments": segments})
@@ -146,6 +146,6 @@ def _check_keys(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor) -> None:
     if 0 in k[2:]:
         raise ConfigError(f"k {k} must have at least one head and one channel.")
     if q[2] % k[2]:
-        raise ConfigError(f"{q[2]} query heads are no multiple of {k[2]} key heads.")
+        raise ConfigError(f"{q[2]} query heads are not a multiple of {k[2]} key heads.")
     if not q_BTHK.dtype == k_BSGK.dtype == v_BSGV.dtype:
         raise ConfigError(f"q, k and v must share a dtype, not {q_BTHK.dtype}, {k_BSGK.dtype}, {v_BSGV.dtype}.")

@@ -51,7 +51,7 @@ def linear_cross_entropy(
     if reduction not in ("mean", "none"):
         raise ConfigError(f"unknown reduction {reduction!r}: {nearest(reduction, ('mean', 'none'))}")
     if not is_whole(chunk) or chunk < 1:
-        raise ConfigError(f"chunk must be at least 1 and whole, not {chunk!r}.")
+        raise ConfigError(f"chunk must be an integer of at least 1, not {chunk!r}.")
     chunk = int(chunk)
     check_backend(backend)
     flat, wanted = hidden.reshape(targets.numel(), weight.shape[1]), targets.flatten()

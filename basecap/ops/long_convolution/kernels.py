@@ -12,7 +12,7 @@ from basecap.ops.kernels_shared import add_product
 
 @triton.jit
 def transpose_kernel(x, y, R, C, x_batch, x_row, BR: tl.constexpr, BC: tl.constexpr):
-    """Fill y [B, C, R] with x [B, R, C] transposed, whose rows lie `x_row` numbers apart."""
+    """Fill y [B, C, R] with x [B, R, C] transposed, whose rows are `x_row` numbers apart."""
     i_b = tl.program_id(2).to(tl.int64)
     o_r, o_c = tl.program_id(1) * BR + tl.arange(0, BR), tl.program_id(0) * BC + tl.arange(0, BC)
     m_r, m_c = o_r < R, o_c < C

@@ -4,7 +4,7 @@ The time axis is cut into M chunks of C tokens. A first sweep over the C positio
 the state, the M states are chained, and a second sweep starts every chunk from the state that really enters it. Only
 decays at most 1 are ever multiplied, so that nothing overflows however strong they are. A sweep has at most C turns,
 each on tensors [B, M, N, D]; short sequences are one chunk and need one sweep. Decays and states exist for S positions
-at a time: on a processor, memory outside its cache costs more than computing them anew.
+at a time: on a processor, memory outside its cache costs more than computing them again.
 """
 
 import math
@@ -192,7 +192,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x, dt, A, B, C and the first state, given those of the outputs and the final state.
 
-    `states` are those that `forward` kept, B T D N / S numbers; the S after each are computed anew.
+    `states` are those that `forward` kept, B T D N / S numbers; the S after each are computed again.
     """
     pieces = _prepare(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
     dy = _cut(grads[0], pieces.x.dtype)[..., None, :]

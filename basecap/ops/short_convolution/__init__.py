@@ -1,4 +1,4 @@
-"""The short convolution: each channel by itself over the last few tokens, with an optional SiLU."""
+"""The short convolution: each channel alone over the last few tokens, with an optional SiLU."""
 
 from typing import Literal
 

@@ -28,7 +28,7 @@ def short_convolution(
 
 
 def _seen(x_BTD: Tensor, segments: Tensor | None, lag: int) -> Tensor:
-    """Return x [B, T - lag, D], zero where it stands in another segment than its place minus or plus `lag`."""
+    """Return x [B, T - lag, D], zero where the position minus or plus `lag` is in another segment."""
     if segments is None:
         return x_BTD
     return x_BTD.where((segments[:, lag:] == segments[:, : segments.shape[1] - lag])[..., None], 0)

@@ -132,7 +132,7 @@ def backward(
     state_BHKV: Tensor,
     segments: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v, the log decays and the first state; states are computed anew."""
+    """Return the gradients of q, k, v, the log decays and the first state; states are computed again."""
     inputs = _inputs(q_BTGK, k_BTGK, v_BTHV, log_decay_BTH, segments)
     B, T, G, H, K, _, M = inputs.shape
     do = grads[0].contiguous()

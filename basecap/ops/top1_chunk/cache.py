@@ -30,7 +30,7 @@ def top1_chunk_cache(
         head_dim: K.
         chunk: C, as in `top1_chunk`.
         dtype: of keys and values; the sums are in float32 (float64 for float64).
-        device: where the cache lies.
+        device: of the cache.
 
     Raises:
         ConfigError: a size, chunk or dtype that cannot be.
@@ -39,7 +39,7 @@ def top1_chunk_cache(
     sizes = {"batch": (batch, 0), "max_length": (max_length, 0), "heads": (heads, 1), "head_dim": (head_dim, 1)}
     for name, (size, least) in sizes.items():
         if not is_whole(size) or size < least:
-            raise ConfigError(f"{name} must be at least {least} and whole, not {size!r}.")
+            raise ConfigError(f"{name} must be an integer of at least {least}, not {size!r}.")
     if dtype not in FLOATS:
         raise ConfigError(f"dtype must be a floating-point torch.dtype of 16, 32 or 64 bits, not {dtype!r}.")
     wide = torch.promote_types(dtype, torch.float32)
@@ -81,7 +81,7 @@ def top1_chunk_step(
     """Append one token to the cache, in place, and attend from it: `top1_chunk` at the last position.
 
     A position may be written again, as speculative decoding does with tokens that were rejected: with a smaller
-    `length` the cache holds only the tokens before it, and whatever it held after them makes no difference.
+    `length` the cache holds only the tokens before it, and what it held after them makes no difference.
 
     Args:
         q: the query [B, 1, H, K].

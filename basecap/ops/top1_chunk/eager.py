@@ -199,8 +199,8 @@ def decode(
 def sum_keys(cache: dict[str, Tensor], start: int, end: int, chunk: int) -> None:
     """Write the sums of the full chunks from `start` to `end`.
 
-    Made at once and anew of the keys that a chunk holds when it is full, they know nothing of keys that were
-    overwritten; added up token by token they would.
+    They are computed from the keys that a chunk holds when it is full. Added up token by token, they would include keys
+    that were overwritten.
     """
     keys = cache["k"][:, start * chunk : end * chunk].unflatten(1, (end - start, chunk))
     cache["sums"][:, start:end] = keys.sum(2, dtype=cache["sums"].dtype)

@@ -1,4 +1,4 @@
-"""Where the chunks lie: sequences of any lengths, packed in one row of tokens, each cut into chunks from its start."""
+"""Where the chunks are: sequences of any lengths, packed in one row of tokens, each cut into chunks from its start."""
 
 from functools import lru_cache
 
@@ -72,7 +72,7 @@ def check_options(q: Tensor, chunk: int, mode: str, scale: float | None, remote:
     if mode not in ("exact", "approx"):
         raise ConfigError(f"unknown mode {mode!r}: {nearest(str(mode), ('exact', 'approx'))}")
     if not is_whole(remote) or remote < 1:
-        raise ConfigError(f"remote must be at least 1 and whole, not {remote!r}.")
+        raise ConfigError(f"remote must be an integer of at least 1, not {remote!r}.")
     return chunk, scale, int(remote)
 
 

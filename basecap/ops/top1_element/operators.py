@@ -1,4 +1,4 @@
-"""The choice, the gathered values and their gradient as PyTorch operators; tokens stand in one row of N = B * T."""
+"""The choice, the gathered values and their gradient as PyTorch operators; tokens are in one row of N = B * T."""
 
 import torch
 from torch import Tensor

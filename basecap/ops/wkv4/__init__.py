@@ -21,7 +21,7 @@ def wkv4(
     segments: Tensor | None = None,
     backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Average values: o_t = sum_{s<=t} w_ts v_s / sum_{s<=t} w_ts for every channel by itself.
+    """Average values: o_t = sum_{s<=t} w_ts v_s / sum_{s<=t} w_ts for every channel.
 
     w_ts = exp(k_s - (t - 1 - s) decay) for s < t and w_tt = exp(k_t + bonus).
 
@@ -48,7 +48,7 @@ def wkv4(
     check_state(state_B2D, (B, 2, D))
     check_devices({"k": k_BTD, "state": state_B2D})
     refuse_transforms("wkv4", k_BTD, v_BTD, decay_D, bonus_D, state_B2D)
-    # Every channel is a head of its own.
+    # Every channel counts as a head.
     triton = use_triton("wkv4", backend, v_BTD[..., None])
     with torch.autocast(v_BTD.device.type, enabled=False):
         return operators.wkv4(k_BTD, v_BTD, decay_D, bonus_D, state_B2D, segments, triton)

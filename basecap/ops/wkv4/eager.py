@@ -2,7 +2,7 @@
 
 A span of tokens is a mean and the logarithm of its weight. Two neighbours make one: the older weight decays by the
 younger span's length, the weights add up (logaddexp) and the means are averaged by them (a sigmoid of the
-difference). Nothing overflows, whatever the keys, and there are log2(T) steps instead of T.
+difference). Nothing overflows for any keys, and there are log2(T) steps instead of T.
 """
 
 import math

@@ -60,7 +60,7 @@ def scan_fwd_kernel(
             p = p_sums + j * 3 * D
             x, w, span = tl.load(p, mask=m), tl.load(p + D, mask=m), tl.load(p + 2 * D, mask=m)
             b_x, b_x_rest, b_w, b_w_rest = _join(b_x, b_x_rest, b_w, b_w_rest, x, w, span)
-    # Of a whole chunk; CT is a power of two, so that nothing is rounded, and nobody reads the last chunk's.
+    # Of a whole chunk; CT is a power of two, so that nothing is rounded; the last chunk's is not read.
     b_span = CT * b_decay
     for t in range(i_c * CT, tl.minimum(T, (i_c + 1) * CT)):
         p = (i_b * T + t) * D + o_d

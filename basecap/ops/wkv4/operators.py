@@ -32,7 +32,7 @@ def scan(
         k_BTD: logarithms of weights, -inf for none; float32 or float64.
         v_BTD: values.
         decay_D: what a logarithm of a weight loses per token.
-        starts_BT: bool, where the average begins anew; the first token need not be marked.
+        starts_BT: bool, where the average starts again; the first token need not be marked.
         triton: whether the kernels run.
     """
     if triton:
@@ -103,7 +103,7 @@ def wkv4(
     k, v = k_BTD.to(wide), v_BTD.to(wide)
     B, T, D = v.shape
     none = v.new_tensor([0.0, -torch.inf])[:, None].expand(B, 2, D)
-    # The state stands before the first token like a token of its own: after t steps the scan holds S_{t-1}.
+    # The state is put before the first token as if it were a token: after t steps the scan holds S_{t-1}.
     state = none if state_B2D is None else state_B2D.to(wide)
     new = starts(segments)
     weight, mean = scan(

@@ -42,7 +42,7 @@ def wkv7(
         log_decay_BTHK: logarithm of the decays, at most 0.
         k_BTHK: keys.
         v_BTHV: values.
-        a_BTHK: what the state is asked for before it is written to (RWKV-7: minus the normalised removal key).
+        a_BTHK: what the state is read with before it is written to (RWKV-7: minus the normalised removal key).
         b_BTHK: where the answer is added (RWKV-7: the removal key times the in-context learning rate).
         state_BHKV: state before the first token; zero when None.
         segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
@@ -71,8 +71,8 @@ def wkv7_bounded(
 ) -> tuple[Tensor, Tensor]:
     """Run `wkv7` for decays the caller knows to be bounded: every log decay is at least `LOWEST`, as in RWKV-7.
 
-    With that promise half precision of more than one chunk, heads of at most 128 channels, runs by chunks on a GPU;
-    with stronger decays those kernels overflow. Arguments, results and errors are those of `wkv7`.
+    On a GPU, half precision runs by chunks where there is more than one chunk and heads have at most 128 channels; with
+    stronger decays those kernels overflow. Arguments, results and errors are those of `wkv7`.
     """
     inputs = r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK
     _validate(*inputs, state_BHKV, segments)

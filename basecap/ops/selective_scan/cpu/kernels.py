@@ -5,7 +5,7 @@ exp2(A dt); `begins` [B, T] says which tokens begin a segment; `kept` [B, M, N, 
 call works on the rows from `first_row` to `last_row`.
 
 Rows of one chunk are a plain recurrence in float32. Over longer ones the roundings of a state add up, and so do those
-of decays close to 1; hence a decay is scale + scale * rest there, of which the first product, a power of two times the
+of decays close to 1; so a decay is scale + scale * rest there, of which the first product, a power of two times the
 state, is exact, and what rounding takes from the sum with the second is kept in `low` until the next token.
 """
 
@@ -82,7 +82,7 @@ def scan_fwd_kernel(x, dt, A, B, C, begins, state, y, kept, chunk, first_row, la
 
 @inlined
 def _history(x, dt, A, B, begins, row, n, start, count, decay, h):
-    """Compute the decays [C, D] of state `n` and the states [C + 1, D] after h[0] anew, for `count` tokens."""
+    """Compute the decays [C, D] of state `n` and the states [C + 1, D] after h[0] again, for `count` tokens."""
     D = x.shape[2]
     for c in range(count):
         t = start + c

@@ -74,7 +74,7 @@ def backward(
     B_BTN: Tensor,
     C_BTN: Tensor,
     segments: Tensor | None,
-    kept: Tensor,
+    states: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x, dt, A, B, C and the first state, given the states that `forward` kept."""
     inputs = _inputs(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
@@ -83,7 +83,7 @@ def backward(
     du, ddt, dA = torch.zeros_like(dy), torch.zeros_like(dy), torch.zeros_like(dstate)
     dB, dC = torch.empty_like(inputs.B), torch.empty_like(inputs.C)
     outs = (dstate, du, ddt, dA, dB, dC)
-    inputs.launch(kernels.scan_bwd_kernel, [dy, *inputs.tensors(), kept, *outs])
+    inputs.launch(kernels.scan_bwd_kernel, [dy, *inputs.tensors(), states, *outs])
     # The kernels' exponents are powers of two.
     ddt.mul_(math.log(2)).addcmul_(inputs.x, du)
     return (

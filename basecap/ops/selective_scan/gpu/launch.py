@@ -81,7 +81,7 @@ def _walk(
 
 
 def _entering(inputs: _Inputs, first_BND: Tensor, span: int, dy: Tensor | None = None) -> Tensor:
-    """Return what enters every span [B, spans, N, D], in memory of its own; given `dy` the gradients, from the end."""
+    """Return what enters every span [B, spans, N, D], in new memory; with `dy`, the gradients from the end."""
     B, T, D, N = inputs.shape
     spans = triton.cdiv(T, span)
     if spans == 1:

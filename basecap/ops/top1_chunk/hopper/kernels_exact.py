@@ -33,7 +33,7 @@ POLYNOMIAL_HEADS = 64
 #: The operands of `kernels_choose.exp2_assembly` for eight numbers.
 EIGHT: gl.constexpr = gl.constexpr(",".join(["=&f"] * 8 + ["f"] * 16))
 
-#: Scores up to this size (base 2) are bounded. `kernels_choose` takes all from 60 on: rounding leaves nobody out.
+#: Scores up to this size (base 2) are bounded. `kernels_choose` takes all from 60 on: so rounding leaves no tile out.
 BOUND = 60.01
 
 
@@ -207,7 +207,7 @@ def exact_kernel(
     bounded_0 = gl.sqrt(largest_norm(s_q.index(0), BQ, K) * norm) * scale2 < bound
     bounded_1 = gl.sqrt(largest_norm(s_q.index(1), BQ, K) * norm) * scale2 < bound
     bounded_2 = gl.sqrt(largest_norm(s_q.index(2), BQ, K) * norm) * scale2 < bound
-    # Nobody is to wait for keys that nobody reads.
+    # Without bounded queries no keys are copied.
     high = gl.where(bounded_0 | bounded_1 | bounded_2, high, low)
     # Triton 3.6 hands arguments over where the largest norm was reduced, without waiting until all warps have read it.
     tl.debug_barrier()

@@ -85,7 +85,7 @@ def attend_fwd_kernel(
     """Write the partial outputs and logsumexps of all queries that attend a block of keys."""
     P: tl.constexpr = C // BN
     G: tl.constexpr = H // GROUP
-    # Heads come first: what they read lies side by side.
+    # Heads come first: what they read is side by side.
     item = tl.program_id(0) // (P * G)
     sub = tl.program_id(0) // G % P
     g = (tl.program_id(0) % G).to(INDEX)
@@ -203,7 +203,7 @@ def delta_kernel(
     ADD: tl.constexpr,
     INDEX: tl.constexpr,
 ):
-    """Write sum(do * o) of each query, and zeros where its dq is to be added up."""
+    """Write sum(do * o) of each query, and zeros where its dq will be added up."""
     row = tl.program_id(0).to(INDEX) * BR + tl.arange(0, BR)
     o_k = tl.arange(0, BK)
     mask = (row < rows)[:, None] & (o_k[None, :] < K)
@@ -216,7 +216,7 @@ def delta_kernel(
 
 @triton.jit
 def backward_tile(b_k, b_v, b_q, b_do, lse, delta, visible, scale2, dk, dv, MASK: tl.constexpr):
-    """Return dk, dv [BN, BK] with these queries' parts added, and dq [BM, BK], dk and dq yet to be scaled.
+    """Return dk, dv [BN, BK] with these queries' parts added, and dq [BM, BK]; dk and dq are not scaled yet.
 
     Scores are held transposed, [BN, BM], so that both sums over queries take them as the left factor as they are.
     """

@@ -21,7 +21,7 @@ def exp2_assembly(polynomials: int, pack: int = 4) -> str:
         if n < pack - polynomials:
             lines += [f"mul.f32 ${n}, {x}, {scale};", f"ex2.approx.ftz.f32 ${n}, ${n};"]
             continue
-        # Adding 1.5 * 2^23 rounds to an integer, which then stands in the lowest bits.
+        # Adding 1.5 * 2^23 rounds to an integer, which is then in the lowest bits.
         lines += [f"fma.rn.f32 t, {x}, {scale}, 0f4B400000;", "sub.f32 r, 0f4B400000, t;"]
         lines += [f"fma.rn.f32 f, {x}, {scale}, r;", f"fma.rn.f32 p, f, {POWERS[0]}, {POWERS[1]};"]
         lines += [f"fma.rn.f32 p, p, f, {power};" for power in POWERS[2:]]
@@ -63,7 +63,7 @@ def summarise_kernel(
 
     SPLIT writes the mean as the sum of two numbers of the keys' dtype, so that it keeps twice their precision.
     """
-    # Heads come first: what they read lies side by side.
+    # Heads come first: what they read is side by side.
     m = tl.program_id(0) // G
     g = (tl.program_id(0) % G).to(tl.int64)
     start = tl.load(p_grid + 3 * m)
@@ -178,7 +178,7 @@ def choose_exact_kernel(
 ):
     """Choose by attention mass: sum_s 2^(scale2 * q.k_s), compared through its logarithm unless BOUNDED.
 
-    Every score lies within the norms' product. Where that is small (normalised queries and keys) the masses are
+    No score is larger than the product of the norms. Where that is small (normalised queries and keys) the masses are
     compared as they are, without maximum and logarithm: BOUNDED. Both variants are launched; each takes its own tiles.
     """
     o_t = (tl.num_programs(0) - 1 - tl.program_id(0)) * BQ + tl.arange(0, BQ)

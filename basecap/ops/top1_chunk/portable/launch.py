@@ -202,7 +202,7 @@ def attend(
 
 
 def _adds_at_once(q: Tensor) -> bool:
-    """Return whether memory adds by itself, 16 bytes at a time: from Hopper on."""
+    """Return whether memory can add 16 bytes at a time: from Hopper on."""
     return interpreted() or torch.cuda.get_device_capability(q.device) >= (9, 0)
 
 

@@ -80,7 +80,7 @@ def edges(log_decay, stride_t, starts, i_m, T, o_k, K, BACK: tl.constexpr, BT: t
     """The decay from each token of a chunk to its end, with BACK from its start to each token; and across the chunk."""
     p_w, m_w = rows(log_decay, i_m, T, stride_t, o_k, K, BT)
     b_all = tl.load(p_w, mask=m_w, other=0.0).to(tl.float32)
-    # What lies between a token and the edge is summed up over the tokens one further: nothing is subtracted.
+    # What is between a token and the edge is summed up over the tokens one further: nothing is subtracted.
     STEP: tl.constexpr = -1 if BACK else 1
     o_c = tl.arange(0, BT)
     o_next = o_c + STEP

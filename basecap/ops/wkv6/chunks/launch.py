@@ -76,7 +76,7 @@ def _walk(inputs: _Inputs, k: Tensor, v: Tensor, first: Tensor | None, last: Ten
     states = v.new_empty(B, M, H, K, V)
     options = inputs.options(block_of(K)) | {"BV": min(WALK, block_of(V)), "num_warps": 4 if K <= 64 else 8}
     del options["LEVELS"], options["maxnreg"]
-    # Two further TF32 products with the rests: the state stays as exact as in float32, whatever the inputs are.
+    # Two further TF32 products with the rests: the state is as exact as in float32 for inputs of any dtype.
     options["PRECISION"] = "ieee" if v.dtype == torch.float32 else "tf32x3"
     kernels.walk_kernel[(triton.cdiv(V, options["BV"]), H, B)](
         k, v, inputs.log_decay, inputs.starts, first, states, last, *inputs.sizes, BACK=back, **options

@@ -16,8 +16,8 @@ WIDEST = 128
 def supports(v_BTHV: Tensor, k_BTHK: Tensor) -> str | None:
     """Return why these kernels cannot run, or None.
 
-    The recurrence is exacter in float32. For a single token in half precision these kernels read outside their memory
-    on Hopper (Triton 3.6), so that rows of one chunk, for which the recurrence is as fast, are not trusted to them.
+    The kernels by tokens are more accurate in float32. For a single token in half precision these kernels read outside
+    their memory on Hopper (Triton 3.6), so they do not run rows of one chunk, for which those by tokens are as fast.
     """
     reason = unsupported_by_triton(v_BTHV)
     if reason is not None:
