@@ -21,8 +21,8 @@ def test_an_interrupted_check_shows_what_it_has_found(monkeypatch: pytest.Monkey
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 130
     assert "mamba-1" in done.output
-    assert "1 checks, 0 failed; mixers are checked on sequences of 147 tokens" in done.output
-    assert "of 1,100;" in done.output
+    assert "1 checks, 0 failed; mixers were checked on sequences of 147 tokens" in done.output
+    assert "on 1,100 tokens" in done.output
     assert "interrupted" in done.output
     assert "rwkv-7" not in done.output
 

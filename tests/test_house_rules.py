@@ -1,6 +1,9 @@
-"""The rules of the house, one test each. Exceptions stand here with their reason; the lists may only shrink."""
+"""The rules of this code base, one test each. Exceptions are listed with their reason; the lists may only shrink."""
 
 import ast
+import io
+import re
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +69,49 @@ MANY: dict[tuple[str, str], str] = {
     ("basecap/cli_bench.py", "bench_generate"): "an argument is an option of the command",
     ("basecap/ops/top1_chunk/__init__.py", "top1_chunk"): "the public kernel: tensors, packing and choice are one call",
     ("basecap/ops/top1_chunk/cache.py", "top1_chunk_step"): "the same call for one token",
+}
+
+#: Archaic or inverted English, which messages, docstrings, comments and pages do not use.
+ARCHAIC = re.compile(
+    r"\b(begun|bespoke|betwixt|for good|for want of|gives? back|heed(ed|s)?|hitherto|in vain|lest|mend(s|ed)?|nobody"
+    r"|nought|of its own accord|perchance|perhaps|save for|so (is|are) (the|its|their|that|those)|speaks? of|stood"
+    r"|thence|therein|thereof|thither|thus far|told|unto|upon|what stands|whence|wherein|whereof|wherever it|whither"
+    r"|wholly|(is|are) grown|once more|nothing but|as it were)\b",
+    re.IGNORECASE,
+)
+
+#: Files that still have such words; this list may only shrink.
+STILL_ARCHAIC = {
+    "basecap/analysis/draws.py",
+    "basecap/analysis/joined.py",
+    "basecap/analysis/rows.py",
+    "basecap/analysis/sequential.py",
+    "basecap/analysis/reasons.py",
+    "basecap/bench/ops.py",
+    "basecap/ops/_dispatch.py",
+    "basecap/ops/_library.py",
+    "basecap/ops/selective_scan/README.md",
+    "basecap/ops/short_convolution/README.md",
+    "basecap/ops/ssd/README.md",
+    "basecap/ops/ssd/operators.py",
+    "basecap/ops/top1_chunk/README.md",
+    "basecap/ops/top1_chunk/eager.py",
+    "basecap/ops/top1_chunk/hopper/kernels_exact.py",
+    "basecap/ops/top1_chunk/hopper/kernels_gradients.py",
+    "basecap/ops/top1_chunk/portable/kernels_decode.py",
+    "basecap/ops/wkv4/kernels.py",
+    "basecap/report/figures/evaluations.py",
+    "basecap/report/figures/gaps.py",
+    "basecap/report/live.py",
+    "basecap/report/templates/parts.html",
+    "basecap/report/templates/tasks.html",
+    "basecap/study/config.py",
+    "basecap/study/execute.py",
+    "basecap/study/plan.py",
+    "basecap/study/stored_weights.py",
+    "basecap/study/study_file.py",
+    "basecap/study/trial.py",
+    "basecap/study/workloads.py",
 }
 
 
@@ -281,3 +327,24 @@ def test_every_test_asserts():
         if function.name.startswith("test_") and not any(asserts(node) for node in ast.walk(function))
     ]
     assert not wrong, "these tests cannot fail:\n" + "\n".join(wrong)
+
+
+def words_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of the strings and comments of a Python file, of every line of another file."""
+    if path.suffix != ".py":
+        yield from enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        return
+    kinds = (tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+        if token.type in kinds:
+            yield from enumerate(token.string.splitlines(), token.start[0])
+
+
+def test_words_are_plain():
+    pages = [*PACKAGE.rglob("*.md"), *PACKAGE.rglob("*.yaml"), *PACKAGE.rglob("*.html"), *(ROOT / "docs").glob("*.md")]
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in [*SOURCES, *pages, ROOT / "README.md"]:
+        for number, text in words_of(path):
+            found[relative(path)] += [f"{relative(path)}:{number} {word[0]!r}" for word in ARCHAIC.finditer(text)]
+    wrong = [place for path, places in found.items() if path not in STILL_ARCHAIC for place in places]
+    assert not wrong, "write plain English:\n" + "\n".join(wrong)

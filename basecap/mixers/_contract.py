@@ -1,7 +1,7 @@
-"""What a sequence mixer is: its module, its parameter recipe, its cost and the architectures named after it.
+"""The interface of sequence mixers: module, parameter recipe, cost, and the architectures built from mixers.
 
-A file in this package (or a user's plugin file) defines one `Mixer` and registers it with `@mixer(name, ...)`:
-that is all the rest of the house ever needs to train, evaluate, decode, cost and list it.
+A file in this package (or a user's plugin file) defines one `Mixer` and registers it with `@mixer(name, ...)`. The rest
+of the package needs nothing else to train, evaluate, decode, cost and list it.
 """
 
 import sys
@@ -22,14 +22,14 @@ from basecap.registry import Registry, source_location
 
 
 class MixerConfig(BaseModel):
-    """Base of every mixer's options: frozen, keyword-only, unknown keys refused."""
+    """Base class of mixer options: frozen, unknown keys are an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """Where a layer stands: model width, its index (from 0), the number of layers, the longest training sequence."""
+    """The place of a layer: model width, its index (from 0), number of layers, longest training sequence."""
 
     hidden: int
     index: int = 0
@@ -39,7 +39,7 @@ class LayerSpec:
 
 @dataclass(kw_only=True)
 class Cache:
-    """The decoding state of one layer: named tensors (batch first) and how many tokens it has seen."""
+    """The decoding state of one layer: named tensors (batch first) and the number of tokens so far."""
 
     tensors: dict[str, Tensor]
     length: int = 0
@@ -50,11 +50,11 @@ class Cache:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
     def rows(self, start: int, end: int) -> "Cache":
-        """Return the state of sequences `start` to `end`; tensors that are written in place stay shared."""
+        """Return a view of the state of sequences `start` to `end`."""
         return Cache(tensors={name: tensor[start:end] for name, tensor in self.tensors.items()}, length=self.length)
 
     def write(self, part: "Cache", start: int) -> None:
-        """Take over the state of the sequences from `start` on, and how many tokens all have seen."""
+        """Copy the state `part` to the sequences from `start`, and its number of tokens."""
         for name, tensor in part.tensors.items():
             kept = self.tensors[name][start : start + len(tensor)]
             if kept.data_ptr() != tensor.data_ptr():
@@ -66,22 +66,22 @@ class Mixer(nn.Module, ABC):
     """A causal map [B, T, D] -> [B, T, D] along time, with its decoding step, recipe and cost.
 
     Subclasses set `Config` and `sizes` (published options by model width) and build their parameters in
-    `__init__(config, layer)` without caring for values: `recipe()` says how each one starts.
+    `__init__(config, layer)`; `recipe()` defines the initial values.
     """
 
     Config: ClassVar[type[MixerConfig]] = MixerConfig
     #: Options of the published sizes, by hidden width; other widths use the defaults of Config.
     sizes: ClassVar[Mapping[int, Mapping[str, Any]]] = {}
-    #: True when forward, prefill and step take a third argument `shared`, a dict that lives for one pass through
-    #: the model: the first layer leaves values in it that later layers read.
+    #: Whether forward, prefill and step take a third argument `shared`, a dict for one pass through the model, in which
+    #: the first layer stores values for later layers.
     takes_shared: ClassVar[bool] = False
-    #: Small values of the options that set a size, for the conformance suite: its short sequences then have several
-    #: heads and cross windows and chunks. Options that Config lacks, and lengths that are None, are left alone.
+    #: Small values of the options that set a size, for the conformance suite, so that short sequences have several
+    #: heads and cross windows and chunks. Options that Config lacks, and lengths that are None, are ignored.
     tiny: ClassVar[Mapping[str, Any]] = {"heads": 2, "head_dim": 32, "chunk": 16, "window": 16}
 
     def __init__(self, config: MixerConfig, layer: LayerSpec):
         super().__init__()
-        self.config: Any = config  # of the subclass's own Config
+        self.config: Any = config  # an instance of the subclass's Config
         self.layer = layer
 
     @abstractmethod
@@ -90,8 +90,8 @@ class Mixer(nn.Module, ABC):
 
         Args:
             x_BTD: activations, any floating dtype.
-            segments: int64 [B, T], non-decreasing along T; positions with one id form one independent sequence.
-                None: each row is one sequence.
+            segments: int64 [B, T], non-decreasing along T; positions with the same id form an independent sequence.
+                None if each row is one sequence.
         """
 
     @abstractmethod
@@ -100,20 +100,21 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
-        """Mix one more token, updating `cache` in place; equals forward at that position. Returns [B, 1, D]."""
+        """Mix the next token and update `cache` in place. Returns [B, 1, D], equal to forward at that position."""
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Mix a prompt into an empty `cache`; equals forward. Token by token unless a mixer has a faster way."""
+        """Mix a prompt and fill an empty `cache`; equals forward. The default calls `step` for each token."""
         return torch.cat([self.step(x_BTD[:, t : t + 1], cache) for t in range(x_BTD.shape[1])], dim=1)
 
     def influence(self, x_BTD: Tensor) -> Influence | None:
-        """Return the factors in front of the value at s in the mixed value at t, of every head; None: has none."""
+        """Return the factors of the value at s in the mixed value at t for every head, None if there are none."""
         return None
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return what `influence` acts on, to prove it: (v, y), both [B, T, H, V], y_t = sum_s influence_ts v_s.
+        """Return the values and their mixture (v, y), both [B, T, H, V], with y_t = sum_s influence_ts v_s.
 
-        y comes from the path of `forward`, before any gate, norm or output projection. None: `influence` is None.
+        y is computed as in `forward`, before any gate, norm or output projection; it is used to test `influence`.
+        Returns None if `influence` does.
         """
         return None
 
@@ -130,11 +131,11 @@ class Mixer(nn.Module, ABC):
     def flops(self, length: int) -> float:
         """Floating-point operations of one forward pass over one sequence of `length` tokens.
 
-        A multiplication, an addition and an exponential are 1 each, so a multiply-add is 2. Counted are the products of
-        the definition, each once, whatever a kernel pads or computes again:
+        A multiplication, an addition and an exponential count 1 each, so a multiply-add counts 2. The operations of
+        the definition count once, regardless of padding and recomputation in kernels:
 
-        - Products with weights, at every token; taps of a short convolution at every token too.
-        - Products of pairs of tokens, those that are visible: of causal attention half.
+        - Products with weights, also of short convolutions, at every token.
+        - Products of visible pairs of tokens: half of the square in causal attention.
         - A recurrence token by token: every operation on an element of its state.
         - A long convolution as three real FFTs, see `fourier_flops`.
 
@@ -144,8 +145,8 @@ class Mixer(nn.Module, ABC):
     def training_flops(self, length: int) -> float:
         """Floating-point operations of a forward and a backward pass.
 
-        3 * flops unless some part has no gradient or a cheaper one: a product has two gradients of its own size, and a
-        recurrence counts twice as much backward as forward.
+        3 * flops unless a part has no gradient or a cheaper one: a product has two gradients of the same cost, and the
+        backward pass of a recurrence counts twice the forward pass.
         """
         return 3.0 * self.flops(length)
 
@@ -154,11 +155,8 @@ class Mixer(nn.Module, ABC):
         """Bytes of `init_cache(1, length)` in the module's dtype."""
 
 
-# --- initialisation --------------------------------------------------------------------------------------------
-
-
 def initialise(module: nn.Module, recipes: Mapping[str, ParameterRecipe], seed: int) -> None:
-    """Set every parameter by its recipe: a pure function of (seed, parameter name), whatever device or dtype.
+    """Set every parameter by its recipe: a pure function of (seed, parameter name) on any device and dtype.
 
     Values are drawn in float32 on the CPU from a generator seeded by the SHA-256 of seed and name, so neither the
     order of the modules nor a new parameter elsewhere changes them.
@@ -171,7 +169,7 @@ def initialise(module: nn.Module, recipes: Mapping[str, ParameterRecipe], seed: 
         owner, own = _owner(module, name)
         if name in recipes:
             hint = nearest(own, [_owner(module, other)[1] for other in parameters])
-            raise ConfigError(f"{owner}: recipe() names {own!r}, which is no parameter; {hint}")
+            raise ConfigError(f"{owner}: recipe() names {own!r}, which is not a parameter; {hint}")
         example = f"{{**super().recipe(), {own!r}: ParameterRecipe(init=normal(0.02))}}"
         raise ConfigError(f"{owner}: parameter {own!r} has no recipe; give it one in recipe(), such as {example}.")
     with torch.no_grad():
@@ -179,22 +177,19 @@ def initialise(module: nn.Module, recipes: Mapping[str, ParameterRecipe], seed: 
             start = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
             try:
                 recipes[name].init(start, generator_for(seed, name))
-            except Exception as error:  # the author's initialiser, or what stands in its place
+            except Exception as error:  # a plugin's initialiser, or another object in its place
                 owner, own = _owner(module, name)
                 raise ConfigError(f"{owner}: the recipe of {own!r} fails: {describe_error(error)}; fix it.") from error
             parameter.copy_(start)
 
 
 def _owner(module: nn.Module, name: str) -> tuple[str, str]:
-    """Return in words the mixer inside `module` to which parameter `name` belongs, and its name in that class."""
+    """Return the mixer in `module` that parameter `name` belongs to, as text, and its name in that class."""
     for prefix, part in module.named_modules():
         start = f"{prefix}." if prefix else ""
         if isinstance(part, Mixer) and name.startswith(start):
             return f"mixer {type(part).__name__} ({source_location(type(part))})", name.removeprefix(start)
     return type(module).__name__, name
-
-
-# --- architectures ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +200,7 @@ class LayerChoice:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def configure(self, hidden: int, overrides: Mapping[str, Any]) -> MixerConfig:
-        """Return the mixer's options at this width: defaults < published size < variant < overrides; ConfigError."""
+        """Return the options at a width: defaults < published size < variant < overrides; raises ConfigError."""
         chosen = {**self.mixer.sizes.get(hidden, {}), **self.options, **overrides}
         fields = self.mixer.Config.model_fields
         for key in chosen:
@@ -213,7 +208,7 @@ class LayerChoice:
                 raise ConfigError(f"unknown option {key!r} of mixer {self.mixer.__name__}: {nearest(key, fields)}")
             given = f"option {key!r} of mixer {self.mixer.__name__} cannot be {chosen[key]!r}"
             if isinstance(chosen[key], bool) and fields[key].annotation in (int, float, int | None, float | None):
-                raise ConfigError(f"{given}: it is a number, not a truth value.")  # pydantic would take 1 or 0
+                raise ConfigError(f"{given}: it should be a number.")  # pydantic would convert it to 1 or 0
         try:
             return self.mixer.Config(**chosen)
         except ValidationError as error:
@@ -222,7 +217,7 @@ class LayerChoice:
             if first["type"] == "missing":
                 owner = f"mixer {self.mixer.__name__} ({source_location(self.mixer)})"
                 raise ConfigError(
-                    f"option {where!r} of {owner} has no default; give it one in Config, as every option needs one."
+                    f"option {where!r} of {owner} has no default; every option in Config needs one."
                 ) from error
             given = f"option {where!r} of mixer {self.mixer.__name__} cannot be {first['input']!r}"
             raise ConfigError(f"{given}: {first['msg'][0].lower()}{first['msg'][1:]}.") from error
@@ -230,12 +225,12 @@ class LayerChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """What a name in a study stands for: a layer pattern (repeated to the depth), a block family, where it is from.
+    """A named architecture: a layer pattern (repeated to the depth), a backbone, and its source.
 
     Attributes:
-        source: where its official values were read: "OWNER/REPOSITORY@COMMIT: file, file", or whose choice they are.
+        source: origin of its official values: "OWNER/REPOSITORY@COMMIT: file, file", or whose choice they are.
         differences: one sentence for each deliberate difference from the source, with its reason.
-        variant_of: the architecture whose variant it is; None: of none.
+        variant_of: the architecture that it is a variant of, or None.
     """
 
     name: str
@@ -249,12 +244,12 @@ class Architecture:
 
     def __post_init__(self) -> None:
         if split_backbone(self.name)[1] is not None:
-            raise ConfigError(f"mixer {self.name!r}: what follows ' in ' is a block family; name it otherwise.")
+            raise ConfigError(f"mixer {self.name!r}: ' in ' is reserved for 'X in BACKBONE'; choose another name.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A named variant of a mixer: options, and block family, paper, source and differences where those differ too."""
+    """A named variant of a mixer: options, and backbone, paper, source and differences if those differ too."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     backbone: str | None = None
@@ -278,22 +273,22 @@ def mixer(
     source: str = "",
     differences: tuple[str, ...] = (),
 ) -> Callable[[type[Mixer]], type[Mixer]]:
-    """Class decorator: register a mixer, and its variants, as architectures.
+    """Register the decorated mixer and its variants as architectures.
 
     Args:
         name: as people write it, such as "rwkv-7".
-        backbone: name of the block family it is published with (see `basecap list backbones`).
-        paper: where it is defined.
+        backbone: name of the backbone that it is published with (see `basecap list backbones`).
+        paper: the paper that defines it.
         summary: one line for `basecap list mixers`.
         options: options of the plain name that differ from the defaults of Config.
-        variants: further names, each with the options (and perhaps the backbone) that set it apart.
-        source: where its official values were read: "OWNER/REPOSITORY@COMMIT: file, file", or whose choice they are.
+        variants: further names, each with the options (and optionally the backbone) that differ.
+        source: origin of its official values: "OWNER/REPOSITORY@COMMIT: file, file", or whose choice they are.
         differences: one sentence for each deliberate difference from the source, with its reason.
     """
 
     def register(cls: type[Mixer]) -> type[Mixer]:
         if not (isinstance(cls, type) and issubclass(cls, Mixer)):
-            raise ConfigError(f"mixer {name!r} must be a class that extends basecap.mixers.Mixer.")
+            raise ConfigError(f"mixer {name!r} is not a subclass of basecap.mixers.Mixer; derive it from that class.")
         texts = {"name": name, "backbone": backbone, "paper": paper, "summary": summary, "source": source}
         for key, given in texts.items():
             if not isinstance(given, str):
@@ -325,7 +320,7 @@ def mixer(
 
 
 def _ill_typed(options: object, variants: object, differences: object) -> Iterator[str]:
-    """Say what of the arguments of `@mixer` has another type than it must."""
+    """Yield a message for each argument of `@mixer` with a wrong type."""
     if not isinstance(differences, tuple):
         yield f"differences must be a tuple of sentences, such as ('No dropout.',), not {differences!r}"
     if not isinstance(options, Mapping | None):
@@ -354,7 +349,7 @@ def hybrid(
     source: str = "",
     differences: tuple[str, ...] = (),
 ) -> Architecture:
-    """Register an architecture whose layers follow a pattern of several mixers; it belongs to the calling module.
+    """Register an architecture with a pattern of several mixers; it belongs to the calling module.
 
     The arguments are those of `mixer`, and the pattern.
     """
@@ -372,7 +367,7 @@ def hybrid(
 
 
 def divide(whole: int, parts: int, what: str) -> int:
-    """Return whole // parts; raises ConfigError unless it divides evenly into positive parts."""
+    """Return whole // parts; raises ConfigError unless `parts` is a positive divisor."""
     if parts < 1 or whole % parts:
         raise ConfigError(f"{what} does not divide: {whole} into {parts}; choose a divisor of {whole}.")
     return whole // parts

@@ -160,7 +160,7 @@ class ShortConvolution(nn.Module):
 
 
 class AttentionHeads(nn.Module):
-    """Queries, keys and values of every head, the keys and values perhaps shared by groups of query heads.
+    """Queries, keys and values of every head; groups of query heads may share keys and values.
 
     Queries and keys are first normalised to root mean square 1 per head (with a learned gain or without), then rotated.
     """

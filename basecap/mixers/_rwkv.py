@@ -90,7 +90,7 @@ def gated_recipe(layer: LayerSpec) -> dict[str, ParameterRecipe]:
 
 
 def shift_delta(x_BTD: Tensor, segments: Tensor | None, last_BD: Tensor | None = None) -> Tensor:
-    """Return previous token minus present token, [B, T, D]; before the first token stands `last_BD`, else zero.
+    """Return previous token minus current token, [B, T, D]; the token before the first is `last_BD` or zero.
 
     `last_BD`, the state of decoding, moves on to the final token.
     """
@@ -144,7 +144,7 @@ class HeadNorm(nn.GroupNorm):
 
     def __init__(self, heads: int, width: int):
         if width == heads:
-            raise ConfigError(f"heads of one channel are nothing but their mean to a norm; choose fewer than {heads}.")
+            raise ConfigError(f"each head needs at least 2 channels; choose fewer than {heads} heads.")
         super().__init__(heads, width, eps=EPS)
 
     def forward(self, x_BTD: Tensor) -> Tensor:

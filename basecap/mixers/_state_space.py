@@ -16,7 +16,7 @@ from basecap.mixers._recipes import Initialiser, Start
 REPOSITORY = "state-spaces/mamba@e9594ce1c732d97440f0332fdc43170a2294dbfa"
 
 SHARED_DECAY = (
-    "The shared decay has a step size of its own, which starts like the others', and A in [1, 16); the authors of this "
+    "The shared decay has a separate step size, which starts like the others', and A in [1, 16); the authors of this "
     "ablation (arXiv 2505.18522) publish no code."
 )
 

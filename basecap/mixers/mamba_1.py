@@ -82,7 +82,7 @@ class Mamba1(Mixer):
 
         state: int = Field(16, ge=1, description="state size per channel")
         dt_rank: int | None = Field(None, ge=1, description="rank of the step size's projection; hidden / 16")
-        global_every: int = Field(0, ge=0, description="every how many layers global selection stands; 0: never")
+        global_every: int = Field(0, ge=0, description="interval of layers with global selection; 0: none")
         global_width: int | None = Field(
             None, ge=1, description="tokens its long convolution sees; a quarter of the training length"
         )

@@ -21,7 +21,7 @@ from basecap.ops.wkv4 import influence, wkv4
     differences=(
         "The embedding starts uniform in ±1e-4, as in the later trainers: RWKV-v4neo takes the peak learning rate as "
         "the bound, which a model does not know here; a LayerNorm follows in both.",
-        "Channel mixing is 2 D wide, as in the 153M model of arXiv 2410.15678; RWKV-v4neo has 4 D unless told.",
+        "Channel mixing is 2 D wide, as in the 153M model of arXiv 2410.15678; RWKV-v4neo has 4 D by default.",
     ),
 )
 class RWKV4(TimeMix):

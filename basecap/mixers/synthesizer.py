@@ -44,7 +44,7 @@ from basecap.ops.attention import attention, attention_step, influence
 class Synthesizer(Mixer):
     """Multi-head causal attention o_t = sum_s softmax_s(scale * q_t.c_s) v_s with trainable constants c.
 
-    The constants stand for the positions of a sequence, up to the longest that is trained on.
+    There is one constant per position, up to the longest training sequence.
     """
 
     class Config(MixerConfig):

@@ -25,7 +25,7 @@ from basecap.ops.top1_chunk import (
     paper="arXiv 2505.18522, section 5",
     summary="attention to the own chunk and the earlier one with the largest attention mass",
     source="our choice: the authors publish no code and name no initial values",
-    differences=("Everything starts as in transformer++, so that nothing but the selection differs.",),
+    differences=("Everything starts as in transformer++, so that only the selection differs.",),
     options={"mode": "exact"},
     variants={
         "top1-chunk-approx": Variant(

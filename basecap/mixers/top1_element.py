@@ -18,7 +18,7 @@ from basecap.ops.top1_element import influence, top1_element, top1_element_step
     paper="arXiv 2505.18522, section 4",
     summary="the value of the best key alone, trained straight through the softmax",
     source="our choice: the authors publish no code and name no initial values",
-    differences=("Everything starts as in transformer++, so that nothing but the selection differs.",),
+    differences=("Everything starts as in transformer++, so that only the selection differs.",),
 )
 class Top1Element(Mixer):
     """Multi-head causal selection of one value, o_t = v_s with s = argmax_{s <= t} q_t.k_s.

@@ -18,7 +18,7 @@ from basecap.mixers import ARCHITECTURES
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
 from basecap.names import split_backbone
-from basecap.testing._bench import BATCH, Check, judge, tiny_options
+from basecap.testing._harness import BATCH, Check, judge, tiny_options
 
 #: Blocks of the models; the first is what the others are compared with.
 DEPTHS = (12, 24, 48)

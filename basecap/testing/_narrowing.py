@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from basecap.testing._bench import Bench, Check
+from basecap.testing._harness import Check, Harness
 
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -46,17 +46,17 @@ def _place() -> str:
 
 
 @torch.no_grad()
-def float64(bench: Bench) -> Iterator[Check]:
+def float64(harness: Harness) -> Iterator[Check]:
     """Nothing is converted to a narrower dtype when input and parameters are float64, as for all these proofs."""
-    watch, x = Watch(), bench.x.clone()
-    prompt = min(16, bench.length // 2)
+    watch, x = Watch(), harness.x.clone()
+    prompt = min(16, harness.length // 2)
     with watch, suppress(Exception):  # what raises is said by the proofs of packing and decoding
-        bench.layers(x, bench.segments())
-        caches = bench.layers.init_cache(bench.batch, bench.length)
-        bench.layers.prefill(x[:, :prompt], caches)
-        bench.layers.step(x[:, prompt : prompt + 1], caches)
+        harness.layers(x, harness.segments())
+        caches = harness.layers.init_cache(harness.batch, harness.length)
+        harness.layers.prefill(x[:, :prompt], caches)
+        harness.layers.step(x[:, prompt : prompt + 1], caches)
     broken = (
         f"{watch.place} converts to {watch.dtype} what is float64, in which the mixer is proved, so that the proofs "
         "below may fail by rounding; take x.to(torch.promote_types(x.dtype, torch.float32)) in the place of x.float()"
     )
-    yield bench.check("computes in float64", float(watch.dtype is not None), 0.0, broken)
+    yield harness.check("computes in float64", float(watch.dtype is not None), 0.0, broken)

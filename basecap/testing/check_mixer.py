@@ -1,6 +1,6 @@
 """The conformance suite: what every sequence mixer must prove before anybody trains it.
 
-`_bench.py` says what is excused as rounding; nothing here has a tolerance of its own.
+`_harness.py` says what is excused as rounding; nothing here has another tolerance.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,7 @@ import torch
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES, LayerChoice
 from basecap.names import split_backbone
-from basecap.testing._bench import Bench, Check, Report, attempt, raised
+from basecap.testing._harness import Check, Harness, Report, attempt, raised
 from basecap.testing._initialisation import initialisation
 from basecap.testing._narrowing import float64
 from basecap.testing._precision import Lower, compilation
@@ -66,15 +66,15 @@ def check_mixer(
     for number, choice in enumerate(choices, 1):
         subject = name if len(architecture.layers) == 1 else f"{name}, layer {number}"
         try:
-            bench = Bench(choice, subject, hidden, length, device, options, SEED)
+            harness = Harness(choice, subject, hidden, length, device, options, SEED)
         except ConfigError:
             raise
         except (Exception, SystemExit) as error:  # whatever the author's code raises
             checks.append(raised(subject, choice.mixer, "forward", error))
         else:
-            checks += _first(bench)
+            checks += _first(harness)
             if checks[-1].passed:
-                checks += _others(bench, dtypes, compiled)
+                checks += _others(harness, dtypes, compiled)
                 if longest > length:
                     long = partial(_long, choice, subject, hidden, longest, device, options)
                     checks += attempt(subject, choice.mixer, long, f"forward on {longest} tokens")
@@ -86,30 +86,30 @@ def check_mixer(
     return Report(architecture=name, checks=tuple(checks))
 
 
-def _first(bench: Bench) -> Iterator[Check]:
+def _first(harness: Harness) -> Iterator[Check]:
     """Yield the checks without which the others, which compare outputs with each other, would say little."""
     for prove in (shape, finite, untouched, repetition):
-        check = prove(bench)
+        check = prove(harness)
         yield check
         if not check.passed:
             return
 
 
-def _others(bench: Bench, dtypes: tuple[torch.dtype, ...], compiled: bool) -> Iterator[Check]:
-    proofs: dict[str, Callable[[], Iterator[Check]]] = {"float64": partial(float64, bench)}
-    proofs |= {prove.__name__.replace("_", " "): partial(prove, bench) for prove in PROOFS}
+def _others(harness: Harness, dtypes: tuple[torch.dtype, ...], compiled: bool) -> Iterator[Check]:
+    proofs: dict[str, Callable[[], Iterator[Check]]] = {"float64": partial(float64, harness)}
+    proofs |= {prove.__name__.replace("_", " "): partial(prove, harness) for prove in PROOFS}
     for dtype in dtypes:
-        proofs |= Lower(bench, dtype).proofs()
+        proofs |= Lower(harness, dtype).proofs()
     if compiled:
-        proofs["compilation"] = partial(compilation, bench)
+        proofs["compilation"] = partial(compilation, harness)
     for name, prove in proofs.items():
-        yield from attempt(bench.subject, bench.choice.mixer, prove, name)
+        yield from attempt(harness.subject, harness.choice.mixer, prove, name)
 
 
 def _long(
     choice: LayerChoice, subject: str, hidden: int, length: int, device: torch.device, options: Mapping[str, Any]
 ) -> Iterator[Check]:
-    bench = Bench(choice, subject, hidden, length, device, options, SEED, last=True)
+    harness = Harness(choice, subject, hidden, length, device, options, SEED, last=True)
     for prove in LONG_PROOFS:
         name = f"{prove.__name__.replace('_', ' ')} on {length} tokens"
-        yield from attempt(subject, choice.mixer, partial(prove, bench), name)
+        yield from attempt(subject, choice.mixer, partial(prove, harness), name)

@@ -1,8 +1,8 @@
-"""What a model must prove before `basecap run` trains it: one that sees the future would win every comparison.
+"""The test for leaks that `basecap run` runs before training: a model that sees the future would win every comparison.
 
-The model is the study's own, of its width and options, with few layers and random parameters. The proof is that of
-`basecap check`; what differs is the size of what is proved, and what is excused as rounding: mixers that compute in
-single precision inside are trained as they are, so they must not be refused.
+The model has the width and options of the study, few layers and random parameters. The test is that of `basecap
+check` at larger sizes and with another tolerance: a mixer that computes in single precision internally trains in that
+way, so it must not be refused.
 """
 
 import contextlib
@@ -18,36 +18,36 @@ from basecap.mixers import ARCHITECTURES, generator_for
 from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
 from basecap.ops import recorded
-from basecap.testing._bench import make_generic, roundoff
 from basecap.testing._causality import Probe, choose_cuts, documents, future
+from basecap.testing._harness import make_generic, roundoff
 from basecap.testing._narrowing import Watch
 
-#: The longest sequence that is proved in float64; the studies train on 2,048 tokens, and most blocks are shorter.
+#: The longest test sequence in float64; the studies train on 2,048 tokens, and most blocks are shorter.
 LONGEST = 4096
-#: Shorter ones, for what does not fit or cannot be computed at that length.
+#: Shorter sequences, for models that do not fit into memory or cannot be computed at that length.
 SHORTER = (1024, 128)
-#: The vocabulary: activations stand in the place of embeddings, so that it only costs memory.
+#: Vocabulary size, small because activations replace the embeddings.
 VOCAB = 64
-#: Documents that are held while the others of their row change.
+#: Number of documents that stay the same while the others of their row change.
 HELD = 3
 
-#: The smallest movement of an output that is a leak, relative to the root mean square of all. float32, the most
-#: precise dtype in which a study trains, rounds by 6e-8: what is a sixtieth of that is lost as soon as it is added to
-#: the activations, before training could amplify it.
+#: Smallest change of an output that counts as a leak, relative to the root mean square of all outputs. float32, the
+#: most precise dtype of training, rounds by 6e-8: a sixtieth of that is lost when it is added to the activations,
+#: before training could amplify it.
 LEAK = 1e-9
-#: Rounding above LEAK, as a convolution by Fourier transforms spreads over all positions, is told from a leak by
-#: repeating the measurement with everything moved by this share, two roundings of bf16: all is rounded anew, so that
-#: a leak comes back where rounding does not.
-AFRESH = 2.0**-8
-#: Measurements after which positions that may leak are looked at, and those that decide.
+#: Rounding errors above LEAK (a convolution by Fourier transforms spreads them over all positions) are distinguished
+#: from leaks by repeating the measurement with all numbers changed by this share, two roundings of bf16: rounding
+#: errors change, a leak stays.
+PERTURBATION = 2.0**-8
+#: Number of measurements before suspicious positions are selected, and before the decision.
 FEW, ALL = 4, 16
-#: The mean movement of a position over its scatter from which on it comes back. That of rounding is about a half, after
-#: few measurements now and then ten; that of a leak is hundreds.
-COMES_BACK = 4.0
-#: Where float32 is computed in, what comes back is a leak from here on: 8 of its roundings, as the tables of Fourier
-#: transforms are themselves rounded, each time alike.
+#: Mean change of a position over its standard deviation from which it counts as persistent. For rounding it is about
+#: 0.5, with few measurements occasionally ten; for a leak it is in the hundreds.
+PERSISTENT = 4.0
+#: Smallest persistent change that counts as a leak in a mixer that computes in float32: 8 of its roundings, because the
+#: tables of Fourier transforms are rounded in the same way each time.
 NARROW_LEAK = 8 * roundoff(torch.float32)
-#: The share of the outputs above which they are random and not rounded when one input gives two outputs.
+#: Share of the outputs above which two outputs for one input differ by randomness rather than rounding.
 RANDOM = 0.1
 
 Autocast = Callable[[], contextlib.AbstractContextManager]
@@ -178,13 +178,13 @@ def _leaks(claim: Claim, first: Tensor, least: float, subject: "Subject") -> Ten
     total, squares = first.clone(), first.square().mean(-1)
     for number in range(1, ALL):
         names = iter((f"inputs {number}", f"weights {number}"))
-        probe = claim.probe.moved(lambda: subject.random(next(names), len(first)).sign(), AFRESH)  # noqa: B023
+        probe = claim.probe.moved(lambda: subject.random(next(names), len(first)).sign(), PERTURBATION)  # noqa: B023
         measured, _ = claim.measure(probe)
         total += measured
         squares += measured.square().mean(-1)
         mean = total.square().mean(-1) / (number + 1) ** 2
         scatter = (squares / (number + 1) - mean).clamp(min=0)
-        leaks = (mean > COMES_BACK**2 * scatter) & (mean > least**2)
+        leaks = (mean > PERSISTENT**2 * scatter) & (mean > least**2)
         if number + 1 == FEW and not leaks.any():
             break
     return leaks

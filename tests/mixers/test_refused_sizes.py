@@ -67,7 +67,7 @@ def test_heads_that_rope_cannot_turn(choice: LayerChoice):
 def test_heads_that_a_norm_per_head_would_empty(use: str):
     choice = ARCHITECTURES.get(use).layers[0]
     build(choice, heads=32)
-    with pytest.raises(ConfigError, match=r"heads of one channel are nothing but their mean .* fewer than 64"):
+    with pytest.raises(ConfigError, match=r"each head needs at least 2 channels; choose fewer than 64 heads"):
         build(choice, heads=64)
 
 

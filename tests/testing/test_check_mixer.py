@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from basecap.mixers import Cache, Mixer
-from basecap.testing._bench import Report
+from basecap.testing._harness import Report
 from basecap.testing.check_all import check_all
 from basecap.testing.check_mixer import check_mixer
 

@@ -40,7 +40,8 @@ def gap_against_cost(joined: Joined, gap: Measure, cost: Measure) -> Spec | None
     dot = {**shared, "y": y, "shape": look([each.mark for each in found]),
            "tooltip": [*tooltip("name", "interval", "front"), _number(cost)]}  # fmt: skip
     line = {"type": "line", "color": GREY, "strokeDash": [4, 3], "strokeWidth": 1.5}
-    text = {"type": "text", "align": "left", "dx": 7, "dy": -7, "fontSize": 11}
+    # Slanted, as the names of architectures with similar gaps would cover each other side by side.
+    text = {"type": "text", "align": "left", "angle": -40, "dx": 9, "fontSize": 11}
     layers = [
         layer(rows, line, {"x": x, "y": y}, "datum.front == 'yes'"),
         layer(rows, {"type": "rule", "strokeWidth": 1.5}, {**shared, "y": number("low", title), "y2": ref("high")},

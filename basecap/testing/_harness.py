@@ -1,12 +1,12 @@
-"""The bench of the conformance suite: a mixer in float64, what it does to an input, and which errors are excusable.
+"""The fixture of the conformance suite: a mixer in float64 with an input and its output, and the tolerance.
 
-One tolerance for everything. The truth is the mixer itself in float64. Rounding enters a computation at its inputs at
-least, so the size of one rounding's effect in a dtype is the change of the float64 result when inputs and parameters
-move by that dtype's unit roundoff. A mixer accumulates along time, and gradients of parameters along the batch too:
-chains of B * T roundings, which add up as a random walk, so sqrt(B * T) times that change is excusable. In 16 bits
-sums must be taken in float32, so what adds up are the tensors between operations, some 16 of them: 4 times.
-In float64 errors are maxima, so that a leak at one position cannot average away; in lower precision they are root
-mean squares, so that one choice that flips on a tie (Top-1) cannot excuse anything else.
+There is one tolerance for all checks. The reference is the mixer in float64. Inputs are rounded at least once, so the
+effect of a rounding in a dtype is the change of the float64 result when inputs and parameters change by the dtype's
+unit roundoff. A mixer accumulates along time, and gradients of parameters along the batch too: B * T roundings add up
+as a random walk, so the tolerance is sqrt(B * T) times that change. With 16 bits sums must be accumulated in float32,
+so only the roughly 16 tensors between operations add up: 4 times. In float64 errors are maxima, so that a leak at one
+position cannot average out; in lower precision they are root mean squares, so that a single choice that flips on a tie
+(Top-1) does not hide other errors.
 """
 
 import math
@@ -28,7 +28,7 @@ BATCH = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One proved or broken property: error and what is allowed (None: it raised), and a sentence that says so."""
+    """Result of one check: the error and the allowed error (None if an exception was raised), and a message."""
 
     subject: str
     name: str
@@ -51,17 +51,17 @@ class Report:
 
     @property
     def failures(self) -> tuple[Check, ...]:
-        """The checks that broke."""
+        """The failed checks."""
         return tuple(check for check in self.checks if not check.passed)
 
     def raise_failures(self) -> None:
-        """Raise AssertionError with one sentence per broken check, if any broke."""
+        """Raise AssertionError with one sentence per failed check, if there are any."""
         if self.failures:
             raise AssertionError("\n".join(check.message for check in self.failures))
 
 
 class Layers(nn.Module):
-    """The first or last of two layers; both, the first behind a residual, where layers leave values to later ones."""
+    """The first or last of two layers, or both (with a residual) if layers share values."""
 
     def __init__(self, choice: LayerChoice, config: Any, hidden: int, max_length: int, last: bool = False):
         super().__init__()
@@ -78,7 +78,7 @@ class Layers(nn.Module):
         return [empty_cache(mixer, batch, max_length) for mixer in self.mixers]
 
     def step(self, x_B1D: Tensor, caches: list[Cache]) -> Tensor:
-        """Mix one more token."""
+        """Mix the next token."""
         y = self._chain(x_B1D, lambda mixer, i, x, *shared: mixer.step(x, caches[i], *shared))
         if not isinstance(y, Tensor):
             raise ConfigError(f"step must return a tensor [B, 1, D] alone, not {type(y).__name__}.")
@@ -96,10 +96,10 @@ class Layers(nn.Module):
         return y
 
 
-class Bench:
-    """A mixer in float64 with generic parameters, an input, its output, and what may be excused.
+class Harness:
+    """A mixer in float64 with random parameters, an input, its output, and the tolerances.
 
-    With `last` it is one of the last layer, and one row instead of several: what its index decides is proved too.
+    With `last` the mixer is the last layer and the input has one row, to test behaviour that depends on the index.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ def raised(subject: str, cls: type[Mixer], name: str, error: BaseException) -> C
 
 
 def _on_dtypes(error: BaseException) -> str:
-    """Return what mends a mixture of float64, in which the suite works, and float32; empty for any other error."""
+    """Return what repairs a mixture of float64, in which the suite works, and float32; empty for any other error."""
     words = str(error).lower()
     if not (isinstance(error, RuntimeError) and "double" in words and "float" in words.replace("float64", "")):
         return ""
