@@ -1,41 +1,43 @@
 """The scripts that draw charts in a page: Vega, Vega-Lite and their interface, in one text."""
 
-import contextlib
 import hashlib
+import re
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 
 import vl_convert
 
-from basecap.errors import DataError
-from basecap.files import read, replacing
 from basecap.report.figures import VEGA_LITE
+
+#: The scripts in a page, after what `label` returns.
+_IN_PAGE = '<script data-bundle="{label}">(.*?)</script>'
+
+
+def bundle(page: bytes = b"") -> str:
+    """Return the scripts as a page includes them, without "</script".
+
+    Making them takes two seconds, so they are taken from `page`, an earlier report of the same versions, where they are
+    intact.
+    """
+    text = page.decode(errors="replace")
+    for found in re.finditer(_IN_PAGE.format(label=f"{_versions()} ([0-9a-f]+)"), text, re.DOTALL):
+        if found[1] == _digest(found[2]):
+            return found[2]
+    return _made()
 
 
 @cache
-def bundle() -> str:
-    """Return the scripts as a page includes them.
-
-    Making them takes two seconds, so they are kept in the home directory, below .cache/basecap, by their versions. A
-    damaged copy is replaced; where none can be written they are made each time.
-    """
-    try:
-        path = Path.home() / ".cache/basecap" / f"vega-{version('vl-convert-python')}-{VEGA_LITE}.js"
-    except RuntimeError:  # this user has no home directory
-        return _bundled()
-    with contextlib.suppress(DataError):
-        digest, _, text = (read(path) or b"").decode(errors="replace").partition("\n")
-        if digest == _digest(text):
-            return text
-    text = _bundled()
-    with contextlib.suppress(DataError), replacing(path) as file:
-        file.write(f"{_digest(text)}\n{text}".encode())
-    return text
-
-
-def _bundled() -> str:
+def _made() -> str:
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE).replace("</script", "<\\/script")
+
+
+def label(scripts: str) -> str:
+    """Return what a page says of its scripts, by which a later report finds them: versions and a checksum."""
+    return f"{_versions()} {_digest(scripts)}"
+
+
+def _versions() -> str:
+    return f"vl-convert {version('vl-convert-python')} vega-lite {VEGA_LITE}"
 
 
 def _digest(text: str) -> str:

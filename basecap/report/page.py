@@ -12,9 +12,10 @@ from markupsafe import Markup
 from basecap.analysis import StudyResults, analyse, join
 from basecap.analysis.joined import Joined, joined_to_json
 from basecap.analysis.results import to_json
+from basecap.files import read
 from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
-from basecap.report.bundle import bundle
+from basecap.report.bundle import bundle, label
 from basecap.report.charts import Charts, charts_of, influence_charts
 from basecap.report.figures.style import names_of
 from basecap.report.joined import cell_text, ends_text, joined_charts, joined_sentences, missing_costs
@@ -74,7 +75,8 @@ def write_report(
         for name, chart in charts.items()
     }
     above = "" if joined is None else _joined(joined, named, across)
-    return records.write_report(_page(studies, named, drawn, above, live), images)
+    scripts = bundle(read(out / "report.html") or b"")
+    return records.write_report(_page(studies, named, drawn, above, scripts, live), images)
 
 
 def draw(study: StudyResults, prefix: str = "", maps: Charts | None = None) -> Groups:
@@ -103,7 +105,12 @@ def _joined(joined: Joined, named: Sequence[str], charts: dict[str, figures.Spec
 
 
 def _page(
-    studies: Sequence[StudyResults], named: Sequence[str], drawn: Sequence[Groups], above: str, live: bool
+    studies: Sequence[StudyResults],
+    named: Sequence[str],
+    drawn: Sequence[Groups],
+    above: str,
+    scripts: str,
+    live: bool,
 ) -> str:
     summaries = [summarise(study) for study in studies]
     return (
@@ -112,7 +119,8 @@ def _page(
         .render(
             sections=list(zip(studies, named, drawn, summaries, strict=True)),
             above=Markup(above),
-            bundle=Markup(bundle()),
+            scripts=Markup(scripts),
+            label=label(scripts),
             on_dark=ON_DARK,
             live=live,
         )
