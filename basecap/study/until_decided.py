@@ -108,8 +108,16 @@ def _begin(study: StudyConfig, records: StudyRecords, most: int) -> tuple[StudyC
     """Return the study with what its directory holds, and the looks so far."""
     if not records.has_study:
         return study, None
-    whole = merge_studies(validate(records.study(), str(records.path / "study.yaml")), study, records.path)
+    held = validate(records.study(), str(records.path / "study.yaml"))
+    whole = merge_studies(held, study, records.path)
     looks = Looks.read(records)
+    runs, wanted = (len(one.seeds_of(one.reference)) for one in (held, whole))
+    if looks and wanted > runs and len(whole.seeds) == looks.looks[-1]:
+        # The same seeds seen again with other data are a look that no level was spent on.
+        raise ConfigError(
+            f"{records.path} was analysed with {runs} runs of {whole.reference}; more of them at the same seeds would "
+            "be another look. Leave reference_seeds as it was."
+        )
     if looks and looks.most != most:
         raise ConfigError(
             f"the looks at {records.path} are planned for at most {looks.most} seeds; give --max-seeds {looks.most}."
