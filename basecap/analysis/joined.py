@@ -309,7 +309,7 @@ def _correlations(measures: Sequence[Measure]) -> Iterator[Correlation]:
 def spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> Interval | None:
     """Return Spearman's rank correlation of x and y [n] with its 95 % interval; None where one of them is constant.
 
-    Ranks, as the relation need not be a line. The interval is the percentile bootstrap over architectures: it speaks of
+    Ranks, as the relation need not be a line. The interval is the percentile bootstrap over architectures: it holds for
     architectures like these, and with few of them it is rough. Draws in which x or y is constant do not count.
     """
     value = _rank_correlation(x[None], y[None])[0]

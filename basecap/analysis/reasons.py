@@ -122,7 +122,7 @@ def with_cautions(row: Row, few_clusters: Sequence[str]) -> Row:
     """Return the row with what its words must not hide."""
     cautions = []
     if row.gap is not None and row.conditional:
-        cautions.append("the interval speaks of these trained models only")
+        cautions.append("the interval holds for these trained models only")
     if row.gap is not None and few_clusters:
         cautions.append(f"the interval is conditional on these sources (few clusters: {', '.join(few_clusters)})")
     if row.gap is not None and row.left_out:

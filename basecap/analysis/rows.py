@@ -98,7 +98,7 @@ class Row:
         verdict, words: what was found, and why.
         seeds, reference_seeds: the runs that were compared.
         left_out, reference_left_out: the runs that were not; of the reference, none where nothing was compared.
-        conditional: whether the interval speaks of these trained models only: no variance of runs could be estimated.
+        conditional: whether the interval holds for these trained models only: no variance of runs could be estimated.
         range: of pre-training loss, from the lowest.
         gap: on the mean over the unseen domains.
         weighted: on their mean with weights by precision, the same in every row.

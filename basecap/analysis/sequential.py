@@ -50,7 +50,7 @@ class Looks(BaseModel):
         return None if content is None else parse(content, cls, records.path / "looks.json")
 
     def at(self, seeds: int) -> "Looks":
-        """Return these looks and one at `seeds`, which may be the last of them once more."""
+        """Return these looks and one at `seeds`, which may be the last of them again."""
         return (
             self if self.looks[-1] == seeds else Looks(most=self.most, looks=(*self.looks, seeds), behind=self.behind)
         )

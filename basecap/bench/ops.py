@@ -99,7 +99,7 @@ def _sdpa(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def window_mask(length: int, window: int, device: torch.device, block: int = 128) -> BlockMask:
     """Return FlexAttention's mask of a causal window, without the [T, T] matrix its own constructor makes.
 
-    `window` is a multiple of `block`, at least twice as long. Blocks of keys wholly inside the window are named so.
+    `window` is a multiple of `block`, at least twice as long. Blocks of keys that lie inside the window are named so.
     """
     blocks = -(-length // block)
     row = torch.arange(blocks, device=device, dtype=torch.int32)[:, None]

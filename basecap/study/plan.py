@@ -106,7 +106,7 @@ class RunSpec:
         changed = self.train.model_dump(mode="json", exclude_defaults=True)
         train = {key: options[key] for key in options if key in ALWAYS_COUNTED or key in changed}
         train = {key: value for key, value in train.items() if key not in NEVER_COUNTED}
-        train["seeds"] = [self.seed]  # where the seed stood when there were only `train.seeds`
+        train["seeds"] = [self.seed]  # where the seed was when there were only `train.seeds`
         content: list[Any] = [self.name, self.seed, self.model.model_dump(mode="json"), train]
         if self.examples is not None:
             content.append(self.examples)

@@ -1,4 +1,4 @@
-"""The kernels of the scalar-decay recurrence as PyTorch operators, saving nothing but the inputs."""
+"""The kernels of the scalar-decay recurrence as PyTorch operators, saving only the inputs."""
 
 from typing import Any
 

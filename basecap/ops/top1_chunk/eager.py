@@ -121,7 +121,7 @@ class _Slice:
         self.place = _positions(grid, chunk, N)[key % M]
         self.head = (key // M)[:, None].expand_as(self.place)
         self.q, self.k, self.v = q[self.t, self.h], k[self.place, self.head], v[self.place, self.head]
-        # A remote chunk is full and wholly earlier, so this is the mask of both kinds.
+        # A remote chunk is full and ends earlier, so this is the mask of both kinds.
         inside = torch.arange(chunk, device=q.device) < (grid[:, 1] - grid[:, 0])[key % M][:, None]
         self.mask = inside[:, None] & (self.place[:, None] <= self.t[:, :, None]) & self.real[:, :, None]
 

@@ -141,7 +141,7 @@ def key_gradients(
     for trip in range(1 if KV == 1 else gl.cdiv(extras + M - first, step)):
         item = first + trip * step
         if start < end:
-            # Not read ahead: Triton 3.6 keeps the first ones for all items, as nothing but a loop's bounds needs them.
+            # Not read ahead: Triton 3.6 keeps the first ones for all items, as only a loop's bounds need them.
             begin, stop = find_list(p_offset, g, chunk, share, M, SHARE)
             dk = gl.zeros([BM, K], gl.float32, layout=total)
             dv = gl.zeros([BM, K], gl.float32, layout=total)

@@ -168,7 +168,7 @@ def step_kernel(
 ):
     """Attend from the token `at`: to itself, to its own chunk and to the best REMOTE of its `candidates`.
 
-    One query of each key head puts key and value into the cache, and the sum of a chunk that they fill. Nobody reads
+    One query of each key head puts key and value into the cache, and the sum of a chunk that they fill. Nothing reads
     them there meanwhile.
     """
     h = tl.program_id(0)
