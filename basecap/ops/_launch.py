@@ -1,12 +1,11 @@
 """What the launches of the Triton kernels share."""
 
-import triton
 from torch import Tensor
 
 
 def block_of(channels: int) -> int:
     """Return the size of a block that holds so many channels: a power of two, at least 16, as products need."""
-    return max(16, triton.next_power_of_2(channels))
+    return max(16, 1 << (channels - 1).bit_length())
 
 
 def dense(x: Tensor) -> Tensor:

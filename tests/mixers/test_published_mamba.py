@@ -15,7 +15,7 @@ from tests.mixers._published import uniform as between
 
 COMMIT = "state-spaces/mamba@e9594ce1c732d97440f0332fdc43170a2294dbfa"
 NO_TRAINER = "The authors publish no trainer"
-SHARED = "The shared decay has a step size of its own"
+SHARED = "The shared decay has a separate step size"
 
 
 def pytorch(at: At) -> Follows:

@@ -67,7 +67,7 @@ def _(q, k, v, choice, layout, chunk, scale, family):
     wide = torch.promote_types(q.dtype, torch.float32)
     index = choice.new_empty(0)
     if family != "eager":
-        from basecap.ops._selection.index import empty_index
+        from basecap.ops._selection.launch import empty_index
         from basecap.ops.top1_chunk.portable.launch import share_of
 
         index = empty_index(choice, layout[0].shape[0], k.shape[1], share_of(chunk)).buffer

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from basecap.ops._launch import block_of, dense
-from basecap.ops._selection.index import invert
+from basecap.ops._selection.launch import invert
 
 
 @triton.jit

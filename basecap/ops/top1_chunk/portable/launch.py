@@ -11,7 +11,7 @@ from torch import Tensor
 
 from basecap.ops._dispatch import interpreted
 from basecap.ops._launch import block_of, dense
-from basecap.ops._selection.index import Index, invert
+from basecap.ops._selection.launch import Index, invert
 from basecap.ops.top1_chunk.portable import SHARED, kernels_attend, kernels_choose, kernels_decode
 
 LOG2E = 1.4426950408889634
