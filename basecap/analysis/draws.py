@@ -59,7 +59,8 @@ def resample(nats: ndarray, tokens: ndarray, resamples: int, generator: np.rando
 def units(run: RunLosses, domain: str) -> ndarray:
     """Return for each document of a domain the unit that is drawn, [N] from 0: its cluster where there are enough.
 
-    With fewer clusters than `FEWEST_DOCUMENTS` single documents are drawn: the interval then holds for these sources only.
+    With fewer clusters than `FEWEST_DOCUMENTS` single documents are drawn; the interval then holds for these sources
+    only.
     """
     clusters = run.domains[domain].clusters
     names, index = np.unique(clusters, return_inverse=True)

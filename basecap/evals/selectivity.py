@@ -45,8 +45,8 @@ class Selectivity(Evaluation[Workload]):
       layer reads of the queried pair, 0 if none does. A model that gives any value at random, whatever is queried,
       reaches 1 / (pairs - 1): read it where the model recalls.
 
-    |factor| leaves out gates and signs. A layer can read all pairs alike and tell them apart by these: its score is
-    near 0 and its need is not.
+    A layer can have a score near 0 and a large need: the mean of |factor| leaves out gates, signs and differences
+    between channels.
 
     `key_mass`, `key_null` and `key_score` are the same for the keys. Layers are counted from 0, as in "layer 3"; those
     without `influence` have `need` alone. Standard errors are over examples, to first order for a score.
