@@ -140,8 +140,8 @@ class RunRecords:
     def write_info(self, info: dict[str, Any]) -> None:
         """Write run.json: name, seed, use, lr, parameters, hash, status (running, finished or failed), message, ops.
 
-        `device`, `precision` and `packages` describe the last process, `before` lists those of the processes before it.
-        `ops` names the implementation of each op that ran outside compiled code.
+        `state_bytes` is the decoding state of one sequence by its length. `device`, `precision` and `packages` describe
+        the last process, `before` those before it. `ops` names the implementation of each op outside compiled code.
         """
         write_json(self.path / "run.json", info)
 

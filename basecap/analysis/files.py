@@ -115,6 +115,7 @@ class RunFile(Provenance):
     status: str
     message: str
     parameters: int | None = None
+    state_bytes: dict[int, int] = {}
 
 
 class TaskRunFile(RunFile):

@@ -107,6 +107,8 @@ def join(studies: Sequence[StudyResults], titles: Sequence[str], costs: Sequence
     measured = [measure for path in costs for measure in _of_file(path, known)]
     if all(measure.name != "training" for measure in measured):
         measured += _speeds(studies, titles)
+    if all(measure.name != "state" for measure in measured):
+        measured += _states(studies, titles)
     order = {"gap": 0, "score": 1, "cost": 2}
     measures = sorted([*measures, *measured], key=lambda measure: order[measure.kind])
     names = list(dict.fromkeys(name for measure in measures for name in measure.values))
@@ -202,9 +204,7 @@ def _scores(study: StudyResults, found: EvaluationResults, title: str) -> Iterat
     """Yield the means over runs and layers of each metric; numbers along another axis have no meaningful mean."""
     if set(found.axes) - {"layer"}:
         return
-    runs = {run.name: run.name for run in study.runs}
-    if isinstance(study, TaskResults):
-        runs = {point.name: point.architecture for point in study.points}
+    runs = _architectures(study)
     rows = [row for row in found.rows if row.value is not None and row.name in runs]
     for metric in dict.fromkeys(row.metric for row in rows):
         values: dict[str, list[float]] = {}
@@ -240,6 +240,30 @@ def _speeds(studies: Sequence[StudyResults], titles: Sequence[str]) -> Iterator[
                 source=f"{title}, {machine}",
                 values={key: Estimate(value=median(given), low=None, high=None) for key, given in values.items()},
             )
+
+
+def _states(studies: Sequence[StudyResults], titles: Sequence[str]) -> Iterator[Measure]:
+    """Yield the decoding state at the longest training sequence of each study."""
+    name, unit, better = COSTS["state_bytes"]
+    for study, title in zip(studies, titles, strict=True):
+        architectures = _architectures(study)
+        known = [run for run in study.runs if run.state_bytes and run.name in architectures]
+        longest = max((length for run in known for length in run.state_bytes), default=0)
+        values: dict[str, Estimate] = {
+            architectures[run.name]: Estimate(value=run.state_bytes[longest], low=None, high=None)
+            for run in known
+            if longest in run.state_bytes
+        }
+        if values:
+            source = f"{title}, {longest:,} tokens"
+            yield Measure(name=name, kind="cost", unit=unit, better=better, source=source, values=values)
+
+
+def _architectures(study: StudyResults) -> dict[str, str]:
+    """Return the architecture of each run by the run's name."""
+    if isinstance(study, TaskResults):
+        return {point.name: point.architecture for point in study.points}
+    return {run.name: run.name for run in study.runs}
 
 
 def _of_file(path: Path, known: Sequence[str]) -> Iterator[Measure]:

@@ -27,6 +27,8 @@ class RunRow:
         machines: what it was trained on, one after the other, as "NVIDIA H200, bf16".
         status: "running", "finished" or "failed".
         parameters: how many; None where unknown.
+        state_bytes: decoding state of one sequence in the dtype of the weights, by its length in tokens; empty where
+            unknown.
         seconds: time of its steps; None without any.
         tokens: trained on so far.
         tokens_per_s: median over its steps; None without any.
@@ -41,6 +43,7 @@ class RunRow:
     seconds: float | None
     tokens: int
     tokens_per_s: float | None
+    state_bytes: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,8 +62,8 @@ class TaskSection(BaseModel):
         for name in self._names:
             if build_task(name).readout != "each":
                 raise ConfigError(
-                    f"task {name!r} needs a decoder at the last position for all its targets, trained with the model; "
-                    "language models have none. Choose another task."
+                    f"a study cannot train on task {name!r}, whose targets are all decoded from the last position by "
+                    "an extra network; use copying, where a model repeats the tokens one by one."
                 )
         known = {key for name in self._names for key in _fields(name)}
         for key in self.options:

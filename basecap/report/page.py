@@ -20,13 +20,14 @@ from basecap.report.charts import Charts, charts_of, influence_charts
 from basecap.report.figures.style import names_of
 from basecap.report.joined import cell_text, ends_text, joined_charts, joined_sentences, missing_costs
 from basecap.report.palette import ON_DARK, looks
-from basecap.report.rows import at_lowest, by_architecture, final_losses, without_null
+from basecap.report.rows import at_lowest, by_architecture, capacities, final_losses, without_null
 from basecap.report.summary import summarise
 from basecap.report.task_summary import between, percent, points
 from basecap.report.text_summary import (
     duration,
     gap_text,
     interval_text,
+    kib,
     notes,
     runs_text,
     worth_interval_text,
@@ -148,6 +149,8 @@ def _environment() -> Environment:
         "points": points,
         "at_lowest": at_lowest,
         "by_architecture": by_architecture,
+        "capacities": capacities,
+        "kib": kib,
         "final": final_losses,
         "looks": lambda study: looks(names_of(study), study.reference),
         "yaml": lambda content: yaml.safe_dump(without_null(content), sort_keys=False, allow_unicode=True),

@@ -1,26 +1,48 @@
 """Rows of the page's tables: one per architecture, its seeds folded into it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any, Protocol, TypeVar
 
-from basecap.analysis.results import RunRow, StudyResults, TextResults
+from basecap.analysis.results import RunRow, StudyResults, TaskResults, TextResults
 from basecap.analysis.rows import Estimate, Row
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArchitectureRow:
-    """The runs of an architecture: how many are in which state, their largest tokens, median speed, time together."""
+    """The runs of an architecture: how many are in which state, their largest tokens, median speed, time together.
+
+    `decoding` is the decoding state in bytes and the length of its sequence in tokens, None where unknown.
+    """
 
     name: str
     state: str
     parameters: int | None
+    decoding: tuple[int, int] | None
     tokens: int
     tokens_per_s: float | None
     seconds: float | None
     machines: list[str]
     runs: list[RunRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """The most pairs that are recalled at a length, 0 for none, the most that were tested, and the state in bytes."""
+
+    pairs: int
+    most: int
+    state: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityRow:
+    """What the runs of an architecture on a task recall there, by length in tokens."""
+
+    architecture: str
+    train: str
+    places: dict[int, Capacity]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +94,7 @@ def by_architecture(study: StudyResults) -> list[ArchitectureRow]:
                 name=name,
                 state=", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)),
                 parameters=next((run.parameters for run in runs if run.parameters is not None), None),
+                decoding=_longest(states_of(runs)),
                 tokens=max(run.tokens for run in runs),
                 tokens_per_s=median(rates) if rates else None,
                 seconds=sum(seconds) if seconds else None,
@@ -79,6 +102,36 @@ def by_architecture(study: StudyResults) -> list[ArchitectureRow]:
                 runs=runs,
             )
         )
+    return rows
+
+
+def states_of(runs: Sequence[RunRow]) -> dict[int, int]:
+    """Return the decoding state in bytes by length in tokens of runs that share an architecture."""
+    return {length: size for run in runs for length, size in run.state_bytes.items()}
+
+
+def _longest(states: Mapping[int, int]) -> tuple[int, int] | None:
+    return (states[max(states)], max(states)) if states else None
+
+
+def capacities(study: TaskResults) -> list[CapacityRow]:
+    """Return how many pairs the runs of each architecture and training task recall at each length of that task."""
+    rows = []
+    for found in study.tests:
+        cells = [cell for cell in found.cells if {"length", "pairs"} <= cell.axis.keys()]
+        if found.test != found.train or not cells:
+            continue
+        own = (found.architecture, found.train)
+        names = {point.name for point in study.points if (point.architecture, point.train) == own}
+        states = states_of([run for run in study.runs if run.name in names])
+        places: dict[int, Capacity] = {}
+        for length in sorted({int(cell.axis["length"]) for cell in cells}):
+            tested = {cell.axis["pairs"]: cell.accuracy.value for cell in cells if cell.axis["length"] == length}
+            recalled = [pairs for pairs, accuracy in tested.items() if accuracy >= study.learned]
+            places[length] = Capacity(
+                pairs=int(max(recalled, default=0)), most=int(max(tested)), state=states.get(length)
+            )
+        rows.append(CapacityRow(architecture=found.architecture, train=found.train, places=places))
     return rows
 
 

@@ -40,7 +40,10 @@ def entropy(values: dict[str, float]) -> EvaluationResults:
 
 
 def one_study(**changes):
-    runs = [run_row(name, 0, machines=["GPU"], tokens_per_s=speed) for name, speed in SPEEDS.items()]
+    runs = [
+        run_row(name, 0, machines=["GPU"], tokens_per_s=speed, state_bytes={16: 5, 32: 2 * int(speed)})
+        for name, speed in SPEEDS.items()
+    ]
     scores = {name: 1.0 + 10 * gap for name, gap in GAPS.items()} | {"base": 1.0}
     rows = [row(name, gap, 0.05) for name, gap in GAPS.items()]
     return study(*rows, runs=runs, evaluations=[entropy(scores)], **changes)
@@ -65,6 +68,8 @@ def test_gaps_scores_and_costs_of_the_same_architectures_are_joined(tmp_path):
     assert values[0] == {"base": 0.0, **GAPS} and values[1] == {"base": 0.0, "a": 0.3}
     assert values[2] == pytest.approx({"base": 1.0, "a": 2.0, "b": 3.0, "c": 4.0, "d": 5.0})
     assert values[3] == {"a": 6.0} and values[4] == {"a": 7} and values[5] == SPEEDS
+    (state,) = [one for one in join([one_study()], ["one"]).measures if one.name == "state"]
+    assert state.source == "one, 32 tokens" and state.values["a"].value == 400
     assert found.reference == "base" and found.names == ["base", *GAPS]
     (correlation,) = found.correlations
     assert correlation.architectures == 5 and correlation.value.value == pytest.approx(1.0)

@@ -11,7 +11,8 @@ from basecap.report import write_report
 from basecap.report.charts import task_charts
 from basecap.study.config import StudyConfig, load_study, select, with_named
 from basecap.study.execute import execute
-from basecap.study.plan import Cost, cost, plan_evaluations, plan_runs
+from basecap.study.plan import Cost, RunSpec, cost, plan_runs
+from basecap.study.start import check
 from basecap.study.study_file import library, read_study
 
 STUDIES = [name for name in library() if name.startswith(("lp-", "recall-"))]
@@ -22,15 +23,20 @@ FIGURES = ("1", "4", "6a", "6b", "8", "9", "10", "11")
 _costs: dict[str, Cost] = {}
 
 
+def cost_of(run: RunSpec) -> Cost:
+    """Return the cost of a run, or of another run of the same model."""
+    model = run.model.model_dump_json()
+    return _costs.get(model) or _costs.setdefault(model, cost(run))
+
+
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_study_is_planned_at_every_scale(name: str):
+def test_every_study_is_planned_at_every_scale(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("basecap.study.start.cost", cost_of)
     for scale in SCALES:
         study = load_study(name, scale=scale)
-        for run in plan_runs(study, study.vocabulary):
-            model = run.model.model_dump_json()
-            found = _costs.get(model) or _costs.setdefault(model, cost(run))
-            assert found.parameters > 0 and found.flops > 0
-        assert plan_evaluations(study) and study.title == f"{name} at scale {scale}"
+        for run in check(study):
+            assert cost_of(run).parameters > 0 and cost_of(run).flops > 0
+        assert study.evals and study.title == f"{name} at scale {scale}"
         entries = {entry.name for entry in study.architectures}
         assert study.reference in entries
         for value in study.published.values if study.published else ():
