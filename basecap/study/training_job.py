@@ -90,7 +90,7 @@ def _train(run: RunSpec, runtime: Runtime, records: RunRecords) -> dict[str, Any
         return ended
 
     stopped = trainer.run(run.label, evaluate_point, runtime.log)
-    states = {length: model.state_bytes(length) for length in sorted(run.lengths)}
+    states = {str(length): model.state_bytes(length) for length in sorted(run.lengths)}
     costs = {"parameters": model.parameters_count(), "state_bytes": states}
     if stopped is None:
         return costs
