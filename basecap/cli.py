@@ -295,7 +295,7 @@ def check(
     only_failed: Annotated[bool, typer.Option("--failed", help="print failed checks only")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Test every mixer and op against its reference on this machine: kernels on a GPU, plain PyTorch on a CPU.
+    """Test every mixer, and each op in every implementation that runs on this machine, against its reference.
 
     Exits with code 1 if a check fails.
     """
@@ -304,15 +304,17 @@ def check(
 
     load_plugins(plugin)
     rows: list[dict[str, Any]] = []
-    stopped = False
+    stopped, unchecked = False, list[str]()
     try:
-        check_all(mixer, choose_device(device), on_rows=rows.extend, longest=length)
+        unchecked = check_all(mixer, choose_device(device), on_rows=rows.extend, longest=length)
     except KeyboardInterrupt:
         stopped = True
     failed = failures(rows)
     if failed or as_json or not only_failed:
         print_table("checks", failed if only_failed else rows, as_json)
     log(f"{len(rows)} checks, {len(failed)} failed; {lengths(length)}")
+    if unchecked:
+        log(f"implementations not checked, as they do not run here: {'; '.join(unchecked)}.")
     if stopped:
         log("interrupted: the table shows the checks that ran.")
         raise typer.Exit(130)

@@ -11,10 +11,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import yaml
-from pydantic_core import to_json
-
 from basecap.errors import DataError
 
 #: Version of the format of a study's files.
@@ -46,57 +42,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             raise DataError(f"{path}:{number} is not a JSON object; remove that line.")
         rows.append(row)
     return rows
-
-
-#: Largest number of values in a YAML text, with every alias expanded.
-LARGEST_YAML = 100_000
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses two things that the base class accepts: duplicate keys, and aliases that expand to millions of values."""
-
-    def get_single_node(self) -> Any:
-        node = super().get_single_node()
-        if node is not None:
-            self._size(node, {})
-        return node
-
-    def _size(self, node: yaml.Node, known: dict[int, int]) -> int:
-        """Return the number of values in a node; raises MarkedYAMLError for too many, and for a node inside itself."""
-        if isinstance(node, yaml.ScalarNode):
-            return 1
-        if id(node) not in known:
-            known[id(node)] = LARGEST_YAML + 1  # until it is counted, so that a node inside itself is too large
-            children = [child for pair in node.value for child in (pair if isinstance(pair, tuple) else (pair,))]
-            size = 1 + sum(self._size(child, known) for child in children)
-            if size > LARGEST_YAML:
-                problem = f"its aliases expand to more than {LARGEST_YAML:,} values"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-            known[id(node)] = size
-        return known[id(node)]
-
-    def compose_mapping_node(self, anchor: Any) -> Any:
-        node = super().compose_mapping_node(anchor)
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if (key.tag, key.value) in seen:
-                    raise yaml.MarkedYAMLError(problem=f"duplicate key {key.value!r}", problem_mark=key.start_mark)
-                seen.add((key.tag, key.value))
-        return node
-
-
-def parse_yaml(text: str | bytes) -> Any:
-    """Return the content of a YAML text; raises ValueError with the end of a sentence, such as "is not valid YAML"."""
-    try:
-        return yaml.load(text if isinstance(text, str) else text.decode("utf-8"), _Loader)
-    except UnicodeDecodeError as error:
-        raise ValueError("is not text in UTF-8") from error
-    except Exception as error:  # an invalid date raises ValueError, deep nesting RecursionError
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else ""
-        reason = str(getattr(error, "problem", None) or error).partition("\n")[0]
-        raise ValueError(f"is not valid YAML{where} ({reason})") from error
 
 
 def entries(directory: Path) -> list[Path]:
@@ -173,6 +118,8 @@ def safe_name(name: str) -> str:
 
 def plain(value: Any) -> Any:
     """Convert `value` to JSON types: numpy scalars to numbers, arrays and tuples to lists, non-finite to None."""
+    import numpy as np  # here, because lists of studies need no numbers and come at once
+
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -210,6 +157,8 @@ def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write `content` and the schema version as strict JSON; raises DataError when the file cannot be written."""
+    from pydantic_core import to_json  # here, because lists of studies write nothing
+
     text = to_json({"schema": SCHEMA, **content}, indent=1, inf_nan_mode="null", fallback=plain)
     with replacing(path) as file:
         file.write(text + b"\n")

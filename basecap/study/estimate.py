@@ -16,7 +16,7 @@ from basecap.data import DocumentSet, PreparedData, find_prepared, missing_input
 from basecap.data.tokenizer import BYTES
 from basecap.evals.domain_loss import DomainLoss
 from basecap.study.config import StudyConfig
-from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs, plan_training
+from basecap.study.plan import RunSpec, costs, plan_evaluations, plan_runs, plan_training
 from basecap.study.start import check
 from basecap.study.workloads import cache_of
 from basecap.train.config import Timetable
@@ -47,9 +47,8 @@ def estimate(study: StudyConfig) -> list[dict[str, Any]]:
     device = environment.choose_device(None)
     rate = matrix_rate(device)
     check(study)
-    rows = []
-    for run in _all_runs(study):
-        found = cost(run)
+    runs, rows = _all_runs(study), []
+    for run, found in zip(runs, costs(runs), strict=True):
         rates = {"lr": run.rate or "the best"} if study.train.sweep else {}
         rows.append(
             {
