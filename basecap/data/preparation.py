@@ -262,7 +262,7 @@ def _write_parts(
                 yield future.result()
             except WorkerKilled as error:
                 raise DataError(
-                    f"the process that prepared {part.name} was killed, possibly out of memory; lower "
+                    f"the process that prepared {part.name} was killed twice, possibly out of memory; lower "
                     "data.workers and run again: finished shards are kept."
                 ) from error
 
