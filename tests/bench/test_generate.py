@@ -1,6 +1,7 @@
 """The benchmark of decoding counts what it ran, and every mixer decodes as a CUDA graph needs it."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -46,6 +47,26 @@ def test_decoding_can_be_a_cuda_graph(name: str):
             caches = fake.init_cache(4, 8)
             for _ in range(3):
                 fake.step(torch.zeros((4, 1), dtype=torch.int64), caches)
+
+
+@pytest.mark.parametrize("name", ["transformer++ alibi", "top1-chunk-exact", "top1-element", "rwkv-7"])
+def test_compiled_decoding_is_the_same_and_one_code_serves_all_lengths(name: str, monkeypatch: pytest.MonkeyPatch):
+    model = small(name).initialise(0)
+    tokens = torch.randint(0, 31, (2, 12), generator=torch.Generator().manual_seed(0))
+    plain, compiled = (model.init_cache(2, 12) for _ in range(2))
+    counters = torch._dynamo.utils.counters
+    with torch.no_grad():
+        for caches in (plain, compiled):
+            model.prefill(tokens[:, :5], caches)
+        expected = [model.step(tokens[:, t : t + 1], plain) for t in range(5, 12)]
+        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+        model.compile_decoding()
+        counters.clear()
+        found = [model.step(tokens[:, t : t + 1], compiled) for t in range(5, 8)]
+        graphs = counters["stats"]["unique_graphs"]
+        found += [model.step(tokens[:, t : t + 1], compiled) for t in range(8, 12)]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert counters["stats"]["unique_graphs"] == graphs and not counters["graph_break"]
 
 
 def test_a_row_for_each_model_and_its_speed_relative_to_the_first():

@@ -1,5 +1,7 @@
 """Decoding with Top-1 chunk selection: a cache of keys and values, with the sum of each chunk's keys."""
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -101,6 +103,10 @@ def top1_chunk_step(
     Raises:
         ConfigError: a full cache, one made for other shapes, dtypes or devices, an impossible option or backend.
     """
+    if torch.compiler.is_compiling():
+        return _step_operator(
+            q, k, v, cache["k"], cache["v"], cache["sums"], length, chunk, mode, scale, remote, backend
+        )
     check_cache({"q": q, "k": k, "v": v}, cache, length, chunk=check_chunk(chunk))
     chunk, scale, remote = check_options(q, chunk, mode, scale, remote)
     length = int(length)
@@ -113,3 +119,35 @@ def top1_chunk_step(
 
         decode = launch.decode
     return decode((q, k, v), cache, length, chunk, mode == "exact", scale, remote).to(dtype)
+
+
+# The kernels are laid out for a number of chunks; traced, each length would be compiled anew.
+@torch.library.custom_op("basecap::top1_chunk_step", mutates_args=("keys", "values", "sums"))
+def _step_operator(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    sums: Tensor,
+    length: int,
+    chunk: int,
+    selection: str,
+    scale: float | None,
+    remote: int,
+    backend: str,
+) -> Tensor:
+    """Run `top1_chunk_step` as one node of a compiled graph; it has no gradient there.
+
+    `selection` is its `mode`, a name that PyTorch does not let an operator's argument have.
+    """
+    cache = {"k": keys, "v": values, "sums": sums}
+    chosen = cast(Backend, backend)
+    return top1_chunk_step(
+        q, k, v, cache, length, chunk=chunk, mode=selection, scale=scale, remote=remote, backend=chosen
+    )
+
+
+@_step_operator.register_fake
+def _(q, k, v, keys, values, sums, length, chunk, selection, scale, remote, backend):
+    return q.new_empty(q.shape)
