@@ -9,7 +9,7 @@ from torch._subclasses import FakeTensorMode
 from typer.testing import CliRunner
 
 from basecap.bench import generate
-from basecap.bench.contenders import compare, entries, named
+from basecap.bench.contenders import ATTENTIONS, compare, entries, named, with_attention
 from basecap.bench.generate import Load, read_prompts, run
 from basecap.cli import app
 from basecap.errors import ConfigError
@@ -138,6 +138,14 @@ def test_on_a_gpu_a_first_model_with_attention_runs_with_each_kernel(first: str,
     models = named([first, "rwkv-7"], hidden=32, vocab=31, length=16)
     assert [row[1] for row in entries(models, torch.device("cuda"))] == attentions
     assert [row[1] for row in entries(models, torch.device("cpu"))] == [None, None]
+
+
+def test_code_compiled_for_one_attention_is_not_taken_for_another():
+    def tag() -> dict:
+        return {"tag": torch.compiler.config.cache_key_tag}
+
+    tags = [with_attention(attention, tag)["tag"] for attention in (*ATTENTIONS, None)]
+    assert len(set(tags)) == 3 and tags[-1] == ""
 
 
 @pytest.mark.parametrize(("new", "starts"), [(32, [5]), (33, [5, 6]), (332, [55, 155, 255])])
