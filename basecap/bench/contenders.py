@@ -107,8 +107,12 @@ def with_attention(attention: str | None, job: Callable[[], Row]) -> Row:
     if attention is None:
         return job()
     # PyTorch would take compiled code from its cache that calls another attention: its keys do not hold this choice.
-    with sdpa_kernel(ATTENTIONS[attention]), torch.compiler.config.patch(cache_key_tag=attention):
-        return job()
+    torch.compiler.config.cache_key_tag = attention
+    try:
+        with sdpa_kernel(ATTENTIONS[attention]):
+            return job()
+    finally:
+        torch.compiler.config.cache_key_tag = ""
 
 
 def compare(rows: Sequence[Row], speeds: Mapping[str, str]) -> None:
