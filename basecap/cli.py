@@ -326,9 +326,11 @@ def _inspect(study: str, scale: str | None, out: Path | None, settings: Sequence
     from basecap.data import inspect
     from basecap.study.config import load_study
     from basecap.study.workloads import data_of
+    from basecap.train.interruption import listening
 
     config = load_study(study, settings, scale)
-    data = data_of(config, out or config.directory)
+    with listening():
+        data = data_of(config, out or config.directory)
     print_table(f"data of {config.title}", inspect(data), as_json)
     if data.remark:
         log(f"{data.remark}.")

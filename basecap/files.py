@@ -62,6 +62,29 @@ def _unreadable(path: Path, error: OSError) -> DataError:
     return DataError(f"{path} cannot be read ({error.strerror or error}); fix that and run again.")
 
 
+#: Errors that freed space mends: a full disk, a full quota, a file that may not grow.
+FULL = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is exceeded",
+    errno.EFBIG: "the disk is full",
+}
+
+
+def write_error(error: Exception) -> str:
+    """Return why something could not be written and what to do, without a full stop.
+
+    >>> write_error(OSError(28, "No space left on device")), write_error(OSError(13, "Permission denied"))
+    ('the disk is full; free disk space', 'Permission denied; fix that')
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None:  # safetensors has the number in the text
+        named = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(named[1]) if named else None
+    if number in FULL:
+        return f"{FULL[number]}; free disk space"
+    return f"{getattr(error, 'strerror', None) or error}; fix that"
+
+
 @contextlib.contextmanager
 def writing(path: Path, other: str = "another directory with --out") -> Iterator[None]:
     """Create the directory of `path` and turn an OSError of the block into a DataError.
@@ -74,7 +97,7 @@ def writing(path: Path, other: str = "another directory with --out") -> Iterator
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}; free disk space or give {other}.") from error
+        raise DataError(f"cannot write {path}: {write_error(error)} or give {other}.") from error
 
 
 def fsync_files(directory: Path) -> None:

@@ -92,7 +92,7 @@ class WorkerPool(Generic[S]):
     def run_in_order(self, job: Callable[[T], R], items: Sequence[T]) -> Iterator["Future[R]"]:
         """Yield the finished future of `job(item)` for each item, in the order of the items.
 
-        A job whose worker is killed is done once more.
+        A job whose worker is killed is tried a second time.
         """
         finished: dict[int, Future[R]] = {}
         following = 0

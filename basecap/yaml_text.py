@@ -81,8 +81,9 @@ def parse_yaml(text: str | bytes) -> Any:
             return yaml.load(content, _Fast)
     try:
         return yaml.load(content, _Loader)
-    except Exception as error:  # an invalid date raises ValueError, deep nesting RecursionError
+    except Exception as error:  # an invalid date raises ValueError
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""
-        reason = str(getattr(error, "problem", None) or error).partition("\n")[0]
+        deep = "values are nested too deeply" if isinstance(error, RecursionError) else None
+        reason = str(deep or getattr(error, "problem", None) or error).partition("\n")[0]
         raise ValueError(f"is not valid YAML{where} ({reason})") from error

@@ -114,8 +114,8 @@ def _short_runs(study: StudyConfig) -> list[str]:
             names = found.setdefault((run.train.warmup, run.timetable.steps), [])
             names += [run.architecture] * (run.architecture not in names)
     return [
-        f"Warning: train.warmup = {warmup} is not shorter than the run of {steps} steps: {', '.join(names)} warms "
-        f"up for {warmup_steps(warmup, steps)}; lower it or train longer."
+        f"Warning: train.warmup = {warmup} is not shorter than the run of {steps} steps: {', '.join(names)} will "
+        f"warm up for {warmup_steps(warmup, steps)}; lower it or train longer."
         for (warmup, steps), names in found.items()
     ]
 

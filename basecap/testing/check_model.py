@@ -185,7 +185,7 @@ def _refusal(claim: Claim, first: Tensor, size: float, subject: "Subject") -> Fa
     if (again - first).abs().max() > RANDOM * size:
         return Fault(
             "gives two outputs for one input",
-            "a leak cannot be told from chance; draw random numbers from PyTorch's default generator",
+            "a leak cannot be distinguished from chance; draw random numbers from PyTorch's default generator",
         )
     narrow = subject.setting.dtype != torch.float64 or watch.dtype is not None
     leaks = _leaks(claim, first, (NARROW_LEAK if narrow else LEAK) * size, subject)
