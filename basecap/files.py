@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from basecap.errors import DataError
 
@@ -39,8 +39,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate((read(path) or b"").split(b"\n")[:-1], start=1):
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            row = from_json(line)
+        except ValueError as error:
             raise DataError(f"{path}:{number} is not JSON; remove that line.") from error
         if not isinstance(row, dict):
             raise DataError(f"{path}:{number} is not a JSON object; remove that line.")

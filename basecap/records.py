@@ -117,8 +117,8 @@ class Sweep:
         return self.chosen in (min(self.rates), max(self.rates))
 
 
-#: Validate a row of evals.jsonl, and all rows of sweep.json.
-_RECORD, _SWEEPS = TypeAdapter(Record), TypeAdapter(list[Sweep])
+#: Validate the rows of evals.jsonl and of sweep.json.
+_RECORDS, _SWEEPS = TypeAdapter(list[Record]), TypeAdapter(list[Sweep])
 
 
 class RunRecords:
@@ -165,18 +165,18 @@ class RunRecords:
     def evals(self) -> list[Record]:
         """Return the last record of each key; raises DataError for a damaged row."""
         path = self.path / "evals.jsonl"
-        records: dict[tuple, Record] = {}
-        for number, row in enumerate(read_lines(path), start=1):
+        rows = read_lines(path)
+        for row in rows:
             if row.get("value", 0) is None:
                 row["value"] = math.nan
-            try:
-                record = _RECORD.validate_python(row)
-            except ValidationError as error:
-                problem = error.errors()[0]
-                where = f"{path}:{number} is damaged at {problem['loc'][0]!r}"
-                raise DataError(f"{where} ({describe_problem(problem)}); fix or remove that line.") from error
-            records[record.key] = record
-        return list(records.values())
+        try:
+            records = _RECORDS.validate_python(rows)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            index, key = problem["loc"][:2]
+            where = f"{path}:{int(index) + 1} is damaged at {key!r}"
+            raise DataError(f"{where} ({describe_problem(problem)}); fix or remove that line.") from error
+        return list({record.key: record for record in records}.values())
 
     def add_unmeasured(self, eval: str) -> None:
         """Record that evaluation `eval` does not apply to this model."""
