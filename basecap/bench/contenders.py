@@ -1,6 +1,5 @@
 """The models that a benchmark compares, and how: the others with the first, on each attention kernel of the device."""
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -105,8 +104,15 @@ def _attends(config: ModelConfig) -> bool:
 
 def with_attention(attention: str | None, job: Callable[[], Row]) -> Row:
     """Return the row of `job`, run with one of `ATTENTIONS`; with PyTorch's own choice when None."""
-    with contextlib.nullcontext() if attention is None else sdpa_kernel(ATTENTIONS[attention]):
+    if attention is None:
         return job()
+    # PyTorch would take compiled code from its cache that calls another attention: its keys do not hold this choice.
+    torch.compiler.config.cache_key_tag = attention
+    try:
+        with sdpa_kernel(ATTENTIONS[attention]):
+            return job()
+    finally:
+        torch.compiler.config.cache_key_tag = ""
 
 
 def compare(rows: Sequence[Row], speeds: Mapping[str, str]) -> None:
