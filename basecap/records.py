@@ -138,8 +138,10 @@ class RunRecords:
         return self.path / "weights"
 
     def write_info(self, info: dict[str, Any]) -> None:
-        """Write run.json: name, seed, use, lr, parameters, hash, status (running, finished or failed), message, ops.
+        """Write run.json: name, seed, use, lr, hash, status (running, finished or failed), message, ops.
 
+        A finished run also has its costs but the time, which metrics.jsonl holds: `parameters`, and `state_bytes`, the
+        size of the decoding state of one sequence of the training length in float32 (older records lack it).
         `device`, `precision` and `packages` describe the last process, `before` lists those of the processes before it.
         `ops` names the implementation of each op that ran outside compiled code.
         """

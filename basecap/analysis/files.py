@@ -117,6 +117,7 @@ class RunFile(Provenance):
     status: str
     message: str
     parameters: int | None = None
+    state_bytes: int | None = None
 
 
 class TaskRunFile(RunFile):
