@@ -140,8 +140,7 @@ class RunRecords:
     def write_info(self, info: dict[str, Any]) -> None:
         """Write run.json: name, seed, use, lr, hash, status (running, finished or failed), message, ops.
 
-        A finished run also has its costs but the time, which metrics.jsonl holds: `parameters`, and `state_bytes`, the
-        size of the decoding state of one sequence of the training length in float32 (older records lack it).
+        When finished also parameters and state_bytes (of the decoding state of one sequence, float32).
         `device`, `precision` and `packages` describe the last process, `before` lists those of the processes before it.
         `ops` names the implementation of each op that ran outside compiled code.
         """
@@ -175,8 +174,7 @@ class RunRecords:
             records = _RECORDS.validate_python(rows)
         except ValidationError as error:
             problem = error.errors()[0]
-            index, key = problem["loc"][:2]
-            where = f"{path}:{int(index) + 1} is damaged at {key!r}"
+            where = f"{path}:{int(problem['loc'][0]) + 1} is damaged at {problem['loc'][1]!r}"
             raise DataError(f"{where} ({describe_problem(problem)}); fix or remove that line.") from error
         return list({record.key: record for record in records}.values())
 
