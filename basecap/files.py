@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json, to_json
+
 from basecap.errors import DataError
 
 #: Version of the format of a study's files.
@@ -35,8 +37,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate((read(path) or b"").split(b"\n")[:-1], start=1):
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            row = from_json(line)
+        except ValueError as error:
             raise DataError(f"{path}:{number} is not JSON; remove that line.") from error
         if not isinstance(row, dict):
             raise DataError(f"{path}:{number} is not a JSON object; remove that line.")
@@ -62,7 +64,7 @@ def _unreadable(path: Path, error: OSError) -> DataError:
     return DataError(f"{path} cannot be read ({error.strerror or error}); fix that and run again.")
 
 
-#: Errors that freed space mends: a full disk, a full quota, a file that may not grow.
+#: What free disk space solves: a full disk, a full quota, a file that may not grow.
 FULL = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is exceeded",
@@ -180,8 +182,6 @@ def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write `content` and the schema version as strict JSON; raises DataError when the file cannot be written."""
-    from pydantic_core import to_json  # here, because lists of studies write nothing
-
     text = to_json({"schema": SCHEMA, **content}, indent=1, inf_nan_mode="null", fallback=plain)
     with replacing(path) as file:
         file.write(text + b"\n")

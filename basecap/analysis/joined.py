@@ -105,8 +105,8 @@ def join(studies: Sequence[StudyResults], titles: Sequence[str], costs: Sequence
     measures = [measure for found in own for measure in found]
     known = list(dict.fromkeys(name for measure in measures for name in measure.values))
     measured = [measure for path in costs for measure in _of_file(path, known)]
-    if all(measure.name != "training" for measure in measured):
-        measured += _speeds(studies, titles)
+    filed = {measure.name for measure in measured}
+    measured += [measure for measure in _of_runs(studies, titles) if measure.name not in filed]
     order = {"gap": 0, "score": 1, "cost": 2}
     measures = sorted([*measures, *measured], key=lambda measure: order[measure.kind])
     names = list(dict.fromkeys(name for measure in measures for name in measure.values))
@@ -221,25 +221,31 @@ def _scores(study: StudyResults, found: EvaluationResults, title: str) -> Iterat
         )
 
 
-def _speeds(studies: Sequence[StudyResults], titles: Sequence[str]) -> Iterator[Measure]:
-    """Yield the training speed of the runs of studies of text, for each machine."""
-    name, unit, better = COSTS["tokens_per_s"]
+def _of_runs(studies: Sequence[StudyResults], titles: Sequence[str]) -> Iterator[Measure]:
+    """Yield what the runs of studies of text cost: the training speed on each machine, and the size of the state."""
     for study, title in zip(studies, titles, strict=True):
         if isinstance(study, TaskResults):
             continue
         runs = [run for run in study.runs if run.tokens_per_s is not None and len(run.machines) == 1]
         for machine, group in groupby(sorted(runs, key=lambda run: run.machines[0]), key=lambda run: run.machines[0]):
-            values: dict[str, list[float]] = {}
-            for run in group:
-                values.setdefault(run.name, []).append(run.tokens_per_s or 0.0)
-            yield Measure(
-                name=name,
-                kind="cost",
-                unit=unit,
-                better=better,
-                source=f"{title}, {machine}",
-                values={key: Estimate(value=median(given), low=None, high=None) for key, given in values.items()},
-            )
+            speeds = [(run.name, run.tokens_per_s or 0.0) for run in group]
+            yield _cost("tokens_per_s", f"{title}, {machine}", speeds)
+        states = [(run.name, float(run.state_bytes)) for run in study.runs if run.state_bytes is not None]
+        if states:
+            length = study.settings["data"].get("seq_len")
+            yield _cost("state_bytes", f"{title}, a sequence of {length} tokens in float32", states)
+
+
+def _cost(key: str, source: str, found: Sequence[tuple[str, float]]) -> Measure:
+    """Return a cost with the median over the runs of each architecture."""
+    name, unit, better = COSTS[key]
+    values: dict[str, list[float]] = {}
+    for architecture, value in found:
+        values.setdefault(architecture, []).append(value)
+    medians: dict[str, Estimate] = {
+        architecture: Estimate(value=median(own), low=None, high=None) for architecture, own in values.items()
+    }
+    return Measure(name=name, kind="cost", unit=unit, better=better, source=source, values=medians)
 
 
 def _of_file(path: Path, known: Sequence[str]) -> Iterator[Measure]:

@@ -59,6 +59,7 @@ def describe(run: Run) -> RunRow:
         machines=_machines(info),
         status=info.status,
         parameters=info.parameters,
+        state_bytes=info.state_bytes,
         seconds=finite(sum(log.seconds.tolist())) if len(log) else None,
         tokens=int(log.tokens[-1]) if len(log) else 0,
         tokens_per_s=finite(float(np.median(log.tokens_per_s))) if len(log) else None,

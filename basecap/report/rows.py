@@ -11,11 +11,15 @@ from basecap.analysis.rows import Estimate, Row
 
 @dataclass(frozen=True, kw_only=True)
 class ArchitectureRow:
-    """The runs of an architecture: how many are in which state, their largest tokens, median speed, time together."""
+    """The runs of an architecture: how many are in which state, their largest tokens, median speed, time together.
+
+    `state_bytes` is the size of the decoding state of one sequence, None where unknown.
+    """
 
     name: str
     state: str
     parameters: int | None
+    state_bytes: int | None
     tokens: int
     tokens_per_s: float | None
     seconds: float | None
@@ -72,6 +76,7 @@ def by_architecture(study: StudyResults) -> list[ArchitectureRow]:
                 name=name,
                 state=", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)),
                 parameters=next((run.parameters for run in runs if run.parameters is not None), None),
+                state_bytes=next((run.state_bytes for run in runs if run.state_bytes is not None), None),
                 tokens=max(run.tokens for run in runs),
                 tokens_per_s=median(rates) if rates else None,
                 seconds=sum(seconds) if seconds else None,

@@ -66,7 +66,7 @@ def _leave(records: RunRecords, run: RunSpec, info: dict[str, Any], runtime: Run
 
 
 def _train(run: RunSpec, runtime: Runtime, records: RunRecords) -> dict[str, Any]:
-    """Train a run to its end, evaluating as it goes; return the parameters of its model and where it stopped early."""
+    """Train a run to its end, evaluating as it goes; return what its model costs and where it stopped early."""
     device, workload = runtime.device, runtime.workloads[run.task]
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -90,11 +90,12 @@ def _train(run: RunSpec, runtime: Runtime, records: RunRecords) -> dict[str, Any
         return ended
 
     stopped = trainer.run(run.label, evaluate_point, runtime.log)
+    costs = {"parameters": model.parameters_count(), "state_bytes": model.state_bytes(run.length)}
     if stopped is None:
-        return {"parameters": model.parameters_count()}
+        return costs
     reason = f"validation accuracy has reached {run.train.stop_at:g} (train.stop_at)"
     runtime.log(f"{run.label}: ended after step {stopped} of {run.timetable.steps}, as {reason}.")
-    return {"parameters": model.parameters_count(), "stopped": stopped}
+    return costs | {"stopped": stopped}
 
 
 def _good_enough(run: RunSpec, records: RunRecords, step: int) -> bool:

@@ -13,7 +13,7 @@ from basecap.analysis.rows import Estimate
 from basecap.cli import app
 from basecap.errors import ConfigError, DataError
 from basecap.report.figures.costs import gap_against_cost, pareto_front
-from basecap.report.joined import joined_sentences, joined_sheets
+from basecap.report.joined import joined_charts, joined_sentences, joined_sheets
 from tests.report.made_up import row, run_row, study
 from tests.report.synthetic import write_study
 
@@ -40,10 +40,14 @@ def entropy(values: dict[str, float]) -> EvaluationResults:
 
 
 def one_study(**changes):
-    runs = [run_row(name, 0, machines=["GPU"], tokens_per_s=speed) for name, speed in SPEEDS.items()]
+    runs = [
+        run_row(name, 0, machines=["GPU"], tokens_per_s=speed, state_bytes=int(10 * speed))
+        for name, speed in SPEEDS.items()
+    ]
     scores = {name: 1.0 + 10 * gap for name, gap in GAPS.items()} | {"base": 1.0}
     rows = [row(name, gap, 0.05) for name, gap in GAPS.items()]
-    return study(*rows, runs=runs, evaluations=[entropy(scores)], **changes)
+    settings = {"data": {"seq_len": 2048}}
+    return study(*rows, runs=runs, evaluations=[entropy(scores)], settings=settings, **changes)
 
 
 def test_gaps_scores_and_costs_of_the_same_architectures_are_joined(tmp_path):
@@ -73,6 +77,14 @@ def test_gaps_scores_and_costs_of_the_same_architectures_are_joined(tmp_path):
     assert joined_from_json(json.loads(json.dumps(joined_to_json(found))), file) == found
     with pytest.raises(DataError, match="is damaged at 'joined'"):
         joined_from_json({"joined": {"names": 1}}, file)
+
+
+def test_the_state_of_a_sequence_needs_no_file_of_costs():
+    found = join([one_study(), study(row("a", 0.3, 0.1), name="other", runs=[run_row("a", 0)])], ["one", "two"])
+    state = next(measure for measure in found.measures if measure.name == "state")
+    assert state.source == "one, a sequence of 2048 tokens in float32"
+    assert {name: each.value for name, each in state.values.items()} == {n: 10 * speed for n, speed in SPEEDS.items()}
+    assert {chart.partition("-against-")[2] for chart in joined_charts(found)} == {"1-training", "2-state"}
 
 
 def test_few_architectures_have_no_correlation():

@@ -8,8 +8,11 @@ from basecap.report.palette import GREY, looks
 
 
 def gap_against_cost(joined: Joined, gap: Measure, cost: Measure) -> Spec | None:
-    """The gap against a cost, with its interval; the line joins the Pareto front. None below two architectures."""
-    names = [name for name in gap.values if name in cost.values]
+    """The gap against a cost, with its interval; the line joins the Pareto front. None below two architectures.
+
+    The axis of the cost is logarithmic, so an architecture that costs nothing is not drawn.
+    """
+    names = [name for name in gap.values if name in cost.values and cost.values[name].value > 0]
     if len(names) < 2:
         return None
     front = pareto_front(gap, cost)
