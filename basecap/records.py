@@ -39,7 +39,6 @@ from basecap.files import (
     append_lines,
     encode_lines,
     entries,
-    parse_yaml,
     plain,
     read,
     read_json,
@@ -53,6 +52,7 @@ from basecap.files import (
 from basecap.maps import Maps, read_last, write_maps
 from basecap.moved_keys import with_moved_keys
 from basecap.processes import is_locked, locked
+from basecap.yaml_text import parse_yaml
 
 #: Files that a directory may contain before its study starts: the lock and prepared text.
 ALLOWED_BEFORE = ("lock", "data")
@@ -117,8 +117,8 @@ class Sweep:
         return self.chosen in (min(self.rates), max(self.rates))
 
 
-#: Validate a row of evals.jsonl, and all rows of sweep.json.
-_RECORD, _SWEEPS = TypeAdapter(Record), TypeAdapter(list[Sweep])
+#: Validate the rows of evals.jsonl and of sweep.json.
+_RECORDS, _SWEEPS = TypeAdapter(list[Record]), TypeAdapter(list[Sweep])
 
 
 class RunRecords:
@@ -138,10 +138,11 @@ class RunRecords:
         return self.path / "weights"
 
     def write_info(self, info: dict[str, Any]) -> None:
-        """Write run.json: name, seed, use, lr, parameters, hash, status (running, finished or failed), message, ops.
+        """Write run.json: name, seed, use, lr, hash, status (running, finished or failed), message, ops.
 
-        `state_bytes` is the decoding state of one sequence by its length. `device`, `precision` and `packages` describe
-        the last process, `before` those before it. `ops` names the implementation of each op outside compiled code.
+        When finished also parameters and state_bytes (of the decoding state of one sequence, float32).
+        `device`, `precision` and `packages` describe the last process, `before` lists those of the processes before it.
+        `ops` names the implementation of each op that ran outside compiled code.
         """
         write_json(self.path / "run.json", info)
 
@@ -165,18 +166,17 @@ class RunRecords:
     def evals(self) -> list[Record]:
         """Return the last record of each key; raises DataError for a damaged row."""
         path = self.path / "evals.jsonl"
-        records: dict[tuple, Record] = {}
-        for number, row in enumerate(read_lines(path), start=1):
+        rows = read_lines(path)
+        for row in rows:
             if row.get("value", 0) is None:
                 row["value"] = math.nan
-            try:
-                record = _RECORD.validate_python(row)
-            except ValidationError as error:
-                problem = error.errors()[0]
-                where = f"{path}:{number} is damaged at {problem['loc'][0]!r}"
-                raise DataError(f"{where} ({describe_problem(problem)}); fix or remove that line.") from error
-            records[record.key] = record
-        return list(records.values())
+        try:
+            records = _RECORDS.validate_python(rows)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = f"{path}:{int(problem['loc'][0]) + 1} is damaged at {problem['loc'][1]!r}"
+            raise DataError(f"{where} ({describe_problem(problem)}); fix or remove that line.") from error
+        return list({record.key: record for record in records}.values())
 
     def add_unmeasured(self, eval: str) -> None:
         """Record that evaluation `eval` does not apply to this model."""

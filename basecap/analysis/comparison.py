@@ -302,7 +302,7 @@ class _Judge:
         self.weights = {"plain": plain, "weighted": table.precisions(len(found))}
         self.weights |= dict(zip(setting.tested, np.eye(len(found)), strict=True))
         self.estimates = {key: table.estimate(weights) for key, weights in self.weights.items()}
-        self.in_bits = {key: table.estimate(weights * self.bits) for key, weights in self.weights.items()}
+        self.in_bits = {key: table.estimate(self.weights[key] * self.bits) for key in ("plain", "weighted")}
 
     def row(self, index: int) -> Row:
         """Return the row of one architecture."""
@@ -341,13 +341,21 @@ class _Judge:
             **vars(joint),
             single=single,
             error=float(np.sqrt(estimates.errors.variance[index])),
-            bits_per_byte=_interval(self.in_bits[key], index, self.in_bits[key].half.joint),
+            bits_per_byte=self._bits(key, index),
             tokens=_worth(joint, slope) if falls else None,
             tolerance=tolerance,
             split=estimates.split,
             verdict=judge(joint, tolerance, estimates.split) if setting.ood else "none",
             alone=judge(single, tolerance, estimates.split) if setting.ood else "none",
         )
+
+    def _bits(self, key: str, index: int) -> Interval:
+        """Return the interval in bits per byte, of a single domain the same times a number."""
+        if key in self.in_bits:
+            return _interval(self.in_bits[key], index, self.in_bits[key].half.joint)
+        found = _interval(self.estimates[key], index, self.estimates[key].half.joint)
+        bits = float(self.weights[key] @ self.bits)
+        return Interval(value=bits * found.value, low=bits * found.low, high=bits * found.high)
 
     def _more(self, index: int, found: Gap) -> More | None:
         one, estimates = self.measured[index], self.estimates["plain"]

@@ -31,29 +31,26 @@ class Curve:
     trained: ndarray
 
 
-def resample(nats: ndarray, tokens: ndarray, resamples: int, generator: np.random.Generator) -> tuple[ndarray, ndarray]:
+def resample(nats: ndarray, tokens: ndarray, generator: np.random.Generator, *, into: ndarray, size: ndarray) -> None:
     """Sum losses over units and over draws of units with replacement.
 
     Args:
         nats: [N, P] float64, the summed loss of each of N units (documents or clusters) at each of P points.
         tokens: [N] predicted tokens of each unit.
-        resamples: number of draws R.
         generator: source of the draws.
-
-    Returns:
-        Summed nats [R + 1, P] and tokens [R + 1]; row 0 is the sample itself.
+        into: [R + 1, P], filled with the summed nats of R draws; row 0 is the sample itself.
+        size: [R + 1], filled with their tokens.
     """
     count = len(tokens)
-    columns = np.concatenate([nats, tokens[:, None]], axis=1)
-    sums = [columns.sum(0, keepdims=True)]
+    into[0], size[0] = nats.sum(0), tokens.sum()
     rows = max(1, 4_000_000 // count)
-    for first in range(0, resamples, rows):
-        some = min(rows, resamples - first)
+    for first in range(1, len(into), rows):
+        part = slice(first, min(first + rows, len(into)))
+        some = part.stop - first
         drawn = generator.integers(count, size=(some, count)) + np.arange(some)[:, None] * count
-        weights = np.bincount(drawn.ravel(), minlength=some * count).reshape(some, count)
-        sums.append(weights.astype(np.float64) @ columns)
-    total = np.concatenate(sums)
-    return total[:, :-1], total[:, -1]
+        weights = np.bincount(drawn.ravel(), minlength=some * count).reshape(some, count).astype(np.float64)
+        np.matmul(weights, nats, out=into[part])
+        size[part] = weights @ tokens
 
 
 def units(run: RunLosses, domain: str) -> ndarray:
@@ -101,20 +98,24 @@ def draw(
     if not runs:
         return {}
     example = next(iter(runs.values()))
-    ends = np.cumsum([len(run.trained) for run in runs.values()])[:-1]
-    sums = {}
-    for domain in (*train, *ood):
+    ends = np.cumsum([len(run.trained) for run in runs.values()])
+    # Arrays are filled in place, and the domains are first in memory: copies would take longer than the numbers.
+    summed = np.empty((len((*train, *ood)), resamples + 1, ends[-1]))
+    sizes = np.empty(summed.shape[:2])
+    for domain, into, size in zip((*train, *ood), summed, sizes, strict=True):
         unit = units(example, domain)
         nats = np.concatenate([run.domains[domain].nats for run in runs.values()], axis=1)
         grouped = np.zeros((unit.max() + 1, nats.shape[1]))
         np.add.at(grouped, unit, nats)
         tokens = np.bincount(unit, weights=example.domains[domain].tokens)
-        sums[domain] = resample(grouped, tokens, resamples, generator)
-    y = np.stack([sums[domain][0] / sums[domain][1][:, None] for domain in ood or train], axis=-1)
+        resample(grouped, tokens, generator, into=into, size=size)
     if ood:
-        nats, tokens = (np.sum([sums[domain][index] for domain in train], axis=0) for index in (0, 1))
-        x = nats / tokens[:, None]
+        seen = len(train)
+        x = summed[:seen].sum(0) / sizes[:seen].sum(0)[:, None]
+        summed, sizes = summed[seen:], sizes[seen:]
     else:
-        x = np.broadcast_to(np.concatenate([run.training for run in runs.values()]), y.shape[:2])
-    parts = zip(runs, np.split(x, ends, axis=1), np.split(y, ends, axis=1), strict=True)
+        x = np.broadcast_to(np.concatenate([run.training for run in runs.values()]), summed.shape[1:])
+    summed /= sizes[..., None]
+    y = np.moveaxis(summed, 0, -1)
+    parts = zip(runs, np.split(x, ends[:-1], axis=1), np.split(y, ends[:-1], axis=1), strict=True)
     return {key: Curve(x=own_x, y=own_y, trained=runs[key].trained) for key, own_x, own_y in parts}

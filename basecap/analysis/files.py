@@ -1,9 +1,11 @@
 """The parts of study.yaml and of a run's records that the analysis reads, checked: people may have edited them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from basecap.errors import DataError, describe_problem
 
@@ -116,7 +118,7 @@ class RunFile(Provenance):
     status: str
     message: str
     parameters: int | None = None
-    state_bytes: dict[int, int] = {}
+    state_bytes: int | None = None
 
 
 class TaskRunFile(RunFile):
@@ -145,7 +147,19 @@ def parse(content: dict[str, Any], kind: type[File], path: Path | str) -> File:
         return kind.model_validate(content)
     except ValidationError as error:
         problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise DataError(
-            f"{path} is damaged at {where!r} ({describe_problem(problem)}); restore or remove it."
-        ) from error
+        raise _damaged(path, problem, problem["loc"]) from error
+
+
+def parse_rows(rows: list[dict[str, Any]], kind: type[File], path: Path) -> list[File]:
+    """Return the rows of a .jsonl file as `kind`; raises DataError naming the line where a key is wrong, as `parse`."""
+    try:
+        return TypeAdapter(list[kind]).validate_python(rows)  # type: ignore[valid-type]
+    except ValidationError as error:
+        problem = error.errors()[0]
+        index, *loc = problem["loc"]
+        raise _damaged(f"{path}:{int(index) + 1}", problem, loc) from error
+
+
+def _damaged(path: Path | str, problem: ErrorDetails, loc: Sequence[int | str]) -> DataError:
+    where = ".".join(str(part) for part in loc)
+    return DataError(f"{path} is damaged at {where!r} ({describe_problem(problem)}); restore or remove it.")

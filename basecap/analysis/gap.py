@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy import ndarray
 
-from basecap.analysis.curve import smoother
+from basecap.analysis.curve import fitted, smoother
 from basecap.analysis.draws import Curve
 
 #: Places over the trained range at which a curve is read off: the midpoints of as many cells.
@@ -89,16 +89,14 @@ def level(curve: Curve, where: Range) -> ndarray:
     """Return the mean of a run's fitted curves over the range, [R + 1, D]; NaN in draws without a range."""
     there = ~np.isnan(where.width)
     values = np.full((len(curve.x), curve.y.shape[2]), np.nan)
-    weights = smoother(curve.x[there], where.places[there], where.width[there]).mean(1)
-    values[there] = np.einsum("rk,rkd->rd", weights, curve.y[there])
+    values[there] = fitted(curve.x[there], curve.y[there], where.places[there], where.width[there]).mean(1)
     return values
 
 
 def read_off(curve: Curve, places: ndarray, bandwidth: float) -> ndarray:
     """Return a run's fitted curves at `places` [G] in each draw, [R + 1, G, D]."""
     draws = len(curve.x)
-    weights = smoother(curve.x, np.broadcast_to(places, (draws, len(places))), np.full(draws, bandwidth))
-    return weights @ curve.y
+    return fitted(curve.x, curve.y, np.broadcast_to(places, (draws, len(places))), np.full(draws, bandwidth))
 
 
 def scatter(curve: Curve, where: Range) -> tuple[ndarray, float]:

@@ -17,8 +17,9 @@ from basecap.analysis.rows import Estimate, Interval
 from basecap.errors import ConfigError, DataError
 from basecap.names import split_backbone
 
-#: Fewest architectures for a correlation: with four, every ranking is a likely one.
-FEWEST = 5
+#: Fewest architectures for a correlation. In simulated samples of 7 to 20 the intervals were true in 94 to 98 %, of 5
+#: and 6 in as little as 75 %.
+FEWEST = 7
 #: Draws of architectures behind the interval of a correlation, and their seed.
 DRAWS, SEED = 2_000, 0
 #: Numbers of a cost file: key of a row -> name, unit, whether more or less is better.
@@ -73,7 +74,7 @@ class Joined:
 
     Attributes:
         reference: the architecture that gaps are relative to; None without a gap.
-        names: architectures, those with a gap first.
+        names: architectures in the order of the studies, as their own charts draw them.
         measures: gaps, scores, then costs.
         correlations: of the first gap with every score.
     """
@@ -105,13 +106,12 @@ def join(studies: Sequence[StudyResults], titles: Sequence[str], costs: Sequence
     measures = [measure for found in own for measure in found]
     known = list(dict.fromkeys(name for measure in measures for name in measure.values))
     measured = [measure for path in costs for measure in _of_file(path, known)]
-    if all(measure.name != "training" for measure in measured):
-        measured += _speeds(studies, titles)
-    if all(measure.name != "state" for measure in measured):
-        measured += _states(studies, titles)
+    filed = {measure.name for measure in measured}
+    measured += [measure for measure in _of_runs(studies, titles) if measure.name not in filed]
     order = {"gap": 0, "score": 1, "cost": 2}
     measures = sorted([*measures, *measured], key=lambda measure: order[measure.kind])
-    names = list(dict.fromkeys(name for measure in measures for name in measure.values))
+    ordered = [name for study in studies for name in _names(study)]
+    names = list(dict.fromkeys([*ordered, *(name for measure in measures for name in measure.values)]))
     return Joined(reference=reference, names=names, measures=measures, correlations=list(_correlations(measures)))
 
 
@@ -151,6 +151,10 @@ def _refuse_strangers(found: Sequence[Sequence[Measure]], titles: Sequence[str])
     sets = [{name for measure in measures for name in measure.values} for measures in found if measures]
     if len(sets) > 1 and sum(map(len, sets)) == len(set().union(*sets)):
         raise ConfigError(f"{' and '.join(titles)} have no architecture in common; report each of them alone.")
+
+
+def _names(study: StudyResults) -> list[str]:
+    return study.architectures if isinstance(study, TaskResults) else study.names
 
 
 def _of_study(study: StudyResults, title: str) -> Iterator[Measure]:
@@ -204,7 +208,9 @@ def _scores(study: StudyResults, found: EvaluationResults, title: str) -> Iterat
     """Yield the means over runs and layers of each metric; numbers along another axis have no meaningful mean."""
     if set(found.axes) - {"layer"}:
         return
-    runs = _architectures(study)
+    runs = {run.name: run.name for run in study.runs}
+    if isinstance(study, TaskResults):
+        runs = {point.name: point.architecture for point in study.points}
     rows = [row for row in found.rows if row.value is not None and row.name in runs]
     for metric in dict.fromkeys(row.metric for row in rows):
         values: dict[str, list[float]] = {}
@@ -221,49 +227,31 @@ def _scores(study: StudyResults, found: EvaluationResults, title: str) -> Iterat
         )
 
 
-def _speeds(studies: Sequence[StudyResults], titles: Sequence[str]) -> Iterator[Measure]:
-    """Yield the training speed of the runs of studies of text, for each machine."""
-    name, unit, better = COSTS["tokens_per_s"]
+def _of_runs(studies: Sequence[StudyResults], titles: Sequence[str]) -> Iterator[Measure]:
+    """Yield what the runs of studies of text cost: the training speed on each machine, and the size of the state."""
     for study, title in zip(studies, titles, strict=True):
         if isinstance(study, TaskResults):
             continue
         runs = [run for run in study.runs if run.tokens_per_s is not None and len(run.machines) == 1]
         for machine, group in groupby(sorted(runs, key=lambda run: run.machines[0]), key=lambda run: run.machines[0]):
-            values: dict[str, list[float]] = {}
-            for run in group:
-                values.setdefault(run.name, []).append(run.tokens_per_s or 0.0)
-            yield Measure(
-                name=name,
-                kind="cost",
-                unit=unit,
-                better=better,
-                source=f"{title}, {machine}",
-                values={key: Estimate(value=median(given), low=None, high=None) for key, given in values.items()},
-            )
+            speeds = [(run.name, run.tokens_per_s or 0.0) for run in group]
+            yield _cost("tokens_per_s", f"{title}, {machine}", speeds)
+        states = [(run.name, float(run.state_bytes)) for run in study.runs if run.state_bytes is not None]
+        if states:
+            length = study.settings["data"].get("seq_len")
+            yield _cost("state_bytes", f"{title}, a sequence of {length} tokens in float32", states)
 
 
-def _states(studies: Sequence[StudyResults], titles: Sequence[str]) -> Iterator[Measure]:
-    """Yield the decoding state at the longest training sequence of each study."""
-    name, unit, better = COSTS["state_bytes"]
-    for study, title in zip(studies, titles, strict=True):
-        architectures = _architectures(study)
-        known = [run for run in study.runs if run.state_bytes and run.name in architectures]
-        longest = max((length for run in known for length in run.state_bytes), default=0)
-        values: dict[str, Estimate] = {
-            architectures[run.name]: Estimate(value=run.state_bytes[longest], low=None, high=None)
-            for run in known
-            if longest in run.state_bytes
-        }
-        if values:
-            source = f"{title}, {longest:,} tokens"
-            yield Measure(name=name, kind="cost", unit=unit, better=better, source=source, values=values)
-
-
-def _architectures(study: StudyResults) -> dict[str, str]:
-    """Return the architecture of each run by the run's name."""
-    if isinstance(study, TaskResults):
-        return {point.name: point.architecture for point in study.points}
-    return {run.name: run.name for run in study.runs}
+def _cost(key: str, source: str, found: Sequence[tuple[str, float]]) -> Measure:
+    """Return a cost with the median over the runs of each architecture."""
+    name, unit, better = COSTS[key]
+    values: dict[str, list[float]] = {}
+    for architecture, value in found:
+        values.setdefault(architecture, []).append(value)
+    medians: dict[str, Estimate] = {
+        architecture: Estimate(value=median(own), low=None, high=None) for architecture, own in values.items()
+    }
+    return Measure(name=name, kind="cost", unit=unit, better=better, source=source, values=medians)
 
 
 def _of_file(path: Path, known: Sequence[str]) -> Iterator[Measure]:

@@ -82,5 +82,5 @@ def _joined(run: RunRecords, domain: str, found: Sequence[DocumentLosses]) -> Do
         raise DataError(
             f"{run.path}: the documents of {domain!r} changed between evaluation points; train this run again."
         )
-    nats = np.stack([part.nats for part in found], axis=1)
+    nats = np.stack([part.nats for part in found]).T
     return DomainLosses(nats=nats, tokens=first.tokens, bytes=first.bytes, clusters=first.clusters)

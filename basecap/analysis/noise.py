@@ -33,6 +33,8 @@ DRAWS, LEFT_OUT = 40_000, 100
 MOST_DRAWS = 400_000
 #: Their seed.
 DRAW_SEED = 11
+#: Eigenvalues of a covariance below this share of the largest are rounding errors.
+NEGLIGIBLE = 1e-12
 #: Splits of the reference's runs that are looked at, at most; their seed.
 SPLITS, SPLIT_SEED = 2000, 12
 #: With fewer runs of the reference two groups of them say nothing.
@@ -134,9 +136,10 @@ def draw_variances(
 def draw_documents(covariance: ndarray, freedom: float, draws: int, generator: np.random.Generator) -> ndarray:
     """Draw what other documents would add to each row, [draws, A], from its covariance [A, A]."""
     values, vectors = np.linalg.eigh(covariance)
-    root = vectors * np.sqrt(np.clip(values, 0, None))
+    values[values < NEGLIGIBLE * values.max()] = 0  # the root of a rounding error is no rounding error
+    root = vectors * np.sqrt(values) @ vectors.T  # no sign of an eigenvector changes this root
     scale = np.sqrt(freedom / generator.chisquare(freedom, (draws, 1)))
-    return scale * (generator.standard_normal((draws, len(covariance))) @ root.T)
+    return scale * (generator.standard_normal((draws, len(covariance))) @ root)
 
 
 def _log_density(ratios: ndarray, own: ndarray, free: float) -> ndarray:
@@ -162,8 +165,10 @@ def half_widths(errors: ndarray, level: float) -> HalfWidths:
     For all at once each row gives away equally much: what counts in a draw is the rank of its most extreme row (as with
     max-t intervals, for rows whose errors are distributed differently).
     """
-    ordered = np.sort(np.abs(errors), axis=0)
-    ranks = np.argsort(np.argsort(np.abs(errors), axis=0), axis=0)
+    distances = np.abs(errors)
+    order = np.argsort(distances, axis=0)
+    ordered, ranks = np.take_along_axis(distances, order, axis=0), np.empty_like(order)
+    np.put_along_axis(ranks, order, np.arange(len(errors))[:, None], axis=0)
     single, joint = (
         ordered[min(len(ordered) - 1, int(np.ceil(rank)))]
         for rank in ((1 - level) * len(ordered), np.quantile(ranks.max(axis=1), 1 - level))

@@ -49,7 +49,7 @@ def analyse_tasks(records: StudyRecords) -> TaskResults:
     trained = [_trained(*place, own) for place, own in groups.items()]
     recalling = {(row.architecture, row.train) for row in trained if row.recalls}
     tests = [_test(*place, other, own) for place, own in groups.items() for other in test]
-    shifted = {task: study.task.shifts.get(task, test) for task in train}
+    shifted = {task: [other for other in study.task.shifts.get(task, test) if other in test] for task in train}
     shifts = [
         _shift(*place, other, own, place in recalling) for place, own in groups.items() for other in shifted[place[1]]
     ]

@@ -27,8 +27,7 @@ class RunRow:
         machines: what it was trained on, one after the other, as "NVIDIA H200, bf16".
         status: "running", "finished" or "failed".
         parameters: how many; None where unknown.
-        state_bytes: decoding state of one sequence in the dtype of the weights, by its length in tokens; empty where
-            unknown.
+        state_bytes: size of the decoding state of one sequence of the training length, in float32; None where unknown.
         seconds: time of its steps; None without any.
         tokens: trained on so far.
         tokens_per_s: median over its steps; None without any.
@@ -43,7 +42,7 @@ class RunRow:
     seconds: float | None
     tokens: int
     tokens_per_s: float | None
-    state_bytes: dict[int, int] = field(default_factory=dict)
+    state_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

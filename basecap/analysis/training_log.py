@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy import ndarray
 
-from basecap.analysis.files import Metrics, parse
+from basecap.analysis.files import Metrics, parse_rows
 from basecap.records import RunRecords
 
 #: The training loss at an evaluation point is its mean over the last twentieth of the steps so far.
@@ -27,7 +27,7 @@ class TrainingLog:
     def read(cls, run: RunRecords) -> "TrainingLog":
         """Read metrics.jsonl; raises DataError for a damaged row."""
         path = run.path / "metrics.jsonl"
-        rows = [parse(row, Metrics, f"{path}:{number}") for number, row in enumerate(run.metrics(), start=1)]
+        rows = parse_rows(run.metrics(), Metrics, path)
         return cls(
             step=np.array([row.step for row in rows], dtype=np.int64),
             tokens=np.array([row.tokens for row in rows], dtype=np.int64),

@@ -1,6 +1,5 @@
 """The models that a benchmark compares, and how: the others with the first, on each attention kernel of the device."""
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES
 from basecap.models.config import ModelConfig, model_config
-from basecap.models.language_model import LanguageModel
+from basecap.models.language_model import LanguageModel, outline
 from basecap.names import split_backbone
 from basecap.study.config import load_study, select
 from basecap.study.plan import model_of
@@ -105,8 +104,15 @@ def _attends(config: ModelConfig) -> bool:
 
 def with_attention(attention: str | None, job: Callable[[], Row]) -> Row:
     """Return the row of `job`, run with one of `ATTENTIONS`; with PyTorch's own choice when None."""
-    with contextlib.nullcontext() if attention is None else sdpa_kernel(ATTENTIONS[attention]):
+    if attention is None:
         return job()
+    # PyTorch would take compiled code from its cache that calls another attention: its keys do not hold this choice.
+    torch.compiler.config.cache_key_tag = attention
+    try:
+        with sdpa_kernel(ATTENTIONS[attention]):
+            return job()
+    finally:
+        torch.compiler.config.cache_key_tag = ""
 
 
 def compare(rows: Sequence[Row], speeds: Mapping[str, str]) -> None:
@@ -136,7 +142,6 @@ def _refuse_impossible(contenders: Contenders) -> None:
     """Raise ConfigError when a model cannot be built at its size on any machine."""
     for name, config in contenders.items():
         try:
-            with torch.device("meta"):
-                LanguageModel(config)
+            outline(config)
         except ConfigError as error:
             raise ConfigError(f"architecture {name!r} at width {config.hidden}: {error}") from error

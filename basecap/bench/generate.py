@@ -76,12 +76,13 @@ def run(
 ) -> dict[str, Any]:
     """Time reading prompts and decoding; return the environment and a row for each model.
 
-    Weights and caches are bfloat16 on a GPU and float32 on a CPU; nothing is compiled by torch.compile. Tuning and a
-    first run of everything are not counted. `decode_tokens_per_s` is that of a CUDA graph of `load.tokens` steps, each
-    of which reads the most likely token of the one before; `decode_python_tokens_per_s` that of the same steps launched
+    Weights and caches are bfloat16 on a GPU and float32 on a CPU. Compilation, tuning and a first run of everything are
+    not counted. `decode_tokens_per_s` is that of a CUDA graph of `load.tokens` compiled steps, each of which reads the
+    most likely token of the one before; `decode_python_tokens_per_s` that of the same steps, not compiled, launched
     from Python, which is also what a CPU does. `bandwidth` is the share of the device's memory bandwidth at which
-    reading all weights and the whole state once a step would take as long. A model that cannot run gets a row whose
-    note says why. When interrupted, the rows so far are returned and `complete` is False.
+    reading all weights and the whole state once a step would take as long; above 1, a step reads a part of its state.
+    A model that cannot run gets a row whose note says why. When interrupted, the rows so far are returned and
+    `complete` is False.
 
     Args:
         contenders: models by name, see `basecap.bench.contenders`; the others are compared with the first.
@@ -184,19 +185,18 @@ def _prefill_seconds(model: LanguageModel, prompts: Tensor, load: Load) -> tuple
 
 
 def _decode_seconds(model: LanguageModel, caches: list[BlockCache], load: Load, device: torch.device) -> dict[str, Any]:
-    """Return the seconds per token, means over the places, launched from Python and as a CUDA graph."""
+    """Return the seconds per token, means over the places, launched from Python and compiled as a CUDA graph."""
     token = torch.zeros((load.batch, 1), dtype=torch.int64, device=device)
-    python, graphs, note = [], [], None
-    for start in load.starts:
-        steps = partial(_steps, model, caches, token, start, load.tokens)
-        python.append(_median(steps, load.repeats, device) / load.tokens)
-        if device.type == "cuda" and note is None:
-            try:
-                graphs.append(_median(captured(steps), load.repeats, device) / load.tokens)
-            except RuntimeError as error:
-                note = f"launched from Python, as it cannot be a CUDA graph: {str(error).splitlines()[0][:160]}"
-    whole = len(graphs) == len(python)
-    return {"python": statistics.mean(python), "graph": statistics.mean(graphs) if whole else None, "note": note}
+    places = [partial(_steps, model, caches, token, start, load.tokens) for start in load.starts]
+    python = statistics.mean(_median(steps, load.repeats, device) for steps in places) / load.tokens
+    graph, note = None, None
+    if device.type == "cuda":
+        model.compile_decoding()
+        try:
+            graph = statistics.mean(_median(captured(steps), load.repeats, device) for steps in places) / load.tokens
+        except RuntimeError as error:
+            note = f"launched from Python, as it cannot be a CUDA graph: {str(error).splitlines()[0][:160]}"
+    return {"python": python, "graph": graph, "note": note}
 
 
 def _steps(model: LanguageModel, caches: list[BlockCache], token_B1: Tensor, start: int, count: int) -> None:

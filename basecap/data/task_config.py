@@ -30,7 +30,8 @@ class TaskSection(BaseModel):
     test: tuple[Line, ...] = Field((), description="tasks that every run is tested on (default: those of task.train)")
     shifts: dict[str, tuple[Line, ...]] = Field(
         default_factory=dict,
-        description="for each training task, the test tasks that its shortcut index compares with (default: all)",
+        description="for each training task, the test tasks that its shortcut index compares with (default: all); "
+        "tasks that the study does not train on or test are ignored",
     )
     options: dict[str, Any] = Field(
         default_factory=dict, description="options such as mode and vocab, for every task that has them"
@@ -69,10 +70,8 @@ class TaskSection(BaseModel):
                     f"a study cannot train on task {name!r}, whose targets are all decoded from the last position by "
                     "an extra network; use copying, where a model repeats the tokens one by one."
                 )
-        shifted = {name for names in self.shifts.values() for name in names}
-        for kind, named, names in (("training", set(self.shifts), self.train), ("test", shifted, self.tested)):
-            for name in sorted(named - set(names)):
-                raise ConfigError(f"task.shifts: {name!r} is no {kind} task of this study: {nearest(name, names)}")
+        for name in {*self.shifts, *(name for names in self.shifts.values() for name in names)}:
+            build_task(name)  # refuses an unknown one
         known = {key for name in self._names for key in _fields(name)}
         for key in self.options:
             if key not in known:

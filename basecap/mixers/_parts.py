@@ -26,8 +26,6 @@ def starts_of(segments_BT: Tensor) -> Tensor:
     return torch.cat([first, segments_BT[:, 1:] != segments_BT[:, :-1]], dim=1)
 
 
-# An operator of its own, so that a compiled graph computes the table once and not within every head's every channel.
-@torch.library.custom_op("basecap::rotary_table", mutates_args=())
 def _rotary_table(positions: Tensor, half: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the cosines and sines of RoPE's angles, [T, 1, half] or [B, T, 1, half]."""
     # In float32 an angle at position 100,000 would be wrong by up to 0.006.
@@ -36,7 +34,11 @@ def _rotary_table(positions: Tensor, half: int, base: float, dtype: torch.dtype)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-@_rotary_table.register_fake
+# An operator of its own, so that a compiled graph computes the table once and not within every head's every channel.
+_rotary_table_once = torch.library.custom_op("basecap::rotary_table", _rotary_table, mutates_args=())
+
+
+@_rotary_table_once.register_fake
 def _(positions, half, base, dtype):
     return tuple(positions.new_empty((*positions.shape, 1, half), dtype=dtype) for _ in range(2))
 
@@ -55,7 +57,9 @@ def rotary(x_BTHK: Tensor, positions: Tensor, base: float, dims: int | None = No
         raise ConfigError(f"RoPE rotates an even number of channels per head, not {dims}; change the heads.")
     half = dims // 2
     dtype = torch.promote_types(x_BTHK.dtype, torch.float32)
-    cos, sin = _rotary_table(positions, half, base, dtype)
+    # The table of one token costs less than the kernels that compute it apart from the rotation.
+    table = _rotary_table if positions.shape[-1] == 1 else _rotary_table_once
+    cos, sin = table(positions, half, base, dtype)
     turning, rest = x_BTHK.split([dims, x_BTHK.shape[-1] - dims], dim=-1)
     first, second = turning.to(dtype).chunk(2, dim=-1)
     turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x_BTHK.dtype)
@@ -249,7 +253,8 @@ def remember(cache: Cache, new: Mapping[str, Tensor], *, ring: bool = False) -> 
         if end > capacity and not ring:
             raise ConfigError(f"the cache has room for {capacity} tokens; make it for at least {end}.")
         if T == 1:
-            kept[:, cache.length % capacity] = tensor[:, 0].to(kept.dtype)
+            slot = cache.length % capacity
+            kept[:, slot : slot + 1] = tensor.to(kept.dtype)  # not kept[:, slot]: compiled code would be for one slot
             continue
         slots = torch.arange(max(cache.length, end - capacity), end, device=kept.device)
         kept[:, slots % capacity] = tensor[:, slots - cache.length].to(kept.dtype)

@@ -1,9 +1,11 @@
 """The one language model: embedding, blocks, norm, head; training loss, logits and decoding."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from basecap.errors import ConfigError
@@ -42,19 +44,26 @@ class LanguageModel(nn.Module):
         self.head = None if config.tied else nn.Linear(config.hidden, config.vocab, bias=False)
         self._training_blocks: list[Callable[..., Stream]] = [*self._blocks]
         self._training_loss: Callable[..., Tensor] = self._loss
+        self._block_steps: list[Callable[..., Stream]] = [block.step for block in self._blocks]
+        self._next_logits: Callable[..., Tensor] = self._last_logits
 
     def compile_training(self) -> None:
         """Compile each block, and norm and loss, for passes with gradients; equal blocks share their code.
 
-        Passes without gradients (evaluation, decoding) meet many lengths and run uncompiled.
+        Other passes run uncompiled: evaluation meets many lengths; for decoding see `compile_decoding`.
         """
-        import torch._dynamo  # half a second that uncompiled models do not need
-
-        torch.compiler.reset()
-        # PyTorch gives up and runs uncompiled after 8 versions of a block: kinds of layers times lengths of sequences.
-        torch._dynamo.config.recompile_limit = MOST_VERSIONS
+        _reset_compiler()
         self._training_blocks = [torch.compile(block, dynamic=False) for block in self._blocks]
         self._training_loss = torch.compile(self._loss, dynamic=False)
+
+    def compile_decoding(self) -> None:
+        """Compile `step`: a block's many small kernels become a few, and equal blocks share their code.
+
+        The code holds for any number of tokens in the caches; batch size and room of the caches are fixed in it.
+        """
+        _reset_compiler()
+        self._block_steps = [torch.compile(block.step) for block in self._blocks]
+        self._next_logits = torch.compile(self._last_logits)
 
     def initialise(self, seed: int) -> "LanguageModel":
         """Set every parameter by its recipe, each a pure function of (seed, name); return self."""
@@ -135,7 +144,7 @@ class LanguageModel(nn.Module):
         shared: dict[str, Tensor] = {}
         for block, cache in zip(self._blocks, caches, strict=True):
             x, added = block.prefill(x, added, cache, shared)
-        return nn.functional.linear(self.norm(total(x, added)[:, -1]), self.head_weight)
+        return self._last_logits(x, added)
 
     def step(self, tokens_B1: Tensor, caches: Caches) -> Tensor:
         """Read one more token, int64 [B, 1]; return the logits of the token after it [B, vocab].
@@ -148,9 +157,9 @@ class LanguageModel(nn.Module):
             raise ConfigError(f"a step reads one token at a time, not {x.shape[1]}; read a prompt with prefill.")
         added: Tensor | None = None
         shared: dict[str, Tensor] = {}
-        for block, cache in zip(self._blocks, caches, strict=True):
-            x, added = block.step(x, added, cache, shared)
-        return nn.functional.linear(self.norm(total(x, added)[:, -1]), self.head_weight)
+        for step, cache in zip(self._block_steps, caches, strict=True):
+            x, added = step(x, added, cache, shared)
+        return self._next_logits(x, added)
 
     def parameters_count(self) -> int:
         """Number of parameters, a tied head counted once."""
@@ -187,6 +196,9 @@ class LanguageModel(nn.Module):
     def _loss(self, x: Tensor, added: Tensor | None, targets: Tensor) -> Tensor:
         return linear_cross_entropy(self.norm(total(x, added)), self.head_weight, targets)
 
+    def _last_logits(self, x: Tensor, added: Tensor | None) -> Tensor:
+        return nn.functional.linear(self.norm(total(x, added)[:, -1]), self.head_weight)
+
     def _check_positions(self, length: int) -> None:
         if self.positions is not None and length > self.config.max_length:
             raise ConfigError(
@@ -207,6 +219,30 @@ class LanguageModel(nn.Module):
             self._check_positions(end)
             x = x + self.positions(positions)
         return x if self.embedding_norm is None else self.embedding_norm(x)
+
+
+class _NoDraws(TorchFunctionMode):
+    """Skips the random values that modules of PyTorch draw when they are built."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (nn.init.kaiming_uniform_, nn.init.uniform_):
+            return kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def outline(config: ModelConfig) -> LanguageModel:
+    """Build a model on the meta device, to count parameters, FLOPs and state; raises ConfigError."""
+    with torch.device("meta"), _NoDraws():
+        return LanguageModel(config)
+
+
+def _reset_compiler() -> None:
+    """Forget compiled code, and allow `MOST_VERSIONS` of one function."""
+    import torch._dynamo  # half a second that uncompiled models do not need
+
+    torch.compiler.reset()
+    # PyTorch gives up and runs uncompiled after 8 versions of a block: kinds of layers times lengths of sequences.
+    torch._dynamo.config.recompile_limit = MOST_VERSIONS
 
 
 def _embedding(rows: int, width: int) -> nn.Embedding:

@@ -127,10 +127,11 @@ def _tasks(study: TaskResults) -> Iterator[Sheet]:
 
 def _common(study: StudyResults) -> Iterator[Sheet]:
     runs = [
-        [run.name, run.seed, run.status, run.parameters, run.tokens, run.tokens_per_s, run.seconds]
+        [run.name, run.seed, run.status, run.parameters, run.state_bytes, run.tokens, run.tokens_per_s, run.seconds]
         for run in study.runs
     ]
-    yield Sheet("runs", ["name", "seed", "status", "parameters", "tokens", "tokens per s", "seconds"], runs)
+    columns = ["name", "seed", "status", "parameters", "state bytes", "tokens", "tokens per s", "seconds"]
+    yield Sheet("runs", columns, runs)
     rates = [
         [swept.name, rate, loss, "yes" if rate == swept.chosen else ""]
         for swept in study.sweep

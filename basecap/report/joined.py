@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from basecap.analysis.joined import COSTS, FEWEST, Joined, Measure
-from basecap.analysis.rows import Estimate
+from basecap.analysis.rows import Estimate, Interval
 from basecap.report import figures
 from basecap.report.export import Sheet
 
@@ -43,16 +43,33 @@ def joined_sentences(joined: Joined) -> list[str]:
     """Return the correlations in words, a sentence each."""
     if not joined.correlations:
         return ["The studies have no gap and another evaluation of the same architectures to compare it with."]
-    said = [
-        f"The gap and {found.other}: rank correlation {found.value.value:+.2f} over {found.architectures} "
-        f"architectures (95\u00a0% interval {found.value.low:+.2f} to {found.value.high:+.2f})."
-        for found in joined.correlations
-        if found.value is not None
-    ]
+    said = []
+    for found in joined.correlations:
+        if found.value is not None:
+            ends = f"95\u00a0% interval {found.value.low:+.2f} to {found.value.high:+.2f}"
+            over = f"over {found.architectures} architectures, {_relation(found.value)}"
+            said.append(f"The gap and {found.other}: rank correlation {found.value.value:+.2f} ({ends}) {over}.")
     few = [found.other for found in joined.correlations if found.architectures < FEWEST]
     if few:
         said.append(f"A correlation needs {FEWEST} architectures with both numbers: too few have {', '.join(few)}.")
     return said
+
+
+def _relation(found: Interval) -> str:
+    """Return what the interval of a correlation says, the end of a sentence."""
+    if found.low <= 0 <= found.high:
+        return "which shows no relation"
+    return f"so where it is higher the gap is {'larger' if found.value > 0 else 'smaller'}"
+
+
+def front_sentences(joined: Joined) -> list[str]:
+    """Return the Pareto front of the gap and each cost, a sentence each."""
+    gaps, costs = ([measure for measure in joined.measures if measure.kind == kind] for kind in ("gap", "cost"))
+    return [
+        f"Gap and {cost.name} ({cost.source}): {', '.join(found)}."
+        for cost in costs
+        if gaps and len(found := figures.pareto_front(gaps[0], cost)) > 0
+    ]
 
 
 def joined_sheets(joined: Joined) -> Iterator[Sheet]:

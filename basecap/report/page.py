@@ -18,7 +18,14 @@ from basecap.report import figures
 from basecap.report.bundle import bundle, label
 from basecap.report.charts import Charts, charts_of, influence_charts
 from basecap.report.figures.style import names_of
-from basecap.report.joined import cell_text, ends_text, joined_charts, joined_sentences, missing_costs
+from basecap.report.joined import (
+    cell_text,
+    ends_text,
+    front_sentences,
+    joined_charts,
+    joined_sentences,
+    missing_costs,
+)
 from basecap.report.palette import ON_DARK, looks
 from basecap.report.rows import at_lowest, by_architecture, capacities, final_losses, without_null
 from basecap.report.summary import summarise
@@ -98,6 +105,8 @@ def _joined(joined: Joined, named: Sequence[str], charts: dict[str, figures.Spec
             titles=named,
             charts=charts,
             sentences=joined_sentences(joined),
+            fronts=front_sentences(joined),
+            looks=figures.looks_of(joined),
             missing=missing_costs(joined),
             cell=cell_text,
             ends=ends_text,

@@ -1,6 +1,6 @@
 """Rows of the page's tables: one per architecture, its seeds folded into it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any, Protocol, TypeVar
@@ -13,13 +13,13 @@ from basecap.analysis.rows import Estimate, Row
 class ArchitectureRow:
     """The runs of an architecture: how many are in which state, their largest tokens, median speed, time together.
 
-    `decoding` is the decoding state in bytes and the length of its sequence in tokens, None where unknown.
+    `state_bytes` is the size of the decoding state of one sequence, None where unknown.
     """
 
     name: str
     state: str
     parameters: int | None
-    decoding: tuple[int, int] | None
+    state_bytes: int | None
     tokens: int
     tokens_per_s: float | None
     seconds: float | None
@@ -29,19 +29,22 @@ class ArchitectureRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """The most pairs that are recalled at a length, 0 for none, the most that were tested, and the state in bytes."""
+    """The most pairs that are recalled at a length, 0 for none, and the most that were tested."""
 
     pairs: int
     most: int
-    state: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityRow:
-    """What the runs of an architecture on a task recall there, by length in tokens."""
+    """What the runs of an architecture on a task recall there, by length in tokens.
+
+    `state` is the size in bytes of the decoding state of the longest training sequence, None where unknown.
+    """
 
     architecture: str
     train: str
+    state: int | None
     places: dict[int, Capacity]
 
 
@@ -94,7 +97,7 @@ def by_architecture(study: StudyResults) -> list[ArchitectureRow]:
                 name=name,
                 state=", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)),
                 parameters=next((run.parameters for run in runs if run.parameters is not None), None),
-                decoding=_longest(states_of(runs)),
+                state_bytes=next((run.state_bytes for run in runs if run.state_bytes is not None), None),
                 tokens=max(run.tokens for run in runs),
                 tokens_per_s=median(rates) if rates else None,
                 seconds=sum(seconds) if seconds else None,
@@ -103,15 +106,6 @@ def by_architecture(study: StudyResults) -> list[ArchitectureRow]:
             )
         )
     return rows
-
-
-def states_of(runs: Sequence[RunRow]) -> dict[int, int]:
-    """Return the decoding state in bytes by length in tokens of runs that share an architecture."""
-    return {length: size for run in runs for length, size in run.state_bytes.items()}
-
-
-def _longest(states: Mapping[int, int]) -> tuple[int, int] | None:
-    return (states[max(states)], max(states)) if states else None
 
 
 def capacities(study: TaskResults) -> list[CapacityRow]:
@@ -123,15 +117,14 @@ def capacities(study: TaskResults) -> list[CapacityRow]:
             continue
         own = (found.architecture, found.train)
         names = {point.name for point in study.points if (point.architecture, point.train) == own}
-        states = states_of([run for run in study.runs if run.name in names])
+        states = [run.state_bytes for run in study.runs if run.name in names and run.state_bytes is not None]
         places: dict[int, Capacity] = {}
         for length in sorted({int(cell.axis["length"]) for cell in cells}):
             tested = {cell.axis["pairs"]: cell.accuracy.value for cell in cells if cell.axis["length"] == length}
             recalled = [pairs for pairs, accuracy in tested.items() if accuracy >= study.learned]
-            places[length] = Capacity(
-                pairs=int(max(recalled, default=0)), most=int(max(tested)), state=states.get(length)
-            )
-        rows.append(CapacityRow(architecture=found.architecture, train=found.train, places=places))
+            places[length] = Capacity(pairs=int(max(recalled, default=0)), most=int(max(tested)))
+        state = states[0] if states else None
+        rows.append(CapacityRow(architecture=found.architecture, train=found.train, state=state, places=places))
     return rows
 
 

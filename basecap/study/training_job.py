@@ -90,13 +90,12 @@ def _train(run: RunSpec, runtime: Runtime, records: RunRecords) -> dict[str, Any
         return ended
 
     stopped = trainer.run(run.label, evaluate_point, runtime.log)
-    states = {str(length): model.state_bytes(length) for length in sorted(run.lengths)}
-    costs = {"parameters": model.parameters_count(), "state_bytes": states}
+    costs = {"parameters": model.parameters_count(), "state_bytes": model.state_bytes(run.length)}
     if stopped is None:
         return costs
     reason = f"validation accuracy has reached {run.train.stop_at:g} (train.stop_at)"
     runtime.log(f"{run.label}: ended after step {stopped} of {run.timetable.steps}, as {reason}.")
-    return {**costs, "stopped": stopped}
+    return costs | {"stopped": stopped}
 
 
 def _good_enough(run: RunSpec, records: RunRecords, step: int) -> bool:

@@ -90,6 +90,12 @@ def test_documents_add_what_their_covariance_says():
     assert np.quantile(np.abs(wide[:, 1]), 0.95) == pytest.approx(stats.t.ppf(0.975, 5), rel=0.1)
 
 
+def test_a_rounding_error_in_a_covariance_does_not_change_the_draws():
+    turned = np.array([[1.0, 1e-15], [1e-15, 1.0]])  # its eigenvectors are the diagonals, those of 1 the axes
+    one, other = (draw_documents(covariance, 5, 100, generator()) for covariance in (np.eye(2), turned))
+    np.testing.assert_allclose(one, other, rtol=1e-9)
+
+
 def test_two_groups_of_runs_differ_by_what_their_splits_say():
     assert split_range(np.array([0.0, 1.0, 2.0]), 0.05) is None
     assert split_range(np.array([0.0, 1.0, 2.0, 3.0]), 0.05) == pytest.approx(2.0)

@@ -1,6 +1,7 @@
 """The benchmark of decoding counts what it ran, and every mixer decodes as a CUDA graph needs it."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch._subclasses import FakeTensorMode
 from typer.testing import CliRunner
 
 from basecap.bench import generate
-from basecap.bench.contenders import compare, entries, named
+from basecap.bench.contenders import ATTENTIONS, compare, entries, named, with_attention
 from basecap.bench.generate import Load, read_prompts, run
 from basecap.cli import app
 from basecap.errors import ConfigError
@@ -46,6 +47,26 @@ def test_decoding_can_be_a_cuda_graph(name: str):
             caches = fake.init_cache(4, 8)
             for _ in range(3):
                 fake.step(torch.zeros((4, 1), dtype=torch.int64), caches)
+
+
+@pytest.mark.parametrize("name", ["transformer++ alibi", "top1-chunk-exact", "top1-element", "rwkv-7"])
+def test_compiled_decoding_is_the_same_and_one_code_serves_all_lengths(name: str, monkeypatch: pytest.MonkeyPatch):
+    model = small(name).initialise(0)
+    tokens = torch.randint(0, 31, (2, 12), generator=torch.Generator().manual_seed(0))
+    plain, compiled = (model.init_cache(2, 12) for _ in range(2))
+    counters = torch._dynamo.utils.counters
+    with torch.no_grad():
+        for caches in (plain, compiled):
+            model.prefill(tokens[:, :5], caches)
+        expected = [model.step(tokens[:, t : t + 1], plain) for t in range(5, 12)]
+        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+        model.compile_decoding()
+        counters.clear()
+        found = [model.step(tokens[:, t : t + 1], compiled) for t in range(5, 8)]
+        graphs = counters["stats"]["unique_graphs"]
+        found += [model.step(tokens[:, t : t + 1], compiled) for t in range(8, 12)]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert counters["stats"]["unique_graphs"] == graphs and not counters["graph_break"]
 
 
 def test_a_row_for_each_model_and_its_speed_relative_to_the_first():
@@ -117,6 +138,14 @@ def test_on_a_gpu_a_first_model_with_attention_runs_with_each_kernel(first: str,
     models = named([first, "rwkv-7"], hidden=32, vocab=31, length=16)
     assert [row[1] for row in entries(models, torch.device("cuda"))] == attentions
     assert [row[1] for row in entries(models, torch.device("cpu"))] == [None, None]
+
+
+def test_code_compiled_for_one_attention_is_not_taken_for_another():
+    def tag() -> dict:
+        return {"tag": torch.compiler.config.cache_key_tag}
+
+    tags = [with_attention(attention, tag)["tag"] for attention in (*ATTENTIONS, None)]
+    assert len(set(tags)) == 3 and tags[-1] == ""
 
 
 @pytest.mark.parametrize(("new", "starts"), [(32, [5]), (33, [5, 6]), (332, [55, 155, 255])])

@@ -85,6 +85,7 @@ def _write_run(run, name, seed, speed, gap, sizes, own, rng, train, checkpoints)
             "status": "finished",
             "message": "",
             "parameters": 29_400_000,
+            "state_bytes": 16_777_216,
             "device": "NVIDIA H200",
             "precision": "bf16",
             "before": [],

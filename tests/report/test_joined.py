@@ -13,12 +13,12 @@ from basecap.analysis.rows import Estimate
 from basecap.cli import app
 from basecap.errors import ConfigError, DataError
 from basecap.report.figures.costs import gap_against_cost, pareto_front
-from basecap.report.joined import joined_sentences, joined_sheets
+from basecap.report.joined import front_sentences, joined_charts, joined_sentences, joined_sheets
 from tests.report.made_up import row, run_row, study
 from tests.report.synthetic import write_study
 
-GAPS = {"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.4}
-SPEEDS = {"base": 100.0, "a": 200.0, "b": 400.0, "c": 300.0, "d": 50.0}
+GAPS = {"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.4, "e": 0.5, "f": 0.6}
+SPEEDS = {"base": 100.0, "a": 200.0, "b": 400.0, "c": 300.0, "d": 50.0, "e": 40.0, "f": 60.0}
 
 
 def measure(kind: str, values: dict[str, float], better: str = "lower") -> Measure:
@@ -41,12 +41,13 @@ def entropy(values: dict[str, float]) -> EvaluationResults:
 
 def one_study(**changes):
     runs = [
-        run_row(name, 0, machines=["GPU"], tokens_per_s=speed, state_bytes={16: 5, 32: 2 * int(speed)})
+        run_row(name, 0, machines=["GPU"], tokens_per_s=speed, state_bytes=int(10 * speed))
         for name, speed in SPEEDS.items()
     ]
     scores = {name: 1.0 + 10 * gap for name, gap in GAPS.items()} | {"base": 1.0}
     rows = [row(name, gap, 0.05) for name, gap in GAPS.items()]
-    return study(*rows, runs=runs, evaluations=[entropy(scores)], **changes)
+    settings = {"data": {"seq_len": 2048}}
+    return study(*rows, runs=runs, evaluations=[entropy(scores)], settings=settings, **changes)
 
 
 def test_gaps_scores_and_costs_of_the_same_architectures_are_joined(tmp_path):
@@ -66,18 +67,28 @@ def test_gaps_scores_and_costs_of_the_same_architectures_are_joined(tmp_path):
     ]  # fmt: skip
     values = [{name: each.value for name, each in measure.values.items()} for measure in found.measures]
     assert values[0] == {"base": 0.0, **GAPS} and values[1] == {"base": 0.0, "a": 0.3}
-    assert values[2] == pytest.approx({"base": 1.0, "a": 2.0, "b": 3.0, "c": 4.0, "d": 5.0})
+    assert values[2] == pytest.approx({name: 1.0 + 10 * gap for name, gap in {"base": 0.0, **GAPS}.items()})
     assert values[3] == {"a": 6.0} and values[4] == {"a": 7} and values[5] == SPEEDS
-    (state,) = [one for one in join([one_study()], ["one"]).measures if one.name == "state"]
-    assert state.source == "one, 32 tokens" and state.values["a"].value == 400
     assert found.reference == "base" and found.names == ["base", *GAPS]
     (correlation,) = found.correlations
-    assert correlation.architectures == 5 and correlation.value.value == pytest.approx(1.0)
-    assert "rank correlation +1.00 over 5 architectures" in joined_sentences(found)[0]
+    assert correlation.architectures == 7 and correlation.value.value == pytest.approx(1.0)
+    said = joined_sentences(found)[0]
+    assert (
+        "rank correlation +1.00 (" in said and "over 7 architectures, so where it is higher the gap is larger" in said
+    )
+    assert front_sentences(found)[-1] == "Gap and training (one, GPU): b, a, base."
     assert [sheet.name for sheet in joined_sheets(found)] == ["joined", "correlations"]
     assert joined_from_json(json.loads(json.dumps(joined_to_json(found))), file) == found
     with pytest.raises(DataError, match="is damaged at 'joined'"):
         joined_from_json({"joined": {"names": 1}}, file)
+
+
+def test_the_state_of_a_sequence_needs_no_file_of_costs():
+    found = join([one_study(), study(row("a", 0.3, 0.1), name="other", runs=[run_row("a", 0)])], ["one", "two"])
+    state = next(measure for measure in found.measures if measure.name == "state")
+    assert state.source == "one, a sequence of 2048 tokens in float32"
+    assert {name: each.value for name, each in state.values.items()} == {n: 10 * speed for n, speed in SPEEDS.items()}
+    assert {chart.partition("-against-")[2] for chart in joined_charts(found)} == {"1-training", "2-state"}
 
 
 def test_few_architectures_have_no_correlation():
@@ -87,7 +98,7 @@ def test_few_architectures_have_no_correlation():
     found = join([study(*rows, evaluations=[entropy(scores)], runs=runs)], ["one"])
     assert found.correlations[0].value is None
     assert joined_sentences(found) == [
-        "A correlation needs 5 architectures with both numbers: too few have entropy mean, one."
+        "A correlation needs 7 architectures with both numbers: too few have entropy mean, one."
     ]
 
 
@@ -108,11 +119,11 @@ def test_the_pareto_front_and_its_chart():
     gap = measure("gap", {"base": 0.0, **GAPS})
     faster, smaller = measure("cost", SPEEDS, "higher"), measure("cost", SPEEDS)
     assert pareto_front(gap, faster) == ["b", "a", "base"]
-    assert pareto_front(gap, smaller) == ["d", "base"]
+    assert pareto_front(gap, smaller) == ["e", "d", "base"]
     whole = Joined(reference="base", names=["base", *GAPS], measures=[gap, faster], correlations=[])
     chart = gap_against_cost(whole, gap, faster)
     rows = chart["datasets"]["data-0"]
-    assert {each["name"]: each["front"] for each in rows}["c"] == "no" and len(rows) == 5
+    assert {each["name"]: each["front"] for each in rows}["c"] == "no" and len(rows) == 7
     assert gap_against_cost(whole, gap, measure("cost", {"a": 1.0})) is None
 
 

@@ -57,6 +57,7 @@ def test_a_study_leaves_complete_records(study_file, tmp_path, monkeypatch):
     assert list(records.declarations()) == ["domain-loss"]
     for found in records.runs():
         assert found.info()["ops"]["linear_cross_entropy"].startswith("plain PyTorch: ")
+        assert found.info()["state_bytes"] > 0 and found.info()["parameters"] > 0
         assert {record.step for record in found.evals() if record.eval == "domain-loss"} == {2, 4, 6, 8, 10}
         last = {(r.subset, r.metric): r for r in found.evals() if r.step == 10}
         assert {subset for subset, _ in last} == {"prose", "notes", "code"}

@@ -1,5 +1,8 @@
 """Decoding with Top-1 chunk selection: a cache of keys and values, with the sum of each chunk's keys."""
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -9,6 +12,9 @@ from basecap.ops._selection.checks import check_cache
 from basecap.ops._shapes import FLOATS, is_whole
 from basecap.ops.top1_chunk import eager
 from basecap.ops.top1_chunk.grid import check_chunk, check_options, most_remote
+
+#: The tensors of a cache.
+CACHE = ("k", "v", "sums")
 
 
 def top1_chunk_cache(
@@ -101,6 +107,9 @@ def top1_chunk_step(
     Raises:
         ConfigError: a full cache, one made for other shapes, dtypes or devices, an impossible option or backend.
     """
+    if torch.compiler.is_compiling():
+        held = [cache[name] for name in CACHE]
+        return _step_operator([q, k, v], held, length, chunk, mode, scale, remote, backend)
     check_cache({"q": q, "k": k, "v": v}, cache, length, chunk=check_chunk(chunk))
     chunk, scale, remote = check_options(q, chunk, mode, scale, remote)
     length = int(length)
@@ -113,3 +122,33 @@ def top1_chunk_step(
 
         decode = launch.decode
     return decode((q, k, v), cache, length, chunk, mode == "exact", scale, remote).to(dtype)
+
+
+# The kernels are laid out for a number of chunks; traced, each length would be compiled anew.
+@torch.library.custom_op("basecap::top1_chunk_step", mutates_args=("held",))
+def _step_operator(
+    token: Sequence[Tensor],
+    held: Sequence[Tensor],
+    length: int,
+    chunk: int,
+    selection: str,
+    scale: float | None,
+    remote: int,
+    backend: str,
+) -> Tensor:
+    """Run `top1_chunk_step` as one node of a compiled graph; it has no gradient there.
+
+    `token` is q, k and v, `held` the tensors of the cache, `selection` the `mode`: a name that PyTorch does not let an
+    operator's argument have.
+    """
+    q, k, v = token
+    cache = dict(zip(CACHE, held, strict=True))
+    chosen = cast(Backend, backend)
+    return top1_chunk_step(
+        q, k, v, cache, length, chunk=chunk, mode=selection, scale=scale, remote=remote, backend=chosen
+    )
+
+
+@_step_operator.register_fake
+def _(token, held, length, chunk, selection, scale, remote, backend):
+    return token[0].new_empty(token[0].shape)

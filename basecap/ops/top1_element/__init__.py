@@ -126,9 +126,9 @@ def top1_element_step(q: Tensor, k: Tensor, v: Tensor, cache: dict[str, Tensor],
         ConfigError: a full cache, or one made for other shapes, dtypes or devices.
     """
     check_cache({"q": q, "k": k, "v": v}, cache, length)
-    length = int(length)
-    cache["k"][:, length] = k[:, 0]
-    cache["v"][:, length] = v[:, 0]
+    length = length if torch.compiler.is_compiling() else int(length)  # int() would compile code for one length
+    cache["k"][:, length : length + 1] = k
+    cache["v"][:, length : length + 1] = v
     B, _, H, K = q.shape
     G = k.shape[2]
     wide = torch.promote_types(cache["k"].dtype, torch.float32)

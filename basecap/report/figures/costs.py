@@ -2,14 +2,17 @@
 
 from basecap.analysis.joined import Joined, Measure
 from basecap.analysis.rows import Estimate
-from basecap.report.figures.spec import Spec, chart, layer, number
+from basecap.report.figures.spec import Spec, chart, layer, number, unless_picked
 from basecap.report.figures.style import NATS, ref, tooltip
-from basecap.report.palette import GREY, looks
+from basecap.report.palette import GREY, Look, looks
 
 
 def gap_against_cost(joined: Joined, gap: Measure, cost: Measure) -> Spec | None:
-    """The gap against a cost, with its interval; the line joins the Pareto front. None below two architectures."""
-    names = [name for name in gap.values if name in cost.values]
+    """The gap against a cost, with its interval; the line joins the Pareto front. None below two architectures.
+
+    The axis of the cost is logarithmic, so an architecture that costs nothing is not drawn.
+    """
+    names = [name for name in gap.values if name in cost.values and cost.values[name].value > 0]
     if len(names) < 2:
         return None
     front = pareto_front(gap, cost)
@@ -25,7 +28,7 @@ def gap_against_cost(joined: Joined, gap: Measure, cost: Measure) -> Spec | None
         }
         for name in names
     ]
-    found = [look for look in looks(joined.names, joined.reference or joined.names[0]) if look.name in names]
+    found = [look for look in looks_of(joined) if look.name in names]
     domain = [look.name for look in found]
 
     def look(values: list[str]) -> Spec:
@@ -36,21 +39,23 @@ def gap_against_cost(joined: Joined, gap: Measure, cost: Measure) -> Spec | None
                {"format": "~s", "tickCount": 4, "grid": False})  # fmt: skip
     title = f"gap in {NATS}, positive: worse"
     y = number("y", title)
-    shared = {"x": x, "color": look([each.colour for each in found])}
+    shared = {"x": x, "color": look([each.colour for each in found]), "opacity": unless_picked()}
     dot = {**shared, "y": y, "shape": look([each.mark for each in found]),
            "tooltip": [*tooltip("name", "interval", "front"), _number(cost)]}  # fmt: skip
     line = {"type": "line", "color": GREY, "strokeDash": [4, 3], "strokeWidth": 1.5}
-    # Slanted, as the names of architectures with similar gaps would cover each other side by side.
-    text = {"type": "text", "align": "left", "angle": -40, "dx": 9, "fontSize": 11}
     layers = [
         layer(rows, line, {"x": x, "y": y}, "datum.front == 'yes'"),
         layer(rows, {"type": "rule", "strokeWidth": 1.5}, {**shared, "y": number("low", title), "y2": ref("high")},
               "isValid(datum.low)"),
-        layer(rows, {"type": "point", "filled": True, "size": 90, "opacity": 1}, dot),
-        layer(rows, text, {**shared, "y": y, "text": ref("name")}),
+        layer(rows, {"type": "point", "filled": True, "size": 90}, dot),
     ]  # fmt: skip
     heading = {"text": f"gap against {cost.name}", "subtitle": cost.source}
-    return chart(layers, width=420, height=300, title=heading)
+    return chart(layers, width=420, height=300, title=heading, pick=True)
+
+
+def looks_of(joined: Joined) -> list[Look]:
+    """Return the look of each architecture in the charts of a join."""
+    return looks(joined.names, joined.reference or joined.names[0])
 
 
 def pareto_front(gap: Measure, cost: Measure) -> list[str]:

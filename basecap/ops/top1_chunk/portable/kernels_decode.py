@@ -29,9 +29,12 @@ def score_exact_kernel(
     R: tl.constexpr,
     GP: tl.constexpr,
 ):
-    """Write the REMOTE chunks of the largest mass among `part` chunks, for all queries of a key head."""
-    split = tl.program_id(0)
-    g = tl.program_id(1)
+    """Write the REMOTE chunks of the largest mass among `part` chunks, for all queries of a key head.
+
+    Programs of one split and several heads run side by side: their keys are side by side in memory.
+    """
+    g = tl.program_id(0)
+    split = tl.program_id(1)
     b = tl.program_id(2).to(tl.int64)
     o_g = tl.arange(0, GP)
     o_k = tl.arange(0, BK)
@@ -55,8 +58,8 @@ def score_exact_kernel(
             total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(s - higher[:, None]), 1)
             top = higher
         best, index = insert(best, index, top + tl.log2(total), c, R)
-    heads = tl.num_programs(1) * GROUP
-    row = (b * heads + g * GROUP + o_g) * tl.num_programs(0) + split
+    heads = tl.num_programs(0) * GROUP
+    row = (b * heads + g * GROUP + o_g) * tl.num_programs(1) + split
     store_candidates(best, index, p_score, p_index, row, o_g < GROUP, REMOTE, R)
 
 

@@ -42,6 +42,9 @@ POLYNOMIALS = 1
 #: Parts that the caches of a batch are cut into for the exact choice of one step: many, so that the last wave is short.
 SPLITS = 65536
 
+#: Chunks of one part, as long as there are `FEWEST` parts: the next ones load while one is summed up.
+CHUNKS, FEWEST = 4, 8192
+
 #: The most candidates the parts of one cache may leave: a step's last kernel holds them in one warp's registers.
 CANDIDATES = 1024
 
@@ -270,7 +273,7 @@ def decode(
     B, H, K = q.shape
     G = k.shape[1]
     full = length // chunk
-    part = max(1, triton.cdiv(full * B * G, SPLITS), triton.cdiv(full * remote, CANDIDATES)) if exact else 64
+    part = _chunks_of_a_part(full, B * G, remote) if exact else 64
     splits = triton.cdiv(full, part)
     score = torch.empty(B, H, splits, remote, dtype=torch.float32, device=q.device)
     index = torch.empty(B, H, splits, remote, dtype=torch.int32, device=q.device)
@@ -278,10 +281,10 @@ def decode(
     tile = next(tile for widest, tile in STEP.items() if widest >= K)
     places = triton.next_power_of_2(remote)
     if splits and exact:
-        kernels_decode.score_exact_kernel[splits, G, B](
+        kernels_decode.score_exact_kernel[G, splits, B](
             q, keys, score, index, *q.stride()[:2], *keys.stride()[:3], full, part, scale * LOG2E,
             **width, C=chunk, BN=min(chunk, tile.columns), R=places, GP=max(tile.rows, triton.next_power_of_2(H // G)),
-            num_stages=_stages(tile.stages, keys, tile.rows, chunk), num_warps=tile.warps,
+            num_stages=min(part, _stages(tile.stages, keys, tile.rows, chunk)), num_warps=tile.warps,
         )  # fmt: skip
     elif splits:
         kernels_decode.score_approx_kernel[splits, G, B](
@@ -296,3 +299,9 @@ def decode(
         num_warps=1,
     )  # fmt: skip
     return o
+
+
+def _chunks_of_a_part(full: int, caches: int, remote: int) -> int:
+    """Return how many of the `full` chunks of each of the `caches` one program of the exact choice reads."""
+    total = full * caches
+    return max(1, triton.cdiv(total, SPLITS), min(CHUNKS, total // FEWEST), triton.cdiv(full * remote, CANDIDATES))
