@@ -16,7 +16,7 @@ from basecap.data import DocumentSet, PreparedData, find_prepared, missing_input
 from basecap.data.tokenizer import BYTES
 from basecap.evals.domain_loss import DomainLoss
 from basecap.study.config import StudyConfig
-from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs, plan_training
+from basecap.study.plan import RunSpec, costs, plan_evaluations, plan_runs, plan_training
 from basecap.study.start import check
 from basecap.study.workloads import cache_of
 from basecap.train.config import Timetable
@@ -47,9 +47,8 @@ def estimate(study: StudyConfig) -> list[dict[str, Any]]:
     device = environment.choose_device(None)
     rate = matrix_rate(device)
     check(study)
-    rows = []
-    for run in _all_runs(study):
-        found = cost(run)
+    runs, rows = _all_runs(study), []
+    for run, found in zip(runs, costs(runs), strict=True):
         rates = {"lr": run.rate or "the best"} if study.train.sweep else {}
         rows.append(
             {
@@ -115,8 +114,8 @@ def _short_runs(study: StudyConfig) -> list[str]:
             names = found.setdefault((run.train.warmup, run.timetable.steps), [])
             names += [run.architecture] * (run.architecture not in names)
     return [
-        f"Warning: train.warmup = {warmup} is not shorter than the run of {steps} steps: {', '.join(names)} warms "
-        f"up for {warmup_steps(warmup, steps)}; lower it or train longer."
+        f"Warning: train.warmup = {warmup} is not shorter than the run of {steps} steps: {', '.join(names)} will "
+        f"warm up for {warmup_steps(warmup, steps)}; lower it or train longer."
         for (warmup, steps), names in found.items()
     ]
 

@@ -12,7 +12,7 @@ from basecap.report.figures import paper
 from basecap.study.config import StudyConfig, load_study
 from basecap.study.estimate import sparse
 from basecap.study.execute import execute
-from basecap.study.plan import Cost, cost, plan_evaluations, plan_runs
+from basecap.study.plan import Cost, costs, plan_evaluations, plan_runs
 from basecap.study.study_file import RENAMED, library, read_study
 from tests.study.conftest import write_text
 
@@ -36,7 +36,7 @@ def test_every_study_is_planned_at_every_scale(name: str):
         study = load_study(name, scale=scale)
         for run in plan_runs(study, study.data.vocab):
             if run.seed == study.seeds[0]:
-                found = _costs.get(run.hash) or _costs.setdefault(run.hash, cost(run))
+                found = _costs.get(run.hash) or _costs.setdefault(run.hash, costs([run])[0])
                 assert found.parameters > 0 and found.flops > 6 * 0.5 * found.tokens
         assert plan_evaluations(study) and bool(sparse(study)) == (scale == "test")
         assert study.figure is not None and study.title == f"{name} at scale {scale}"

@@ -11,7 +11,7 @@ from basecap.report import write_report
 from basecap.report.charts import task_charts
 from basecap.study.config import StudyConfig, load_study, select, with_named
 from basecap.study.execute import execute
-from basecap.study.plan import Cost, cost, plan_evaluations, plan_runs
+from basecap.study.plan import Cost, costs, plan_evaluations, plan_runs
 from basecap.study.study_file import library, read_study
 
 STUDIES = [name for name in library() if name.startswith(("lp-", "recall-"))]
@@ -28,7 +28,7 @@ def test_every_study_is_planned_at_every_scale(name: str):
         study = load_study(name, scale=scale)
         for run in plan_runs(study, study.vocabulary):
             model = run.model.model_dump_json()
-            found = _costs.get(model) or _costs.setdefault(model, cost(run))
+            found = _costs.get(model) or _costs.setdefault(model, costs([run])[0])
             assert found.parameters > 0 and found.flops > 0
         assert plan_evaluations(study) and study.title == f"{name} at scale {scale}"
         entries = {entry.name for entry in study.architectures}
