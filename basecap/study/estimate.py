@@ -11,7 +11,7 @@ import torch
 
 from basecap import environment
 from basecap.analysis.draws import FEWEST_DOCUMENTS, FEWEST_OF_A_DOMAIN
-from basecap.analysis.power import DOCUMENTS, MOST_RUNS, expected_half_width, expected_tolerance
+from basecap.analysis.power import DOCUMENTS, DOMAIN_ERRORS, MOST_RUNS, expected_half_width, expected_tolerance
 from basecap.data import DocumentSet, PreparedData, find_prepared, missing_inputs
 from basecap.data.tokenizer import BYTES
 from basecap.evals.domain_loss import DomainLoss
@@ -199,7 +199,9 @@ def _expected(study: StudyConfig, documents: dict[str, DocumentSet]) -> Iterator
         return
     yield (
         f"Expected: intervals of +/- {half:.2g} nats, and {tolerance:.2g} nats for the gap that is tolerated "
-        f"(gap.cost = {study.gap.cost:g}), if runs vary as those of limited-zoo do (30M parameters, 60M tokens)."
+        f"(gap.cost = {study.gap.cost:g}), if runs vary as those of limited-zoo do (30M parameters, 60M tokens). "
+        "This does not depend on the tokens of the study: there, runs varied no less after 60M tokens than after 18M, "
+        f"but by {DOMAIN_ERRORS[0]:g} nats on one domain and {DOMAIN_ERRORS[1]:g} on another."
     )
     enough = (more for more in range(runs, MOST_RUNS + 1) if _half_width(study, more, fewest) < tolerance)
     needed = next(enough, None)
