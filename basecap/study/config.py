@@ -332,7 +332,10 @@ def select(study: StudyConfig, only: Sequence[str]) -> set[str]:
     names = {entry.name for entry in study.architectures}
     for name in only:
         if name not in names:
-            raise ConfigError(f"study {study.name} has no architecture {name!r}: {nearest(name, names)}")
+            hint = nearest(name, names)
+            if not hint.startswith("did"):
+                hint += " Set architectures, or any_architecture=true, to compare others."
+            raise ConfigError(f"study {study.name} has no architecture {name!r}: {hint}")
     return {*only, study.reference} & names if only else names
 
 

@@ -191,14 +191,14 @@ class Harness:
 
 
 def judge(subject: str, name: str, error: float, allowed: float, broken: str) -> Check:
-    """Return a check; `broken` says what is wrong if the error is too large. What allows for none is a yes or no."""
+    """Return a check; `broken` says what is wrong if the error is too large. With `allowed` 0 it is a yes or no."""
     message = f"{subject}: {name} holds"
     message += f", error {error:.1e} of {allowed:.1e}." if allowed else "."
     if math.isnan(error):
-        message = f"{subject}: {name} broke: {broken}: there is NaN in what is compared."
+        message = f"{subject}: {name} failed: {broken}: the compared values contain NaN."
     elif error > allowed:
-        size = f", by {error:.2e} where {allowed:.1e} is allowed" if allowed and error < math.inf else ""
-        message = f"{subject}: {name} broke: {broken}{size}."
+        size = f", by {error:.2e} with {allowed:.1e} allowed" if allowed and error < math.inf else ""
+        message = f"{subject}: {name} failed: {broken}{size}."
     return Check(subject=subject, name=name, error=error, allowed=allowed, message=message)
 
 
@@ -212,7 +212,7 @@ def attempt(subject: str, cls: type[Mixer], prove: Callable[[], Iterable[Check]]
 
 def raised(subject: str, cls: type[Mixer], name: str, error: BaseException) -> Check:
     """Return the failed check `name` that raised `error`, with the line of the file of `cls` where it did."""
-    message = f"{subject}: {name} broke: {error}"
+    message = f"{subject}: {name} failed: {error}"
     if not isinstance(error, BasecapError):  # those are sentences for people
         place = Path(error_location(error, cls) or source_location(cls)).name
         message = f"{subject}: {name} raised {describe_error(error)} ({place}){_on_dtypes(error)}"
@@ -220,13 +220,13 @@ def raised(subject: str, cls: type[Mixer], name: str, error: BaseException) -> C
 
 
 def _on_dtypes(error: BaseException) -> str:
-    """Return what repairs a mixture of float64, in which the suite works, and float32; empty for any other error."""
+    """Return advice for an error that mixes float64, the dtype of the suite, with float32; empty for any other error."""
     words = str(error).lower()
     if not (isinstance(error, RuntimeError) and "double" in words and "float" in words.replace("float64", "")):
         return ""
     return (
-        "; the mixer is proved in float64: make tensors with dtype=x.dtype, keep layers in nn.ModuleList and no list, "
-        "take x.to(torch.promote_types(x.dtype, torch.float32)) in the place of x.float()"
+        "; basecap check runs in float64: create tensors with dtype=x.dtype, keep layers in an nn.ModuleList, not a list, "
+        "and use x.to(torch.promote_types(x.dtype, torch.float32)) instead of x.float()"
     )
 
 

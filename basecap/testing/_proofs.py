@@ -33,15 +33,15 @@ def finite(harness: Harness) -> Check:
     wrong = (~y.isfinite()).nonzero()
     row, position = wrong[0, :2].tolist() if len(wrong) else (0, 0)
     broken = (
-        f"forward gives NaN or infinity in {len(wrong)} of {y.numel()} places, first at position {position} of row "
-        f"{row}, for inputs that are normally distributed; look for what divides by zero or overflows"
+        f"forward returns NaN or infinity in {len(wrong)} of {y.numel()} elements, first at position {position} of row "
+        f"{row}, for normally distributed inputs; look for a division by zero or an overflow"
     )
     return harness.check("finite", len(wrong), 0.0, broken)
 
 
 def untouched(harness: Harness) -> Check:
     """Return the check that forward leaves its input alone, which the blocks around a mixer still need."""
-    broken = "forward writes into its input; write x = x + 0.1 in the place of x += 0.1, or work on a copy"
+    broken = "forward modifies its input; write x = x + 0.1 instead of x += 0.1, or work on a copy"
     return harness.check("input untouched", float(harness.wrote), 0.0, broken)
 
 
@@ -52,27 +52,27 @@ def repetition(harness: Harness) -> Check:
     error = 0.0 if torch.equal(again, harness.y) else largest(again, harness.y)
     allowed = roundoff(torch.float64) * harness.slack(torch.float64)
     return harness.check(
-        "repetition", error, allowed, "the same input twice gives two outputs; take out what is random"
+        "repetition", error, allowed, "the same input gives different outputs; remove what is random"
     )
 
 
 @torch.no_grad()
 def causality(harness: Harness) -> Iterator[Check]:
-    """Later inputs change no earlier output; a shorter sequence (one token, off every chunk) is a prefix."""
+    """Later inputs change no earlier output; a shorter sequence gives the start of the longer one."""
     other = harness.random("other future", *harness.x.shape)
     for cut in sorted(_causality.choose_cuts(harness.length)):
         probe = _causality.future(harness.x, other, harness.weight, [cut] * BATCH)
-        broken = f"outputs before position {cut} move when later inputs change"
+        broken = f"outputs before position {cut} change with later inputs"
         yield harness.still(f"causality before {cut}", *probe.movement(harness.layers, harness.y), broken)
         yield harness.same(
             f"length {cut}",
             harness.layers(harness.x[:, :cut]),
             harness.y[:, :cut],
-            f"a sequence of {cut} tokens is not mixed like the start of one of {harness.length}",
+            f"the output for the first {cut} of {harness.length} tokens differs from that for the whole sequence",
         )
     cut = harness.length // 3
     probe = _causality.future(harness.x, other, harness.weight, [cut] * BATCH)
-    broken = f"outputs before position {cut} move when later inputs change, after eval()"
+    broken = f"after eval(), outputs before position {cut} change with later inputs"
     harness.layers.eval()
     yield harness.still("causality in evaluation mode", *probe.movement(harness.layers), broken)
     harness.layers.train()
@@ -82,7 +82,7 @@ def causal_gradients(harness: Harness) -> Iterator[Check]:
     """Earlier outputs have no gradient with respect to later inputs."""
     cut, other = harness.length // 3, harness.random("other future", *harness.x.shape)
     probe = _causality.future(harness.x, other, harness.weight, [cut] * BATCH)
-    broken = f"outputs before position {cut} move when later inputs change, where gradients are wanted"
+    broken = f"with gradients enabled, outputs before position {cut} change with later inputs"
     yield harness.still("causality with gradients", *probe.movement(harness.layers), broken)
     broken = f"outputs before position {cut} have gradients with respect to inputs after it"
     yield harness.still("causal gradients", *probe.gradient(harness.layers), broken)
@@ -90,19 +90,19 @@ def causal_gradients(harness: Harness) -> Iterator[Check]:
 
 @torch.no_grad()
 def decoding(harness: Harness) -> Iterator[Check]:
-    """Step by step, as a prompt, and as a prompt followed by steps, a sequence is mixed as by forward."""
+    """Decoding by steps, by prefill, and by prefill followed by steps equals forward."""
     T, x = harness.length, harness.x.clone()
     for prompt in (0, 1, T // 2, T):
         caches = harness.layers.init_cache(BATCH, T)
         y = decode(harness.layers, x, caches, prompt)
         if not torch.equal(x, harness.x):
-            broken = "prefill writes into its input" if prompt else "step writes into its input"
+            broken = "prefill modifies its input" if prompt else "step modifies its input"
             yield harness.check("input of decoding untouched", 1.0, 0.0, f"{broken}; work on a copy")
             return
         name = "decode" if prompt == 0 else "prefill" if prompt == T else f"prefill {prompt}, then decode"
         yield harness.same(name, y, harness.y, f"{name} and forward disagree")
         lengths = {cache.length for cache in caches}
-        broken = f"the cache says {sorted(lengths)} tokens after {T}"
+        broken = f"cache.length is {sorted(lengths)} after {T} tokens"
         yield harness.check(f"{name}: cache length", float(lengths != {T}), 0.0, broken)
 
 
@@ -114,22 +114,22 @@ def decode(layers: Layers, x: Tensor, caches: list[Cache], prompt: int) -> Tenso
 
 @torch.no_grad()
 def long_causality(harness: Harness) -> Iterator[Check]:
-    """Causality where a block or a window of the usual sizes is not the first: one row, two places off every grid.
+    """Causality beyond the first block or window of the usual sizes, at two positions that no block size divides.
 
-    What it says is of a layer that is not the first either, so that a fault may come from there.
+    The layer is the second of its model, so a fault may also depend on `layer.index`.
     """
     T, x, cut = harness.length, harness.x, harness.length - harness.length // 32
     probe = _causality.future(x, harness.random("other future", *x.shape), harness.weight, [cut])
-    broken = f"outputs before position {cut} of {T} move when later inputs change (layer.index is 1)"
+    broken = f"outputs before position {cut} of {T} change with later inputs (layer.index is 1)"
     yield harness.still(f"causality before {cut} of {T}", *probe.movement(harness.layers, harness.y), broken)
     cut = 2 * T // 3
-    broken = f"a sequence of {cut} tokens is not mixed like the start of one of {T} (layer.index is 1)"
+    broken = f"the output for the first {cut} of {T} tokens differs from that for the whole sequence (layer.index is 1)"
     yield harness.same(f"length {cut} of {T}", harness.layers(harness.x[:, :cut]), harness.y[:, :cut], broken)
 
 
 @torch.no_grad()
 def long_decoding(harness: Harness) -> Iterator[Check]:
-    """A long prompt followed by steps is mixed as by forward."""
+    """A long prompt followed by steps equals forward."""
     T = harness.length
     prompt = T - T // 13  # of 1,100 tokens 1,016: the steps cross 1,024
     end = min(T, prompt + 16)
@@ -141,14 +141,14 @@ def long_decoding(harness: Harness) -> Iterator[Check]:
 
 @torch.no_grad()
 def packing(harness: Harness) -> Iterator[Check]:
-    """Packed segments are mixed as separate sequences."""
+    """The output of a packed segment equals that of a separate sequence."""
     packed = harness.layers(harness.x, harness.segments())
     yield harness.same(
-        "packed segments", packed, _apart(harness), "a packed segment is not mixed like a separate sequence"
+        "packed segments", packed, _apart(harness), "the output of a packed segment differs from that of a separate sequence"
     )
     one = torch.full((BATCH, harness.length), 7, dtype=torch.int64, device=harness.device)
     yield harness.same(
-        "one segment", harness.layers(harness.x, one), harness.y, "one segment over all is not mixed like none"
+        "one segment", harness.layers(harness.x, one), harness.y, "the output with one segment for the whole row differs from that without segments"
     )
 
 
@@ -169,11 +169,11 @@ def packed_gradients(harness: Harness) -> Iterator[Check]:
 
 @torch.no_grad()
 def batches(harness: Harness) -> Iterator[Check]:
-    """A row is mixed the same whatever else is in the batch; a batch may be empty."""
+    """The output of a row does not depend on the other rows; a batch may be empty."""
     alone = torch.cat([harness.layers(row[None]) for row in harness.x])
-    yield harness.same("batch invariance", alone, harness.y, "a row alone is not mixed like a row of a batch")
+    yield harness.same("batch invariance", alone, harness.y, "the output of a row alone differs from its output in a batch")
     shape = harness.layers(harness.x[:0]).shape
-    broken = f"a batch of no rows becomes {list(shape)}"
+    broken = f"the output for a batch of no rows has shape {list(shape)}"
     yield harness.check("empty batch", float(shape != harness.x[:0].shape), 0.0, broken)
 
 
@@ -186,7 +186,7 @@ def derivatives(harness: Harness) -> Iterator[Check]:
         return
     point = {"x": harness.x, **{name: p.detach() for name, p in harness.layers.named_parameters()}}
     name, error, allowed = worst([(name, *_along(harness, point, name, grad)) for name, grad in grads.items()])
-    yield harness.check("derivatives", error, allowed, f"the gradient of {name} is not the derivative")
+    yield harness.check("derivatives", error, allowed, f"the gradient of {name} differs from the numerical derivative")
 
 
 def worst(rows: list[tuple[str, float, float]]) -> tuple[str, float, float]:
@@ -231,14 +231,14 @@ def gradients(
 
 
 def state_bytes(harness: Harness) -> Iterator[Check]:
-    """The declared state is the built one, in any dtype."""
+    """`state_bytes` equals the size of the cache, in any dtype."""
     mixer = harness.layers.mixers[0]
     for dtype in (torch.float32, torch.bfloat16):
         built = harness.choice.mixer(harness.config, mixer.layer).to(dtype)
         for length in (1, harness.length, 10 * harness.length):
-            said, measured = declared_cost(built, "state_bytes", length), empty_cache(built, 1, length).nbytes
-            broken = f"state_bytes({length}) says {said}, init_cache holds {measured} bytes ({dtype})"
-            yield harness.check(f"state bytes at {length}, {dtype}", abs(said - measured), 0.0, broken)
+            declared, measured = declared_cost(built, "state_bytes", length), empty_cache(built, 1, length).nbytes
+            broken = f"state_bytes({length}) returns {declared}, init_cache holds {measured} bytes ({dtype})"
+            yield harness.check(f"state bytes at {length}, {dtype}", abs(declared - measured), 0.0, broken)
 
 
 def flops(harness: Harness) -> Iterator[Check]:
@@ -249,7 +249,7 @@ def flops(harness: Harness) -> Iterator[Check]:
     least, single, doubled = 2.0 * T * linear, declared_cost(mixer, "flops", T), declared_cost(mixer, "flops", 2 * T)
     missing = max(0.0, least - single) / max(least, 1.0)
     yield harness.check(
-        "flops cover the linear layers", missing, 0.0, f"flops({T}) = {single:.3g} is below {least:.3g}"
+        "flops cover the linear layers", missing, 0.0, f"flops({T}) = {single:.3g} is below {least:.3g}, the FLOPs of its linear layers"
     )
     shrinking = max(0.0, 2 * single - doubled) / max(single, 1.0)
     yield harness.check("flops grow", shrinking, roundoff(torch.float32), f"flops({2 * T}) is below twice flops({T})")
@@ -257,7 +257,7 @@ def flops(harness: Harness) -> Iterator[Check]:
 
 @torch.no_grad()
 def influence(harness: Harness) -> Iterator[Check]:
-    """The influence matrix, where there is one, is causal and maps the values to what forward mixes."""
+    """The influence matrix, if there is one, is causal, and its product with the values is the mixture of forward."""
     mixer, T = harness.layers.mixers[0], harness.length // 2
     x = harness.x[:, :T]
     found = mixer.influence(x)
@@ -273,14 +273,14 @@ def influence(harness: Harness) -> Iterator[Check]:
         return
     future = matrix.triu(1)
     error = largest(future, torch.zeros_like(future), scale=matrix)
-    yield harness.check("influence is causal", error, harness.allowed, "later values have influence")
+    yield harness.check("influence is causal", error, harness.allowed, "later values have nonzero factors")
     mixed = mixer.mixed(x)
     if mixed is not None:
         values, y = mixed
         product = torch.einsum("bhts,bshv->bthv", matrix, values)
         # Rounding is relative to the terms of a sum, which may cancel.
         terms = torch.einsum("bhts,bshv->bthv", matrix.abs(), values.abs())
-        broken = "influence times the values is not what forward mixes"
+        broken = "the product of influence and values differs from the mixture"
         yield harness.check("influence", largest(product, y, scale=terms), harness.allowed, broken)
 
 

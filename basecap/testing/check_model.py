@@ -64,7 +64,7 @@ class Precision:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """At what length and in which precision a model is proved.
+    """The length and precision of one proof of a model.
 
     Attributes:
         length: tokens per sequence.
@@ -83,7 +83,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One thing that is proved: a probe, how it is measured, and in words, by row, what has failed if it moves."""
+    """One property to prove: a probe, its measurement, and for each row the message if the property does not hold."""
 
     probe: Probe
     measure: Callable[[Probe], tuple[Tensor, float]]
@@ -99,8 +99,8 @@ def find_leak(config: ModelConfig, device: torch.device, training: Precision) ->
 
     Args:
         config: of the model; its length, width and options are kept, its depth and vocabulary are not.
-        device: where it is to be trained.
-        training: how it is to be trained; before that it is proved in float64, or in float32 where that raises.
+        device: where it will be trained.
+        training: how it will be trained; the proof runs in float64 first, or in float32 if float64 raises.
     """
     own = Setting(
         length=config.max_length,
@@ -191,7 +191,7 @@ def _leaks(claim: Claim, first: Tensor, least: float, subject: "Subject") -> Ten
 
 
 class Subject:
-    """A small model in one setting, and the inputs that stand in the place of its embeddings."""
+    """A small model in one setting, and the inputs that replace its embeddings."""
 
     def __init__(self, config: ModelConfig, device: torch.device, setting: Setting):
         self.setting, self.device, self.hidden = setting, device, config.hidden
@@ -281,14 +281,14 @@ def _packed(subject: Subject) -> Iterator[Claim]:
     subject.model.train()
     probe = subject.documents()
     rows = len(probe.x)
-    moves = "mixes packed documents: outputs of one move when others of its row change"
+    moves = "mixes packed documents: outputs of one change with the inputs of others"
     yield Claim(probe=probe, measure=lambda p: p.movement(subject), broken=[moves] * rows)
     feels = "mixes packed documents: outputs of one have gradients with respect to others of its row"
     yield Claim(probe=probe, measure=lambda p: p.gradient(subject), broken=[feels] * rows)
 
 
 def _future(cuts: Sequence[int], mode: str) -> list[str]:
-    return [f"sees the future: outputs before position {cut} move when later inputs change" for cut in cuts]
+    return [f"sees the future: outputs before position {cut} change with later inputs" for cut in cuts]
 
 
 @contextlib.contextmanager

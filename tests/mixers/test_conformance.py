@@ -200,7 +200,7 @@ def register(monkeypatch):
 def test_notices(mixer, broken, register):
     report = check_mixer(register(mixer), longest=0, dtypes=FLOAT32)
     assert broken <= {check.name for check in report.failures}
-    sentence = r"broken: .* broke: (?:.* by .* where .* is allowed|(?!.* is allowed).*)\."
+    sentence = r"broken: .* failed: (?:.* by .* with .* allowed|(?!.* allowed).*)\."
     with pytest.raises(AssertionError) as failed:
         report.raise_failures()
     assert all(re.fullmatch(sentence, line) for line in str(failed.value).splitlines())

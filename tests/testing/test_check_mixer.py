@@ -286,15 +286,15 @@ class StepWritesIntoItsInput(RunningMean):
 def test_writing_into_the_input_is_called_that(register):
     report = checked(register(WritesIntoItsInput))
     assert [check.name for check in report.failures] == [report.checks[-1].name] == ["input untouched"]
-    assert "forward writes into its input; write x = x + 0.1" in report.failures[0].message
+    assert "forward modifies its input; write x = x + 0.1" in report.failures[0].message
     found = failures(checked(register(StepWritesIntoItsInput)))
     assert list(found) == ["input of decoding untouched"]
-    assert "step writes into its input" in found["input of decoding untouched"]
+    assert "step modifies its input" in found["input of decoding untouched"]
 
 
 def test_a_yes_or_no_has_no_size(register):
     (sentence,) = failures(checked(register(StepWritesIntoItsInput))).values()
-    assert sentence == "broken: input of decoding untouched broke: step writes into its input; work on a copy."
+    assert sentence == "broken: input of decoding untouched failed: step modifies its input; work on a copy."
     assert "e-" in failures(checked(register(LeaksAndHasNoStep)))["causality before 1"]
 
 
