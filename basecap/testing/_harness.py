@@ -220,13 +220,13 @@ def raised(subject: str, cls: type[Mixer], name: str, error: BaseException) -> C
 
 
 def _on_dtypes(error: BaseException) -> str:
-    """Return advice for an error that mixes float64, the dtype of the suite, with float32; empty for any other error."""
+    """Return advice for an error that mixes float64, the dtype of the suite, with float32; "" for any other error."""
     words = str(error).lower()
     if not (isinstance(error, RuntimeError) and "double" in words and "float" in words.replace("float64", "")):
         return ""
     return (
-        "; basecap check runs in float64: create tensors with dtype=x.dtype, keep layers in an nn.ModuleList, not a list, "
-        "and use x.to(torch.promote_types(x.dtype, torch.float32)) instead of x.float()"
+        "; basecap check runs in float64: create tensors with dtype=x.dtype, keep layers in an nn.ModuleList, not a "
+        "list, and use x.to(torch.promote_types(x.dtype, torch.float32)) instead of x.float()"
     )
 
 

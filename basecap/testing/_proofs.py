@@ -51,9 +51,7 @@ def repetition(harness: Harness) -> Check:
     again = harness.layers(harness.x)
     error = 0.0 if torch.equal(again, harness.y) else largest(again, harness.y)
     allowed = roundoff(torch.float64) * harness.slack(torch.float64)
-    return harness.check(
-        "repetition", error, allowed, "the same input gives different outputs; remove what is random"
-    )
+    return harness.check("repetition", error, allowed, "the same input gives different outputs; remove what is random")
 
 
 @torch.no_grad()
@@ -144,11 +142,17 @@ def packing(harness: Harness) -> Iterator[Check]:
     """The output of a packed segment equals that of a separate sequence."""
     packed = harness.layers(harness.x, harness.segments())
     yield harness.same(
-        "packed segments", packed, _apart(harness), "the output of a packed segment differs from that of a separate sequence"
+        "packed segments",
+        packed,
+        _apart(harness),
+        "the output of a packed segment differs from that of a separate sequence",
     )
     one = torch.full((BATCH, harness.length), 7, dtype=torch.int64, device=harness.device)
     yield harness.same(
-        "one segment", harness.layers(harness.x, one), harness.y, "the output with one segment for the whole row differs from that without segments"
+        "one segment",
+        harness.layers(harness.x, one),
+        harness.y,
+        "the output with one segment for the whole row differs from that without segments",
     )
 
 
@@ -171,7 +175,9 @@ def packed_gradients(harness: Harness) -> Iterator[Check]:
 def batches(harness: Harness) -> Iterator[Check]:
     """The output of a row does not depend on the other rows; a batch may be empty."""
     alone = torch.cat([harness.layers(row[None]) for row in harness.x])
-    yield harness.same("batch invariance", alone, harness.y, "the output of a row alone differs from its output in a batch")
+    yield harness.same(
+        "batch invariance", alone, harness.y, "the output of a row alone differs from its output in a batch"
+    )
     shape = harness.layers(harness.x[:0]).shape
     broken = f"the output for a batch of no rows has shape {list(shape)}"
     yield harness.check("empty batch", float(shape != harness.x[:0].shape), 0.0, broken)
@@ -249,7 +255,10 @@ def flops(harness: Harness) -> Iterator[Check]:
     least, single, doubled = 2.0 * T * linear, declared_cost(mixer, "flops", T), declared_cost(mixer, "flops", 2 * T)
     missing = max(0.0, least - single) / max(least, 1.0)
     yield harness.check(
-        "flops cover the linear layers", missing, 0.0, f"flops({T}) = {single:.3g} is below {least:.3g}, the FLOPs of its linear layers"
+        "flops cover the linear layers",
+        missing,
+        0.0,
+        f"flops({T}) = {single:.3g} is below {least:.3g}, the FLOPs of its linear layers",
     )
     shrinking = max(0.0, 2 * single - doubled) / max(single, 1.0)
     yield harness.check("flops grow", shrinking, roundoff(torch.float32), f"flops({2 * T}) is below twice flops({T})")
