@@ -28,6 +28,7 @@ from basecap.report.joined import (
 )
 from basecap.report.palette import ON_DARK, looks
 from basecap.report.rows import at_lowest, by_architecture, capacities, final_losses, without_null
+from basecap.report.scores import score_table
 from basecap.report.summary import summarise
 from basecap.report.task_summary import between, percent, points
 from basecap.report.text_summary import (
@@ -161,6 +162,7 @@ def _environment() -> Environment:
         "capacities": capacities,
         "kib": kib,
         "final": final_losses,
+        "scores": score_table,
         "looks": lambda study: looks(names_of(study), study.reference),
         "yaml": lambda content: yaml.safe_dump(without_null(content), sort_keys=False, allow_unicode=True),
         "spec": _in_page,
