@@ -4,17 +4,16 @@ import difflib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
-from pydantic import BaseModel
-
-from basecap.data.sources import SOURCES
 from basecap.names import split_backbone
-from basecap.study.config import StudyConfig, load_study
 from basecap.study.study_file import READ_ONLY, library, read_study
-from basecap.tasks import TASKS, build_task
 
-# torch takes a second to import: only the functions that need it import it, so that the other lists come at once.
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+# torch takes a second to import, numpy and pydantic a quarter: only the functions that need them import them, so that
+# the other lists come at once.
 
 #: Model size for which parameters and state are listed: the smaller published one.
 HIDDEN, VOCAB, LENGTH = 768, 32_000, 2048
@@ -22,24 +21,22 @@ HIDDEN, VOCAB, LENGTH = 768, 32_000, 2048
 
 def _in_other_backbones() -> list[str]:
     """Return "X in Y" for each architecture that a built-in study puts into another backbone."""
-    entries = [entry for name in library() for entry in load_study(name).architectures]
-    return sorted({f"{entry.use} in {entry.backbone}" for entry in entries if entry.backbone is not None})
+    from basecap.study.config import entry_keys
+
+    entries = [entry_keys(item) for name in library() for item in read_study(name)["architectures"]]
+    return sorted({f"{entry['use']} in {entry['backbone']}" for entry in entries if entry.get("backbone")})
 
 
 def _mixers(full: bool) -> list[dict[str, Any]]:
-    import torch
-
     from basecap.mixers import ARCHITECTURES
     from basecap.models.config import model_config
-    from basecap.models.language_model import LanguageModel
+    from basecap.models.language_model import outline
 
     rows = []
     for name in sorted([*ARCHITECTURES.names(), *_in_other_backbones()]):
         use, backbone = split_backbone(name)
         architecture = ARCHITECTURES.get(use)
-        with torch.device("meta"):
-            config = model_config(use, hidden=HIDDEN, vocab=VOCAB, max_length=LENGTH, backbone=backbone)
-            model = LanguageModel(config)
+        model = outline(model_config(use, hidden=HIDDEN, vocab=VOCAB, max_length=LENGTH, backbone=backbone))
         row = {
             "name": name,
             "parameters (M)": round(model.parameters_count() / 1e6, 1),
@@ -96,6 +93,8 @@ def _evals(full: bool) -> list[dict[str, Any]]:
 
 
 def _tasks(full: bool) -> list[dict[str, Any]]:
+    from basecap.tasks import TASKS, build_task
+
     rows = []
     for name, entry in TASKS.items():
         task = build_task(name)
@@ -117,11 +116,15 @@ def is_task(name: str) -> bool:
     studies = library()
     if name in studies or Path(name).exists() or Path(name).suffix in (".yaml", ".yml"):
         return False
+    from basecap.tasks import TASKS
+
     close = difflib.get_close_matches(name, [*TASKS.names(), *studies], n=1)
     return bool(close) and close[0] not in studies
 
 
 def _domains(full: bool) -> list[dict[str, Any]]:
+    from basecap.data.sources import SOURCES
+
     return [
         {"source": name, "domain": domain, "summary": (entry.__doc__ or "").partition("\n")[0]}
         for name, entry in SOURCES.items()
@@ -130,11 +133,13 @@ def _domains(full: bool) -> list[dict[str, Any]]:
 
 
 def _settings(full: bool) -> list[dict[str, Any]]:
+    from basecap.study.config import StudyConfig
+
     read_only = [{"key": key, "default": "", "description": words} for key, words in READ_ONLY.items()]
     return [*_keys(StudyConfig, ""), *read_only]
 
 
-def _keys(section: type[BaseModel], prefix: str) -> Iterator[dict[str, Any]]:
+def _keys(section: "type[BaseModel]", prefix: str) -> Iterator[dict[str, Any]]:
     """Yield a row for every key of a section of the study file and its subsections; "[]" stands for a list entry."""
     for name, field in section.model_fields.items():
         key = prefix + (field.alias or name)
@@ -152,8 +157,10 @@ def _is_list(annotation: Any) -> bool:
     return get_origin(annotation) is tuple or any(get_origin(part) is tuple for part in get_args(annotation))
 
 
-def _section_in(annotation: Any) -> type[BaseModel] | None:
+def _section_in(annotation: Any) -> "type[BaseModel] | None":
     """Return the section class that a type is or contains, None when there is none."""
+    from pydantic import BaseModel
+
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := _section_in(part))), None)

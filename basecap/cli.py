@@ -295,7 +295,7 @@ def check(
     only_failed: Annotated[bool, typer.Option("--failed", help="print failed checks only")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Test every mixer and op against its reference on this machine: kernels on a GPU, plain PyTorch on a CPU.
+    """Test every mixer, and each op in every implementation that runs on this machine, against its reference.
 
     Exits with code 1 if a check fails.
     """
@@ -304,15 +304,17 @@ def check(
 
     load_plugins(plugin)
     rows: list[dict[str, Any]] = []
-    stopped = False
+    stopped, unchecked = False, list[str]()
     try:
-        check_all(mixer, choose_device(device), on_rows=rows.extend, longest=length)
+        unchecked = check_all(mixer, choose_device(device), on_rows=rows.extend, longest=length)
     except KeyboardInterrupt:
         stopped = True
     failed = failures(rows)
     if failed or as_json or not only_failed:
         print_table("checks", failed if only_failed else rows, as_json)
     log(f"{len(rows)} checks, {len(failed)} failed; {lengths(length)}")
+    if unchecked:
+        log(f"implementations not checked, as they do not run here: {'; '.join(unchecked)}.")
     if stopped:
         log("interrupted: the table shows the checks that ran.")
         raise typer.Exit(130)
@@ -324,9 +326,11 @@ def _inspect(study: str, scale: str | None, out: Path | None, settings: Sequence
     from basecap.data import inspect
     from basecap.study.config import load_study
     from basecap.study.workloads import data_of
+    from basecap.train.interruption import listening
 
     config = load_study(study, settings, scale)
-    data = data_of(config, out or config.directory)
+    with listening():
+        data = data_of(config, out or config.directory)
     print_table(f"data of {config.title}", inspect(data), as_json)
     if data.remark:
         log(f"{data.remark}.")

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import yaml
 from pydantic_core import from_json, to_json
 
 from basecap.errors import DataError
@@ -48,57 +46,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-#: Largest number of values in a YAML text, with every alias expanded.
-LARGEST_YAML = 100_000
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses two things that the base class accepts: duplicate keys, and aliases that expand to millions of values."""
-
-    def get_single_node(self) -> Any:
-        node = super().get_single_node()
-        if node is not None:
-            self._size(node, {})
-        return node
-
-    def _size(self, node: yaml.Node, known: dict[int, int]) -> int:
-        """Return the number of values in a node; raises MarkedYAMLError for too many, and for a node inside itself."""
-        if isinstance(node, yaml.ScalarNode):
-            return 1
-        if id(node) not in known:
-            known[id(node)] = LARGEST_YAML + 1  # until it is counted, so that a node inside itself is too large
-            children = [child for pair in node.value for child in (pair if isinstance(pair, tuple) else (pair,))]
-            size = 1 + sum(self._size(child, known) for child in children)
-            if size > LARGEST_YAML:
-                problem = f"its aliases expand to more than {LARGEST_YAML:,} values"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-            known[id(node)] = size
-        return known[id(node)]
-
-    def compose_mapping_node(self, anchor: Any) -> Any:
-        node = super().compose_mapping_node(anchor)
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if (key.tag, key.value) in seen:
-                    raise yaml.MarkedYAMLError(problem=f"duplicate key {key.value!r}", problem_mark=key.start_mark)
-                seen.add((key.tag, key.value))
-        return node
-
-
-def parse_yaml(text: str | bytes) -> Any:
-    """Return the content of a YAML text; raises ValueError with the end of a sentence, such as "is not valid YAML"."""
-    try:
-        return yaml.load(text if isinstance(text, str) else text.decode("utf-8"), _Loader)
-    except UnicodeDecodeError as error:
-        raise ValueError("is not text in UTF-8") from error
-    except Exception as error:  # an invalid date raises ValueError, deep nesting RecursionError
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else ""
-        reason = str(getattr(error, "problem", None) or error).partition("\n")[0]
-        raise ValueError(f"is not valid YAML{where} ({reason})") from error
-
-
 def entries(directory: Path) -> list[Path]:
     """Return the sorted paths in a directory, [] when it does not exist; raises DataError when it cannot be read."""
     try:
@@ -117,6 +64,29 @@ def _unreadable(path: Path, error: OSError) -> DataError:
     return DataError(f"{path} cannot be read ({error.strerror or error}); fix that and run again.")
 
 
+#: What free disk space solves: a full disk, a full quota, a file that may not grow.
+FULL = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is exceeded",
+    errno.EFBIG: "the disk is full",
+}
+
+
+def write_error(error: Exception) -> str:
+    """Return why something could not be written and what to do, without a full stop.
+
+    >>> write_error(OSError(28, "No space left on device")), write_error(OSError(13, "Permission denied"))
+    ('the disk is full; free disk space', 'Permission denied; fix that')
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None:  # safetensors has the number in the text
+        named = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(named[1]) if named else None
+    if number in FULL:
+        return f"{FULL[number]}; free disk space"
+    return f"{getattr(error, 'strerror', None) or error}; fix that"
+
+
 @contextlib.contextmanager
 def writing(path: Path, other: str = "another directory with --out") -> Iterator[None]:
     """Create the directory of `path` and turn an OSError of the block into a DataError.
@@ -129,7 +99,7 @@ def writing(path: Path, other: str = "another directory with --out") -> Iterator
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}; free disk space or give {other}.") from error
+        raise DataError(f"cannot write {path}: {write_error(error)} or give {other}.") from error
 
 
 def fsync_files(directory: Path) -> None:
@@ -173,6 +143,8 @@ def safe_name(name: str) -> str:
 
 def plain(value: Any) -> Any:
     """Convert `value` to JSON types: numpy scalars to numbers, arrays and tuples to lists, non-finite to None."""
+    import numpy as np  # here, because lists of studies need no numbers and come at once
+
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

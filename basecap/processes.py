@@ -57,8 +57,8 @@ def is_locked(directory: Path) -> bool:
 class WorkerPool(Generic[S]):
     """Processes that do jobs side by side and live until the context is left.
 
-    A worker starts with its first job, and again after it was killed, which fails the job that it was doing and no
-    other. A context that is left because of a signal passes SIGTERM on to the workers and waits for them to end.
+    A worker starts with its first job, and again after it was killed, which fails at most the job that it was doing.
+    A context that is left because of a signal passes SIGTERM on to the workers and waits for them to end.
     """
 
     def __init__(self, begin: Callable[[S], None], starts: Sequence[S]):
@@ -86,21 +86,24 @@ class WorkerPool(Generic[S]):
             job: a function at the top level of a module.
             items: sent to the workers; a free worker takes the next one.
         """
-        for number, future in self._run(job, items):
+        for number, future in self._run(job, items, tries=1):
             yield items[number], future
 
     def run_in_order(self, job: Callable[[T], R], items: Sequence[T]) -> Iterator["Future[R]"]:
-        """Yield the finished future of `job(item)` for each item, in the order of the items."""
+        """Yield the finished future of `job(item)` for each item, in the order of the items.
+
+        A job whose worker is killed is tried a second time.
+        """
         finished: dict[int, Future[R]] = {}
         following = 0
-        for number, future in self._run(job, items):
+        for number, future in self._run(job, items, tries=2):
             finished[number] = future
             while following in finished:
                 yield finished.pop(following)
                 following += 1
 
-    def _run(self, job: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, "Future[R]"]]:
-        waiting = deque(range(len(items)))
+    def _run(self, job: Callable[[T], R], items: Sequence[T], tries: int) -> Iterator[tuple[int, "Future[R]"]]:
+        waiting, left = deque(range(len(items))), [tries] * len(items)
         running: dict[Future[R], tuple[int, _Worker]] = {}
         while waiting or running:
             while waiting and self._free:
@@ -109,7 +112,11 @@ class WorkerPool(Generic[S]):
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 number, worker = running.pop(future)
                 self._free.append(worker)
-                yield number, future
+                left[number] -= 1
+                if left[number] and isinstance(future.exception(), WorkerKilled):
+                    waiting.appendleft(number)
+                else:
+                    yield number, future
 
 
 class _Worker:

@@ -39,7 +39,6 @@ from basecap.files import (
     append_lines,
     encode_lines,
     entries,
-    parse_yaml,
     plain,
     read,
     read_json,
@@ -53,6 +52,7 @@ from basecap.files import (
 from basecap.maps import Maps, read_last, write_maps
 from basecap.moved_keys import with_moved_keys
 from basecap.processes import is_locked, locked
+from basecap.yaml_text import parse_yaml
 
 #: Files that a directory may contain before its study starts: the lock and prepared text.
 ALLOWED_BEFORE = ("lock", "data")

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -250,16 +251,16 @@ def test_bad_input_leaves_a_process_with_exit_code_2():
 
 
 @pytest.mark.parametrize(
-    ("command", "place"),
-    [(["run"], "basecap.study.execute.execute"), (["data", "inspect"], "basecap.study.workloads.data_of")],
+    ("command", "place", "number"),
+    [
+        (["run"], "basecap.study.execute.execute", signal.SIGINT),
+        (["data", "prepare"], "basecap.study.workloads.data_of", signal.SIGTERM),
+    ],
 )
-def test_an_interruption_says_how_to_go_on(command, place, tmp_path, monkeypatch, basecap):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(place, interrupted)
+def test_an_interruption_says_how_to_go_on(command, place, number, tmp_path, monkeypatch, basecap):
+    monkeypatch.setattr(place, lambda *_, **__: signal.raise_signal(number))
     code, _, err = basecap(*command, "quickstart", "--out", tmp_path / "out")
-    assert (code, err) == (130, "interrupted; run the same command again to resume.\n")
+    assert (code, err) == (128 + number, "interrupted; run the same command again to resume.\n")
 
 
 def test_help_has_an_example(basecap):
@@ -287,7 +288,7 @@ def test_rows_of_a_benchmark_outlast_a_full_disk(fails, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, fails, full)
-        with pytest.raises(DataError, match=r"cannot write .*rows\.json: No space left on device; .* file with --json"):
+        with pytest.raises(DataError, match=r"cannot write .*rows\.json: the disk is full; .* file with --json"):
             store({"rows": [1, 2]}, path)
     assert json.loads(path.read_text()) == {"rows": [1]} and list(tmp_path.iterdir()) == [path]
 

@@ -73,7 +73,7 @@ def test_a_file_is_no_directory_of_a_study(records):
             refuse()
     with pytest.raises(ConfigError, match="holds no study"):
         StudyRecords(path).study()
-    with pytest.raises(DataError, match="File exists; free disk space"):
+    with pytest.raises(DataError, match="File exists; fix that or give another directory"):
         StudyRecords(path).write_results({})
 
 
@@ -256,7 +256,7 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_old_file(records, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.replace", full)
-    with pytest.raises(DataError, match="No space left on device"):
+    with pytest.raises(DataError, match="the disk is full"):
         records.write_results({"value": 2})
     monkeypatch.undo()
     assert records.results() == {"value": 1}
@@ -335,9 +335,7 @@ def test_a_row_that_was_not_written_completely_costs_no_other(records):
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(held) + 20, hard))
     try:
-        with pytest.raises(
-            DataError, match=r"cannot write .*evals\.jsonl: No space left on device; free disk space or"
-        ):
+        with pytest.raises(DataError, match=r"cannot write .*evals\.jsonl: the disk is full; free disk space or"):
             run.append_evals([record(4)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))

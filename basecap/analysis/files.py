@@ -60,6 +60,7 @@ class TextStudyFile(BaseModel):
 class _Task(BaseModel):
     train: list[str] = Field(min_length=1)
     test: list[str] | None = None
+    shifts: dict[str, list[str]] = {}
     checkpoint: str = "best"
 
 

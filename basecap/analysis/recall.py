@@ -48,9 +48,11 @@ def analyse_tasks(records: StudyRecords) -> TaskResults:
     groups = {place: own for place in places.values() if (own := _group(counted, *place))}
     trained = [_trained(*place, own) for place, own in groups.items()]
     recalling = {(row.architecture, row.train) for row in trained if row.recalls}
-    pairs = [(place, other, own) for place, own in groups.items() for other in test]
-    tests = [_test(*place, other, own) for place, other, own in pairs]
-    shifts = [_shift(*place, other, own, place in recalling) for place, other, own in pairs]
+    tests = [_test(*place, other, own) for place, own in groups.items() for other in test]
+    shifted = {task: [other for other in study.task.shifts.get(task, test) if other in test] for task in train}
+    shifts = [
+        _shift(*place, other, own, place in recalling) for place, own in groups.items() for other in shifted[place[1]]
+    ]
     tested = [row for row in tests if row is not None]
     return TaskResults(
         name=study.name,
@@ -68,7 +70,7 @@ def analyse_tasks(records: StudyRecords) -> TaskResults:
         trained=trained,
         tests=tested,
         shifts=[row for row in shifts if row is not None],
-        shortcuts=_shortcuts(groups, test, recalling),
+        shortcuts=_shortcuts(groups, shifted, recalling),
         published=with_published(study.published, tested, train),
         waiting=[name for name in names if name not in {one.name for one in counted}],
         points=[_point(one) for one in counted],
@@ -218,14 +220,19 @@ def _verdict(index: Interval) -> Verdict:
 
 
 def _shortcuts(
-    groups: Mapping[tuple[str, str], Sequence[TaskRun]], test: Sequence[str], recalling: Collection[tuple[str, str]]
+    groups: Mapping[tuple[str, str], Sequence[TaskRun]],
+    shifted: Mapping[str, Sequence[str]],
+    recalling: Collection[tuple[str, str]],
 ) -> list[ShortcutRow]:
-    """Return a row per architecture with shifts; a seed counts that has a run on each training task of its row."""
+    """Return a row per architecture with shifts; a seed counts that has a run on each training task of its row.
+
+    `shifted` has the test tasks to compare with by training task.
+    """
     found = []
     for name in dict.fromkeys(architecture for architecture, _ in groups):
         own = {task: runs for (architecture, task), runs in groups.items() if architecture == name}
-        learnt = [runs for task, runs in own.items() if (name, task) in recalling]
-        every = ((runs, _difference(runs, other)) for runs in learnt or own.values() for other in test)
+        learnt = {task: runs for task, runs in own.items() if (name, task) in recalling}
+        every = ((runs, _difference(runs, other)) for task, runs in (learnt or own).items() for other in shifted[task])
         differences = [(runs, weights) for runs, weights in every if weights]
         if not differences:
             continue

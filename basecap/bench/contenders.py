@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES
 from basecap.models.config import ModelConfig, model_config
-from basecap.models.language_model import LanguageModel
+from basecap.models.language_model import LanguageModel, outline
 from basecap.names import split_backbone
 from basecap.study.config import load_study, select
 from basecap.study.plan import model_of
@@ -142,7 +142,6 @@ def _refuse_impossible(contenders: Contenders) -> None:
     """Raise ConfigError when a model cannot be built at its size on any machine."""
     for name, config in contenders.items():
         try:
-            with torch.device("meta"):
-                LanguageModel(config)
+            outline(config)
         except ConfigError as error:
             raise ConfigError(f"architecture {name!r} at width {config.hidden}: {error}") from error

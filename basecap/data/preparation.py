@@ -5,7 +5,6 @@ preparation resumes where it stopped, studies can share a cache, and a cache wit
 can be opened without the original text.
 """
 
-import errno
 import json
 import os
 import shutil
@@ -27,6 +26,7 @@ from basecap.data.shards import Limits, Shard, token_counts, write_shard
 from basecap.data.sources import SOURCES, SPLITS, Part, Source, Split, plugin_of
 from basecap.data.tokenizer import Tokenizer, byte_tokenizer, is_local, train_bpe
 from basecap.errors import BasecapError, DataError, nearest
+from basecap.files import FULL
 from basecap.processes import WorkerKilled, WorkerPool, locked
 from basecap.progress import progress
 from basecap.registry import load_plugin
@@ -101,8 +101,8 @@ def _translated_os_errors(cache: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        reason = "the disk is full" if full else f"{error.strerror or error} ({error.filename})"
+        full = FULL.get(error.errno or 0)
+        reason = full or f"{error.strerror or error} ({error.filename})"
         what = "free disk space" if full else "fix that"
         raise DataError(
             f"the data could not be prepared in {cache}: {reason}; {what} or set data.cache to another directory, "
@@ -262,7 +262,7 @@ def _write_parts(
                 yield future.result()
             except WorkerKilled as error:
                 raise DataError(
-                    f"the process that prepared {part.name} was killed, possibly out of memory; lower "
+                    f"the process that prepared {part.name} was killed twice, possibly out of memory; lower "
                     "data.workers and run again: finished shards are kept."
                 ) from error
 

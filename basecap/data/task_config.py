@@ -28,6 +28,11 @@ class TaskSection(BaseModel):
         min_length=1, description="tasks to train on (`basecap list tasks`): one run per architecture, task and seed"
     )
     test: tuple[Line, ...] = Field((), description="tasks that every run is tested on (default: those of task.train)")
+    shifts: dict[str, tuple[Line, ...]] = Field(
+        default_factory=dict,
+        description="for each training task, the test tasks that its shortcut index compares with (default: all); "
+        "tasks that the study does not train on or test are ignored",
+    )
     options: dict[str, Any] = Field(
         default_factory=dict, description="options such as mode and vocab, for every task that has them"
     )
@@ -62,9 +67,11 @@ class TaskSection(BaseModel):
         for name in self._names:
             if build_task(name).readout != "each":
                 raise ConfigError(
-                    f"task {name!r} needs a decoder at the last position for all its targets, trained with the model; "
-                    "language models have none. Choose another task."
+                    f"a study cannot train on task {name!r}, whose targets are all decoded from the last position by "
+                    "an extra network; use copying, where a model repeats the tokens one by one."
                 )
+        for name in {*self.shifts, *(name for names in self.shifts.values() for name in names)}:
+            build_task(name)  # refuses an unknown one
         known = {key for name in self._names for key in _fields(name)}
         for key in self.options:
             if key not in known:

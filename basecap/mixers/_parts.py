@@ -157,7 +157,7 @@ class ShortConvolution(nn.Module):
             last[:, self.width - 1 - kept :] = x_BTD[:, x_BTD.shape[1] - kept :]
 
     def recipe(self, weight: Initialiser | None = None) -> dict[str, ParameterRecipe]:
-        """Uniform within 1/sqrt(width), PyTorch's default as most official models; `weight` for the weights."""
+        """Uniform within 1/sqrt(width), PyTorch's default as in most official models; `weight` for the weights."""
         bound = self.width**-0.5
         recipes = {"weight": ParameterRecipe(init=weight or uniform(-bound, bound))}
         if self.bias is not None:

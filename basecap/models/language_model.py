@@ -1,9 +1,11 @@
 """The one language model: embedding, blocks, norm, head; training loss, logits and decoding."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from basecap.errors import ConfigError
@@ -217,6 +219,21 @@ class LanguageModel(nn.Module):
             self._check_positions(end)
             x = x + self.positions(positions)
         return x if self.embedding_norm is None else self.embedding_norm(x)
+
+
+class _NoDraws(TorchFunctionMode):
+    """Skips the random values that modules of PyTorch draw when they are built."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (nn.init.kaiming_uniform_, nn.init.uniform_):
+            return kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def outline(config: ModelConfig) -> LanguageModel:
+    """Build a model on the meta device, to count parameters, FLOPs and state; raises ConfigError."""
+    with torch.device("meta"), _NoDraws():
+        return LanguageModel(config)
 
 
 def _reset_compiler() -> None:

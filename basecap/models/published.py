@@ -7,12 +7,10 @@ difference with its reason.
 import re
 from collections.abc import Iterator
 
-import torch
-
 from basecap.mixers import ARCHITECTURES, Architecture, ParameterRecipe, Start
 from basecap.models.backbones import BACKBONES
 from basecap.models.config import model_config
-from basecap.models.language_model import LanguageModel
+from basecap.models.language_model import outline
 
 #: The size whose values the tables show.
 HIDDEN, VOCAB = 768, 32_000
@@ -78,8 +76,7 @@ def rows(architecture: Architecture) -> list[str]:
 
 def _parameters(architecture: Architecture) -> Iterator[tuple[str, ParameterRecipe]]:
     """Yield each parameter, named without its block's number, and its recipe in the second block, else the first."""
-    with torch.device("meta"):
-        model = LanguageModel(model_config(architecture.name, hidden=HIDDEN, vocab=VOCAB))
+    model = outline(model_config(architecture.name, hidden=HIDDEN, vocab=VOCAB))
     kinds = [type(block.mixer).__name__ for block in model.blocks]  # type: ignore[union-attr]
     seen: dict[str, ParameterRecipe] = {}
     for full, recipe in model.recipe().items():

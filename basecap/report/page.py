@@ -27,13 +27,15 @@ from basecap.report.joined import (
     missing_costs,
 )
 from basecap.report.palette import ON_DARK, looks
-from basecap.report.rows import at_lowest, by_architecture, final_losses, without_null
+from basecap.report.rows import at_lowest, by_architecture, capacities, final_losses, without_null
+from basecap.report.scores import score_table
 from basecap.report.summary import summarise
 from basecap.report.task_summary import between, percent, points
 from basecap.report.text_summary import (
     duration,
     gap_text,
     interval_text,
+    kib,
     notes,
     runs_text,
     worth_interval_text,
@@ -157,7 +159,10 @@ def _environment() -> Environment:
         "points": points,
         "at_lowest": at_lowest,
         "by_architecture": by_architecture,
+        "capacities": capacities,
+        "kib": kib,
         "final": final_losses,
+        "scores": score_table,
         "looks": lambda study: looks(names_of(study), study.reference),
         "yaml": lambda content: yaml.safe_dump(without_null(content), sort_keys=False, allow_unicode=True),
         "spec": _in_page,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any, Protocol, TypeVar
 
-from basecap.analysis.results import RunRow, StudyResults, TextResults
+from basecap.analysis.results import RunRow, StudyResults, TaskResults, TextResults
 from basecap.analysis.rows import Estimate, Row
 
 
@@ -25,6 +25,27 @@ class ArchitectureRow:
     seconds: float | None
     machines: list[str]
     runs: list[RunRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """The most pairs that are recalled at a length, 0 for none, and the most that were tested."""
+
+    pairs: int
+    most: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityRow:
+    """What the runs of an architecture on a task recall there, by length in tokens.
+
+    `state` is the size in bytes of the decoding state of the longest training sequence, None where unknown.
+    """
+
+    architecture: str
+    train: str
+    state: int | None
+    places: dict[int, Capacity]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +105,26 @@ def by_architecture(study: StudyResults) -> list[ArchitectureRow]:
                 runs=runs,
             )
         )
+    return rows
+
+
+def capacities(study: TaskResults) -> list[CapacityRow]:
+    """Return how many pairs the runs of each architecture and training task recall at each length of that task."""
+    rows = []
+    for found in study.tests:
+        cells = [cell for cell in found.cells if {"length", "pairs"} <= cell.axis.keys()]
+        if found.test != found.train or not cells:
+            continue
+        own = (found.architecture, found.train)
+        names = {point.name for point in study.points if (point.architecture, point.train) == own}
+        states = [run.state_bytes for run in study.runs if run.name in names and run.state_bytes is not None]
+        places: dict[int, Capacity] = {}
+        for length in sorted({int(cell.axis["length"]) for cell in cells}):
+            tested = {cell.axis["pairs"]: cell.accuracy.value for cell in cells if cell.axis["length"] == length}
+            recalled = [pairs for pairs, accuracy in tested.items() if accuracy >= study.learned]
+            places[length] = Capacity(pairs=int(max(recalled, default=0)), most=int(max(tested)))
+        state = states[0] if states else None
+        rows.append(CapacityRow(architecture=found.architecture, train=found.train, state=state, places=places))
     return rows
 
 

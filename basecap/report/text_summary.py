@@ -317,5 +317,14 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
+def kib(size: int | None) -> str:
+    """Return bytes as "40.5 KiB", a dash when unknown.
+
+    >>> kib(41472), kib(1 << 21)
+    ('40.5 KiB', '2,048 KiB')
+    """
+    return "–" if size is None else f"{size / 1024:,.1f}".removesuffix(".0") + " KiB"
+
+
 def _with_verdict(study: TextResults, verdict: str) -> list[str]:
     return [row.name for row in study.comparisons if row.verdict == verdict]

@@ -198,7 +198,7 @@ class StudyConfig(_Section):
     @classmethod
     def _names_are_architectures(cls, value: Any) -> Any:
         if isinstance(value, list | tuple):
-            return [_entry(item) for item in value]
+            return [entry_keys(item) for item in value]
         return value
 
     @field_validator("architectures")
@@ -264,7 +264,8 @@ class StudyConfig(_Section):
         return self.reference_seeds if self.reference_seeds and name == self.reference else self.seeds
 
 
-def _entry(item: Any) -> Any:
+def entry_keys(item: Any) -> Any:
+    """Return the keys of an entry of `architectures`: its name alone stands for all of them."""
     entry = {"use": item} if isinstance(item, str) else item
     if not isinstance(entry, dict):
         raise ValueError(f"{shown(item)} is not one architecture; write its name, or its keys such as {{use: name}}")
@@ -321,7 +322,7 @@ def with_named(study: StudyConfig, only: Sequence[str]) -> StudyConfig:
         return study
     from basecap.mixers import ARCHITECTURES  # imports torch, which a study alone does not need
 
-    entries = [ArchitectureEntry.model_validate(_entry(name)) for name in dict.fromkeys(only) if name not in known]
+    entries = [ArchitectureEntry.model_validate(entry_keys(name)) for name in dict.fromkeys(only) if name not in known]
     for entry in entries:
         ARCHITECTURES.get(entry.use)
     return study.model_copy(update={"architectures": (*study.architectures, *entries)})

@@ -11,12 +11,12 @@ import torch
 
 from basecap import environment
 from basecap.analysis.draws import FEWEST_DOCUMENTS, FEWEST_OF_A_DOMAIN
-from basecap.analysis.power import DOCUMENTS, MOST_RUNS, expected_half_width, expected_tolerance
+from basecap.analysis.power import DOCUMENTS, DOMAIN_ERRORS, MOST_RUNS, expected_half_width, expected_tolerance
 from basecap.data import DocumentSet, PreparedData, find_prepared, missing_inputs
 from basecap.data.tokenizer import BYTES
 from basecap.evals.domain_loss import DomainLoss
 from basecap.study.config import StudyConfig
-from basecap.study.plan import RunSpec, cost, plan_evaluations, plan_runs, plan_training
+from basecap.study.plan import RunSpec, costs, plan_evaluations, plan_runs, plan_training
 from basecap.study.start import check
 from basecap.study.workloads import cache_of
 from basecap.train.config import Timetable
@@ -47,9 +47,8 @@ def estimate(study: StudyConfig) -> list[dict[str, Any]]:
     device = environment.choose_device(None)
     rate = matrix_rate(device)
     check(study)
-    rows = []
-    for run in _all_runs(study):
-        found = cost(run)
+    runs, rows = _all_runs(study), []
+    for run, found in zip(runs, costs(runs), strict=True):
         rates = {"lr": run.rate or "the best"} if study.train.sweep else {}
         rows.append(
             {
@@ -115,8 +114,8 @@ def _short_runs(study: StudyConfig) -> list[str]:
             names = found.setdefault((run.train.warmup, run.timetable.steps), [])
             names += [run.architecture] * (run.architecture not in names)
     return [
-        f"Warning: train.warmup = {warmup} is not shorter than the run of {steps} steps: {', '.join(names)} warms "
-        f"up for {warmup_steps(warmup, steps)}; lower it or train longer."
+        f"Warning: train.warmup = {warmup} is not shorter than the run of {steps} steps: {', '.join(names)} will "
+        f"warm up for {warmup_steps(warmup, steps)}; lower it or train longer."
         for (warmup, steps), names in found.items()
     ]
 
@@ -200,7 +199,9 @@ def _expected(study: StudyConfig, documents: dict[str, DocumentSet]) -> Iterator
         return
     yield (
         f"Expected: intervals of +/- {half:.2g} nats, and {tolerance:.2g} nats for the gap that is tolerated "
-        f"(gap.cost = {study.gap.cost:g}), if runs vary as those of limited-zoo do (30M parameters, 60M tokens)."
+        f"(gap.cost = {study.gap.cost:g}), if runs vary as those of limited-zoo do (30M parameters, 60M tokens). "
+        "This does not depend on the tokens of the study: there, runs varied no less after 60M tokens than after 18M, "
+        f"but by {DOMAIN_ERRORS[0]:g} nats on one domain and {DOMAIN_ERRORS[1]:g} on another."
     )
     enough = (more for more in range(runs, MOST_RUNS + 1) if _half_width(study, more, fewest) < tolerance)
     needed = next(enough, None)

@@ -74,6 +74,7 @@ def _task(study: StudyConfig, held: StudyConfig, wanted: StudyConfig) -> TaskSec
             "train": _union(held.task.train, wanted.task.train) if several else study.task.train,
             "test": _union(held.task.tested, wanted.task.tested),
             "checkpoint": wanted.task.checkpoint,
+            "shifts": wanted.task.shifts,
         }
     )
 

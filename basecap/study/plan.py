@@ -3,11 +3,10 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from pydantic import ValidationError
 
 from basecap.data.task_data import TaskData
@@ -15,7 +14,7 @@ from basecap.errors import ConfigError, nearest
 from basecap.evals import At, Evaluation, build_evaluation
 from basecap.models import BACKBONES
 from basecap.models.config import LayerConfig, ModelConfig, model_config
-from basecap.models.language_model import LanguageModel
+from basecap.models.language_model import LanguageModel, outline
 from basecap.study.config import ArchitectureEntry, StudyConfig
 from basecap.study.value_errors import what_is_wrong
 from basecap.train.checkpoint import KEPT
@@ -235,13 +234,19 @@ def plan_evaluations(study: StudyConfig) -> list[Evaluation]:
     return evaluations
 
 
-def cost(run: RunSpec) -> Cost:
-    """Predict what a run takes; raises ConfigError, naming the architecture, when its model cannot be built."""
-    try:
-        with torch.device("meta"):
-            model = LanguageModel(run.model)
-    except ConfigError as error:
-        raise ConfigError(f"architecture {run.architecture!r}: {error}") from error
+def costs(runs: Sequence[RunSpec]) -> list[Cost]:
+    """Predict what each run takes; raises ConfigError, naming the architecture, when its model cannot be built."""
+    models: dict[str, LanguageModel] = {}
+    for run in runs:
+        if run.architecture not in models:
+            try:
+                models[run.architecture] = outline(run.model)
+            except ConfigError as error:
+                raise ConfigError(f"architecture {run.architecture!r}: {error}") from error
+    return [_cost(run, models[run.architecture]) for run in runs]
+
+
+def _cost(run: RunSpec, model: LanguageModel) -> Cost:
     timetable = run.timetable
     sequences = timetable.steps * run.train.batch
     flops = sum(share * (run.length // length) * model.training_flops(length) for length, share in run.lengths.items())

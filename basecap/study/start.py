@@ -15,7 +15,7 @@ from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, validate
 from basecap.study.jobs import Execution
 from basecap.study.merge import merge_studies
-from basecap.study.plan import Plan, RunSpec, check_points, cost, plan_evaluations, plan_runs
+from basecap.study.plan import Plan, RunSpec, check_points, costs, plan_evaluations, plan_runs
 from basecap.study.provenance import refuse_other, refuse_other_precision
 from basecap.study.sweep import chosen_rates
 from basecap.study.trial import refuse_leaks
@@ -34,8 +34,8 @@ def check(study: StudyConfig, world: int = 1) -> list[RunSpec]:
     """
     runs = plan_runs(study, study.vocabulary)
     evaluations = plan_evaluations(study)
+    costs(runs)
     for run in runs:
-        cost(run)
         run.train.forward_batch(world)
         if run.train.stop_at is not None and not any(_stops(evaluation) for evaluation in evaluations):
             raise ConfigError("train.stop_at needs the evaluation recall at every evaluation point; add it to evals.")

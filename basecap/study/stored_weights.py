@@ -10,7 +10,6 @@ from typing import Any
 from basecap import environment
 from basecap.errors import ConfigError
 from basecap.evals import At, EvaluationConfig, includes
-from basecap.files import parse_yaml
 from basecap.progress import progress
 from basecap.records import RunRecords, StudyRecords
 from basecap.study.config import StudyConfig, select, validate
@@ -25,6 +24,7 @@ from basecap.study.workloads import material_of, vocabulary_of
 from basecap.train.checkpoint import stored
 from basecap.train.distributed import processes
 from basecap.train.interruption import listening
+from basecap.yaml_text import parse_yaml
 
 #: How many labels or numbers of tokens a message lists.
 LISTED = 8

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from basecap.errors import ConfigError, nearest
-from basecap.files import parse_yaml, read
+from basecap.files import read
 from basecap.moved_keys import MOVED_SEEDS, RENAMED, log_move, with_moved_keys
 from basecap.names import PAPER
+from basecap.yaml_text import parse_yaml
 
 LIBRARY = Path(__file__).parent / "library"
 
@@ -30,6 +31,7 @@ READ_ONLY = {
 OWN = ("name", "summary")
 
 
+@functools.cache
 def library() -> dict[str, Path]:
     """Return the built-in studies by name."""
     return {path.stem: path for path in sorted(LIBRARY.glob("*.yaml"))}

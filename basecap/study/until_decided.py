@@ -46,10 +46,10 @@ def seed_limit(study: StudyConfig, until_decided: bool, most: int | None) -> int
         return None
     if most is None:
         raise ConfigError("--until-decided needs a limit; add --max-seeds N.")
-    if most < 2:
-        raise ConfigError(f"--max-seeds {most} leaves no seed to add; give 2 or more.")
-    if len(study.seeds) > most:
-        raise ConfigError(f"the study asks for {len(study.seeds)} seeds, more than --max-seeds {most}; raise that.")
+    count = len(study.seeds)
+    if most < max(2, count):
+        seeds = f"{count} seed{'s' if count > 1 else ''}"
+        raise ConfigError(f"the study has {seeds} and --max-seeds is {most}; give at least {max(2, count)}.")
     if study.task is not None:
         raise ConfigError("a study of tasks has no verdicts to wait for; leave out --until-decided and set seeds.")
     if not study.text.ood:

@@ -7,9 +7,9 @@ from typing import Any
 from rich.text import Text
 
 from basecap.errors import ConfigError
-from basecap.files import parse_yaml
 from basecap.tasks._contract import Task, asked, build_task
 from basecap.tasks._instances import NOTHING, Instances, Role
+from basecap.yaml_text import parse_yaml
 
 _LETTERS = {
     Role.FILLER: ("·", "dim"),

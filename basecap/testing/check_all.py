@@ -12,7 +12,7 @@ from basecap.models import BACKBONES
 from basecap.names import split_backbone
 from basecap.progress import progress
 from basecap.testing.check_mixer import LENGTH, LONGEST, check_mixer
-from basecap.testing.check_op import OPS, check_op
+from basecap.testing.check_op import OPS, check_op, unchecked
 
 
 def check_all(
@@ -20,14 +20,17 @@ def check_all(
     device: torch.device,
     on_rows: Callable[[Iterator[dict[str, Any]]], None],
     longest: int = LONGEST,
-) -> None:
+) -> list[str]:
     """Test architectures against the contract of mixers; one row per check, its `result` "passed" or a sentence.
 
     Args:
         names: registered architectures, or "X in Y" for another backbone; empty for all of them and all ops.
-        device: where to run; on a GPU mixers and ops use their kernels; an op's result says what ran.
+        device: where to run; ops are tested in every implementation that runs there, which the result names.
         on_rows: called with the rows of each subject as it is checked, so that an interruption loses no earlier rows.
         longest: length of the long test sequence, for causality and decoding.
+
+    Returns:
+        Which implementations of the ops did not run, with the ops that have them.
 
     Raises:
         ConfigError: an unknown name.
@@ -38,13 +41,17 @@ def check_all(
             BACKBONES.get(backbone)
     chosen = list(dict.fromkeys(names)) or ARCHITECTURES.names()
     ops = [] if names else list(OPS)
+    found: list[dict[str, Any]] = []
     with progress("check", total=len(chosen) + len(ops), unit="subjects") as advance:
         for name in chosen:
             on_rows(_mixer_rows(name, device, longest))
             advance(1, note=name)
         for name in ops:
-            on_rows(_op_rows(name, device))
+            rows = check_op(name, device)
+            on_rows(map(_op_row, rows))
+            found += rows
             advance(1, note=name)
+    return [f"{runs} ({', '.join(ops)})" for runs, ops in unchecked(found).items()]
 
 
 def failures(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -79,12 +86,11 @@ def _finite(number: float | None) -> float | None:
     return float(number) if number is not None and math.isfinite(number) else None
 
 
-def _op_rows(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
-    for row in check_op(name, device):
-        yield {
-            "subject": name,
-            "check": f"{row['tensor']} in {row['dtype'].removeprefix('torch.')}",
-            "error": row["error"],
-            "allowed": 2 * row["beside"],
-            "result": f"passed, {row['path']}" if row["result"] == "passed" else row["result"],
-        }
+def _op_row(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "subject": row["op"],
+        "check": f"{row['tensor']} in {row['dtype'].removeprefix('torch.')}",
+        "error": row["error"],
+        "allowed": 2 * row["beside"],
+        "result": f"passed, {row['path']}" if row["result"] == "passed" else f"{row['result']} ({row['path']})",
+    }

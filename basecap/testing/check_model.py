@@ -10,13 +10,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from basecap.mixers import ARCHITECTURES, generator_for
 from basecap.models.config import ModelConfig
-from basecap.models.language_model import LanguageModel
+from basecap.models.language_model import LanguageModel, outline
 from basecap.ops import recorded
 from basecap.testing._causality import Probe, choose_cuts, documents, future
 from basecap.testing._harness import make_generic, roundoff
@@ -49,6 +50,9 @@ PERSISTENT = 4.0
 NARROW_LEAK = 8 * roundoff(torch.float32)
 #: Share of the outputs above which two outputs for one input differ by randomness rather than rounding.
 RANDOM = 0.1
+
+#: What a model with a leak does.
+FUTURE, MIXES = "sees the future", "mixes packed documents"
 
 Autocast = Callable[[], contextlib.AbstractContextManager]
 
@@ -83,11 +87,29 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One property to prove: a probe, its measurement, and for each row the message if the property does not hold."""
+    """One property to prove.
+
+    Attributes:
+        probe: two inputs.
+        measure: how the probe is measured.
+        fault: what the model does if the measure is not zero.
+        broken: how that shows, for each row.
+        mode: the mode of the model, if the property is proved in the other mode too.
+    """
 
     probe: Probe
     measure: Callable[[Probe], tuple[Tensor, float]]
+    fault: str
     broken: Sequence[str]
+    mode: str = ""
+
+
+class Fault(NamedTuple):
+    """What is wrong with a model, how that shows, and the claim's mode."""
+
+    what: str
+    how: str
+    mode: str = ""
 
 
 def find_leak(config: ModelConfig, device: torch.device, training: Precision) -> str | None:
@@ -117,8 +139,11 @@ def find_leak(config: ModelConfig, device: torch.device, training: Precision) ->
     for settings in (wide, [own]):
         for claims in (_evaluation, _training, _packed):
             found = _first_that_runs(partial(_fault, config, device, claims), settings)
-            if found is not None:
-                return found
+            if found is None:
+                continue
+            other = partial(_fault, config, device, _training)
+            alone = found.mode == "training" or (found.mode and _first_that_runs(other, settings) is None)
+            return f"{found.what}{f' in {found.mode} mode only' if alone else ''}: {found.how}"
     return None
 
 
@@ -128,7 +153,7 @@ def _lengths(longest: int) -> list[int]:
     return lengths + [length for length in SHORTER if length < longest]
 
 
-def _first_that_runs(prove: Callable[[Setting], str | None], settings: Sequence[Setting]) -> str | None:
+def _first_that_runs(prove: Callable[[Setting], Fault | None], settings: Sequence[Setting]) -> Fault | None:
     for setting in settings:
         with contextlib.suppress(Exception, SystemExit):  # whatever a plugin's code raises
             return prove(setting)
@@ -140,7 +165,7 @@ def _fault(
     device: torch.device,
     claims: Callable[["Subject"], Iterator[Claim]],
     setting: Setting,
-) -> str | None:
+) -> Fault | None:
     subject = Subject(config, device, setting)
     for claim in claims(subject):
         first, size = claim.measure(claim.probe)
@@ -153,14 +178,14 @@ def _fault(
     return None
 
 
-def _refusal(claim: Claim, first: Tensor, size: float, subject: "Subject") -> str | None:
+def _refusal(claim: Claim, first: Tensor, size: float, subject: "Subject") -> Fault | None:
     """Return what has failed if `first`, what the claim's measure gave, is a leak and no rounding."""
     with Watch() as watch:
         again, _ = claim.measure(claim.probe)
     if (again - first).abs().max() > RANDOM * size:
-        return (
-            "gives two outputs for one input, so that a leak could not be seen; "
-            "draw what is random from PyTorch's default generator"
+        return Fault(
+            "gives two outputs for one input",
+            "a leak cannot be distinguished from chance; draw random numbers from PyTorch's default generator",
         )
     narrow = subject.setting.dtype != torch.float64 or watch.dtype is not None
     leaks = _leaks(claim, first, (NARROW_LEAK if narrow else LEAK) * size, subject)
@@ -170,7 +195,7 @@ def _refusal(claim: Claim, first: Tensor, size: float, subject: "Subject") -> st
     share = first[row].abs().max().item() / size
     setting = subject.setting
     where = f"first at position {position} of {setting.length}, by {share:.1e} of their size, in {setting.words}"
-    return f"{claim.broken[row]} ({where})"
+    return Fault(claim.fault, f"{claim.broken[row]} ({where})", claim.mode)
 
 
 def _leaks(claim: Claim, first: Tensor, least: float, subject: "Subject") -> Tensor:
@@ -249,8 +274,7 @@ def _shallow(config: ModelConfig) -> ModelConfig:
     whole = config.model_copy(update={"vocab": VOCAB})
     small = whole.model_copy(update={"depth": min(depth, config.depth)})
     try:
-        with torch.device("meta"):
-            LanguageModel(small)
+        outline(small)
     except (Exception, SystemExit):  # whatever a plugin's code raises
         return whole
     return small
@@ -259,7 +283,9 @@ def _shallow(config: ModelConfig) -> ModelConfig:
 def _evaluation(subject: Subject) -> Iterator[Claim]:
     subject.model.eval()
     probe, cuts = subject.future()
-    yield Claim(probe=probe, measure=partial(_unrecorded, subject), broken=_future(cuts, "evaluation"))
+    yield Claim(
+        probe=probe, measure=partial(_unrecorded, subject), fault=FUTURE, broken=_moves(cuts), mode="evaluation"
+    )
 
 
 @torch.no_grad()
@@ -270,25 +296,23 @@ def _unrecorded(subject: Subject, probe: Probe) -> tuple[Tensor, float]:
 def _training(subject: Subject) -> Iterator[Claim]:
     subject.model.train()
     probe, cuts = subject.future()
-    yield Claim(probe=probe, measure=lambda p: p.movement(subject), broken=_future(cuts, "training"))
-    broken = [
-        f"sees the future: outputs before position {cut} have gradients with respect to later inputs" for cut in cuts
-    ]
-    yield Claim(probe=probe, measure=lambda p: p.gradient(subject), broken=broken)
+    yield Claim(probe=probe, measure=lambda p: p.movement(subject), fault=FUTURE, broken=_moves(cuts), mode="training")
+    broken = [f"outputs before position {cut} have gradients with respect to later inputs" for cut in cuts]
+    yield Claim(probe=probe, measure=lambda p: p.gradient(subject), fault=FUTURE, broken=broken)
 
 
 def _packed(subject: Subject) -> Iterator[Claim]:
     subject.model.train()
     probe = subject.documents()
     rows = len(probe.x)
-    moves = "mixes packed documents: outputs of one change with the inputs of others"
-    yield Claim(probe=probe, measure=lambda p: p.movement(subject), broken=[moves] * rows)
-    feels = "mixes packed documents: outputs of one have gradients with respect to others of its row"
-    yield Claim(probe=probe, measure=lambda p: p.gradient(subject), broken=[feels] * rows)
+    moves = ["outputs of one change with the inputs of others"] * rows
+    yield Claim(probe=probe, measure=lambda p: p.movement(subject), fault=MIXES, broken=moves)
+    feels = ["outputs of one have gradients with respect to others of its row"] * rows
+    yield Claim(probe=probe, measure=lambda p: p.gradient(subject), fault=MIXES, broken=feels)
 
 
-def _future(cuts: Sequence[int], mode: str) -> list[str]:
-    return [f"sees the future: outputs before position {cut} change with later inputs" for cut in cuts]
+def _moves(cuts: Sequence[int]) -> list[str]:
+    return [f"outputs before position {cut} change with later inputs" for cut in cuts]
 
 
 @contextlib.contextmanager

@@ -1,14 +1,15 @@
-"""Every op against its definition in float64, on the machine at hand.
+"""Every implementation of every op that can run on this machine, against the op's definition in float64.
 
-Where an op's kernels run, they may err at most twice as much as plain PyTorch in the same dtype, in the mean and at
-the worst place. Where they do not, on a CPU above all, plain PyTorch itself is held to that in the mean, beside the
-definition evaluated in that dtype. (At single places chunks err more than a walk over the tokens: a decay across many
-tokens is the exponential of a difference of sums, which are rounded at their own size.)
+Kernels may err at most twice as much as plain PyTorch in the same dtype, in the mean and at the worst place. Plain
+PyTorch may err twice as much as the definition evaluated in that dtype, in the mean alone: at single places chunks err
+more than a walk over the tokens, as a decay across many tokens is the exponential of a difference of sums, which are
+rounded at their own size.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
 from basecap.ops import recorded, unsupported_by_triton
+from basecap.ops.attention import FAMILIES as attention_families
 from basecap.ops.attention import attention
 from basecap.ops.attention import reference as attention_reference
+from basecap.ops.delta_rule import FAMILIES as delta_rule_families
 from basecap.ops.delta_rule import delta_rule
 from basecap.ops.delta_rule import reference as delta_rule_reference
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
@@ -27,6 +30,7 @@ from basecap.ops.long_convolution import long_convolution
 from basecap.ops.long_convolution import reference as long_convolution_reference
 from basecap.ops.selective_scan import reference as selective_scan_reference
 from basecap.ops.selective_scan import selective_scan
+from basecap.ops.selective_scan.operators import FAMILIES as scan_families
 from basecap.ops.short_convolution import reference as short_convolution_reference
 from basecap.ops.short_convolution import short_convolution
 from basecap.ops.ssd import reference as ssd_reference
@@ -37,12 +41,15 @@ from basecap.ops.taylor_attention import reference as taylor_reference
 from basecap.ops.taylor_attention import taylor_attention
 from basecap.ops.top1_chunk import Mode, top1_chunk, top1_chunk_weights
 from basecap.ops.top1_chunk import reference as chunk_reference
+from basecap.ops.top1_chunk.operators import FAMILIES as chunk_families
 from basecap.ops.top1_element import reference as element_reference
 from basecap.ops.top1_element import top1_element
 from basecap.ops.wkv4 import reference as wkv4_reference
 from basecap.ops.wkv4 import wkv4
+from basecap.ops.wkv6 import FAMILIES as wkv6_families
 from basecap.ops.wkv6 import reference as wkv6_reference
 from basecap.ops.wkv6 import wkv6
+from basecap.ops.wkv7 import FAMILIES as wkv7_families
 from basecap.ops.wkv7 import eager as wkv7_eager
 from basecap.ops.wkv7 import reference as wkv7_reference
 from basecap.ops.wkv7 import wkv7, wkv7_bounded
@@ -54,6 +61,8 @@ Draw = Callable[..., Tensor]
 #: Rows, tokens (on no grid of chunks), heads, channels of a head; channels, states, vocabulary.
 B, T, H, K = 2, 200, 2, 32
 D, N, V = 48, 16, 300
+#: What the last implementation of an op is called where it has no other name.
+PLAIN = "plain PyTorch"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -66,8 +75,10 @@ class Op:
         definition: the formula.
         inputs: draws the tensors by name; those in `wide` stay float32, the others take the dtype.
         kernels: with Triton kernels; None: there are none.
+        numba: with kernels for CPUs; None: there are none.
         cuda: these kernels can be asked for by no name, they run where the tensors are on a GPU.
         half: most of their products are in the tensors' dtype, and no output is judged as more exact than that.
+        families: what the op chooses from, if it has more than kernels and plain PyTorch.
     """
 
     plain: Function
@@ -75,8 +86,10 @@ class Op:
     inputs: Callable[[Draw], Mapping[str, Tensor]]
     wide: tuple[str, ...] = ()
     kernels: Function | None = None
+    numba: Function | None = None
     cuda: bool = False
     half: bool = False
+    families: Mapping[str, ModuleType] = field(default_factory=dict)
 
     def without_kernels(self, x: Tensor) -> str | None:
         """Return why no kernels run on a tensor like `x`, or None."""
@@ -85,6 +98,15 @@ class Op:
         if self.cuda and not x.is_cuda:
             return f"the tensors are on {x.device.type}"
         return unsupported_by_triton(x)
+
+    def runnable(self, x: Tensor) -> list[Function]:
+        """Return what can run on a tensor like `x`: kernels first, plain PyTorch last."""
+        found = []
+        if self.kernels is not None and self.without_kernels(x) is None:
+            found.append(self.kernels)
+        if self.numba is not None and self.families["cpu"].supports(x) is None:
+            found.append(self.numba)
+        return [*found, self.plain]
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, chunk: int, mode: Mode) -> Tensor:
@@ -179,19 +201,42 @@ def _head(draw: Draw) -> dict[str, Tensor]:
     return {"hidden": draw(B * T, D), "weight": draw(V, D)}
 
 
-def _switched(op: Function, definition: Function, inputs: Callable[[Draw], Mapping[str, Tensor]], *wide: str) -> Op:
+def _switched(
+    op: Function,
+    definition: Function,
+    inputs: Callable[[Draw], Mapping[str, Tensor]],
+    *wide: str,
+    families: Mapping[str, ModuleType] | None = None,
+) -> Op:
     """An op whose `backend` says what runs."""
-    kernels, plain = (partial(op, backend=backend) for backend in ("triton", "eager"))
-    return Op(kernels=kernels, plain=plain, definition=definition, inputs=inputs, wide=wide)
+    kernels, plain, numba = (partial(op, backend=backend) for backend in ("triton", "eager", "numba"))
+    known = families or {}
+    return Op(
+        kernels=kernels,
+        numba=numba if "cpu" in known else None,
+        plain=plain,
+        definition=definition,
+        inputs=inputs,
+        wide=wide,
+        families=known,
+    )
 
 
 def _seventh(op: Function, half: bool = False) -> Op:
-    return Op(kernels=op, plain=wkv7_eager.wkv7, definition=wkv7_reference.wkv7, inputs=_wkv7, cuda=True, half=half)
+    return Op(
+        kernels=op,
+        plain=wkv7_eager.wkv7,
+        definition=wkv7_reference.wkv7,
+        inputs=_wkv7,
+        cuda=True,
+        half=half,
+        families=wkv7_families,
+    )
 
 
 def _chunks(mode: Mode, chunk: int = 64, inputs: Callable[[Draw], Mapping[str, Tensor]] = _choices) -> Op:
     op, definition = (partial(function, chunk=chunk, mode=mode) for function in (top1_chunk, _dense))
-    return _switched(op, definition, inputs)
+    return _switched(op, definition, inputs, families=chunk_families)
 
 
 OPS: dict[str, Op] = {
@@ -203,11 +248,15 @@ OPS: dict[str, Op] = {
     "top1-chunk exact, heads of 128": _chunks("exact", 128, partial(_wide_choices, width=128)),
     "top1-chunk approx, heads of 128": _chunks("approx", 128, partial(_wide_choices, width=128)),
     "top1-element": _switched(top1_element, _element, _choices),
-    "delta rule": _switched(delta_rule, delta_rule_reference.delta_rule, _memory, "beta", "log_decay"),
+    "delta rule": _switched(
+        delta_rule, delta_rule_reference.delta_rule, _memory, "beta", "log_decay", families=delta_rule_families
+    ),
     "ssd": _switched(ssd, ssd_reference.ssd, _ssd, "log_decay"),
-    "selective scan": _switched(selective_scan, selective_scan_reference.selective_scan, _scan, "dt", "A"),
+    "selective scan": _switched(
+        selective_scan, selective_scan_reference.selective_scan, _scan, "dt", "A", families=scan_families
+    ),
     "wkv4": _switched(wkv4, wkv4_reference.wkv4, _wkv4),
-    "wkv6": _switched(wkv6, wkv6_reference.wkv6, _wkv6),
+    "wkv6": _switched(wkv6, wkv6_reference.wkv6, _wkv6, families=wkv6_families),
     "wkv7": _seventh(wkv7),
     "wkv7 bounded": _seventh(wkv7_bounded, half=True),
     "taylor attention": Op(
@@ -230,11 +279,17 @@ OPS: dict[str, Op] = {
         definition=partial(_loss, linear_cross_entropy_reference.linear_cross_entropy),
         inputs=_head,
     ),
-    "attention": Op(plain=attention, definition=partial(attention_reference.attention, scale=K**-0.5), inputs=_grouped),
+    "attention": Op(
+        plain=attention,
+        definition=partial(attention_reference.attention, scale=K**-0.5),
+        inputs=_grouped,
+        families=attention_families,
+    ),
     "attention window": Op(
         plain=partial(attention, window=50),
         definition=partial(attention_reference.attention, scale=K**-0.5, window=50),
         inputs=_grouped,
+        families=attention_families,
     ),
     "long convolution": _switched(long_convolution, long_convolution_reference.long_convolution, _filter, "filter"),
 }
@@ -249,8 +304,8 @@ def check_op(name: str, device: torch.device, seed: int = 0) -> list[dict[str, A
         seed: of the random inputs.
 
     Returns:
-        Rows with the tensor's name, what ran and why nothing faster did (`path`, as in `IMPLEMENTATIONS`), its
-        relative error, that of what it is compared with (`beside`), and the result, "passed" or what is wrong.
+        Rows by implementation, with the tensor's name, what ran (`path`, as in `IMPLEMENTATIONS`), its relative error,
+        that of what it is compared with (`beside`), and the result, "passed" or what is wrong.
 
     Raises:
         ConfigError: an unknown name.
@@ -265,32 +320,52 @@ def check_op(name: str, device: torch.device, seed: int = 0) -> list[dict[str, A
         inputs = {key: x.to(device, torch.float32 if key in op.wide else dtype) for key, x in drawn.items()}
         tensors = list(inputs.values())
         truth = _results(op.definition, [x.double() for x in tensors], seed)
-        reason = op.without_kernels(tensors[0])
-        runs = op.plain if op.kernels is None or reason is not None else op.kernels
-        with recorded() as ran:
-            found = _results(runs, tensors, seed)
-        path = f"plain PyTorch: {reason}"
-        if runs is op.kernels or op.kernels is None:
-            path = next(iter(ran.values()), path)  # the op itself; ops that it calls come after it
-        judge: Callable[[str, Tensor, Tensor, Tensor], None]
-        if runs is op.plain:
-            judge = _assert_as_accurate_in_the_mean
-            beside = _results(op.definition, [x.to(dtype) for x in tensors], seed)  # it takes one dtype
-        else:
-            judge, beside = assert_as_accurate, _results(op.plain, tensors, seed)
-            if op.half:
-                found, beside = ([x.to(dtype) for x in results] for results in (found, beside))
-        outputs = ["o", "state"][: len(truth) - len(inputs)]
-        labels = [*outputs, *(f"d{key}" for key in inputs)]
-        for label, x, y, z in zip(labels, found, beside, truth, strict=True):
-            row: dict[str, Any] = {"op": name, "dtype": str(dtype), "tensor": label, "path": path, "result": "passed"}
-            row |= {"error": relative_error(x, z), "beside": relative_error(y, z)}
-            try:
-                judge(label, x, y, z)
-            except AssertionError as error:
-                row["result"] = str(error)
-            rows.append(row)
+        for function in op.runnable(tensors[0]):
+            with recorded() as ran:
+                found = _results(function, tensors, seed)
+            path = next(iter(ran.values()), None)  # the op itself; ops that it calls come after it
+            judge: Callable[[str, Tensor, Tensor, Tensor], None]
+            if function is op.plain:
+                if op.kernels is not None:
+                    reason = op.without_kernels(tensors[0])
+                    path = PLAIN if reason is None else f"{PLAIN}: {reason}"
+                judge = _assert_as_accurate_in_the_mean
+                beside = _results(op.definition, [x.to(dtype) for x in tensors], seed)  # it takes one dtype
+            else:
+                judge, beside = assert_as_accurate, _results(op.plain, tensors, seed)
+                if op.half:
+                    found, beside = ([x.to(dtype) for x in results] for results in (found, beside))
+            outputs = ["o", "state"][: len(truth) - len(inputs)]
+            labels = [*outputs, *(f"d{key}" for key in inputs)]
+            row: dict[str, Any] = {"op": name, "dtype": str(dtype), "path": path}
+            rows += [row | _judged(judge, *parts) for parts in zip(labels, found, beside, truth, strict=True)]
     return rows
+
+
+def unchecked(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the implementations that `rows`, what `check_op` returned, do not hold: name to the ops that have it."""
+    groups: dict[int, list[str]] = {}  # entries that choose from the same families are one op
+    for name in {row["op"]: None for row in rows}:
+        groups.setdefault(id(OPS[name].families or OPS[name]), []).append(name)
+    found: dict[str, list[str]] = {}
+    for names in groups.values():
+        op = OPS[names[0]]
+        ran = {row["path"].partition(":")[0] for row in rows if row["op"] in names}
+        known = [family.RUNS for family in op.families.values()] or ["Triton kernels"] * (op.kernels is not None)
+        for runs in known:
+            if runs not in ran:
+                found.setdefault(runs, []).append(names[0])
+    return found
+
+
+def _judged(judge: Callable[..., None], label: str, x: Tensor, y: Tensor, z: Tensor) -> dict[str, Any]:
+    """Return the part of a row on tensor `label`: `x` compared with `y`, both with the truth `z`."""
+    row = {"tensor": label, "result": "passed", "error": relative_error(x, z), "beside": relative_error(y, z)}
+    try:
+        judge(label, x, y, z)
+    except AssertionError as error:
+        row["result"] = str(error)
+    return row
 
 
 def _assert_as_accurate_in_the_mean(label: str, found: Tensor, beside: Tensor, truth: Tensor) -> None:

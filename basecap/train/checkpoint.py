@@ -22,7 +22,7 @@ from torch import Tensor
 
 from basecap.data.hashes import file_digest
 from basecap.errors import CheckpointError
-from basecap.files import fsync_files
+from basecap.files import fsync_files, write_error
 from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
 from basecap.train.average import WeightAverage
@@ -121,7 +121,7 @@ def _write(directory: Path, step: int, config: ModelConfig, files: dict[str, dic
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
-            f"cannot write a checkpoint to {directory}: {error}; free disk space or give another directory with --out."
+            f"cannot write a checkpoint to {directory}: {write_error(error)} or give another directory with --out."
         ) from error
 
 

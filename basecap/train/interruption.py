@@ -41,13 +41,15 @@ def install(deferring: bool = False) -> dict[signal.Signals, Any]:
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """Handle both signals within the context; see `install`."""
+    """Handle both signals within the context, and forget a request at its end; see `install`."""
     before = install()
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if before:
+            _State.number = None
 
 
 def _handle(number: int, frame: FrameType | None) -> None:

@@ -57,6 +57,13 @@ def test_the_shortcut_index_is_what_is_lost_and_says_little_of_what_was_not_lear
     assert whole.index.value == pytest.approx(0.85) and whole.shifts == 1 and whole.recalls
 
 
+def test_only_the_shifts_of_a_study_count_where_it_names_them(study):
+    task = {"train": ["a", "b"], "test": ["a", "b"], "options": {}, "shifts": {"a": []}}
+    found = analysed(study(task=task).path)
+    assert [(one.train, one.test) for one in found.shifts] == [("b", "a")]
+    assert len(found.tests) == 4 and found.shortcuts == []
+
+
 @pytest.mark.parametrize(("there", "verdict"), [(1.0, "holds"), (0.94, "undecided"), (0.5, "loses")])
 def test_verdicts_follow_the_interval_of_the_index(study, there, verdict):
     found = analysed(study(lambda _, train, test, *rest: 1.0 if train == test else there).path)

@@ -237,7 +237,7 @@ def test_damaged_text_is_named_wherever_it_is_read(options, tmp_path, workers: i
         prepare(config, tmp_path / "cache")
 
 
-def test_a_plugin_source_is_read_by_other_processes_and_a_killed_one_is_told(tmp_path):
+def test_a_plugin_source_is_read_by_other_processes_and_a_killed_one_is_replaced_once(tmp_path):
     plugin = tmp_path / "lines.py"
     plugin.write_text(
         """
@@ -250,7 +250,9 @@ class Numbers(Source):
         return [Part(str(number)) for number in range(4)]
 
     def read(self, part):
-        if self.config.path == "kill":
+        killed = self.config.path and f"{self.config.path}-{part.name}"
+        if killed and ("always" in killed or not os.path.exists(killed)):
+            open(killed, "w").close()
             os._exit(1)
         for split in ("train", "validation", "test"):
             yield Document("numbers", split, f"{split} {part.name} " * 10)
@@ -260,8 +262,12 @@ class Numbers(Source):
     config = DataConfig(source="test-numbers", tokenizer="bytes", seq_len=8, train=["numbers"], workers=2)
     documents = prepare(config, tmp_path / "cache").documents("test", "numbers")
     assert len({tuple(documents.tokens(index)) for index in range(len(documents))}) == 4
-    with pytest.raises(DataError, match=r"was killed.*lower data\.workers"):
-        prepare(config.model_copy(update={"path": "kill"}), tmp_path / "cache")
+    once, always = (config.model_copy(update={"path": str(tmp_path / name)}) for name in ("once", "always"))
+    again = prepare(once, tmp_path / "other").documents("test", "numbers")
+    assert [again.tokens(n).tolist() for n in range(4)] == [documents.tokens(n).tolist() for n in range(4)]
+    assert len(list(tmp_path.glob("once-*"))) == 4
+    with pytest.raises(DataError, match=r"was killed twice.*lower data\.workers"):
+        prepare(always, tmp_path / "third")
 
 
 def load_anew(plugin: Path, name: str) -> None:

@@ -106,7 +106,8 @@ def test_a_cell_is_left_out_for_a_task_that_cannot_hold_it():
         ({"train": ["mqarr"]}, "unknown task 'mqarr': did you mean 'mqar'"),
         ({"train": ["mqar-k2v2-last"]}, "has no variant"),
         ({"train": ["mqar", "mqar"]}, "a task is named twice"),
-        ({"train": ["mad-compression"]}, "needs a decoder at the last position"),
+        ({"train": ["mad-compression"]}, "are all decoded from the last position by an extra network; use copying"),
+        ({"shifts": {"mqar": ["mqar-shufle"]}}, "unknown task 'mqar-shufle': did you mean 'mqar-shuffle'"),
         ({"options": {"vocba": 64}}, "unknown option 'vocba' of the tasks: did you mean 'vocab'"),
         (
             {"cells": [*CELLS, {"length": 16, "pairs": 9}]},

@@ -9,8 +9,8 @@ import torch
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import interpreted
 from basecap.testing import check_op as module
-from basecap.testing.check_all import _op_rows, failures
-from basecap.testing.check_op import OPS, check_op
+from basecap.testing.check_all import _op_row, failures
+from basecap.testing.check_op import OPS, check_op, unchecked
 from basecap.testing.tolerance import assert_as_accurate, relative_error
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
@@ -28,19 +28,24 @@ OUTPUTS = {"delta rule": 2, "ssd": 2, "selective scan": 2, "wkv4": 2, "wkv6": 2,
 
 
 def is_complete(name: str, rows: list[dict]) -> bool:
-    """Whether every output and gradient was judged."""
+    """Whether every output and gradient was judged in every dtype."""
     inputs = OPS[name].inputs(lambda *shape: torch.zeros(shape))
     labels = [*["o", "state"][: OUTPUTS.get(name, 1)], *(f"d{key}" for key in inputs)]
     return [row["tensor"] for row in rows] == labels * 3
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_plain_pytorch_passes_here(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_what_runs_on_a_cpu_passes_here(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "unsupported_by_triton", lambda x: "not tried")
     rows = check_op(name, torch.device("cpu"))
-    assert is_complete(name, rows)
-    assert all(row["path"].startswith(("plain PyTorch: ", "PyTorch's SDPA: ")) for row in rows)
+    plain = [row for row in rows if row["path"].startswith(("plain PyTorch: ", "PyTorch's SDPA: "))]
+    others = [row for row in rows if row not in plain]
+    assert is_complete(name, plain)
     assert [row["result"] for row in rows] == ["passed"] * len(rows)
+    assert {row["path"] for row in others} == ({"Numba kernels"} if name == "selective scan" else set())
+    assert not others or is_complete(name, others)
+    left = {"selective scan": ["Triton kernels"], "delta rule": ["Triton kernels", "flash-linear-attention's kernels"]}
+    assert list(unchecked(rows)) == left.get(name, list(unchecked(rows)))
 
 
 @pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
@@ -49,7 +54,10 @@ def test_kernels_pass_here(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "T", 70)
     monkeypatch.setattr(module, "DTYPES", (torch.float32,))
     rows = check_op(name, torch.device("cpu"))
-    assert {row["path"].split(":")[0].removesuffix(" by chunks") for row in rows} == {"Triton kernels"}
+    plain = [row for row in rows if row["path"] == "plain PyTorch"]
+    kernels = [row for row in rows if row not in plain]
+    assert {row["path"].split(":")[0].removesuffix(" by chunks") for row in kernels} == {"Triton kernels"}
+    assert len(plain) == len(kernels)
     assert [row["result"] for row in rows] == ["passed"] * len(rows)
 
 
@@ -81,11 +89,15 @@ def test_a_wrong_path_is_found(name: str, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(module, "DTYPES", (torch.float32,))
     monkeypatch.setattr(module, "unsupported_by_triton", lambda x: None)
-    broken = {"plain": replace(op, plain=wrong, kernels=None), "kernels": replace(op, kernels=wrong, cuda=False)}
-    for entry in broken.values():
+    numba = None if op.numba is None else wrong
+    broken = (
+        replace(op, plain=wrong, kernels=None, numba=None),
+        replace(op, kernels=wrong, numba=numba, cuda=False),
+    )
+    for entry in broken:
         monkeypatch.setitem(OPS, name, entry)
-        rows = check_op(name, torch.device("cpu"))
-        assert [row["result"].split(" errs")[0] for row in rows] == [row["tensor"] for row in rows]
+        rows = [row for row in check_op(name, torch.device("cpu")) if row["path"] != "plain PyTorch"]
+        assert rows and [row["result"].split(" errs")[0] for row in rows] == [row["tensor"] for row in rows]
 
 
 def test_a_state_is_judged_in_the_dtype_of_kernels_that_multiply_in_it(monkeypatch: pytest.MonkeyPatch):
@@ -99,12 +111,13 @@ def test_a_state_is_judged_in_the_dtype_of_kernels_that_multiply_in_it(monkeypat
     monkeypatch.setattr(module, "unsupported_by_triton", lambda x: None)
     for half in (True, False):
         monkeypatch.setitem(OPS, "wkv7 bounded", replace(op, kernels=rounded, cuda=False, half=half))
-        rows = {row["tensor"]: row["result"] for row in check_op("wkv7 bounded", torch.device("cpu"))}
+        found = check_op("wkv7 bounded", torch.device("cpu"))
+        rows = {row["tensor"]: row["result"] for row in found if row["path"] != "plain PyTorch"}
         assert (rows["o"], rows["state"] == "passed") == ("passed", half)
 
 
 def test_rows_for_people_say_what_ran():
-    rows = list(_op_rows("attention", torch.device("cpu")))
+    rows = [_op_row(row) for row in check_op("attention", torch.device("cpu"))]
     assert {row["result"] for row in rows} == {"passed, PyTorch's SDPA: full attention is what SDPA is made for"}
     assert not failures(rows)
     wrong = {**rows[0], "result": "o errs by 1 of its norm"}

@@ -69,6 +69,7 @@ def write_task_study(
                         "status": "finished",
                         "message": "",
                         "parameters": 123_456,
+                        "state_bytes": 4096,
                         "device": "CPU",
                         "precision": "fp32",
                     }

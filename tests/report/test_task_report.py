@@ -78,6 +78,7 @@ def test_a_page_with_every_part(tmp_path):
             "Where there is one run, an interval includes the variation over test examples",
         ):
             assert words in text
+    assert re.search(r"leaning ?a ?4 KiB ?4 of 4 ?4 of 4 ?weak ?a ?4 KiB ?none of 4", said)
     assert re.search(r"leaning ?a ?own ?loses \+80\.0 ?\d", said) and re.search(r"22\.37 ?20\.00 ?-2\.37 ?yes", said)
 
 

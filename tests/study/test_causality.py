@@ -15,6 +15,7 @@ from basecap.study.trial import refuse_leaks
 from tests.study._execute import PLUGIN, run
 
 FUTURE = "sees the future: outputs before position"
+ONLY = "sees the future in {} mode only: outputs before position"
 
 #: Name of a mixer -> what its forward returns, the tokens of a sequence, and what is said of it.
 FORWARDS = {
@@ -27,8 +28,13 @@ FORWARDS = {
         FUTURE,
     ),
     "proof late": ("torch.cat([x[:, :1024], x.roll(-1, 1)[:, 1024:]], 1)", 1400, f"{FUTURE} 1399 .* --length 1400"),
-    "proof training": ("x + 1e-3 * x.roll(-1, 1) if self.training else x", 32, FUTURE),
-    "proof evaluation": ("x if self.training else x + 1e-3 * x.roll(-1, 1)", 32, FUTURE),
+    "proof training": ("x + 1e-3 * x.roll(-1, 1) if self.training else x", 32, ONLY.format("training")),
+    "proof statistics": (
+        "torch.nn.functional.batch_norm(x.mT, x.new_zeros(16), x.new_ones(16), training=self.training).mT",
+        32,
+        ONLY.format("training"),
+    ),
+    "proof evaluation": ("x if self.training else x + 1e-3 * x.roll(-1, 1)", 32, ONLY.format("evaluation")),
     "proof documents": ("self.out(means(x, None))", 32, "mixes packed documents: outputs of one change with the"),
     "proof backward": ("Backward.apply(x)", 32, f"{FUTURE} 10 have gradients with respect to later inputs"),
     "proof packed backward": (

@@ -14,11 +14,11 @@ import yaml
 from basecap.data.shards import MIN_DOCUMENTS
 from basecap.data.sources._reference import LONGEST, SHORTEST
 from basecap.errors import BasecapError, ConfigError
-from basecap.files import parse_yaml
 from basecap.study.config import COST, StudyConfig, load_study, select
 from basecap.study.estimate import sparse
-from basecap.study.plan import cost, plan_evaluations, plan_runs
+from basecap.study.plan import costs, plan_evaluations, plan_runs
 from basecap.study.study_file import library, read_study
+from basecap.yaml_text import parse_yaml
 
 STUDY = {
     "name": "small",
@@ -103,8 +103,7 @@ def test_a_resolved_study_reads_back_as_itself(tmp_path):
 def test_shipped_studies_are_planned(name: str):
     study = load_study(name, [])
     assert study.summary
-    for run in plan_runs(study, study.model.vocab or study.data.vocab):
-        found = cost(run)
+    for found in costs(plan_runs(study, study.model.vocab or study.data.vocab)):
         assert found.parameters > 0 and found.flops > 6 * 0.5 * found.tokens
         assert found.evaluations == 20 or study.train.eval_every
     assert plan_evaluations(study) and (not sparse(study) or name == "zoo")
@@ -264,8 +263,7 @@ def test_names_and_sizes_are_refused_before_anything_runs(tmp_path, place, value
     study = load_study(write(tmp_path, changed(place, value)))
     with pytest.raises(ConfigError, match=words):
         plan_evaluations(study)
-        for run in plan_runs(study, 64):
-            cost(run)
+        costs(plan_runs(study, 64))
 
 
 def test_missing_key_is_named(tmp_path):

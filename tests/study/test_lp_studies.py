@@ -1,6 +1,7 @@
 """The studies of the second paper and our own on recall: planned at every scale, each kind of figure at test scale."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from basecap.report import write_report
 from basecap.report.charts import task_charts
 from basecap.study.config import StudyConfig, load_study, select, with_named
 from basecap.study.execute import execute
-from basecap.study.plan import Cost, cost, plan_evaluations, plan_runs
+from basecap.study.plan import Cost, RunSpec, costs, plan_runs
+from basecap.study.start import check
 from basecap.study.study_file import library, read_study
 
 STUDIES = [name for name in library() if name.startswith(("lp-", "recall-"))]
@@ -22,15 +24,19 @@ FIGURES = ("1", "4", "6a", "6b", "8", "9", "10", "11")
 _costs: dict[str, Cost] = {}
 
 
+def known_costs(runs: Sequence[RunSpec]) -> list[Cost]:
+    """Return the cost of each run, or of another run of the same model."""
+    models = [(run, run.model.model_dump_json()) for run in runs]
+    return [_costs.get(model) or _costs.setdefault(model, costs([run])[0]) for run, model in models]
+
+
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_study_is_planned_at_every_scale(name: str):
+def test_every_study_is_planned_at_every_scale(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("basecap.study.start.costs", known_costs)
     for scale in SCALES:
         study = load_study(name, scale=scale)
-        for run in plan_runs(study, study.vocabulary):
-            model = run.model.model_dump_json()
-            found = _costs.get(model) or _costs.setdefault(model, cost(run))
-            assert found.parameters > 0 and found.flops > 0
-        assert plan_evaluations(study) and study.title == f"{name} at scale {scale}"
+        assert all(found.parameters > 0 and found.flops > 0 for found in known_costs(check(study)))
+        assert study.evals and study.title == f"{name} at scale {scale}"
         entries = {entry.name for entry in study.architectures}
         assert study.reference in entries
         for value in study.published.values if study.published else ():

@@ -153,8 +153,8 @@ def test_a_study_goes_on_at_the_look_it_was_at(config, found, tmp_path):
     [
         (False, 4, "--max-seeds limits what --until-decided adds; give both"),
         (True, None, "add --max-seeds N"),
-        (True, 1, "--max-seeds 1 leaves no seed to add"),
-        (True, 2, "the study asks for 3 seeds, more than --max-seeds 2"),
+        (True, 1, "the study has 3 seeds and --max-seeds is 1; give at least 3"),
+        (True, 2, "the study has 3 seeds and --max-seeds is 2; give at least 3"),
     ],
 )
 def test_limits_that_make_no_sense_are_refused(config, until_decided, most, words):

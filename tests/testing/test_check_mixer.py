@@ -126,7 +126,7 @@ class Transforms(RunningMean):
 @pytest.mark.parametrize(
     ("mixer", "words"),
     [
-        (DividesByZero, "NaN or infinity in 128 of 4096 places, first at position 5 of row 0"),
+        (DividesByZero, "NaN or infinity in 128 of 4096 elements, first at position 5 of row 0"),
         (Transforms, "real floating-point numbers like x, torch.float64, not torch.complex128"),
     ],
 )
@@ -142,7 +142,7 @@ class DiesWhenPacked(RunningMean):
 
 
 def test_nan_in_one_proof_is_called_so(register):
-    assert failures(checked(register(DiesWhenPacked)))["packed segments"].endswith("NaN in what is compared.")
+    assert failures(checked(register(DiesWhenPacked)))["packed segments"].endswith("the compared values contain NaN.")
 
 
 class SeesItsBlock(RunningMean):
@@ -266,7 +266,7 @@ class DecodesInFloat32(RunningMean):
 def test_the_line_that_leaves_float64_is_named(mixer, function, register):
     found = failures(checked(register(mixer)))
     line = line_of(getattr(mixer, function), "# narrow")
-    assert f"test_check_mixer.py:{line} converts to torch.float32" in found["computes in float64"]
+    assert f"test_check_mixer.py:{line} converts float64 to torch.float32" in found["computes in float64"]
     assert "torch.promote_types(x.dtype, torch.float32)" in found["computes in float64"]
 
 
@@ -342,7 +342,7 @@ class LayersInAList(RunningMean):
 @pytest.mark.parametrize("mixer", [NarrowTensor, LayersInAList])
 def test_two_dtypes_in_one_product_come_with_advice(mixer, register):
     found = failures(checked(register(mixer)))["forward"]
-    assert "make tensors with dtype=x.dtype, keep layers in nn.ModuleList" in found
+    assert "create tensors with dtype=x.dtype, keep layers in an nn.ModuleList" in found
 
 
 class DrawsABuffer(RunningMean):

@@ -140,7 +140,7 @@ def test_no_checkpoint_goes_before_the_disk_holds_the_next_and_what_stands_behin
 
     monkeypatch.setattr("os.fsync", full)
     trainer = Trainer(model, options, 0, workload=stream, records=RunRecords(tmp_path), placement=placement)
-    with pytest.raises(BasecapError, match=r"cannot write .*Disk quota exceeded"):
+    with pytest.raises(BasecapError, match=r"cannot write .*the disk quota is exceeded"):
         trainer.run("test", lambda model, step, tokens: None)
     assert times and [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-8"]
 

@@ -122,6 +122,7 @@ def test_outside_of_a_run_a_signal_raises_at_once():
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
     assert stopped.value.number == signal.SIGTERM and signal.getsignal(signal.SIGTERM) == before
+    assert interruption.requested() is None  # work that comes later in this process is not stopped by it
 
 
 def test_the_same_request_may_come_twice_and_one_that_came_before_ends_an_evaluation(monkeypatch):
