@@ -75,7 +75,7 @@ class ArchitectureEntry(_Section):
     """One series of the comparison."""
 
     name: Line = Field(description="as it appears in the report")
-    use: str = Field(description="name of an architecture, see `basecap list mixers`; also in another's body: X in Y")
+    use: str = Field(description="name of an architecture, see `basecap list mixers`; also in another backbone: X in Y")
     mixer: dict[str, Any] = Field(default_factory=dict, description="options of the mixer")
     backbone: str | None = Field(None, description="another backbone, see `basecap list backbones`")
     layers: tuple[PatternEntry, ...] | None = Field(

@@ -56,7 +56,7 @@ def float64(harness: Harness) -> Iterator[Check]:
         harness.layers.prefill(x[:, :prompt], caches)
         harness.layers.step(x[:, prompt : prompt + 1], caches)
     broken = (
-        f"{watch.place} converts float64 to {watch.dtype}; basecap check runs in float64, so checks below may fail by "
-        "rounding; use x.to(torch.promote_types(x.dtype, torch.float32)) instead of x.float()"
+        f"{watch.place} converts float64 to {watch.dtype}; basecap check runs in float64, and further checks would "
+        "fail by rounding; use x.to(torch.promote_types(x.dtype, torch.float32)) instead of x.float()"
     )
     yield harness.check("computes in float64", float(watch.dtype is not None), 0.0, broken)

@@ -85,7 +85,10 @@ def _gradient_precision(harness: Harness, dtype: torch.dtype, word: str) -> Chec
         rows.append((name, error, allowed))
     name, error, allowed = worst(rows)
     return harness.check(
-        f"gradients in {word}", error, allowed, f"the gradient of {name} in {word} differs too much from float64"
+        f"gradients in {word}",
+        error,
+        allowed,
+        f"the gradient of {harness.own_name(name)} in {word} differs too much from float64",
     )
 
 
