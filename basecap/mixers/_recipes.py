@@ -102,7 +102,7 @@ def residual_std(layer: "LayerSpec", branches: int = 2, std: float = 0.02) -> fl
 
 
 def matrices(scheme: Scheme, layer: "LayerSpec") -> tuple[ParameterRecipe, ParameterRecipe]:
-    """Return two recipes for the matrices of a block: for those that read the residual stream, and that write to it.
+    """Return the recipes of the matrices of a block: of those that read the residual stream, and that write to it.
 
     gpt-2: std 0.02, scaled down with depth for those that write (Radford et al. 2019, section 2.3). gpt-neox: std
     sqrt(2 / 5D) and 2 / (L sqrt(D)) (arXiv 2204.06745, section 2.1). plain: std 0.02.

@@ -25,7 +25,7 @@ EPS = 64e-5
 
 
 def depth_ratios(index: int, depth: int) -> tuple[float, float]:
-    """Return the relative depth of layer `index` of `depth`, from 0 to 1, and its complement, from 1 to almost 0."""
+    """Return two ratios for layer `index` of `depth`: one rises from 0 to 1, one falls from 1 to almost 0."""
     return index / max(1, depth - 1), 1.0 - index / depth
 
 

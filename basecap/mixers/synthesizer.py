@@ -136,7 +136,7 @@ class Synthesizer(Mixer):
         return v, attention(q, k, v)
 
     def recipe(self) -> dict[str, ParameterRecipe]:
-        """Normal(0.02), the output projection scaled down with depth; constants as wide as projections would be."""
+        """Normal(0.02), the output projection scaled down with depth; constants with the size of projected inputs."""
         constant = ParameterRecipe(init=normal(0.02 * math.sqrt(self.layer.hidden)))
         return {
             **default_recipe(self),

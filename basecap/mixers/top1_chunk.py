@@ -35,7 +35,7 @@ from basecap.ops.top1_chunk import (
     },
 )
 class Top1Chunk(Mixer):
-    """Multi-head causal attention to two chunks per query, the past of its own and all of an earlier one.
+    """Multi-head causal attention to two chunks per query: its own up to itself, and a whole earlier one.
 
     Queries and keys are normalised per head, then rotated. The choice has no gradient.
     """
@@ -119,7 +119,7 @@ class Top1Chunk(Mixer):
         return self._choosing(length) + self._attending(length)
 
     def training_flops(self, length: int) -> float:
-        """Three times the rest, plus the choice once: it has no gradient."""
+        """The choice once, because it has no gradient, and three times the rest."""
         return self._choosing(length) + 3.0 * self._attending(length)
 
     def _places(self, length: int) -> tuple[int, int, float]:

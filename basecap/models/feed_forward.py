@@ -11,7 +11,7 @@ Activation = Literal["geglu", "swiglu", "gelu"]
 
 
 def gated_inner(hidden: int) -> int:
-    """Return the inner width, a multiple of 64, at which a gated layer is as large as a plain one of 4 x hidden."""
+    """Return 8/3 hidden, rounded up to a multiple of 64: as many parameters as a plain layer of width 4 hidden."""
     return -(-8 * hidden // (3 * 64)) * 64
 
 

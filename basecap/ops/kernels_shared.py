@@ -21,7 +21,7 @@ def add_product(total, a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def exp2(x, EXACT: tl.constexpr):
-    """2^x; EXACT: correctly rounded and the same for equal x; the hardware errs by up to two in the last place."""
+    """2^x; EXACT: by float64, the same for equal x; otherwise by the hardware, wrong by up to two in the last place."""
     if EXACT:
         return tl.exp2(x.to(tl.float64)).to(tl.float32)
     return tl.exp2(x)

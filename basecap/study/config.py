@@ -77,7 +77,7 @@ class ArchitectureEntry(_Section):
     name: Line = Field(description="as it appears in the report")
     use: str = Field(description="name of an architecture, see `basecap list mixers`; also in another's body: X in Y")
     mixer: dict[str, Any] = Field(default_factory=dict, description="options of the mixer")
-    backbone: str | None = Field(None, description="another block family, see `basecap list backbones`")
+    backbone: str | None = Field(None, description="another backbone, see `basecap list backbones`")
     layers: tuple[PatternEntry, ...] | None = Field(
         None, min_length=1, description="layer pattern, repeated to the depth"
     )

@@ -39,7 +39,7 @@ def check_mixer(
     """Prove the contract of `Mixer` for every distinct layer of an architecture, and that its models start well.
 
     Args:
-        name: a registered architecture; as "X in Y" its models are those of block family Y.
+        name: a registered architecture; as "X in Y" its models have backbone Y.
         hidden: model width.
         length: tokens per sequence, at least 32.
         longest: tokens of one more sequence, for causality and decoding alone, of a later layer than the first; none

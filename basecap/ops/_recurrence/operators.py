@@ -37,10 +37,10 @@ def recur(
     Args:
         r: [B, T, H, K], like log_decay, k, a and b.
         log_decay: at most 0.
-        k: the keys that v is written to.
+        k: the keys that v is written with.
         v: [B, T, H, V].
         a: the key that the state is read with, or None.
-        b: the key that this reading is written to, or None.
+        b: the key that this reading is written with, or None.
         state: float32 [B, H, K, V].
         starts: bool [B, T], where the state is emptied before the token.
     """

@@ -24,8 +24,8 @@ def long_convolution(
         u_BTD: inputs.
         filter_LD: taps, the one for the present token first; L may be smaller or larger than T.
         segments: int64 [B, T], see `Mixer.forward`. O(T log^2 T) with segments, O(T log T) without.
-        backend: "auto", or insist on "eager" (plain PyTorch, through the FFT) or "triton" (matrix products), which
-            takes no segments. "auto" takes the kernels for 16 bits and at most `LONGEST` taps.
+        backend: "auto"; "eager" (plain PyTorch, by FFT) and "triton" (matrix products) force one. "triton"
+            takes no segments; "auto" takes it for 16 bits and at most `LONGEST` taps.
 
     Returns:
         [B, T, D] in the dtype of u, computed in float32 or wider. Through the FFT an output carries rounding errors
