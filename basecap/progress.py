@@ -28,6 +28,13 @@ def share_terminal() -> None:
     _SHARED[:] = [True]
 
 
+def write_line(line: str, stream: TextIO | None = None) -> None:
+    """Write a line to `stream`, by default stderr, in one piece; the end of `print` is a second write of its own."""
+    stream = stream or sys.stderr
+    stream.write(f"{line}\n")
+    stream.flush()
+
+
 @contextmanager
 def progress(
     label: str,
@@ -100,7 +107,7 @@ class _Lines:
         if seconds > 0 and units > 0:
             left = (self.total - self.done) * seconds / units
             line += f", {units / seconds:,.3g} {self.unit}/s, {_duration(left)} left"
-        print(f"{line} {self.note}".rstrip(), file=self.stream, flush=True)
+        write_line(f"{line} {self.note}".rstrip(), self.stream)
         self.written, self.has_written = self.now, True
 
 

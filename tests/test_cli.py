@@ -219,7 +219,7 @@ LIGHT = (
     ["list", "nothing"],
     ["run", "quikstart"],
     ["plan", "quickstart", "--set", "train.tokns=1"],
-    ["run", "bc-figure-1a", "--only", "bassed"],
+    ["run", "limited-zoo", "--only", "bassed"],
     ["data", "inspect", "quikstart"],
     ["data", "inspect", "quickstart", "--out", "here", "--set", "data.source=text"],
     ["check", "--length", "none"],
