@@ -46,8 +46,7 @@ def top1_chunk(
     attends to all keys of the `remote` best ones. The choice has no gradient; ties go to the earlier chunk. Source:
     arXiv 2505.18522, section 5 and appendix D, where `remote` is 1.
 
-    It supports first-order derivatives by torch.autograd; torch.func (grad, vjp, jvp, vmap), forward mode and second
-    derivatives raise ConfigError.
+    It supports first-order derivatives by torch.autograd; transforms of torch.func (grad, vjp, jvp, vmap) raise.
 
     Args:
         q: queries [B, T, H, K], H a multiple of G; float16, bfloat16, float32, and float64 in plain PyTorch.
