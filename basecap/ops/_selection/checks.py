@@ -78,7 +78,7 @@ def check_cache(new: dict[str, Tensor], cache: dict[str, Tensor], length: int, *
     if "q" in new and T != 1:
         raise ConfigError(f"q, k and v have {T} tokens; a step takes one at a time.")
     if not is_whole(length) or length < 0:
-        raise ConfigError(f"length must be the number of tokens in the cache, not {length!r}.")
+        raise ConfigError(f"length must be the number of tokens in the cache, a Python number, not {length!r}.")
     if length + T > capacity:
         raise ConfigError(
             f"the cache is full: it has room for {capacity} tokens, not {length + T}; make max_length larger."

@@ -1,4 +1,4 @@
-"""Top-1 chunk selection: attention to the own chunk and to the chunk that matters most (arXiv 2505.18522)."""
+"""Top-1 chunk selection: attention to the own chunk and to the best earlier one (arXiv 2505.18522)."""
 
 from typing import Literal
 
@@ -46,7 +46,7 @@ def top1_chunk(
     attends to all keys of the `remote` best ones. The choice has no gradient; ties go to the earlier chunk. Source:
     arXiv 2505.18522, section 5 and appendix D, where `remote` is 1.
 
-    First-order derivatives are by torch.autograd; transforms of torch.func (grad, vjp, jvp, vmap) raise ConfigError.
+    It supports first-order derivatives by torch.autograd; transforms of torch.func (grad, vjp, jvp, vmap) raise.
 
     Args:
         q: queries [B, T, H, K], H a multiple of G; float16, bfloat16, float32, and float64 in plain PyTorch.
