@@ -147,10 +147,10 @@ def plan(
     config = with_named(load_study(study, settings, scale), only)
     config = restrict(config, select(config, only))
 
-    from basecap.study.estimate import estimate, remarks
+    from basecap.study.estimate import estimate, readable, remarks
 
     rows = estimate(config)
-    print_table(f"plan of {config.title}", rows, as_json)
+    print_table(f"plan of {config.title}", rows if as_json else readable(rows), as_json)
     for line in [] if as_json else remarks(config, rows, config.directory):
         typer.echo(line)
 
@@ -284,7 +284,8 @@ def generate(
 @app.command(epilog="Example: basecap check --mixer mamba-2")
 def check(
     mixer: Annotated[
-        list[str], typer.Option("--mixer", help="check only this architecture; repeatable (default: all, and all ops)")
+        list[str],
+        typer.Option("--mixer", help="check only this; repeatable (default: those of --plugin, or all and all ops)"),
     ] = [],
     length: Annotated[
         int,
@@ -300,19 +301,20 @@ def check(
     Exits with code 1 if a check fails.
     """
     from basecap.environment import choose_device
-    from basecap.testing.check_all import check_all, failures, lengths
+    from basecap.testing.check_all import check_all, failures, lengths, registered_by
 
     load_plugins(plugin)
     rows: list[dict[str, Any]] = []
     stopped, unchecked = False, list[str]()
     try:
-        unchecked = check_all(mixer, choose_device(device), on_rows=rows.extend, longest=length)
+        names = mixer or registered_by(plugin)
+        unchecked = check_all(names, choose_device(device), on_rows=rows.extend, longest=length)
     except KeyboardInterrupt:
         stopped = True
     failed = failures(rows)
     if failed or as_json or not only_failed:
         print_table("checks", failed if only_failed else rows, as_json)
-    log(f"{len(rows)} checks, {len(failed)} failed; {lengths(length)}")
+    log(f"{len(rows)} check{'' if len(rows) == 1 else 's'}, {len(failed)} failed; {lengths(length)}")
     if unchecked:
         log(f"implementations not checked, as they do not run here: {'; '.join(unchecked)}.")
     if stopped:

@@ -21,7 +21,7 @@ def test_an_interrupted_check_shows_what_it_has_found(monkeypatch: pytest.Monkey
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 130
     assert "mamba-1" in done.output
-    assert "1 checks, 0 failed; mixers were checked on sequences of 147 tokens" in done.output
+    assert "1 check, 0 failed; mixers were checked on sequences of 147 tokens" in done.output
     assert "on 1,100 tokens" in done.output
     assert "interrupted" in done.output
     assert "rwkv-7" not in done.output
@@ -33,4 +33,4 @@ def test_failures_alone_are_printed_when_asked(monkeypatch: pytest.MonkeyPatch):
     done = CliRunner().invoke(app, [*command, "--mixer=rwkv-7"])
     assert done.exit_code == 1 and "it errs" in done.stdout and "mamba-1" not in done.stdout
     done = CliRunner().invoke(app, command)
-    assert (done.exit_code, done.stdout) == (0, "") and "1 checks, 0 failed" in done.output
+    assert (done.exit_code, done.stdout) == (0, "") and "1 check, 0 failed" in done.output

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from basecap.progress import progress, share_terminal
+from basecap.progress import progress, share_terminal, write_line
 
 
 class Clock:
@@ -15,9 +15,21 @@ class Clock:
         return self.now
 
 
+class Pieces(io.StringIO):
+    def write(self, text: str) -> int:
+        self.pieces = [*getattr(self, "pieces", []), text]
+        return super().write(text)
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def test_a_line_is_written_in_one_piece():
+    stream = Pieces()
+    write_line("run: stopped", stream)
+    assert stream.pieces == ["run: stopped\n"]
 
 
 def test_plain_lines_come_at_intervals_with_rate_and_time_left():

@@ -105,7 +105,7 @@ def join(studies: Sequence[StudyResults], titles: Sequence[str], costs: Sequence
     _refuse_strangers(own, titles)
     measures = [measure for found in own for measure in found]
     known = list(dict.fromkeys(name for measure in measures for name in measure.values))
-    measured = [measure for path in costs for measure in _of_file(path, known)]
+    measured = _of_files(costs, known)
     filed = {measure.name for measure in measured}
     measured += [measure for measure in _of_runs(studies, titles) if measure.name not in filed]
     order = {"gap": 0, "score": 1, "cost": 2}
@@ -244,42 +244,38 @@ def _of_runs(studies: Sequence[StudyResults], titles: Sequence[str]) -> Iterator
 
 def _cost(key: str, source: str, found: Sequence[tuple[str, float]]) -> Measure:
     """Return a cost with the median over the runs of each architecture."""
-    name, unit, better = COSTS[key]
     values: dict[str, list[float]] = {}
     for architecture, value in found:
         values.setdefault(architecture, []).append(value)
-    medians: dict[str, Estimate] = {
-        architecture: Estimate(value=median(own), low=None, high=None) for architecture, own in values.items()
-    }
-    return Measure(name=name, kind="cost", unit=unit, better=better, source=source, values=medians)
+    medians = {name: Estimate(value=median(own), low=None, high=None) for name, own in values.items()}
+    return _of_cost(key, source, medians)
 
 
-def _of_file(path: Path, known: Sequence[str]) -> Iterator[Measure]:
-    """Yield what a cost file measures of architectures that a study has too.
+def _of_cost(key: str, source: str, values: dict[str, Estimate]) -> Measure:
+    name, unit, better = COSTS[key]
+    return Measure(name=name, kind="cost", unit=unit, better=better, source=source, values=values)
+
+
+def _of_files(paths: Sequence[Path], known: Sequence[str]) -> list[Measure]:
+    """Return what cost files measure of architectures that a study has too; files of one device and load count as one.
 
     A row counts for the architecture of its name, else for that without its body ("top1-chunk-exact in rwkv-7"); of
     several rows of an architecture, with different attention, the best.
     """
-    found = _read(path)
-    device = found["environment"].get("device", "unknown device")
-    load = ", ".join(f"{key} {value}" for key, value in found.get("load", found.get("setting", {})).items()
-                     if key in ("prompt", "length", "batch"))  # fmt: skip
-    for key, (name, unit, better) in COSTS.items():
-        values: dict[str, float] = {}
-        for row in found["rows"]:
+    values: dict[tuple[str, str], dict[str, Estimate]] = {}
+    for path in paths:
+        found = _read(path)
+        load = found.get("load", found.get("setting", {}))
+        shown = [f"{key} {value}" for key, value in load.items() if key in ("prompt", "length", "batch")]
+        source = f"{found['environment'].get('device', 'unknown device')}, {', '.join(shown)}"
+        for key, row in ((key, row) for key in COSTS for row in found["rows"]):
             called = row["architecture"] if row["architecture"] in known else split_backbone(row["architecture"])[0]
             if called in known and isinstance(row.get(key), int | float):
-                best = max if better == "higher" else min
-                values[called] = best(values.get(called, row[key]), row[key])
-        if values:
-            yield Measure(
-                name=name,
-                kind="cost",
-                unit=unit,
-                better=better,
-                source=f"{device}, {load}",
-                values={key: Estimate(value=value, low=None, high=None) for key, value in values.items()},
-            )
+                own = values.setdefault((key, source), {})
+                best = max if COSTS[key][2] == "higher" else min
+                number = best(own[called].value, row[key]) if called in own else row[key]
+                own[called] = Estimate(value=number, low=None, high=None)
+    return [_of_cost(key, source, own) for (key, source), own in values.items()]
 
 
 def _read(path: Path) -> dict[str, Any]:

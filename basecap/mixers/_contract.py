@@ -29,7 +29,7 @@ class MixerConfig(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """The place of a layer: model width, its index (from 0), number of layers, longest training sequence."""
+    """A layer in its model: model width, index (from 0), number of layers, longest training sequence."""
 
     hidden: int
     index: int = 0
@@ -385,4 +385,4 @@ def choose_heads(hidden: int, heads: int | None, head_dim: int = 64) -> int:
 
 
 def _words(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in options.items()) or "another block family"
+    return ", ".join(f"{key} = {value}" for key, value in options.items()) or "another backbone"

@@ -1,4 +1,4 @@
-"""What the delta-rule mixers share: projections, short convolution and the memory with its decoding state."""
+"""Shared by the delta-rule mixers: projections, short convolution and the memory with its decoding state."""
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ SHRUNK = (
 class DeltaMemory(nn.Module):
     """The delta rule over convolved queries, keys and values of the input (arXiv 2406.06484, section 3.5).
 
-    Queries and keys have Euclidean norm 1; writing strengths are a sigmoid. The caller gives the decays.
+    Queries and keys have Euclidean norm 1; writing strengths are sigmoids. The caller passes the decays.
     """
 
     def __init__(self, hidden: int, heads: int, key_dim: int, value_dim: int, conv_width: int | None):
@@ -82,7 +82,7 @@ class DeltaMemory(nn.Module):
         return influence(q, k, beta, log_decay_BTH)
 
     def recipe(self) -> dict[str, ParameterRecipe]:
-        """Everything normal(0.02), the convolution too: fla's models start every nn.Conv1d like a projection."""
+        """Everything normal(0.02), also the convolution: fla's models initialise every nn.Conv1d like a projection."""
         conv = {} if self.conv is None else self.conv.recipe(normal(0.02))
         return default_recipe(self) | {f"conv.{name}": recipe for name, recipe in conv.items()}
 

@@ -1,4 +1,4 @@
-"""Where an unfinished mixer is at fault, for sentences that its author can act on."""
+"""Locate errors in a mixer under development, for messages that its author can act on."""
 
 import inspect
 import math
@@ -22,14 +22,14 @@ def error_location(error: BaseException, cls: type) -> str | None:
 
 
 def build_mixer(cls: "type[Mixer]", config: "MixerConfig", layer: "LayerSpec") -> "Mixer":
-    """Return a mixer; raises ConfigError that names class and place when its `__init__` fails or is incomplete."""
+    """Return a mixer; raises ConfigError with class and line if its `__init__` fails or is incomplete."""
     needed = "its __init__ must begin with super().__init__(config, layer)"
     mixer = cls.__new__(cls)
     try:
         cls.__init__(mixer, config, layer)
     except ConfigError:
         raise
-    except (Exception, SystemExit) as error:  # whatever the author's code raises, they must learn where
+    except (Exception, SystemExit) as error:  # the author's code may raise anything
         place = error_location(error, cls) or source_location(cls)
         advice = "fix it" if "layer" in vars(mixer) else needed
         raise ConfigError(
@@ -41,7 +41,7 @@ def build_mixer(cls: "type[Mixer]", config: "MixerConfig", layer: "LayerSpec") -
 
 
 def refuse_other_shape(mixer: "Mixer", output: "Tensor", x_BTD: "Tensor") -> None:
-    """Raise ConfigError unless a mixer gave what it was given: a width of 1 would be broadcast without a word."""
+    """Raise ConfigError unless the output has the shape of the input: a width of 1 would be broadcast silently."""
     found = getattr(output, "shape", type(output).__name__)
     if found != x_BTD.shape:
         where = f"{type(mixer).__name__} ({source_location(type(mixer))})"

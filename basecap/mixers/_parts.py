@@ -1,4 +1,4 @@
-"""Small modules and functions several mixers share: rotary positions, the short convolution, segment arithmetic."""
+"""Modules and functions that several mixers share: rotary positions, short convolution, segments, attention heads."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ def _rotary_table(positions: Tensor, half: int, base: float, dtype: torch.dtype)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-# An operator of its own, so that a compiled graph computes the table once and not within every head's every channel.
+# A custom operator, so that a compiled graph computes the table once instead of in every channel of every head.
 _rotary_table_once = torch.library.custom_op("basecap::rotary_table", _rotary_table, mutates_args=())
 
 
@@ -57,7 +57,7 @@ def rotary(x_BTHK: Tensor, positions: Tensor, base: float, dims: int | None = No
         raise ConfigError(f"RoPE rotates an even number of channels per head, not {dims}; change the heads.")
     half = dims // 2
     dtype = torch.promote_types(x_BTHK.dtype, torch.float32)
-    # The table of one token costs less than the kernels that compute it apart from the rotation.
+    # For one token, computing the table in the same kernel is cheaper than a separate one.
     table = _rotary_table if positions.shape[-1] == 1 else _rotary_table_once
     cos, sin = table(positions, half, base, dtype)
     turning, rest = x_BTHK.split([dims, x_BTHK.shape[-1] - dims], dim=-1)
@@ -81,9 +81,11 @@ def token_shift(x_BTD: Tensor, segments_BT: Tensor | None = None) -> Tensor:
 
 
 def fourier_flops(length: int, taps: int, channels: int) -> float:
-    """Floating-point operations of a causal convolution by FFT, forward; as many again go back, with spectra kept.
+    """Floating-point operations of a causal convolution by FFT, forward.
 
-    Each way has three real FFTs of n = length + taps points, at 2.5 n log2 n operations for each channel: of inputs,
+    The backward pass, with stored spectra, takes as many.
+
+    Each pass has three real FFTs of n = length + taps points, at 2.5 n log2 n operations for each channel: of inputs,
     taps and outputs, or of their gradients.
     """
     points = length + min(length, taps)
@@ -91,7 +93,7 @@ def fourier_flops(length: int, taps: int, channels: int) -> float:
 
 
 class PartedLinear(nn.Linear):
-    """A linear layer without bias whose outputs come in parts of `sizes` channels."""
+    """A linear layer without bias that returns its output split into parts of `sizes` channels."""
 
     def __init__(self, channels: int, sizes: Sequence[int]):
         super().__init__(channels, sum(sizes), bias=False)
@@ -101,7 +103,7 @@ class PartedLinear(nn.Linear):
         """[..., D] -> a tensor [..., size] for each size."""
         if x.is_cuda:
             return super().forward(x).split(self.sizes, dim=-1)
-        # On a CPU the parts' gradients would be put together, a large copy, and rows of odd length be slow to multiply.
+        # On a CPU, split would concatenate the gradients, a large copy, and products with rows of odd length are slow.
         return tuple(F.linear(x, weight) for weight in self.weight.split(self.sizes))
 
 
@@ -127,7 +129,7 @@ class ShortConvolution(nn.Module):
         """Convolve into tensors [B, T, size], one for each of `sizes`."""
         if not x_BTD.is_cuda:
             return self(x_BTD, segments).split(sizes, dim=-1)
-        # On a GPU the gradients of one output's parts would be put together: 8 % of a training step of Mamba-2.
+        # On a GPU, split would concatenate the gradients of the parts: 8 % of a training step of Mamba-2.
         weights, biases = self.weight.split(sizes), [None] * len(sizes) if self.bias is None else self.bias.split(sizes)
         return tuple(
             short_convolution(x, weight, bias, activation=self.activation, segments=segments)
@@ -155,7 +157,7 @@ class ShortConvolution(nn.Module):
             last[:, self.width - 1 - kept :] = x_BTD[:, x_BTD.shape[1] - kept :]
 
     def recipe(self, weight: Initialiser | None = None) -> dict[str, ParameterRecipe]:
-        """Uniform within 1/sqrt(width), PyTorch's default, which most official models keep; or weights as `weight`."""
+        """Uniform within 1/sqrt(width), PyTorch's default as in most official models; `weight` for the weights."""
         bound = self.width**-0.5
         recipes = {"weight": ParameterRecipe(init=weight or uniform(-bound, bound))}
         if self.bias is not None:
@@ -243,7 +245,7 @@ def remember(cache: Cache, new: Mapping[str, Tensor], *, ring: bool = False) -> 
     """Append tokens to tensors of the cache, [B, T, ...] to [B, capacity, ...]; a `ring` overwrites its oldest ones.
 
     Raises:
-        ConfigError: the cache is full and no ring.
+        ConfigError: the cache is full and not a ring.
     """
     (T,) = {tensor.shape[1] for tensor in new.values()}
     end = cache.length + T
@@ -254,7 +256,8 @@ def remember(cache: Cache, new: Mapping[str, Tensor], *, ring: bool = False) -> 
             raise ConfigError(f"the cache has room for {capacity} tokens; make it for at least {end}.")
         if T == 1:
             slot = cache.length % capacity
-            kept[:, slot : slot + 1] = tensor.to(kept.dtype)  # not kept[:, slot]: compiled code would be for one slot
+            # Not kept[:, slot], which would be compiled for one slot only.
+            kept[:, slot : slot + 1] = tensor.to(kept.dtype)
             continue
         slots = torch.arange(max(cache.length, end - capacity), end, device=kept.device)
         kept[:, slots % capacity] = tensor[:, slots - cache.length].to(kept.dtype)

@@ -1,4 +1,4 @@
-"""How parameters start and train: initialisers that can be put into words, and the recipes made of them."""
+"""How parameters are initialised and trained: initialisers with a description, and recipes."""
 
 import hashlib
 import math
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 Initialiser = Callable[[Tensor, torch.Generator], object]
 
-#: How the matrices of a block start; see `matrices`.
+#: How the matrices of a block are initialised; see `matrices`.
 Scheme = Literal["gpt-2", "gpt-neox", "plain"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterRecipe:
-    """How one parameter starts and trains: in-place initialiser, learning-rate factor, weight decay or not."""
+    """How a parameter is initialised and trained: in-place initialiser, learning-rate factor, weight decay or not."""
 
     init: Initialiser
     lr: float = 1.0
@@ -29,7 +29,7 @@ class ParameterRecipe:
 
 @dataclass(frozen=True)
 class Start:
-    """An initialiser and what it does in words, for the page of architectures."""
+    """An initialiser with a description for docs/architectures.md."""
 
     words: str
     fill: Initialiser
@@ -74,8 +74,8 @@ def orthogonal(gain: float = 1.0) -> Initialiser:
 def default_recipe(module: nn.Module, std: float = 0.02) -> dict[str, ParameterRecipe]:
     """Recipes for the parameters of the standard layers inside `module`.
 
-    Weights of Linear and Embedding: normal(std), decayed. Weights of norms: 1; biases: 0; neither decayed. Parameters
-    of other modules get none: the caller adds theirs, and a parameter left without is refused when the model is built.
+    Weights of Linear and Embedding: normal(std), with weight decay. Weights of norms: 1, biases: 0, without it. The
+    caller adds recipes for other parameters; building a model with a parameter without a recipe is an error.
     """
     recipes = {}
     for prefix, child in module.named_modules():
@@ -91,20 +91,20 @@ def default_recipe(module: nn.Module, std: float = 0.02) -> dict[str, ParameterR
 
 
 def generator_for(seed: int, name: str) -> torch.Generator:
-    """Return a CPU generator that (seed, name) alone determine."""
+    """Return a CPU generator determined by (seed, name) only."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
 def residual_std(layer: "LayerSpec", branches: int = 2, std: float = 0.02) -> float:
-    """Standard deviation of a projection into the residual stream: shrunk by the square root of their number."""
+    """Standard deviation of a projection into the residual stream: std / sqrt(number of such projections)."""
     return std / math.sqrt(branches * layer.depth)
 
 
 def matrices(scheme: Scheme, layer: "LayerSpec") -> tuple[ParameterRecipe, ParameterRecipe]:
-    """Return the recipes of a block's matrices: of those that read the residual stream, of those that write into it.
+    """Return the recipes of the matrices of a block: of those that read the residual stream, and that write to it.
 
-    gpt-2: std 0.02, shrunk with depth for those that write (Radford et al. 2019, section 2.3). gpt-neox: std
+    gpt-2: std 0.02, scaled down with depth for those that write (Radford et al. 2019, section 2.3). gpt-neox: std
     sqrt(2 / 5D) and 2 / (L sqrt(D)) (arXiv 2204.06745, section 2.1). plain: std 0.02.
     """
     writing = {"gpt-2": residual_std(layer), "gpt-neox": 2.0 / (layer.depth * math.sqrt(layer.hidden)), "plain": 0.02}

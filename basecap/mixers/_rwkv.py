@@ -1,4 +1,4 @@
-"""What the RWKV generations share: the token shift and its mixing shares, low-rank maps, initialisers by depth.
+"""Shared by the RWKV generations: the token shift and its mixing shares, low-rank maps, initialisers by depth.
 
 Sources: RWKV-4 arXiv 2305.13048, RWKV-5 and RWKV-6 arXiv 2404.05892, RWKV-7 arXiv 2503.14456; constants of the
 initialisers from BlinkDL/RWKV-LM. A mixing share here is always that of the previous token (the official RWKV-4 and
@@ -25,12 +25,12 @@ EPS = 64e-5
 
 
 def depth_ratios(index: int, depth: int) -> tuple[float, float]:
-    """Return how deep layer `index` of `depth` lies: rising from 0 to 1, and falling from 1 to almost 0."""
+    """Return two ratios for layer `index` of `depth`: one rises from 0 to 1, one falls from 1 to almost 0."""
     return index / max(1, depth - 1), 1.0 - index / depth
 
 
 def ramp(width: int) -> Tensor:
-    """Return [width] float64: 0 to 1, the end included."""
+    """Return [width] float64 from 0 to 1, both included."""
     return torch.arange(width, dtype=torch.float64) / max(1, width - 1)
 
 
@@ -57,7 +57,7 @@ def first_bonus(shape: tuple[int, ...], rise: float) -> Initialiser:
 
 
 def scaled_orthogonal(scale: float) -> Initialiser:
-    """Orthogonal times scale * sqrt(max(1, rows / columns)); a stack of matrices one by one."""
+    """Orthogonal times scale * sqrt(max(1, rows / columns)); applied to each matrix of a stack."""
 
     def fill(parameter: Tensor, generator: torch.Generator) -> None:
         rows, columns = parameter.shape[-2:]
@@ -69,7 +69,7 @@ def scaled_orthogonal(scale: float) -> Initialiser:
 
 
 def norm_recipe(layer: LayerSpec) -> dict[str, ParameterRecipe]:
-    """Recipe of `norm`: a gain of ((1 + index) / depth)^0.7, so that deeper layers speak louder, and no bias."""
+    """Recipe of `norm`: a gain of ((1 + index) / depth)^0.7, larger in deeper layers, and no bias."""
     gain = ((1 + layer.index) / layer.depth) ** 0.7
     return {
         "norm.weight": ParameterRecipe(init=constant(gain), decay=False),
@@ -92,7 +92,7 @@ def gated_recipe(layer: LayerSpec) -> dict[str, ParameterRecipe]:
 def shift_delta(x_BTD: Tensor, segments: Tensor | None, last_BD: Tensor | None = None) -> Tensor:
     """Return previous token minus current token, [B, T, D]; the token before the first is `last_BD` or zero.
 
-    `last_BD`, the state of decoding, moves on to the final token.
+    `last_BD`, part of the decoding state, is set to the final token.
     """
     previous = token_shift(x_BTD, segments)
     if last_BD is not None and x_BTD.shape[1]:
@@ -102,7 +102,7 @@ def shift_delta(x_BTD: Tensor, segments: Tensor | None, last_BD: Tensor | None =
 
 
 class LowRank(nn.Module):
-    """base + act(x @ down) @ up: a vector that depends on the data a little ([..., hidden] -> [..., width])."""
+    """base + act(x @ down) @ up: a low-rank function of the input plus a constant ([..., hidden] -> [..., width])."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class LowRank(nn.Module):
         return out if self.base is None else self.base + out
 
     def recipe(self, up: Initialiser, base: Initialiser | None = None, lr: float = 1.0) -> dict[str, ParameterRecipe]:
-        """Start at `base` (whose learning-rate factor is `lr`): down is zero. Nothing decays."""
+        """Starts at `base` (with learning-rate factor `lr`), because `down` is zero. No weight decay."""
         recipes = {
             "down": ParameterRecipe(init=constant(0.0), decay=False),
             "up": ParameterRecipe(init=up, decay=False),
@@ -140,7 +140,7 @@ class LowRank(nn.Module):
 
 
 class HeadNorm(nn.GroupNorm):
-    """Normalise each head of [B, T, H * V] by itself, with a gain and a bias per channel."""
+    """Normalise each head of [B, T, H * V] separately, with a gain and a bias per channel."""
 
     def __init__(self, heads: int, width: int):
         if width == heads:

@@ -1,4 +1,4 @@
-"""What the Mamba mixers share: their options, the optional short convolution, the initial step sizes and decays."""
+"""Shared by the Mamba mixers: their options, the optional short convolution, the initial step sizes and decays."""
 
 import math
 from typing import Literal
@@ -55,7 +55,7 @@ def step_size(raw: Tensor, bias: Tensor) -> Tensor:
 
 
 def convolve(conv: ShortConvolution | None, x_BTD: Tensor, segments: Tensor | None) -> Tensor:
-    """Return the short convolution, which ends with a SiLU, or the SiLU of x where there is none."""
+    """Return the short convolution, which ends with a SiLU, or the SiLU of x if there is none."""
     return F.silu(x_BTD) if conv is None else conv(x_BTD, segments)
 
 

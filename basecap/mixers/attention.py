@@ -159,7 +159,7 @@ class Attention(Mixer):
         return influence(q, k, scale=self.scale, window=self.config.window, slopes=self._slopes(q.device))
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values of every query head, and what attention makes of them."""
+        """Return the values of every query head, and the outputs of attention."""
         q, k, v = self.project(x_BTD)
         return v.repeat_interleave(self.project.heads // self.project.groups, dim=2), self._attend(q, k, v)
 

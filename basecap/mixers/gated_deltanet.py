@@ -1,4 +1,4 @@
-"""Gated DeltaNet (arXiv 2412.06464): the delta rule over a memory that also fades, one decay per head and token."""
+"""Gated DeltaNet (arXiv 2412.06464): the delta rule with one decay of the memory per head and token."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""Hyena (arXiv 2302.10866): gates around a convolution as long as the sequence, its filter given by a small network."""
+"""Hyena (arXiv 2302.10866): gates around a convolution as long as the sequence, its filter from a small network."""
 
 import math
 
@@ -15,7 +15,7 @@ from basecap.ops.long_convolution import influence, long_convolution
 
 
 class ImplicitFilter(nn.Module):
-    """The taps of a long filter as a network of their position, times an exponential decay (section 3.3).
+    """The taps of a long filter: a network of the position times an exponential decay (section 3.3).
 
     Features of the position (trained too, as published) go through sines of trained frequency; channels decay to 1 %
     within 0.3 to 1.5 times the longest training sequence. A trained skip connection is added to the first tap.
@@ -36,7 +36,7 @@ class ImplicitFilter(nn.Module):
         L = min(length, self.max_length)
         wide = torch.promote_types(self.positions.dtype, torch.float32)
         device = self.positions.device
-        # Positions in half precision could not tell neighbours apart.
+        # In half precision neighbouring positions would be equal.
         with torch.autocast(device.type, enabled=False):
             h = self.positions[:L].to(wide)
             for layer in (self.first, *self.inner):
@@ -49,7 +49,7 @@ class ImplicitFilter(nn.Module):
             return torch.cat([taps[:1] + self.skip.to(wide), taps[1:]])
 
     def recipe(self, frequency: float) -> dict[str, ParameterRecipe]:
-        """Normal(0.02) weights under sines of high frequency; nothing of the filter decays."""
+        """Normal(0.02) weights under sines of high frequency; the filter has no weight decay."""
         recipes = {
             name: ParameterRecipe(init=recipe.init, decay=False) for name, recipe in default_recipe(self).items()
         }
@@ -82,7 +82,7 @@ def position_features(length: int, features: int) -> Tensor:
 class Hyena(Mixer):
     """The Hyena operator of order 2: y = out(q * conv(k * v)), q, k and v from a projection and a short convolution.
 
-    The long filter ends with the longest training sequence: beyond it, inputs that old are forgotten.
+    The filter is as long as the longest training sequence; older inputs have no effect.
     """
 
     class Config(MixerConfig):
@@ -118,7 +118,7 @@ class Hyena(Mixer):
     def init_cache(self, batch: int, max_length: int) -> Cache:
         """The last inputs of both convolutions, and the long filter, computed once and shared by the batch.
 
-        Those of the long one are a ring [B, min(max_length, longest training sequence), D].
+        The inputs of the long convolution are a ring [B, min(max_length, longest training sequence), D].
         """
         taps = self.filter(max_length)
         tensors = {
@@ -147,7 +147,7 @@ class Hyena(Mixer):
         return self.out(q * long_convolution(k * v, self.filter(x_BTD.shape[1])))
 
     def _remember(self, inputs_BTD: Tensor, cache: Cache) -> None:
-        # Only what no tap reaches may be overwritten.
+        # Only inputs beyond the last tap may be overwritten.
         whole = cache.tensors["past"].shape[1] == self.layer.max_length
         remember(cache, {"past": inputs_BTD}, ring=whole)
 
@@ -174,7 +174,7 @@ class Hyena(Mixer):
     def flops(self, length: int) -> float:
         """Projections, taps, the filter's network and a long convolution of as many taps as tokens.
 
-        Beyond the longest training sequence, where the filter ends, it is a little less.
+        Beyond the longest training sequence, where the filter ends, the true number is slightly smaller.
         """
         return self._products(length) + fourier_flops(length, length, self.layer.hidden)
 

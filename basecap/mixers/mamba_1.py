@@ -97,7 +97,7 @@ class Mamba1(Mixer):
         self.rank = config.dt_rank or math.ceil(layer.hidden / 16)
         self.in_proj = nn.Linear(layer.hidden, 2 * self.inner, bias=False)
         self.conv = ShortConvolution(self.inner, config.conv_width, activation="silu") if config.conv else None
-        # A decay shared by all channels has a step size of its own; those of the channels still scale their inputs.
+        # A decay shared by all channels has a separate step size; those of the channels still scale their inputs.
         self.shared = 1 if config.decay == "one" else 0
         self.x_proj = nn.Linear(self.inner, self.rank + 2 * config.state + self.shared, bias=False)
         self.dt_proj = nn.Linear(self.rank, self.inner, bias=True)
@@ -111,16 +111,16 @@ class Mamba1(Mixer):
         self.out_proj = nn.Linear(self.inner, layer.hidden, bias=False)
 
     def _look_back(self, raw_x: Tensor, segments: Tensor | None) -> Tensor | None:
-        """Return the long convolution of the mixer's input, where this layer has one."""
+        """Return the long convolution of the mixer's input, None if this layer has none."""
         if self.long_conv is None or self.long_conv.bias is None:
             return None
         taps_WD = self.long_conv.weight.flip(1).T
         return long_convolution(raw_x, taps_WD, segments=segments) + self.long_conv.bias.to(raw_x.dtype)
 
     def _select(self, x: Tensor, global_x: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the step sizes [B, T, D], B and C [B, T, N], and what decays.
+        """Return the step sizes [B, T, D], B and C [B, T, N], and the decay.
 
-        That is A [D, N] with a decay per channel and state, else the log decay [B, T, 1] that all share.
+        The decay is A [D, N] if each channel and state has one, else the shared log decay [B, T, 1].
         """
         state = self.config.state
         low_rank, B, C, raw_decay = self.x_proj(x).split([self.rank, state, state, self.shared], dim=-1)
@@ -141,7 +141,7 @@ class Mamba1(Mixer):
         if self.config.decay == "full":
             y, state = selective_scan(x, dt, decay, B, C, state_BDN=state, segments=segments)
         else:
-            # With one decay for all channels the scan is linear attention, whose values may be cut into heads at will.
+            # With one decay for all channels the scan is linear attention, with values in any number of heads.
             v = (x * dt).to(x.dtype).unflatten(-1, (self.heads, -1))
             shared = decay.expand(*decay.shape[:2], self.heads)
             y, state = ssd(
@@ -197,7 +197,7 @@ class Mamba1(Mixer):
         return self._advance(convolve(self.conv, raw_x, None), self._look_back(raw_x, None), gate, cache)
 
     def influence(self, x_BTD: Tensor) -> Influence:
-        """Return for each inner channel the factor in front of the convolved x_s; the skip D is not in it.
+        """Return for each inner channel the factor in front of the convolved x_s; without the skip connection D.
 
         arXiv 2410.15678, section 3.1, draws its mean over the channels.
         """
@@ -239,12 +239,12 @@ class Mamba1(Mixer):
     def flops(self, length: int) -> float:
         """Projections, convolutions and the recurrence, for each state and token.
 
-        Write 2 and read 2; a shared decay 1; a decay of the state's own 3, with the exponential of dt A.
+        Write 2 and read 2; a shared decay 1; a decay per state 3, including the exponential of dt A.
         """
         return self._products(length) + self._long(length)
 
     def training_flops(self, length: int) -> float:
-        """Three times the rest; as many FFTs of the long convolution backward as forward."""
+        """Three times the products; the long convolution has as many FFTs backward as forward."""
         return 3.0 * self._products(length) + 2.0 * self._long(length)
 
     def _products(self, length: int) -> float:

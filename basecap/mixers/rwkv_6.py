@@ -26,7 +26,7 @@ from basecap.mixers._rwkv import (
 from basecap.ops import Influence
 from basecap.ops.wkv6 import influence, wkv6
 
-#: What the token shift feeds, in the order of the stacked parameters.
+#: Inputs computed by the token shift, in the order of the stacked parameters.
 FED = ("w", "k", "v", "r", "g")
 
 
@@ -42,7 +42,7 @@ FED = ("w", "k", "v", "r", "g")
     ),
 )
 class RWKV6(TimeMix):
-    """output(norm(wkv) * silu(gate)), decays and shares of the previous token set by the data."""
+    """output(norm(wkv) * silu(gate)), with data-dependent decays and shares of the previous token."""
 
     class Config(MixerConfig):
         """Options of RWKV-6."""
@@ -129,7 +129,7 @@ class RWKV6(TimeMix):
         return v, o
 
     def recipe(self) -> dict[str, ParameterRecipe]:
-        """Official: as RWKV-5, the low-rank maps start at zero and do not decay."""
+        """Official: as RWKV-5, the low-rank maps start at zero, without weight decay."""
         layer, D = self.layer, self.layer.hidden
         rise, fall = depth_ratios(layer.index, layer.depth)
         small = uniform(-0.01, 0.01)

@@ -79,7 +79,7 @@ class RWKV7(TimeMix):
         self.decay = LowRank(D, config.decay_rank or rank(D, 2.5), D, torch.tanh)
         self.rate = LowRank(D, config.rate_rank or rank(D, 2.5), D)
         self.gate = LowRank(D, config.gate_rank or rank(D, 5.0), D, torch.sigmoid, base=False)
-        # The first layer has no earlier values to mix in.
+        # The first layer has no values of an earlier layer to mix in.
         self.first = LowRank(D, config.value_rank or rank(D, 1.7), D) if layer.index else None
         self.removal = nn.Parameter(torch.empty(D))
         self.replacement = nn.Parameter(torch.empty(D))
@@ -106,7 +106,7 @@ class RWKV7(TimeMix):
         return self._heads(r), self._heads(log_decay), k, -removed, added
 
     def _values(self, x_BTD: Tensor, delta_BTD: Tensor, shared: dict[str, Tensor]) -> Tensor:
-        """Return the values [B, T, H, V], mixed with those that the model's first such layer left in `shared`."""
+        """Return the values [B, T, H, V], mixed with those that the model's first RWKV-7 layer stored in `shared`."""
         v_in = x_BTD + delta_BTD * self.share_v
         v = self.value(v_in)
         first = shared.setdefault("rwkv-7 values", v)
@@ -147,8 +147,9 @@ class RWKV7(TimeMix):
         return v, wkv7_bounded(r, log_decay, k, v, a, b)[0]
 
     def recipe(self) -> dict[str, ParameterRecipe]:
-        """Official: projections orthogonal, small key, output zero; only they decay, decays learn at twice the rate.
+        """Official: projections orthogonal, small key, output zero.
 
+        Only the projections have weight decay; the decays have twice the learning rate.
         The official classes draw the projections uniformly; the trainer then overwrites them (generate_init_weight).
         """
         D, K, layer = self.layer.hidden, self.head_dim, self.layer

@@ -131,12 +131,12 @@ class Synthesizer(Mixer):
         return influence(q, k)
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values, and what attention makes of them."""
+        """Return the values, and the outputs of attention."""
         q, k, v = self._project(x_BTD)
         return v, attention(q, k, v)
 
     def recipe(self) -> dict[str, ParameterRecipe]:
-        """Normal(0.02), the output projection shrunk with depth; constants of the size projections would give."""
+        """Normal(0.02), the output projection scaled down with depth; constants with the size of projected inputs."""
         constant = ParameterRecipe(init=normal(0.02 * math.sqrt(self.layer.hidden)))
         return {
             **default_recipe(self),

@@ -1,4 +1,4 @@
-"""Top-1 chunk selection: attention to the own chunk of tokens and to the one earlier chunk that matters most."""
+"""Top-1 chunk selection: attention to the own chunk of tokens and to the best earlier chunk."""
 
 from typing import ClassVar, Literal
 
@@ -35,7 +35,7 @@ from basecap.ops.top1_chunk import (
     },
 )
 class Top1Chunk(Mixer):
-    """Multi-head causal attention to two chunks per query, its own up to itself and one full one before.
+    """Multi-head causal attention to two chunks per query: its own up to itself, and a whole earlier one.
 
     Queries and keys are normalised per head, then rotated. The choice has no gradient.
     """
@@ -103,7 +103,7 @@ class Top1Chunk(Mixer):
         return influence(q, k, chunk=c.chunk, mode=c.mode, remote=c.remote)
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values of every query head, and what attention makes of them."""
+        """Return the values of every query head, and the outputs of attention."""
         q, k, v = self.project(x_BTD)
         return v.repeat_interleave(self.project.heads // self.project.groups, dim=2), self._attend(q, k, v)
 
@@ -114,16 +114,16 @@ class Top1Chunk(Mixer):
     def flops(self, length: int) -> float:
         """Projections, the scores of all keys (exact) or all mean keys (approx), and attention to the chunks seen.
 
-        The scores of all keys hold those of the chunks that are then chosen.
+        The scores of all keys include those of the chosen chunks.
         """
         return self._choosing(length) + self._attending(length)
 
     def training_flops(self, length: int) -> float:
-        """Three times the rest, but the choice once: nothing flows back through it."""
+        """The choice once, because it has no gradient, and three times the rest."""
         return self._choosing(length) + 3.0 * self._attending(length)
 
     def _places(self, length: int) -> tuple[int, int, float]:
-        """Return, summed over queries: the chunks before their own, the chosen ones of these, visible own tokens."""
+        """Return sums over queries: the chunks before their own, the chosen chunks, the visible own tokens."""
         C = self.config.chunk
         full, rest = divmod(length, C)
         queries = [C] * full + [rest]

@@ -23,8 +23,8 @@ from basecap.ops.top1_element import influence, top1_element, top1_element_step
 class Top1Element(Mixer):
     """Multi-head causal selection of one value, o_t = v_s with s = argmax_{s <= t} q_t.k_s.
 
-    Queries and keys are normalised per head, then rotated. Backward takes the choice for the values and the softmax
-    for queries and keys (straight through).
+    Queries and keys are normalised per head, then rotated. The backward pass uses the choice for the values and
+    the softmax for queries and keys (straight-through).
     """
 
     class Config(MixerConfig):
@@ -53,7 +53,7 @@ class Top1Element(Mixer):
 
     @property
     def exact_gradient(self) -> bool:
-        """No: the derivative of a choice is zero, so queries and keys learn from the softmax."""
+        """False: the derivative of a choice is zero, so queries and keys are trained with that of the softmax."""
         return False
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
@@ -84,7 +84,7 @@ class Top1Element(Mixer):
         return influence(q, k)
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values of every query head, and those chosen."""
+        """Return the values of every query head, and the chosen ones."""
         q, k, v = self.project(x_BTD)
         values = v.repeat_interleave(self.project.heads // self.project.groups, dim=2)
         return values, top1_element(q, k, v, scale=self.scale)
@@ -99,9 +99,9 @@ class Top1Element(Mixer):
         return 2.0 * length * linear + length * (length + 1.0) * self.layer.hidden
 
     def training_flops(self, length: int) -> float:
-        """Three times the projections, and four products of visible pairs: the scores, and three that go back.
+        """Three times the projections, and four products of visible pairs: the scores, and three in the backward pass.
 
-        Those are the gradients of the softmax, of the queries and of the keys; the values' are copied as they were.
+        These are the gradients of the softmax, the queries and the keys; gradients of values are copied.
         """
         linear = self.project.qkv.weight.numel() + self.out.weight.numel()
         return 6.0 * length * linear + 4.0 * length * (length + 1.0) * self.layer.hidden

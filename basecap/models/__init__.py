@@ -1,4 +1,4 @@
-"""Language models: one `LanguageModel` for every architecture, built from a block family and sequence mixers."""
+"""Language models: one `LanguageModel` for every architecture, built from a backbone and sequence mixers."""
 
 from basecap.models.backbones import BACKBONES
 from basecap.models.config import LayerConfig, ModelConfig, model_config

@@ -1,4 +1,4 @@
-"""RWKV's channel mixing: the feed-forward half of its blocks, which looks one token back."""
+"""RWKV's channel mixing: the feed-forward half of its blocks, which also reads the previous token."""
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ class ChannelMix(nn.Module):
             kind: "rwkv-" and the generation, 4 to 7.
             hidden: model width.
             inner: width of the squared ReLU.
-            index: which layer this is, from 0.
+            index: index of the layer, from 0.
             depth: the number of layers.
         """
         super().__init__()
@@ -59,7 +59,7 @@ class ChannelMix(nn.Module):
         return torch.sigmoid(self.receptance(x_BTD + delta_BTD * self.share_r)) * out
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
-        """Mix channels; no token looks back across the start of its segment (`segments` as in `Mixer.forward`)."""
+        """Mix channels; no token reads across the start of its segment (`segments` as in `Mixer.forward`)."""
         return self._mix(x_BTD, shift_delta(x_BTD, segments))
 
     def init_cache(self, batch: int, max_length: int) -> Cache:

@@ -1,4 +1,4 @@
-"""One residual block for every architecture: norm and mixer, then (where the family has one) norm and feed-forward."""
+"""One residual block for every architecture: norm and mixer, then, in some backbones, norm and feed-forward layer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from basecap.mixers import Cache, Mixer, ParameterRecipe, declared_cost, default_recipe, refuse_other_shape
 from basecap.models.backbones import Backbone, FeedForwardLayer
 
-#: Activations between two blocks: the residual stream, and what the last block, if there was one, adds to it.
+#: Activations between two blocks: the residual stream, and the output of the previous block, if any, still to be added.
 Stream = tuple[Tensor, Tensor | None]
 
 
@@ -34,15 +34,15 @@ class BlockCache:
         return BlockCache(mixer=self.mixer.rows(start, end), feed_forward=self.feed_forward.rows(start, end))
 
     def write(self, part: "BlockCache", start: int) -> None:
-        """Take over the decoding state of the sequences from `start` on, such as `rows` returned it."""
+        """Copy the decoding state `part`, as returned by `rows`, to the sequences from `start` on."""
         self.mixer.write(part.mixer, start)
         self.feed_forward.write(part.feed_forward, start)
 
 
 class Block(nn.Module):
-    """x + mixer(norm(x)), then x + feed_forward(norm(x)); or both from the same x when the family is parallel.
+    """x + mixer(norm(x)), then x + feed_forward(norm(x)); or both from the same x if the backbone is parallel.
 
-    The last sum is left to the block that follows, where a compiler makes one pass over memory of it and of the norm.
+    The next block computes the last sum, so that a compiler can fuse it with the norm.
     """
 
     def __init__(self, backbone: Backbone, mixer: Mixer):

@@ -1,4 +1,4 @@
-"""What a language model is made of, in a form that a file can hold: the configuration stored with every checkpoint."""
+"""The configuration of a language model, which is stored with every checkpoint."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ class ModelConfig(BaseModel):
     hidden: int = Field(ge=1, le=2**20, description="model width")
     vocab: int = Field(ge=2, le=2**31, description="vocabulary size")
     depth: int = Field(ge=1, description="number of blocks")
-    backbone: str = Field(description="block family, see `basecap list backbones`")
+    backbone: str = Field(description="backbone, see `basecap list backbones`")
     layers: tuple[LayerConfig, ...] = Field(min_length=1, description="pattern, repeated over the blocks")
     tied: bool = Field(True, description="the head is the transposed embedding")
     max_length: int = Field(2048, ge=1, description="longest training sequence in tokens")
@@ -62,14 +62,14 @@ def model_config(
     """Return the configuration of architecture `use` at a size.
 
     Args:
-        use: name of the architecture; gives the block family, and the mixers unless `pattern` does.
+        use: name of the architecture; gives the backbone, and the mixers unless `pattern` does.
         hidden: model width.
         vocab: vocabulary size.
-        layers: depth in Transformer layers (a family whose blocks are mixers alone has two blocks for each);
-            the published depth of the family when None.
+        layers: depth in Transformer layers (a backbone whose blocks are mixers only has two blocks for each);
+            the published depth of the backbone when None.
         pattern: layer pattern, repeated over the blocks.
-        backbone: another block family.
-        tied: whether the head is the transposed embedding; the family's choice when None.
+        backbone: another backbone.
+        tied: whether the head is the transposed embedding; as the backbone when None.
         max_length: longest training sequence in tokens.
 
     Raises:

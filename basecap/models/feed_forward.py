@@ -11,7 +11,7 @@ Activation = Literal["geglu", "swiglu", "gelu"]
 
 
 def gated_inner(hidden: int) -> int:
-    """Inner width that gives a gated layer the parameters of a plain one of 4 x hidden: 8/3, up to a multiple of 64."""
+    """Return 8/3 hidden, rounded up to a multiple of 64: as many parameters as a plain layer of width 4 hidden."""
     return -(-8 * hidden // (3 * 64)) * 64
 
 
@@ -21,7 +21,7 @@ class FeedForward(nn.Module):
     def __init__(
         self, activation: Activation, layer: LayerSpec, inner: int, *, bias: bool = False, scheme: Scheme = "gpt-2"
     ):
-        """Build the layer of width `inner`; `scheme` is how its matrices start, see `matrices`."""
+        """Build the layer of width `inner`; `scheme` chooses the initialisation, see `matrices`."""
         super().__init__()
         self.scheme: Scheme = scheme
         self.activation = activation
@@ -31,14 +31,14 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(inner, layer.hidden, bias=bias)
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
-        """Map every position by itself; `segments` make no difference."""
+        """Map every position independently; `segments` is ignored."""
         if self.gate is None:
             return self.down(F.gelu(self.up(x_BTD)))
         act = F.gelu if self.activation == "geglu" else F.silu
         return self.down(act(self.gate(x_BTD)) * self.up(x_BTD))
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
-        """Nothing to remember."""
+        """Return an empty cache: there is no state."""
         return Cache(tensors={})
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:

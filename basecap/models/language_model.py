@@ -18,7 +18,7 @@ from basecap.ops.linear_cross_entropy import linear_cross_entropy
 
 Caches = list[BlockCache]
 
-#: Versions of a block's compiled code, one for each kind of layer and length of sequences.
+#: Maximum number of compiled versions of a block: one per kind of layer and sequence length.
 MOST_VERSIONS = 64
 
 
@@ -50,7 +50,7 @@ class LanguageModel(nn.Module):
     def compile_training(self) -> None:
         """Compile each block, and norm and loss, for passes with gradients; equal blocks share their code.
 
-        Other passes run uncompiled: evaluation meets many lengths; for decoding see `compile_decoding`.
+        Other passes run uncompiled, because evaluation has many lengths; for decoding see `compile_decoding`.
         """
         _reset_compiler()
         self._training_blocks = [torch.compile(block, dynamic=False) for block in self._blocks]
@@ -59,14 +59,14 @@ class LanguageModel(nn.Module):
     def compile_decoding(self) -> None:
         """Compile `step`: a block's many small kernels become a few, and equal blocks share their code.
 
-        The code holds for any number of tokens in the caches; batch size and room of the caches are fixed in it.
+        The code works for any number of tokens in the caches, but for one batch size and cache capacity.
         """
         _reset_compiler()
         self._block_steps = [torch.compile(block.step) for block in self._blocks]
         self._next_logits = torch.compile(self._last_logits)
 
     def initialise(self, seed: int) -> "LanguageModel":
-        """Set every parameter by its recipe, each a pure function of (seed, name); return self."""
+        """Set every parameter by its recipe, a pure function of (seed, name); return self."""
         initialise(self, self.recipe(), seed)
         return self
 
@@ -88,7 +88,7 @@ class LanguageModel(nn.Module):
         """Return the normalised final activations [B, T, D].
 
         Raises:
-            ConfigError: no token, segments that do not fit the tokens, or a text longer than the learned positions.
+            ConfigError: no token, segments that do not fit the tokens, or more tokens than learned positions.
         """
         return self.norm(total(*self._stream(tokens_BT, segments_BT)))
 
@@ -138,7 +138,7 @@ class LanguageModel(nn.Module):
         """
         seen = caches[0].mixer.length
         if seen:
-            raise ConfigError(f"the caches have seen {seen} tokens; prefill new ones, or go on with step.")
+            raise ConfigError(f"the caches have seen {seen} tokens; prefill new ones, or continue with step.")
         x = self._embed(tokens_BT, 0)
         added: Tensor | None = None
         shared: dict[str, Tensor] = {}
@@ -150,7 +150,7 @@ class LanguageModel(nn.Module):
         """Read one more token, int64 [B, 1]; return the logits of the token after it [B, vocab].
 
         Raises:
-            ConfigError: no token or several, or a text longer than the learned positions.
+            ConfigError: no token or several, or more tokens than learned positions.
         """
         x = self._embed(tokens_B1, caches[0].mixer.length)
         if x.shape[1] > 1:
@@ -171,7 +171,7 @@ class LanguageModel(nn.Module):
         return head + sum(block.flops(length) for block in self._blocks)
 
     def training_flops(self, length: int) -> float:
-        """Floating-point operations of one forward and backward pass over one sequence, nothing computed twice."""
+        """Floating-point operations of one forward and backward pass over one sequence, without recomputation."""
         head = 2.0 * length * self.config.vocab * self.config.hidden
         return 3.0 * head + sum(block.training_flops(length) for block in self._blocks)
 
@@ -214,7 +214,7 @@ class LanguageModel(nn.Module):
             positions = torch.arange(start, end, device=tokens.device)
             if segments is not None:
                 positions = positions_of(segments)
-                # A row may be longer than each of its segments; for others no GPU is waited for.
+                # A row may be longer than each of its segments; otherwise no synchronisation with the GPU is needed.
                 end = end if end <= self.config.max_length else int(positions.max()) + 1
             self._check_positions(end)
             x = x + self.positions(positions)
@@ -238,7 +238,7 @@ def outline(config: ModelConfig) -> LanguageModel:
 
 def _reset_compiler() -> None:
     """Forget compiled code, and allow `MOST_VERSIONS` of one function."""
-    import torch._dynamo  # half a second that uncompiled models do not need
+    import torch._dynamo  # takes half a second, which uncompiled models do not need
 
     torch.compiler.reset()
     # PyTorch gives up and runs uncompiled after 8 versions of a block: kinds of layers times lengths of sequences.
@@ -246,5 +246,5 @@ def _reset_compiler() -> None:
 
 
 def _embedding(rows: int, width: int) -> nn.Embedding:
-    """Return an embedding without values; to draw them on "meta", PyTorch would import its compiler."""
+    """Return an uninitialised embedding: drawing values on "meta" would import the compiler of PyTorch."""
     return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)

@@ -1,4 +1,4 @@
-"""Sequence-mixing operations, each with one public function; they can be used without the rest of the package."""
+"""Sequence-mixing operations, usable without the rest of the package."""
 
 from basecap.ops._dispatch import IMPLEMENTATIONS, choose, recorded, unsupported_by_triton
 from basecap.ops._influence import Influence

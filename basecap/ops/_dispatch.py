@@ -1,13 +1,13 @@
-"""Which implementation of an op runs, and why not a faster one.
+"""Choose the implementation of an op that runs, and record why no faster one does.
 
-An op with several implementations has them in a dict by name, the fastest first. Each family is a module, or a folder
-whose `__init__` needs no Triton or Numba, with the same functions as the others and
+An op with several implementations ("families") lists them in a dict by name, the fastest first. A family is a module,
+or a package whose `__init__` imports neither Triton nor Numba, with the same functions as the others and
 
-    RUNS: str               what it is called in logs and in run.json, "Triton kernels"
-    BACKEND: str | None     the `backend` that asks for it; None: only "auto" takes it
+    RUNS: str               its name in logs and in run.json, "Triton kernels"
+    BACKEND: str | None     the `backend` that selects it; None: only "auto" does
     supports(*given)        why it cannot run on these tensors, or None
 
-and the first family that supports the tensors runs. An op with one family of kernels needs `use_triton` only.
+The first family that supports the tensors runs. An op with one family of kernels needs `use_triton` only.
 """
 
 import importlib
@@ -29,10 +29,10 @@ Decided = TypeVar("Decided", bound=Callable[..., Any])
 
 logger = logging.getLogger("basecap.ops")
 
-#: What each op has run since this was last emptied, and why not a faster implementation.
+#: For each op, what has run since this dict was last cleared, and why nothing faster did.
 IMPLEMENTATIONS: dict[str, str] = {}
 
-#: Between the entries of an op that ran in several ways, such as in training and in decoding.
+#: Separates the entries of an op that ran in several ways, for example in training and in decoding.
 ALSO = " | "
 
 #: What is said of the two implementations that most ops have.
@@ -42,7 +42,7 @@ TRITON, EAGER = "Triton kernels", "plain PyTorch"
 def constant_result(function: Decided) -> Decided:
     """Return `function`, marked as `torch.compiler.assume_constant_result` does: it is called when code is traced.
 
-    PyTorch's own decorator imports its compiler, which takes seconds also where nothing is compiled.
+    PyTorch's own decorator imports its compiler, which takes seconds even when nothing is compiled.
     """
     function.__dict__["_dynamo_marked_constant"] = True
     return function
@@ -50,7 +50,7 @@ def constant_result(function: Decided) -> Decided:
 
 @constant_result
 def note(op: str, runs: str, reason: str | None) -> None:
-    """Add to IMPLEMENTATIONS what `op` runs and the `reason` why nothing faster does; log it once.
+    """Add to IMPLEMENTATIONS what `op` runs and the `reason` why nothing faster runs; log it once.
 
     Compiled code does so when it is traced.
     """
@@ -70,7 +70,7 @@ def _log_once(op: str, what: str) -> None:
 
 @contextmanager
 def recorded() -> Iterator[dict[str, str]]:
-    """Collect what ops run in this block, complete when the block ends; IMPLEMENTATIONS is left as it was."""
+    """Collect what ops run in this block, complete when the block ends; IMPLEMENTATIONS is unchanged."""
     held, found = dict(IMPLEMENTATIONS), dict[str, str]()
     IMPLEMENTATIONS.clear()
     try:
@@ -105,7 +105,7 @@ def _unsupported(device: torch.device, dtype: torch.dtype, shared: int) -> str |
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"there are no kernels for {dtype}"
     if interpreted():
-        # The interpreter computes bfloat16 products wrongly without saying so.
+        # The interpreter computes bfloat16 products wrongly, without an error.
         return None if dtype == torch.float32 else "Triton's interpreter is only right in float32"
     if device.type != "cuda":
         return f"the tensors are on {device.type}"
@@ -141,7 +141,7 @@ def _import_error(package: str) -> str | None:
 
 
 def check_backend(backend: Backend, backends: Sequence[str | None] = ("eager", "triton")) -> None:
-    """Raise ConfigError unless this is "auto" or one of the `backends` of an op."""
+    """Raise ConfigError unless `backend` is "auto" or one of the `backends` of an op."""
     if backend == "auto" or (backend is not None and backend in backends):
         return
     names = ["auto", *sorted({name for name in backends if name is not None})]
@@ -149,16 +149,16 @@ def check_backend(backend: Backend, backends: Sequence[str | None] = ("eager", "
 
 
 def choose(op: str, backend: Backend, families: Mapping[str, ModuleType], *given: Any) -> str:
-    """Return the name of the family that `op` runs, the first that supports what is given.
+    """Return the name of the family that `op` runs: the first that supports the arguments.
 
-    What runs, and why nothing faster, is noted in IMPLEMENTATIONS, except for float64, which serves comparisons, and
-    for plain PyTorch that was asked for.
+    What runs, and why nothing faster, is noted in IMPLEMENTATIONS, except for float64, which is used for comparisons,
+    and for plain PyTorch chosen by the caller.
 
     Args:
         op: name of the op, for the log.
-        backend: "auto" takes any family, on a GPU those in Triton too; the others take only families of that BACKEND.
+        backend: "auto" allows all families; any other value only those with this BACKEND.
         families: the families by name, the fastest first, plain PyTorch last.
-        given: what each family's `supports` takes; first a tensor of the op's device and dtype.
+        given: arguments of `supports`; the first is a tensor with the device and dtype of the op.
 
     Raises:
         ConfigError: an unknown backend, or one that cannot run.
@@ -190,19 +190,19 @@ def use_triton(
     refused: str | None = None,
     slower: str | None = None,
 ) -> bool:
-    """Return whether `op`, which has one family of kernels, runs it and not plain PyTorch; noted as `choose` does.
+    """Return whether `op`, which has one family of kernels, runs it instead of plain PyTorch; recorded as in `choose`.
 
     Args:
         op: name of the op, for the log.
-        backend: "auto" takes the kernels on a GPU; "triton" and "eager" insist.
+        backend: "auto" takes the kernels on a GPU; "triton" and "eager" force one.
         x: one of the op's tensors.
-        widest: the most channels the last dimension of `x` may have; None: any.
+        widest: largest supported last dimension of `x`; None: any.
         shared: bytes of shared memory a block of the kernels takes.
-        refused: why the kernels cannot take these inputs, if the op has a reason of its own.
+        refused: why the kernels cannot take these inputs, for reasons specific to the op.
         slower: why "auto" does not take kernels that could run.
 
     Raises:
-        ConfigError: an unknown backend, or kernels insisted on that cannot run.
+        ConfigError: an unknown backend, or forced kernels that cannot run.
     """
     check_backend(backend)
     if backend == "eager":

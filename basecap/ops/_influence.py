@@ -1,4 +1,4 @@
-"""What an op reads: the factor in front of every value in every output, computed block by block of heads."""
+"""Influence of each value on each output of an op, computed for blocks of heads."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-#: Factors of a block of several heads, at most: 64 MiB in float32. The largest op needs about ten times as much.
+#: Maximum number of factors in a block of several heads: 64 MiB in float32. Computing them takes up to ten times that.
 BLOCK = 2**24
 
 
@@ -58,7 +58,7 @@ class Influence:
     def mean_size(self) -> Tensor:
         """Return the mean of |factor| over the heads, [B, T, T]: what a picture shows (arXiv 2410.15678, section 3.1).
 
-        Factors that cancel between heads, or between a head and the next layer, are still large in it.
+        Factors that cancel between heads, or between a head and the next layer, still count.
         """
         B, H, T = self.shape
         total = torch.zeros(B, T, T, device=self.device)
@@ -73,7 +73,7 @@ class Influence:
 
 
 def wide(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors in one dtype, float32 or wider: in half precision scores choose and weigh otherwise."""
+    """Return the tensors in one dtype, float32 or wider: in half precision, rounded scores select differently."""
     dtype = torch.float32
     for x in tensors:
         dtype = torch.promote_types(dtype, x.dtype)
@@ -81,7 +81,7 @@ def wide(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def of_heads(x_BTGK: Tensor, heads: slice, total: int) -> Tensor:
-    """Return what each head of a slice has of the G groups that `total` heads share, [B, T, heads of the slice, K]."""
+    """Return for each head of a slice its group, of the G that `total` heads share, [B, T, heads of the slice, K]."""
     groups = torch.arange(heads.start, heads.stop, device=x_BTGK.device) // (total // x_BTGK.shape[2])
     return x_BTGK[:, :, groups]
 

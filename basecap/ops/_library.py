@@ -1,4 +1,4 @@
-"""Which kernels of flash-linear-attention (the extra `gpu`) run: where they are installed, known and right."""
+"""Which kernels of flash-linear-attention (the extra `gpu`) can run: installed, of a known version and correct."""
 
 import importlib.util
 import re
@@ -13,7 +13,7 @@ from basecap.ops._dispatch import constant_result
 
 
 class Fault(NamedTuple):
-    """Kernels that compile to wrong code: from Triton `since` on, up to but without `fixed`, on one kind of card."""
+    """Kernels that Triton compiles to wrong code: versions `since` <= v < `fixed`, on one kind of GPU."""
 
     op: str
     major: int  # of the card's compute capability

@@ -1,4 +1,4 @@
-"""What activation checkpointing keeps: results of ops that are small and costly to compute again."""
+"""Results that activation checkpointing keeps: those that are small and expensive to recompute."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +10,7 @@ _SAVED: set[Callable[..., Any]] = set()
 
 
 def save_under_checkpointing(op: Callable[..., Any]) -> None:
-    """Keep the results of an operator of `torch.ops` where activation checkpointing computes everything else again."""
+    """Keep the results of an operator of `torch.ops` under activation checkpointing instead of recomputing them."""
     _SAVED.add(op)
 
 
@@ -18,6 +18,6 @@ def _policy(ctx, op, *args, **kwargs) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if op in _SAVED else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-#: For `torch.utils.checkpoint.checkpoint(..., use_reentrant=False, context_fn=keep_choice)`: everything is computed
-#: again in the backward pass except what ops keep: the choices of Top-1 chunk and Top-1 element, 4 bytes per query.
+#: For `torch.utils.checkpoint.checkpoint(..., use_reentrant=False, context_fn=keep_choice)`: the backward pass
+#: recomputes everything except the choices of Top-1 chunk and Top-1 element, 4 bytes per query.
 keep_choice = partial(create_selective_checkpoint_contexts, _policy)

@@ -1,4 +1,4 @@
-"""Checks of what the ops take: kernels would read outside of what does not fit."""
+"""Checks of the arguments of ops: with wrong shapes, kernels would read outside of their memory."""
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
@@ -8,17 +8,17 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 
-#: Log decays below this leave nothing in any dtype, and sums of them keep the digits of weaker ones.
+#: Log decays below this give 0 in any dtype, and sums with them keep the digits of weaker decays.
 LOWEST_LOG_DECAY = -1e5
 
 #: The dtypes that all ops compute with.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-#: And those of segments and bounds: PyTorch does not compare wider unsigned ones.
+#: The dtypes of segments and bounds: PyTorch does not compare wider unsigned integers.
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def check_floating(tensors: Mapping[str, Tensor]) -> None:
-    """Raise ConfigError unless all of these, by the names of their arguments, are tensors of `FLOATS`."""
+    """Raise ConfigError unless all of these tensors, keyed by argument name, have a dtype in `FLOATS`."""
     for name, x in tensors.items():
         check_tensor(name, x)
         if not x.is_floating_point():
@@ -64,7 +64,7 @@ def check_scale(scale: float | None, width: int) -> float:
 
 
 def check_state(state: Tensor | None, shape: Sequence[int]) -> None:
-    """Raise ConfigError unless the state, where one is given, is floating point and has this shape."""
+    """Raise ConfigError unless the state, if given, is floating point and has this shape."""
     if state is None:
         return
     check_floating({"state": state})
@@ -73,10 +73,10 @@ def check_state(state: Tensor | None, shape: Sequence[int]) -> None:
 
 
 def check_segments(segments: Tensor | None, shape: Sequence[int]) -> None:
-    """Raise ConfigError unless the segments, where some are given, are integers [B, T] = `shape` that never decrease.
+    """Raise ConfigError unless the segments, if given, are integers [B, T] = `shape` that never decrease.
 
-    Decreasing ones, of which an id may come back, are only found where looking costs next to nothing: on a CPU,
-    outside of compiled and traced code. On a GPU, the check would have to wait for it.
+    Decreasing ids, which could repeat, are only detected where the check is cheap: on a CPU, outside of compiled and
+    traced code. On a GPU the check would have to synchronise.
     """
     if segments is None:
         return

@@ -1,4 +1,4 @@
-"""Which derivatives the ops refuse: custom operators have those of torch.autograd's backward pass alone."""
+"""Refuse derivatives that custom operators lack: they support only the backward pass of torch.autograd."""
 
 from collections.abc import Callable
 from typing import NoReturn
@@ -19,7 +19,7 @@ _TWICE = "{op} has no second derivatives; differentiate it once, without create_
 
 
 def _unmapped(x: Tensor) -> Tensor:
-    """Return what `vmap` runs over: inside of it, nothing seems to want a gradient."""
+    """Return the tensor below `vmap`: inside of it, no tensor seems to require a gradient."""
     while functorch.is_batchedtensor(x):
         x = functorch.get_unwrapped(x)
     return x
@@ -34,7 +34,7 @@ def wants_gradients(*tensors: Tensor | None) -> bool:
 
 
 def refuse_forward_mode(op: str, *tensors: Tensor | None) -> None:
-    """Raise ConfigError for forward-mode derivatives, of which custom operators would silently make zeros."""
+    """Raise ConfigError for forward-mode derivatives, which custom operators would silently return as zeros."""
     if torch.compiler.is_compiling():
         return
     if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors if x is not None):
@@ -42,13 +42,13 @@ def refuse_forward_mode(op: str, *tensors: Tensor | None) -> None:
 
 
 def refuse_transforms(op: str, *tensors: Tensor | None) -> None:
-    """Raise ConfigError for derivatives of custom operators that are not taken by torch.autograd's backward pass.
+    """Raise ConfigError for derivatives of custom operators other than the backward pass of torch.autograd.
 
-    PyTorch has no others of them: forward mode is zero, and what torch.func says leads nowhere.
+    PyTorch does not support others: forward mode returns zeros, and the errors of torch.func do not help.
 
     Args:
         op: name of the op, for the message.
-        tensors: what the operators take.
+        tensors: the tensors that the operators take.
     """
     refuse_forward_mode(op, *tensors)
     if torch.compiler.is_compiling():
@@ -59,26 +59,26 @@ def refuse_transforms(op: str, *tensors: Tensor | None) -> None:
 
 
 def refuse_mapping(op: str, *tensors: Tensor) -> None:
-    """Raise ConfigError for tensors that `vmap` runs over: PyTorch maps no operator that takes lists."""
+    """Raise ConfigError for tensors under `vmap`: PyTorch does not map operators that take lists."""
     if not torch.compiler.is_compiling() and any(functorch.is_batchedtensor(x) for x in tensors):
         raise ConfigError(_BY_TORCH_FUNC.format(op=op))
 
 
 def refuse_all_transforms(op: str, *tensors: Tensor | None) -> None:
-    """Raise ConfigError as `refuse_transforms` does, and inside of any transform: an autograd.Function takes none."""
+    """Raise ConfigError as `refuse_transforms` does, and inside any transform, which the operation does not support."""
     refuse_transforms(op, *tensors)
     if not torch.compiler.is_compiling() and functorch.get_interpreter_stack():
         raise ConfigError(_BY_TORCH_FUNC.format(op=op))
 
 
 def refuse_create_graph(op: str) -> None:
-    """Raise ConfigError in a backward pass with create_graph, where second derivatives would lack terms."""
+    """Raise ConfigError in a backward pass with create_graph, because second derivatives would lack terms."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise ConfigError(_TWICE.format(op=op))
 
 
 def no_second_derivatives(op: str) -> Callable[..., NoReturn]:
-    """Return what an operator that is a backward pass registers as its own: a ConfigError."""
+    """Return the backward pass of an operator that is itself a backward pass: it raises ConfigError."""
 
     def refuse(ctx: object, *grads: Tensor | None) -> NoReturn:
         raise ConfigError(_TWICE.format(op=op))

@@ -1,4 +1,4 @@
-"""What the Triton kernels of several operators share: arithmetic that float32 needs done with more care."""
+"""Arithmetic shared by Triton kernels: more accurate sums, exponentials and logarithms in float32."""
 
 import triton
 import triton.language as tl
@@ -12,7 +12,7 @@ def add_product(total, a, b, PRECISION: tl.constexpr):
     tiles, and rounding errors grow along a chain; cuBLAS, with which results are compared, cuts its chains too.
     """
     if a.dtype == tl.float32:
-        # The factors change no bit, but the compiler does not see through them.
+        # The factors change no bit, but they keep the compiler from fusing the sum into the product.
         out = total + 2.0 * tl.dot(0.5 * a, b, input_precision=PRECISION)
     else:
         out = tl.dot(a, b, total, input_precision=PRECISION)
@@ -21,7 +21,7 @@ def add_product(total, a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def exp2(x, EXACT: tl.constexpr):
-    """2^x; EXACT: rounded once, where the hardware errs by two units in the last place, for equal x always alike."""
+    """2^x; EXACT: by float64, the same for equal x; otherwise by the hardware, wrong by up to two in the last place."""
     if EXACT:
         return tl.exp2(x.to(tl.float64)).to(tl.float32)
     return tl.exp2(x)

@@ -28,10 +28,11 @@ from basecap.report.joined import (
 )
 from basecap.report.palette import ON_DARK, looks
 from basecap.report.rows import at_lowest, by_architecture, capacities, final_losses, without_null
+from basecap.report.scores import score_table
 from basecap.report.summary import summarise
 from basecap.report.task_summary import between, percent, points
 from basecap.report.text_summary import (
-    duration,
+    duration_text,
     gap_text,
     interval_text,
     kib,
@@ -152,7 +153,7 @@ def _environment() -> Environment:
         "worth": worth_text,
         "worth_interval": worth_interval_text,
         "runs": runs_text,
-        "duration": duration,
+        "duration": duration_text,
         "percent": percent,
         "between": between,
         "points": points,
@@ -161,6 +162,7 @@ def _environment() -> Environment:
         "capacities": capacities,
         "kib": kib,
         "final": final_losses,
+        "scores": score_table,
         "looks": lambda study: looks(names_of(study), study.reference),
         "yaml": lambda content: yaml.safe_dump(without_null(content), sort_keys=False, allow_unicode=True),
         "spec": _in_page,

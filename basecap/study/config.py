@@ -75,9 +75,9 @@ class ArchitectureEntry(_Section):
     """One series of the comparison."""
 
     name: Line = Field(description="as it appears in the report")
-    use: str = Field(description="name of an architecture, see `basecap list mixers`; also in another's body: X in Y")
+    use: str = Field(description="name of an architecture, see `basecap list mixers`; also in another backbone: X in Y")
     mixer: dict[str, Any] = Field(default_factory=dict, description="options of the mixer")
-    backbone: str | None = Field(None, description="another block family, see `basecap list backbones`")
+    backbone: str | None = Field(None, description="another backbone, see `basecap list backbones`")
     layers: tuple[PatternEntry, ...] | None = Field(
         None, min_length=1, description="layer pattern, repeated to the depth"
     )
@@ -333,7 +333,10 @@ def select(study: StudyConfig, only: Sequence[str]) -> set[str]:
     names = {entry.name for entry in study.architectures}
     for name in only:
         if name not in names:
-            raise ConfigError(f"study {study.name} has no architecture {name!r}: {nearest(name, names)}")
+            hint = nearest(name, names)
+            if not hint.startswith("did"):
+                hint += " Set architectures, or any_architecture=true, to compare others."
+            raise ConfigError(f"study {study.name} has no architecture {name!r}: {hint}")
     return {*only, study.reference} & names if only else names
 
 

@@ -4,7 +4,6 @@ Under `torchrun` all processes do each job together.
 """
 
 import contextlib
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ import torch
 from basecap import environment
 from basecap.errors import ConfigError, Interrupted
 from basecap.processes import WorkerKilled, WorkerPool
-from basecap.progress import share_terminal
+from basecap.progress import share_terminal, write_line
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
 from basecap.study.evaluation_job import Point, evaluate_point
@@ -179,7 +178,7 @@ def _begin(execution: Execution) -> None:
             workloads=material_of(execution.study, execution.out).workloads(),
             evaluations=plan_evaluations(execution.study),
             group=Processes(),
-            log=_print,
+            log=write_line,
         )
     ]
 
@@ -194,7 +193,7 @@ def _train(run: RunSpec) -> dict[str, Any]:
         with deferred():
             info = train_run(run, _runtime[0])
     except Interrupted as interrupted:
-        _print(str(interrupted))
+        write_line(str(interrupted))
         raise
     _free_cache()
     return info
@@ -209,7 +208,3 @@ def _evaluate(point: Point) -> dict[str, Failure]:
 
 def _free_cache() -> None:
     torch.cuda.empty_cache()  # other processes on the same GPU cannot use what this one caches
-
-
-def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ from basecap.errors import ConfigError
 from basecap.evals import Evaluation
 from basecap.evals.recall import Recall
 from basecap.records import StudyRecords
-from basecap.study.config import StudyConfig, validate
+from basecap.study.config import StudyConfig, restrict, validate
 from basecap.study.jobs import Execution
 from basecap.study.merge import merge_studies
 from basecap.study.plan import Plan, RunSpec, check_points, costs, plan_evaluations, plan_runs
@@ -91,7 +91,8 @@ def start_study(execution: Execution, checked: Sequence[RunSpec], only: set[str]
 def plan_of(records: StudyRecords, study: StudyConfig, vocabulary: int, only: set[str]) -> Plan:
     """Return the plan of the selected runs as far as they are known; a sweep has the first seed of the directory's."""
     whole = _whole(records, study)
-    runs = [run for run in plan_runs(whole, vocabulary, chosen_rates(records)) if run.architecture in only]
+    # Other architectures of the directory may be from plugin files that are not loaded now.
+    runs = plan_runs(restrict(whole, only), vocabulary, chosen_rates(records))
     chosen = [run for run in runs if run.sweep or run.seed in study.seeds_of(run.architecture)]
     return Plan(study=whole, runs=tuple(chosen), evaluations=tuple(plan_evaluations(whole)))
 

@@ -12,7 +12,7 @@ from basecap.errors import ConfigError
 from basecap.evals import At, EvaluationConfig, includes
 from basecap.progress import progress
 from basecap.records import RunRecords, StudyRecords
-from basecap.study.config import StudyConfig, select, validate
+from basecap.study.config import StudyConfig, restrict, select, validate
 from basecap.study.evaluation_job import Point
 from basecap.study.executors import Executor, devices_for, executor_for
 from basecap.study.jobs import Execution, Runtime, report_failure
@@ -163,8 +163,8 @@ def evaluate_directory(
         for evaluation in runtime.evaluations:
             for workload in runtime.workloads.values():
                 evaluation.check(workload, study.length)
-        planned = plan_runs(study, vocabulary_of(runtime.workloads), chosen_rates(records))
-        runs = _finished([run for run in planned if run.architecture in names], runtime, place if alone else None)
+        planned = plan_runs(restrict(study, names), vocabulary_of(runtime.workloads), chosen_rates(records))
+        runs = _finished(planned, runtime, place if alone else None)
         for run in runs:
             check_points(run, when or "every", "--at")
         group.run_on_leader(lambda: _add(study, runtime))

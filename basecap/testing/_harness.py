@@ -9,6 +9,7 @@ position cannot average out; in lower precision they are root mean squares, so t
 (Top-1) does not hide other errors.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,18 +29,36 @@ BATCH = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Result of one check: the error and the allowed error (None if an exception was raised), and a message."""
+    """Result of one check.
+
+    Attributes:
+        subject: the architecture, with the number of the layer if it has several.
+        name: of the check.
+        error, allowed: None if an exception was raised.
+        broken: what is wrong if the check failed, for the author of the mixer.
+    """
 
     subject: str
     name: str
     error: float | None
     allowed: float | None
-    message: str
+    broken: str
 
     @property
     def passed(self) -> bool:
         """Whether the error is within bounds (a NaN is not)."""
         return self.error is not None and self.allowed is not None and self.error <= self.allowed
+
+    @property
+    def message(self) -> str:
+        """One sentence about a failed check."""
+        if self.error is None:
+            return f"{self.subject}: {self.name} {self.broken}."
+        # A check with an allowed error of 0 is a yes or no, which has no size.
+        size = (
+            f", by {self.error:.2e} with {self.allowed:.1e} allowed" if self.allowed and self.error < math.inf else ""
+        )
+        return f"{self.subject}: {self.name} failed: {self.broken}{size}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +198,18 @@ class Harness:
         """Return a check; `broken` says what is wrong if the error is too large."""
         return judge(self.subject, name, error, allowed, broken)
 
+    def place(self, method: str) -> str:
+        """Return the name of a method of the mixer, with file:line for messages."""
+        function = inspect.unwrap(getattr(self.choice.mixer, method))
+        try:
+            return f"{method} ({Path(source_location(function)).name})"
+        except OSError:  # a class defined without a file, such as in an interactive session
+            return method
+
+    def own_name(self, parameter: str) -> str:
+        """Return the name of a parameter of `layers` in the mixer."""
+        return parameter.removeprefix("mixers.0.") if len(self.layers.mixers) == 1 else parameter
+
     def segments(self) -> Tensor:
         """Return [2, T] ids with boundaries off every grid, segments of one token and a padding segment at the end."""
         T = self.length
@@ -191,42 +222,42 @@ class Harness:
 
 
 def judge(subject: str, name: str, error: float, allowed: float, broken: str) -> Check:
-    """Return a check; `broken` says what is wrong if the error is too large. What allows for none is a yes or no."""
-    message = f"{subject}: {name} holds"
-    message += f", error {error:.1e} of {allowed:.1e}." if allowed else "."
-    if math.isnan(error):
-        message = f"{subject}: {name} broke: {broken}: there is NaN in what is compared."
-    elif error > allowed:
-        size = f", by {error:.2e} where {allowed:.1e} is allowed" if allowed and error < math.inf else ""
-        message = f"{subject}: {name} broke: {broken}{size}."
-    return Check(subject=subject, name=name, error=error, allowed=allowed, message=message)
+    """Return a check; `broken` says what is wrong if the error is too large. With `allowed` 0 it is a yes or no."""
+    broken += ": the compared values contain NaN" if math.isnan(error) else ""
+    return Check(subject=subject, name=name, error=error, allowed=allowed, broken=broken)
 
 
 def attempt(subject: str, cls: type[Mixer], prove: Callable[[], Iterable[Check]], name: str) -> Iterator[Check]:
-    """Yield the checks of one proof; if it raises, one that failed and says where: the other proofs still count."""
+    """Yield the checks of one proof up to the first that fails; if the proof raises, one that failed and says where.
+
+    One mistake breaks most checks of a proof, so the others would only repeat the message.
+    """
     try:
-        yield from prove()
+        for check in prove():
+            yield check
+            if not check.passed:
+                return
     except (Exception, SystemExit) as error:  # whatever the author's code raises
         yield raised(subject, cls, name, error)
 
 
 def raised(subject: str, cls: type[Mixer], name: str, error: BaseException) -> Check:
     """Return the failed check `name` that raised `error`, with the line of the file of `cls` where it did."""
-    message = f"{subject}: {name} broke: {error}"
+    broken = f"failed: {str(error).removesuffix('.')}"
     if not isinstance(error, BasecapError):  # those are sentences for people
         place = Path(error_location(error, cls) or source_location(cls)).name
-        message = f"{subject}: {name} raised {describe_error(error)} ({place}){_on_dtypes(error)}"
-    return Check(subject=subject, name=name, error=None, allowed=None, message=message)
+        broken = f"raised {describe_error(error)} ({place}){_on_dtypes(error)}"
+    return Check(subject=subject, name=name, error=None, allowed=None, broken=broken)
 
 
 def _on_dtypes(error: BaseException) -> str:
-    """Return what repairs a mixture of float64, in which the suite works, and float32; empty for any other error."""
+    """Return advice for an error that mixes float64, the dtype of the suite, with float32; "" for any other error."""
     words = str(error).lower()
     if not (isinstance(error, RuntimeError) and "double" in words and "float" in words.replace("float64", "")):
         return ""
     return (
-        "; the mixer is proved in float64: make tensors with dtype=x.dtype, keep layers in nn.ModuleList and no list, "
-        "take x.to(torch.promote_types(x.dtype, torch.float32)) in the place of x.float()"
+        "; basecap check runs in float64: create tensors with dtype=x.dtype, keep layers in an nn.ModuleList, not a "
+        "list, and use x.to(torch.promote_types(x.dtype, torch.float32)) instead of x.float()"
     )
 
 

@@ -49,7 +49,7 @@ def initialisation(
     """As initialised, models of 12, 24 and 48 blocks stay finite, of sane size, and guess uniformly.
 
     Args:
-        name: of a registered architecture, in its own block family or, as "X in Y", in another.
+        name: of a registered architecture, in its own backbone or, as "X in Y", in backbone Y.
         hidden: model width.
         device: where to run.
         options: of the mixers, on top of the architecture's and of `Mixer.tiny`.

@@ -1,4 +1,4 @@
-"""Where a mixer leaves float64, in which the conformance suite proves it: float32 is right to seven digits only."""
+"""Find where a mixer narrows float64, the dtype of the conformance suite, to float32 with its seven digits."""
 
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 class Watch(TorchDispatchMode):
-    """Keeps the place of the first conversion of a float64 tensor to a narrower dtype."""
+    """Records the place of the first conversion of a float64 tensor to a narrower dtype."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,16 +47,16 @@ def _place() -> str:
 
 @torch.no_grad()
 def float64(harness: Harness) -> Iterator[Check]:
-    """Nothing is converted to a narrower dtype when input and parameters are float64, as for all these proofs."""
+    """Nothing is converted to a narrower dtype when input and parameters are float64."""
     watch, x = Watch(), harness.x.clone()
     prompt = min(16, harness.length // 2)
-    with watch, suppress(Exception):  # what raises is said by the proofs of packing and decoding
+    with watch, suppress(Exception):  # the checks of packing and decoding report what raises
         harness.layers(x, harness.segments())
         caches = harness.layers.init_cache(harness.batch, harness.length)
         harness.layers.prefill(x[:, :prompt], caches)
         harness.layers.step(x[:, prompt : prompt + 1], caches)
     broken = (
-        f"{watch.place} converts to {watch.dtype} what is float64, in which the mixer is proved, so that the proofs "
-        "below may fail by rounding; take x.to(torch.promote_types(x.dtype, torch.float32)) in the place of x.float()"
+        f"{watch.place} converts float64 to {watch.dtype}; basecap check runs in float64, and further checks would "
+        "fail by rounding; use x.to(torch.promote_types(x.dtype, torch.float32)) instead of x.float()"
     )
     yield harness.check("computes in float64", float(watch.dtype is not None), 0.0, broken)

@@ -56,7 +56,7 @@ class Lower:
         broken = f"the output of {name} is {actual.dtype}"
         yield self.harness.check(f"{name} keeps {self.word}", float(not kept), 0.0, broken)
         error = root_mean_square(actual.double() - expected) / root_mean_square(self._y)
-        broken = f"{name} in {self.word} is far from float64"
+        broken = f"{name} in {self.word} differs too much from float64"
         yield self.harness.check(f"{name} in {self.word}", error, self._allowed, broken)
 
 
@@ -85,7 +85,10 @@ def _gradient_precision(harness: Harness, dtype: torch.dtype, word: str) -> Chec
         rows.append((name, error, allowed))
     name, error, allowed = worst(rows)
     return harness.check(
-        f"gradients in {word}", error, allowed, f"the gradient of {name} in {word} is far from float64"
+        f"gradients in {word}",
+        error,
+        allowed,
+        f"the gradient of {harness.own_name(name)} in {word} differs too much from float64",
     )
 
 

@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -13,35 +14,39 @@ from basecap.mixers import Cache, Mixer, declared_cost, initialise
 from basecap.ops import Influence
 from basecap.testing import _causality
 from basecap.testing._harness import BATCH, Check, Harness, Layers, empty_cache, largest, roundoff
+from basecap.testing._narrowing import float64
+
+#: Beginning of messages about the long test sequence, which is that of another layer and passed the shorter one.
+LATER = "with layer.index 1"
 
 
 def shape(harness: Harness) -> Check:
-    """Return the check that forward gives [B, T, D] like its input: a width of 1 would be broadcast ever after."""
+    """Return the check that forward gives [B, T, D] like its input: a width of 1 would be broadcast silently."""
     found = list(harness.y.shape) if isinstance(harness.y, Tensor) else type(harness.y).__name__
     wanted = list(harness.x.shape)
-    return harness.check(
-        "shape", float(found != wanted), 0.0, f"forward must return [B, T, D] like x, {wanted}, not {found}"
-    )
+    broken = f"{harness.place('forward')} must return [B, T, D] like x, {wanted}, not {found}"
+    return harness.check("shape", float(found != wanted), 0.0, broken)
 
 
 def finite(harness: Harness) -> Check:
     """Return the check that forward gives real finite numbers: NaN differs from itself and would look like a leak."""
-    y = harness.y
+    y, forward = harness.y, harness.place("forward")
     if not y.is_floating_point():
-        broken = f"forward must return real floating-point numbers like x, {harness.x.dtype}, not {y.dtype}"
+        broken = f"{forward} must return real floating-point numbers like x, {harness.x.dtype}, not {y.dtype}"
         return harness.check("finite", 1.0, 0.0, broken)
     wrong = (~y.isfinite()).nonzero()
     row, position = wrong[0, :2].tolist() if len(wrong) else (0, 0)
     broken = (
-        f"forward gives NaN or infinity in {len(wrong)} of {y.numel()} places, first at position {position} of row "
-        f"{row}, for inputs that are normally distributed; look for what divides by zero or overflows"
+        f"{forward} returns NaN or infinity in {len(wrong)} of {y.numel()} elements, first at position {position} of "
+        f"row {row}, for normally distributed inputs; look for a division by zero or an overflow"
     )
     return harness.check("finite", len(wrong), 0.0, broken)
 
 
 def untouched(harness: Harness) -> Check:
     """Return the check that forward leaves its input alone, which the blocks around a mixer still need."""
-    broken = "forward writes into its input; write x = x + 0.1 in the place of x += 0.1, or work on a copy"
+    forward = harness.place("forward")
+    broken = f"{forward} modifies its input; write x = x + 0.1 instead of x += 0.1, or work on a copy"
     return harness.check("input untouched", float(harness.wrote), 0.0, broken)
 
 
@@ -51,59 +56,105 @@ def repetition(harness: Harness) -> Check:
     again = harness.layers(harness.x)
     error = 0.0 if torch.equal(again, harness.y) else largest(again, harness.y)
     allowed = roundoff(torch.float64) * harness.slack(torch.float64)
-    return harness.check(
-        "repetition", error, allowed, "the same input twice gives two outputs; take out what is random"
-    )
+    advice = "; remove what is random"
+    if error > allowed:
+        with evaluation(harness.layers):
+            if torch.equal(harness.layers(harness.x), harness.layers(harness.x)):
+                advice = " in training mode only; for these checks, set the dropout to 0 in the attribute `tiny`"
+    broken = f"{harness.place('forward')} gives different outputs for the same input{advice}"
+    return harness.check("repetition", error, allowed, broken)
+
+
+@contextmanager
+def evaluation(layers: Layers) -> Iterator[None]:
+    """Set evaluation mode in a block."""
+    layers.eval()
+    try:
+        yield
+    finally:
+        layers.train()
 
 
 @torch.no_grad()
 def causality(harness: Harness) -> Iterator[Check]:
-    """Later inputs change no earlier output; a shorter sequence (one token, off every chunk) is a prefix."""
+    """Later inputs change no earlier output; a shorter sequence gives the start of the longer one."""
     other = harness.random("other future", *harness.x.shape)
     for cut in sorted(_causality.choose_cuts(harness.length)):
         probe = _causality.future(harness.x, other, harness.weight, [cut] * BATCH)
-        broken = f"outputs before position {cut} move when later inputs change"
-        yield harness.still(f"causality before {cut}", *probe.movement(harness.layers, harness.y), broken)
+        yield _sees_no_future(harness, f"causality before {cut}", probe, f"outputs before position {cut}")
         yield harness.same(
             f"length {cut}",
             harness.layers(harness.x[:, :cut]),
             harness.y[:, :cut],
-            f"a sequence of {cut} tokens is not mixed like the start of one of {harness.length}",
+            _of_length(harness, cut),
         )
     cut = harness.length // 3
     probe = _causality.future(harness.x, other, harness.weight, [cut] * BATCH)
-    broken = f"outputs before position {cut} move when later inputs change, after eval()"
-    harness.layers.eval()
-    yield harness.still("causality in evaluation mode", *probe.movement(harness.layers), broken)
-    harness.layers.train()
+    forward = harness.place("forward")
+    broken = (
+        f"{forward} sees the future in evaluation mode only: outputs before position {cut} change with later inputs"
+    )
+    with evaluation(harness.layers):
+        yield harness.still("causality in evaluation mode", *probe.movement(harness.layers), broken)
+
+
+def _sees_no_future(harness: Harness, name: str, probe: _causality.Probe, outputs: str) -> Check:
+    moved, size = probe.movement(harness.layers, harness.y)
+    mode = ""
+    if moved.abs().max() > harness.allowed * size:
+        with evaluation(harness.layers):
+            other, other_size = probe.movement(harness.layers)
+        mode = " in training mode only" if other.abs().max() <= harness.allowed * other_size else ""
+    broken = f"{harness.place('forward')} sees the future{mode}: {outputs} change with later inputs"
+    return harness.still(name, moved, size, broken)
+
+
+def _of_length(harness: Harness, cut: int) -> str:
+    return (
+        f"{harness.place('forward')} gives another output for the first {cut} of {harness.length} tokens than for the "
+        "whole sequence"
+    )
 
 
 def causal_gradients(harness: Harness) -> Iterator[Check]:
     """Earlier outputs have no gradient with respect to later inputs."""
     cut, other = harness.length // 3, harness.random("other future", *harness.x.shape)
     probe = _causality.future(harness.x, other, harness.weight, [cut] * BATCH)
-    broken = f"outputs before position {cut} move when later inputs change, where gradients are wanted"
+    forward = harness.place("forward")
+    broken = (
+        f"{forward} sees the future if gradients are enabled: outputs before position {cut} change with later inputs"
+    )
     yield harness.still("causality with gradients", *probe.movement(harness.layers), broken)
-    broken = f"outputs before position {cut} have gradients with respect to inputs after it"
+    broken = f"outputs of {forward} before position {cut} have gradients with respect to inputs after it"
     yield harness.still("causal gradients", *probe.gradient(harness.layers), broken)
 
 
 @torch.no_grad()
 def decoding(harness: Harness) -> Iterator[Check]:
-    """Step by step, as a prompt, and as a prompt followed by steps, a sequence is mixed as by forward."""
+    """Decoding by steps, by prefill, and by prefill followed by steps equals forward."""
     T, x = harness.length, harness.x.clone()
     for prompt in (0, 1, T // 2, T):
         caches = harness.layers.init_cache(BATCH, T)
         y = decode(harness.layers, x, caches, prompt)
         if not torch.equal(x, harness.x):
-            broken = "prefill writes into its input" if prompt else "step writes into its input"
+            broken = f"{harness.place('prefill' if prompt else 'step')} modifies its input"
             yield harness.check("input of decoding untouched", 1.0, 0.0, f"{broken}; work on a copy")
             return
         name = "decode" if prompt == 0 else "prefill" if prompt == T else f"prefill {prompt}, then decode"
-        yield harness.same(name, y, harness.y, f"{name} and forward disagree")
         lengths = {cache.length for cache in caches}
-        broken = f"the cache says {sorted(lengths)} tokens after {T}"
+        found = ", ".join(map(str, sorted(lengths)))
+        broken = (
+            f"cache.length is {found} after {T} tokens; {harness.place('step')} must add 1, and a prefill of your own "
+            "the length of the prompt"
+        )
         yield harness.check(f"{name}: cache length", float(lengths != {T}), 0.0, broken)
+        yield harness.same(name, y, harness.y, _of_decoding(harness, prompt))
+
+
+def _of_decoding(harness: Harness, prompt: int) -> str:
+    step, prefill = harness.place("step"), harness.place("prefill")
+    how = step if prompt == 0 else prefill if prompt == harness.length else f"{step} after a prefill of {prompt} tokens"
+    return f"the output of {how} differs from that of {harness.place('forward')}"
 
 
 def decode(layers: Layers, x: Tensor, caches: list[Cache], prompt: int) -> Tensor:
@@ -114,41 +165,48 @@ def decode(layers: Layers, x: Tensor, caches: list[Cache], prompt: int) -> Tenso
 
 @torch.no_grad()
 def long_causality(harness: Harness) -> Iterator[Check]:
-    """Causality where a block or a window of the usual sizes is not the first: one row, two places off every grid.
+    """Causality beyond the first block or window of the usual sizes, at two positions that no block size divides.
 
-    What it says is of a layer that is not the first either, so that a fault may come from there.
+    The layer is the second of its model, so a fault may also depend on `layer.index`.
     """
     T, x, cut = harness.length, harness.x, harness.length - harness.length // 32
     probe = _causality.future(x, harness.random("other future", *x.shape), harness.weight, [cut])
-    broken = f"outputs before position {cut} of {T} move when later inputs change (layer.index is 1)"
-    yield harness.still(f"causality before {cut} of {T}", *probe.movement(harness.layers, harness.y), broken)
+    outputs = f"{LATER}, outputs before position {cut} of {T}"
+    yield _sees_no_future(harness, f"causality before {cut} of {T}", probe, outputs)
     cut = 2 * T // 3
-    broken = f"a sequence of {cut} tokens is not mixed like the start of one of {T} (layer.index is 1)"
+    broken = f"{LATER}, {_of_length(harness, cut)}"
     yield harness.same(f"length {cut} of {T}", harness.layers(harness.x[:, :cut]), harness.y[:, :cut], broken)
 
 
 @torch.no_grad()
 def long_decoding(harness: Harness) -> Iterator[Check]:
-    """A long prompt followed by steps is mixed as by forward."""
+    """A long prompt followed by steps equals forward."""
     T = harness.length
     prompt = T - T // 13  # of 1,100 tokens 1,016: the steps cross 1,024
     end = min(T, prompt + 16)
     caches = harness.layers.init_cache(harness.batch, T)
     name = f"prefill {prompt}, then decode to {end} of {T}"
     y = decode(harness.layers, harness.x[:, :end], caches, prompt)
-    yield harness.same(name, y, harness.y[:, :end], f"{name} and forward disagree (layer.index is 1)")
+    yield harness.same(name, y, harness.y[:, :end], f"{LATER}, {_of_decoding(harness, prompt)}")
 
 
 @torch.no_grad()
 def packing(harness: Harness) -> Iterator[Check]:
-    """Packed segments are mixed as separate sequences."""
+    """The output of a packed segment equals that of a separate sequence."""
     packed = harness.layers(harness.x, harness.segments())
     yield harness.same(
-        "packed segments", packed, _apart(harness), "a packed segment is not mixed like a separate sequence"
+        "packed segments",
+        packed,
+        _apart(harness),
+        f"{harness.place('forward')} mixes packed documents: with `segments`, the output of a segment differs from "
+        "that of a separate sequence",
     )
     one = torch.full((BATCH, harness.length), 7, dtype=torch.int64, device=harness.device)
     yield harness.same(
-        "one segment", harness.layers(harness.x, one), harness.y, "one segment over all is not mixed like none"
+        "one segment",
+        harness.layers(harness.x, one),
+        harness.y,
+        "the output with one segment for the whole row differs from that without segments",
     )
 
 
@@ -163,30 +221,33 @@ def _apart(harness: Harness) -> Tensor:
 def packed_gradients(harness: Harness) -> Iterator[Check]:
     """The outputs of a packed segment have no gradient with respect to the inputs of another."""
     probe = _causality.documents(harness.x, harness.x, harness.weight, harness.segments(), [2] * BATCH)
-    broken = "the outputs of one segment have gradients with respect to another"
+    broken = f"outputs of {harness.place('forward')} in one segment have gradients with respect to another"
     yield harness.still("packed gradients", *probe.gradient(harness.layers), broken)
 
 
 @torch.no_grad()
 def batches(harness: Harness) -> Iterator[Check]:
-    """A row is mixed the same whatever else is in the batch; a batch may be empty."""
+    """The output of a row does not depend on the other rows; a batch may be empty."""
     alone = torch.cat([harness.layers(row[None]) for row in harness.x])
-    yield harness.same("batch invariance", alone, harness.y, "a row alone is not mixed like a row of a batch")
+    forward = harness.place("forward")
+    broken = f"{forward} mixes the rows of a batch: the output of a row alone differs from its output in a batch"
+    yield harness.same("batch invariance", alone, harness.y, broken)
     shape = harness.layers(harness.x[:0]).shape
-    broken = f"a batch of no rows becomes {list(shape)}"
+    broken = f"the output of {forward} for a batch of no rows has shape {list(shape)}"
     yield harness.check("empty batch", float(shape != harness.x[:0].shape), 0.0, broken)
 
 
 def derivatives(harness: Harness) -> Iterator[Check]:
     """Backward is the derivative of forward: central differences along a random direction per parameter."""
     grads = gradients(harness.layers, harness.x, harness.weight)
-    lost = sorted(dict(harness.layers.named_parameters()).keys() - grads.keys())
+    lost = sorted(harness.own_name(name) for name in dict(harness.layers.named_parameters()).keys() - grads.keys())
     yield harness.check("every parameter learns", len(lost), 0.0, f"no gradient reaches {', '.join(lost)}")
     if not all(mixer.exact_gradient for mixer in harness.layers.mixers):
         return
     point = {"x": harness.x, **{name: p.detach() for name, p in harness.layers.named_parameters()}}
     name, error, allowed = worst([(name, *_along(harness, point, name, grad)) for name, grad in grads.items()])
-    yield harness.check("derivatives", error, allowed, f"the gradient of {name} is not the derivative")
+    broken = f"the gradient of {harness.own_name(name)} differs from the numerical derivative"
+    yield harness.check("derivatives", error, allowed, broken)
 
 
 def worst(rows: list[tuple[str, float, float]]) -> tuple[str, float, float]:
@@ -231,33 +292,41 @@ def gradients(
 
 
 def state_bytes(harness: Harness) -> Iterator[Check]:
-    """The declared state is the built one, in any dtype."""
+    """`state_bytes` equals the size of the cache, in any dtype."""
     mixer = harness.layers.mixers[0]
     for dtype in (torch.float32, torch.bfloat16):
         built = harness.choice.mixer(harness.config, mixer.layer).to(dtype)
         for length in (1, harness.length, 10 * harness.length):
-            said, measured = declared_cost(built, "state_bytes", length), empty_cache(built, 1, length).nbytes
-            broken = f"state_bytes({length}) says {said}, init_cache holds {measured} bytes ({dtype})"
-            yield harness.check(f"state bytes at {length}, {dtype}", abs(said - measured), 0.0, broken)
+            declared, measured = declared_cost(built, "state_bytes", length), empty_cache(built, 1, length).nbytes
+            broken = (
+                f"{harness.place('state_bytes')} returns {declared} for {length} tokens in {dtype}, but "
+                f"{harness.place('init_cache')} makes tensors of {measured} bytes"
+            )
+            yield harness.check(f"state bytes at {length}, {dtype}", abs(declared - measured), 0.0, broken)
 
 
 def flops(harness: Harness) -> Iterator[Check]:
     """The declared FLOPs cover every linear layer and grow with length."""
     mixer = harness.layers.mixers[0]
+    place = harness.place("flops")
     linear = sum(m.weight.numel() for m in mixer.modules() if isinstance(m, nn.Linear))
     T = harness.length
     least, single, doubled = 2.0 * T * linear, declared_cost(mixer, "flops", T), declared_cost(mixer, "flops", 2 * T)
     missing = max(0.0, least - single) / max(least, 1.0)
     yield harness.check(
-        "flops cover the linear layers", missing, 0.0, f"flops({T}) = {single:.3g} is below {least:.3g}"
+        "flops cover the linear layers",
+        missing,
+        0.0,
+        f"{place} returns {single:.3g} for {T} tokens, less than the {least:.3g} of the linear layers alone",
     )
     shrinking = max(0.0, 2 * single - doubled) / max(single, 1.0)
-    yield harness.check("flops grow", shrinking, roundoff(torch.float32), f"flops({2 * T}) is below twice flops({T})")
+    broken = f"{place} returns less than twice as much for {2 * T} tokens as for {T}"
+    yield harness.check("flops grow", shrinking, roundoff(torch.float32), broken)
 
 
 @torch.no_grad()
 def influence(harness: Harness) -> Iterator[Check]:
-    """The influence matrix, where there is one, is causal and maps the values to what forward mixes."""
+    """The influence matrix, if there is one, is causal, and its product with the values is the mixture of forward."""
     mixer, T = harness.layers.mixers[0], harness.length // 2
     x = harness.x[:, :T]
     found = mixer.influence(x)
@@ -273,14 +342,14 @@ def influence(harness: Harness) -> Iterator[Check]:
         return
     future = matrix.triu(1)
     error = largest(future, torch.zeros_like(future), scale=matrix)
-    yield harness.check("influence is causal", error, harness.allowed, "later values have influence")
+    yield harness.check("influence is causal", error, harness.allowed, "later values have nonzero factors")
     mixed = mixer.mixed(x)
     if mixed is not None:
         values, y = mixed
         product = torch.einsum("bhts,bshv->bthv", matrix, values)
         # Rounding is relative to the terms of a sum, which may cancel.
         terms = torch.einsum("bhts,bshv->bthv", matrix.abs(), values.abs())
-        broken = "influence times the values is not what forward mixes"
+        broken = "the product of influence and values differs from the mixture"
         yield harness.check("influence", largest(product, y, scale=terms), harness.allowed, broken)
 
 
@@ -302,18 +371,24 @@ def recipes(harness: Harness) -> Iterator[Check]:
     yield harness.same("built again", y, harness.y, broken)
 
 
+#: Proofs of the declared costs, which no mistake in forward affects.
+COSTS: tuple[Callable[[Harness], Iterator[Check]], ...] = (state_bytes, flops)
+
+#: Proofs that must hold for those after them to say anything else.
+FOUNDATIONS: tuple[Callable[[Harness], Iterator[Check]], ...] = (
+    float64,
+    recipes,
+    batches,
+    causality,
+    causal_gradients,
+)
+
 LONG_PROOFS: tuple[Callable[[Harness], Iterator[Check]], ...] = (long_causality, long_decoding)
 
 PROOFS: tuple[Callable[[Harness], Iterator[Check]], ...] = (
-    recipes,
-    causality,
-    causal_gradients,
     decoding,
     packing,
     packed_gradients,
-    batches,
     derivatives,
-    state_bytes,
-    flops,
     influence,
 )

@@ -1,7 +1,9 @@
 """`basecap check`: the conformance suite over all architectures and ops, as table rows."""
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,6 +56,12 @@ def check_all(
     return [f"{runs} ({', '.join(ops)})" for runs, ops in unchecked(found).items()]
 
 
+def registered_by(plugins: Sequence[Path]) -> list[str]:
+    """Return the architectures that plugin files register."""
+    files = {str(path.resolve()) for path in plugins}
+    return [name for name in ARCHITECTURES.names() if sys.modules[ARCHITECTURES.module(name)].__file__ in files]
+
+
 def failures(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of the checks that failed."""
     return [row for row in rows if not row["result"].startswith("passed")]
@@ -69,7 +77,7 @@ def _mixer_rows(name: str, device: torch.device, longest: int) -> Iterator[dict[
     try:
         checks = check_mixer(name, device=device, longest=longest).checks
     except ConfigError as error:  # a mixer that cannot be built fails; the others are still checked
-        yield {"subject": name, "check": "runs", "error": None, "allowed": None, "result": f"{name}: {error}"}
+        yield {"subject": name, "check": "runs", "error": None, "allowed": None, "result": str(error)}
         return
     for check in checks:
         yield {
@@ -77,7 +85,7 @@ def _mixer_rows(name: str, device: torch.device, longest: int) -> Iterator[dict[
             "check": check.name,
             "error": _finite(check.error),
             "allowed": _finite(check.allowed),
-            "result": "passed" if check.passed else check.message,
+            "result": "passed" if check.passed else f"{check.broken}.",
         }
 
 

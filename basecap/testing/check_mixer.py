@@ -14,9 +14,8 @@ from basecap.mixers import ARCHITECTURES, LayerChoice
 from basecap.names import split_backbone
 from basecap.testing._harness import Check, Harness, Report, attempt, raised
 from basecap.testing._initialisation import initialisation
-from basecap.testing._narrowing import float64
 from basecap.testing._precision import Lower, compilation
-from basecap.testing._proofs import LONG_PROOFS, PROOFS, finite, repetition, shape, untouched
+from basecap.testing._proofs import COSTS, FOUNDATIONS, LONG_PROOFS, PROOFS, finite, repetition, shape, untouched
 
 #: Default length of the sequences: on no grid of chunks, longer than the usual chunks of 64 and 128.
 LENGTH = 147
@@ -39,7 +38,7 @@ def check_mixer(
     """Prove the contract of `Mixer` for every distinct layer of an architecture, and that its models start well.
 
     Args:
-        name: a registered architecture; as "X in Y" its models are those of block family Y.
+        name: a registered architecture; as "X in Y" its models have backbone Y.
         hidden: model width.
         length: tokens per sequence, at least 32.
         longest: tokens of one more sequence, for causality and decoding alone, of a later layer than the first; none
@@ -72,12 +71,11 @@ def check_mixer(
         except (Exception, SystemExit) as error:  # whatever the author's code raises
             checks.append(raised(subject, choice.mixer, "forward", error))
         else:
-            checks += _first(harness)
+            checks += attempt(subject, choice.mixer, partial(_first, harness), "forward")
             if checks[-1].passed:
-                checks += _others(harness, dtypes, compiled)
-                if longest > length:
-                    long = partial(_long, choice, subject, hidden, longest, device, options)
-                    checks += attempt(subject, choice.mixer, long, f"forward on {longest} tokens")
+                long = partial(_long, choice, subject, hidden, longest, device, options)
+                later = {f"forward on {longest} tokens": long} if longest > length else {}
+                checks += _others(harness, dtypes, compiled, later)
                 continue
         sound = False
     if sound:
@@ -89,21 +87,32 @@ def check_mixer(
 def _first(harness: Harness) -> Iterator[Check]:
     """Yield the checks without which the others, which compare outputs with each other, would say little."""
     for prove in (shape, finite, untouched, repetition):
-        check = prove(harness)
-        yield check
-        if not check.passed:
+        yield prove(harness)
+
+
+def _others(
+    harness: Harness, dtypes: tuple[torch.dtype, ...], compiled: bool, long: Mapping[str, Callable[[], Iterator[Check]]]
+) -> Iterator[Check]:
+    """Yield the other checks of a layer; without those that would fail for the same reason as a failed one."""
+    run = partial(attempt, harness.subject, harness.choice.mixer)
+    for prove in COSTS:
+        yield from run(partial(prove, harness), _title(prove))
+    for prove in FOUNDATIONS:
+        checks = list(run(partial(prove, harness), _title(prove)))
+        yield from checks
+        if not checks[-1].passed:
             return
-
-
-def _others(harness: Harness, dtypes: tuple[torch.dtype, ...], compiled: bool) -> Iterator[Check]:
-    proofs: dict[str, Callable[[], Iterator[Check]]] = {"float64": partial(float64, harness)}
-    proofs |= {prove.__name__.replace("_", " "): partial(prove, harness) for prove in PROOFS}
+    proofs: dict[str, Callable[[], Iterator[Check]]] = {_title(prove): partial(prove, harness) for prove in PROOFS}
     for dtype in dtypes:
         proofs |= Lower(harness, dtype).proofs()
     if compiled:
         proofs["compilation"] = partial(compilation, harness)
-    for name, prove in proofs.items():
-        yield from attempt(harness.subject, harness.choice.mixer, prove, name)
+    for name, proof in {**proofs, **long}.items():
+        yield from run(proof, name)
+
+
+def _title(prove: Callable[[Harness], Iterator[Check]]) -> str:
+    return prove.__name__.replace("_", " ")
 
 
 def _long(
@@ -111,5 +120,4 @@ def _long(
 ) -> Iterator[Check]:
     harness = Harness(choice, subject, hidden, length, device, options, SEED, last=True)
     for prove in LONG_PROOFS:
-        name = f"{prove.__name__.replace('_', ' ')} on {length} tokens"
-        yield from attempt(subject, choice.mixer, partial(prove, harness), name)
+        yield from attempt(subject, choice.mixer, partial(prove, harness), f"{_title(prove)} on {length} tokens")

@@ -68,7 +68,7 @@ class Precision:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """At what length and in which precision a model is proved.
+    """The length and precision of one proof of a model.
 
     Attributes:
         length: tokens per sequence.
@@ -87,14 +87,14 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One thing that is proved.
+    """One property to prove.
 
     Attributes:
         probe: two inputs.
         measure: how the probe is measured.
         fault: what the model does if the measure is not zero.
-        broken: how that shows, by row.
-        mode: the mode of the model, where the same is proved in the other one too.
+        broken: how that shows, for each row.
+        mode: the mode of the model, if the property is proved in the other mode too.
     """
 
     probe: Probe
@@ -121,8 +121,8 @@ def find_leak(config: ModelConfig, device: torch.device, training: Precision) ->
 
     Args:
         config: of the model; its length, width and options are kept, its depth and vocabulary are not.
-        device: where it is to be trained.
-        training: how it is to be trained; before that it is proved in float64, or in float32 where that raises.
+        device: where it will be trained.
+        training: how it will be trained; the proof runs in float64 first, or in float32 if float64 raises.
     """
     own = Setting(
         length=config.max_length,
@@ -216,7 +216,7 @@ def _leaks(claim: Claim, first: Tensor, least: float, subject: "Subject") -> Ten
 
 
 class Subject:
-    """A small model in one setting, and the inputs that stand in the place of its embeddings."""
+    """A small model in one setting, and the inputs that replace its embeddings."""
 
     def __init__(self, config: ModelConfig, device: torch.device, setting: Setting):
         self.setting, self.device, self.hidden = setting, device, config.hidden
@@ -305,14 +305,14 @@ def _packed(subject: Subject) -> Iterator[Claim]:
     subject.model.train()
     probe = subject.documents()
     rows = len(probe.x)
-    moves = ["outputs of one move when others of its row change"] * rows
+    moves = ["outputs of one change with the inputs of others"] * rows
     yield Claim(probe=probe, measure=lambda p: p.movement(subject), fault=MIXES, broken=moves)
     feels = ["outputs of one have gradients with respect to others of its row"] * rows
     yield Claim(probe=probe, measure=lambda p: p.gradient(subject), fault=MIXES, broken=feels)
 
 
 def _moves(cuts: Sequence[int]) -> list[str]:
-    return [f"outputs before position {cut} move when later inputs change" for cut in cuts]
+    return [f"outputs before position {cut} change with later inputs" for cut in cuts]
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 A table is written from the authors' code, never from this package: its rows say, for a pattern of parameter names, how
 the official parameter starts, its learning-rate factor and whether it decays. Each parameter belongs to exactly one row
 and each row to some parameter. Where this package differs on purpose, the row says what it does instead and quotes the
-sentence of the architecture, or of its block family, that gives the reason.
+sentence of the architecture, or of its backbone, that gives the reason.
 """
 
 import math

@@ -180,27 +180,27 @@ def register(monkeypatch):
 @pytest.mark.parametrize(
     ("mixer", "broken"),
     [
-        (SeesTheFuture, {"causality before 1", "causal gradients"}),
+        (SeesTheFuture, {"causality before 1"}),
         (RandomAndLeaking, {"repetition"}),
         (ForgetsInDecoding, {"decode", "decode in float32"}),
-        (MiscountsTokens, {"prefill: cache length"}),
+        (MiscountsTokens, {"prefill 1, then decode: cache length", "decode in float32"}),
         (IgnoresSegments, {"packed segments", "packed gradients"}),
         (MixesTheBatch, {"batch invariance"}),
         (WrongGradient, {"derivatives"}),
         (DeadParameter, {"every parameter learns"}),
-        (NarrowsTheDtype, {"forward in float32"}),
-        (UnderstatesState, {"state bytes at 147, torch.float32"}),
+        (NarrowsTheDtype, {"forward in float32", "gradients in float32"}),
+        (UnderstatesState, {"state bytes at 1, torch.float32"}),
         (UnderstatesFlops, {"flops cover the linear layers"}),
         (WrongInfluence, {"influence"}),
-        (Explodes, {"initialised activations, 12 layers", "initialised activations, 48 layers"}),
-        (ExplodesWhenDeep, {"initialised growth, 24 layers", "initialised growth, 48 layers"}),
+        (Explodes, {"initialised activations, 12 layers"}),
+        (ExplodesWhenDeep, {"initialised growth, 24 layers"}),
         (DrawsFromNowhere, {"recipe"}),
     ],
 )
 def test_notices(mixer, broken, register):
     report = check_mixer(register(mixer), longest=0, dtypes=FLOAT32)
-    assert broken <= {check.name for check in report.failures}
-    sentence = r"broken: .* broke: (?:.* by .* where .* is allowed|(?!.* is allowed).*)\."
+    assert broken == {check.name for check in report.failures}
+    sentence = r"broken: .* failed: (?:.* by .* with .* allowed|(?!.* allowed).*)\."
     with pytest.raises(AssertionError) as failed:
         report.raise_failures()
     assert all(re.fullmatch(sentence, line) for line in str(failed.value).splitlines())
@@ -209,8 +209,7 @@ def test_notices(mixer, broken, register):
 def test_notices_a_graph_without_segments(register):
     report = check_mixer(register(IgnoresSegmentsCompiled), length=32, longest=0, dtypes=(), compiled=True)
     names = {check.name for check in report.failures}
-    assert {"compiled with segments", "compiled gradient of x with segments"} <= names
-    assert all(name.endswith("with segments") for name in names)
+    assert names == {"compiled with segments"}
 
 
 def test_notices_a_gradient_that_is_not_finite(register):

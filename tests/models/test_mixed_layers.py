@@ -1,4 +1,4 @@
-"""Models of several mixers, and mixers in a foreign block family, decode as they compute in training."""
+"""Models of several mixers, and mixers in a backbone that is not their own, decode as they compute in training."""
 
 import pytest
 import torch

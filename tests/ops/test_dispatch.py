@@ -53,7 +53,7 @@ def test_the_first_family_that_supports_the_tensors_runs():
         {"some op": "plain PyTorch: no Gluon kernels because old; no Triton kernels because older"},
     )
     assert chosen("old", "old") == ("P", {"some op": "plain PyTorch: old"})
-    # Triton's kernels can run on a CPU, in the interpreter, which is for those who insist.
+    # Triton's kernels can run on a CPU, in the interpreter, only if forced.
     assert chosen(None, None, x=torch.ones(1)) == ("P", {"some op": "plain PyTorch: the tensors are on cpu"})
 
 

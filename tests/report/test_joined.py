@@ -51,15 +51,16 @@ def one_study(**changes):
 
 
 def test_gaps_scores_and_costs_of_the_same_architectures_are_joined(tmp_path):
-    file = tmp_path / "costs.json"
+    files = [tmp_path / "costs.json", tmp_path / "more.json"]  # of one device and load: they count as one
     rows = [
         {"architecture": "a in body", "attention": "slow", "decode_tokens_per_s": 5.0, "state_bytes": 7},
         {"architecture": "a in body", "attention": "fast", "decode_tokens_per_s": 6.0, "state_bytes": 7},
         {"architecture": "stranger", "decode_tokens_per_s": 9.0},
         {"architecture": "b", "note": "cannot run: out of memory"},
     ]
-    file.write_text(json.dumps({"environment": {"device": "GPU"}, "load": {"prompt": 3, "new": 2}, "rows": rows}))
-    found = join([one_study(), study(row("a", 0.3, 0.1), name="other")], ["one", "two"], [file])
+    for file, own in zip(files, (rows[1:], rows[:1]), strict=True):
+        file.write_text(json.dumps({"environment": {"device": "GPU"}, "load": {"prompt": 3, "new": 2}, "rows": own}))
+    found = join([one_study(), study(row("a", 0.3, 0.1), name="other")], ["one", "two"], files)
     names = [(measure.name, measure.source) for measure in found.measures]
     assert names == [
         ("gap", "one"), ("gap", "two"), ("entropy mean", "one"), ("decoding", "GPU, prompt 3"),

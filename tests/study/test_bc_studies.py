@@ -9,6 +9,7 @@ from basecap.analysis import TextResults, analyse
 from basecap.errors import ConfigError
 from basecap.report import write_report
 from basecap.report.figures import paper
+from basecap.report.scores import score_table
 from basecap.study.config import StudyConfig, load_study
 from basecap.study.estimate import sparse
 from basecap.study.execute import execute
@@ -130,7 +131,7 @@ def test_losses_are_drawn_over_the_smoothed_training_loss(analysed: TextResults)
         row for row in rows if (row["name"], row["tokens"]) == ("temperature 8", point.tokens)
     ).items()
     assert theirs and [(row["name"], row["x"], row["loss"]) for row in rows_of(theirs)] == [("temperature 1", 1.5, 2.5)]
-    assert theirs["title"] == "published: a paper" and ours["title"] == "measured here"
+    assert theirs["title"] == {"text": "published", "subtitle": ["a paper"]} and ours["title"] == "measured here"
     for chart, paper_axes in ((ours, False), (drawn(replace(analysed, scale="paper"), figure)[0], True)):
         encoding = chart["layer"][0]["encoding"]
         assert "smoothed training loss" in encoding["x"]["title"] and "mean of code" in encoding["y"]["title"]
@@ -150,18 +151,13 @@ def test_entropies_are_drawn_over_the_temperature(analysed: TextResults):
 def test_scores_are_a_published_table_with_our_speed_beside_it(analysed: TextResults):
     figure = load_study("bc-table-3").figure.model_dump(mode="json")
     figure["published"]["values"] = {"transformer++": [1, 1, None, 49.8, 25.6, 16.2, 15.8]}
-    ours, theirs = drawn(analysed, figure)
-    assert len(rows_of(ours)) == 7 and {row["column"] for row in rows_of(ours)} == {"training speed"}
-    assert next(row for row in rows_of(ours) if row["name"] == "transformer++")["text"] == "1.00"
-    assert theirs and [row["text"] for row in rows_of(theirs)] == [
-        "1.00",
-        "1.00",
-        "–",
-        "49.80",
-        "25.60",
-        "16.20",
-        "15.80",
-    ]
+    found = replace(analysed, settings=analysed.settings | {"figure": figure})
+    table = score_table(found)
+    assert paper(found) == {} and score_table(analysed) is None
+    assert table and len(table.rows) == 7 and table.columns == figure["columns"]
+    first, *others = table.rows
+    assert (first.name, first.speed, first.published) == ("transformer++", 1.0, [1, 1, None, 49.8, 25.6, 16.2, 15.8])
+    assert all(row.speed and not row.published for row in others)
 
 
 def test_a_study_without_a_figure_draws_none(analysed: TextResults):

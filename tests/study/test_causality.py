@@ -20,7 +20,7 @@ ONLY = "sees the future in {} mode only: outputs before position"
 #: Name of a mixer -> what its forward returns, the tokens of a sequence, and what is said of it.
 FORWARDS = {
     "proof fine": ("self.out(means(x, segments))", 32, None),
-    "proof ahead": ("self.out(x.roll(-1, 1))", 32, f"{FUTURE} 10 move when later inputs change .* in float64"),
+    "proof ahead": ("self.out(x.roll(-1, 1))", 32, f"{FUTURE} 10 change with later inputs .* in float64"),
     "proof mean": ("self.out(x - x.mean(1, keepdim=True))", 32, FUTURE),
     "proof blocks": (
         "x.unflatten(1, (-1, 256)).mean(2, keepdim=True).expand(-1, -1, 256, -1).flatten(1, 2)",
@@ -35,7 +35,7 @@ FORWARDS = {
         ONLY.format("training"),
     ),
     "proof evaluation": ("x if self.training else x + 1e-3 * x.roll(-1, 1)", 32, ONLY.format("evaluation")),
-    "proof documents": ("self.out(means(x, None))", 32, "mixes packed documents: outputs of one move when others"),
+    "proof documents": ("self.out(means(x, None))", 32, "mixes packed documents: outputs of one change with the"),
     "proof backward": ("Backward.apply(x)", 32, f"{FUTURE} 10 have gradients with respect to later inputs"),
     "proof packed backward": (
         "x if segments is None else Backward.apply(x)",

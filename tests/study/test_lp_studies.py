@@ -8,12 +8,13 @@ import pytest
 
 from basecap.analysis import TaskResults, analyse
 from basecap.errors import ConfigError
+from basecap.records import StudyRecords
 from basecap.report import write_report
 from basecap.report.charts import task_charts
-from basecap.study.config import StudyConfig, load_study, select, with_named
+from basecap.study.config import ArchitectureEntry, StudyConfig, load_study, select, with_named
 from basecap.study.execute import execute
 from basecap.study.plan import Cost, RunSpec, costs, plan_runs
-from basecap.study.start import check
+from basecap.study.start import check, plan_of
 from basecap.study.study_file import library, read_study
 
 STUDIES = [name for name in library() if name.startswith(("lp-", "recall-"))]
@@ -106,3 +107,13 @@ def test_only_takes_any_name_where_a_study_says_so():
     assert with_named(study, ["rwkv-7"]) is study
     with pytest.raises(ConfigError, match="study lp-table-2 has no architecture 'rwkv-7'"):
         select(study, ["rwkv-7"])
+
+
+def test_an_architecture_of_another_plugin_may_be_in_the_directory(tmp_path):
+    study, records = load_study("quickstart"), StudyRecords(tmp_path)
+    foreign = study.model_copy(
+        update={"architectures": (*study.architectures, ArchitectureEntry(name="x", use="not loaded"))}
+    )
+    records.create(foreign.model_dump(mode="json"))
+    plan = plan_of(records, study, 256, {"based"})
+    assert {run.architecture for run in plan.runs} == {"based"} and plan.study == foreign

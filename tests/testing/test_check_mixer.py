@@ -64,30 +64,56 @@ def test_the_mixer_that_is_broken_below_is_sound(register):
     check_mixer(register(RunningMean), length=32).raise_failures()
 
 
-class LeaksAndHasNoStep(RunningMean):
-    def forward(self, x_BTD, segments=None):
-        return super().forward(x_BTD, segments) + 1e-3 * x_BTD.flip(1)
-
+class HasNoStep(RunningMean):
     def step(self, x_B1D, cache):
         raise ArithmeticError  # step
 
 
 def test_a_proof_that_raises_leaves_the_others_standing(register):
-    report = check_mixer(register(LeaksAndHasNoStep), length=32, longest=0, dtypes=(torch.float32,))
+    report = check_mixer(register(HasNoStep), length=32, longest=0, dtypes=(torch.float32,))
     found = failures(report)
-    assert {"causality before 1", "causal gradients"} <= found.keys()
-    line = line_of(LeaksAndHasNoStep.step, "# step")
+    line = line_of(HasNoStep.step, "# step")
     for name in ("decoding", "decoding in float32"):
-        assert found[name] == f"broken: {name} raised ArithmeticError (test_check_mixer.py:{line})"
+        assert found[name] == f"broken: {name} raised ArithmeticError (test_check_mixer.py:{line})."
     assert {"derivatives", "forward in float32", "recipe"} <= {check.name for check in report.checks if check.passed}
 
 
 def test_rows_of_what_raised_have_no_numbers(register):
     rows = []
-    check_all([register(LeaksAndHasNoStep)], torch.device("cpu"), on_rows=rows.extend)
+    check_all([register(HasNoStep)], torch.device("cpu"), on_rows=rows.extend)
     (row,) = (row for row in rows if row["check"] == "decoding")
     assert (row["error"], row["allowed"]) == (None, None)
-    assert "raised ArithmeticError" in row["result"]
+    assert row["result"].startswith("raised ArithmeticError (")
+
+
+class Leaks(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        return super().forward(x_BTD, segments) + 1e-3 * x_BTD.flip(1)
+
+
+class LeaksInTraining(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        return super().forward(x_BTD, segments) + (1e-3 * x_BTD.flip(1) if self.training else 0.0)
+
+
+class DropsInTraining(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        return nn.functional.dropout(super().forward(x_BTD, segments), 0.1, self.training)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "name", "words"),
+    [
+        (Leaks, "causality before 1", r"sees the future: outputs before position 1 change .*, by .*e-.* allowed\."),
+        (LeaksInTraining, "causality before 1", "sees the future in training mode only: outputs before position 1 ch"),
+        (DropsInTraining, "repetition", "different outputs .* in training mode only; .* dropout to 0 in the attribute"),
+    ],
+)
+def test_one_mistake_in_forward_is_one_failure_with_its_place(mixer, name, words, register):
+    found = failures(checked(register(mixer)))
+    line = line_of(mixer.forward)
+    assert list(found) == [name]
+    assert re.search(rf"forward \(test_check_mixer.py:{line}\) .*{words}", found[name])
 
 
 class CountsInWords(RunningMean):
@@ -126,7 +152,7 @@ class Transforms(RunningMean):
 @pytest.mark.parametrize(
     ("mixer", "words"),
     [
-        (DividesByZero, "NaN or infinity in 128 of 4096 places, first at position 5 of row 0"),
+        (DividesByZero, "NaN or infinity in 128 of 4096 elements, first at position 5 of row 0"),
         (Transforms, "real floating-point numbers like x, torch.float64, not torch.complex128"),
     ],
 )
@@ -142,7 +168,7 @@ class DiesWhenPacked(RunningMean):
 
 
 def test_nan_in_one_proof_is_called_so(register):
-    assert failures(checked(register(DiesWhenPacked)))["packed segments"].endswith("NaN in what is compared.")
+    assert failures(checked(register(DiesWhenPacked)))["packed segments"].endswith("the compared values contain NaN.")
 
 
 class SeesItsBlock(RunningMean):
@@ -205,9 +231,11 @@ class StepsWithoutTime(RunningMean):
 
 def test_a_difference_is_said_with_its_place_or_shapes(register):
     message = failures(checked(register(ForgetsLate)))["decode"]
-    assert "decode and forward disagree, first at position 19, by " in message
+    line = line_of(ForgetsLate.step)
+    assert f"the output of step (test_check_mixer.py:{line}) differs from that of forward (" in message
+    assert "), first at position 19, by " in message
     message = failures(checked(register(StepsWithoutTime)))["decode"]
-    assert message.endswith("decode and forward disagree: one is [2, 2048], the other [2, 32, 64].")
+    assert message.endswith("): one is [2, 2048], the other [2, 32, 64].")
 
 
 class DividesByDepth(RunningMean):
@@ -223,12 +251,8 @@ class DividesByDepth(RunningMean):
 
 def test_a_later_layer_is_proved_too(register):
     found = failures(check_mixer(register(DividesByDepth), dtypes=()))
-    assert found.keys() == {
-        "causality before 1066 of 1100",
-        "length 733 of 1100",
-        "prefill 1016, then decode to 1032 of 1100",
-    }
-    assert all("(layer.index is 1)" in message for message in found.values())
+    assert list(found) == ["causality before 1066 of 1100"]
+    assert "sees the future: with layer.index 1, outputs before position 1066" in found.popitem()[1]
 
 
 class RaisesLate(RunningMean):
@@ -266,7 +290,7 @@ class DecodesInFloat32(RunningMean):
 def test_the_line_that_leaves_float64_is_named(mixer, function, register):
     found = failures(checked(register(mixer)))
     line = line_of(getattr(mixer, function), "# narrow")
-    assert f"test_check_mixer.py:{line} converts to torch.float32" in found["computes in float64"]
+    assert f"test_check_mixer.py:{line} converts float64 to torch.float32" in found["computes in float64"]
     assert "torch.promote_types(x.dtype, torch.float32)" in found["computes in float64"]
 
 
@@ -286,16 +310,12 @@ class StepWritesIntoItsInput(RunningMean):
 def test_writing_into_the_input_is_called_that(register):
     report = checked(register(WritesIntoItsInput))
     assert [check.name for check in report.failures] == [report.checks[-1].name] == ["input untouched"]
-    assert "forward writes into its input; write x = x + 0.1" in report.failures[0].message
+    assert "modifies its input; write x = x + 0.1" in report.failures[0].message
     found = failures(checked(register(StepWritesIntoItsInput)))
     assert list(found) == ["input of decoding untouched"]
-    assert "step writes into its input" in found["input of decoding untouched"]
-
-
-def test_a_yes_or_no_has_no_size(register):
-    (sentence,) = failures(checked(register(StepWritesIntoItsInput))).values()
-    assert sentence == "broken: input of decoding untouched broke: step writes into its input; work on a copy."
-    assert "e-" in failures(checked(register(LeaksAndHasNoStep)))["causality before 1"]
+    line = line_of(StepWritesIntoItsInput.step)
+    fault = f"step (test_check_mixer.py:{line}) modifies its input; work on a copy"
+    assert found.popitem()[1] == f"broken: input of decoding untouched failed: {fault}."  # a yes or no has no size
 
 
 class KeepsADict(RunningMean):
@@ -342,7 +362,7 @@ class LayersInAList(RunningMean):
 @pytest.mark.parametrize("mixer", [NarrowTensor, LayersInAList])
 def test_two_dtypes_in_one_product_come_with_advice(mixer, register):
     found = failures(checked(register(mixer)))["forward"]
-    assert "make tensors with dtype=x.dtype, keep layers in nn.ModuleList" in found
+    assert "create tensors with dtype=x.dtype, keep layers in an nn.ModuleList" in found
 
 
 class DrawsABuffer(RunningMean):

@@ -1,4 +1,4 @@
-"""Block families: one file each, found by scanning."""
+"""Backbones: one file each, found by scanning."""
 
 from basecap.models.backbones._contract import BACKBONES, Backbone, FeedForwardLayer, backbone
 

@@ -1,4 +1,4 @@
-"""What a block family is: everything around the sequence mixers of a language model."""
+"""The definition of a backbone: everything around the sequence mixers of a language model."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from basecap.registry import Registry
 
 
 class FeedForwardLayer(Protocol):
-    """The second half of a block: `models.feed_forward.FeedForward`, or one that looks back a token."""
+    """The second half of a block: `models.feed_forward.FeedForward`, or a layer that also reads the previous token."""
 
     def __call__(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor: ...
     def init_cache(self, batch: int, max_length: int) -> Cache: ...
@@ -24,22 +24,22 @@ class FeedForwardLayer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Backbone:
-    """A block family.
+    """Everything around the mixers: norms, feed-forward layers, positions, embedding and head.
 
     Attributes:
         summary: one line for `basecap list backbones`.
         paper: where it is defined.
         norm: RMSNorm or LayerNorm before each half of a block and before the head.
         eps: their epsilon.
-        feed_forward: builds the second half of a block; None: blocks are mixers alone.
+        feed_forward: builds the second half of a block; None: blocks are mixers only.
         parallel: both halves read the same input (GPT-NeoX) instead of one after the other.
         positions: whether learned absolute positions are added to the embeddings.
         embedding_norm: a LayerNorm follows the embeddings.
         tied: the head is the transposed embedding, as published; comparisons at equal size set it in their study.
         embedding, head: their initialisers; a tied matrix starts as an embedding.
-        embedding_decay: whether the embedding's weights decay; a head of its own always does.
+        embedding_decay: whether the embedding's weights decay; a separate head always does.
         depths: published depths by hidden width, in layers of a Transformer; others take 12.
-        depth_factor: blocks per Transformer layer (2 where a block is a mixer alone).
+        depth_factor: blocks per Transformer layer (2 if a block is a mixer only).
         differences: one sentence for each deliberate difference from the official code, with its reason.
     """
 
@@ -73,7 +73,7 @@ BACKBONES: Registry[Backbone] = Registry("backbone", "basecap.models.backbones",
 
 
 def backbone(name: str) -> Callable[[Callable[[], Backbone]], Callable[[], Backbone]]:
-    """Decorator: register the block family that the decorated function returns."""
+    """Decorator: register the backbone that the decorated function returns."""
 
     def register(build: Callable[[], Backbone]) -> Callable[[], Backbone]:
         BACKBONES.add(name, build(), build)

@@ -1,1 +1,1 @@
-"""What the recurrences share: blocks of tokens in plain PyTorch, and Triton kernels that walk token by token."""
+"""Shared by the recurrences: blocks of tokens in plain PyTorch, and Triton kernels that process one token at a time."""

@@ -1,6 +1,6 @@
 """Linear attention with a decay per channel, assembled from blocks that double in size.
 
-A block of tokens is described by four things, and two neighbours by the same four, got by products alone:
+A block of tokens is described by four things, and two neighbours together by the same four, with products only:
 
     reads   [rows, K]     what each token reads with, decayed from the block's start to the reading
     writes  [columns, K]  what each token writes with, decayed from the writing to the block's end
@@ -11,7 +11,7 @@ A block of tokens is described by four things, and two neighbours by the same fo
               [reads_right writes_left^T,   scores_right]]      writes = [decay_right * writes_left; writes_right]
 
 No decay is ever divided by another and every factor is at most 1, so nothing overflows, however strong the decays:
-what underflows is zero in truth. There are log2(length) steps and no loop over tokens.
+an underflow is zero up to rounding. There are log2(length) steps and no loop over tokens.
 """
 
 from typing import Any, NamedTuple

@@ -1,9 +1,9 @@
-"""The recurrences of RWKV-5, 6 and 7 in Triton, token after token with the state in registers.
+"""The recurrences of RWKV-5, 6 and 7 in Triton, one token at a time with the state in registers.
 
-One program holds the state [K, BV] of one head and BV of its value channels, which need nothing of each other. That
+One program holds the state [K, BV] of one head and BV of its value channels, which are independent of each other. That
 is the definition itself, in float32: exact for any decay, and at batch x heads of a hundred or more the GPU is full.
-Backward keeps a state every CHUNK tokens, runs each chunk forward again into a scratch that stays in the cache, and
-then walks it back.
+Backward keeps a state every CHUNK tokens, runs each chunk forward again into scratch memory that stays in the cache,
+and then processes it in reverse.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""What the Triton kernels by chunks share: where rows, states and the matrices of a chunk are in memory."""
+"""Shared by the chunked Triton kernels: addresses of the rows, states and matrices of a chunk."""
 
 import triton
 import triton.language as tl

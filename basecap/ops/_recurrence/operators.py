@@ -1,4 +1,4 @@
-"""The Triton kernels of the recurrences as a PyTorch operator with its gradient: one node under torch.compile."""
+"""The Triton kernels of the recurrences as a PyTorch custom operator with its gradient: one node when compiled."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ CHUNK = 32
 
 
 def _kernels():
-    # Triton is only needed, and only installed, where its kernels can run.
+    # Imported here because Triton may be missing where its kernels cannot run.
     from basecap.ops._recurrence import launch
 
     return launch
@@ -37,10 +37,10 @@ def recur(
     Args:
         r: [B, T, H, K], like log_decay, k, a and b.
         log_decay: at most 0.
-        k: what is written with.
+        k: the keys that v is written with.
         v: [B, T, H, V].
-        a: what the state is asked for, or None.
-        b: where the answer is added, or None.
+        a: the key that the state is read with, or None.
+        b: the key that this reading is written with, or None.
         state: float32 [B, H, K, V].
         starts: bool [B, T], where the state is emptied before the token.
     """

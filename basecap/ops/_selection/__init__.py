@@ -1,1 +1,1 @@
-"""What Top-1 chunk and Top-1 element selection share: checks of inputs and caches, and lists of who chose what."""
+"""Shared by Top-1 chunk and Top-1 element selection: checks of inputs and caches, and the inverse of the choice."""

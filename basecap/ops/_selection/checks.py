@@ -1,4 +1,4 @@
-"""Checks of what is selected from: kernels would read and write outside of what does not fit."""
+"""Checks of inputs and caches: with wrong shapes, kernels would read and write outside of their memory."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from basecap.ops._shapes import FLOATS, check_floating, check_integers, check_se
 
 
 def check_heads(tensors: dict[str, Tensor]) -> None:
-    """Raise ConfigError unless "q" [B, T, H, K], "k" and "v" [B, T, G, K], as many as are given, fit together."""
+    """Raise ConfigError unless "q" [B, T, H, K], "k" and "v" [B, T, G, K], as many as are given, match."""
     check_floating(tensors)
     (first, like), *_ = tensors.items()
     for name, x in tensors.items():
@@ -16,7 +16,7 @@ def check_heads(tensors: dict[str, Tensor]) -> None:
             raise ConfigError(f"{name} {tuple(x.shape)} must be [B, T, heads, K], with all but B at least 1.")
         if x.dtype != like.dtype or x.device != like.device:
             raise ConfigError(
-                f"{name} is {x.dtype} on {x.device}, {first} is {like.dtype} on {like.device}; make them alike."
+                f"{name} is {x.dtype} on {x.device}, {first} is {like.dtype} on {like.device}; use the same for both."
             )
         if x.shape[:2] != like.shape[:2] or x.shape[3] != like.shape[3]:
             raise ConfigError(f"{name} {tuple(x.shape)} must have the B, T and K of {first} {tuple(like.shape)}.")
@@ -78,7 +78,7 @@ def check_cache(new: dict[str, Tensor], cache: dict[str, Tensor], length: int, *
     if "q" in new and T != 1:
         raise ConfigError(f"q, k and v have {T} tokens; a step takes one at a time.")
     if not is_whole(length) or length < 0:
-        raise ConfigError(f"length must be the number of tokens in the cache, not {length!r}.")
+        raise ConfigError(f"length must be the number of tokens in the cache, a Python number, not {length!r}.")
     if length + T > capacity:
         raise ConfigError(
             f"the cache is full: it has room for {capacity} tokens, not {length + T}; make max_length larger."

@@ -43,7 +43,7 @@ def attention(
         FlexAttention, elsewhere as blocks of SDPA with a mask.
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not fit, an impossible scale, or a window below 1.
+        ConfigError: shapes, dtypes or devices that do not match, an invalid scale, or a window below 1.
     """
     scale, window, slopes = _check(q_BTHK, k_BTGK, v_BTGV, scale, window, slopes, segments)
     plain = window is None and slopes is None and segments is None
@@ -63,7 +63,7 @@ def influence(
 ) -> Influence:
     """Return the attention distribution of every query head, the factors in front of the values of `attention`.
 
-    The arguments are those of `attention`, but for the values; raises ConfigError as that does.
+    The arguments are those of `attention`, except the values; raises ConfigError as it does.
     """
     scale, window, slopes = _check(q_BTHK, k_BTGK, k_BTGK, scale, window, slopes, segments)
     (q, k), (B, T, H, _) = wide(q_BTHK, k_BTGK), q_BTHK.shape
@@ -91,7 +91,7 @@ def attention_step(
         [B, 1, H, V] in the dtype of q.
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not fit, or an impossible scale.
+        ConfigError: shapes, dtypes or devices that do not match, or an invalid scale.
     """
     _check_keys(q_B1HK, k_BSGK, v_BSGV)
     _, T, H, _ = q_B1HK.shape

@@ -31,7 +31,7 @@ def supports(q_BTHK: Tensor, v_BTGV: Tensor, plain: bool) -> str | None:
 
 @cache
 def _compiled():
-    # As one graph, so that too many variants are an error and not a silent T x T matrix.
+    # fullgraph: too many variants are then an error instead of a silent T x T matrix.
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 

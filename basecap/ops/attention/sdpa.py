@@ -43,7 +43,7 @@ def attention(
 
 
 def differ(heads: int, groups: int) -> bool:
-    """Return whether these differ; compiled for any number of heads, their comparison is no bool, which SDPA wants."""
+    """Return whether these differ, as the bool that SDPA needs: with symbolic shapes a comparison is not a bool."""
     found = False
     if heads != groups:
         found = True
@@ -53,7 +53,7 @@ def differ(heads: int, groups: int) -> bool:
 def biased(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, bias: Tensor, scale: float, grouped: bool) -> Tensor:
     """Attend with scores scale * q.k + bias, in float32 at least; return [B, H, T, V] in the dtype of q.
 
-    SDPA wants the bias in the dtype of q, and 16 bits would be wrong by a nat at distances of a few hundred tokens.
+    SDPA takes the bias in the dtype of q; in 16 bits its error would reach a nat at distances of a few hundred tokens.
     """
     wide = torch.promote_types(q_BHTK.dtype, torch.float32)
     q, k, v, bias = (x.to(wide) for x in (q_BHTK, k_BGSK, v_BGSV, bias))
@@ -88,7 +88,7 @@ def _blocks(
         own_ids = F.pad(segments, (0, tail)).unflatten(1, (blocks, window))
         ids = F.pad(segments, (window, tail)).unflatten(1, (blocks + 1, window))
         other_ids = torch.cat([ids[:, :-1], ids[:, 1:]], dim=2)
-        # A query of the padding sees at least itself, so that no row of the softmax is empty.
+        # A padding query sees at least itself, so that no row of the softmax is empty.
         mask = visible & (own_ids[..., :, None] == other_ids[..., None, :])
     q, k, v = (x.flatten(0, 1).transpose(1, 2) for x in (q, k, v))
     grouped = differ(k_BTGK.shape[2], H)

@@ -26,8 +26,8 @@ def delta_rule(
 ) -> tuple[Tensor, Tensor]:
     """Run S_t = a_t S_{t-1} + beta_t k_t (v_t - a_t S_{t-1}^T k_t)^T, o_t = S_t^T q_t (arXiv 2412.06464, eq. 10).
 
-    The kernels' derivatives are those of torch.autograd, of first order: torch.func's (grad, vjp, jvp), forward mode
-    and second derivatives are refused. Plain PyTorch has them all.
+    The kernels support first-order derivatives by torch.autograd; torch.func (grad, vjp, jvp), forward mode and second
+    derivatives raise an error. Plain PyTorch supports all of them.
 
     Args:
         q_BTHK: queries, already scaled.
@@ -38,13 +38,13 @@ def delta_rule(
         state_BHKV: state before the first token; zero when None.
         segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
         backend: "auto" takes the kernels of this package where they run, for heads of more than 128 channels those of
-            flash-linear-attention, else plain PyTorch; "triton" (the kernels of this package) and "eager" insist.
+            flash-linear-attention, else plain PyTorch; "triton" (the kernels of this package) and "eager" force one.
 
     Returns:
         o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not fit together, or an impossible backend.
+        ConfigError: shapes, dtypes or devices that do not match, or an unavailable backend.
     """
     _validate(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH)
     (B, T, H, V), K = v_BTHV.shape, q_BTHK.shape[3]
@@ -79,7 +79,7 @@ def influence(
 ) -> Influence:
     """Return the factor in front of v_s in o_t of every head: the outputs for unit vectors as values.
 
-    The arguments are those of `delta_rule`, but for the values; raises ConfigError as that does.
+    The arguments are those of `delta_rule`, except the values; raises ConfigError as it does.
     """
     _validate(q_BTHK, k_BTHK, k_BTHK, beta_BTH, log_decay_BTH)
     B, T, H, _ = q_BTHK.shape

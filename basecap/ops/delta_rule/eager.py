@@ -32,7 +32,7 @@ def delta_rule(
     """Return outputs [B, T, H, V] and the final state [B, H, K, V].
 
     Memory is O(T * (chunk + K + V) + T / chunk * K * (K + V)) per head. Chunks hold at most `chunk` tokens; by default
-    no more than K (within 16 to 64): more keys than dimensions depend on each other so strongly that errors triple.
+    no more than K (within 16 to 64): with more keys than dimensions, the keys are so dependent that errors triple.
     """
     B, T, H, V = v_BTHV.shape
     K = q_BTHK.shape[3]
@@ -45,7 +45,7 @@ def delta_rule(
         """[B, T, H, ...] to [B, M, C, H, ...]; padded keys are zero, so padding leaves the state alone."""
         return F.pad(x, (0, 0) * (x.dim() - 2) + (0, tail)).unflatten(1, (M, C))
 
-    # Products that no later step sums up run in the dtype of v, which is much faster on a GPU.
+    # Products that are not accumulated further run in the dtype of v, which is much faster on a GPU.
     q, k, v = (cut(x.to(v_BTHV.dtype)).movedim(3, 1) for x in (q_BTHK, k_BTHK, v_BTHV))
     beta = cut(beta_BTH.to(wide)).movedim(3, 1)[..., None]
     ids_BMC = ids_of_chunks(segments, C)
@@ -108,6 +108,6 @@ def _decays(total: Tensor, ids_BMC: Tensor | None, wide: torch.dtype) -> tuple[T
         from_start = from_start * (ids_BHMC == before)
         to_end = to_end * (ids_BHMC == last)
         across = across * (last == before)
-    # Masked before the exponential: above the diagonal it would overflow and spoil the gradient.
+    # Masked before the exponential, which would overflow above the diagonal and make the gradient NaN.
     exponent = (total[..., :, None] - total[..., None, :]).to(wide).masked_fill(~visible, float("-inf"))
     return exponent.exp(), from_start[..., None], to_end[..., None], across[..., None]

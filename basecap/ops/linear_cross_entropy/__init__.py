@@ -23,8 +23,8 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Return the loss -log softmax(hidden @ weight.T)[target] in nats, in float32 (float64 for float64).
 
-    The mean's derivatives are those of torch.autograd, of first order: transforms of torch.func (grad, vjp, jvp,
-    vmap), forward mode and second derivatives are refused.
+    The mean supports first-order derivatives by torch.autograd; transforms of torch.func (grad, vjp, jvp, vmap),
+    forward mode and second derivatives raise an error.
 
     Args:
         hidden: [..., D], any floating dtype; under autocast the products run in its dtype.
@@ -33,10 +33,10 @@ def linear_cross_entropy(
         reduction: "mean" over the targets that count, differentiable; "none" gives [...], zero where left out,
             without gradient.
         chunk: tokens whose logits exist at one time.
-        backend: of the mean: "auto", or insist on "eager" (plain PyTorch) or "triton".
+        backend: of the mean: "auto"; "eager" (plain PyTorch) and "triton" force one.
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not fit together, an impossible option or backend.
+        ConfigError: shapes, dtypes or devices that do not match, an invalid option or backend.
     """
     check_floating({"hidden": hidden, "weight": weight})
     check_tensor("targets", targets)
@@ -56,7 +56,7 @@ def linear_cross_entropy(
     check_backend(backend)
     flat, wanted = hidden.reshape(targets.numel(), weight.shape[1]), targets.flatten()
     if reduction == "none":
-        with torch.no_grad():  # for gradients, the logits of all chunks would have to be kept
+        with torch.no_grad():  # gradients would need the logits of all chunks
             return token_losses(flat, weight, wanted, chunk).view(targets.shape)
     refuse_all_transforms("linear_cross_entropy", flat, weight)
     kernels = use_triton("linear_cross_entropy", backend, hidden)

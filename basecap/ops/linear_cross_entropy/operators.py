@@ -1,4 +1,4 @@
-"""The kernel as a PyTorch operator: one node in a compiled graph."""
+"""The kernel as a PyTorch custom operator, one node of a compiled graph."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from torch import Tensor
 @torch.library.custom_op("basecap::cross_entropy_rows", mutates_args=())
 def rows(logits_NV: Tensor, targets_N: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """Return float32 losses [N] and their gradient [N, V] over `count`; zero where the target is negative."""
-    # Triton is only needed, and only installed, where its kernels can run.
+    # Imported here because Triton may be missing where its kernels cannot run.
     import triton
 
     from basecap.ops.linear_cross_entropy import kernels

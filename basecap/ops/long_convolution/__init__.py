@@ -22,17 +22,17 @@ def long_convolution(
 
     Args:
         u_BTD: inputs.
-        filter_LD: taps, that of the present token first; as many as there are, more or fewer than T.
+        filter_LD: taps, the one for the present token first; L may be smaller or larger than T.
         segments: int64 [B, T], see `Mixer.forward`. O(T log^2 T) with segments, O(T log T) without.
-        backend: "auto", or insist on "eager" (plain PyTorch, through the FFT) or "triton" (matrix products), which
-            takes no segments. "auto" takes the kernels for 16 bits and at most `LONGEST` taps.
+        backend: "auto"; "eager" (plain PyTorch, by FFT) and "triton" (matrix products) force one. "triton"
+            takes no segments; "auto" takes it for 16 bits and at most `LONGEST` taps.
 
     Returns:
         [B, T, D] in the dtype of u, computed in float32 or wider. Through the FFT an output carries rounding errors
         of the size of its neighbours', also of later ones.
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not fit together, or an impossible backend.
+        ConfigError: shapes, dtypes or devices that do not match, or an unavailable backend.
     """
     check_floating({"u": u_BTD, "filter": filter_LD})
     if u_BTD.dim() != 3 or u_BTD.shape[1] < 1:
@@ -42,7 +42,7 @@ def long_convolution(
     check_segments(segments, u_BTD.shape[:2])
     check_devices({"u": u_BTD, "filter": filter_LD, "segments": segments})
     if not u_BTD.numel():
-        # The FFT of nothing is an error; the sum is added to nothing and keeps the filter's gradient defined.
+        # The FFT of an empty tensor raises; adding the sum keeps the gradient of the filter defined.
         return u_BTD + filter_LD.sum().to(u_BTD.dtype)
     with torch.autocast(u_BTD.device.type, enabled=False):
         if _use_triton(backend, u_BTD, filter_LD, segments):
@@ -63,7 +63,7 @@ def influence(filter_LD: Tensor, *, batch: int, length: int, segments: Tensor | 
         segments: int64 [B, T], see `Mixer.forward`.
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not fit together.
+        ConfigError: shapes, dtypes or devices that do not match.
     """
     check_floating({"filter": filter_LD})
     if filter_LD.dim() != 2 or filter_LD.shape[0] < 1:

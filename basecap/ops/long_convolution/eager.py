@@ -19,8 +19,8 @@ def long_convolution(u_BTD: Tensor, filter_LD: Tensor) -> Tensor:
 def packed_convolution(u_BTD: Tensor, filter_LD: Tensor, segments: Tensor) -> Tensor:
     """Return [B, T, D] for packed segments, by halving.
 
-    Of a block of 2m positions, inputs of the left half reach outputs of the right half across the middle, and only
-    within the one segment that spans it: two masks around one convolution. The halves are blocks of their own.
+    In a block of 2m positions, inputs of the left half reach outputs of the right half only within the segment that
+    spans the middle: one convolution between two masks. Each half is then a block itself.
     """
     wide = torch.promote_types(u_BTD.dtype, torch.float32)
     T = u_BTD.shape[1]

@@ -1,4 +1,4 @@
-"""The kernels of the long convolution as PyTorch operators: one node each in a compiled graph, saving the inputs."""
+"""The kernels of the long convolution as PyTorch custom operators, one node each when compiled, saving the inputs."""
 
 from types import ModuleType
 from typing import Any
@@ -10,7 +10,7 @@ from basecap.ops._transforms import no_second_derivatives
 
 
 def _kernels() -> ModuleType:
-    # Triton is only needed, and only installed, where its kernels can run.
+    # Imported here because Triton may be missing where its kernels cannot run.
     from basecap.ops.long_convolution import launch
 
     return launch

@@ -24,24 +24,24 @@ def selective_scan(
 ) -> tuple[Tensor, Tensor]:
     """Run h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t, y_t = C_t . h_t, per channel (arXiv 2312.00752, eq. 2 and 4).
 
-    Its derivatives are those of torch.autograd, of first order: torch.func's (grad, vjp, jvp), forward mode and second
-    derivatives are refused. `torch.func.vmap` runs it once for each part.
+    It supports first-order derivatives by torch.autograd; torch.func (grad, vjp, jvp), forward mode and second
+    derivatives raise an error. `torch.func.vmap` calls it once per slice.
 
     Args:
         x_BTD: inputs.
-        dt_BTD: step sizes, at least 0; float32 is advised.
+        dt_BTD: step sizes, at least 0; preferably float32.
         A_DN: rates, at most 0.
         B_BTN: how each token enters the N states.
         C_BTN: how it reads them.
         state_BDN: state before the first token; zero when None.
         segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
-        backend: "auto", or insist on "eager" (plain PyTorch), "triton" or "numba" (a CPU).
+        backend: "auto"; "eager" (plain PyTorch), "triton" and "numba" (on a CPU) force one.
 
     Returns:
         y [B, T, D] in the dtype of x and the final state [B, D, N] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not fit together, or an impossible backend.
+        ConfigError: shapes, dtypes or devices that do not match, or an unavailable backend.
     """
     _validate(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
     B, _, D = x_BTD.shape
@@ -65,8 +65,8 @@ def influence(
 ) -> Influence:
     """Return sum_n C_tn exp(A_n sum_{s<r<=t} dt_r) B_sn dt_s, the factor in front of x_s in y_t of every channel.
 
-    arXiv 2410.15678, section 3.1. The arguments are those of `selective_scan`, but for the inputs; raises ConfigError
-    as that does.
+    arXiv 2410.15678, section 3.1. The arguments are those of `selective_scan`, except the inputs; raises ConfigError
+    as it does.
     """
     _validate(dt_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
     (dt, A, Bs, Cs), (B, T, D) = wide(dt_BTD, A_DN, B_BTN, C_BTN), dt_BTD.shape

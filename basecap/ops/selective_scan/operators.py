@@ -1,4 +1,4 @@
-"""The selective scan as PyTorch operators: one node each in a compiled graph."""
+"""The selective scan as PyTorch custom operators, each one node of a compiled graph."""
 
 from types import ModuleType
 from typing import Any

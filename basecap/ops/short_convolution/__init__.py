@@ -33,8 +33,8 @@ def short_convolution(
     Sums are formed in float32 or wider. Any width is allowed; the kernels take widths up to `WIDEST`, and read an x
     that is a slice of a wider tensor in place as long as its channels lie next to each other.
 
-    Its derivatives are those of torch.autograd, of first order: transforms of torch.func (grad, vjp, jvp, vmap),
-    forward mode and second derivatives are refused.
+    It supports first-order derivatives by torch.autograd; transforms of torch.func (grad, vjp, jvp, vmap), forward mode
+    and second derivatives raise an error.
 
     Args:
         x_BTD: inputs.
@@ -42,13 +42,13 @@ def short_convolution(
         bias_D: added before the activation; nothing when None.
         activation: "silu" or "none".
         segments: int64 [B, T], see `Mixer.forward`.
-        backend: "auto", or insist on "eager" (plain PyTorch) or "triton".
+        backend: "auto"; "eager" (plain PyTorch) and "triton" force one.
 
     Returns:
         [B, T, D] in the dtype of x.
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not fit together, an unknown activation or backend.
+        ConfigError: shapes, dtypes or devices that do not match, an unknown activation or backend.
     """
     check_floating({"x": x_BTD, "weight": weight_DW})
     if x_BTD.dim() != 3 or x_BTD.shape[1] < 1:
@@ -88,6 +88,6 @@ def influence(weight_DW: Tensor, *, batch: int, length: int, segments: Tensor | 
         segments: int64 [B, T], see `Mixer.forward`.
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not fit together.
+        ConfigError: shapes, dtypes or devices that do not match.
     """
     return filter_influence(weight_DW.flip(1).T, batch=batch, length=length, segments=segments)

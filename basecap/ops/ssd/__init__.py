@@ -27,8 +27,8 @@ def ssd(
 ) -> tuple[Tensor, Tensor]:
     """Run S_t = exp(log_decay_t) S_{t-1} + k_t v_t^T, o_t = q_t^T S_t (arXiv 2405.21060, eq. 16; q = C, k = B).
 
-    The kernels' derivatives are those of torch.autograd, of first order: torch.func's (grad, vjp, jvp), forward mode
-    and second derivatives are refused. Plain PyTorch has them all.
+    The kernels support first-order derivatives by torch.autograd; torch.func (grad, vjp, jvp), forward mode and second
+    derivatives raise an error. Plain PyTorch supports all of them.
 
     Args:
         q_BTGK: queries, one per group of H / G heads.
@@ -37,15 +37,15 @@ def ssd(
         log_decay_BTH: logarithm of the decays, at most 0; zeros give plain linear attention.
         state_BHKV: state before the first token; zero when None.
         segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
-        final: whether the final state is wanted.
-        backend: "auto", or insist on "eager" (plain PyTorch) or "triton".
+        final: whether to return the final state.
+        backend: "auto"; "eager" (plain PyTorch) and "triton" force one.
 
     Returns:
-        o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64); where it is
-        not wanted, a tensor [0].
+        o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64); without
+        `final`, a tensor [0].
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not fit together, or an impossible backend.
+        ConfigError: shapes, dtypes or devices that do not match, or an unavailable backend.
     """
     _validate(q_BTGK, k_BTGK, v_BTHV, log_decay_BTH)
     (B, T, H, V), K = v_BTHV.shape, q_BTGK.shape[3]
@@ -74,7 +74,7 @@ def ssd(
 def influence(q_BTGK: Tensor, k_BTGK: Tensor, log_decay_BTH: Tensor, *, segments: Tensor | None = None) -> Influence:
     """Return q_t . k_s prod_{s<r<=t} decay_r, the factor in front of v_s in o_t of every head.
 
-    The arguments are those of `ssd`, but for the values; raises ConfigError as that does.
+    The arguments are those of `ssd`, except the values; raises ConfigError as it does.
     """
     _validate(q_BTGK, k_BTGK, log_decay_BTH[..., None], log_decay_BTH)
     (q, k, log_decay), (B, T, H) = wide(q_BTGK, k_BTGK, finite_log_decay(log_decay_BTH)), log_decay_BTH.shape

@@ -9,7 +9,7 @@ from basecap.ops._transforms import no_second_derivatives
 
 
 def _kernels() -> Any:
-    # Triton is only needed, and only installed, where its kernels can run.
+    # Imported here because Triton may be missing where its kernels cannot run.
     from basecap.ops.ssd import launch
 
     return launch

@@ -1,4 +1,4 @@
-"""The definition of the scalar-decay state-space recurrence, any dtype, one step after the other."""
+"""The definition of the scalar-decay state-space recurrence, any dtype, one token at a time."""
 
 import torch
 from torch import Tensor

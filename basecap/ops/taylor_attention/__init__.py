@@ -25,8 +25,8 @@ def taylor_attention(
 
     Equation 3 of arXiv 2402.18668 with the denominator of its equation 2; w is at least 1/2.
 
-    The kernels' derivatives are those of torch.autograd, of first order: torch.func's (grad, vjp, jvp), forward mode
-    and second derivatives are refused. Plain PyTorch has them all.
+    The kernels support first-order derivatives by torch.autograd; torch.func (grad, vjp, jvp), forward mode and second
+    derivatives raise an error. Plain PyTorch supports all of them.
 
     Args:
         q_BTHK: queries.
@@ -35,14 +35,14 @@ def taylor_attention(
         state_BHFX: sums before the first token as `taylor_state` returns them; zero when None.
         segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
         eps: added to the denominator, at least 0.
-        backend: "auto", or insist on "eager" (plain PyTorch) or "triton". The kernels take neither state nor segments
+        backend: "auto"; "eager" (plain PyTorch) and "triton" force one. The kernels take neither state nor segments
             and at most 31 features of 128 values; "auto" then means plain PyTorch.
 
     Returns:
         [B, T, H, V] in the dtype of v.
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not fit together, or an impossible eps or backend.
+        ConfigError: shapes, dtypes or devices that do not match, or an invalid eps or backend.
     """
     check_backend(backend)
     eps = _check_eps(eps)
@@ -64,7 +64,7 @@ def taylor_state(k_BTHK: Tensor, v_BTHV: Tensor, state_BHFX: Tensor | None = Non
     """Return the sums that later tokens need, in float32 or wider [B, H, F, V + 1]: of features times [value, 1].
 
     F = 1 + K + K (K + 1) / 2, the features of `eager.features`; `state_BHFX` holds the sums before the first token.
-    Raises ConfigError for shapes, dtypes or devices that do not fit together.
+    Raises ConfigError for shapes, dtypes or devices that do not match.
     """
     _validate(k_BTHK, k_BTHK, v_BTHV, state_BHFX)
     check_devices({"k": k_BTHK, "v": v_BTHV, "state": state_BHFX})
@@ -76,7 +76,7 @@ def taylor_state(k_BTHK: Tensor, v_BTHV: Tensor, state_BHFX: Tensor | None = Non
 def influence(q_BTHK: Tensor, k_BTHK: Tensor, *, segments: Tensor | None = None, eps: float = 1e-12) -> Influence:
     """Return the normalised weights w_ts / (sum_s w_ts + eps), the factor in front of v_s in o_t of every head.
 
-    The arguments are those of `taylor_attention`, but for the values; raises ConfigError as that does.
+    The arguments are those of `taylor_attention`, except the values; raises ConfigError as it does.
     """
     eps = _check_eps(eps)
     _validate(q_BTHK, k_BTHK, k_BTHK, None)

@@ -1,4 +1,4 @@
-"""The kernels as one PyTorch operator with its backward: one node in a compiled graph, O(T) memory."""
+"""The kernels as a PyTorch custom operator with its backward pass, one node of a compiled graph; O(T) memory."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ CHUNK = 2048
 
 
 def _launch():
-    # Triton is only needed, and only installed, where its kernels can run.
+    # Imported here because Triton may be missing where its kernels cannot run.
     from basecap.ops.taylor_attention import launch
 
     return launch

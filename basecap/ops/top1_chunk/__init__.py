@@ -1,4 +1,4 @@
-"""Top-1 chunk selection: attention to the own chunk and to the chunk that matters most (arXiv 2505.18522)."""
+"""Top-1 chunk selection: attention to the own chunk and to the best earlier one (arXiv 2505.18522)."""
 
 from typing import Literal
 
@@ -43,10 +43,10 @@ def top1_chunk(
     """Attend, with one softmax, to the past of the own chunk and to the best earlier chunks of the sequence.
 
     The keys are cut into chunks of C from the start of each sequence. A query scores every chunk before its own and
-    attends the `remote` best ones whole. The choice has no gradient; ties go to the earlier chunk. Source: arXiv
-    2505.18522, section 5 and appendix D, where `remote` is 1.
+    attends to all keys of the `remote` best ones. The choice has no gradient; ties go to the earlier chunk. Source:
+    arXiv 2505.18522, section 5 and appendix D, where `remote` is 1.
 
-    Its derivatives are torch.autograd's, of first order; transforms of torch.func (grad, vjp, jvp, vmap) are refused.
+    It supports first-order derivatives by torch.autograd; transforms of torch.func (grad, vjp, jvp, vmap) raise.
 
     Args:
         q: queries [B, T, H, K], H a multiple of G; float16, bfloat16, float32, and float64 in plain PyTorch.
@@ -56,17 +56,17 @@ def top1_chunk(
         mode: how a chunk is scored: "exact" by logsumexp_s(scale * q.k_s) over its keys, "approx" by the first order
             of that, q.mean_s(k_s).
         scale: positive factor of the scores; 1/sqrt(K) when None.
-        remote: number of chosen chunks; fewer are taken where there are fewer.
+        remote: number of chosen chunks; fewer if there are fewer earlier chunks.
         segments: int64 [B, T], non-decreasing along T; positions with one id form one independent sequence.
         cu_seqlens: int32 [S + 1], instead of `segments` for B = 1: sequence i is the tokens from cu_seqlens[i] to
             cu_seqlens[i + 1].
-        backend: "auto", or insist on "eager" (plain PyTorch) or "triton".
+        backend: "auto"; "eager" (plain PyTorch) and "triton" force one.
 
     Returns:
         [B, T, H, K] in the dtype of q. Memory beyond inputs and output is O(T).
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not fit together, an impossible option or backend.
+        ConfigError: shapes, dtypes or devices that do not match, an invalid option or backend.
 
     >>> q = k = v = torch.ones(1, 40, 2, 32)
     >>> top1_chunk(q, k, v, chunk=16).shape
@@ -79,7 +79,7 @@ def top1_chunk(
     refuse_mapping("top1_chunk", q, k, v)
     family = choose("top1_chunk", backend, operators.FAMILIES, q, chunk)
     if q.shape[0] == 0:
-        # There is nothing to cut; the sums are 0 and keep the gradients of k and v defined.
+        # An empty batch; the sums are 0 and keep the gradients of k and v defined.
         return q + k.sum() + v.sum()
     layout = chunk_grid(q, chunk, segments, cu_seqlens)
     remote = min(remote, most_remote(q.shape[1], chunk))
@@ -102,7 +102,7 @@ def top1_chunk_choice(
 ) -> Tensor:
     """Return the chosen chunks, int32 [B, T, H, remote], best first: the index within the sequence, -1 for none.
 
-    The arguments are those of `top1_chunk`, but for values and cu_seqlens; raises ConfigError as that does.
+    The arguments are those of `top1_chunk`, except values and cu_seqlens; raises ConfigError as it does.
     """
     check_heads({"q": q, "k": k})
     chunk, scale, remote = check_options(q, chunk, mode, scale, remote)
@@ -130,9 +130,9 @@ def top1_chunk_weights(
     remote: int = 1,
     segments: Tensor | None = None,
 ) -> Tensor:
-    """Return the attention distribution [B, H, T, T], dense and differentiable: for looking at, T x T in memory.
+    """Return the attention distribution [B, H, T, T], dense and differentiable: for inspection, T x T in memory.
 
-    The arguments are those of `top1_chunk_choice`, but for the backend; raises ConfigError as that does.
+    The arguments are those of `top1_chunk_choice`, except the backend; raises ConfigError as it does.
     """
     check_heads({"q": q, "k": k})
     chunk, scale, remote = check_options(q, chunk, mode, scale, remote)
@@ -153,7 +153,7 @@ def influence(
 ) -> Influence:
     """Return the attention distribution of every query head, zero outside the own and the chosen chunks.
 
-    The arguments are those of `top1_chunk_choice`, but for the backend; raises ConfigError as that does.
+    The arguments are those of `top1_chunk_choice`, except the backend; raises ConfigError as it does.
     """
     q, k = wide(q, k)
     choice_BTHR = top1_chunk_choice(q, k, chunk=chunk, mode=mode, scale=scale, remote=remote, segments=segments)

@@ -39,7 +39,7 @@ def top1_chunk_cache(
         device: of the cache.
 
     Raises:
-        ConfigError: a size, chunk or dtype that cannot be.
+        ConfigError: an invalid size, chunk or dtype.
     """
     chunk = check_chunk(chunk)
     sizes = {"batch": (batch, 0), "max_length": (max_length, 0), "heads": (heads, 1), "head_dim": (head_dim, 1)}
@@ -94,7 +94,7 @@ def top1_chunk_step(
         k: its key [B, 1, G, K].
         v: its value [B, 1, G, K].
         cache: from `top1_chunk_cache`, with the same `chunk`.
-        length: tokens already in the cache; the caller adds one after each step, or takes away any number.
+        length: tokens already in the cache; the caller adds one after each step, and may subtract any number.
         chunk: see `top1_chunk`.
         mode: see `top1_chunk`.
         scale: see `top1_chunk`.
@@ -105,7 +105,7 @@ def top1_chunk_step(
         [B, 1, H, K] in the dtype of q.
 
     Raises:
-        ConfigError: a full cache, one made for other shapes, dtypes or devices, an impossible option or backend.
+        ConfigError: a full cache, one made for other shapes, dtypes or devices, an invalid option or backend.
     """
     if torch.compiler.is_compiling():
         held = [cache[name] for name in CACHE]
@@ -124,7 +124,7 @@ def top1_chunk_step(
     return decode((q, k, v), cache, length, chunk, mode == "exact", scale, remote).to(dtype)
 
 
-# The kernels are laid out for a number of chunks; traced, each length would be compiled anew.
+# The kernels depend on the number of chunks; traced, each length would be compiled again.
 @torch.library.custom_op("basecap::top1_chunk_step", mutates_args=("held",))
 def _step_operator(
     token: Sequence[Tensor],

@@ -1,4 +1,4 @@
-"""Where the chunks are: sequences of any lengths, packed in one row of tokens, each cut into chunks from its start."""
+"""Chunk boundaries: sequences of any lengths, packed in one row of tokens, each cut into chunks from its start."""
 
 from functools import lru_cache
 
@@ -11,7 +11,7 @@ from basecap.ops._shapes import check_scale, is_whole
 
 @lru_cache(maxsize=32)
 def _uniform(batch: int, length: int, chunk: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    with torch.inference_mode(False):  # what is kept may meet a training step next
+    with torch.inference_mode(False):  # a cached grid may be used in a training step next
         return _uniform_grid(batch, length, chunk, device)
 
 
@@ -36,7 +36,7 @@ def _packed_grid(bounds: Tensor, tokens: int, chunk: int) -> tuple[Tensor, Tenso
     bounds = bounds.to(torch.int64)
     count = (bounds[1:] - bounds[:-1] + chunk - 1) >> _log2(chunk)
     after = count.cumsum(0)
-    # No reading back of the number of chunks: it is at most this.
+    # An upper bound: reading the number of chunks back would synchronise.
     index = torch.arange(tokens // chunk + count.numel(), device=bounds.device)
     sequence = torch.searchsorted(after, index, right=True)
     empty = sequence >= count.numel()
@@ -93,6 +93,6 @@ def chunk_grid(x_BTGK: Tensor, chunk: int, segments: Tensor | None, cu_seqlens: 
         cu_seqlens = bounds_of(segments)
     if cu_seqlens is not None:
         return _packed_grid(cu_seqlens, B * T, chunk)
-    # What is traced must not be kept for others.
+    # Traced tensors must not be cached.
     plain = type(x_BTGK) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
     return (_uniform if plain else _uniform_grid)(B, T, chunk, x_BTGK.device)

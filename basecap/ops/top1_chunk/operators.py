@@ -1,7 +1,7 @@
-"""The passes as PyTorch operators: one compiled graph, and selective checkpointing can keep the choice.
+"""The passes as PyTorch custom operators: they compile to one graph, and checkpointing can keep the choice.
 
 Tokens are in one row of N = B * T; `layout` is the pair that `chunk_grid` returns, `family` one of FAMILIES. Autocast
-is kept out: it would round the scores in plain PyTorch to half precision.
+is disabled: in plain PyTorch it would round the scores to half precision.
 """
 
 from collections.abc import Sequence

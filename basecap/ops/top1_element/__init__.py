@@ -30,8 +30,8 @@ def top1_element(
     and are left to PyTorch's fused attention; its GPU kernels add dq in varying order unless
     `torch.use_deterministic_algorithms` is on.
 
-    Its derivatives are those of torch.autograd, of first order: torch.func's (grad, vjp, jvp), forward mode and second
-    derivatives are refused. `torch.func.vmap` runs it once for each part.
+    It supports first-order derivatives by torch.autograd; torch.func (grad, vjp, jvp), forward mode and second
+    derivatives raise an error. `torch.func.vmap` calls it once per slice.
 
     Args:
         q: queries [B, T, H, K], H a multiple of G.
@@ -41,13 +41,13 @@ def top1_element(
         segments: int64 [B, T], non-decreasing along T; positions with one id form one independent sequence.
         cu_seqlens: int32 [S + 1], instead of `segments` for B = 1: sequence i is the tokens from cu_seqlens[i] to
             cu_seqlens[i + 1].
-        backend: "auto", or insist on "eager" (plain PyTorch) or "triton".
+        backend: "auto"; "eager" (plain PyTorch) and "triton" force one.
 
     Returns:
         [B, T, H, K] in the dtype of v, memory O(T).
 
     Raises:
-        ConfigError (of `basecap.errors`): shapes, dtypes or devices that do not fit together, or an impossible backend.
+        ConfigError (of `basecap.errors`): shapes, dtypes or devices that do not match, or an unavailable backend.
     """
     check_heads({"q": q, "k": k, "v": v})
     scale = check_scale(scale, q.shape[3])
@@ -56,7 +56,7 @@ def top1_element(
     refuse_transforms("top1_element", v)
     triton = use_triton("top1_element", backend, q, widest=256)
     if q.shape[0] == 0:
-        # There is nothing to choose from; the sums are 0 and keep the gradients of k and v defined.
+        # An empty batch; the sums are 0 and keep the gradients of k and v defined.
         return q + k.sum() + v.sum()
     if cu_seqlens is not None:
         segments = torch.searchsorted(cu_seqlens, torch.arange(q.shape[1], device=q.device), right=True)[None]
@@ -72,7 +72,7 @@ def top1_element(
 def top1_element_choice(q: Tensor, k: Tensor, *, segments: Tensor | None = None, backend: Backend = "auto") -> Tensor:
     """Return the position of the chosen key in its row, int32 [B, T, H].
 
-    The arguments are those of `top1_element`, but for values, scale and cu_seqlens; raises ConfigError as that does.
+    The arguments are those of `top1_element`, except values, scale and cu_seqlens; raises ConfigError as it does.
     """
     check_heads({"q": q, "k": k})
     check_packing(q, segments, None)
@@ -84,9 +84,9 @@ def top1_element_choice(q: Tensor, k: Tensor, *, segments: Tensor | None = None,
 
 
 def top1_element_weights(q: Tensor, k: Tensor, *, segments: Tensor | None = None) -> Tensor:
-    """Return [B, H, T, T], 1 at the chosen key of each query and 0 elsewhere: for looking at, T x T in memory.
+    """Return [B, H, T, T], 1 at the chosen key of each query and 0 elsewhere: for inspection, T x T in memory.
 
-    The arguments are those of `top1_element_choice`, but for the backend; raises ConfigError as that does.
+    The arguments are those of `top1_element_choice`, except the backend; raises ConfigError as it does.
     """
     check_heads({"q": q, "k": k})
     check_packing(q, segments, None)
@@ -97,7 +97,7 @@ def top1_element_weights(q: Tensor, k: Tensor, *, segments: Tensor | None = None
 def influence(q: Tensor, k: Tensor, *, segments: Tensor | None = None) -> Influence:
     """Return 1 at the chosen key of each query and 0 elsewhere, the factors of every query head.
 
-    The arguments are those of `top1_element_choice`, but for the backend; raises ConfigError as that does.
+    The arguments are those of `top1_element_choice`, except the backend; raises ConfigError as it does.
     """
     q, k = wide(q, k)
     choice_BTH = top1_element_choice(q, k, segments=segments)
@@ -120,7 +120,7 @@ def top1_element_step(q: Tensor, k: Tensor, v: Tensor, cache: dict[str, Tensor],
         k: its key [B, 1, G, K].
         v: its value [B, 1, G, K].
         cache: "k" and "v" [B, max_length, G, K].
-        length: tokens already in the cache; the caller adds one after each step, or takes away any number.
+        length: tokens already in the cache; the caller adds one after each step, and may subtract any number.
 
     Raises:
         ConfigError: a full cache, or one made for other shapes, dtypes or devices.

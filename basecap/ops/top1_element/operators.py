@@ -9,7 +9,7 @@ from basecap.ops.top1_element import eager
 
 
 def _kernels():
-    # Triton is only needed, and only installed, where its kernels can run.
+    # Imported here because Triton may be missing where its kernels cannot run.
     from basecap.ops.top1_element import kernels
 
     return kernels

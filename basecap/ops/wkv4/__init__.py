@@ -25,8 +25,8 @@ def wkv4(
 
     w_ts = exp(k_s - (t - 1 - s) decay) for s < t and w_tt = exp(k_t + bonus).
 
-    Its derivatives are those of torch.autograd, of first order: torch.func's (grad, vjp, jvp), forward mode and second
-    derivatives are refused. `torch.func.vmap` runs it once for each part.
+    It supports first-order derivatives by torch.autograd; torch.func (grad, vjp, jvp), forward mode and second
+    derivatives raise an error. `torch.func.vmap` calls it once per slice.
 
     Args:
         k_BTD: keys, logarithms of weights of any size.
@@ -35,13 +35,13 @@ def wkv4(
         bonus_D: what the present token's gains.
         state_B2D: (mean, logarithm of its weight) before the first token; weight -inf for none, as when None.
         segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
-        backend: "auto", or insist on "eager" (plain PyTorch) or "triton".
+        backend: "auto"; "eager" (plain PyTorch) and "triton" force one.
 
     Returns:
         o [B, T, D] in the dtype of v and the final state [B, 2, D] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not fit together, or an impossible backend.
+        ConfigError: shapes, dtypes or devices that do not match, or an unavailable backend.
     """
     _validate(k_BTD, v_BTD, decay_D, bonus_D, segments)
     B, _, D = v_BTD.shape
@@ -57,7 +57,7 @@ def wkv4(
 def influence(k_BTD: Tensor, decay_D: Tensor, bonus_D: Tensor, *, segments: Tensor | None = None) -> Influence:
     """Return the normalised weights w_ts / sum_s w_ts, the factor in front of v_s in o_t of every channel.
 
-    The arguments are those of `wkv4`, but for the values; raises ConfigError as that does.
+    The arguments are those of `wkv4`, except the values; raises ConfigError as it does.
     """
     _validate(k_BTD, k_BTD, decay_D, bonus_D, segments)
     (k, decay, bonus), (B, T, D) = wide(k_BTD, decay_D, bonus_D), k_BTD.shape

@@ -1,6 +1,6 @@
 """RWKV-4's weighted averages in Triton: a chunk of tokens and a block of channels per program, twice.
 
-The first pass sums each chunk up, the second joins the summaries of the chunks before its own and goes on from there.
+The first pass sums each chunk up, the second joins the summaries of the chunks before its own and continues from there.
 """
 
 import triton

@@ -1,11 +1,11 @@
-"""The scan of weighted averages as a PyTorch operator: one node in a compiled graph, O(T) memory for its backward.
+"""The scan of weighted averages as a PyTorch custom operator: one node of a compiled graph, O(T) memory for backward.
 
 The state after token t is a mean m_t and the logarithm of its weight W_t. With the share of the past in it,
 p_t = sigmoid(W_{t-1} - decay - k_t),
 
     W_t = logaddexp(W_{t-1} - decay, k_t),    m_t = p_t m_{t-1} + (1 - p_t) v_t.
 
-Let gm_t and gW_t be the gradients that reach m_t and W_t from outside. What the future owes to token t,
+Let gm_t and gW_t be the gradients that reach m_t and W_t from outside. With the gradients that come from later tokens,
 
     G_t = gm_t + p_{t+1} G_{t+1},    Q_t = (gm_t m_t - gW_t) + p_{t+1} Q_{t+1},
 
@@ -36,7 +36,7 @@ def scan(
         triton: whether the kernels run.
     """
     if triton:
-        # Triton is only needed, and only installed, where its kernels can run.
+        # Imported here because Triton may be missing where its kernels cannot run.
         from basecap.ops.wkv4 import launch
 
         return launch.scan(k_BTD, v_BTD, decay_D, starts_BT)

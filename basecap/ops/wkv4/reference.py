@@ -1,4 +1,4 @@
-"""The definition of RWKV-4's weighted average (arXiv 2305.13048), any dtype, one token after the other."""
+"""The definition of RWKV-4's weighted average (arXiv 2305.13048), any dtype, one token at a time."""
 
 import torch
 from torch import Tensor

@@ -26,8 +26,8 @@ def wkv6(
 ) -> tuple[Tensor, Tensor]:
     """Run o_t = r_t^T (S_{t-1} + diag(bonus) k_t v_t^T), S_t = diag(exp(log_decay_t)) S_{t-1} + k_t v_t^T.
 
-    The kernels' derivatives are those of torch.autograd, of first order: torch.func's (grad, vjp, jvp), forward mode
-    and second derivatives are refused. Plain PyTorch has them all.
+    The kernels support first-order derivatives by torch.autograd; torch.func (grad, vjp, jvp), forward mode and second
+    derivatives raise an error. Plain PyTorch supports all of them.
 
     Args:
         r_BTHK: receptances, what is read with.
@@ -37,13 +37,13 @@ def wkv6(
         bonus_HK: weight of the present token, which has not been written yet when it is read.
         state_BHKV: state before the first token; zero when None.
         segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
-        backend: "auto", or insist on "eager" (plain PyTorch) or "triton".
+        backend: "auto"; "eager" (plain PyTorch) and "triton" force one.
 
     Returns:
         o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not fit together, or an impossible backend.
+        ConfigError: shapes, dtypes or devices that do not match, or an unavailable backend.
     """
     _validate(r_BTHK, k_BTHK, v_BTHV, log_decay_BTHK, bonus_HK)
     (B, T, H, V), K = v_BTHV.shape, r_BTHK.shape[3]
@@ -62,7 +62,7 @@ def influence(
 ) -> Influence:
     """Return the factor in front of v_s in o_t of every head when the first state is zero.
 
-    The arguments are those of `wkv6`, but for the values; raises ConfigError as that does.
+    The arguments are those of `wkv6`, except the values; raises ConfigError as it does.
     """
     _validate(r_BTHK, k_BTHK, k_BTHK, log_decay_BTHK, bonus_HK)
     (r, k, log_decay, bonus), (B, T, H, _) = wide(r_BTHK, k_BTHK, log_decay_BTHK, bonus_HK), r_BTHK.shape

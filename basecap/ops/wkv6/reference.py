@@ -1,4 +1,4 @@
-"""The definition of the RWKV-5 and RWKV-6 recurrence (arXiv 2404.05892), any dtype, one token after the other."""
+"""The definition of the RWKV-5 and RWKV-6 recurrence (arXiv 2404.05892), any dtype, one token at a time."""
 
 import torch
 from torch import Tensor

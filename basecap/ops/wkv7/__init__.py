@@ -34,8 +34,8 @@ def wkv7(
 
     With a = -k, b = beta k, no decay and k scaled by beta this is the delta rule.
 
-    The kernels' derivatives are those of torch.autograd, of first order: torch.func's (grad, vjp, jvp), forward mode
-    and second derivatives are refused. Plain PyTorch has them all.
+    The kernels support first-order derivatives by torch.autograd; torch.func (grad, vjp, jvp), forward mode and second
+    derivatives raise an error. Plain PyTorch supports all of them.
 
     Args:
         r_BTHK: receptances, what is read with.
@@ -51,7 +51,7 @@ def wkv7(
         o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not fit together.
+        ConfigError: shapes, dtypes or devices that do not match.
     """
     inputs = r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK
     _validate(*inputs, state_BHKV, segments)
@@ -100,7 +100,7 @@ def influence(
 ) -> Influence:
     """Return the factor in front of v_s in o_t of every head when the first state is zero.
 
-    The arguments are those of `wkv7`, but for the values; raises ConfigError as that does.
+    The arguments are those of `wkv7`, except the values; raises ConfigError as it does.
     """
     _validate(r_BTHK, log_decay_BTHK, k_BTHK, k_BTHK, a_BTHK, b_BTHK, None, segments)
     inputs, (B, T, H, _) = wide(r_BTHK, log_decay_BTHK, k_BTHK, a_BTHK, b_BTHK), r_BTHK.shape

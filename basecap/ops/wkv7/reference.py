@@ -1,4 +1,4 @@
-"""The definition of the RWKV-7 recurrence (arXiv 2503.14456), any dtype, one token after the other."""
+"""The definition of the RWKV-7 recurrence (arXiv 2503.14456), any dtype, one token at a time."""
 
 import torch
 from torch import Tensor

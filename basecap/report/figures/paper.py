@@ -6,22 +6,22 @@ from basecap.analysis.files import Figure
 from basecap.analysis.results import TextResults
 from basecap.report.figures.paper_entropy import entropy
 from basecap.report.figures.paper_losses import losses
-from basecap.report.figures.paper_scores import scores
 from basecap.report.figures.spec import Spec
 
 #: Kind of figure, as a study file names it -> the function that draws it: ours, and the published one.
 KINDS: dict[str, Callable[[TextResults, Figure], tuple[Spec | None, Spec | None]]] = {
     "losses": losses,
     "entropy": entropy,
-    "scores": scores,
 }
 
 
 def paper(study: TextResults) -> dict[str, Spec | None]:
-    """Return the charts of the study's `figure` by name; nothing where it has none."""
+    """Return the charts of the study's `figure` by name; nothing if it has none, or is a table."""
     found = study.settings.get("figure")
     if not found:
         return {}
     figure = Figure.model_validate(found)
+    if figure.kind not in KINDS:
+        return {}
     ours, published = KINDS[figure.kind](study, figure)
     return {study.name: ours, f"{study.name}-published": published}

@@ -5,7 +5,7 @@ from statistics import mean
 from basecap.analysis.files import Figure
 from basecap.analysis.results import Point, TextResults
 from basecap.names import PAPER
-from basecap.report.figures.spec import Rows, Spec, chart, layer, number, unless_picked
+from basecap.report.figures.spec import Rows, Spec, chart, layer, number, published_title, unless_picked
 from basecap.report.figures.style import NATS, colour, extent, names_of, shape, size_of_points, tooltip
 
 
@@ -27,7 +27,7 @@ def losses(study: TextResults, figure: Figure) -> tuple[Spec | None, Spec | None
     measured = _points(study, ours, figure, "measured here") if ours else None
     if not published or figure.published is None:
         return measured, None
-    return measured, _points(study, published, figure, f"published: {figure.published.source}")
+    return measured, _points(study, published, figure, published_title(figure.published.source))
 
 
 def _test_loss(study: TextResults, point: Point) -> float | None:
@@ -38,7 +38,7 @@ def _test_loss(study: TextResults, point: Point) -> float | None:
     return mean(known) if len(known) == len(found) else None
 
 
-def _points(study: TextResults, rows: Rows, figure: Figure, title: str) -> Spec:
+def _points(study: TextResults, rows: Rows, figure: Figure, title: str | Spec) -> Spec:
     """Draw points: ours, which have a seed, are filled. Axes without a range in the figure have that of the points."""
     tested = f"mean of {', '.join(study.ood_domains)}" if study.ood_domains else "mixed domains"
     ours = "seed" in rows[0]

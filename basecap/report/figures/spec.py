@@ -34,6 +34,11 @@ CONFIG: Spec = {
 }
 
 
+def published_title(source: str) -> Spec:
+    """Return the title of a chart of published numbers; each clause of their source is a line."""
+    return {"text": "published", "subtitle": source.split("; ")}
+
+
 def layer(rows: Rows, mark: Spec, encoding: Spec, where: str | None = None) -> Spec:
     """Return a layer: a mark for rows, of those for which the expression `where` holds."""
     kept = {} if where is None else {"transform": [{"filter": where}]}

@@ -1,4 +1,4 @@
-"""The gated delta rule in Triton, forward: what each chunk needs, then the walk over the chunks; see README.md.
+"""The gated delta rule in Triton, forward: the quantities of each chunk, then a loop over the chunks; see README.md.
 
 Tensors: q, k [B, T, H, K]; v, u, o [B, T, H, V]; beta, log_decay [B, T, H]; decays from a chunk's start to a token and
 from a token to its end [B, H, T] float32; matrices between the BT tokens of a chunk [B, M, H, BT, BT]; states between
@@ -13,7 +13,7 @@ from basecap.ops._recurrence.kernels_tiles import matrix, rows, state
 
 @triton.jit
 def sums(log_decay, i_b, o_t, T, i_h, H):
-    """Sums of log decays from the chunk's start to each token: in float64, so that weak decays keep their digits."""
+    """Sums of log decays from the chunk's start to each token: in float64, to keep the digits of weak decays."""
     b_log = tl.load(log_decay + (i_b * T + o_t) * H + i_h, mask=o_t < T, other=0.0)
     return tl.cumsum(b_log.to(tl.float64), 0)
 
@@ -63,7 +63,7 @@ def chunk_fwd_kernel(
     T, H, K, M,
     PRECISION: tl.constexpr, EXACT: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
-    """Everything about a chunk but its state: the inverse of its triangular system, its scores and its decays."""
+    """Everything about a chunk except its state: the inverse of its triangular system, its scores and its decays."""
     i_h, i_m, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     o_c = tl.arange(0, BT)
     o_t = i_m * BT + o_c

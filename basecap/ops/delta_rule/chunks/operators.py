@@ -1,4 +1,4 @@
-"""The kernels of the delta rule as PyTorch operators: one node each in a compiled graph."""
+"""The kernels of the delta rule as PyTorch custom operators, each one node of a compiled graph."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradie
 
 
 def _kernels() -> Any:
-    # Triton is only needed, and only installed, where its kernels can run.
+    # Imported here because Triton may be missing where its kernels cannot run.
     from basecap.ops.delta_rule.chunks import launch
 
     return launch

@@ -1,4 +1,4 @@
-"""The delta rule on flash-linear-attention's Triton kernels (the extra `gpu`), where they are installed and right.
+"""The delta rule on flash-linear-attention's Triton kernels (the extra `gpu`), where they are installed and correct.
 
 They take wider heads than the kernels of this package.
 """

@@ -83,7 +83,7 @@ def attend_bwd_kernel(
     head, extra shares first; the copies for the next item run while this one is at work.
     """
     H: gl.constexpr = G * GROUP
-    # Heads come first: what they read lies side by side.
+    # Heads are the first index: what they read is adjacent in memory.
     first = gl.program_id(0) // G
     step = gl.num_programs(0) // G
     g = (gl.program_id(0) % G).to(INDEX)

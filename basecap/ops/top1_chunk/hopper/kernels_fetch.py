@@ -130,7 +130,7 @@ def fetch(
                 async_copy.async_copy_global_to_shared(s_v.index(2 * u + half), values, mask)
             async_copy.mbarrier_arrive(ready.index(u), increment_count=False)
             n += 1
-            # Where the queries are is read one turn ahead: their rows wait for it.
+            # The positions of queries are read one iteration ahead, because loading their rows depends on them.
             pair = gl.load(p_list + begin + o_m, begin + o_m < stop, other=0)
             line = gl.load(p_list + begin + o_l, begin + o_l < stop, other=0)
             if share == 0:

@@ -85,14 +85,14 @@ def attend_fwd_kernel(
     """Write the partial outputs and logsumexps of all queries that attend a block of keys."""
     P: tl.constexpr = C // BN
     G: tl.constexpr = H // GROUP
-    # Heads come first: what they read is side by side.
+    # Heads are the first index: what they read is adjacent in memory.
     item = tl.program_id(0) // (P * G)
     sub = tl.program_id(0) // G % P
     g = (tl.program_id(0) % G).to(INDEX)
     chunk, share, start, end = find_work(p_grid, p_share, p_chunk, g, item, M, EXTRA)
     if start == end:
         return
-    # Where the queries are is read one turn ahead: their rows wait for it.
+    # The positions of queries are read one iteration ahead, because loading their rows depends on them.
     p_list += g * tl.cast(N, INDEX) * (GROUP * REMOTE)
     begin = tl.load(p_offset + g * (M + 1) + chunk) + share * SHARE
     stop = tl.minimum(tl.load(p_offset + g * (M + 1) + chunk + 1), begin + SHARE)
@@ -285,7 +285,7 @@ def attend_bwd_kernel(
     chunk, share, start, end = find_work(p_grid, p_share, p_chunk, g, item, M, EXTRA)
     if start == end:
         return
-    # Where the queries are is read one turn ahead: their rows wait for it.
+    # The positions of queries are read one iteration ahead, because loading their rows depends on them.
     p_list += g * tl.cast(N, INDEX) * (GROUP * REMOTE)
     begin = tl.load(p_offset + g * (M + 1) + chunk) + share * SHARE
     stop = tl.minimum(tl.load(p_offset + g * (M + 1) + chunk + 1), begin + SHARE)

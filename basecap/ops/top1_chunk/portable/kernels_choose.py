@@ -63,7 +63,7 @@ def summarise_kernel(
 
     SPLIT writes the mean as the sum of two numbers of the keys' dtype, so that it keeps twice their precision.
     """
-    # Heads come first: what they read is side by side.
+    # Heads are the first index: what they read is adjacent in memory.
     m = tl.program_id(0) // G
     g = (tl.program_id(0) % G).to(tl.int64)
     start = tl.load(p_grid + 3 * m)

@@ -1,4 +1,4 @@
-"""The kernels of RWKV-7's recurrence by chunks as PyTorch operators: one node each in a compiled graph."""
+"""The kernels of RWKV-7's recurrence by chunks as PyTorch custom operators, each one node of a compiled graph."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ CHUNKS = {torch.bfloat16: 64, torch.float16: 32, torch.float32: 16}
 
 
 def _kernels() -> Any:
-    # Triton is only needed, and only installed, where its kernels can run.
+    # Imported here because Triton may be missing where its kernels cannot run.
     from basecap.ops.wkv7.chunks import launch
 
     return launch
