@@ -152,7 +152,8 @@ def test_bars_end_at_one_and_name_what_is_read_from_no_region(tmp_path):
         ({"seeds": ()}, "Nothing has been measured yet."),
         (
             {"architectures": ("weak",)},
-            "No architecture recalls 95 % or more of the queried values on the pattern it was trained on (best accuracies: weak 30.0 %). "
+            "No architecture recalls 95 % or more of the queried values on the pattern it was trained on "
+            "(best accuracies: weak 30.0 %). "
             "What happens when the pattern changes says little in this case.",
         ),
         ({"train": ("a",), "test": ("b",), "cells": ({},)}, "validation examples"),
