@@ -147,10 +147,10 @@ def plan(
     config = with_named(load_study(study, settings, scale), only)
     config = restrict(config, select(config, only))
 
-    from basecap.study.estimate import estimate, remarks
+    from basecap.study.estimate import estimate, readable, remarks
 
     rows = estimate(config)
-    print_table(f"plan of {config.title}", rows, as_json)
+    print_table(f"plan of {config.title}", rows if as_json else readable(rows), as_json)
     for line in [] if as_json else remarks(config, rows, config.directory):
         typer.echo(line)
 

@@ -19,6 +19,8 @@ class Advance(Protocol):
         """Add `n` finished units."""
 
 
+#: In seconds.
+DAY, YEAR = 86_400, 365 * 86_400
 #: Not empty when other processes write to the same terminal, where bars would overwrite each other.
 _SHARED: list[bool] = []
 
@@ -106,23 +108,25 @@ class _Lines:
         line += f" ({100 * self.done / max(self.total, 1):.0f} %)"
         if seconds > 0 and units > 0:
             left = (self.total - self.done) * seconds / units
-            line += f", {units / seconds:,.3g} {self.unit}/s, {_duration(left)} left"
+            line += f", {units / seconds:,.3g} {self.unit}/s, {duration(left)} left"
         write_line(f"{line} {self.note}".rstrip(), self.stream)
         self.written, self.has_written = self.now, True
 
 
-def _duration(seconds: float) -> str:
-    """Format a duration in its two largest units.
+def duration(seconds: float) -> str:
+    """Format a duration in its two largest units, days and years alone.
 
-    >>> _duration(4000)
-    '1 h 6 min'
+    >>> duration(0.2), duration(120), duration(4000), duration(3e6), duration(1e9)
+    ('under 1 s', '2 min', '1 h 6 min', '35 days', '32 years')
     """
     whole = round(seconds)
     if whole < 60:
-        return f"{whole} s"
+        return f"{whole} s" if whole or not seconds else "under 1 s"
     if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+        return f"{whole // 60} min {whole % 60} s".removesuffix(" 0 s")
+    if whole < 2 * DAY:
+        return f"{whole // 3600} h {whole % 3600 // 60} min".removesuffix(" 0 min")
+    return f"{whole / DAY:,.0f} days" if whole < 2 * YEAR else f"{whole / YEAR:,.0f} years"
 
 
 class _Rate(ProgressColumn):

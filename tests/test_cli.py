@@ -137,10 +137,6 @@ def test_a_plan_says_what_it_leaves_out_and_what_is_missing(study_file, tmp_path
     code, printed, err = basecap("plan", study_file)
     assert code == 0, err
     assert "All 2 runs: " in printed and "Left out: activations" in printed and "Missing" not in printed
-    here, rate, there = map(
-        float, re.search(r": (\S+) hours .* rate, (\S+) TFLOP/s; .* 1,000 TFLOP/s, (\S+) h", printed).groups()
-    )
-    assert here * rate == pytest.approx(1000 * there, rel=0.03)
     printed = basecap("plan", study_file, "--set", f"data.tokenizer={study_file}")[1]
     assert f"Missing: {study_file} is not a valid tokenizer.json" in printed
     printed = basecap("plan", study_file, "--set", "data.path=nowhere", "--set", "data.tokenizer=some/model")[1]

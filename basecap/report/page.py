@@ -32,7 +32,7 @@ from basecap.report.scores import score_table
 from basecap.report.summary import summarise
 from basecap.report.task_summary import between, percent, points
 from basecap.report.text_summary import (
-    duration,
+    duration_text,
     gap_text,
     interval_text,
     kib,
@@ -153,7 +153,7 @@ def _environment() -> Environment:
         "worth": worth_text,
         "worth_interval": worth_interval_text,
         "runs": runs_text,
-        "duration": duration,
+        "duration": duration_text,
         "percent": percent,
         "between": between,
         "points": points,

@@ -6,6 +6,7 @@ from basecap.analysis.draws import FEWEST_DOCUMENTS
 from basecap.analysis.noise import FEWEST_SPLIT
 from basecap.analysis.results import TextResults
 from basecap.analysis.rows import Estimate, Gap, Row
+from basecap.progress import duration
 
 #: Verdict -> verb for one architecture and for several.
 VERBS = {
@@ -307,14 +308,9 @@ def runs_text(row: Row) -> str:
     return f"{len(row.seeds)} / {len(row.reference_seeds)}" if row.seeds else "–"
 
 
-def duration(seconds: float | None) -> str:
-    """Return seconds as "2 h 05 min" or "48 s", a dash when unknown."""
-    if seconds is None:
-        return "–"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min" if seconds >= 120 else f"{seconds:.0f} s"
+def duration_text(seconds: float | None) -> str:
+    """Return a duration, a dash when unknown."""
+    return "–" if seconds is None else duration(seconds)
 
 
 def kib(size: int | None) -> str:

@@ -15,6 +15,7 @@ from basecap.analysis.power import DOCUMENTS, DOMAIN_ERRORS, MOST_RUNS, expected
 from basecap.data import DocumentSet, PreparedData, find_prepared, missing_inputs
 from basecap.data.tokenizer import BYTES
 from basecap.evals.domain_loss import DomainLoss
+from basecap.progress import duration
 from basecap.study.config import StudyConfig
 from basecap.study.plan import RunSpec, costs, plan_evaluations, plan_runs, plan_training
 from basecap.study.start import check
@@ -33,7 +34,7 @@ LEAST_PER_ENTRY = 300
 #: Share of the machine's matrix rate that training is assumed to reach, and the column that names it.
 UTILISATION = 0.35
 CHECKPOINTS, KEPT = "checkpoints (GiB)", "weights (GiB)"
-HOURS = f"hours if all reach {UTILISATION:.0%}"
+HOURS, TIME = (f"{name} if all reach {UTILISATION:.0%}" for name in ("hours", "time"))
 
 
 def estimate(study: StudyConfig) -> list[dict[str, Any]]:
@@ -82,17 +83,25 @@ def _all_runs(study: StudyConfig) -> list[RunSpec]:
 
 def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[str]:
     """Return the lines below the rows of `estimate`: the total, what it leaves out, disk, warnings."""
-    hours, work = (sum(row[key] for row in rows) for key in (HOURS, "PFLOP"))
-    rate = work * 1000 / (UTILISATION * hours * 3600)  # TFLOP/s, as `estimate` found it
+    seconds, work = 3600 * sum(row[HOURS] for row in rows), sum(row["PFLOP"] for row in rows)
+    rate = work * 1000 / (UTILISATION * seconds)  # TFLOP/s, as `estimate` found it
     return [
-        f"All {len(rows)} runs: {_hours(hours)} {HOURS} of this machine's matrix rate, {rate:.3g} TFLOP/s; at the same "
-        f"share of 1,000 TFLOP/s, {_hours(hours * rate / 1000)} hours.",
+        f"All {len(rows)} runs: {duration(seconds)} one after the other, if all reach {UTILISATION:.0%} of this "
+        f"machine's matrix rate, {rate:.3g} TFLOP/s; at the same share of 1,000 TFLOP/s, "
+        f"{duration(seconds * rate / 1000)}.",
         "Left out: activations, which may take many times the memory of weights, gradients and optimiser; evaluations. "
         "Architectures differ in the share they reach: `basecap bench models` measures it.",
         f"Disk: {sum(row[CHECKPOINTS] for row in rows):.3g} GiB for checkpoints, two of each run, and "
         f"{sum(row[KEPT] for row in rows):.3g} GiB for weights (train.keep = {study.train.keep}).",
         *_short_runs(study),
         *(_of_text(study, out) if study.task is None else ()),
+    ]
+
+
+def readable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of `estimate` for people: times with units instead of hours."""
+    return [
+        {key: value for key, value in row.items() if key != HOURS} | {TIME: duration(3600 * row[HOURS])} for row in rows
     ]
 
 
@@ -134,10 +143,6 @@ def sparse(study: StudyConfig) -> list[str]:
         f"curve needs {needed}: {', '.join(names)}; lower train.eval_every or leave it out."
         for (points, needed), names in found.items()
     ]
-
-
-def _hours(number: float) -> str:
-    return f"{number:{',.0f' if number >= 100 else '.3g'}}"
 
 
 def matrix_rate(device: torch.device, seconds: float = 0.2) -> float:

@@ -6,7 +6,7 @@ from basecap.analysis.results import Overlap, SweepRow
 from basecap.analysis.rows import LeftOut
 from basecap.analysis.sequential import Looks
 from basecap.report.text_summary import (
-    duration,
+    duration_text,
     gap_text,
     headline,
     interval_text,
@@ -138,7 +138,7 @@ def test_numbers_and_what_is_not_there():
     assert [share_text(share) for share in (0.834, 0.002, 31.0)] == ["83 %", "< 1 %", "> 1,000 %"]
     first = undecided("a")
     assert runs_text(first) == "2 / 3" and runs_text(replace(first, seeds=[])) == "–"
-    assert [duration(seconds) for seconds in (None, 48, 130, 7500)] == ["–", "48 s", "2 min", "2 h 05 min"]
+    assert [duration_text(seconds) for seconds in (None, 48, 130)] == ["–", "48 s", "2 min 10 s"]
 
 
 def test_runs_that_are_not_at_their_end_or_not_compared_are_named():

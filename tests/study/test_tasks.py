@@ -78,6 +78,11 @@ def test_a_plan_counts_the_flops_of_each_length(content):
     assert rows[0]["tokens (M)"] == longer[0]["tokens (M)"]
     assert 0.9 * longer[0]["PFLOP"] < rows[0]["PFLOP"] < longer[0]["PFLOP"]
     assert not any("domain" in line or "Warning" in line for line in remarks(study, rows, Path("nowhere")))
+    day = [row | {"PFLOP": 30.24, "hours if all reach 35%": 12.0} for row in rows]  # 0.35 * 1 TFLOP/s * 86,400 s
+    assert remarks(study, [*day, *day], Path("nowhere"))[0] == (
+        "All 4 runs: 2 days one after the other, if all reach 35% of this machine's matrix rate, 2 TFLOP/s; "
+        "at the same share of 1,000 TFLOP/s, 5 min 46 s."
+    )
 
 
 def test_a_study_is_run_resumed_to_the_bit_and_tested_on_more(content, tmp_path, monkeypatch):
