@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 from basecap.cli import app
 from basecap.testing import check_all
 
-
 PLUGIN = """
 from basecap.mixers import mixer
 from basecap.mixers.attention import Attention
