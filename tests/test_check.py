@@ -1,11 +1,23 @@
 """`basecap check` on the command line."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from basecap.cli import app
 from basecap.testing import check_all
+
+PLUGIN = """
+from basecap.mixers import mixer
+from basecap.mixers.attention import Attention
+
+@mixer("of a file", backbone="gpt", paper="none", summary="none")
+class OfAFile(Attention):
+    pass
+"""
 
 
 def rows(name: str, device: torch.device, longest: int) -> list[dict]:
@@ -34,3 +46,11 @@ def test_failures_alone_are_printed_when_asked(monkeypatch: pytest.MonkeyPatch):
     assert done.exit_code == 1 and "it errs" in done.stdout and "mamba-1" not in done.stdout
     done = CliRunner().invoke(app, command)
     assert (done.exit_code, done.stdout) == (0, "") and "1 check, 0 failed" in done.output
+
+
+def test_the_mixers_of_a_plugin_file_are_checked_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(check_all, "_mixer_rows", rows)
+    plugin = tmp_path / "checked_plugin.py"
+    plugin.write_text(PLUGIN)
+    done = CliRunner().invoke(app, ["check", "--device", "cpu", "--plugin", str(plugin), "--json"])
+    assert [row["subject"] for row in json.loads(done.stdout)] == ["of a file"]

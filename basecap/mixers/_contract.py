@@ -175,6 +175,12 @@ def initialise(module: nn.Module, recipes: Mapping[str, ParameterRecipe], seed: 
     with torch.no_grad():
         for name, parameter in parameters.items():
             start = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
+            if not isinstance(recipes[name], ParameterRecipe):
+                owner, own = _owner(module, name)
+                found = type(recipes[name]).__name__
+                raise ConfigError(
+                    f"{owner}: the recipe of {own!r} is of type {found}; write ParameterRecipe(init=...)."
+                )
             try:
                 recipes[name].init(start, generator_for(seed, name))
             except Exception as error:  # a plugin's initialiser, or another object in its place

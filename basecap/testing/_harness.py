@@ -99,8 +99,12 @@ class Layers(nn.Module):
     def step(self, x_B1D: Tensor, caches: list[Cache]) -> Tensor:
         """Mix the next token."""
         y = self._chain(x_B1D, lambda mixer, i, x, *shared: mixer.step(x, caches[i], *shared))
-        if not isinstance(y, Tensor):
-            raise ConfigError(f"step must return a tensor [B, 1, D] alone, not {type(y).__name__}.")
+        found = y.shape if isinstance(y, Tensor) else None
+        if found != x_B1D.shape:
+            cls, wanted = type(self.mixers[-1]), list(x_B1D.shape)
+            given = type(y).__name__ if found is None else list(found)
+            where = f"{cls.__name__} ({source_location(cls.step)})"
+            raise ConfigError(f"step of mixer {where} must return [B, 1, D] like its input, {wanted}, not {given}.")
         return y
 
     def prefill(self, x_BTD: Tensor, caches: list[Cache]) -> Tensor:

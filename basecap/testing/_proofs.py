@@ -121,6 +121,9 @@ def causal_gradients(harness: Harness) -> Iterator[Check]:
     cut, other = harness.length // 3, harness.random("other future", *harness.x.shape)
     probe = _causality.future(harness.x, other, harness.weight, [cut] * BATCH)
     forward = harness.place("forward")
+    lost = not harness.layers(harness.x.clone().requires_grad_()).requires_grad
+    broken = f"the output of {forward} has no gradient; do not use torch.no_grad, detach or NumPy there"
+    yield harness.check("output has a gradient", float(lost), 0.0, broken)
     broken = (
         f"{forward} sees the future if gradients are enabled: outputs before position {cut} change with later inputs"
     )

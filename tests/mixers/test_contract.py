@@ -294,9 +294,13 @@ class Forgetful(Decay):
 
 def test_an_initialiser_that_fails_is_named_with_its_mixer():
     model = nn.ModuleDict({"mixer": Forgetful(Decay.Config(), layer())})
-    for init, words in ((values(torch.zeros(4)), "fails: RuntimeError"), (0.5, "fails: TypeError: 'float'")):
+    for recipe, words in (
+        (ParameterRecipe(init=values(torch.zeros(4))), "fails: RuntimeError"),
+        (ParameterRecipe(init=0.5), "fails: TypeError: 'float'"),
+        (normal(0.5), "is of type Start; write ParameterRecipe"),
+    ):
         with pytest.raises(ConfigError, match=rf"mixer Forgetful \(.*\.py:\d+\): the recipe of 'speed' {words}"):
-            initialise(model, {"mixer.speed": ParameterRecipe(init=init)}, 0)
+            initialise(model, {"mixer.speed": recipe}, 0)
 
 
 def test_default_recipe_covers_standard_layers_only():
