@@ -89,7 +89,7 @@ def _name(row: AccuracyRow) -> str:
     return f"{row.architecture},{row.train},{row.test}"
 
 
-def _evaluations(study: StudyResults) -> Iterator[tuple[str, figures.Spec]]:
+def _evaluations(study: StudyResults) -> Iterator[tuple[str, figures.Spec | None]]:
     for found in study.evaluations:
         if figures.has_layers(found):
             for metric in dict.fromkeys(row.metric for row in found.rows):

@@ -6,7 +6,7 @@ from math import hypot
 from statistics import mean
 
 from basecap.analysis.results import EvaluationResults
-from basecap.report.figures.spec import Spec, category, chart, layer
+from basecap.report.figures.spec import Datum, Spec, category, chart, layer
 from basecap.report.figures.style import ref, tooltip
 
 #: The subset of a number of one layer, as evaluations name it.
@@ -40,7 +40,7 @@ def layers(found: EvaluationResults, metric: str, names: Sequence[str]) -> Spec 
             number = int(row.subset.removeprefix("layer "))
             values.setdefault((row.name, number), []).append(row.value)
             errors.setdefault((row.name, number), []).append(row.stderr or 0.0)
-    rows = [
+    rows: list[Datum] = [
         {
             "run": name,
             "layer": number,
@@ -55,7 +55,7 @@ def layers(found: EvaluationResults, metric: str, names: Sequence[str]) -> Spec 
     drawn = [name for name in names if any(row["run"] == name for row in rows)]
     numbers = sorted({number for _, number in values})
     far = max(abs(row["value"]) for row in rows) or 1.0
-    look = {
+    look: Spec = {
         "x": category("layer", numbers, "layer", {"labelAngle": 0}),
         "y": category("run", drawn, None, {"title": None, "labelLimit": 240}),
     }
