@@ -27,7 +27,7 @@ ROWS, FACTORS = 32, 2**24
 PARTS = {Role.VALUE: "", Role.KEY: "key_"}
 
 
-@evaluation("selectivity", unit="shares; scores and need from -1 to 1", better="neither")
+@evaluation("selectivity", unit="shares; scores and need from -1 to 1; lag in tokens", better="neither")
 class Selectivity(Evaluation[Workload]):
     """Share of a scored position's reading on the values (and keys) of its own pair and of another pair, per layer.
 
@@ -84,7 +84,7 @@ class Selectivity(Evaluation[Workload]):
             )
 
     def run(self, model: LanguageModel, context: Context[Workload]) -> Outcome:
-        """Return mass, null and score of each layer, for values and for keys, and need."""
+        """Return need, signed score, and mass, null and score for values and for keys, of each layer."""
         _, task = self._task(context.data, model.config.max_length)
         step = self._rows(task)
         reads: dict[tuple[int, Role], list[NDArray[np.float64]]] = defaultdict(list)
@@ -100,18 +100,18 @@ class Selectivity(Evaluation[Workload]):
             with context.autocast():
                 for layer, found in right_answers(model, examples, context.device).items():
                     needs[layer].append(found[:, 1] - found[:, 0])
+        # In the order of the report's figures: what says most about a layer first.
         measurements = [
-            measurement
-            for (layer, part), found in sorted(reads.items())
-            for measurement in measure(f"layer {layer}", PARTS[part], np.concatenate(found))
-        ]
-        for layer, batches in sorted(signed.items()):
-            measurements += measure_signed(f"layer {layer}", np.concatenate(batches))
-        measurements += [
             mean_of(f"layer {layer}", "need", column)
             for layer, found in sorted(needs.items())
             if len(column := np.concatenate(found))
         ]
+        for layer, batches in sorted(signed.items()):
+            measurements += measure_signed(f"layer {layer}", np.concatenate(batches))
+        for part in PARTS:
+            for layer, of in sorted(reads):
+                if of == part:
+                    measurements += measure(f"layer {layer}", PARTS[part], np.concatenate(reads[layer, of]))
         return Outcome(measurements=measurements)
 
     def trial(self, model: LanguageModel, context: Context[Workload]) -> None:
