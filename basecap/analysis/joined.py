@@ -205,8 +205,11 @@ def _recall(study: TaskResults, title: str) -> Iterator[Measure]:
 
 
 def _scores(study: StudyResults, found: EvaluationResults, title: str) -> Iterator[Measure]:
-    """Yield the means over runs and layers of each metric; numbers along another axis have no meaningful mean."""
-    if set(found.axes) - {"layer"}:
+    """Yield the means over runs and layers of each metric.
+
+    Numbers along another axis have no meaningful mean, nor have those that tell the layers of a model apart.
+    """
+    if set(found.axes) - {"layer"} or all(row.subset.startswith("layer ") for row in found.rows):
         return
     runs = {run.name: run.name for run in study.runs}
     if isinstance(study, TaskResults):

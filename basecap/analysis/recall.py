@@ -1,4 +1,4 @@
-"""Studies of tasks: what each architecture recalls where it was trained, and what is left when the pattern moves.
+"""Studies of tasks: what each architecture recalls where it was trained, and what is left when the pattern changes.
 
 Source: arXiv 2410.15678. Its tables are means over all cells of a task's grid; what they call accuracy is the share of
 queried values that are right.

@@ -67,8 +67,8 @@ class TaskSection(BaseModel):
         for name in self._names:
             if build_task(name).readout != "each":
                 raise ConfigError(
-                    f"a study cannot train on task {name!r}, whose targets are all decoded from the last position by "
-                    "an extra network; use copying, where a model repeats the tokens one by one."
+                    f"a study cannot train or test on task {name!r}, whose targets are all decoded from the last "
+                    "position by an extra network; use copying, where a model repeats the tokens one by one."
                 )
         for name in {*self.shifts, *(name for names in self.shifts.values() for name in names)}:
             build_task(name)  # refuses an unknown one

@@ -25,7 +25,7 @@ ROWS, FACTORS = 32, 2**24
 PARTS = {Role.VALUE: "", Role.KEY: "key_"}
 
 
-@evaluation("selectivity", unit="share of the mean |factor|; score: (mass - null) / (mass + null)", better="higher")
+@evaluation("selectivity", unit="shares; scores and need from -1 to 1", better="neither")
 class Selectivity(Evaluation[Workload]):
     """Share of a scored position's reading on the values (and keys) of its own pair and of another pair, per layer.
 

@@ -89,8 +89,12 @@ def _name(row: AccuracyRow) -> str:
     return f"{row.architecture},{row.train},{row.test}"
 
 
-def _evaluations(study: StudyResults) -> Iterator[tuple[str, figures.Spec]]:
+def _evaluations(study: StudyResults) -> Iterator[tuple[str, figures.Spec | None]]:
     for found in study.evaluations:
+        if figures.has_layers(found):
+            for metric in dict.fromkeys(row.metric for row in found.rows):
+                yield f"{found.name}-{metric}", figures.layers(found, metric, study.names)
+            continue
         panels = {(row.metric, row.subset if found.axes else None) for row in found.rows}
         for metric, subset in sorted(panels, key=str):
             name = "-".join(part for part in (found.name, metric, subset) if part)

@@ -27,7 +27,7 @@ def cell_text(measure: Measure, found: Estimate | None) -> str:
     if measure.kind == "cost":
         return f"{found.value:,.0f}" if found.value >= 1000 else f"{found.value:,.4g}"
     if measure.unit in ("accuracy", "accuracy lost"):
-        return f"{100 * found.value:.1f} %"
+        return f"{round(100 * found.value, 1) + 0.0:.1f} %"
     return f"{found.value:.4g}"
 
 
@@ -42,7 +42,10 @@ def ends_text(measure: Measure, found: Estimate | None) -> str:
 def joined_sentences(joined: Joined) -> list[str]:
     """Return the correlations in words, a sentence each."""
     if not joined.correlations:
-        return ["The studies have no gap and another evaluation of the same architectures to compare it with."]
+        return [
+            "No architecture has both a gap and another evaluation; where a gap is missing, the section of its study "
+            "says why."
+        ]
     said = []
     for found in joined.correlations:
         if found.value is not None:
@@ -50,6 +53,9 @@ def joined_sentences(joined: Joined) -> list[str]:
             over = f"over {found.architectures} architectures, {_relation(found.value)}"
             said.append(f"The gap and {found.other}: rank correlation {found.value.value:+.2f} ({ends}) {over}.")
     few = [found.other for found in joined.correlations if found.architectures < FEWEST]
+    if len(few) == len(joined.correlations):
+        most = max(found.architectures for found in joined.correlations)
+        return [f"A correlation with the gap needs {FEWEST} architectures with both numbers; here are {most}."]
     if few:
         said.append(f"A correlation needs {FEWEST} architectures with both numbers: too few have {', '.join(few)}.")
     return said

@@ -23,17 +23,19 @@ SINGLE = (
 def recall_question(study: TaskResults) -> str:
     """Return two sentences: the question of a study, and which tasks answer it."""
     trained, others = listed(study.train), [task for task in study.test if task not in study.train]
-    tested = f"tests them on {listed(study.test)}" if others or len(study.train) > 1 else "tests them there"
+    elsewhere = bool(others) or len(study.train) > 1
     count = len(study.architectures)
-    of = "1 architecture" if count == 1 else f"{count} architectures"
+    of, them = ("1 architecture", "it") if count == 1 else (f"{count} architectures", "them")
+    also = ", also on patterns that it was not trained on" if elsewhere else ""
+    tested = f"tests {them} on {listed(study.test)}" if elsewhere else f"tests {them} there"
     return (
-        "A text holds pairs of a key and a value: when a key is asked for, does a model give its value, also where the "
-        f"pairs stand elsewhere than in training? This study trains {of} on {trained} and {tested}."
+        "A text holds pairs of a key and a value: when a key is asked for, does a model give its value"
+        f"{also}? This study trains {of} on {trained} and {tested}."
     )
 
 
 def recall_headline(study: TaskResults) -> str:
-    """Return two sentences: who recalls on its own pattern, and who does when the pattern moves."""
+    """Return two sentences: who recalls on its own pattern, and who does when the pattern changes."""
     if not study.trained:
         return "Nothing has been measured yet."
     return f"{_own(study)} {_moved(study)}"
@@ -53,7 +55,8 @@ def _own(study: TaskResults) -> str:
     none = [f"{name} does not ({percent(best[name])})" for name, tasks in recalling.items() if not tasks]
     if not every and not some:
         shown = listed(f"{name} {percent(value)}" for name, value in best.items())
-        return f"No architecture recalls {values} on the pattern it was trained on: {shown}."
+        best_of = "best accuracies" if len(study.train) > 1 else "accuracy"
+        return f"No architecture recalls {values} on the pattern it was trained on ({best_of}: {shown})."
     who, verb = (listed(every), "recall" if len(every) > 1 else "recalls") if every else ("no architecture", "recalls")
     where = "the pattern they were trained on" if len(every) > 1 else "the pattern it was trained on"
     whole = "" if every else " in every case"
@@ -79,8 +82,8 @@ def _moved(study: TaskResults) -> str:
         *([f"{listed(undecided)} {'are' if len(undecided) > 1 else 'is'} undecided"] if undecided else []),
     ]
     if not parts:
-        return "What happens when the pattern moves says little in this case."
-    return f"When the pattern moves, {'; '.join(parts)}."
+        return "What happens when the pattern changes says little in this case."
+    return f"When the pattern changes, {'; '.join(parts)}."
 
 
 def recall_reasons(study: TaskResults) -> list[str]:
@@ -89,11 +92,15 @@ def recall_reasons(study: TaskResults) -> list[str]:
 
 
 def _untrained(study: TaskResults) -> list[str]:
-    rows = [row for row in study.trained if not row.recalls]
-    if not rows:
+    """Return which runs do not recall on their own pattern; nothing if none does, as the headline says so."""
+    if not any(row.recalls for row in study.trained):
         return []
-    named = [f"{label(study, row)} ({percent(row.own.value if row.own else None)})" for row in rows]
-    return [f"Not trained to recall on its own pattern: {listed(named)}; other columns say little there."]
+    named = []
+    for name, rows in _by_architecture([row for row in study.trained if not row.recalls]).items():
+        found = [(row.train, percent(row.own.value if row.own else None)) for row in rows]
+        tasks = listed(f"{train} ({value})" for train, value in found)
+        named.append(f"{name} ({found[0][1]})" if len(study.train) == 1 else f"{name} on {tasks}")
+    return [f"Below {100 * study.learned:g} % on the own pattern: {'; '.join(named)}."] if named else []
 
 
 def _losses(study: TaskResults) -> list[str]:
@@ -123,7 +130,9 @@ def _regions(study: TaskResults) -> list[str]:
                 shares = [part.value for part in row.regions]
                 most = max(range(len(shares)), key=shares.__getitem__)
                 reader = f"{label(study, row)} ({percent(shares[most])})"
-                readers.setdefault(f"region {most + 1} of {len(shares)}", []).append(reader)
+                equal = row.regions[most].low <= 1 / len(shares)  # an equal share lies in the interval
+                region = "no region more than the others" if equal else f"region {most + 1} of {len(shares)}"
+                readers.setdefault(region, []).append(reader)
         parts = [f"{region} by {listed(names)}" for region, names in sorted(readers.items())]
         said += [f"Read most on {test}: {'; '.join(parts)}."] if parts else []
     return said

@@ -1,4 +1,4 @@
-"""Studies of tasks with known answers: accuracies, what is lost when the pattern moves, and what does not count."""
+"""Studies of tasks with known answers: accuracies, what is lost when the pattern changes, and what does not count."""
 
 import pytest
 

@@ -1,6 +1,7 @@
 """Several studies in one report: what is joined, how it correlates, what is refused."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -99,8 +100,11 @@ def test_few_architectures_have_no_correlation():
     found = join([study(*rows, evaluations=[entropy(scores)], runs=runs)], ["one"])
     assert found.correlations[0].value is None
     assert joined_sentences(found) == [
-        "A correlation needs 7 architectures with both numbers: too few have entropy mean, one."
+        "A correlation with the gap needs 7 architectures with both numbers; here are 4."
     ]
+    layers = entropy(scores)
+    layers = replace(layers, rows=[replace(row, subset="layer 0") for row in layers.rows])
+    assert not join([study(*rows, evaluations=[layers], runs=runs)], ["one"]).correlations
 
 
 def test_rank_correlations_agree_with_scipy_and_their_intervals_cover():

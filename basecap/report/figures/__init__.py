@@ -7,6 +7,7 @@ from basecap.report.figures.evaluations import evaluation
 from basecap.report.figures.gaps import forest, gap_curve
 from basecap.report.figures.hardest_cells import hardest_cells
 from basecap.report.figures.influence import influence
+from basecap.report.figures.layers import has_layers, layers
 from basecap.report.figures.learning import learning
 from basecap.report.figures.losses import Abscissa, scatter, training
 from basecap.report.figures.matrix import matrix
@@ -26,7 +27,9 @@ __all__ = [
     "gap_against_cost",
     "gap_curve",
     "hardest_cells",
+    "has_layers",
     "influence",
+    "layers",
     "learning",
     "looks_of",
     "matrix",
