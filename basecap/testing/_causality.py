@@ -1,8 +1,8 @@
-"""The proof of causality, one for single mixers (`basecap check`) and for whole models (`basecap run`).
+"""The measurement of leaks, for single mixers (`basecap check`) and for whole models (`basecap run`).
 
 A probe holds two inputs that differ only where the outputs of interest must not depend on them. Two things are
-measured: how far those outputs move from one input to the other, and their gradient with respect to those places.
-Who measures decides what is excused as rounding.
+measured: how much those outputs change from one input to the other, and their gradient with respect to those
+positions. The caller decides how much of it may be rounding.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +17,11 @@ Mix = Callable[[Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Two inputs that agree on `own`; outputs there may depend on inputs there alone.
+    """Two inputs that agree on `own`; outputs there may depend on inputs there only.
 
     Attributes:
         x: activations [B, T, D].
-        changed: the same where `own` is true, others elsewhere.
+        changed: equal to x where `own` is true, different elsewhere.
         own: bool [B, T].
         weight: of the outputs [B, T, D] in the sum whose gradient is taken.
         segments: int64 [B, T], or None where each row is one sequence.
@@ -34,18 +34,18 @@ class Probe:
     segments: Tensor | None = None
 
     def movement(self, mix: Mix, y: Tensor | None = None) -> tuple[Tensor, float]:
-        """Return how far outputs move, zero where they may, and the root mean square of all outputs.
+        """Return the change of the outputs on `own`, zero elsewhere, and the root mean square of all outputs.
 
         Args:
-            mix: what is proved.
-            y: its output for `x`, where that is known.
+            mix: the function to test.
+            y: its output for `x`, if known.
         """
         before = (mix(self.x, self.segments) if y is None else y).detach().double()
         after = mix(self.changed, self.segments).detach().double()
         return (after - before).where(self.own[..., None], 0), _root_mean_square(before)
 
     def gradient(self, mix: Mix) -> tuple[Tensor, float]:
-        """Return the gradient of outputs on `own` elsewhere, zero on `own`, and its root mean square there."""
+        """Return the gradient of outputs on `own` with respect to x, zero on `own`, and its root mean square there."""
         x = self.x.detach().clone().requires_grad_()
         with torch.enable_grad():
             y = mix(x, self.segments)
@@ -55,7 +55,7 @@ class Probe:
         return grad.where(~self.own[..., None], 0), _root_mean_square(grad[self.own])
 
     def moved(self, draw: Callable[[], Tensor], share: float) -> "Probe":
-        """Return the probe with inputs and weights moved by `share` of themselves, as signs that `draw` returns say."""
+        """Return the probe with each input and weight changed by `share` of itself, up or down as `draw` returns."""
         factor, weight = 1 + share * draw(), self.weight * (1 + share * draw())
         return replace(self, x=self.x * factor, changed=self.changed * factor, weight=weight)
 
@@ -71,16 +71,16 @@ def future(x: Tensor, other: Tensor, weight: Tensor, cuts: Sequence[int]) -> Pro
 
 
 def documents(x: Tensor, other: Tensor, weight: Tensor, segments: Tensor, held: Sequence[int]) -> Probe:
-    """Return the probe whose row r takes all inputs but those of segment `held[r]` from `other` [B, T, D]."""
+    """Return the probe whose row r takes all inputs except those of segment `held[r]` from `other` [B, T, D]."""
     own = segments == torch.tensor(held, device=x.device)[:, None]
     return Probe(x=x, changed=torch.where(own[..., None], x, other), own=own, weight=weight, segments=segments)
 
 
 def choose_cuts(length: int) -> list[int]:
-    """Return where a sequence is cut in two, the most telling place first: between blocks, within them, at both ends.
+    """Return the positions to cut a sequence at, most informative first: between blocks, within them, at both ends.
 
-    A leak within blocks of any size shows at a cut inside one; a leak over the edge of blocks, whose size is mostly a
-    power of two, at a multiple of it; one of a block's first position just after that.
+    A leak within blocks shows at a cut inside one; a leak across the edge of blocks, whose size is usually a power of
+    two, at a multiple of it; a leak of a block's first position just after that.
     """
     power = 1 << max(0, (length - 1).bit_length() - 1)  # the largest one below the length
     later = power + power // 2

@@ -1,9 +1,9 @@
-"""How the models of an architecture start: whole language models of the published depths, with small widths.
+"""Checks of the initialisation: whole language models of the published depths, with small widths.
 
-What a block adds is of at most unit size, as its input is normalised; so L blocks amplify activations at most 1 + L
-times their unit, and a relative change of the first activations moves the loss at most 1 + L times as much as one of
-the last. Branches that do not shrink with depth make activations grow in proportion to it, if they all agree; twice
-that is allowed.
+The input of a block is normalised, so its output is of at most unit size: L blocks amplify activations at most 1 + L
+times, and a relative change of the first activations changes the loss at most 1 + L times as much as one of the last.
+Branches that are not scaled down with depth make activations grow in proportion to it, if all agree; twice that is
+allowed.
 """
 
 import math
@@ -20,14 +20,14 @@ from basecap.models.language_model import LanguageModel
 from basecap.names import split_backbone
 from basecap.testing._harness import BATCH, Check, judge, tiny_options
 
-#: Blocks of the models; the first is what the others are compared with.
+#: Numbers of blocks; the others are compared with the first.
 DEPTHS = (12, 24, 48)
 LENGTH, VOCAB = 16, 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What a fresh model does with random tokens.
+    """Measurements of a freshly initialised model on random tokens.
 
     Attributes:
         loss: in nats per token.
@@ -46,7 +46,7 @@ class Start:
 def initialisation(
     name: str, hidden: int, device: torch.device, options: Mapping[str, Any], seed: int
 ) -> Iterator[Check]:
-    """As initialised, models of 12, 24 and 48 blocks stay finite, of sane size, and guess uniformly.
+    """Freshly initialised models of 12, 24 and 48 blocks have finite activations of moderate size and guess uniformly.
 
     Args:
         name: of a registered architecture, in its own backbone or, as "X in Y", in backbone Y.

@@ -1,4 +1,4 @@
-"""The conformance suite beside float64: lower precision and compiled graphs must compute what float64 does."""
+"""The checks of lower precision and compiled graphs, which must compute the same as float64 in eager mode."""
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -11,7 +11,7 @@ from basecap.testing._proofs import decode, gradients, worst
 
 
 class Lower:
-    """The proofs that in `dtype` outputs, decoding, packing and gradients are the float64 ones to its precision."""
+    """The proofs that outputs, decoding, packing and gradients in `dtype` equal float64 up to its precision."""
 
     def __init__(self, harness: Harness, dtype: torch.dtype):
         self.harness, self.dtype = harness, dtype
@@ -38,7 +38,7 @@ class Lower:
         yield from self._compare("decode", decode(self.layers, self.x, caches, self.harness.length // 2), self._y)
 
     def gradients(self) -> Iterator[Check]:
-        """Those of training: in 16 bits with float32 parameters under autocast."""
+        """Gradients as in training: in 16 bits with float32 parameters under autocast."""
         yield _gradient_precision(self.harness, self.dtype, self.word)
 
     @cached_property
@@ -77,7 +77,7 @@ def _gradient_precision(harness: Harness, dtype: torch.dtype, word: str) -> Chec
     largest_size = max(root_mean_square(grad) for grad in true.values())
     rows = []
     for name, grad in true.items():
-        # A gradient that vanishes (a shift the softmax does not feel) is known only to the precision of the others.
+        # A gradient of zero (of a shift that the softmax ignores) is known only to the precision of the others.
         size = root_mean_square(grad)
         size = size if size > 1e-9 * largest_size else largest_size
         error = root_mean_square(low[name].double() - grad) / size

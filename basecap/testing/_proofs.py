@@ -1,6 +1,6 @@
 """The proofs of the conformance suite in float64: each yields the checks of one property.
 
-`_harness.py` says what is excused as rounding; nothing here has another tolerance.
+`_harness.py` defines the tolerance for rounding; there is no other.
 """
 
 import math
@@ -16,7 +16,7 @@ from basecap.testing import _causality
 from basecap.testing._harness import BATCH, Check, Harness, Layers, empty_cache, largest, roundoff
 from basecap.testing._narrowing import float64
 
-#: Beginning of messages about the long test sequence, which is that of another layer and passed the shorter one.
+#: Begins messages about the long test sequence, which is tested in the second layer.
 LATER = "with layer.index 1"
 
 
@@ -254,7 +254,7 @@ def derivatives(harness: Harness) -> Iterator[Check]:
 
 
 def worst(rows: list[tuple[str, float, float]]) -> tuple[str, float, float]:
-    """Return the (name, error, allowed) with the largest share of what is allowed, a NaN before all others."""
+    """Return the (name, error, allowed) with the largest ratio of error to allowed, a NaN before all others."""
     return max(rows, key=lambda row: math.inf if math.isnan(row[1]) else row[1] / row[2])
 
 
@@ -357,7 +357,7 @@ def influence(harness: Harness) -> Iterator[Check]:
 
 
 def recipes(harness: Harness) -> Iterator[Check]:
-    """Every parameter has a recipe (else `initialise` refuses), and two builds differ in parameters only."""
+    """Every parameter has a recipe (otherwise `initialise` raises), and two builds differ in parameters only."""
     starts = []
     for _ in range(2):
         mixer: Mixer = harness.choice.mixer(harness.config, harness.layers.mixers[0].layer)
@@ -374,10 +374,10 @@ def recipes(harness: Harness) -> Iterator[Check]:
     yield harness.same("built again", y, harness.y, broken)
 
 
-#: Proofs of the declared costs, which no mistake in forward affects.
+#: Proofs of the declared costs, which do not depend on forward.
 COSTS: tuple[Callable[[Harness], Iterator[Check]], ...] = (state_bytes, flops)
 
-#: Proofs that must hold for those after them to say anything else.
+#: Proofs that the later ones depend on.
 FOUNDATIONS: tuple[Callable[[Harness], Iterator[Check]], ...] = (
     float64,
     recipes,

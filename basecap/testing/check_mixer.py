@@ -1,6 +1,6 @@
-"""The conformance suite: what every sequence mixer must prove before anybody trains it.
+"""The conformance suite: the checks that every sequence mixer must pass before it is trained.
 
-`_harness.py` says what is excused as rounding; nothing here has another tolerance.
+`_harness.py` defines the tolerance for rounding; there is no other.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,9 +17,9 @@ from basecap.testing._initialisation import initialisation
 from basecap.testing._precision import Lower, compilation
 from basecap.testing._proofs import COSTS, FOUNDATIONS, LONG_PROOFS, PROOFS, finite, repetition, shape, untouched
 
-#: Default length of the sequences: on no grid of chunks, longer than the usual chunks of 64 and 128.
+#: Default length of the sequences: not a multiple of any chunk size, longer than the usual chunks of 64 and 128.
 LENGTH = 147
-#: Default length of the one on which causality and decoding are proved again: longer than blocks of 512 and 1,024.
+#: Default length of the long test sequence, for causality and decoding: longer than blocks of 512 and 1,024.
 LONGEST = 1100
 SEED = 0
 
@@ -35,14 +35,14 @@ def check_mixer(
     options: Mapping[str, Any] | None = None,
     compiled: bool = False,
 ) -> Report:
-    """Prove the contract of `Mixer` for every distinct layer of an architecture, and that its models start well.
+    """Check the contract of `Mixer` for every distinct layer of an architecture, and the initialisation of its models.
 
     Args:
         name: a registered architecture; as "X in Y" its models have backbone Y.
         hidden: model width.
         length: tokens per sequence, at least 32.
-        longest: tokens of one more sequence, for causality and decoding alone, of a later layer than the first; none
-            if not longer than `length`.
+        longest: length of the long test sequence, for causality and decoding only, in the second layer; none if not
+            longer than `length`.
         dtypes: precisions compared with float64, besides the checks made in float64 itself.
         device: where everything runs.
         options: options of the mixer on top of the architecture's and of `Mixer.tiny`.
@@ -82,7 +82,7 @@ def check_mixer(
 
 
 def _first(harness: Harness) -> Iterator[Check]:
-    """Yield the checks without which the others, which compare outputs with each other, would say little."""
+    """Yield the checks that all others, which compare outputs with each other, depend on."""
     for prove in (shape, finite, untouched, repetition):
         yield prove(harness)
 
@@ -90,7 +90,7 @@ def _first(harness: Harness) -> Iterator[Check]:
 def _others(
     harness: Harness, dtypes: tuple[torch.dtype, ...], compiled: bool, long: Mapping[str, Callable[[], Iterator[Check]]]
 ) -> Iterator[Check]:
-    """Yield the other checks of a layer; without those that would fail for the same reason as a failed one."""
+    """Yield the other checks of a layer, except those that would fail for the same reason as a failed one."""
     run = partial(attempt, harness.subject, harness.choice.mixer)
     for prove in COSTS:
         yield from run(partial(prove, harness), _title(prove))

@@ -105,7 +105,7 @@ class Claim:
 
 
 class Fault(NamedTuple):
-    """What is wrong with a model, how that shows, and the claim's mode."""
+    """What is wrong with a model, how that shows, and the mode of the claim."""
 
     what: str
     how: str
@@ -113,11 +113,11 @@ class Fault(NamedTuple):
 
 
 def find_leak(config: ModelConfig, device: torch.device, training: Precision) -> str | None:
-    """Return what leaks in a model, as the end of a sentence that begins with its name; None where nothing does.
+    """Return what leaks in a model, as the end of a sentence that begins with its name; None if nothing does.
 
-    Proved are, in evaluation and in training mode: later inputs move no earlier output, and earlier outputs have no
-    gradients with respect to them; the same between packed documents, both ways. What raises in every setting, such
-    as a mixer that takes no segments, cannot leak there and is left to training.
+    In evaluation and in training mode, later inputs must not change earlier outputs, and earlier outputs must have no
+    gradients with respect to them; the same holds between packed documents, both ways. A model that raises in every
+    setting, such as one whose mixer takes no segments, cannot leak there; training reports the error.
 
     Args:
         config: of the model; its length, width and options are kept, its depth and vocabulary are not.
@@ -134,7 +134,7 @@ def find_leak(config: ModelConfig, device: torch.device, training: Precision) ->
     wide = [
         Setting(length=length, dtype=dtype, words=str(dtype).removeprefix("torch."))
         for length in _lengths(config.max_length)
-        for dtype in (torch.float64, torch.float32)  # a kernel may not know double precision
+        for dtype in (torch.float64, torch.float32)  # a kernel may not support double precision
     ]
     for settings in (wide, [own]):
         for claims in (_evaluation, _training, _packed):
@@ -179,7 +179,7 @@ def _fault(
 
 
 def _refusal(claim: Claim, first: Tensor, size: float, subject: "Subject") -> Fault | None:
-    """Return what has failed if `first`, what the claim's measure gave, is a leak and no rounding."""
+    """Return the fault if `first`, a measurement of the claim, is a leak rather than rounding."""
     with Watch() as watch:
         again, _ = claim.measure(claim.probe)
     if (again - first).abs().max() > RANDOM * size:
@@ -199,7 +199,7 @@ def _refusal(claim: Claim, first: Tensor, size: float, subject: "Subject") -> Fa
 
 
 def _leaks(claim: Claim, first: Tensor, least: float, subject: "Subject") -> Tensor:
-    """Return where what was measured comes back, bool [B, T], and is of root mean square `least` or more."""
+    """Return the positions, bool [B, T], with a persistent measurement of root mean square `least` or more."""
     total, squares = first.clone(), first.square().mean(-1)
     for number in range(1, ALL):
         names = iter((f"inputs {number}", f"weights {number}"))
@@ -229,11 +229,11 @@ class Subject:
             self._buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
             with torch.no_grad():
                 if self(self.random("x", 1), None).isfinite().all():
-                    return  # else the values it starts from decide
+                    return  # otherwise test the initial parameters
         raise ArithmeticError("not finite")
 
     def __call__(self, x_BTD: Tensor, segments: Tensor | None) -> Tensor:
-        """Return the final activations; what is random or kept in buffers is the same each time."""
+        """Return the final activations; random numbers and buffers are the same in each call."""
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
                 buffer.copy_(self._buffers[name])
@@ -246,18 +246,18 @@ class Subject:
             handle.remove()
 
     def random(self, name: str, rows: int) -> Tensor:
-        """Return standard normal values [rows, T, D] that depend on `name` alone."""
+        """Return standard normal values [rows, T, D] that depend on `name` only."""
         drawn = torch.randn(rows, self.setting.length, self.hidden, generator=generator_for(0, name))
         return drawn.to(self.device, self.setting.dtype)
 
     def future(self) -> tuple[Probe, list[int]]:
-        """Return the probe of later inputs, and the position from which on they change by row."""
+        """Return the probe of later inputs, and for each row the first position that changes."""
         cuts = choose_cuts(self.setting.length)[: self.setting.rows]
         x, other, weight = (self.random(name, len(cuts)) for name in ("x", "other", "weight"))
         return future(x, other, weight, cuts), cuts
 
     def documents(self) -> Probe:
-        """Return the probe of packed documents, each between two places at which a sequence is cut; the longest."""
+        """Return the probe of the longest of the packed documents that end at the positions of `choose_cuts`."""
         length = self.setting.length
         ends = torch.tensor(sorted(choose_cuts(length)))
         ids = torch.searchsorted(ends, torch.arange(length), right=True)

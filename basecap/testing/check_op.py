@@ -1,9 +1,9 @@
 """Every implementation of every op that can run on this machine, against the op's definition in float64.
 
-Kernels may err at most twice as much as plain PyTorch in the same dtype, in the mean and at the worst place. Plain
-PyTorch may err twice as much as the definition evaluated in that dtype, in the mean alone: at single places chunks err
-more than a walk over the tokens, as a decay across many tokens is the exponential of a difference of sums, which are
-rounded at their own size.
+The error of a kernel may be at most twice that of plain PyTorch in the same dtype, in the mean and in the worst
+element. The error of plain PyTorch may be twice that of the definition evaluated in that dtype, in the mean only: in
+single elements chunks are less exact than a loop over the tokens, because a decay across many tokens is the
+exponential of a difference of two rounded sums.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -58,10 +58,10 @@ from basecap.testing.tolerance import assert_as_accurate, relative_error
 Function = Callable[..., Any]
 Draw = Callable[..., Tensor]
 
-#: Rows, tokens (on no grid of chunks), heads, channels of a head; channels, states, vocabulary.
+#: Rows, tokens (not a multiple of a chunk size), heads, channels of a head; channels, states, vocabulary.
 B, T, H, K = 2, 200, 2, 32
 D, N, V = 48, 16, 300
-#: What the last implementation of an op is called where it has no other name.
+#: Default name of the last implementation of an op.
 PLAIN = "plain PyTorch"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -71,14 +71,14 @@ class Op:
     """One op: functions of the same tensors that return one tensor or several.
 
     Attributes:
-        plain: in plain PyTorch (or, without kernels of ours, in PyTorch's own).
+        plain: the op in plain PyTorch, or with PyTorch's kernels if basecap has none.
         definition: the formula.
         inputs: draws the tensors by name; those in `wide` stay float32, the others take the dtype.
-        kernels: with Triton kernels; None: there are none.
-        numba: with kernels for CPUs; None: there are none.
-        cuda: these kernels can be asked for by no name, they run where the tensors are on a GPU.
-        half: most of their products are in the tensors' dtype, and no output is judged as more exact than that.
-        families: what the op chooses from, if it has more than kernels and plain PyTorch.
+        kernels: the op with Triton kernels; None: there are none.
+        numba: the op with kernels for CPUs; None: there are none.
+        cuda: the kernels have no backend name and run if the tensors are on a GPU.
+        half: most of their products are in the dtype of the tensors, so outputs are compared in that dtype.
+        families: the implementations that the op chooses from, if more than kernels and plain PyTorch.
     """
 
     plain: Function
@@ -343,7 +343,7 @@ def check_op(name: str, device: torch.device, seed: int = 0) -> list[dict[str, A
 
 
 def unchecked(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the implementations that `rows`, what `check_op` returned, do not hold: name to the ops that have it."""
+    """Return the implementations that are missing in `rows` of `check_op`: name to the ops that have it."""
     groups: dict[int, list[str]] = {}  # entries that choose from the same families are one op
     for name in {row["op"]: None for row in rows}:
         groups.setdefault(id(OPS[name].families or OPS[name]), []).append(name)
@@ -359,7 +359,7 @@ def unchecked(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def _judged(judge: Callable[..., None], label: str, x: Tensor, y: Tensor, z: Tensor) -> dict[str, Any]:
-    """Return the part of a row on tensor `label`: `x` compared with `y`, both with the truth `z`."""
+    """Return the part of a row about tensor `label`: the errors of `x` and `y` relative to the true `z`."""
     row = {"tensor": label, "result": "passed", "error": relative_error(x, z), "beside": relative_error(y, z)}
     try:
         judge(label, x, y, z)
