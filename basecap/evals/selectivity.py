@@ -16,7 +16,9 @@ from basecap.errors import DataError
 from basecap.evals import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
 from basecap.evals._hiding import right_answers
 from basecap.evals._influence import SEED, fitting_task, map_layers
+from basecap.evals._signed import ratio, signed_reads, signed_score
 from basecap.models.language_model import LanguageModel
+from basecap.ops import Influence
 from basecap.tasks import NOTHING, Instances, Ints, Role, Task
 
 #: Maximum number of examples per forward pass, and of factors per head for all of them (64 MiB in float32).
@@ -25,7 +27,7 @@ ROWS, FACTORS = 32, 2**24
 PARTS = {Role.VALUE: "", Role.KEY: "key_"}
 
 
-@evaluation("selectivity", unit="shares; scores and need from -1 to 1", better="neither")
+@evaluation("selectivity", unit="shares; scores and need from -1 to 1; lag in tokens", better="neither")
 class Selectivity(Evaluation[Workload]):
     """Share of a scored position's reading on the values (and keys) of its own pair and of another pair, per layer.
 
@@ -44,6 +46,11 @@ class Selectivity(Evaluation[Workload]):
       positions, compared with hiding another pair from it (see `right_answers`). 1 if all answers depend on what this
       layer reads of the queried pair, 0 if none does. A model that gives any value at random, whatever is queried,
       reaches 1 / (pairs - 1): read it where the model recalls.
+
+    - `signed_score`: the score of factors with their signs, at the distance from the values where the layer reads
+      pairs (see `signed_score`); `lag` is that distance in tokens. Equal to `score` for attention that reads values at
+      their own positions. A state-space layer behind a short convolution may read a pair one token later, and with a
+      sign that only the queried pair has in all examples, where |factor| is alike for all pairs.
 
     A layer can have a score near 0 and a large need: the mean of |factor| leaves out gates, signs and differences
     between channels.
@@ -77,29 +84,34 @@ class Selectivity(Evaluation[Workload]):
             )
 
     def run(self, model: LanguageModel, context: Context[Workload]) -> Outcome:
-        """Return mass, null and score of each layer, for values and for keys, and need."""
+        """Return need, signed score, and mass, null and score for values and for keys, of each layer."""
         _, task = self._task(context.data, model.config.max_length)
         step = self._rows(task)
         reads: dict[tuple[int, Role], list[NDArray[np.float64]]] = defaultdict(list)
+        signed: dict[int, list[NDArray[np.float32]]] = defaultdict(list)
         needs: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
         for first in range(0, self.config.examples, step):
             numbers = range(first, min(first + step, self.config.examples))
             examples = task.instances(self.config.seed, numbers)
-            for key, found in self._reads(model, context, examples).items():
-                reads[key].append(found)
+            for layer, (parts, with_signs) in self._reads(model, context, examples).items():
+                signed[layer].append(with_signs)
+                for part, found in parts.items():
+                    reads[layer, part].append(found)
             with context.autocast():
                 for layer, found in right_answers(model, examples, context.device).items():
                     needs[layer].append(found[:, 1] - found[:, 0])
+        # In the order of the report's figures: what says most about a layer first.
         measurements = [
-            measurement
-            for (layer, part), found in sorted(reads.items())
-            for measurement in measure(f"layer {layer}", PARTS[part], np.concatenate(found))
-        ]
-        measurements += [
             mean_of(f"layer {layer}", "need", column)
             for layer, found in sorted(needs.items())
             if len(column := np.concatenate(found))
         ]
+        for layer, batches in sorted(signed.items()):
+            measurements += measure_signed(f"layer {layer}", np.concatenate(batches))
+        for part in PARTS:
+            for layer, of in sorted(reads):
+                if of == part:
+                    measurements += measure(f"layer {layer}", PARTS[part], np.concatenate(reads[layer, of]))
         return Outcome(measurements=measurements)
 
     def trial(self, model: LanguageModel, context: Context[Workload]) -> None:
@@ -115,18 +127,20 @@ class Selectivity(Evaluation[Workload]):
 
     def _reads(
         self, model: LanguageModel, context: Context[Workload], found: Instances
-    ) -> Mapping[tuple[int, Role], NDArray[np.float64]]:
-        """Return the mass on the own pair and on the other pair, [examples, 2], by layer and part of a pair."""
+    ) -> Mapping[int, tuple[dict[Role, NDArray[np.float64]], NDArray[np.float32]]]:
+        """Return what each layer reads: by part of a pair the masses of `reads_of`, and those of `signed_reads`."""
         readings = exchanged(found)
         assert readings is not None
         masks = {part: PairMasks(found, part) for part in PARTS}
+        values = masks[Role.VALUE]
+
+        def reduce(influence: Influence) -> tuple[dict[Role, NDArray[np.float64]], NDArray[np.float32]]:
+            sizes = influence.mean_size()
+            signed = signed_reads(influence, sizes, values.places, values.first, values.second)
+            return reads_of(sizes, masks), signed[values.examples]
+
         with context.autocast():
-            sizes = map_layers(
-                model,
-                torch.from_numpy(readings).to(context.device),
-                lambda influence: reads_of(influence.mean_size(), masks),
-            )
-        return {(layer, part): reads for layer, parts in sizes.items() for part, reads in parts.items()}
+            return map_layers(model, torch.from_numpy(readings).to(context.device), reduce)
 
 
 def exchanged(found: Instances) -> Ints | None:
@@ -214,6 +228,19 @@ def measure(subset: str, prefix: str, reads: NDArray[np.float64]) -> list[Measur
             stderr=float(column.std(ddof=1) / n**0.5) if n > 1 else None,
         )
         for metric, (value, column) in columns.items()
+    ]
+
+
+def measure_signed(subset: str, reads: NDArray[np.float32]) -> list[Measurement]:
+    """Return the signed score of `signed_reads` and its lag; an empty list below two examples."""
+    found = signed_score(reads)
+    if found is None:
+        return []
+    parts, lag = found
+    score, error = ratio(parts)
+    return [
+        Measurement(subset=subset, metric="signed_score", value=score, n=len(parts), stderr=error),
+        Measurement(subset=subset, metric="lag", value=float(lag), n=len(parts)),
     ]
 
 

@@ -74,13 +74,13 @@ def influence_charts(study: StudyResults, records: StudyRecords) -> Charts:
 
 
 def _scores(study: StudyResults, name: str, seed: int) -> dict[int, float]:
-    """Return the selectivity of a run's layers, where it was measured."""
+    """Return the selectivity of a run's layers, where it was measured: the signed score."""
     return {
         int(row.subset.removeprefix("layer ")): row.value
         for found in study.evaluations
         if found.name == "selectivity"
         for row in found.rows
-        if (row.name, row.seed, row.metric) == (name, seed, "score") and row.value is not None
+        if (row.name, row.seed, row.metric) == (name, seed, "signed_score") and row.value is not None
     }
 
 

@@ -88,7 +88,7 @@ def study() -> TextResults:
     scores = [
         EvaluationRow(name="mine", seed=seed, step=1, tokens=1, eval="selectivity", subset=layer, metric=metric,
                       value=value, n=1, stderr=None, axis={})
-        for seed, metric, layer, value in ((1, "score", "layer 5", 0.25), (0, "score", "layer 5", 0.75),
+        for seed, metric, layer, value in ((1, "signed_score", "layer 5", 0.25), (0, "signed_score", "layer 5", 0.75),
                                            (1, "mass", "layer 0", 0.1))
     ]  # fmt: skip
     selectivity = EvaluationResults(name="selectivity", unit="share", better="higher", axes=[], rows=scores)
