@@ -45,6 +45,13 @@ class SizeConfig(_Section):
         description="depth in Transformer layers (blocks without feed-forward layer count half); "
         "the published depth of each family when not given",
     )
+    heads: Count | None = Field(
+        None,
+        ge=1,
+        le=WIDEST,
+        description="heads of every mixer that has this option, unless its variant or the entry sets it; by default "
+        "small models have a single head",
+    )
     vocab: Count | None = Field(None, ge=2, le=2**31, description="vocabulary; the tokeniser's when not given")
     tied: bool | None = Field(None, description="tie head and embedding; the family's choice when not given")
 

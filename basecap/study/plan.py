@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from basecap.data.task_data import TaskData
 from basecap.errors import ConfigError, nearest
 from basecap.evals import At, Evaluation, build_evaluation
+from basecap.mixers import ARCHITECTURES
 from basecap.models import BACKBONES
 from basecap.models.config import LayerConfig, ModelConfig, model_config
 from basecap.models.language_model import LanguageModel, outline
@@ -331,10 +332,11 @@ def plan_training(
 def model_of(study: StudyConfig, entry: ArchitectureEntry, vocab: int) -> ModelConfig:
     """Return the model of one architecture of a study, with `vocab` entries unless the study sets them; ConfigError."""
     size = study.model
-    pattern: tuple[LayerConfig, ...] = (LayerConfig(use=entry.use, mixer=entry.mixer),)
+    layers = [(entry.use, entry.mixer)]
     if entry.layers is not None:
-        pattern = tuple(LayerConfig(use=item.use, mixer={**entry.mixer, **item.mixer}) for item in entry.layers)
+        layers = [(item.use, {**entry.mixer, **item.mixer}) for item in entry.layers]
     try:
+        pattern = tuple(LayerConfig(use=use, mixer=_with_heads(use, mixer, size.heads)) for use, mixer in layers)
         return model_config(
             entry.use,
             hidden=entry.model.hidden or size.hidden,
@@ -347,3 +349,10 @@ def model_of(study: StudyConfig, entry: ArchitectureEntry, vocab: int) -> ModelC
         )
     except ConfigError as error:
         raise ConfigError(f"architecture {entry.name!r}: {error}") from error
+
+
+def _with_heads(use: str, mixer: dict[str, Any], heads: int | None) -> dict[str, Any]:
+    """Return the options of an architecture's mixers with the study's number of heads, where they leave it open."""
+    choices = ARCHITECTURES.get(use).layers
+    is_open = any("heads" in choice.mixer.Config.model_fields and "heads" not in choice.options for choice in choices)
+    return {"heads": heads, **mixer} if heads is not None and is_open else mixer

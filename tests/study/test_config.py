@@ -63,6 +63,17 @@ def test_a_study_becomes_runs(tmp_path):
     assert len({run.hash for run in runs}) == 6
 
 
+def test_heads_of_a_study_are_those_of_every_mixer_that_leaves_them_open(tmp_path):
+    content = changed("architectures.1.mixer.heads", 4)
+    content["architectures"].append("mamba-1")  # without such an option
+    study = load_study(write(tmp_path, content), ["model.heads=2"])
+    layers = {run.name: run.model.build_mixers() for run in plan_runs(study, 64)}
+    found = {name: [getattr(layer.config, "heads", None) for layer in own] for name, own in layers.items()}
+    assert {name: set(heads) for name, heads in found.items()} == {
+        "transformer++": {2}, "window 8": {4}, "hybrid": {2}, "mamba-1": {None},
+    }  # fmt: skip
+
+
 def test_an_architecture_can_stand_in_another_body(tmp_path):
     inside = "transformer++ in rwkv-7"
     entries = [inside, {"name": "own name", "use": inside}, {"name": "plain in rwkv-7", "use": "transformer++"}]
