@@ -93,10 +93,10 @@ def test_layers_of_a_hybrid_are_measured_and_capacity_is_tested_beyond_the_train
         "task.test_cells=[{length: 64, pairs: 2}, {length: 128, pairs: 2}]",
     ]
     study = load_study("recall-hybrids", settings, "test")
-    chosen = [entry for entry in study.architectures if entry.name in ("pythia", "1 of 4, second")]
+    chosen = [entry for entry in study.architectures if entry.name in ("pythia", "Top-1 in block 2")]
     found = outcome(study.model_copy(update={"architectures": tuple(chosen)}), tmp_path)
     assert {cell.axis["length"] for row in found.tests for cell in row.cells} == {64, 128}
-    layers = {row.subset for one in found.evaluations for row in one.rows if row.name == "1 of 4, second"}
+    layers = {row.subset for one in found.evaluations for row in one.rows if row.name == "Top-1 in block 2"}
     assert layers == {f"layer {number}" for number in range(4)}
 
 
