@@ -76,7 +76,8 @@ def scatter(study: TextResults, domain: str, abscissa: Abscissa, *, enlarged: bo
         same = [{"x": end, "loss": end} for end in (min(ends[0], vertical[0]), max(ends[1], vertical[1]))]
         line = {"type": "line", "clip": True, "strokeDash": [5, 4], "color": GREY}
         behind.append(layer(same, line, {"x": x("x"), "y": y("loss")}))
-    layers = _band_line_marks(study, points, points, x("x"), y, "x")
+    marks = [point for name, runs in found.items() for point in mean_and_band(name, runs, _marked(runs, ends, count))]
+    layers = _band_line_marks(study, points, marks, x("x"), y, "x")
     title = f"{domain}, trained range" if enlarged else domain
     return chart([*behind, *layers], width=420, height=320, title=title, pick=True)
 
@@ -118,6 +119,13 @@ def _spread(runs: Sequence[Points], ends: Sequence[float], count: int) -> list[f
     every = [x for run in runs for x, _ in run]
     low, high = max(min(every), ends[0]), min(max(every), ends[1])
     return np.unique(np.linspace(low, high, count)).tolist() if low <= high else []
+
+
+def _marked(runs: Sequence[Points], ends: Sequence[float], count: int) -> list[float]:
+    """Return where a curve has marks: at the points of a single run, else at no more places than a run has points."""
+    if len(runs) > 1:
+        return _spread(runs, ends, min(count, max(map(len, runs))))
+    return [x for x in _own_places(runs) if ends[0] <= x <= ends[1]]
 
 
 def _own_places(runs: Sequence[Points]) -> list[float]:
