@@ -113,7 +113,7 @@ def compare_runs(names: Sequence[str], runs: Runs, setting: Setting, generator: 
     """Compare each of the architectures `names` with the reference; returns a row for each."""
     example = next((run for (name, _), run in runs.items() if name == setting.reference), None)
     if example is None:
-        missing = _no_runs(f"the reference {setting.reference}", setting.reference, setting)
+        missing = _no_runs(setting.reference, setting)
         return [_without(name, "undecided", missing, []) for name in names]
     comparable = {key: run for key, run in runs.items() if _comparable(run, example, setting)}
     curves = draw(comparable, setting.train, setting.ood, setting.resamples, generator)
@@ -204,8 +204,9 @@ def _reaching(curves: Mapping[int, Curve], where: Range, who: str) -> tuple[dict
     return kept, {seed: reasons.few_points(who, counts[seed]) for seed in few}
 
 
-def _no_runs(who: str, name: str, setting: Setting) -> str:
-    return reasons.no_runs(who, name in setting.waiting, name in setting.failed)
+def _no_runs(name: str, setting: Setting) -> str:
+    reference = name if name == setting.reference else None
+    return reasons.no_runs(reference, name in setting.waiting, name in setting.failed)
 
 
 def _left_out(why: Mapping[int, str]) -> list[LeftOut]:
@@ -223,7 +224,7 @@ def _measure(
     seeds = sorted(seed for who, seed in runs if who == name)
     counting, why = _counting(name, runs, curves, setting)
     if not seeds:
-        return _without(name, "undecided", _no_runs("it", name, setting), seeds)
+        return _without(name, "undecided", _no_runs(name, setting), seeds)
     if not counting:
         return _without(name, "undecided", next(iter(why.values())), seeds)
     if isinstance(reference, Unfit):

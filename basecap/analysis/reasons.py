@@ -18,12 +18,14 @@ LOST = "the trained range is too narrow for an interval: train longer"
 UNTRAINED = "the reference has no trained range"
 
 
-def no_runs(who: str, waiting: bool, failed: bool) -> str:
-    """Say that there is nothing to compare."""
+def no_runs(reference: str | None, waiting: bool, failed: bool) -> str:
+    """Say that there is nothing to compare: of the reference by name, or of a row or several (None)."""
+    who = f"the reference {reference} " if reference else ""
     if waiting:
-        return f"{who} has not run yet"
-    none = "evaluation point with finite losses"
-    return f"{who} failed before it had an {none}" if failed else f"{who} has no {none}"
+        return f"{who}has not run yet" if who else "not run yet"
+    if failed:
+        return f"{who}failed before an evaluation point with finite losses"
+    return f"{who}has no evaluation point with finite losses" if who else "no evaluation point with finite losses"
 
 
 def few_points(who: str, count: int) -> str:

@@ -115,7 +115,7 @@ def test_names_from_outside_are_text_everywhere(tmp_path):
     ("options", "said"),
     [
         ({"architectures": {"base": (1.0, 0.0)}}, "nothing to compare"),
-        ({"seeds": ()}, "has not run yet"),
+        ({"seeds": ()}, "not run yet"),
         ({"checkpoints": 3}, "train.eval_every"),
         ({"documents": 1}, "no interval can be trusted"),
         ({"documents": 1, "ood": []}, "no interval can be trusted"),
