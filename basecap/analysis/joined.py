@@ -104,14 +104,13 @@ def join(studies: Sequence[StudyResults], titles: Sequence[str], costs: Sequence
     own = [list(_of_study(study, title)) for study, title in zip(studies, titles, strict=True)]
     _refuse_strangers(own, titles)
     measures = [measure for found in own for measure in found]
-    known = list(dict.fromkeys(name for measure in measures for name in measure.values))
-    measured = _of_files(costs, known)
+    ordered = [name for study in studies for name in _names(study)]
+    names = list(dict.fromkeys([*ordered, *(name for measure in measures for name in measure.values)]))
+    measured = _of_files(costs, names)
     filed = {measure.name for measure in measured}
     measured += [measure for measure in _of_runs(studies, titles) if measure.name not in filed]
     order = {"gap": 0, "score": 1, "cost": 2}
     measures = sorted([*measures, *measured], key=lambda measure: order[measure.kind])
-    ordered = [name for study in studies for name in _names(study)]
-    names = list(dict.fromkeys([*ordered, *(name for measure in measures for name in measure.values)]))
     return Joined(reference=reference, names=names, measures=measures, correlations=list(_correlations(measures)))
 
 

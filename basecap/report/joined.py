@@ -40,12 +40,11 @@ def ends_text(measure: Measure, found: Estimate | None) -> str:
 
 
 def joined_sentences(joined: Joined) -> list[str]:
-    """Return the correlations in words, a sentence each."""
+    """Return the correlations in words, a sentence each; none if there are only gaps and costs."""
+    if all(measure.kind != "gap" for measure in joined.measures):
+        return ["No study has a gap to relate other numbers to; the sections of the studies say why."]
     if not joined.correlations:
-        return [
-            "No architecture has both a gap and another evaluation; where a gap is missing, the section of its study "
-            "says why."
-        ]
+        return []
     said = []
     for found in joined.correlations:
         if found.value is not None:

@@ -104,7 +104,10 @@ def test_few_architectures_have_no_correlation():
     ]
     layers = entropy(scores)
     layers = replace(layers, rows=[replace(row, subset="layer 0") for row in layers.rows])
-    assert not join([study(*rows, evaluations=[layers], runs=runs)], ["one"]).correlations
+    alone = join([study(*rows, evaluations=[layers], runs=runs)], ["one"])
+    assert not alone.correlations and joined_sentences(alone) == []
+    (nothing,) = joined_sentences(replace(alone, measures=[]))
+    assert nothing.startswith("No study has a gap")
 
 
 def test_rank_correlations_agree_with_scipy_and_their_intervals_cover():
