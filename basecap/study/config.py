@@ -49,8 +49,7 @@ class SizeConfig(_Section):
         None,
         ge=1,
         le=WIDEST,
-        description="heads of every mixer that has this option, unless its variant or the entry sets it; by default "
-        "small models have a single head",
+        description="heads of mixers with this option, unless their variant or the entry sets it; by default their own",
     )
     vocab: Count | None = Field(None, ge=2, le=2**31, description="vocabulary; the tokeniser's when not given")
     tied: bool | None = Field(None, description="tie head and embedding; the family's choice when not given")
@@ -331,6 +330,8 @@ def with_named(study: StudyConfig, only: Sequence[str]) -> StudyConfig:
 
     entries = [ArchitectureEntry.model_validate(entry_keys(name)) for name in dict.fromkeys(only) if name not in known]
     for entry in entries:
+        if entry.use not in ARCHITECTURES.names() and (hint := nearest(entry.name, known)).startswith("did"):
+            raise ConfigError(f"study {study.name} has no architecture {entry.name!r}: {hint}")
         ARCHITECTURES.get(entry.use)
     return study.model_copy(update={"architectures": (*study.architectures, *entries)})
 
