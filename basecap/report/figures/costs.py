@@ -32,7 +32,8 @@ def gap_against_cost(joined: Joined, gap: Measure, cost: Measure) -> Spec | None
     domain = [look.name for look in found]
 
     def look(values: list[str]) -> Spec:
-        return {"field": "name", "type": "nominal", "scale": {"domain": domain, "range": values}, "legend": None}
+        legend = {"title": None, "orient": "bottom", "columns": 2, "symbolOpacity": 1}
+        return {"field": "name", "type": "nominal", "scale": {"domain": domain, "range": values}, "legend": legend}
 
     better = "more" if cost.better == "higher" else "less"
     x = number("x", f"{cost.name}, {cost.unit} ({better} is better)", {"type": "log", "nice": False, "padding": 30},
