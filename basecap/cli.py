@@ -193,7 +193,7 @@ def report(
         Path | None, typer.Option("--out", help="directory to write to (default: the first directory)")
     ] = None,
     tables: Annotated[
-        Path | None, typer.Option("--tables", help="also write each table to this directory as CSV, Markdown and LaTeX")
+        Path | None, typer.Option("--tables", file_okay=False, help="also write tables here as CSV, Markdown and LaTeX")
     ] = None,
     costs: Annotated[
         list[Path],

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from basecap.analysis import StudyResults, analyse, join
 from basecap.analysis.joined import Joined, joined_to_json
 from basecap.analysis.results import to_json
+from basecap.errors import ConfigError
 from basecap.files import read
 from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
@@ -60,10 +61,11 @@ def write_report(
         svg: whether each figure is also written as `out`/figures/NAME.svg.
 
     Raises:
-        ConfigError: a directory holds no study, or `out` a report that basecap did not write.
+        ConfigError: a directory holds no study or is given twice, or `out` holds a report that basecap did not write.
         DataError: records that cannot be read, results in `out` of runs that are not there any more, or no room to
             write.
     """
+    _refuse_repeated(study_paths)
     records = StudyRecords(out)
     records.refuse_foreign_report()
     studies = analyse(study_paths)
@@ -86,6 +88,13 @@ def write_report(
     above = "" if joined is None else _joined(joined, named, across)
     scripts = bundle(read(out / "report.html") or b"")
     return records.write_report(_page(studies, named, drawn, above, scripts, live), images)
+
+
+def _refuse_repeated(paths: Sequence[Path]) -> None:
+    found = [path.resolve() for path in paths]
+    for index, path in enumerate(found):
+        if path in found[:index]:
+            raise ConfigError(f"{paths[index]} is given twice; give each directory once.")
 
 
 def draw(study: StudyResults, prefix: str = "", maps: Charts | None = None) -> Groups:

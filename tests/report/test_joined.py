@@ -158,4 +158,12 @@ def test_a_file_of_costs_that_is_none_is_refused(content, tmp_path):
         file.write_text(content)
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--costs", str(file)])
     assert isinstance(done.exception, DataError) and str(file) in str(done.exception)
+
+
+def test_tables_into_a_file_are_refused_before_the_report_is_made(tmp_path):
+    write_study(tmp_path, architectures={"base": (1.0, 0.0)}, documents=5, checkpoints=2)
+    arguments = ["report", str(tmp_path), "--tables", str(tmp_path / "study.yaml")]
+    done = CliRunner().invoke(app, arguments, standalone_mode=False)
+    assert "study.yaml' is a file" in str(done.exception)
+    assert not (tmp_path / "report.html").exists()
     assert not (tmp_path / "report.html").exists()

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from basecap.analysis import analyse, read_results
 from basecap.analysis.results import to_json
-from basecap.errors import DataError
+from basecap.errors import ConfigError, DataError
 from basecap.records import StudyRecords, Sweep
 from basecap.report import terminal_table, write_report
 from basecap.report.bundle import bundle
@@ -162,6 +162,8 @@ def test_several_studies_in_one_page(tmp_path, monkeypatch):
         assert f"limited-mini ({path})" in page.text and f"limited-mini ({path}): gap" in out.getvalue()
     assert {"1-gaps", "2-gaps"} <= set(page.charts) and len(set(page.charts)) == len(page.charts)
     assert "too few runs" not in page.text
+    with pytest.raises(ConfigError, match="one is given twice; give each directory once"):
+        write_report([*paths, tmp_path / "one"], tmp_path / "both")
 
 
 def test_a_mixed_study_shows_differences_without_verdicts(tmp_path):
