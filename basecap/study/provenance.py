@@ -80,7 +80,7 @@ def refuse_other_precision(
     ]
     for found in (*records.runs(), *records.runs(sweep=True)):
         info = found.info()
-        if info.get("architecture", info.get("name")) not in names:
+        if architecture_of(info) not in names:
             continue
         trained = info.get("status") == "finished" or latest(found.checkpoints) is not None
         if trained and info.get("precision") not in (None, now):
@@ -104,7 +104,7 @@ def refuse_other_plugins(records: RunRecords, model: ModelConfig) -> None:
         # Only runs of a plugin recorded any: without one this is another architecture of that name.
         other = [name for digest, name in now.items() if digest not in held] if now else list(held.values())
     except ConfigError as error:  # a name is not registered
-        absent = [name for name in held.values() if _is_file(name) and PLUGIN + Path(name).stem not in sys.modules]
+        absent = absent_plugins(records)
         if absent:
             given = " ".join(f"--plugin {name}" for name in absent)
             raise ConfigError(f"{records.path} was trained with a plugin that is not given; add {given}.") from error
@@ -119,6 +119,17 @@ def refuse_other_plugins(records: RunRecords, model: ModelConfig) -> None:
         raise ConfigError(
             f"{records.path} was trained with {what}; {how}, give another --out, or remove that directory."
         )
+
+
+def architecture_of(info: dict[str, Any]) -> str | None:
+    """Return the architecture of a run, given its run.json; the run has another name where a study has many tasks."""
+    return info.get("architecture", info.get("name"))
+
+
+def absent_plugins(records: RunRecords) -> list[str]:
+    """Return the names of the plugin files that a run recorded and that are not loaded now."""
+    held: dict[str, str] = _info(records).get("plugins") or {}
+    return [name for name in held.values() if _is_file(name) and PLUGIN + Path(name).stem not in sys.modules]
 
 
 def _info(records: RunRecords) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Evaluations of stored weights: what finished runs have not been measured by, without training again."""
 
 import contextlib
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -17,8 +18,8 @@ from basecap.study.evaluation_job import Point
 from basecap.study.executors import Executor, devices_for, executor_for
 from basecap.study.jobs import Execution, Runtime, report_failure
 from basecap.study.merge import with_evaluations
-from basecap.study.plan import RunSpec, check_points, plan_evaluations, plan_runs
-from basecap.study.provenance import refuse_other
+from basecap.study.plan import RunSpec, check_points, model_of, plan_evaluations, plan_runs
+from basecap.study.provenance import absent_plugins, architecture_of, refuse_other
 from basecap.study.sweep import chosen_rates
 from basecap.study.workloads import material_of, vocabulary_of
 from basecap.train.checkpoint import stored
@@ -160,9 +161,9 @@ def evaluate_directory(
             group=group,
             log=log,
         )
-        for evaluation in runtime.evaluations:
-            for workload in runtime.workloads.values():
-                evaluation.check(workload, study.length)
+        for evaluation, workload in itertools.product(runtime.evaluations, runtime.workloads.values()):
+            evaluation.check(workload, study.length)
+        names = names if only or alone else _given(names, runtime, study)
         planned = plan_runs(restrict(study, names), vocabulary_of(runtime.workloads), chosen_rates(records))
         runs = _finished(planned, runtime, place if alone else None)
         for run in runs:
@@ -171,6 +172,26 @@ def evaluate_directory(
         with executor_for(execution, runtime, devices) as executor:
             failed = evaluate_stored(runs, runtime, executor, when or "every")
         return failed if group.is_leader else None
+
+
+def _given(names: Collection[str], runtime: Runtime, study: StudyConfig) -> set[str]:
+    """Return the architectures that can be built, and log those whose plugins are not given.
+
+    An architecture that cannot be built for another reason stays, and planning its runs says why.
+    """
+    given, vocabulary = set(names), vocabulary_of(runtime.workloads)
+    runs = [*runtime.records.runs(), *runtime.records.runs(sweep=True)]
+    for entry in study.architectures:
+        try:
+            model_of(study, entry, vocabulary)
+        except ConfigError:
+            own = [run for run in runs if architecture_of(run.info()) == entry.name]
+            absent = sorted({name for run in own for name in absent_plugins(run)})
+            if entry.name in given and absent:
+                given.remove(entry.name)
+                options = " ".join(f"--plugin {name}" for name in absent)
+                runtime.log(f"{entry.name} is left out, as its plugin is not given; add {options}.")
+    return given or set(names)
 
 
 def _lock(execution: Execution, locks: contextlib.ExitStack) -> None:

@@ -11,6 +11,7 @@ from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError
 from basecap.evals import Outcome
 from basecap.evals.influence_entropy import InfluenceEntropy
+from basecap.files import write_json
 from basecap.processes import WorkerKilled, WorkerPool
 from basecap.records import Record, StudyRecords
 from basecap.study.config import load_study
@@ -98,6 +99,21 @@ def test_evaluations_run_where_they_say(path, tmp_path):
     run(path, tmp_path / "out", settings)
     assert list(entropies(tmp_path / "out")) == [4, 8]
     assert [found.name for found in StudyRecords(tmp_path / "out").runs()[0].weights.iterdir()] == ["step-10"]
+
+
+def test_an_architecture_whose_plugin_is_not_given_is_left_out(out):
+    records = StudyRecords(out)
+    study, mine = records.study(), out / "runs" / "mine-s0"
+    study["architectures"].append({"name": "mine", "use": "mine"})
+    records.create(study)
+    info = {"name": "mine", "seed": 0, "status": "finished", "plugins": {"0123": "mine.py"}}
+    write_json(mine / "run.json", info)
+    assert add(out, ENTROPY, at="end") == (
+        0,
+        ["mine is left out, as its plugin is not given; add --plugin mine.py."],
+    )
+    with pytest.raises(ConfigError, match="unknown mixer 'mine'"):
+        add(out, only=("mine",))
 
 
 @pytest.mark.parametrize(("at", "steps"), [("end", [10]), ("2048", [8]), ("[1024, 2048]", [4, 8])])
