@@ -52,7 +52,7 @@ NARROW_LEAK = 8 * roundoff(torch.float32)
 RANDOM = 0.1
 
 #: What a model with a leak does.
-FUTURE, MIXES = "sees the future", "mixes packed documents"
+ROWS, FUTURE, MIXES = "mixes the sequences of a batch", "sees the future", "mixes packed documents"
 
 Autocast = Callable[[], contextlib.AbstractContextManager]
 
@@ -115,8 +115,9 @@ class Fault(NamedTuple):
 def find_leak(config: ModelConfig, device: torch.device, training: Precision) -> str | None:
     """Return what leaks in a model, as the end of a sentence that begins with its name; None if nothing does.
 
-    In evaluation and in training mode, later inputs must not change earlier outputs, and earlier outputs must have no
-    gradients with respect to them; the same holds between packed documents, both ways. A model that raises in every
+    In evaluation and in training mode, no sequence may change the outputs of another, later inputs must not change
+    earlier outputs, and earlier outputs must have no gradients with respect to them; the same holds between packed
+    documents, both ways. A model that raises in every
     setting, such as one whose mixer takes no segments, cannot leak there; training reports the error.
 
     Args:
@@ -256,6 +257,12 @@ class Subject:
         x, other, weight = (self.random(name, len(cuts)) for name in ("x", "other", "weight"))
         return future(x, other, weight, cuts), cuts
 
+    def rows(self) -> Probe:
+        """Return the probe of two sequences, of which the first must not depend on the second."""
+        x, other, weight = (self.random(name, 2) for name in ("x", "other", "weight"))
+        own = torch.tensor([True, False], device=self.device)[:, None].expand(x.shape[:2])
+        return Probe(x=x, changed=torch.where(own[..., None], x, other), own=own, weight=weight)
+
     def documents(self) -> Probe:
         """Return the probe of the longest of the packed documents that end at the positions of `choose_cuts`."""
         length = self.setting.length
@@ -282,10 +289,17 @@ def _shallow(config: ModelConfig) -> ModelConfig:
 
 def _evaluation(subject: Subject) -> Iterator[Claim]:
     subject.model.eval()
+    yield from _outputs(subject, partial(_unrecorded, subject), "evaluation")
+
+
+def _outputs(subject: Subject, measure: Callable[[Probe], tuple[Tensor, float]], mode: str) -> Iterator[Claim]:
+    """Claim that outputs do not change with other sequences, which a pass of one has none of, nor with later inputs."""
+    if subject.setting.rows > 1:
+        moves = ["outputs of one change with the inputs of another"] * 2
+        yield Claim(probe=subject.rows(), measure=measure, fault=ROWS, broken=moves, mode=mode)
     probe, cuts = subject.future()
-    yield Claim(
-        probe=probe, measure=partial(_unrecorded, subject), fault=FUTURE, broken=_moves(cuts), mode="evaluation"
-    )
+    moves = [f"outputs before position {cut} change with later inputs" for cut in cuts]
+    yield Claim(probe=probe, measure=measure, fault=FUTURE, broken=moves, mode=mode)
 
 
 @torch.no_grad()
@@ -295,8 +309,8 @@ def _unrecorded(subject: Subject, probe: Probe) -> tuple[Tensor, float]:
 
 def _training(subject: Subject) -> Iterator[Claim]:
     subject.model.train()
+    yield from _outputs(subject, lambda probe: probe.movement(subject), "training")
     probe, cuts = subject.future()
-    yield Claim(probe=probe, measure=lambda p: p.movement(subject), fault=FUTURE, broken=_moves(cuts), mode="training")
     broken = [f"outputs before position {cut} have gradients with respect to later inputs" for cut in cuts]
     yield Claim(probe=probe, measure=lambda p: p.gradient(subject), fault=FUTURE, broken=broken)
 
@@ -309,10 +323,6 @@ def _packed(subject: Subject) -> Iterator[Claim]:
     yield Claim(probe=probe, measure=lambda p: p.movement(subject), fault=MIXES, broken=moves)
     feels = ["outputs of one have gradients with respect to others of its row"] * rows
     yield Claim(probe=probe, measure=lambda p: p.gradient(subject), fault=MIXES, broken=feels)
-
-
-def _moves(cuts: Sequence[int]) -> list[str]:
-    return [f"outputs before position {cut} change with later inputs" for cut in cuts]
 
 
 @contextlib.contextmanager

@@ -32,8 +32,9 @@ FORWARDS = {
     "proof statistics": (
         "torch.nn.functional.batch_norm(x.mT, x.new_zeros(16), x.new_ones(16), training=self.training).mT",
         32,
-        ONLY.format("training"),
+        "mixes the sequences of a batch in training mode only: outputs of one change with the inputs of another",
     ),
+    "proof batch": ("x - x.mean(0, keepdim=True)", 32, "mixes the sequences of a batch: outputs of one .* in float64"),
     "proof evaluation": ("x if self.training else x + 1e-3 * x.roll(-1, 1)", 32, ONLY.format("evaluation")),
     "proof documents": ("self.out(means(x, None))", 32, "mixes packed documents: outputs of one change with the"),
     "proof backward": ("Backward.apply(x)", 32, f"{FUTURE} 10 have gradients with respect to later inputs"),
