@@ -189,8 +189,9 @@ def _given(names: Collection[str], runtime: Runtime, study: StudyConfig) -> set[
             absent = sorted({name for run in own for name in absent_plugins(run)})
             if entry.name in given and absent:
                 given.remove(entry.name)
-                options = " ".join(f"--plugin {name}" for name in absent)
-                runtime.log(f"{entry.name} is left out, as its plugin is not given; add {options}.")
+                if runtime.group.is_leader:
+                    options = " ".join(f"--plugin {name}" for name in absent)
+                    runtime.log(f"{entry.name} is left out, as its plugin is not given; add {options}.")
     return given or set(names)
 
 
