@@ -70,7 +70,16 @@ def behind(loss: str, best: float, high: float, more: float | None) -> str:
 def _train(more: float | None) -> str:
     if more is None:
         return "more tokens alone will not get it there: change train.lr or its size"
-    return f"train about {float(f'{more:.1e}'):,.0f} more tokens"
+    return f"train about {_rounded(more)} more tokens"
+
+
+def _rounded(count: float) -> str:
+    """Return a count with two digits, such as "52 million"."""
+    rounded = float(f"{count:.1e}")
+    for size, name in ((1e9, "billion"), (1e6, "million")):
+        if rounded >= size:
+            return f"{rounded / size:g} {name}"
+    return f"{rounded:,.0f}"
 
 
 def of(row: Row) -> str:

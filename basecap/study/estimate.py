@@ -86,9 +86,8 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
     seconds, work = 3600 * sum(row[HOURS] for row in rows), sum(row["PFLOP"] for row in rows)
     rate = work * 1000 / (UTILISATION * seconds)  # TFLOP/s, as `estimate` found it
     return [
-        f"All {len(rows)} runs: {duration(seconds)} one after the other, if all reach {UTILISATION:.0%} of this "
-        f"machine's matrix rate, {rate:.3g} TFLOP/s; at the same share of 1,000 TFLOP/s, "
-        f"{duration(seconds * rate / 1000)}.",
+        f"{_all(len(rows), duration(seconds))} {UTILISATION:.0%} of this machine's matrix rate, {rate:.3g} TFLOP/s; at the "
+        f"same share of 1,000 TFLOP/s, {duration(seconds * rate / 1000)}.",
         "Left out: activations, which may take many times the memory of weights, gradients and optimiser; evaluations. "
         "Architectures differ in the share they reach: `basecap bench models` measures it.",
         f"Disk: {sum(row[CHECKPOINTS] for row in rows):.3g} GiB for checkpoints, two of each run, and "
@@ -96,6 +95,12 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
         *_short_runs(study),
         *(_of_text(study, out) if study.task is None else ()),
     ]
+
+
+def _all(runs: int, time: str) -> str:
+    if runs == 1:
+        return f"1 run: {time}, if it reaches"
+    return f"All {runs} runs: {time} one after the other, if all reach"
 
 
 def readable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
