@@ -42,12 +42,16 @@ def read_study(study: str, scale: str | None = None) -> dict[str, Any]:
 
     Args:
         study: name in the library, or path of a file.
-        scale: name of a scale; default: the key `scale` of the file, else the paper's.
+        scale: name of a scale; default: the key `scale` of the file, else the paper's, but none where the file is no
+            built-in study and only inherits its scales.
 
     Raises:
         ConfigError: an unknown study or scale, studies that extend each other, a file that holds no study.
     """
-    return _at_scale(_extended(_find(study), ()), study, scale)
+    path = _find(study)
+    content = _extended(path, ())
+    own = study in library() or "scales" in _parse(path)
+    return _at_scale(content, study, scale, default=PAPER if own else None)
 
 
 def apply_setting(content: dict[str, Any], setting: str) -> None:
@@ -152,7 +156,7 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return joined
 
 
-def _at_scale(content: dict[str, Any], study: str, wanted: str | None) -> dict[str, Any]:
+def _at_scale(content: dict[str, Any], study: str, wanted: str | None, default: str | None) -> dict[str, Any]:
     """Return a study without its `scales`, the overrides of one of them applied and its name under `scale`."""
     scales = content.pop("scales", None)
     scale = content.get("scale") if wanted is None else wanted
@@ -162,10 +166,10 @@ def _at_scale(content: dict[str, Any], study: str, wanted: str | None) -> dict[s
             raise ConfigError(f"study {study} {only} and no scale {scale!r}; leave out --scale.")
         return content
     _check_scales(scales, study)
-    scale = PAPER if scale is None else scale
-    if scale != PAPER and scale not in scales:
+    scale = default if scale is None else scale
+    if scale not in (None, PAPER, *scales):
         raise ConfigError(f"study {study} has no scale {scale!r}: {nearest(str(scale), [*scales, PAPER])}")
-    overrides = {} if scale == PAPER else with_moved_keys(scales[scale], f"study {study}: scales.{scale}")
+    overrides = {} if scale in (None, PAPER) else with_moved_keys(scales[scale], f"study {study}: scales.{scale}")
     return {**_merged(content, overrides), "scale": scale}
 
 

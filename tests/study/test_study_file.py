@@ -53,6 +53,8 @@ def test_a_study_at_a_scale_reads_back_as_itself_and_runs_in_a_directory_of_its_
     paper, small = load_study(path), load_study(path, scale="test")
     assert (paper.directory, small.directory) == (Path("runs/base"), Path("runs/base-test"))
     assert (paper.title, small.title) == ("base at scale paper", "base at scale test")
+    own = extending(tmp_path, {"name": "own"})
+    assert [load_study(own, scale=scale).title for scale in (None, "test")] == ["own", "own at scale test"]
     held = write(tmp_path, "resolved", small.model_dump(mode="json"))
     assert load_study(held) == load_study(held, scale="test") == small
     with pytest.raises(ConfigError, match=r"is of scale 'test' and no scale 'paper'; leave out --scale"):
