@@ -389,7 +389,7 @@ def _show_traces() -> None:
 
 def _usage_message(error: Any) -> str:
     """Return typer's message about invalid arguments as one sentence, empty when it printed the help instead."""
-    message = error.format_message()
+    message = error.format_message().replace(": Input should", ": should", 1)
     command = error.ctx.command_path if error.ctx else "basecap"
     return message and f"{message[0].lower()}{message[1:].rstrip('.')} (see `{command} --help`)."
 

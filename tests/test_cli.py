@@ -182,7 +182,7 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
         (("bench", "ops", "--device", "cpu"), "needs a CUDA GPU, not cpu; without one `basecap check`"),
         (("report", __file__), "is a file; give a directory"),
         (("run", "quickstart", "--out", __file__), "is a file; give a directory"),
-        (("check", "--length", "5"), "invalid value for '--length': "),
+        (("check", "--length", "5"), "invalid value for '--length': should be "),
         (("run", "quickstart", "--per-device", "none"), "'--per-device'"),
         (("run", "quickstart", "--max-seeds", "4"), "--max-seeds limits what --until-decided adds"),
         (("run", "quickstart", "--until-decided"), "add --max-seeds N"),
