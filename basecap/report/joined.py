@@ -6,6 +6,7 @@ from basecap.analysis.joined import COSTS, FEWEST, Joined, Measure
 from basecap.analysis.rows import Estimate, Interval
 from basecap.report import figures
 from basecap.report.export import Sheet
+from basecap.report.text_summary import size_text
 
 
 def joined_charts(joined: Joined) -> dict[str, figures.Spec]:
@@ -24,6 +25,8 @@ def cell_text(measure: Measure, found: Estimate | None) -> str:
         return "–"
     if measure.kind == "gap":
         return f"{found.value:+.3f}"
+    if measure.unit == "bytes":
+        return size_text(found.value)
     if measure.kind == "cost":
         return f"{found.value:,.0f}" if found.value >= 1000 else f"{found.value:,.4g}"
     if measure.unit in ("accuracy", "accuracy lost"):

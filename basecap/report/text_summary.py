@@ -313,13 +313,18 @@ def duration_text(seconds: float | None) -> str:
     return "–" if seconds is None else duration(seconds)
 
 
-def kib(size: int | None) -> str:
-    """Return bytes as "40.5 KiB", a dash when unknown.
+def size_text(size: float | None) -> str:
+    """Return bytes in their largest binary unit, a dash when unknown.
 
-    >>> kib(41472), kib(1 << 21)
-    ('40.5 KiB', '2,048 KiB')
+    >>> size_text(16_609_591_296), size_text(41472), size_text(640)
+    ('15.5 GiB', '40.5 KiB', '640 B')
     """
-    return "–" if size is None else f"{size / 1024:,.1f}".removesuffix(".0") + " KiB"
+    if size is None:
+        return "–"
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size >= 1024**power:
+            return f"{size / 1024**power:.3g} {unit}"
+    return f"{size:g} B"
 
 
 def _with_verdict(study: TextResults, verdict: str) -> list[str]:
