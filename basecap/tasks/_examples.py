@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from rich.text import Text
 
 from basecap.errors import ConfigError
@@ -23,6 +24,8 @@ _LETTERS = {
 _ANSWER, _UNSCORED = "bold green", "dim"
 #: Maximum number of tokens of an example to show.
 _SHOWN = 512
+#: Examples behind the share of queries with one answer, and their tokens at most.
+_SOLVED, _SOLVED_TOKENS = 200, 2**16
 
 
 def inspect_task(name: str, settings: Sequence[str], count: int, width: int | None) -> Text:
@@ -79,7 +82,13 @@ def _rows(task: Task, count: int) -> list[dict[str, Any]]:
 def _lines(name: str, task: Task, count: int, width: int) -> list[Text]:
     found = task.instances(0, range(count))
     options = ", ".join(f"{key} {value}" for key, value in task.config.model_dump().items())
-    lines = [Text(f"{name}: {task.vocabulary:,} token ids; {options}"), *_grid(task), _legend(found), Text()]
+    lines = [
+        Text(f"{name}: {task.vocabulary:,} token ids; {options}"),
+        *_grid(task),
+        *_ambiguous(task),
+        _legend(found),
+        Text(),
+    ]
     for row in range(count):
         lines += [Text(f"example {row}", style="bold"), *_example(found, row, width), *_choices(found, row), Text()]
     return lines
@@ -96,6 +105,28 @@ def _grid(task: Task) -> list[Text]:
         named = ", ".join(f"{axis} {value}" for axis, value in zip(axes, place, strict=True))
         lines.append(Text(f"  {named}{': ' if named else ''}{last} {', '.join(map(str, values))}"))
     return lines
+
+
+def _ambiguous(task: Task) -> list[Text]:
+    """Return a line if the context does not determine all answers, as in the paper mode of some tasks."""
+    found = task.instances(0, range(max(1, min(_SOLVED, _SOLVED_TOKENS // task.length))))
+    if found.choices is not None:  # several answers are right
+        return []
+    best = {}  # the chance of every queried value, guessed among the answers that fit
+    for row in range(len(found)):
+        for place, answers in task.solve(found.inputs[row], asked(found, row)).items():
+            right = int(found.targets[row, place]) in answers
+            query = (row, int(found.groups[row, place]))
+            best[query] = min(best.get(query, 1.0), 1 / len(answers) if right else 0.0)
+    chances = np.array(list(best.values()))
+    if (chances == 1).all():
+        return []
+    return [
+        Text(
+            f"not determined by the context: {np.mean(chances < 1):.1%} of the queried values of {len(found)} examples; "
+            f"a model that recalls everything gets {np.mean(chances):.1%} of all right"
+        )
+    ]
 
 
 def _legend(found: Instances) -> Text:
