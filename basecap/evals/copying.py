@@ -1,0 +1,97 @@
+"""Loss on text that stands in the context already: whether a model of text copies from its context."""
+
+import math
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from basecap.data import PreparedData
+from basecap.data.config import Count
+from basecap.errors import DataError
+from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
+from basecap.models.language_model import LanguageModel
+
+
+@evaluation("copying", unit="share", better="higher")
+class Copying(Evaluation[PreparedData]):
+    """Share of the loss that vanishes when the start of a held-out document is read a second time.
+
+    The tokens stand in the context twice in a row. A model that finds the first copy and reads on from it predicts the
+    second one almost without loss (a share of 1); one that does not look back predicts it no better (0).
+    """
+
+    class Config(EvaluationConfig):
+        """Options of copying."""
+
+        split: Literal["validation", "test"] = Field("test", description="split of the documents")
+        documents: Count = Field(64, ge=2, le=2**20, description="maximum number of documents per domain")
+        length: Count = Field(256, ge=2, description="tokens that are repeated, at most half of the training length")
+        tokens_per_batch: Count = Field(32_768, ge=1, le=2**30, description="tokens per forward pass")
+
+    config: Config
+    needs = "text"
+
+    def check(self, data: PreparedData, length: int) -> None:
+        """Raise DataError if a domain has fewer than two documents that are long enough."""
+        wanted = self._length(length)
+        for domain in _domains(data):
+            if len(self._rows(data, domain, wanted)) < 2:
+                raise DataError(
+                    f"domain {domain!r} has fewer than two {self.config.split} documents of {wanted} tokens; lower the "
+                    "length of copying."
+                )
+
+    def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
+        """Return the share by domain, with its standard error over documents."""
+        length = self._length(model.config.max_length)
+        measurements = []
+        for domain in _domains(context.data):
+            rows = self._rows(context.data, domain, length)
+            measurements.append(_measure(domain, self._losses(model, context, rows), length))
+        return Outcome(measurements=measurements)
+
+    def trial(self, model: LanguageModel, context: Context[PreparedData]) -> None:
+        """Compute the losses of one batch."""
+        length = self._length(model.config.max_length)
+        self._losses(model, context, np.zeros((self._batch(length), length), np.int64))
+
+    def _length(self, longest: int) -> int:
+        return min(self.config.length, longest // 2)
+
+    def _batch(self, length: int) -> int:
+        return max(1, self.config.tokens_per_batch // (2 * length))
+
+    def _rows(self, data: PreparedData, domain: str, length: int) -> np.ndarray:
+        """Return the first tokens of a domain's first long enough documents: int64 [documents, length]."""
+        documents = data.documents(self.config.split, domain)
+        long_enough = np.flatnonzero(documents.sizes >= length)[: self.config.documents]
+        rows = [documents.tokens(int(index))[:length] for index in long_enough]
+        return np.stack(rows).astype(np.int64) if rows else np.empty((0, length), np.int64)
+
+    def _losses(self, model: LanguageModel, context: Context[PreparedData], rows: np.ndarray) -> np.ndarray:
+        """Return the mean loss of the first and the second reading of each document: float64 [documents, 2]."""
+        start = np.full((len(rows), 1), context.data.tokenizer.end_of_text, np.int64)
+        inputs = torch.from_numpy(np.concatenate([start, rows, rows[:, :-1]], axis=1))
+        targets, size, found = torch.from_numpy(np.tile(rows, 2)), self._batch(rows.shape[1]), []
+        for first in range(0, len(rows), size):
+            part = slice(first, first + size)
+            with torch.no_grad(), context.autocast():
+                losses = model.token_losses(inputs[part].to(context.device), targets[part].to(context.device))
+            found.append(losses.double().unflatten(1, (2, -1)).mean(dim=2).cpu().numpy())
+        return np.concatenate(found)
+
+
+def _measure(domain: str, losses: np.ndarray, length: int) -> Measurement:
+    """Return 1 - second / first, a ratio of means over documents, with its standard error (delta method)."""
+    first, second = losses.T
+    ratio = second.mean() / first.mean()
+    stderr = (second - ratio * first).std(ddof=1) / first.mean() / math.sqrt(len(losses))
+    return Measurement(
+        subset=domain, metric="copying", value=float(1 - ratio), n=len(losses) * length, stderr=float(stderr)
+    )
+
+
+def _domains(data: PreparedData) -> tuple[str, ...]:
+    return (*data.train_domains, *data.ood_domains)
