@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from basecap.analysis.intervals import Errors, Estimates
+from basecap.analysis.intervals import Errors, Estimates, Levels, Table
 from basecap.analysis.noise import (
     HalfWidths,
     Runs,
@@ -130,10 +130,25 @@ def test_simultaneous_ends_do_not_rest_on_a_few_draws():
 def test_more_runs_narrow_what_a_study_can_expect():
     assert expected_half_width(13, 1, 1) == np.inf
     three, ten = expected_half_width(13, 3, 3), expected_half_width(13, 5, 10)
-    assert 0.1 < ten < 0.15 < 0.25 < three < 0.5
-    assert reach(1, 200, 0.05) == pytest.approx(1.97, abs=0.01)
+    assert 0.1 < ten < 0.15 < 0.2 < three < 0.3
+    assert reach(1, 200, 200, 0.05) == pytest.approx(1.97, abs=0.01)
     assert expected_half_width(13, 5, 10, documents=10) > 1.05 * ten
     assert expected_tolerance(0.1) == pytest.approx(0.093, abs=0.001)
+
+
+@pytest.mark.parametrize(("rows", "runs", "reference_runs"), [(13, 3, 10), (8, 2, 11), (2, 5, 10), (13, 5, 10)])
+def test_the_reach_of_intervals_is_foreseen(rows, runs, reference_runs):
+    """Half-widths of simulated tables without gaps, in the errors that their runs really have."""
+    rng, noise, none = generator(), 0.05, (np.zeros((1, 1)), 1.0)
+    found = []
+    for _ in range(15):
+        reference, *others = (rng.normal(0, noise, (count, 1, 1)) for count in (reference_runs, *[runs] * rows))
+        own, theirs = ([np.repeat(part, 3, axis=1) for part in group] for group in (others, [reference]))
+        levels = [Levels(own=part, reference=theirs[0], own_scatter=none, reference_scatter=none) for part in own]
+        table = Table(levels, theirs[0], documents=50, level=0.05, draws=5000)
+        found.append(table.estimate(np.ones(1)).half.joint.mean())
+    error = noise * np.sqrt(1 / runs + 1 / reference_runs)
+    assert np.median(found) / error == pytest.approx(reach(rows, runs, reference_runs, 0.05), rel=0.2)
 
 
 def estimates(own: float, reference: float, documents: float) -> Estimates:
@@ -156,7 +171,7 @@ def test_as_many_more_runs_as_are_named_decide_half_of_such_rows(value):
     seen = np.abs(first - value) < 0.01
     later = truth[seen] + rng.normal(0, np.sqrt(2 * variance / more), seen.sum())
     estimate = (now * first[seen] + more * later) / (now + more)
-    half = min(2.2, reach(1, now + more, 0.05)) * np.sqrt(2 * variance / (now + more))
+    half = min(2.2, reach(1, now + more, now + more, 0.05)) * np.sqrt(2 * variance / (now + more))
     decided = ((estimate > half) | (estimate < 0.1 - half)).mean()
     assert 0.48 < decided < 0.75 and (more > 1 or decided > 0.5)
 
