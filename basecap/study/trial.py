@@ -155,7 +155,7 @@ def refuse_leaks(runs: Sequence[RunSpec], device: torch.device) -> None:
         if device.type == "cuda":
             torch.cuda.empty_cache()
         if fault is not None:
-            raise ConfigError(f"mixer {run.architecture!r} {fault}; run {_command(run)}")
+            raise ConfigError(f"mixer {run.architecture!r} ({_places(run.model)}) {fault}; run {_command(run)}")
 
 
 def failed_checks(run: RunSpec, device: torch.device) -> str | None:
@@ -181,6 +181,15 @@ def failed_checks(run: RunSpec, device: torch.device) -> str | None:
 def _built_in(config: ModelConfig) -> bool:
     """Whether no part of a model comes from a plugin file or from another package."""
     return BACKBONES.built_in(config.backbone) and all(ARCHITECTURES.built_in(layer.use) for layer in config.layers)
+
+
+def _places(config: ModelConfig) -> str:
+    """Return file:line of what is not built in."""
+    uses = dict.fromkeys(layer.use for layer in config.layers if not ARCHITECTURES.built_in(layer.use))
+    places = [ARCHITECTURES.origin(use) for use in uses]
+    if not BACKBONES.built_in(config.backbone):
+        places.append(BACKBONES.origin(config.backbone))
+    return ", ".join(places)
 
 
 def _command(run: RunSpec) -> str:

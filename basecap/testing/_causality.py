@@ -25,6 +25,7 @@ class Probe:
         own: bool [B, T].
         weight: of the outputs [B, T, D] in the sum whose gradient is taken.
         segments: int64 [B, T], or None where each row is one sequence.
+        later: those that go with `changed`, if they differ; equal to `segments` on `own`.
     """
 
     x: Tensor
@@ -32,6 +33,7 @@ class Probe:
     own: Tensor
     weight: Tensor
     segments: Tensor | None = None
+    later: Tensor | None = None
 
     def movement(self, mix: Mix, y: Tensor | None = None) -> tuple[Tensor, float]:
         """Return the change of the outputs on `own`, zero elsewhere, and the root mean square of all outputs.
@@ -41,7 +43,7 @@ class Probe:
             y: its output for `x`, if known.
         """
         before = (mix(self.x, self.segments) if y is None else y).detach().double()
-        after = mix(self.changed, self.segments).detach().double()
+        after = mix(self.changed, self.segments if self.later is None else self.later).detach().double()
         return (after - before).where(self.own[..., None], 0), _root_mean_square(before)
 
     def gradient(self, mix: Mix) -> tuple[Tensor, float]:

@@ -8,7 +8,7 @@ way, so it must not be refused.
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -117,7 +117,7 @@ def find_leak(config: ModelConfig, device: torch.device, training: Precision) ->
 
     In evaluation and in training mode, no sequence may change the outputs of another, later inputs must not change
     earlier outputs, and earlier outputs must have no gradients with respect to them; the same holds between packed
-    documents, both ways. A model that raises in every setting, such as one whose mixer takes no segments, cannot leak
+    documents, both ways, and within them. A model that raises in every setting, such as one whose mixer takes no segments, cannot leak
     there; training reports the error.
 
     Args:
@@ -257,6 +257,13 @@ class Subject:
         x, other, weight = (self.random(name, len(cuts)) for name in ("x", "other", "weight"))
         return future(x, other, weight, cuts), cuts
 
+    def packed_future(self) -> tuple[Probe, list[int]]:
+        """Return the probe of later inputs and boundaries: what follows belongs to other documents, or to the same."""
+        probe, cuts = self.future()
+        position = torch.arange(self.setting.length, device=self.device)
+        segments = torch.stack([(position >= cut // 2).long() + (position >= cut) for cut in cuts])
+        return replace(probe, segments=segments.clamp(max=1), later=segments), cuts
+
     def rows(self) -> Probe:
         """Return the probe of two sequences, of which the first must not depend on the second."""
         x, other, weight = (self.random(name, 2) for name in ("x", "other", "weight"))
@@ -323,6 +330,13 @@ def _packed(subject: Subject) -> Iterator[Claim]:
     yield Claim(probe=probe, measure=lambda p: p.movement(subject), fault=MIXES, broken=moves)
     feels = ["outputs of one have gradients with respect to others of its row"] * rows
     yield Claim(probe=probe, measure=lambda p: p.gradient(subject), fault=MIXES, broken=feels)
+    probe, cuts = subject.packed_future()
+    moves = [f"with segments, outputs before position {cut} change with later inputs or documents" for cut in cuts]
+    yield Claim(probe=probe, measure=lambda p: p.movement(subject), fault=FUTURE, broken=moves)
+    feels = [
+        f"with segments, outputs before position {cut} have gradients with respect to later inputs" for cut in cuts
+    ]
+    yield Claim(probe=probe, measure=lambda p: p.gradient(subject), fault=FUTURE, broken=feels)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """No architecture of a plugin trains that sees the future."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,16 @@ FORWARDS = {
         "x if segments is None else Backward.apply(x)",
         32,
         "mixes packed .* of one have gradients",
+    ),
+    "proof packed ahead": (
+        "x if segments is None else x + 1e-3 * x.roll(-1, 1) * (segments == segments.roll(-1, 1))[..., None]",
+        32,
+        f"{FUTURE[:17]}with segments, outputs before position 10 change with later inputs or documents",
+    ),
+    "proof boundaries": (
+        "x if segments is None else x + (segments != segments.roll(-1, 1))[..., None]",
+        32,
+        f"{FUTURE[:17]}with segments, outputs before position",
     ),
     "proof faint": ("means(x, segments) + 1e-6 * x.roll(-1, 1)", 32, FUTURE),
     "proof faint single": ("(x + 1e-6 * x.roll(-1, 1)).float().to(x.dtype)", 32, FUTURE),
@@ -114,7 +125,8 @@ def test_what_a_plugin_must_prove(name, study, plugin):
     if said is None:
         assert refuse_leaks(runs(study, name), torch.device("cpu")) is None
     else:
-        with pytest.raises(ConfigError, match=said) as caught:
+        place = re.escape(f"mixer {name!r} ({plugin}:") + r"\d+\) "
+        with pytest.raises(ConfigError, match=f"{place}{said}") as caught:
             refuse_leaks(runs(study, name), torch.device("cpu"))
         more = f" --length {length}" if length > 1100 else ""
         assert str(caught.value).endswith(f"; run basecap check --mixer '{name}' --plugin {plugin}{more}")
@@ -142,7 +154,7 @@ def test_a_leak_is_found_in_a_pattern_and_in_another_body(study, plugin):
 def test_a_leak_is_refused_before_anything_is_written(study, plugin, tmp_path):
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", "proof ahead"]}))
-    with pytest.raises(ConfigError, match="mixer 'proof ahead' sees the future"):
+    with pytest.raises(ConfigError, match=r"mixer 'proof ahead' \(.*proofs.py:\d+\) sees the future"):
         run(path, tmp_path / "out", plugins=(plugin,))
     assert not (tmp_path / "out").exists()
 
