@@ -134,6 +134,8 @@ def with_cautions(row: Row, few_clusters: Sequence[str]) -> Row:
     cautions = []
     if row.gap is not None and row.conditional:
         cautions.append("the interval holds for these trained models only")
+    elif row.gap is not None and len(row.seeds) == 1:
+        cautions.append("with one run, it is taken to vary as the runs of the others do")
     if row.gap is not None and few_clusters:
         cautions.append(f"the interval is conditional on these sources (few clusters: {', '.join(few_clusters)})")
     if row.gap is not None and row.left_out:

@@ -4,7 +4,16 @@ from dataclasses import dataclass
 
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
 from basecap.report.task_summary import recall_cautions, recall_headline, recall_question, recall_rates, recall_reasons
-from basecap.report.text_summary import asked, headline, rates_text, reasons, remarks, trained_models_only, unfinished
+from basecap.report.text_summary import (
+    asked,
+    borrowed,
+    headline,
+    rates_text,
+    reasons,
+    remarks,
+    trained_models_only,
+    unfinished,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +41,7 @@ def summarise(study: StudyResults) -> Summary:
 
 
 def _text(study: TextResults) -> Summary:
-    cautions = [trained_models_only(study), unfinished(study), *remarks(study)]
+    cautions = [trained_models_only(study), borrowed(study), unfinished(study), *remarks(study)]
     return Summary(
         question=asked(study),
         headline=headline(study),

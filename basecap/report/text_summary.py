@@ -196,6 +196,18 @@ def trained_models_only(study: TextResults) -> str:
     )
 
 
+def borrowed(study: TextResults) -> str:
+    """Return a sentence about rows of one run, whose variation from run to run is taken from others, "" for none."""
+    names = [row.name for row in study.comparisons if row.gap and len(row.seeds) == 1 and not row.conditional]
+    if not names:
+        return ""
+    have, they = ("has", "it is") if len(names) == 1 else ("have", "they are")
+    return (
+        f"{listed(names)} {have} one run: {they} taken to vary from seed to seed as the other runs of this study do. "
+        "Where that is not so, the interval is too narrow."
+    )
+
+
 def remarks(study: TextResults) -> list[str]:
     """Return a sentence for each unusual thing about a study's runs, text and learning rates."""
     left_out = [f"{row.left_out:,} of {row.domain}" for row in study.overlap if row.left_out]

@@ -117,8 +117,8 @@ def find_leak(config: ModelConfig, device: torch.device, training: Precision) ->
 
     In evaluation and in training mode, no sequence may change the outputs of another, later inputs must not change
     earlier outputs, and earlier outputs must have no gradients with respect to them; the same holds between packed
-    documents, both ways, and within them. A model that raises in every setting, such as one whose mixer takes no segments, cannot leak
-    there; training reports the error.
+    documents, both ways, and within them. A model that raises in every setting, such as one whose mixer takes no
+    segments, cannot leak there; training reports the error.
 
     Args:
         config: of the model; its length, width and options are kept, its depth and vocabulary are not.

@@ -206,6 +206,7 @@ def test_one_seed_of_each_speaks_of_these_models_only():
     assert row.conditional and row.gap.low < row.gap.high and "these trained models only" in row.words
     (more,) = compare(replace(world, reference_seeds=4))
     assert not more.conditional and more.gap.split is not None
+    assert more.words.endswith("; with one run, it is taken to vary as the runs of the others do")
     assert more.gap.high - more.gap.low > row.gap.high - row.gap.low
 
 

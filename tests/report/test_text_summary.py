@@ -6,6 +6,7 @@ from basecap.analysis.results import Overlap, SweepRow
 from basecap.analysis.rows import LeftOut
 from basecap.analysis.sequential import Looks
 from basecap.report.text_summary import (
+    borrowed,
     duration_text,
     gap_text,
     headline,
@@ -87,6 +88,13 @@ def test_intervals_of_single_runs_speak_of_these_models():
     assert trained_models_only(study(undecided("a"))) == ""
     assert "for these trained models only" in dict(notes(study(one)))["Intervals"]
     assert "other seeds" in dict(notes(study(undecided("a"))))["Intervals"]
+
+
+def test_a_row_of_one_run_says_that_its_variation_is_taken_from_others():
+    one, two = undecided("a", seeds=[0]), undecided("b")
+    assert borrowed(study(two)) == "" == borrowed(study(replace(one, conditional=True)))
+    assert borrowed(study(one, two)).startswith("a has one run: it is taken to vary from seed to seed as")
+    assert borrowed(study(one, replace(one, name="c"))).startswith("a and c have one run: they are taken")
 
 
 def test_looks_at_a_growing_study_are_named():
