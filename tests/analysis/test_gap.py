@@ -82,7 +82,12 @@ def test_a_reference_run_that_diverged_moves_nothing_and_is_named(ood):
     for row, other in zip(rows, expected, strict=True):
         (diverged,) = row.reference_left_out
         assert diverged.seed == 4 and diverged.why.startswith("it diverged: its ") and "50 % of" in diverged.why
-        assert replace(row, reference_left_out=[], along=None) == replace(other, along=None)
+        numbers = {"along": None, "gap": None, "weighted": None, "domains": ()}
+        assert replace(row, reference_left_out=[], **numbers) == replace(other, **numbers)
+        for mine, same in zip((row.gap, row.weighted), (other.gap, other.weighted), strict=True):
+            # Another run among the draws of documents changes the rounding of a matrix product, no more.
+            ends = [(found.value, found.low, found.high, found.error) for found in (mine, same)]
+            assert ends[0] == pytest.approx(ends[1], rel=0, abs=1e-12) and mine.verdict == same.verdict
     assert other.reference_seeds == [0, 1, 2, 3] and not other.reference_left_out
 
 
