@@ -120,9 +120,10 @@ def _more(row: Row) -> str:
         return "train at least three seeds"
     if row.more is None:
         return "more seeds alone will not decide it: use more held-out documents or train longer"
-    each = "one more run of it and of the reference" if row.more.runs == 1 else f"{row.more.runs} more runs of each"
+    one = row.more.runs == 1
+    each = "one more run of it and of the reference has" if one else f"{row.more.runs} more runs of each have"
     took = "" if row.more.seconds is None else f" ({_time(row.more.seconds)} here)"
-    return f"about {each} would decide it{took}"
+    return f"{each} an even chance to decide it{took}"
 
 
 def _time(seconds: float) -> str:

@@ -22,7 +22,8 @@ def table_of(title: str, study: StudyResults) -> Table:
 def verdict_table(title: str, study: TextResults) -> Table:
     """Return a row per architecture of a study of text: its verdict, gap and interval."""
     signs = " (✓ keeps, ✗ degrades, ? undecided)" if study.ood_domains else ""
-    table = Table(title=Text(f"{title}: gap to {study.reference}, nats per token{signs}"), title_justify="left")
+    said = f"{title}: gap to {study.reference}, nats per token, intervals of all rows together{signs}"
+    table = Table(title=Text(said), title_justify="left")
     table.box = None
     domains = study.tested
     for column in ("architecture", "verdict"):

@@ -99,7 +99,7 @@ def _remedy(rows: Sequence[Row], reference: str) -> str:
     said = ""
     if needed:
         counts = ", ".join(f"{more.runs} for {name}{_took(more.seconds)}" for name, more in needed)
-        said = f" At these estimates more runs of each and of {reference} would decide: {counts}."
+        said = f" At these estimates, more runs of each and of {reference} have an even chance to decide: {counts}."
     if never:
         said += f" More runs alone will not decide {listed(never)}: use more held-out documents or train longer."
     return said
@@ -117,7 +117,11 @@ def notes(study: TextResults) -> list[tuple[str, str]]:
     return [
         *(_verdicts(study, rows[0]) if study.ood_domains else []),
         ("Intervals", _intervals(study, rows)),
-        ("As if trained on", f"80 % means: {study.reference} itself is that good after 80 % of its tokens."),
+        (
+            "As if trained on",
+            f"80 % means: {study.reference} itself is that good after 80 % of its tokens. The interval is that of the "
+            f"gap; how fast the loss of {study.reference} falls, and so the tolerance, is taken as measured.",
+        ),
         ("Weighted gap", "domains count by how precisely they are measured, with the same weights in every row."),
         ("Trained range", _range(study)),
     ]

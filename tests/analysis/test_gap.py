@@ -202,7 +202,7 @@ def test_words_say_why_and_what_would_decide():
     assert kept.words.startswith("any gap is smaller than the tolerance of")
     assert worse.verdict == "keeps" and worse.words.startswith("measurably worse, by less than the tolerance")
     assert open_.verdict == "undecided" and "includes both 0 and the tolerance" in open_.words
-    assert open_.more.seconds == open_.more.runs * 3600 and f"about {open_.more.runs}" in open_.words
+    assert open_.more.seconds == open_.more.runs * 3600 and f"; {open_.more.runs} more run" in open_.words
 
 
 def test_one_seed_of_each_speaks_of_these_models_only():
