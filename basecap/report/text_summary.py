@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from basecap.analysis.draws import FEWEST_DOCUMENTS
 from basecap.analysis.noise import FEWEST_SPLIT
+from basecap.analysis.reasons import UNTRAINED
 from basecap.analysis.results import TextResults
 from basecap.analysis.rows import Estimate, Gap, Row
 from basecap.progress import duration
@@ -46,6 +47,8 @@ def headline(study: TextResults) -> str:
     reference = study.reference
     if not study.comparisons:
         return f"There is nothing to compare with {reference}."
+    if any(row.words.startswith(UNTRAINED) for row in study.comparisons):
+        return f"Nothing is compared: the reference {reference} has no trained range itself."
     found = {verdict: _with_verdict(study, verdict) for verdict in VERBS}
     parts = [f"{listed(names)} {VERBS[verdict][len(names) > 1]}" for verdict, names in found.items() if names]
     if study.ood_domains:

@@ -38,6 +38,8 @@ def test_the_headline_says_who_keeps_degrades_is_undecided_and_behind():
         "d is undecided; e is behind."
     )
     assert headline(study()) == "There is nothing to compare with base."
+    untrained = without_gap("a", "behind", "the reference has no trained range: base ends at 4.1 nats")
+    assert headline(study(untrained)) == "Nothing is compared: the reference base has no trained range itself."
 
 
 def test_a_mixed_study_states_differences_and_no_verdict():
