@@ -65,7 +65,7 @@ def _text(study: TextResults) -> Iterator[Sheet]:
             runs = [len(row.seeds), len(row.reference_seeds)]
             ranges.append([row.name, found.bits_per_byte, found.tolerance, low, high, *runs])
     yield Sheet("verdicts", ["architecture", "verdict", "gap", "as if trained on", "why"], verdicts)
-    heads = ["architecture", "verdict alone", "gap alone", "gap at lowest shared loss", "weighted gap"]
+    heads = ["architecture", "verdict alone", "gap alone", "gap at lowest shared loss alone", "weighted gap"]
     yield Sheet("gaps", heads, gaps)
     heads = ["architecture", "bits per byte", "tolerance", "range from", "range to", "runs", "reference runs"]
     yield Sheet("ranges", heads, ranges)

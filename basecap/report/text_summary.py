@@ -160,7 +160,7 @@ def _verdicts(study: TextResults, row: Row) -> list[tuple[str, str]]:
 def _intervals(study: TextResults, rows: Sequence[Row]) -> str:
     said = (
         f"in each column, the intervals of all rows hold together with {100 * study.confidence:g} % probability; "
-        f"the narrower ones for a single row are in results.json. {_looks(study)}"
+        f'only those marked "this row alone" hold for a single row. {_looks(study)}'
     )
     few = study.few_clusters
     if any(row.conditional for row in rows):
