@@ -11,7 +11,7 @@ from basecap.analysis import gap, reasons
 from basecap.analysis.draws import Curve, Runs, draw, enough, few_clusters, fewest_units
 from basecap.analysis.gap import FEWEST_POINTS, LARGEST_EXPONENT, LOST_DRAWS, Range
 from basecap.analysis.gap_curve import gap_curve
-from basecap.analysis.intervals import Estimates, Levels, Table
+from basecap.analysis.intervals import TINY, Estimates, Levels, Table
 from basecap.analysis.losses import RunLosses
 from basecap.analysis.noise import DRAWS
 from basecap.analysis.power import more_runs
@@ -310,6 +310,7 @@ class _Judge:
         one, estimates = self.measured[index], self.estimates["plain"]
         found = self._gap("plain", index)
         conditional = estimates.shared is None
+        reach = float(estimates.half.single[index] / np.sqrt(max(estimates.errors.variance[index], TINY)))
         more = None
         if found.verdict == "undecided" and found.tolerance is not None and not conditional:
             more = self._more(index, found)
@@ -326,7 +327,7 @@ class _Judge:
             gap=found,
             weighted=self._gap("weighted", index),
             domains=tuple(DomainGap(domain=domain, **vars(self._gap(domain, index))) for domain in self.setting.tested),
-            along=gap_curve(one, self.reference.curves, self.weights["plain"], estimates.shared, self.setting.level),
+            along=gap_curve(one, self.reference.curves, self.weights["plain"], estimates.shared, reach),
             more=more,
         )
         return replace(row, words=reasons.of(row))

@@ -8,7 +8,7 @@ from numpy import ndarray
 
 from basecap.analysis.draws import Curve
 from basecap.analysis.gap import read_off
-from basecap.analysis.noise import Shared, t_half_width
+from basecap.analysis.noise import Shared
 from basecap.analysis.rows import GapCurve
 
 if TYPE_CHECKING:
@@ -21,11 +21,12 @@ BANDWIDTH = 0.2
 
 
 def gap_curve(
-    one: "Measured", reference: Sequence[Curve], weights: ndarray, shared: Shared | None, level: float
+    one: "Measured", reference: Sequence[Curve], weights: ndarray, shared: Shared | None, reach: float
 ) -> GapCurve:
     """Return the gap at places over the range of losses that an architecture and the reference have both seen.
 
-    The band holds at each place for itself. Without a variance of runs there is none.
+    The band reaches as many standard errors, `reach`, as the interval of this row alone does over the trained range; it
+    holds at each place for itself. Without a variance of runs there is none.
     """
     groups = (one.curves, reference)
     low = max(np.mean([curve.x[0].min() for curve in group]) for group in groups)
@@ -38,11 +39,10 @@ def gap_curve(
     values = ours.mean(0) - theirs.mean(0)
     band = None
     if shared is not None:
-        parts = [shared.moderate(_variances(part), len(part) - 1) for part in (ours, theirs)]
         variance = values[1:].var(axis=0) + sum(
-            variance / len(part) for (variance, _), part in zip(parts, (ours, theirs), strict=True)
+            shared.moderate(_variances(part), len(part) - 1) / len(part) for part in (ours, theirs)
         )
-        band = t_half_width(variance, min(freedom for _, freedom in parts), level)
+        band = reach * np.sqrt(variance)
     return GapCurve(
         loss=places.tolist(),
         value=values[0].tolist(),

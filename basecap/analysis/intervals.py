@@ -133,7 +133,7 @@ class Table:
                 documents=_documents(own, theirs, within=False),
             )
         ours, others = (
-            [shared.moderate(runs.variance, runs.freedom)[0] / runs.count for runs in map(_sample, group)]
+            [shared.moderate(runs.variance, runs.freedom) / runs.count for runs in map(_sample, group)]
             for group in (own, theirs)
         )
         return Errors(own=np.array(ours), reference=np.array(others), documents=_documents(own, theirs, within=True))
@@ -146,7 +146,7 @@ class Table:
         generator = np.random.default_rng(DRAW_SEED)
         variances, theirs = draw_variances(ours, reference, shared, self.draws, generator)
         # The range of a row may be shorter than the reference's own, and its variance there another.
-        factor = errors.reference / max(shared.moderate(reference.variance, reference.freedom)[0], TINY)
+        factor = errors.reference / max(shared.moderate(reference.variance, reference.freedom), TINY)
         return np.sqrt(variances / [runs.count for runs in ours]), np.sqrt(theirs[:, None] * factor)
 
     def _scattered(self, errors: Errors) -> tuple[ndarray, ndarray]:

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import numpy as np
 from numpy import ndarray
-from scipy.special import betaln, stdtrit, xlogy
+from scipy.special import betaln, xlogy
 
 #: Degrees of freedom that the shared distribution may have, from "architectures differ widely" to "they are alike".
 SHARED_FREEDOMS = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
@@ -93,10 +93,9 @@ class Shared:
         """Its scale on the whole, a variance."""
         return float(np.exp(np.sum(self.likely * np.log(self.scales))))
 
-    def moderate(self, variance: Number, freedom: int) -> tuple[Number, float]:
-        """Return the best estimate of a variance with `freedom` of its own, and its degrees of freedom."""
-        total = self.freedom + freedom
-        return (self.freedom * self.scale + variance * freedom) / total, total
+    def moderate(self, variance: Number, freedom: int) -> Number:
+        """Return the best estimate of a variance with `freedom` degrees of freedom of its own."""
+        return (self.freedom * self.scale + variance * freedom) / (self.freedom + freedom)
 
     def draw(self, draws: int, generator: np.random.Generator) -> tuple[ndarray, ndarray]:
         """Draw freedoms and scales, [draws] each."""
@@ -174,11 +173,6 @@ def half_widths(errors: ndarray, level: float) -> HalfWidths:
         for rank in ((1 - level) * len(ordered), np.quantile(ranks.max(axis=1), 1 - level))
     )
     return HalfWidths(single=single, joint=joint)
-
-
-def t_half_width(variance: Number, freedom: float, level: float) -> Number:
-    """Return Student's quantile at `level`, two-sided, times the error."""
-    return -stdtrit(freedom, level / 2) * np.sqrt(variance)
 
 
 def split_range(values: ndarray, level: float) -> float | None:

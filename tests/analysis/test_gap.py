@@ -215,6 +215,14 @@ def test_one_seed_of_each_speaks_of_these_models_only():
     assert more.gap.high - more.gap.low > row.gap.high - row.gap.low
 
 
+def test_the_band_of_a_curve_is_as_wide_as_the_interval_of_its_row():
+    """Also where the reference is the noisiest; runs differ by the same at every loss here."""
+    world = World(gaps=(0.0,) * 8, noise=(0.12, *[0.03] * 8), wobble=0.001)
+    for row in compare(world):
+        ends = np.array(row.along.high) - np.array(row.along.low)
+        assert ends.tolist() == pytest.approx([row.gap.single.high - row.gap.single.low] * len(ends), rel=0.1)
+
+
 def test_the_noisier_domain_counts_less_in_the_weighted_mean():
     found = runs(World(gaps=(0.0, 0.0), noise=(0.0,) * 3), np.random.default_rng(0))
     rng = np.random.default_rng(1)
