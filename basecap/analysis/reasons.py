@@ -69,7 +69,7 @@ def behind(loss: str, best: float, high: float, more: float | None) -> str:
 
 def _train(more: float | None) -> str:
     if more is None:
-        return "more tokens alone will not get it there: change train.lr or its size"
+        return "at the pace of its last points it will not get there: change train.lr, train.tokens or its size"
     return f"train about {_rounded(more)} more tokens"
 
 
