@@ -98,7 +98,7 @@ def test_a_reference_that_no_longer_learns_is_not_said_to_need_more_tokens():
     for seed in range(3):
         run = found[REFERENCE, seed]
         found[REFERENCE, seed] = _points(run, [*range(12), *range(11, 3, -1)], trained=run.trained)
-    for bigram, said in ((BIGRAM, "no longer falls; train it on other data"), (2.0, "change train.lr, train.tokens or")):
+    for bigram, said in ((BIGRAM, "no longer falls; train it on other data"), (2.0, "change train.lr, train.tokens")):
         (row,) = compare_runs(["other 0"], found, setting(bigram=bigram), _draws())
         assert row.verdict == "undecided" and row.gap is None and said in row.words
         assert "train about" not in row.words
