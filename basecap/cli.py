@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from basecap import __version__
 from basecap.cli_bench import bench_app
+from basecap.cli_data import data_app
 from basecap.cli_options import (
     LARGEST,
     AsJson,
@@ -59,7 +60,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench_app, name="bench")
-data_app = typer.Typer(help="Prepare and inspect the text of a study.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
 
@@ -99,17 +99,18 @@ def run(
 ) -> None:
     """Train and evaluate a study, then write its report. Run the same command again to resume."""
     from basecap.study.config import load_study, select, with_named
+    from basecap.study.seed_limit import seed_limit
 
     load_plugins(plugin)
     config = with_named(load_study(study, settings, scale), only)
     chosen = select(config, only)
+    most = seed_limit(config, until_decided, max_seeds)
 
     from basecap.records import StudyRecords
     from basecap.study.execute import execute
-    from basecap.study.until_decided import seed_limit, train_until_decided
+    from basecap.study.until_decided import train_until_decided
 
     directory = out or config.directory
-    most = seed_limit(config, until_decided, max_seeds)
     train = partial(execute, out=directory, device=device, plugins=plugin, log=log, per_device=per_device)
     if most is None:
         infos = train(config, only=chosen)
@@ -170,16 +171,21 @@ def eval_(
     per_device: PerDevice = 1,
 ) -> None:
     """Run missing evaluations on stored weights, without training, then write the report."""
-    from basecap.records import RunRecords
+    from basecap.evaluation_points import parse_at
+    from basecap.records import RunRecords, StudyRecords
+
+    points = None if at is None else parse_at(at)
+    directory = path.parent.parent if RunRecords(path).info() else path
+    StudyRecords(directory).study()
+    load_plugins(plugin)
+
     from basecap.study.stored_weights import evaluate_directory
 
-    load_plugins(plugin)
     failed = evaluate_directory(
-        path, add=add, at=at, only=only, device=device, plugins=plugin, log=log, per_device=per_device
+        path, add=add, at=points, only=only, device=device, plugins=plugin, log=log, per_device=per_device
     )
     if failed is None:  # a worker of torchrun: only the leader reports
         return
-    directory = path.parent.parent if RunRecords(path).info() else path
     _report([directory], directory)
     if failed:
         log(f"evaluations that failed: {failed}; the reasons are above.")
@@ -232,33 +238,6 @@ def list_(
     if what not in CATALOGUES:
         raise ConfigError(f"cannot list {what!r}: {nearest(what, CATALOGUES)}")
     print_table(what, CATALOGUES[what](as_json), as_json)
-
-
-@data_app.command("prepare", epilog="Example: basecap data prepare limited-mini --set data.path=/data/slimpajama")
-def data_prepare(study: StudyArgument, scale: Scale = None, out: Out = None, settings: Settings = []) -> None:
-    """Convert the text of a study to token shards and show what they hold."""
-    _inspect(study, scale, out, settings, as_json=False)
-
-
-@data_app.command("inspect", epilog="Example: basecap data inspect quickstart --json; basecap data inspect mqar-k2v2")
-def data_inspect(
-    study: Annotated[str, typer.Argument(help="a study: name or YAML file; or a task (`basecap list tasks`)")],
-    scale: Scale = None,
-    out: Out = None,
-    settings: Settings = [],
-    as_json: AsJson = False,
-    examples: Annotated[int, typer.Option(min=1, max=1000, help="number of examples of a task to show")] = 2,
-) -> None:
-    """Show what the token shards of a study hold, preparing them if needed, or examples of a task."""
-    from basecap.catalogue import is_task
-
-    if is_task(study):
-        from basecap.tasks import inspect_task
-
-        screen = console()
-        screen.print(inspect_task(study, settings, examples, None if as_json else screen.width), soft_wrap=True)
-    else:
-        _inspect(study, scale, out, settings, as_json)
 
 
 @app.command(epilog='Example: basecap generate runs/quickstart/runs/transformer++-s0 "The list of"')
@@ -322,20 +301,6 @@ def check(
         raise typer.Exit(130)
     if failed:
         raise typer.Exit(1)
-
-
-def _inspect(study: str, scale: str | None, out: Path | None, settings: Sequence[str], as_json: bool) -> None:
-    from basecap.data import inspect
-    from basecap.study.config import load_study
-    from basecap.study.workloads import data_of
-    from basecap.train.interruption import listening
-
-    config = load_study(study, settings, scale)
-    with listening():
-        data = data_of(config, out or config.directory)
-    print_table(f"data of {config.title}", inspect(data), as_json)
-    if data.remark:
-        log(f"{data.remark}.")
 
 
 def _report(

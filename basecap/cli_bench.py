@@ -68,6 +68,8 @@ def bench_models(
     plugin: Plugins = [],
 ) -> None:
     """Measure the training speed of whole architectures."""
+    _refuse_scale_alone(study, scale)
+
     from basecap.bench.models import Setting, shown
     from basecap.bench.models import run as bench
     from basecap.environment import choose_device
@@ -99,6 +101,8 @@ def bench_generate(
     plugin: Plugins = [],
 ) -> None:
     """Measure how fast architectures read a prompt and write text: time to first token, tokens per second, memory."""
+    _refuse_scale_alone(study, scale)
+
     from basecap.bench.generate import Load, shown
     from basecap.bench.generate import run as bench
     from basecap.environment import choose_device
@@ -111,12 +115,15 @@ def bench_generate(
     _finish(found, json_file)
 
 
+def _refuse_scale_alone(study: str | None, scale: str | None) -> None:
+    if scale is not None and study is None:
+        raise ConfigError("--scale is that of a study; give one with --study.")
+
+
 def _contenders(study: str | None, use: list[str], scale: str | None, hidden: int, length: int) -> "Contenders":
     from basecap.bench.contenders import named, of_study
 
     if study is None:
-        if scale is not None:
-            raise ConfigError("--scale is that of a study; give one with --study.")
         return named(use, hidden=hidden, vocab=VOCAB, length=length)
     return of_study(study, use, scale=scale, vocab=VOCAB, length=length)
 

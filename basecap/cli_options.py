@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from basecap.names import check_device_name
 from basecap.terminal import writable_file
 
 #: Largest accepted size: larger tensors exceed any machine's memory, and the largest overflow an integer.
@@ -28,7 +29,10 @@ Plugins = Annotated[
 Out = Annotated[
     Path | None, typer.Option("--out", help="directory of the study (default: runs/NAME, or runs/NAME-SCALE)")
 ]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:N (default: a GPU if there is one)")]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", callback=check_device_name, help="cpu, cuda or cuda:N (default: a GPU if there is one)"),
+]
 PerDevice = Annotated[
     int,
     typer.Option(

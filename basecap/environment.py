@@ -3,7 +3,6 @@
 import ctypes
 import hashlib
 import platform
-import re
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch.distributed as dist
 
 from basecap import __version__
 from basecap.errors import ConfigError
+from basecap.names import check_device_name
 
 PACKAGES = ("torch", "triton", "numba", "numpy", "tokenizers", "safetensors", "fla-core")
 #: Folders of the package whose code can change the numbers of a run.
@@ -28,10 +28,7 @@ def choose_device(name: str | None) -> torch.device:
 
     A GPU becomes the current device. On a CPU, the process keeps memory that it frees.
     """
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
-        raise ConfigError(f"unknown device {name!r}; use cpu, cuda or cuda:0.")
+    name = check_device_name(name) or ("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cpu":
         _keep_freed_memory()

@@ -1,4 +1,8 @@
-"""Names of architectures and of studies, handled without importing any of them."""
+"""Names of architectures, studies and devices, handled without importing any of them."""
+
+import re
+
+from basecap.errors import ConfigError
 
 #: Name of the scale that the keys of a study file outside `scales` describe.
 PAPER = "paper"
@@ -21,3 +25,10 @@ def at_scale(name: str, scale: str | None) -> str:
     ('quickstart', 'limited-zoo at scale laptop')
     """
     return name if scale is None else f"{name} at scale {scale}"
+
+
+def check_device_name(name: str | None) -> str | None:
+    """Return the name of a device, None for the default; raises ConfigError for a name that no device has."""
+    if name is not None and not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
+        raise ConfigError(f"unknown device {name!r}; use cpu, cuda or cuda:0.")
+    return name

@@ -62,7 +62,7 @@ def progress(
 
     >>> with progress("reading", total=3, unit="files", stream=sys.stdout, every=0) as advance:
     ...     advance(3, note="the last one")
-    reading: 3 of 3 files (100 %) the last one
+    reading: 3 of 3 files (100 %); the last one
     """
     stream = stream or sys.stderr
     if not total:
@@ -108,8 +108,8 @@ class _Lines:
         line += f" ({100 * self.done / max(self.total, 1):.0f} %)"
         if seconds > 0 and units > 0:
             left = (self.total - self.done) * seconds / units
-            line += f", {units / seconds:,.3g} {self.unit}/s, {duration(left)} left"
-        write_line(f"{line} {self.note}".rstrip(), self.stream)
+            line += f", {_number(units / seconds)} {self.unit}/s, {duration(left)} left"
+        write_line(f"{line}; {self.note}" if self.note else line, self.stream)
         self.written, self.has_written = self.now, True
 
 
@@ -129,13 +129,22 @@ def duration(seconds: float) -> str:
     return f"{whole / DAY:,.0f} days" if whole < 2 * YEAR else f"{whole / YEAR:,.0f} years"
 
 
+def _number(rate: float) -> str:
+    """Format a rate with three digits, or as a whole number.
+
+    >>> _number(0.06089), _number(1528.4)
+    ('0.0609', '1,528')
+    """
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
 class _Rate(ProgressColumn):
     def __init__(self, unit: str, table_column: Column):
         super().__init__(table_column)
         self.unit = unit
 
     def render(self, task: Task) -> Text:
-        return Text(f"{task.speed:,.3g} {self.unit}/s" if task.speed else "")
+        return Text(f"{_number(task.speed)} {self.unit}/s" if task.speed else "")
 
 
 class _Label(ProgressColumn):

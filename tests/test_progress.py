@@ -40,11 +40,11 @@ def test_plain_lines_come_at_intervals_with_rate_and_time_left():
             clock.now += 0.5
             advance(5, note="loss 3.1")
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "run [a]: 500 of 1,000 tokens (50 %), 10 tokens/s, 50 s left loss 3.1"
+    assert lines[0] == "run [a]: 500 of 1,000 tokens (50 %), 10 tokens/s, 50 s left; loss 3.1"
     assert [line.partition(" of")[0] for line in lines] == ["run [a]: 500", "run [a]: 600", "run [a]: 700"]
 
 
-def test_the_end_is_told_where_the_way_was():
+def test_work_that_had_lines_ends_with_a_last_line():
     stream, clock = io.StringIO(), Clock()
     with progress("run", total=30, unit="files", stream=stream, clock=clock) as advance:
         for _ in range(3):

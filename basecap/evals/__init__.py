@@ -2,7 +2,6 @@
 
 from basecap.evals._contract import (
     EVALUATIONS,
-    At,
     Context,
     Evaluation,
     EvaluationConfig,
@@ -11,12 +10,10 @@ from basecap.evals._contract import (
     SharedEvaluation,
     build_evaluation,
     evaluation,
-    includes,
 )
 
 __all__ = [
     "EVALUATIONS",
-    "At",
     "Context",
     "Evaluation",
     "EvaluationConfig",
@@ -25,5 +22,4 @@ __all__ = [
     "SharedEvaluation",
     "build_evaluation",
     "evaluation",
-    "includes",
 ]

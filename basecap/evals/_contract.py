@@ -4,36 +4,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from basecap.data.workload import Workload
 from basecap.errors import ConfigError, describe_problem, nearest
+from basecap.evaluation_points import At
 from basecap.maps import Maps
 from basecap.models.language_model import LanguageModel
 from basecap.records import Declaration, DocumentLosses
 from basecap.registry import Registry
-
-
-def _at(value: Any) -> Any:
-    """Validate the option `at`: return "every", "end" or a tuple of tokens, else raise ValueError."""
-    tokens = value if isinstance(value, list | tuple) else [value]
-    if value in ("every", "end"):
-        return value
-    if tokens and all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in tokens):
-        return tuple(tokens)
-    raise ValueError("should be every, end or a list of tokens, such as [1000000]")
-
-
-#: The evaluation points at which an evaluation runs: every one, the end of a run, or those after given tokens.
-At = Annotated[Literal["every", "end"] | tuple[int, ...], BeforeValidator(_at)]
-
-
-def includes(at: At, tokens: int, last: bool) -> bool:
-    """Whether an evaluation runs at the evaluation point after `tokens` tokens; `last` marks the end of the run."""
-    return at == "every" or (last if at == "end" else tokens in at)
 
 
 class EvaluationConfig(BaseModel):

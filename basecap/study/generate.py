@@ -2,16 +2,9 @@
 
 from pathlib import Path
 
-import torch
-
-from basecap import environment
 from basecap.errors import ConfigError, nearest
-from basecap.models.generate import generate
 from basecap.records import RunRecords, StudyRecords
 from basecap.study.config import validate
-from basecap.study.provenance import refuse_other_plugins
-from basecap.study.workloads import recorded_data
-from basecap.train.checkpoint import load_model, stored_config
 
 
 def continue_text(
@@ -40,6 +33,15 @@ def continue_text(
         found = next((runs for runs in (StudyRecords(place).runs() for place in places) if runs), [])
         hint = nearest(str(run), [str(known.path) for known in found]) if found else "give DIR/runs/NAME-sSEED."
         raise ConfigError(f"{run} is not the directory of a run; {hint}")
+
+    import torch  # here, as this takes seconds: a wrong directory is refused at once
+
+    from basecap import environment
+    from basecap.models.generate import generate
+    from basecap.study.provenance import refuse_other_plugins
+    from basecap.study.workloads import recorded_data
+    from basecap.train.checkpoint import load_model, stored_config
+
     refuse_other_plugins(RunRecords(run), stored_config(RunRecords(run).checkpoints))
     out = run.parent.parent
     study = validate(StudyRecords(out).study(), str(out / "study.yaml"))

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from basecap.data.task_data import TaskData
 from basecap.errors import ConfigError, nearest
-from basecap.evals import At, Evaluation, build_evaluation
+from basecap.evals import Evaluation, build_evaluation
+from basecap.evaluation_points import At
 from basecap.mixers import ARCHITECTURES
 from basecap.models import BACKBONES
 from basecap.models.config import LayerConfig, ModelConfig, model_config

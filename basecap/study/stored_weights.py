@@ -10,7 +10,7 @@ from typing import Any
 
 from basecap import environment
 from basecap.errors import ConfigError
-from basecap.evals import At, EvaluationConfig, includes
+from basecap.evaluation_points import At, includes
 from basecap.progress import progress
 from basecap.records import RunRecords, StudyRecords
 from basecap.study.config import StudyConfig, restrict, select, validate
@@ -116,7 +116,7 @@ def evaluate_directory(
     place: Path,
     *,
     add: Sequence[str],
-    at: str | None,
+    at: At | None,
     only: Sequence[str],
     device: str | None,
     plugins: Sequence[Path],
@@ -130,7 +130,7 @@ def evaluate_directory(
     Args:
         place: DIR, or DIR/runs/NAME-sSEED.
         add: evaluations that the study gets, as a study file names them.
-        at: the evaluation points to look at, as in a study file; those that are added run there in later runs too.
+        at: the evaluation points to look at, all when None; evaluations that are added run there in later runs too.
         only: the architectures to evaluate; all when empty.
         device: where; all GPUs of this machine, or the CPU, when not given.
         plugins: files that were loaded.
@@ -143,11 +143,11 @@ def evaluate_directory(
         DataError: the data does not hold what is measured, or records that cannot be read.
         Interrupted: SIGINT or SIGTERM; the numbers of finished evaluations are recorded.
     """
-    chosen, when = environment.choose_device(device), _parse_at(at)
+    chosen = environment.choose_device(device)
     alone = bool(RunRecords(place).info())
     records = StudyRecords(place.parent.parent if alone else place)
     held = validate(records.study(), str(records.path / "study.yaml"))
-    study = with_evaluations(held, [_entry(text, when) for text in add], records.path)
+    study = with_evaluations(held, [_entry(text, at) for text in add], records.path)
     names = select(study, only) & {*only} if only else select(study, only)  # no reference unless it is named
     execution = Execution(study=study, out=records.path, device=str(chosen), plugins=tuple(plugins))
     with listening(), processes(chosen) as group, contextlib.ExitStack() as locks:
@@ -167,10 +167,10 @@ def evaluate_directory(
         planned = plan_runs(restrict(study, names), vocabulary_of(runtime.workloads), chosen_rates(records))
         runs = _finished(planned, runtime, place if alone else None)
         for run in runs:
-            check_points(run, when or "every", "--at")
+            check_points(run, at or "every", "--at")
         group.run_on_leader(lambda: _add(study, runtime))
         with executor_for(execution, runtime, devices) as executor:
-            failed = evaluate_stored(runs, runtime, executor, when or "every")
+            failed = evaluate_stored(runs, runtime, executor, at or "every")
         return failed if group.is_leader else None
 
 
@@ -240,12 +240,3 @@ def _entry(text: str, at: At | None) -> str | dict[str, Any]:
     ((name, options),) = named.items()
     options = {**(options or {}), **({} if at is None else {"at": at if isinstance(at, str) else list(at)})}
     return {name: options} if options else name
-
-
-def _parse_at(text: str | None) -> At | None:
-    if text is None:
-        return None
-    try:
-        return EvaluationConfig(at=parse_yaml(text)).at
-    except ValueError as error:
-        raise ConfigError(f"--at {text!r} should be every, end or a number of tokens.") from error

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 
 from basecap.errors import TrainingError
-from basecap.evals import Context, includes
+from basecap.evals import Context
+from basecap.evaluation_points import includes
 from basecap.models.language_model import LanguageModel
 from basecap.ops import IMPLEMENTATIONS
 from basecap.records import RunRecords

@@ -12,8 +12,6 @@ missing of the look it was at, and analyses each look at the level of that look 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
-import torch.distributed
-
 from basecap.analysis import TextResults, analyse
 from basecap.analysis.rows import Row
 from basecap.analysis.sequential import Looks, next_look
@@ -30,33 +28,6 @@ class Train(Protocol):
 
     def __call__(self, study: StudyConfig, *, only: set[str]) -> Infos:
         """Train the runs that are not finished, of the architectures `only`; return each run's info."""
-
-
-def seed_limit(study: StudyConfig, until_decided: bool, most: int | None) -> int | None:
-    """Return the most seeds that a study may grow to, None where it is not to grow; raises ConfigError.
-
-    Args:
-        study: the study.
-        until_decided: whether `--until-decided` was given.
-        most: what was given with `--max-seeds`.
-    """
-    if not until_decided:
-        if most is not None:
-            raise ConfigError("--max-seeds limits what --until-decided adds; give both, or set seeds instead.")
-        return None
-    if most is None:
-        raise ConfigError("--until-decided needs a limit; add --max-seeds N.")
-    count = len(study.seeds)
-    if most < max(2, count):
-        seeds = f"{count} seed{'s' if count > 1 else ''}"
-        raise ConfigError(f"the study has {seeds} and --max-seeds is {most}; give at least {max(2, count)}.")
-    if study.task is not None:
-        raise ConfigError("a study of tasks has no verdicts to wait for; leave out --until-decided and set seeds.")
-    if not study.text.ood:
-        raise ConfigError("a study without unseen domains has no verdicts to wait for; leave out --until-decided.")
-    if torch.distributed.is_torchelastic_launched():
-        raise ConfigError("--until-decided does not run under torchrun; without it runs go side by side on all GPUs.")
-    return most
 
 
 def train_until_decided(

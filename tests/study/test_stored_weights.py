@@ -11,6 +11,7 @@ from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError
 from basecap.evals import Outcome
 from basecap.evals.influence_entropy import InfluenceEntropy
+from basecap.evaluation_points import parse_at
 from basecap.files import write_json
 from basecap.processes import WorkerKilled, WorkerPool
 from basecap.records import Record, StudyRecords
@@ -60,7 +61,7 @@ def add(
 ) -> tuple[int, list[str]]:
     said: list[str] = []
     options = {"only": only, "device": "cpu", "plugins": (), "log": said.append, "per_device": per_device}
-    return evaluate_directory(out, add=names, at=at, **options), said
+    return evaluate_directory(out, add=names, at=None if at is None else parse_at(at), **options), said
 
 
 def entropies(out: Path) -> dict[int, list[Record]]:

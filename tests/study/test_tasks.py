@@ -14,10 +14,10 @@ from basecap.study.config import StudyConfig, load_study
 from basecap.study.estimate import estimate, remarks
 from basecap.study.merge import merge_studies
 from basecap.study.plan import plan_runs
+from basecap.study.seed_limit import seed_limit
 from basecap.study.start import check
 from basecap.study.stored_weights import evaluate_directory
 from basecap.study.training_job import VALIDATION, _good_enough
-from basecap.study.until_decided import seed_limit
 from basecap.train.checkpoint import stored
 from tests.study._execute import run
 

@@ -18,7 +18,8 @@ from basecap.errors import ConfigError, DataError
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, load_study, select
 from basecap.study.execute import execute
-from basecap.study.until_decided import seed_limit, train_until_decided
+from basecap.study.seed_limit import seed_limit
+from basecap.study.until_decided import train_until_decided
 from tests.forks import command, start
 from tests.report import made_up
 from tests.study._execute import change

@@ -1,0 +1,53 @@
+"""The commands of `basecap data`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from basecap.cli_options import AsJson, Out, Scale, Settings, StudyArgument, log
+from basecap.terminal import console, print_table
+
+data_app = typer.Typer(help="Prepare and inspect the text of a study.", no_args_is_help=True)
+
+
+@data_app.command("prepare", epilog="Example: basecap data prepare limited-mini --set data.path=/data/slimpajama")
+def data_prepare(study: StudyArgument, scale: Scale = None, out: Out = None, settings: Settings = []) -> None:
+    """Convert the text of a study to token shards and show what they hold."""
+    _inspect(study, scale, out, settings, as_json=False)
+
+
+@data_app.command("inspect", epilog="Example: basecap data inspect quickstart --json; basecap data inspect mqar-k2v2")
+def data_inspect(
+    study: Annotated[str, typer.Argument(help="a study: name or YAML file; or a task (`basecap list tasks`)")],
+    scale: Scale = None,
+    out: Out = None,
+    settings: Settings = [],
+    as_json: AsJson = False,
+    examples: Annotated[int, typer.Option(min=1, max=1000, help="number of examples of a task to show")] = 2,
+) -> None:
+    """Show what the token shards of a study hold, preparing them if needed, or examples of a task."""
+    from basecap.catalogue import is_task
+
+    if is_task(study):
+        from basecap.tasks import inspect_task
+
+        screen = console()
+        screen.print(inspect_task(study, settings, examples, None if as_json else screen.width), soft_wrap=True)
+    else:
+        _inspect(study, scale, out, settings, as_json)
+
+
+def _inspect(study: str, scale: str | None, out: Path | None, settings: Sequence[str], as_json: bool) -> None:
+    from basecap.data import inspect
+    from basecap.study.config import load_study
+    from basecap.study.workloads import data_of
+    from basecap.train.interruption import listening
+
+    config = load_study(study, settings, scale)
+    with listening():
+        data = data_of(config, out or config.directory)
+    print_table(f"data of {config.title}", inspect(data), as_json)
+    if data.remark:
+        log(f"{data.remark}.")
