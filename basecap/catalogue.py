@@ -21,7 +21,7 @@ HIDDEN, VOCAB, LENGTH = 768, 32_000, 2048
 
 def _in_other_backbones() -> list[str]:
     """Return "X in Y" for each architecture that a built-in study puts into another backbone."""
-    from basecap.study.config import entry_keys
+    from basecap.study.architectures import entry_keys
 
     entries = [entry_keys(item) for name in library() for item in read_study(name)["architectures"]]
     return sorted({f"{entry['use']} in {entry['backbone']}" for entry in entries if entry.get("backbone")})

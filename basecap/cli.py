@@ -264,7 +264,9 @@ def generate(
 def check(
     mixer: Annotated[
         list[str],
-        typer.Option("--mixer", help="check only this; repeatable (default: those of --plugin, or all and all ops)"),
+        typer.Option(
+            "--mixer", help="check only this mixer; repeatable (default: those of --plugin, else all mixers and ops)"
+        ),
     ] = [],
     length: Annotated[
         int,

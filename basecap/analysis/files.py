@@ -83,11 +83,15 @@ class PublishedNumbers(BaseModel):
     values: list[PublishedValue]
 
 
+class _TaskEntry(_Entry):
+    tasks: list[str] | None = None
+
+
 class TaskStudyFile(BaseModel):
     """The keys that are read in the study.yaml of a study of tasks."""
 
     name: str
-    architectures: list[_Entry]
+    architectures: list[_TaskEntry]
     task: _Task
     published: PublishedNumbers | None = None
     reference: str | None = None

@@ -261,7 +261,7 @@ def _of_cost(key: str, source: str, values: dict[str, Estimate]) -> Measure:
 def _of_files(paths: Sequence[Path], known: Sequence[str]) -> list[Measure]:
     """Return what cost files measure of architectures that a study has too; files of one device and load count as one.
 
-    A row counts for the architecture of its name, else for that without its body ("top1-chunk-exact in rwkv-7"); of
+    A row counts for the architecture of its name, else for that without its backbone ("top1-chunk-exact in rwkv-7"); of
     several rows of an architecture, with different attention, the best.
     """
     values: dict[tuple[str, str], dict[str, Estimate]] = {}

@@ -41,7 +41,12 @@ def analyse_tasks(records: StudyRecords) -> TaskResults:
     study = parse(settings, TaskStudyFile, records.path / "study.yaml")
     train, test = study.task.train, study.task.test or study.task.train
     architectures = [entry.name for entry in study.architectures]
-    places = {name_of(entry, task, train): (entry, task) for entry in architectures for task in train}
+    places = {
+        name_of(entry.name, task, train): (entry.name, task)
+        for entry in study.architectures
+        for task in train
+        if entry.tasks is None or task in entry.tasks
+    }
     names = list(places)
     runs = read_runs(records, names, TaskRunFile)
     counted, failures = _task_runs(runs, study.task.checkpoint)

@@ -32,10 +32,10 @@ class Run:
         path = records.path / "run.json"
         info = parse(records.info(), kind, path)
         if info.name not in names:
-            raise DataError(f"{path} is of {info.name!r}, which the study has not; remove its directory.")
+            raise DataError(f"{path} belongs to {info.name!r}, which is not in the study; remove its directory.")
         place = study.run(info.name, info.seed).path
         if records.path.name != place.name:  # a copy would be read in place of the run itself
-            raise DataError(f"{path} is of the run that belongs in {place}; move {records.path} out of the study.")
+            raise DataError(f"{path} is a copy of the run in {place}; move {records.path} out of the study.")
         return cls(records=records, info=info, log=TrainingLog.read(records), evals=records.evals())
 
     def failure(self, message: str) -> Failure:

@@ -32,7 +32,7 @@ def named(names: Sequence[str], *, hidden: int, vocab: int, length: int) -> Cont
     """Return architectures at one size; all of them when `names` is empty.
 
     Args:
-        names: architectures, also in another's body, as "top1-chunk-exact in rwkv-7".
+        names: architectures, also in another backbone, as "top1-chunk-exact in rwkv-7".
         hidden: model width.
         vocab: vocabulary size.
         length: tokens per sequence, which learned positions must cover.
@@ -42,8 +42,8 @@ def named(names: Sequence[str], *, hidden: int, vocab: int, length: int) -> Cont
     """
     found: Contenders = {}
     for name in list(names) or ARCHITECTURES.names():
-        use, body = split_backbone(name)
-        found[name] = model_config(use, hidden=hidden, vocab=vocab, max_length=length, backbone=body)
+        use, backbone = split_backbone(name)
+        found[name] = model_config(use, hidden=hidden, vocab=vocab, max_length=length, backbone=backbone)
     _refuse_impossible(found)
     return found
 

@@ -133,12 +133,12 @@ def _reopen(config: DataConfig, cache: Path, record: Path) -> PreparedData | Non
         paths = [cache / content["tokenizer"], *(cache / "shards" / key for key in content["shards"])]
         overlap, remark = Overlap(**content["overlap"]), content["remark"]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{record} is damaged; delete it and run again.") from error
+        raise DataError(f"{record} is damaged; remove it and run again.") from error
     if not all(path.exists() for path in paths):
         return None
     tokenizer = Tokenizer.load(paths[0])
     if tokenizer.fingerprint not in paths[0].name:
-        raise DataError(f"tokenizer {paths[0]} is damaged; delete it and run again.")
+        raise DataError(f"tokenizer {paths[0]} is damaged; remove it and run again.")
     return PreparedData(config, tokenizer, [Shard(path) for path in paths[1:]], _limits(config), overlap, remark)
 
 

@@ -236,4 +236,4 @@ def select(groups: list[Group], limit: int | None) -> list[Group]:
 
 
 def _damaged(path: Path) -> DataError:
-    return DataError(f"token shard {path} is damaged; delete that directory and run again.")
+    return DataError(f"token shard {path} is damaged; remove that directory and run again.")

@@ -9,12 +9,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from basecap.data.config import Count, DataConfig, Line, Number
+from basecap.data.config import Count, DataConfig, Number
 from basecap.data.task_config import TaskSection
 from basecap.data.tokenizer import BYTES
 from basecap.errors import ConfigError, nearest
 from basecap.moved_keys import with_moved_keys
-from basecap.names import PAPER, at_scale, split_backbone
+from basecap.names import PAPER, at_scale
+from basecap.study.architectures import ArchitectureEntry, PatternEntry, Section, SizeConfig, SizeOverride, entry_keys
 from basecap.study.published import FigureConfig, PublishedSection
 from basecap.study.study_file import READ_ONLY, apply_setting, read_study
 from basecap.study.value_errors import shown, what_is_wrong
@@ -26,84 +27,12 @@ NAME = re.compile(r"\w[\w .+,=-]{0,99}")
 #: Batches are drawn by the hash of a seed of 64 bits.
 Seed = Annotated[Count, Field(ge=-(2**63), lt=2**63)]
 
-#: Sizes beyond any machine's, which would be planned for hours or not fit into a number.
-WIDEST, DEEPEST = 2**20, 2**10
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class SizeConfig(_Section):
-    """How large the models are."""
-
-    hidden: Count = Field(ge=1, le=WIDEST, description="model width")
-    layers: Count | None = Field(
-        None,
-        ge=1,
-        le=DEEPEST,
-        description="depth in Transformer layers (blocks without feed-forward layer count half); "
-        "the published depth of each family when not given",
-    )
-    heads: Count | None = Field(
-        None,
-        ge=1,
-        le=WIDEST,
-        description="heads of mixers with this option, unless their variant or the entry sets it; by default their own",
-    )
-    vocab: Count | None = Field(None, ge=2, le=2**31, description="vocabulary; the tokeniser's when not given")
-    tied: bool | None = Field(None, description="tie head and embedding; the family's choice when not given")
-
-
-class SizeOverride(_Section):
-    """What one architecture's size differs in."""
-
-    hidden: Count | None = Field(None, ge=1, le=WIDEST, description="model width; the study's when not given, as below")
-    layers: Count | None = Field(None, ge=1, le=DEEPEST, description="depth in Transformer layers")
-    tied: bool | None = Field(None, description="tie head and embedding")
-
-
-class PatternEntry(_Section):
-    """One layer of a pattern."""
-
-    use: str = Field(description="name of an architecture, see `basecap list mixers`")
-    mixer: dict[str, Any] = Field(default_factory=dict, description="options of the mixer")
-
-    @field_validator("use")
-    @classmethod
-    def _is_no_body(cls, value: str) -> str:
-        if split_backbone(value)[1] is not None:
-            raise ValueError("a layer of a pattern has no body of its own; set the entry's backbone")
-        return value
-
-
-class ArchitectureEntry(_Section):
-    """One series of the comparison."""
-
-    name: Line = Field(description="as it appears in the report")
-    use: str = Field(description="name of an architecture, see `basecap list mixers`; also in another backbone: X in Y")
-    mixer: dict[str, Any] = Field(default_factory=dict, description="options of the mixer")
-    backbone: str | None = Field(None, description="another backbone, see `basecap list backbones`")
-    layers: tuple[PatternEntry, ...] | None = Field(
-        None, min_length=1, description="layer pattern, repeated to the depth"
-    )
-    model: SizeOverride = Field(default_factory=SizeOverride)
-    train: dict[str, Any] = Field(default_factory=dict, description="training options that differ, such as lr")
-
-    @field_validator("layers", mode="before")
-    @classmethod
-    def _names_are_entries(cls, value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return [{"use": item} if isinstance(item, str) else item for item in value]
-        return value
-
-
 #: What a gap may cost and still keep the capability, the same in every study: a tenth of the reference's tokens. How
 #: many nats that is follows from the reference's own training, so it means the same at every size.
 COST = 0.1
 
 
-class GapConfig(_Section):
+class GapConfig(Section):
     """What the verdict means."""
 
     model_config = ConfigDict(serialize_by_alias=True)  # `from` is a word of Python
@@ -123,13 +52,13 @@ class GapConfig(_Section):
     )
 
 
-class StudyConfig(_Section):
+class StudyConfig(Section):
     """A complete study."""
 
     name: str = Field(description="what the report is called, and with --scale its directory below runs/")
     summary: str = Field("", description="one line for `basecap list studies`")
     scale: str | None = Field(
-        None, description="which of its `scales` a study has, see --scale; paper when it has any and this is not given"
+        None, description="name of the chosen scale, see --scale (default: paper, for a study with scales)"
     )
     data: DataConfig | None = Field(None, description="the text that runs train on; a study has this or task")
     task: TaskSection | None = Field(None, description="the tasks that runs train on instead of text")
@@ -142,7 +71,7 @@ class StudyConfig(_Section):
         description="seeds of the reference, to which all others are compared; as seeds when not given",
     )
     architectures: tuple[ArchitectureEntry, ...] = Field(
-        min_length=1, description="what is compared: names, or entries with the keys below"
+        min_length=1, description="the architectures to compare: names, or entries with the keys below"
     )
     any_architecture: bool = Field(
         False, description="whether --only takes any name of `basecap list mixers`, also one that is not listed here"
@@ -155,7 +84,9 @@ class StudyConfig(_Section):
     )
     gap: GapConfig = Field(default_factory=GapConfig)
     figure: FigureConfig | None = Field(None, description="the paper's figure that the report draws; changes no number")
-    published: PublishedSection | None = Field(None, description="published numbers that the report shows beside")
+    published: PublishedSection | None = Field(
+        None, description="published numbers that the report shows beside the measured ones"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -169,7 +100,7 @@ class StudyConfig(_Section):
     def _name_is_a_directory(cls, value: str) -> str:
         if not NAME.fullmatch(value):
             raise ValueError(
-                "a name begins with a letter or digit and holds letters, digits, spaces and _ . + , = - only"
+                "a name begins with a letter or digit and contains only letters, digits, spaces and _ . + , = -"
             )
         return value
 
@@ -227,7 +158,7 @@ class StudyConfig(_Section):
     @model_validator(mode="after")
     def _options_fit_its_kind(self) -> "StudyConfig":
         if self.published is not None and self.task is None:
-            raise ConfigError("published numbers are shown beside those of tasks only; remove published.")
+            raise ConfigError("published numbers can only be compared with accuracies on tasks; remove published.")
         if self.train.tokens is None and self.train.epochs is None:
             raise ConfigError(f"'train.tokens' is missing; add it{' or train.epochs' if self.task else ''}.")
         if self.train.tokens is not None and self.train.epochs is not None:
@@ -235,10 +166,21 @@ class StudyConfig(_Section):
         return self
 
     @model_validator(mode="after")
+    def _entries_train_on_tasks_of_the_study(self) -> "StudyConfig":
+        for entry in self.architectures:
+            for name in entry.tasks or ():
+                if self.task is None:
+                    raise ConfigError(f"architecture {entry.name!r}: tasks needs a study of tasks; remove it.")
+                if name not in self.task.train:
+                    hint = nearest(name, self.task.train)
+                    raise ConfigError(f"architecture {entry.name!r}: task {name!r} is not in task.train: {hint}")
+        return self
+
+    @model_validator(mode="after")
     def _vocabulary_fits(self) -> "StudyConfig":
         what, needed = "tasks'", self.task.vocabulary if self.task else 0
         if self.data is not None:
-            what, needed = "tokeniser's", {"bytes": BYTES, "bpe": self.data.vocab}.get(self.data.tokenizer, 0)
+            what, needed = "tokenizer's", {"bytes": BYTES, "bpe": self.data.vocab}.get(self.data.tokenizer, 0)
         if self.model.vocab is not None and self.model.vocab < needed:
             raise ConfigError(f"model.vocab = {self.model.vocab} is less than the {what} {needed}; set at least that.")
         return self
@@ -270,22 +212,6 @@ class StudyConfig(_Section):
         return self.reference_seeds if self.reference_seeds and name == self.reference else self.seeds
 
 
-def entry_keys(item: Any) -> Any:
-    """Return the keys of an entry of `architectures`: its name alone stands for all of them."""
-    entry = {"use": item} if isinstance(item, str) else item
-    if not isinstance(entry, dict):
-        raise ValueError(f"{shown(item)} is not one architecture; write its name, or its keys such as {{use: name}}")
-    named = [entry[key] for key in ("name", "use") if key in entry]
-    if not named:
-        return entry
-    use, body = split_backbone(str(named[-1]))
-    if body is not None and "backbone" in entry:
-        raise ValueError(f"{named[-1]!r} names a body, and so does backbone; leave out one of them")
-    if body is not None:
-        return {"name": named[0], **entry, "use": use, "backbone": body}
-    return {"name": str(named[0]), "use": named[-1], **entry}
-
-
 def load_study(study: str, settings: Sequence[str] = (), scale: str | None = None) -> StudyConfig:
     """Read a built-in study by name or a YAML file.
 
@@ -305,16 +231,23 @@ def load_study(study: str, settings: Sequence[str] = (), scale: str | None = Non
     config = validate(with_moved_keys(content, "--set train"), where)
     names = [entry.name for entry in config.architectures]
     if config.reference not in names and config.task is None:
-        from basecap.mixers import ARCHITECTURES  # imports torch, which a study alone does not need
-
         for entry in config.architectures:  # a misspelt name is no other reference
-            ARCHITECTURES.get(entry.use)
+            _check_architecture(entry)
         other = (difflib.get_close_matches(config.reference, names, n=1) or names)[0]
         raise ConfigError(
             f"study {study}: the reference {config.reference!r} is not among the architectures; add it to them, or "
             f"compare with another: --set {shlex.quote(f'reference={other}')}."
         )
     return config
+
+
+def _check_architecture(entry: ArchitectureEntry) -> None:
+    from basecap.mixers import ARCHITECTURES  # imports torch, which a study alone does not need
+
+    try:
+        ARCHITECTURES.get(entry.use)
+    except ConfigError as error:
+        raise ConfigError(f"architecture {entry.name!r}: {error}") from error
 
 
 def with_named(study: StudyConfig, only: Sequence[str]) -> StudyConfig:

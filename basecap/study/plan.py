@@ -17,7 +17,8 @@ from basecap.mixers import ARCHITECTURES
 from basecap.models import BACKBONES
 from basecap.models.config import LayerConfig, ModelConfig, model_config
 from basecap.models.language_model import LanguageModel, outline
-from basecap.study.config import ArchitectureEntry, StudyConfig
+from basecap.study.architectures import ArchitectureEntry
+from basecap.study.config import StudyConfig
 from basecap.study.value_errors import what_is_wrong
 from basecap.train.checkpoint import KEPT
 from basecap.train.config import Timetable, TrainConfig
@@ -179,11 +180,16 @@ def plan_runs(study: StudyConfig, vocab: int, chosen: Mapping[str, float] | None
     """
     models = {entry.name: model_of(study, entry, vocab) for entry in study.architectures}
     workloads = [TaskData(study.task, name) for name in study.task.train] if study.task else [None]
-    for (name, model), workload in itertools.product(models.items(), workloads):
-        _refuse_untrained_positions(name, model, workload)
+    pairs = [
+        (entry, workload)
+        for entry, workload in itertools.product(study.architectures, workloads)
+        if workload is None or entry.tasks is None or workload.task in entry.tasks
+    ]
+    for entry, workload in pairs:
+        _refuse_untrained_positions(entry.name, models[entry.name], workload)
     runs = []
     for seed in dict.fromkeys((*study.seeds, *(study.reference_seeds or ()))):
-        for entry, workload in itertools.product(study.architectures, workloads):
+        for entry, workload in pairs:
             name = entry.name if workload is None or len(workloads) == 1 else f"{entry.name} on {workload.task}"
             sweep = bool(study.train.sweep) and name not in (chosen or {})
             seeds = study.seeds_of(entry.name)

@@ -34,7 +34,9 @@ class FigureConfig(BaseModel):
     x: Range | None = Field(None, description="range of the published x axis, drawn at scale paper")
     y: Range | None = Field(None, description="range of the published y axis, likewise")
     columns: tuple[Line, ...] = Field((), description="columns of a table of scores")
-    published: PublishedConfig | None = Field(None, description="numbers that the paper prints, shown beside ours")
+    published: PublishedConfig | None = Field(
+        None, description="numbers that the paper prints; the report shows them beside the measured ones"
+    )
 
     @field_validator("x", "y")
     @classmethod

@@ -64,7 +64,7 @@ def apply_setting(content: dict[str, Any], setting: str) -> None:
     if not equals or not all([*parents, last]):
         raise ConfigError(f"--set {setting!r} is not of the form a.b=value; write for example train.lr=3e-4.")
     if key in ("scale", *READ_ONLY):
-        raise ConfigError(f"--set {key} comes too late, as a study is read before; choose a scale with --scale.")
+        raise ConfigError(f"--set cannot change {key}; choose a scale with --scale, or edit the study file.")
     try:
         value = parse_yaml(text)
     except ValueError as error:
@@ -179,7 +179,8 @@ def _check_scales(scales: Any, study: str) -> None:
         raise ConfigError(f"study {study}: scales should be a section, with the overrides of each scale by its name.")
     for name, overrides in scales.items():
         if not isinstance(name, str) or not SCALE.fullmatch(name):
-            raise ConfigError(f"study {study}: {name!r} is no name of a scale; use letters, digits and _ . + - only.")
+            wanted = "use only letters, digits and _ . + -"
+            raise ConfigError(f"study {study}: {name!r} is not a valid name of a scale; {wanted}.")
         if name == PAPER:
             raise ConfigError(f"study {study}: scales.{PAPER} is the file itself; set its keys there.")
         if not isinstance(overrides, dict):

@@ -26,7 +26,7 @@ def train_run(run: RunSpec, runtime: Runtime) -> dict[str, Any]:
     """Train one run unless it is finished, and return its info; a failure is recorded and logged, not raised.
 
     An error in only one of several processes is raised: the others wait for it in the middle of a step, and `torchrun`
-    ends them all.
+    ends all processes.
     """
     records, group = runtime.run_records(run), runtime.group
     info = records.info()
@@ -62,7 +62,7 @@ def _leave(records: RunRecords, run: RunSpec, info: dict[str, Any], runtime: Run
     """Record and log what failed in this process, unless another one failed first and caused this failure."""
     if records.info().get("status") != "failed":
         records.write_info(info)
-        where = f"in process {runtime.group.rank}, which ends them all (--only runs the others)"
+        where = f"in process {runtime.group.rank}, which ends all processes (--only runs the other architectures)"
         runtime.log(f"{run.label} failed {where}: {info['message']}")
 
 

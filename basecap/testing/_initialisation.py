@@ -55,10 +55,10 @@ def initialisation(
         options: of the mixers, on top of the architecture's and of `Mixer.tiny`.
         seed: of parameters and tokens.
     """
-    use, body = split_backbone(name)
+    use, backbone = split_backbone(name)
     tiny = {k: v for choice in ARCHITECTURES.get(use).layers for k, v in tiny_options(choice, hidden).items()}
     layer = LayerConfig(use=use, mixer={**tiny, **options})
-    config = model_config(use, hidden=hidden, vocab=VOCAB, pattern=(layer,), backbone=body, max_length=LENGTH)
+    config = model_config(use, hidden=hidden, vocab=VOCAB, pattern=(layer,), backbone=backbone, max_length=LENGTH)
     usual = torch.tensor(math.nan)
     for depth in DEPTHS:
         model = LanguageModel(config.model_copy(update={"depth": depth})).initialise(seed).to(device)

@@ -189,7 +189,7 @@ def test_damaged_records_are_named(study):
     with pytest.raises(DataError, match=r"run\.json is damaged at 'task' \(is missing\)"):
         analyse([records.path])
     run.write_info(info | {"name": "two on a"})
-    with pytest.raises(DataError, match="is of 'two on a', which the study has not"):
+    with pytest.raises(DataError, match="belongs to 'two on a', which is not in the study"):
         analyse([records.path])
     StudyRecords(records.path).create({"name": "x", "architectures": [], "task": {"train": []}})
     with pytest.raises(DataError, match=r"study\.yaml is damaged at 'task\.train'"):

@@ -201,7 +201,7 @@ def test_an_incomplete_study_file_is_named(tmp_path, key):
         ("parameters", "many", "damaged at 'parameters'"),
         ("plugins", 5, "damaged at 'plugins'"),
         ("status", None, "damaged at 'status'"),
-        ("name", "third", "is of 'third', which the study has not"),
+        ("name", "third", "belongs to 'third', which is not in the study"),
     ],
 )
 def test_a_damaged_run_file_is_named(tmp_path, key, value, words):
@@ -216,7 +216,7 @@ def test_a_copy_of_a_run_set_aside_does_not_take_its_place(tmp_path):
     write_study(tmp_path / "whole", architectures=TWO, documents=40)
     earlier = write_study(tmp_path / "earlier", architectures={"base": (1.0, 0.0), "other": (1.0, -0.3)}, documents=40)
     copy = earlier.run("other", 0).path.rename(tmp_path / "whole" / "runs" / "other-s0-old")
-    with pytest.raises(DataError, match=r"belongs in .*other-s0; move .*other-s0-old out of the study"):
+    with pytest.raises(DataError, match=r"is a copy of the run in .*other-s0; move .*other-s0-old out of the study"):
         analyse([tmp_path / "whole"])
     copy.rename(tmp_path / "aside")
     assert only_row(tmp_path / "whole").gap.value == pytest.approx(0.2, abs=0.02)

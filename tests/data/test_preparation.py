@@ -319,7 +319,7 @@ def test_a_damaged_shard_is_refused_and_made_anew_when_deleted(options, tmp_path
     damaged = bytearray(path.read_bytes())
     damaged[-1] ^= 1
     path.write_bytes(damaged)
-    with pytest.raises(DataError, match="is damaged; delete that directory and run again"):
+    with pytest.raises(DataError, match="is damaged; remove that directory and run again"):
         prepare(config, tmp_path)
     shutil.rmtree(path.parent)
     assert content(prepare(config, tmp_path)) == whole

@@ -95,7 +95,7 @@ def test_damage_is_seen(tmp_path, name: str, damage: str):
         path.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
     elif damage == "cut":
         path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataError, match="one is damaged; delete that directory and run again"):
+    with pytest.raises(DataError, match="one is damaged; remove that directory and run again"):
         Shard(tmp_path / "one")
 
 

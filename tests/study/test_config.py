@@ -88,11 +88,11 @@ def test_an_architecture_can_stand_in_another_body(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ({"use": "mamba-2 in rwkv-7", "backbone": "gpt"}, "names a body, and so does backbone"),
-        ({"use": "mamba-2", "layers": ["mamba-2 in rwkv-7"]}, "no body of its own"),
+        ({"use": "mamba-2 in rwkv-7", "backbone": "gpt"}, "names a backbone, and so does the key backbone"),
+        ({"use": "mamba-2", "layers": ["mamba-2 in rwkv-7"]}, "no backbone of its own"),
     ],
 )
-def test_a_body_is_named_once_and_for_whole_models(entry, words, tmp_path):
+def test_a_backbone_is_named_once_and_for_whole_models(entry, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
         load_study(write(tmp_path, STUDY | {"architectures": ["transformer++", {"name": "other", **entry}]}))
 
@@ -223,7 +223,7 @@ def test_summaries_count_nothing():
         ("reference_seed", [1], r"unknown key 'reference_seed': did you mean 'reference_seeds'\?$"),
         ("seeds", [2**63], r"seeds\.0"),
         ("seeds", [-(2**63) - 1], r"seeds\.0"),
-        ("model.vocab", 100, r"model\.vocab = 100 is less than the tokeniser's 4096"),
+        ("model.vocab", 100, r"model\.vocab = 100 is less than the tokenizer's 4096"),
     ],
 )
 def test_wrong_keys_and_values_are_named(tmp_path, place, value, words):
@@ -341,7 +341,7 @@ def test_anchors_may_stand_under_a_key_of_their_own(tmp_path):
 
 
 def test_an_unknown_architecture_is_named_before_the_reference():
-    with pytest.raises(ConfigError, match=r"unknown mixer 'nope': see `basecap list mixers`"):
+    with pytest.raises(ConfigError, match=r"architecture 'nope': unknown mixer 'nope': see `basecap list mixers`"):
         load_study("quickstart", ["architectures=[nope]"])
     with pytest.raises(ConfigError, match=r"did you mean 'transformer\+\+'\?"):
         load_study("quickstart", ["architectures=[transformr++, mamba-2]"])

@@ -266,7 +266,7 @@ def test_an_error_in_one_of_two_processes_leaves_no_other_waiting(study, tmp_pat
     line = ALONE.splitlines().index('        raise MemoryError("no room in process 1")') + 1
     assert infos["alone"]["message"] == f"MemoryError: no room in process 1 ({plugin}:{line})"
     assert done.stderr.count("transformer++ (seed 0) failed: RuntimeError: this evaluation cannot") == 1
-    assert done.stderr.count("alone (seed 0) failed in process 1, which ends them all (--only") == 1
+    assert done.stderr.count("alone (seed 0) failed in process 1, which ends all processes (--only") == 1
 
 
 def test_two_processes_run_a_study_and_one_reports(study_file, tmp_path):

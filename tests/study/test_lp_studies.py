@@ -11,7 +11,8 @@ from basecap.errors import ConfigError
 from basecap.records import StudyRecords
 from basecap.report import write_report
 from basecap.report.charts import task_charts
-from basecap.study.config import ArchitectureEntry, StudyConfig, load_study, select, with_named
+from basecap.study.architectures import ArchitectureEntry
+from basecap.study.config import StudyConfig, load_study, select, with_named
 from basecap.study.execute import execute
 from basecap.study.plan import Cost, RunSpec, costs, plan_runs
 from basecap.study.start import check, plan_of

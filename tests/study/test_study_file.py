@@ -82,7 +82,7 @@ def test_a_directory_is_of_one_scale(tmp_path):
         ({"extends": ["a", "b"]}, "extends should be the name or file of one study"),
         ({"scales": 3}, "scales should be a section"),
         ({"scales": {"test": [1]}}, r"scales\.test should be a section"),
-        ({"scales": {"": {}}}, "'' is no name of a scale"),
+        ({"scales": {"": {}}}, "'' is not a valid name of a scale"),
         ({"scales": {"paper": {}}}, r"scales\.paper is the file itself"),
         ({"scales": {"test": {"name": "x"}}}, r"a scale cannot change name; remove scales\.test\.name"),
         ({"scales": {"test": {"model": {"hidden": 0}}}}, r"more\.yaml at scale test: model\.hidden = 0: should be"),
@@ -112,5 +112,5 @@ def test_unknown_scales_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="study quickstart has one size and no scale 'test'; leave out --scale"):
         load_study("quickstart", scale="test")
     for setting in ("scale=test", "extends=quickstart", "scales={}"):
-        with pytest.raises(ConfigError, match="comes too late, as a study is read before; choose a scale with --scale"):
+        with pytest.raises(ConfigError, match=r"--set cannot change .*; choose a scale with --scale"):
             load_study(path, [setting])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from basecap.analysis import TaskResults, analyse
 from basecap.data.task_data import TaskData
 from basecap.errors import ConfigError, Interrupted
 from basecap.records import Record, RunRecords, StudyRecords
@@ -68,6 +69,29 @@ def test_a_run_per_architecture_task_and_seed(content):
     content["task"]["train"] = ["mqar"]
     (alone,) = plan_runs(StudyConfig.model_validate(content), 36)
     assert alone.name == "transformer++" and alone.hash not in {run.hash for run in runs}
+
+
+def test_an_architecture_trains_on_its_own_tasks(content, tmp_path):
+    content["architectures"] = ["transformer++", {"use": "mamba-1", "tasks": ["mqar-last"]}]
+    out = tmp_path / "out"
+    infos = run(write(content, tmp_path / "study.yaml"), out)
+    assert [info["name"] for info in infos] == [
+        "transformer++ on mqar",
+        "transformer++ on mqar-last",
+        "mamba-1 on mqar-last",
+    ]
+    (found,) = analyse([out])
+    assert isinstance(found, TaskResults) and found.waiting == []
+    assert [(row.architecture, row.train) for row in found.trained if row.architecture == "mamba-1"] == [
+        ("mamba-1", "mqar-last")
+    ]
+    content["architectures"][1]["tasks"] = ["mqar-lats"]
+    with pytest.raises(
+        ConfigError, match=r"architecture 'mamba-1': task 'mqar-lats' is not in task.train: did you mean"
+    ):
+        load_study(str(write(content, tmp_path / "study.yaml")))
+    with pytest.raises(ConfigError, match="architecture 'mamba-1': tasks needs a study of tasks; remove it"):
+        load_study("quickstart", ["architectures=[transformer++, {use: mamba-1, tasks: [mqar]}]"])
 
 
 def test_a_plan_counts_the_flops_of_each_length(content):
