@@ -1,6 +1,7 @@
 """The rules of this code base, one test each. Exceptions are listed with their reason; the lists may only shrink."""
 
 import ast
+import graphlib
 import io
 import re
 import tokenize
@@ -152,6 +153,23 @@ def test_private_names_stay_in_their_package():
                 if parts[0] == "basecap" and private and (in_module or parts[: private[0]] != package[: private[0]]):
                     wrong.append(f"{relative(path)}:{node.lineno} imports {name}")
     assert not wrong, "import these from the face of their package:\n" + "\n".join(wrong)
+
+
+def test_modules_import_each_other_in_no_circle():
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}
+    graph: dict[str, set[str]] = {}
+    for name, path in names.items():
+        found: set[str] = set()
+        for node in SOURCES[path].body:
+            if isinstance(node, ast.ImportFrom) and node.module in names:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= inner & names.keys() or {node.module}
+        graph[name] = found
+    try:
+        order = [*graphlib.TopologicalSorter(graph).static_order()]
+    except graphlib.CycleError as error:
+        pytest.fail(f"these modules import each other: {' <- '.join(error.args[1])}")
+    assert len(order) == len(names)
 
 
 def test_nobody_names_an_architecture():

@@ -17,6 +17,7 @@ from basecap.bench.contenders import Contenders, Row, compare, entries, label, w
 from basecap.environment import describe
 from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
+from basecap.ops import recorded
 from basecap.progress import progress
 from basecap.train.config import TrainConfig
 from basecap.train.optim import build_optimiser
@@ -96,18 +97,21 @@ def run(
 
 def shown(row: Row) -> Row:
     """Return what a table on the terminal shows of a row."""
-    return {"architecture": label(row), **{key: row[key] for key in row if key not in ("architecture", "attention")}}
+    hidden = ("architecture", "attention", "ops")  # -v prints the ops
+    return {"architecture": label(row), **{key: row[key] for key in row if key not in hidden}}
 
 
 def attempt(job: Callable[[], Row]) -> Row:
-    """Return the row that `job` measures, or one whose note says why it cannot run."""
-    try:
-        return job()
-    except torch.OutOfMemoryError:
-        return {"note": "cannot run: out of memory at this batch"}
-    except Exception as error:  # whatever it is, it is this row's result and must not cost the others theirs
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return {"note": f"cannot run: {said.split('. ')[0][:200]}"}
+    """Return the row that `job` measures, or one whose note says why it cannot run, with what each op ran in `ops`."""
+    with recorded() as ops:
+        try:
+            row = job()
+        except torch.OutOfMemoryError:
+            row = {"note": "cannot run: out of memory at this batch"}
+        except Exception as error:  # whatever it is, it is this row's result and must not cost the others theirs
+            message = (str(error).strip() or type(error).__name__).splitlines()[0]
+            row = {"note": f"cannot run: {message.split('. ')[0][:200]}"}
+    return {**row, "ops": dict(sorted(ops.items()))}
 
 
 def _own(config: ModelConfig, setting: Setting, device: torch.device) -> Row:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from basecap.bench import models, peers
 from basecap.bench.contenders import named, with_attention
-from basecap.bench.models import run
+from basecap.bench.models import run, shown
 from basecap.cli import app
 from basecap.errors import ConfigError
 from basecap.models.config import model_config
@@ -30,6 +30,7 @@ def test_rows_agree_with_their_setting():
         assert row["tokens_per_s"] == pytest.approx(2 * 16 * 1e3 / row["ms_per_step"])
         assert row["tflops"] > 0 and row["mfu"] is None and row["mfu_palm"] is None
         assert "note" not in row
+        assert row["ops"].keys() >= {"linear_cross_entropy"} and "ops" not in shown(row)
     assert found["rows"][0]["relative to transformer++"] == 1.0
     assert found["setting"]["length"] == 16 and found["environment"]["packages"]["torch"]
     assert found["complete"]
