@@ -11,7 +11,7 @@ from torch import Tensor
 from basecap.data import PreparedData
 from basecap.data.config import Count
 from basecap.errors import DataError
-from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
+from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
 from basecap.evals._influence import map_layers
 from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
@@ -19,7 +19,7 @@ from basecap.ops.attention import entropy
 
 
 @evaluation("influence-entropy", unit="nats", better="lower", axes=("layer",))
-class InfluenceEntropy(Evaluation[PreparedData]):
+class InfluenceEntropy(SharedEvaluation[PreparedData]):
     """Mean entropy of the factors of past values at each position, per layer (arXiv 2505.18522, figure 4).
 
     The factors are the absolute values of `Mixer.influence`, normalised over the past; in softmax attention they are
@@ -42,9 +42,10 @@ class InfluenceEntropy(Evaluation[PreparedData]):
             self._rows(data, domain, length)
 
     def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
-        """Return the mean over heads and positions by domain and layer; raises DataError as `check` does."""
+        """Return the mean over heads and positions by layer, of this process's domains; raises as `check` does."""
         measurements = []
-        for domain in (*context.data.train_domains, *context.data.ood_domains):
+        domains = (*context.data.train_domains, *context.data.ood_domains)
+        for domain in domains[context.rank :: context.world]:
             rows = self._rows(context.data, domain, model.config.max_length)
             with context.autocast():
                 entropies = layer_entropies(model, torch.from_numpy(rows).to(context.device))

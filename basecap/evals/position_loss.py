@@ -11,12 +11,12 @@ from pydantic import Field
 from basecap.data import PreparedData
 from basecap.data.config import Count
 from basecap.errors import DataError
-from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
+from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
 from basecap.models.language_model import LanguageModel
 
 
 @evaluation("position-loss", unit="nats per token", better="lower", axes=("position",))
-class PositionLoss(Evaluation):
+class PositionLoss(SharedEvaluation[PreparedData]):
     """Mean loss per range of positions, on the first tokens of long enough held-out documents.
 
     All ranges are measured on the same documents, so that they differ only in the length of the context. Each range
@@ -35,6 +35,7 @@ class PositionLoss(Evaluation):
         tokens_per_batch: Count = Field(32_768, ge=1, le=2**30, description="tokens per forward pass")
 
     config: Config
+    needs = "text"
 
     def check(self, data: PreparedData, length: int) -> None:
         """Raise DataError if no domain has a document that is long enough."""
@@ -44,17 +45,17 @@ class PositionLoss(Evaluation):
                 f"no {self.config.split} document of any domain has {wanted} tokens; lower the length of position-loss."
             )
 
-    def run(self, model: LanguageModel, context: Context) -> Outcome:
-        """Return the mean loss by domain and range; domains without long enough documents are left out."""
+    def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
+        """Return the mean loss by range of this process's domains; those without long enough documents are left out."""
         length = self._length(model.config.max_length)
         measurements = []
-        for domain in _domains(context.data):
+        for domain in _domains(context.data)[context.rank :: context.world]:
             rows = self._rows(context.data, domain, length)
             if rows.size:
                 measurements += self._measure(domain, self._losses(model, context, rows))
         return Outcome(measurements=measurements)
 
-    def trial(self, model: LanguageModel, context: Context) -> None:
+    def trial(self, model: LanguageModel, context: Context[PreparedData]) -> None:
         """Compute the losses of one batch."""
         length = self._length(model.config.max_length)
         self._losses(model, context, np.zeros((self._batch(length), length), np.int64))
@@ -72,7 +73,7 @@ class PositionLoss(Evaluation):
         rows = [documents.tokens(int(index))[:length] for index in long_enough]
         return np.stack(rows) if rows else np.empty((0, length), np.int64)
 
-    def _losses(self, model: LanguageModel, context: Context, rows: np.ndarray) -> np.ndarray:
+    def _losses(self, model: LanguageModel, context: Context[PreparedData], rows: np.ndarray) -> np.ndarray:
         """Return the loss of each token, predicted from those before it: float64 [documents, length]."""
         start = np.full((len(rows), 1), context.data.tokenizer.end_of_text, np.int64)
         inputs = torch.from_numpy(np.concatenate([start, rows[:, :-1]], axis=1))

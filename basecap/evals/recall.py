@@ -1,6 +1,6 @@
 """Recall: the share of a task's queries that a model answers correctly."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import torch
@@ -49,10 +49,6 @@ class Recall(SharedEvaluation[TaskData]):
             for metric, value, n in _scores(examples, self._answers(model, context, examples), regions=not prefix):
                 measurements.append(Measurement(subset=name, metric=prefix + metric, value=value, n=n, axis=axis))
         return Outcome(measurements=measurements)
-
-    def join(self, parts: Sequence[Outcome]) -> Outcome:
-        """Concatenate the measurements of all processes."""
-        return Outcome(measurements=[found for part in parts for found in part.measurements])
 
     def trial(self, model: LanguageModel, context: Context[TaskData]) -> None:
         """Predict the answers of one batch of the longest examples."""

@@ -1,6 +1,7 @@
 """Loss by position: each range's mean, over documents that are long enough."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -39,3 +40,12 @@ def test_domains_without_long_documents_are_left_out_and_none_is_refused(context
     assert max(item.axis["position"] for item in outcome.measurements) == longest[wide]
     with pytest.raises(DataError, match="lower the length of position-loss"):
         build_evaluation("position-loss").check(context.data, longest[wide] + 1)
+
+
+@pytest.mark.parametrize("entry", [{"position-loss": {"length": 12}}, {"influence-entropy": {"length": 16}}])
+def test_processes_share_the_domains(entry, context, model):  # noqa: F811
+    evaluation = build_evaluation(entry)
+    whole = evaluation.run(model, context).measurements
+    parts = [evaluation.run(model, replace(context, rank=rank, world=3)) for rank in range(3)]
+    assert max(len(part.measurements) for part in parts) < len(whole)
+    assert sorted(map(repr, evaluation.join(parts).measurements)) == sorted(map(repr, whole))

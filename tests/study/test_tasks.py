@@ -212,6 +212,7 @@ def test_a_sweep_chooses_by_the_validation_loss_of_each_task(content, tmp_path):
         ({"train": {"lr": 1}}, r"'train\.tokens' is missing; add it or train\.epochs"),
         ({"task": {"train": ["mqar"], "exampels": 3}}, r"unknown key 'task\.exampels': did you mean 'examples'"),
         ({"evals": ["domain-loss"]}, "'domain-loss' measures on text, and this study trains on tasks"),
+        ({"evals": ["position-loss"]}, "'position-loss' measures on text, and this study trains on tasks"),
         ({"model": {"hidden": 16, "vocab": 30}}, r"model\.vocab = 30 is less than the tasks' 36"),
         ({"evals": [{"recall": {"at": "end"}}], "train": {"epochs": 1, "stop_at": 0.5}}, r"train\.stop_at needs"),
         (
