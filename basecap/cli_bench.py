@@ -32,7 +32,7 @@ def bench_ops(
     from basecap.bench.ops import run as bench
     from basecap.environment import choose_device
 
-    found = bench(device=choose_device(device), length=length, peer=peer, keep=partial(store, path=json_file))
+    found = bench(device=choose_device(device), length=length, peer=peer, save=partial(store, path=json_file))
     for name, rows in found.items():
         if isinstance(rows, list):
             print_table(name, rows, as_json=False)
@@ -78,7 +78,7 @@ def bench_models(
     models = _contenders(study, use, scale, hidden, length)
     first = next(iter(models.values()))
     setting = Setting(hidden=first.hidden, vocab=first.vocab, length=length, batch=batch)
-    found = bench(models, setting, device=choose_device(device), peer=peer, keep=partial(store, path=json_file))
+    found = bench(models, setting, device=choose_device(device), peer=peer, save=partial(store, path=json_file))
     print_table("training speed", [shown(row) for row in found["rows"]], as_json=False)
     _finish(found, json_file)
 
@@ -110,7 +110,7 @@ def bench_generate(
     load_plugins(plugin)
     load = Load(prompt=prompt, new=new, batch=batch, rows=rows)
     models = _contenders(study, use, scale, hidden, load.length)
-    found = bench(models, load, device=choose_device(device), keep=partial(store, path=json_file))
+    found = bench(models, load, device=choose_device(device), save=partial(store, path=json_file))
     print_table("generation", [shown(row) for row in found["rows"]], as_json=False)
     _finish(found, json_file)
 

@@ -72,7 +72,7 @@ def run(
     load: Load = Load(),
     *,
     device: torch.device,
-    keep: Callable[[dict[str, Any]], None] = lambda found: None,
+    save: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
     """Time reading prompts and decoding; return the environment and a row for each model.
 
@@ -88,7 +88,7 @@ def run(
         contenders: models by name, see `basecap.bench.contenders`; the others are compared with the first.
         load: how much is read and written.
         device: where to run.
-        keep: called after each row with all that is found so far.
+        save: called after each row with all that is found so far.
     """
     jobs = entries(contenders, device)
     rows: list[Row] = []
@@ -100,7 +100,7 @@ def run(
                 row = attempt(partial(with_attention, attention, partial(_measure, config, load, device)))
                 rows.append({"architecture": name, "attention": attention, **row})
                 compare(rows, SPEEDS)
-                keep(found)
+                save(found)
                 release(device)
                 advance(1)
         found["complete"] = True

@@ -47,7 +47,7 @@ def run(
     *,
     device: torch.device,
     peer: bool = False,
-    keep: Callable[[dict[str, Any]], None] = lambda found: None,
+    save: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
     """Time training steps (forward, backward, AdamW) of architectures; return the environment and a row for each.
 
@@ -63,7 +63,7 @@ def run(
         device: where to run.
         peer: whether to time flash-linear-attention's own models too, in the same setting but not compiled: that
             is how its documentation runs them.
-        keep: called after each row with all that is found so far.
+        save: called after each row with all that is found so far.
 
     Raises:
         ConfigError: peers without flash-linear-attention.
@@ -86,7 +86,7 @@ def run(
                 row = attempt(partial(with_attention, attention, job))
                 rows.append({"architecture": name, "attention": attention, **row})
                 compare(rows, {"tokens_per_s": ""})
-                keep(found)
+                save(found)
                 release(device)
                 advance(1)
         found["complete"] = True

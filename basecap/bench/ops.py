@@ -34,7 +34,7 @@ def run(
     length: int = 102_400,
     repeats: int = 10,
     peer: bool = False,
-    keep: Callable[[dict[str, Any]], None] = lambda found: None,
+    save: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
     """Time training and decoding of Top-1 chunk selection and its rivals, in bfloat16, batch 1 (decoding: 64).
 
@@ -47,7 +47,7 @@ def run(
         length: tokens of the training figures; decoding has half as many in its cache.
         repeats: runs timed.
         peer: whether to add the table peers, flash-linear-attention's mixture of block attention.
-        keep: called after each table with all that is found so far.
+        save: called after each table with all that is found so far.
 
     Returns:
         environment, setting, the tables training, skew, decode, crossover and peers as lists of rows, and `complete`,
@@ -74,7 +74,7 @@ def run(
                     rows = measure(heads, width, length, repeats, device)
                     found[name] += [{"heads": heads, "head_dim": width, **row} for row in rows]
                     torch.cuda.empty_cache()
-                    keep(found)
+                    save(found)
                     advance(1, note=f"{name} {heads} x {width}")
         found["complete"] = True
     except KeyboardInterrupt:

@@ -18,7 +18,7 @@ from basecap.names import PAPER, at_scale
 from basecap.study.architectures import ArchitectureEntry, PatternEntry, Section, SizeConfig, SizeOverride, entry_keys
 from basecap.study.published import FigureConfig, PublishedSection
 from basecap.study.study_file import READ_ONLY, apply_setting, read_study
-from basecap.study.value_errors import shown, what_is_wrong
+from basecap.study.value_errors import describe_value_error, shown
 from basecap.train.config import TrainSection
 
 #: Names of studies: they become directories.
@@ -303,7 +303,7 @@ def validate(content: dict[str, Any], study: str) -> StudyConfig:
         if problem["type"] == "missing":
             raise ConfigError(f"study {study}: {where!r} is missing; add it.") from error
         given = f"study {study}: {where} = {shown(problem['input'])}"
-        raise ConfigError(f"{given}: {what_is_wrong(problem, StudyConfig, content)}") from error
+        raise ConfigError(f"{given}: {describe_value_error(problem, StudyConfig, content)}") from error
 
 
 def _nearest_key(place: Sequence[Any]) -> str:

@@ -17,7 +17,7 @@ from basecap.train.loop import DevicePlacement, resolve, run_interruptible
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class EvaluatedModel:
     """What is evaluated: a model on the context's device, after how many steps and tokens, and where that is recorded.
 
     All processes of `group` evaluate it together.
@@ -31,18 +31,18 @@ class Checkpoint:
     group: Processes
 
 
-def evaluate(evaluation: Evaluation, checkpoint: Checkpoint) -> None:
+def evaluate(evaluation: Evaluation, evaluated: EvaluatedModel) -> None:
     """Measure a model and record what was found; all processes share what can be shared, else the leading one works."""
-    group, context = checkpoint.group, checkpoint.context
+    group, context = evaluated.group, evaluated.context
     context.note(f"evaluating {evaluation.declaration.name}")
     if isinstance(evaluation, SharedEvaluation) and group.world > 1:
         own = replace(context, rank=group.rank, world=group.world)
-        parts = run_interruptible(group, lambda: _measure(evaluation, checkpoint.model, own))
-        group.run_on_leader(lambda: _record(evaluation, evaluation.join(parts), checkpoint))
+        parts = run_interruptible(group, lambda: _measure(evaluation, evaluated.model, own))
+        group.run_on_leader(lambda: _record(evaluation, evaluation.join(parts), evaluated))
     else:
 
         def alone() -> None:
-            _record(evaluation, _measure(evaluation, checkpoint.model, context), checkpoint)
+            _record(evaluation, _measure(evaluation, evaluated.model, context), evaluated)
 
         run_interruptible(group, alone if group.is_leader else lambda: None)
 
@@ -52,8 +52,8 @@ def _measure(evaluation: Evaluation, model: LanguageModel, context: Context) -> 
         return evaluation.run(model, context)
 
 
-def _record(evaluation: Evaluation, outcome: Outcome, checkpoint: Checkpoint) -> None:
-    name, records, step = evaluation.declaration.name, checkpoint.records, checkpoint.step
+def _record(evaluation: Evaluation, outcome: Outcome, evaluated: EvaluatedModel) -> None:
+    name, records, step = evaluation.declaration.name, evaluated.records, evaluated.step
     if outcome.documents:
         records.write_documents(name, step, outcome.documents)
     for number, maps in enumerate(outcome.maps):
@@ -61,7 +61,7 @@ def _record(evaluation: Evaluation, outcome: Outcome, checkpoint: Checkpoint) ->
     records.append_evals(
         Record(
             step=step,
-            tokens=checkpoint.tokens,
+            tokens=evaluated.tokens,
             eval=name,
             subset=found.subset,
             metric=found.metric,
@@ -114,10 +114,10 @@ def evaluate_point(
     for evaluation in (found for found in runtime.evaluations if found.declaration.name in point.evaluations):
         try:
             model = _load(point, runtime)
-            checkpoint = Checkpoint(
+            evaluated = EvaluatedModel(
                 model=model, step=point.step, tokens=point.tokens, context=context, records=records, group=group
             )
-            evaluate(evaluation, checkpoint)
+            evaluate(evaluation, evaluated)
         except Exception as error:  # a fault of one evaluation must not cost the others
             failures[evaluation.declaration.name] = describe_failure(error)
     return failures

@@ -19,7 +19,7 @@ from basecap.models.config import LayerConfig, ModelConfig, model_config
 from basecap.models.language_model import LanguageModel, outline
 from basecap.study.architectures import ArchitectureEntry
 from basecap.study.config import StudyConfig
-from basecap.study.value_errors import what_is_wrong
+from basecap.study.value_errors import describe_value_error
 from basecap.train.checkpoint import KEPT
 from basecap.train.config import Timetable, TrainConfig
 
@@ -332,7 +332,7 @@ def plan_training(
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        wrong = what_is_wrong(problem, TrainConfig, content)
+        wrong = describe_value_error(problem, TrainConfig, content)
         raise ConfigError(f"architecture {entry.name!r}: train.{where}: {wrong}") from error
 
 

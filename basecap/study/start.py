@@ -84,7 +84,7 @@ def start_study(execution: Execution, checked: Sequence[RunSpec], only: set[str]
         refuse_other(records.run(run.name, run.seed, run.rate), run)
     refuse_other_precision(records, plan.study, plan.runs, device)
     records.create(plan.study.model_dump(mode="json"))
-    _write_surroundings(records, plan, material, device)
+    _write_environment(records, plan, material, device)
     return plan
 
 
@@ -112,12 +112,12 @@ def _whole(records: StudyRecords, study: StudyConfig) -> StudyConfig:
     return merge_studies(validate(records.study(), str(records.path / "study.yaml")), study, records.path)
 
 
-def _write_surroundings(records: StudyRecords, plan: Plan, material: Material, device: torch.device) -> None:
+def _write_environment(records: StudyRecords, plan: Plan, material: Material, device: torch.device) -> None:
     held = records.environment()
     machine = (
         held if held and (records.runs() or records.runs(sweep=True)) else environment.describe(device)
     )  # numbers stay with their machine
-    found = {**machine, **material.surroundings()}
+    found = {**machine, **material.environment_entries()}
     if found != held:
         records.write_environment(found)
     records.write_declarations(evaluation.declaration for evaluation in plan.evaluations)

@@ -10,7 +10,7 @@ from basecap.evaluation_points import includes
 from basecap.models.language_model import LanguageModel
 from basecap.ops import IMPLEMENTATIONS
 from basecap.records import RunRecords
-from basecap.study.evaluation_job import Checkpoint, evaluate
+from basecap.study.evaluation_job import EvaluatedModel, evaluate
 from basecap.study.jobs import Failure, Runtime, describe_failure, report_failure
 from basecap.study.plan import RunSpec
 from basecap.study.provenance import starting_info
@@ -77,17 +77,19 @@ def _train(run: RunSpec, runtime: Runtime, records: RunRecords) -> dict[str, Any
     context = Context(data=workload, device=device, autocast=placement.autocast, note=trainer.note)
 
     def evaluate_point(model: LanguageModel, step: int, tokens: int) -> bool:
-        point = Checkpoint(model=model, step=step, tokens=tokens, context=context, records=records, group=runtime.group)
+        evaluated = EvaluatedModel(
+            model=model, step=step, tokens=tokens, context=context, records=records, group=runtime.group
+        )
         last = step == run.timetable.steps
         due = [found for found in runtime.evaluations if includes(found.config.at, tokens, last)]
         for evaluation in due:
-            evaluate(evaluation, point)
+            evaluate(evaluation, evaluated)
         ended = not last and runtime.group.run_on_leader(lambda: _good_enough(run, records, step))
         rest = [found for found in runtime.evaluations if ended and found.config.at == "end"]
         if run.sweep and (last or ended):
             rest.append(held_out_loss(run.task))
         for evaluation in rest:
-            evaluate(evaluation, point)
+            evaluate(evaluation, evaluated)
         return ended
 
     stopped = trainer.run(run.label, evaluate_point, runtime.log)

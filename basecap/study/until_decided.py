@@ -66,7 +66,7 @@ def train_until_decided(
         failed |= {name for (name, _), info in infos.items() if info["status"] == "failed"}
         open_ = [row.name for row in rows if row.name not in failed and _seeds_may_decide(row)]
         goes_on = bool(open_) and seeds < most and study.reference not in failed
-        log(_said(rows, open_, f"{seeds} of at most {most} seeds", goes_on))
+        log(_describe_look(rows, open_, f"{seeds} of at most {most} seeds", goes_on))
         if not goes_on:
             return list(infos.values())
         behind = tuple(row.name for row in rows if row.verdict == "behind")
@@ -125,7 +125,7 @@ def _seeds_may_decide(row: Row) -> bool:
     return row.conditional or (row.verdict == "undecided" and row.more is not None)
 
 
-def _said(rows: Sequence[Row], open_: Collection[str], when: str, goes_on: bool) -> str:
+def _describe_look(rows: Sequence[Row], open_: Collection[str], when: str, goes_on: bool) -> str:
     """Return the sentence about a look."""
     behind = [row.name for row in rows if row.verdict == "behind"]
     closed = [row.name for row in rows if row.verdict == "undecided" and row.name not in open_]

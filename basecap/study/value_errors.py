@@ -17,7 +17,7 @@ _BEGINNING = reprlib.Repr()
 _BEGINNING.maxstring, _BEGINNING.maxother, _BEGINNING.maxlevel = 100, 100, 3
 
 
-def what_is_wrong(problem: ErrorDetails, section: type[BaseModel], content: dict[str, Any]) -> str:
+def describe_value_error(problem: ErrorDetails, section: type[BaseModel], content: dict[str, Any]) -> str:
     """Return the end of a sentence on a value of `content`, which is no `section`; a list is suggested where it works.
 
     Args:

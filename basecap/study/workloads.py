@@ -36,7 +36,7 @@ class Material(ABC):
         """
 
     @abstractmethod
-    def surroundings(self) -> dict[str, Any]:
+    def environment_entries(self) -> dict[str, Any]:
         """Return its entries of environment.json."""
 
 
@@ -71,7 +71,7 @@ class Text(Material):
             )
         return data
 
-    def surroundings(self) -> dict[str, Any]:
+    def environment_entries(self) -> dict[str, Any]:
         """Return the manifest's hash, a bigram model's loss, and what is known of the text."""
         return {
             "data": self.data.manifest_hash,
@@ -95,7 +95,7 @@ class Tasks(Material):
         """Return the examples of each training task."""
         return {name: TaskData(self._section, name) for name in self._section.train}
 
-    def surroundings(self) -> dict[str, Any]:
+    def environment_entries(self) -> dict[str, Any]:
         """Return nothing, as study.yaml has it all."""
         return {}
 

@@ -137,7 +137,7 @@ def test_an_interrupted_run_keeps_its_rows(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_every_row_is_kept_as_soon_as_it_is_measured():
     sizes = []
-    run(MODELS, **TINY, keep=lambda found: sizes.append((len(found["rows"]), found["complete"])))
+    run(MODELS, **TINY, save=lambda found: sizes.append((len(found["rows"]), found["complete"])))
     assert sizes == [(1, False), (2, False)]
 
 

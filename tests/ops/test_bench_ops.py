@@ -44,7 +44,7 @@ def test_what_was_measured_before_an_interruption_is_kept(monkeypatch: pytest.Mo
     monkeypatch.setattr(ops, "TABLES", {"training": measure, "skew": measure})
     monkeypatch.setattr(ops, "describe", lambda device: {})
     kept = []
-    found = ops.run(device=torch.device("cuda"), keep=lambda so_far: kept.append(len(so_far["skew"])))
+    found = ops.run(device=torch.device("cuda"), save=lambda so_far: kept.append(len(so_far["skew"])))
     assert found["training"] == found["skew"] == [{"heads": 12, "head_dim": 64, "ms": 1.0}]
     assert kept == [0, 1]
     assert not found["complete"]

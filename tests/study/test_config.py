@@ -300,7 +300,7 @@ def test_files_that_are_no_study_are_refused(tmp_path, text):
         (b"name: caf\xe9\n", r"is not text in UTF-8; fix it\.$"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_with_its_line(tmp_path, text, words):
+def test_describe_value_error_with_a_file_is_said_with_its_line(tmp_path, text, words):
     path = tmp_path / "study.yaml"
     path.write_bytes(text)
     with pytest.raises(ConfigError, match=words):

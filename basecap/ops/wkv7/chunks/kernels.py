@@ -67,14 +67,14 @@ def values(base, i_b, o_t, T, i_h, H, o_x, X):
 
 
 @triton.jit
-def keep(base, i_b, o_t, T, i_h, H, o_x, X, b_x):
+def store_rows(base, i_b, o_t, T, i_h, H, o_x, X, b_x):
     """Store rows of one head."""
     p_x, m_x = rows(base, i_b, o_t, T, i_h, H, o_x, X)
     tl.store(p_x, b_x.to(base.dtype.element_ty), mask=m_x)
 
 
 @triton.jit
-def keep_transposed(base, i_b, o_t, T, i_h, H, o_x, X, b_x):
+def store_transposed(base, i_b, o_t, T, i_h, H, o_x, X, b_x):
     """Store columns [BX, BT] as rows of one head."""
     p_x = base + ((i_b * T + o_t)[None, :] * H + i_h) * X + o_x[:, None]
     tl.store(p_x, b_x.to(base.dtype.element_ty), mask=(o_t < T)[None, :] & (o_x < X)[:, None])
@@ -160,17 +160,17 @@ def chunk_fwd_kernel(
         b_to = tl.where(left[:, None], b_to * b_end[None, :], 0.0)
         b_b = (values(b, i_b, o_t, T, i_h, H, o_k, K) * b_to).to(low)
         b_write = tl.trans(values(k, i_b, o_t, T, i_h, H, o_k, K) * b_to)
-        keep(answer, i_b, o_t, T, i_h, H, o_k, K, b_b)
+        store_rows(answer, i_b, o_t, T, i_h, H, o_k, K, b_b)
         b_a = b_a.to(low)
-        keep(recall, i_b, o_t, T, i_h, H, o_k, K, tl.dot(b_inverse, b_a, input_precision=PRECISION))
+        store_rows(recall, i_b, o_t, T, i_h, H, o_k, K, tl.dot(b_inverse, b_a, input_precision=PRECISION))
         b_read += tl.dot(b_adjoint_pairs, b_a, input_precision=PRECISION)
-        keep(read, i_b, o_t, T, i_h, H, o_k, K, b_read)
+        store_rows(read, i_b, o_t, T, i_h, H, o_k, K, b_read)
         b_b = tl.trans(b_b)
         b_write += tl.dot(b_b, b_recall_pairs, input_precision=PRECISION)
-        keep_transposed(write, i_b, o_t, T, i_h, H, o_k, K, b_write)
+        store_transposed(write, i_b, o_t, T, i_h, H, o_k, K, b_write)
         if BACK:
             b_adjoint = tl.dot(b_b, b_inverse, input_precision=PRECISION)
-            keep_transposed(adjoint, i_b, o_t, T, i_h, H, o_k, K, b_adjoint)
+            store_transposed(adjoint, i_b, o_t, T, i_h, H, o_k, K, b_adjoint)
         b_across = tl.where(passed, b_start * b_end, 0.0)
         tl.store(across + ((i_b * M + i_m) * H + i_h) * K + o_k, b_across, mask=o_k < K)
 
@@ -235,4 +235,4 @@ def output_fwd_kernel(
     b_pairs = tl.load(matrix(read_pairs, i_b, i_m, i_h, M, H, BT))
     b_o = tl.dot(b_pairs, tl.load(p_v, mask=m_v, other=0.0), input_precision=PRECISION)
     b_read, b_state = tl.load(p_read, mask=m_read, other=0.0), tl.load(p_state, mask=m_state, other=0.0)
-    keep(o, i_b, o_t, T, i_h, H, o_v, V, tl.dot(b_read, b_state, b_o, input_precision=PRECISION))
+    store_rows(o, i_b, o_t, T, i_h, H, o_v, V, tl.dot(b_read, b_state, b_o, input_precision=PRECISION))

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from basecap.ops._recurrence.kernels_tiles import matrix, rows, state
-from basecap.ops.wkv7.chunks.kernels import before, edges, gates, keep, values
+from basecap.ops.wkv7.chunks.kernels import before, edges, gates, store_rows, values
 
 
 @triton.jit
@@ -31,17 +31,17 @@ def values_bwd_kernel(
     b_pairs = tl.load(matrix(recall_pairs, i_b, i_m, i_h, M, H, BT))
     b_x = tl.dot(b_pairs, tl.load(p_v, mask=m_v, other=0.0), input_precision=PRECISION)
     b_recall, b_state = tl.load(p_recall, mask=m_k, other=0.0), tl.load(p_state, mask=m_state, other=0.0)
-    keep(recalled, i_b, o_t, T, i_h, H, o_v, V, tl.dot(b_recall, b_state, b_x, input_precision=PRECISION))
+    store_rows(recalled, i_b, o_t, T, i_h, H, o_v, V, tl.dot(b_recall, b_state, b_x, input_precision=PRECISION))
 
     b_do, b_later = tl.load(p_do, mask=m_v, other=0.0), tl.load(p_later, mask=m_state, other=0.0)
     b_pairs = tl.load(matrix(adjoint_pairs, i_b, i_m, i_h, M, H, BT))
     b_x = tl.dot(tl.trans(b_pairs), b_do, input_precision=PRECISION)
     b_adjoint = tl.load(p_adjoint, mask=m_k, other=0.0)
-    keep(drecalled, i_b, o_t, T, i_h, H, o_v, V, tl.dot(b_adjoint, b_later, b_x, input_precision=PRECISION))
+    store_rows(drecalled, i_b, o_t, T, i_h, H, o_v, V, tl.dot(b_adjoint, b_later, b_x, input_precision=PRECISION))
     b_pairs = tl.load(matrix(read_pairs, i_b, i_m, i_h, M, H, BT))
     b_x = tl.dot(tl.trans(b_pairs), b_do, input_precision=PRECISION)
     b_write = tl.load(p_write, mask=m_k, other=0.0)
-    keep(dv, i_b, o_t, T, i_h, H, o_v, V, tl.dot(b_write, b_later, b_x, input_precision=PRECISION))
+    store_rows(dv, i_b, o_t, T, i_h, H, o_v, V, tl.dot(b_write, b_later, b_x, input_precision=PRECISION))
 
 
 @triton.jit
@@ -126,13 +126,13 @@ def keys_bwd_kernel(
         PRECISION, BT, BK, BV,
     )  # fmt: skip
     b_own = b_own_k[:, None] * b_k + b_own_b[:, None] * b_b
-    keep(dr, i_b, o_t, T, i_h, H, o_k, K, (b_d + b_own) * b_after)
+    store_rows(dr, i_b, o_t, T, i_h, H, o_k, K, (b_d + b_own) * b_after)
     b_scaled = b_r * b_d
     b_d, _own_k, _own_b = read_bwd(
         drecalled, v, recalled, states, b_k, b_b, entered, b_start, ids, i_b, i_m, o_t, T, i_h, H, o_k, K, V, M,
         PRECISION, BT, BK, BV,
     )  # fmt: skip
-    keep(da, i_b, o_t, T, i_h, H, o_k, K, b_d * b_before)
+    store_rows(da, i_b, o_t, T, i_h, H, o_k, K, b_d * b_before)
     # Asked for before the token's decay, unlike read: not from j on, but behind it.
     b_asked = b_a * b_d
     b_scaled += b_asked
@@ -141,14 +141,14 @@ def keys_bwd_kernel(
         v, do, drecalled, later, b_r, b_a, left, b_end, ids, i_b, i_m, o_t, T, i_h, H, o_k, K, V, M,
         PRECISION, BT, BK, BV,
     )  # fmt: skip
-    keep(dk, i_b, o_t, T, i_h, H, o_k, K, (b_d + b_own_k[:, None] * b_r) * b_to)
+    store_rows(dk, i_b, o_t, T, i_h, H, o_k, K, (b_d + b_own_k[:, None] * b_r) * b_to)
     b_scaled -= b_k * b_d
     b_passed = tl.sum(b_k * b_left, 0)
     b_d, b_left = write_bwd(
         recalled, do, drecalled, later, b_r, b_a, left, b_end, ids, i_b, i_m, o_t, T, i_h, H, o_k, K, V, M,
         PRECISION, BT, BK, BV,
     )  # fmt: skip
-    keep(db, i_b, o_t, T, i_h, H, o_k, K, (b_d + b_own_b[:, None] * b_r) * b_to)
+    store_rows(db, i_b, o_t, T, i_h, H, o_k, K, (b_d + b_own_b[:, None] * b_r) * b_to)
     b_scaled -= b_b * b_d
     b_passed += tl.sum(b_b * b_left, 0)
 
@@ -167,4 +167,4 @@ def keys_bwd_kernel(
         b_same = tl.where(before(ids, i_b, o_t, T, True), 1.0, 0.0)
         b_dlog = tl.dot(b_same, b_scaled, b_scaled - b_asked, input_precision=PRECISION)
     b_dlog += tl.where(left[:, None], b_passed[None, :], 0.0)
-    keep(dlog, i_b, o_t, T, i_h, H, o_k, K, b_dlog)
+    store_rows(dlog, i_b, o_t, T, i_h, H, o_k, K, b_dlog)
