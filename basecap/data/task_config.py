@@ -1,5 +1,6 @@
 """The section `task` of a study: tasks, cells and number of examples."""
 
+import functools
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -115,9 +116,10 @@ class TaskSection(BaseModel):
     def _in_cells(self, name: str, cells: tuple[Cell, ...] | None) -> tuple[Task, ...]:
         found: list[Task] = []
         reason = "its grid is empty."
-        for cell in build_task(name, self._options_of(name)).grid() if cells is None else cells:
+        options = self._options_of(name)
+        for cell in build_task(name, options).grid() if cells is None else cells:
             try:
-                task = self._build(name, cell)
+                task = build_task(name, {**options, **cell})
             except ConfigError as error:
                 reason = str(error)
                 continue
@@ -134,14 +136,11 @@ class TaskSection(BaseModel):
             reasons = []
             for name in self._names:
                 try:
-                    self._build(name, cell)
+                    build_task(name, {**self._options_of(name), **cell})
                 except ConfigError as error:
                     reasons.append(str(error))
             if len(reasons) == len(self._names):
                 raise ConfigError(f"the cell {_text(cell)} fits no task of this study: {reasons[0]}")
-
-    def _build(self, name: str, cell: Cell) -> Task:
-        return build_task(name, {**self._options_of(name), **cell})
 
     def _options_of(self, name: str) -> dict[str, Any]:
         """Return the options that a task has."""
@@ -149,8 +148,9 @@ class TaskSection(BaseModel):
         return {key: value for key, value in self.options.items() if key in fields}
 
 
-def _fields(name: str) -> set[str]:
-    return set(type(build_task(name).config).model_fields)
+@functools.cache
+def _fields(name: str) -> frozenset[str]:
+    return frozenset(type(build_task(name).config).model_fields)
 
 
 def _text(cell: Cell) -> str:

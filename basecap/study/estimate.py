@@ -47,8 +47,7 @@ def estimate(study: StudyConfig) -> list[dict[str, Any]]:
     """
     device = environment.choose_device(None)
     rate = matrix_rate(device)
-    check(study)
-    runs, rows = _all_runs(study), []
+    runs, rows = _with_later_seeds(study, check(study)), []
     for run, found in zip(runs, costs(runs), strict=True):
         rates = {"lr": run.rate or "the best"} if study.train.sweep else {}
         rows.append(
@@ -71,9 +70,8 @@ def estimate(study: StudyConfig) -> list[dict[str, Any]]:
     return rows
 
 
-def _all_runs(study: StudyConfig) -> list[RunSpec]:
-    """Return the runs of a study, the later seeds of a sweep with any of its rates: they cost the same."""
-    runs = plan_runs(study, study.vocabulary)
+def _with_later_seeds(study: StudyConfig, runs: list[RunSpec]) -> list[RunSpec]:
+    """Return the runs of a study and, in a sweep, those of the later seeds at any of its rates: they cost the same."""
     if not study.train.sweep:
         return runs
     chosen = {run.name: study.train.sweep[0] for run in runs}
@@ -150,7 +148,7 @@ def sparse(study: StudyConfig) -> list[str]:
     ]
 
 
-def matrix_rate(device: torch.device, seconds: float = 0.2) -> float:
+def matrix_rate(device: torch.device, seconds: float = 0.1) -> float:
     """Measure floating-point operations per second of matrix products (bf16 on a GPU, fp32 on a CPU)."""
     on_gpu = device.type == "cuda"
     size = 8192 if on_gpu else 1024
