@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 import signal
 import sys
 from collections.abc import Collection, Sequence
@@ -357,8 +358,10 @@ def _show_traces() -> None:
 def _usage_message(error: Any) -> str:
     """Return typer's message about invalid arguments as one sentence, empty when it printed the help instead."""
     message = error.format_message().replace(": Input should", ": should", 1)
+    message = re.sub(r" \(Possible options: (.*)\)$", r"; did you mean \1?", message[:1].lower() + message[1:])
+    message = message.replace(". Did you mean", "; did you mean")
     command = error.ctx.command_path if error.ctx else "basecap"
-    return message and f"{message[0].lower()}{message[1:].rstrip('.')} (see `{command} --help`)."
+    return message and f"{message.rstrip('.')} (see `{command} --help`)."
 
 
 if __name__ == "__main__":

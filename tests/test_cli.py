@@ -9,11 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from basecap.cli import main
+from basecap.cli import _usage_message, main
 from basecap.errors import ConfigError, DataError
 from basecap.terminal import store, writable_file
 from tests.study._execute import PLUGIN
@@ -207,6 +208,23 @@ def test_bad_input_gets_one_sentence(arguments, words, refused):
     assert words in refused(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            "No such command 'rum'. Did you mean 'run'?",
+            "no such command 'rum'; did you mean 'run'? (see `basecap --help`).",
+        ),
+        ("No such option: --setx (Possible options: --set)", "no such option: --setx; did you mean --set?"),
+        ("", ""),
+    ],
+)
+def test_messages_of_typer_become_one_sentence(given, expected):
+    error = SimpleNamespace(format_message=lambda: given, ctx=None)
+    found = _usage_message(error)
+    assert found.startswith(expected) and bool(found) == bool(given)
+
+
 #: Commands that need no torch, which takes seconds to import.
 LIGHT = (
     ["--version"],
@@ -228,7 +246,7 @@ LIGHT = (
 )
 PROGRAM = f"""
 import sys
-from basecap.cli import main
+from basecap.cli import _usage_message, main
 codes = []
 for arguments in {LIGHT!r}:
     sys.argv = ["basecap", *arguments]

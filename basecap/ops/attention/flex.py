@@ -15,7 +15,7 @@ BLOCK = 128
 def supports(q_BTHK: Tensor, v_BTGV: Tensor, plain: bool) -> str | None:
     """Return why FlexAttention does not run here, or None; `plain`: neither window nor slopes nor segments."""
     if plain:
-        return "full attention is what SDPA is made for"
+        return "full attention is faster on SDPA"
     if not q_BTHK.is_cuda:
         return "FlexAttention has no backward off the GPU"
     if q_BTHK.dtype == torch.float64:

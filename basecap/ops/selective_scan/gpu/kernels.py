@@ -253,7 +253,7 @@ def scan_bwd_kernel(
     m_d, m_first = o_d < D, (o_row == 0)[:, None]
     # Of the two lanes that have the same sum the first one writes it.
     m_once = (tl.arange(0, 2) == 0)[None, :]
-    # Adding -0.0, unlike 0.0, is nothing that a compiler must keep.
+    # The compiler may remove the addition of -0.0, but not that of 0.0.
     b_one, b_none = tl.full([BT, BD], 1.0, tl.float32), tl.full([BT, BD], -0.0, tl.float32)
     p_tokens = (i_b * T + i_s * span) * D
     p_span = (i_b * tl.num_programs(1) + i_s) * N * D + o_d
