@@ -213,7 +213,7 @@ def test_bad_input_gets_one_sentence(arguments, words, refused):
     [
         (
             "No such command 'rum'. Did you mean 'run'?",
-            "no such command 'rum'; did you mean 'run'? (see `basecap --help`).",
+            "no such command 'rum'; did you mean 'run'?",
         ),
         ("No such option: --setx (Possible options: --set)", "no such option: --setx; did you mean --set?"),
         ("", ""),

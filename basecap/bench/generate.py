@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basecap.bench.contenders import Contenders, Row, compare, entries, label, with_attention
-from basecap.bench.models import SLOW, attempt, release
+from basecap.bench.contenders import Contenders, Row, entries, label
+from basecap.bench.models import SLOW, measure
 from basecap.environment import describe
 from basecap.errors import ConfigError
 from basecap.models.blocks import BlockCache
 from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
-from basecap.progress import progress
 
 #: Nominal bytes per second of the memory, by a part of the device's name.
 BANDWIDTH = {"H200": 4.8e12, "H100": 3.35e12, "A100": 2.04e12}
@@ -90,22 +89,12 @@ def run(
         device: where to run.
         save: called after each row with all that is found so far.
     """
-    jobs = entries(contenders, device)
-    rows: list[Row] = []
-    found = {"environment": describe(device), "load": asdict(load), "complete": False, "rows": rows}
-    try:
-        with progress("bench generate", total=len(jobs), unit="models") as advance:
-            for name, attention, config in jobs:
-                advance(0, note=name)
-                row = attempt(partial(with_attention, attention, partial(_measure, config, load, device)))
-                rows.append({"architecture": name, "attention": attention, **row})
-                compare(rows, SPEEDS)
-                save(found)
-                release(device)
-                advance(1)
-        found["complete"] = True
-    except KeyboardInterrupt:
-        pass  # what was measured is worth keeping
+    jobs = [
+        (name, attention, partial(_measure, config, load, device))
+        for name, attention, config in entries(contenders, device)
+    ]
+    found: dict[str, Any] = {"environment": describe(device), "load": asdict(load), "complete": False, "rows": []}
+    measure("bench generate", jobs, found, speeds=SPEEDS, device=device, save=save)
     return found
 
 

@@ -3,7 +3,7 @@
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
@@ -21,6 +21,9 @@ from basecap.ops import recorded
 from basecap.progress import progress
 from basecap.train.config import TrainConfig
 from basecap.train.optim import build_optimiser
+
+#: A row to measure: name, attention (see `with_attention`), and what measures it.
+Job = tuple[str, str | None, Callable[[], Row]]
 
 #: Nominal dense bf16 operations per second, by a part of the device's name; MFU is relative to it.
 PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
@@ -68,7 +71,7 @@ def run(
     Raises:
         ConfigError: peers without flash-linear-attention.
     """
-    jobs: list[tuple[str, str | None, Callable[[], Row]]] = [
+    jobs: list[Job] = [
         (name, attention, partial(_own, config, setting, device))
         for name, attention, config in entries(contenders, device)
     ]
@@ -77,22 +80,44 @@ def run(
         jobs += [
             (f"fla {other.stem}ForCausalLM", None, partial(_peer, other, setting, device)) for other in peers.PEERS
         ]
-    rows: list[Row] = []
-    found = {"environment": describe(device), "setting": asdict(setting), "complete": False, "rows": rows}
+    found: dict[str, Any] = {"environment": describe(device), "setting": asdict(setting), "complete": False, "rows": []}
+    measure("bench models", jobs, found, speeds={"tokens_per_s": ""}, device=device, save=save)
+    return found
+
+
+def measure(
+    title: str,
+    jobs: Sequence[Job],
+    found: dict[str, Any],
+    *,
+    speeds: Mapping[str, str],
+    device: torch.device,
+    save: Callable[[dict[str, Any]], None],
+) -> None:
+    """Add a row for each job to `found["rows"]` and set `found["complete"]`, unless interrupted.
+
+    Args:
+        title: name of the work in its progress.
+        jobs: what is measured.
+        found: the result, changed in place.
+        speeds: which numbers to compare with the first architecture, see `compare`.
+        device: where the jobs run.
+        save: called after each row with all that is found so far.
+    """
+    rows = found["rows"]
     try:
-        with progress("bench models", total=len(jobs), unit="architectures") as advance:
+        with progress(title, total=len(jobs), unit="models") as advance:
             for name, attention, job in jobs:
                 advance(0, note=name)
-                row = attempt(partial(with_attention, attention, job))
+                row = _attempt(partial(with_attention, attention, job))
                 rows.append({"architecture": name, "attention": attention, **row})
-                compare(rows, {"tokens_per_s": ""})
+                compare(rows, speeds)
                 save(found)
-                release(device)
+                _release(device)
                 advance(1)
         found["complete"] = True
     except KeyboardInterrupt:
         pass  # what was measured is worth keeping
-    return found
 
 
 def shown(row: Row) -> Row:
@@ -101,7 +126,7 @@ def shown(row: Row) -> Row:
     return {"architecture": label(row), **{key: row[key] for key in row if key not in hidden}}
 
 
-def attempt(job: Callable[[], Row]) -> Row:
+def _attempt(job: Callable[[], Row]) -> Row:
     """Return the row that `job` measures, or one whose note says why it cannot run, with what each op ran in `ops`."""
     with recorded() as ops:
         try:
@@ -201,7 +226,7 @@ def _seconds(step: Callable[[], None], calls: int, device: torch.device) -> list
     return [before.elapsed_time(after) / 1e3 for before, after in pairwise(marks)]
 
 
-def release(device: torch.device) -> None:
+def _release(device: torch.device) -> None:
     """Free what the last model held, and count its peak memory no more."""
     gc.collect()
     if device.type == "cuda":
