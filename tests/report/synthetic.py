@@ -27,11 +27,15 @@ def write_study(
     train: list[str] = TRAIN,
     ood: list[str] = OOD,
     seeds: tuple[int, ...] = (0,),
+    more_of_reference: int = 0,
     documents: int = 300,
     checkpoints: int = 10,
     more_evaluations: bool = False,
 ) -> StudyRecords:
-    """Write records of a study whose curves and gaps are known."""
+    """Write records of a study whose curves and gaps are known; the first architecture is the reference.
+
+    It has `more_of_reference` runs more than the others.
+    """
     records = StudyRecords(path)
     records.create(
         {
@@ -62,7 +66,8 @@ def write_study(
     difficulty = {d: rng.normal(0, 0.4, documents) for d in (*train, *ood)}
     for name, (speed, gap) in architectures.items():
         taste = {d: rng.normal(0, 0.03, documents) for d in (*train, *ood)}
-        for seed in seeds:
+        more = more_of_reference if name == next(iter(architectures)) else 0
+        for seed in (*seeds, *range(len(seeds), len(seeds) + more)):
             run = records.run(name, seed)
             own = {d: difficulty[d] + taste[d] + rng.normal(0, 0.01, documents) for d in (*train, *ood)}
             _write_run(run, name, seed, speed, gap, sizes, own, rng, train, checkpoints)
