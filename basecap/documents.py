@@ -1,18 +1,33 @@
-"""Losses of single documents, and the file format for those of one evaluation.
+"""Losses of single documents, and the file format for those of an evaluation at all its points.
 
-A file is an .npz of the arrays `subsets` and `counts` [S] and `nats`, `tokens`, `bytes`, `clusters` [sum of counts];
-files written by earlier versions have no `clusters`.
+A file grows by blocks, each a header (`HEAD`: kind, step, size and checksum of the rest) and its content. A block of
+`DOCUMENTS` describes documents: a line of JSON with `schema`, `subsets` and `counts` [S], then the arrays `tokens`,
+`bytes` and `clusters` [sum of counts], int64. A block of `NATS` holds the losses at a step of the documents described
+last, float64. The last block of a step counts. A block that a killed process left unfinished is at the end, and ignored.
+
+Earlier versions wrote a file per step: an .npz of these arrays, the oldest without `clusters`. They are still read.
 """
 
+import contextlib
 import io
+import json
+import struct
 import zipfile
+import zlib
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from basecap.files import replacing
+from basecap.errors import DataError
+from basecap.files import append, read, replacing
+
+#: Version of the format.
+SCHEMA = 1
+#: The header of a block, and what kinds there are.
+HEAD = struct.Struct("<4sqII")
+DOCUMENTS, NATS = b"docs", b"nats"
 
 
 @dataclass(frozen=True)
@@ -36,46 +51,167 @@ class DocumentLosses:
             object.__setattr__(self, "clusters", np.arange(len(self.tokens)))
 
 
-def write_losses(path: Path, losses: dict[str, DocumentLosses]) -> None:
-    """Write the losses of each subset to a file; raises DataError when it cannot be written."""
+@dataclass(frozen=True, eq=False)
+class Documents:
+    """The documents of all subsets, one subset after the other: where each lies, and the arrays [N]."""
+
+    subsets: dict[str, slice]
+    tokens: np.ndarray
+    bytes: np.ndarray
+    clusters: np.ndarray
+
+
+@dataclass(frozen=True)
+class History:
+    """Losses of the same documents at P evaluation points: their steps, and the summed nats [P, N]."""
+
+    documents: Documents
+    steps: list[int]
+    nats: np.ndarray
+
+
+def append_losses(path: Path, step: int, losses: dict[str, DocumentLosses]) -> None:
+    """Append the losses at a step, and the documents where they are others than before: all or nothing.
+
+    Raises:
+        DataError: the file cannot be written or is damaged.
+    """
     parts = list(losses.values())
-    with replacing(path) as file:
-        np.savez_compressed(
-            file,
-            subsets=np.array(list(losses), dtype=np.str_),
-            counts=np.array([len(part.nats) for part in parts], dtype=np.int64),
-            nats=np.concatenate([np.empty(0), *(part.nats for part in parts)]),
-            tokens=np.concatenate([np.empty(0, np.int64), *(part.tokens for part in parts)]),
-            bytes=np.concatenate([np.empty(0, np.int64), *(part.bytes for part in parts)]),
-            clusters=np.concatenate([np.empty(0, np.int64), *(part.clusters for part in parts)]),
-        )
+    head = {"schema": SCHEMA, "subsets": list(losses), "counts": [len(part.nats) for part in parts]}
+    columns = [getattr(part, name).astype("<i8") for name in ("tokens", "bytes", "clusters") for part in parts]
+    documents = json.dumps(head).encode() + b"\n" + b"".join(column.tobytes() for column in columns)
+    nats = b"".join(part.nats.astype("<f8").tobytes() for part in parts)
+    end, known = 0, None
+    with _naming_damage(path):
+        for block in _blocks(read(path) or b""):
+            end = block.end
+            known = block.content if block.kind == DOCUMENTS else known
+    new = b"" if known == documents else _block(DOCUMENTS, 0, documents)
+    append(path, new + _block(NATS, step, nats), end)
 
 
-def read_losses(path: Path) -> dict[str, DocumentLosses]:
-    """Return the losses of each subset; raises numpy's and zipfile's errors when the file is missing or damaged."""
-    with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as file:
-        arrays = {name.removesuffix(".npy"): _array(file.read(name)) for name in file.namelist()}
-    columns = [arrays[name] for name in ("nats", "tokens", "bytes", "clusters") if name in arrays or name != "clusters"]
-    ends = np.cumsum(arrays["counts"]).tolist()
-    parts = {}
-    for name, first, end in zip(arrays["subsets"].tolist(), [0, *ends], ends, strict=False):
-        parts[name] = DocumentLosses(*(column[first:end] for column in columns))
-    return parts
+def read_losses(path: Path, steps: Iterable[int]) -> list[History]:
+    """Return the losses at `steps`, from a file and from those that earlier versions wrote beside it.
+
+    Raises:
+        DataError: losses of a step are missing, or a file is damaged.
+    """
+    wanted = {*steps}
+    with _naming_damage(path):
+        found = list(_read(path, wanted))
+    missing = sorted(wanted.difference(*(history.steps for history in found)))
+    older = {step: path.with_name(f"{path.stem}-{step}.npz") for step in missing}
+    for step, file in older.items():
+        if not file.exists():
+            raise DataError(f"{path} lacks the losses at step {step}; remove {_run(path)} to train it again.")
+    return [*_read_older(older), *found]
 
 
-def _array(content: bytes) -> np.ndarray:
-    """Return the array of a .npy file. A study has thousands, and numpy is slow to read their headers."""
-    start = 10 + int.from_bytes(content[8:10], "little")
-    shape, dtype = _header(content[:start])
-    return np.frombuffer(bytearray(content), dtype, offset=start).reshape(shape)
+def forget_losses(path: Path, step: int) -> None:
+    """Remove the losses at `step` and later from a file that `append_losses` wrote; raises DataError as that does."""
+    content = read(path) or b""
+    if not content.startswith(DOCUMENTS):
+        return
+    with _naming_damage(path):
+        blocks = list(_blocks(content))
+    kept = [block for block in blocks if block.kind == DOCUMENTS or block.step < step]
+    if not any(block.kind == NATS for block in kept):
+        path.unlink()
+    elif len(kept) < len(blocks):
+        with replacing(path) as file:
+            file.write(b"".join(_block(block.kind, block.step, block.content) for block in kept))
 
 
-@lru_cache(maxsize=256)
-def _header(content: bytes) -> tuple[tuple[int, ...], np.dtype]:
-    """Return the shape and dtype that the header of a .npy file says; raises ValueError for a damaged one."""
-    file = io.BytesIO(content)
-    version = np.lib.format.read_magic(file)
-    if version != (1, 0):  # what numpy writes for every array without a long list of fields
-        raise ValueError(f"unknown version {version} of an array")
-    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    return shape, dtype
+def _run(path: Path) -> Path:
+    return path.parent.parent
+
+
+@contextlib.contextmanager
+def _naming_damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} is damaged ({error}); remove {_run(path)} to train it again.") from error
+
+
+@dataclass(frozen=True)
+class _Block:
+    kind: bytes
+    step: int
+    content: memoryview
+    end: int
+
+
+def _block(kind: bytes, step: int, content: bytes | memoryview) -> bytes:
+    return HEAD.pack(kind, step, len(content), zlib.crc32(content)) + content
+
+
+def _blocks(content: bytes) -> Iterator[_Block]:
+    """Yield the finished blocks of a file; raises ValueError for a damaged one."""
+    end, whole = 0, memoryview(content)
+    while len(content) - end >= HEAD.size:
+        kind, step, size, checksum = HEAD.unpack_from(content, end)
+        start, end = end + HEAD.size, end + HEAD.size + size
+        if kind not in (DOCUMENTS, NATS):
+            raise ValueError("a block has no header")
+        if end > len(content):
+            return
+        if zlib.crc32(whole[start:end]) != checksum:
+            raise ValueError(f"a checksum of step {step} is wrong")
+        yield _Block(kind, step, whole[start:end], end)
+
+
+def _read(path: Path, wanted: Collection[int]) -> Iterator[History]:
+    described: list[Documents] = []
+    last: dict[int, tuple[int, np.ndarray]] = {}
+    for block in _blocks(read(path) or b""):
+        if block.kind == DOCUMENTS:
+            described.append(_documents(block.content))
+        elif block.step in wanted:
+            last[block.step] = len(described) - 1, np.frombuffer(block.content, "<f8")
+    for index, documents in enumerate(described):
+        own = {step: nats for step, (place, nats) in last.items() if place == index}
+        if own:
+            yield History(documents, [*own], np.stack([*own.values()]))
+
+
+def _documents(content: memoryview) -> Documents:
+    head, _, rest = bytes(content).partition(b"\n")
+    described = json.loads(head)
+    if described["schema"] != SCHEMA:
+        raise ValueError(f"it has schema {described['schema']}, this version of basecap reads {SCHEMA}")
+    return Documents(_slices(described["subsets"], described["counts"]), *np.frombuffer(rest, "<i8").reshape(3, -1))
+
+
+def _slices(subsets: Iterable[str], counts: Iterable[int]) -> dict[str, slice]:
+    ends = np.cumsum([*counts], dtype=int).tolist()
+    return {name: slice(first, end) for name, first, end in zip(subsets, [0, *ends], ends, strict=False)}
+
+
+def _read_older(paths: dict[int, Path]) -> Iterator[History]:
+    """Yield the losses of files by step. Arrays that are alike by their checksums are read once."""
+    known: dict[tuple[str, int, int], np.ndarray] = {}
+    described: dict[tuple[int, ...], Documents] = {}
+    found: dict[tuple[int, ...], dict[int, np.ndarray]] = {}
+    for step, path in paths.items():
+        with _naming_damage(path), zipfile.ZipFile(io.BytesIO(path.read_bytes())) as file:
+            arrays = {}
+            for member in file.infolist():
+                key = member.filename, member.CRC, member.file_size
+                if key not in known:
+                    known[key] = np.load(io.BytesIO(file.read(member)), allow_pickle=False)
+                arrays[member.filename.removesuffix(".npy")] = known[key]
+            nats = arrays.pop("nats")
+            same = tuple(id(array) for _, array in sorted(arrays.items()))
+            if same not in described:
+                described[same] = _older_documents(arrays)
+        found.setdefault(same, {})[step] = nats
+    for same, own in found.items():
+        yield History(described[same], [*own], np.stack([*own.values()]))
+
+
+def _older_documents(arrays: dict[str, np.ndarray]) -> Documents:
+    subsets = _slices(arrays["subsets"].tolist(), arrays["counts"].tolist())
+    plain = [np.arange(part.stop - part.start) for part in subsets.values()]
+    clusters = arrays.get("clusters", np.concatenate([np.empty(0, np.int64), *plain]))
+    return Documents(subsets, arrays["tokens"], arrays["bytes"], clusters)

@@ -174,6 +174,17 @@ def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
         end = file.seek(0, os.SEEK_END)
         if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
             end = path.read_bytes().rfind(b"\n") + 1
+    append(path, content, end)
+
+
+def append(path: Path, content: bytes, end: int) -> None:
+    """Write all of `content` from byte `end` of a file on, or nothing; what follows `end` is removed.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    with writing(path), path.open("ab", buffering=0) as file:
+        if file.tell() > end:
             file.truncate(end)
         if file.write(content) != len(content):
             file.truncate(end)

@@ -7,7 +7,7 @@
     DIR/runs/<name>-s<seed>/  run.json                    name, seed, parameters, status, message
                               metrics.jsonl               one row per logged training step
                               evals.jsonl                 one `Record` per row
-                              documents/<eval>-<step>.npz losses of single documents
+                              documents/<eval>.losses     losses of single documents, see `basecap.documents`
                               maps/<eval>-<step>.npz      `Maps` of the layers on one input
                               unmeasured.json             evaluations that do not apply to its model
                               checkpoints/, weights/      written by the training loop
@@ -15,15 +15,13 @@
     DIR/sweep.json            the sweep of learning rates: one `Sweep` per architecture
     DIR/looks.json            number of seeds at each interim analysis (look) of --until-decided
 
-Files are replaced atomically (written to a temporary file, then renamed) or grow by lines: a killed process loses at
-most part of the last line. JSON is strict, so a number that is not finite is stored as null and read back as NaN.
+Files are replaced atomically (written to a temporary file, then renamed) or grow by lines or blocks: a killed process
+loses at most part of the last one. JSON is strict, so a number that is not finite is stored as null and read back as NaN.
 """
 
 import contextlib
 import dataclasses
 import math
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +30,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from basecap.documents import DocumentLosses, read_losses, write_losses
+from basecap.documents import DocumentLosses, History, append_losses, forget_losses, read_losses
 from basecap.errors import ConfigError, DataError, describe_problem
 from basecap.files import (
     SCHEMA,
@@ -186,19 +184,13 @@ class RunRecords:
         """Return the evaluations that do not apply to this model."""
         return (read_json(self.path / "unmeasured.json") or {}).get("evaluations", [])
 
-    def write_documents(self, eval: str, step: int, losses: dict[str, DocumentLosses]) -> None:
-        """Write the losses of single documents by subset."""
-        write_losses(self._documents_path(eval, step), losses)
+    def append_documents(self, eval: str, step: int, losses: dict[str, DocumentLosses]) -> None:
+        """Append the losses of single documents by subset; raises DataError when they cannot be written."""
+        append_losses(self._documents_path(eval), step, losses)
 
-    def documents(self, eval: str, step: int) -> dict[str, DocumentLosses]:
-        """Return the losses of single documents by subset; raises DataError when the file is missing or damaged."""
-        path = self._documents_path(eval, step)
-        try:
-            return read_losses(path)
-        except FileNotFoundError as error:
-            raise DataError(f"{path} is missing; remove {self.path} to train it again.") from error
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise DataError(f"{path} is damaged ({error}); remove {self.path} to train it again.") from error
+    def documents(self, eval: str, steps: Iterable[int]) -> list[History]:
+        """Return the losses of single documents at `steps`; raises DataError where some are missing or damaged."""
+        return read_losses(self._documents_path(eval), steps)
 
     def write_maps(self, eval: str, step: int, maps: Maps) -> None:
         """Write the maps of an evaluation at a step."""
@@ -225,14 +217,16 @@ class RunRecords:
         for path in (*self._numbered("documents"), *self._numbered("maps")):
             if int(path.stem.rpartition("-")[2]) >= step:
                 path.unlink()
+        for path in (self.path / "documents").glob("*.losses"):
+            forget_losses(path, step)
 
     def _numbered(self, directory: str) -> list[Path]:
         """Return the files of a directory that are called EVALUATION-STEP.npz."""
         paths = (self.path / directory).glob("*.npz")
         return [path for path in paths if path.stem.rpartition("-")[2].isdecimal()]
 
-    def _documents_path(self, eval: str, step: int) -> Path:
-        return self.path / "documents" / f"{safe_name(eval)}-{step}.npz"
+    def _documents_path(self, eval: str) -> Path:
+        return self.path / "documents" / f"{safe_name(eval)}.losses"
 
 
 class StudyRecords:

@@ -99,7 +99,7 @@ def test_run_report_generate(study_file, tmp_path, basecap, refused):  # noqa: F
         weights.write_bytes(weights.read_bytes()[:100])
     assert "is damaged (model.safetensors does not match SHA256SUMS); remove" in refused("generate", run, "the")
 
-    next(run.glob("documents/*.npz")).unlink()
+    next(run.glob("documents/*.losses")).unlink()
     code, printed, err = basecap("run", study_file, "--out", out, "--device", "cpu")
     assert (code, printed) == (2, "") and f"remove {run} to train it again" in err  # said before anything is trained
 

@@ -3,6 +3,7 @@
 import json
 import math
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -133,7 +134,7 @@ def test_rewind_forgets_what_came_after(records):
     losses = {"code": DocumentLosses(np.ones(2), np.ones(2, int), np.ones(2, int))}
     for step in (1, 2, 3):
         run.append_metrics({"step": step})
-        run.write_documents("domain-loss", step, losses)
+        run.append_documents("domain-loss", step, losses)
         run.append_evals([record(step)])
     with (run.path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"st')
@@ -142,7 +143,10 @@ def test_rewind_forgets_what_came_after(records):
     assert {record.step for record in run.evals() if record.eval == "domain-loss"} == {
         1
     }  # a checkpoint stands before its evaluation
-    assert [path.name for path in (run.path / "documents").iterdir()] == ["domain-loss-1.npz"]
+    (history,) = run.documents("domain-loss", [1])
+    assert history.steps == [1]
+    with pytest.raises(DataError, match="lacks the losses at step 2; remove"):
+        run.documents("domain-loss", [1, 2])
     run.append_metrics({"step": 3})
     assert run.metrics()[-1] == {"step": 3}
 
@@ -162,53 +166,114 @@ def test_rewind_names_a_row_without_a_step_and_loses_nothing(records, name, row)
 def test_rewind_leaves_documents_of_other_names_alone(records):
     run = records.run("a", 0)
     losses = {"code": DocumentLosses(np.ones(2), np.ones(2, int), np.ones(2, int))}
-    run.write_documents("domain-loss", 3, losses)
-    foreign = {"notes.npz", "domain-loss-3-copy.npz", "-.npz"}
+    run.append_documents("domain-loss", 3, losses)
+    foreign = {"notes.npz", "domain-loss-3-copy.npz", "-.npz", "notes.losses"}
     for other in foreign:
         (run.path / "documents" / other).write_text("mine")
     run.rewind(2)
     assert {path.name for path in (run.path / "documents").iterdir()} == foreign
 
 
+def made_up(counts: dict[str, int], rng: np.random.Generator) -> dict[str, DocumentLosses]:
+    return {
+        name: DocumentLosses(rng.random(count), rng.integers(1, 9, count), rng.integers(1, 99, count))
+        for name, count in counts.items()
+    }
+
+
 def test_documents_are_read_back_per_subset(records):
     run = records.run("a", 0)
-    rng = np.random.default_rng(0)
-    written = {
-        name: DocumentLosses(rng.random(count), rng.integers(1, 9, count), rng.integers(1, 99, count))
-        for name, count in (("code", 3), ("<b>", 0), ("prose", 2))
-    }
-    run.write_documents("domain-loss", 7, written)
-    found = run.documents("domain-loss", 7)
-    assert list(found) == list(written)
+    written = made_up({"code": 3, "<b>": 0, "prose": 2}, np.random.default_rng(0))
+    run.append_documents("domain-loss", 7, written)
+    (found,) = run.documents("domain-loss", [7])
+    assert list(found.documents.subsets) == list(written)
     for name, losses in written.items():
-        for one, other in zip(vars(losses).values(), vars(found[name]).values(), strict=True):
-            np.testing.assert_array_equal(one, other)
-    assert found["prose"].clusters.tolist() == [0, 1]
-    with pytest.raises(DataError, match="is missing"):
-        run.documents("domain-loss", 8)
+        place = found.documents.subsets[name]
+        np.testing.assert_array_equal(found.nats[0, place], losses.nats)
+        for column in ("tokens", "bytes", "clusters"):
+            np.testing.assert_array_equal(getattr(found.documents, column)[place], getattr(losses, column))
 
 
-def test_clusters_are_kept_and_older_files_have_none(records):
-    run = records.run("a", 0)
-    losses = DocumentLosses(np.ones(3), np.ones(3, int), np.ones(3, int), np.array([4, 0, 4]))
-    run.write_documents("domain-loss", 1, {"code": losses})
-    assert run.documents("domain-loss", 1)["code"].clusters.tolist() == [4, 0, 4]
+def test_documents_of_all_steps_are_one_file_that_says_once_what_they_are(records):
+    run, rng = records.run("a", 0), np.random.default_rng(0)
+    first = made_up({"code": 50, "prose": 50}, rng)
+    later = {name: replace(losses, nats=rng.random(50)) for name, losses in first.items()}
+    run.append_documents("domain-loss", 1, first)
     (path,) = (run.path / "documents").iterdir()
-    with np.load(path) as file:
-        older = {name: file[name] for name in file.files if name != "clusters"}
-    np.savez_compressed(path, **older)
-    assert run.documents("domain-loss", 1)["code"].clusters.tolist() == [0, 1, 2]
+    alone = path.stat().st_size
+    for step in (3, 2, 1):  # the last losses of a step count
+        run.append_documents("domain-loss", step, later)
+    assert path.stat().st_size < alone + 3 * 900
+    (found,) = run.documents("domain-loss", [1, 2, 3])
+    assert sorted(found.steps) == [1, 2, 3]
+    np.testing.assert_array_equal(found.nats, np.tile(np.concatenate([part.nats for part in later.values()]), (3, 1)))
+    run.append_documents("domain-loss", 4, made_up({"code": 2}, rng))  # other documents
+    assert [history.nats.shape for history in run.documents("domain-loss", [2, 4])] == [(1, 100), (1, 2)]
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:60], lambda b: b"", lambda b: b[:80] + bytes(40) + b[120:]])
-def test_damaged_documents_are_named(records, damage):
+def test_every_kill_while_documents_are_appended_leaves_all_before(records):
+    run, rng = records.run("a", 0), np.random.default_rng(0)
+    losses = made_up({"code": 2}, rng)
+    run.append_documents("domain-loss", 1, losses)
+    (path,) = (run.path / "documents").iterdir()
+    before = path.read_bytes()
+    run.append_documents("domain-loss", 2, made_up({"code": 3}, rng))
+    after = path.read_bytes()
+    for end in range(len(before), len(after)):
+        path.write_bytes(after[:end])
+        (found,) = run.documents("domain-loss", [1])
+        np.testing.assert_array_equal(found.nats[0], losses["code"].nats)
+        run.append_documents("domain-loss", 2, losses)
+        (found,) = run.documents("domain-loss", [2])
+        np.testing.assert_array_equal(found.nats[0], losses["code"].nats)
+
+
+def test_losses_of_earlier_versions_are_read_also_where_a_later_one_goes_on(records):
+    """One .npz per step, the oldest without clusters."""
+    run = records.run("a", 0)
+    (run.path / "documents").mkdir(parents=True)
+    arrays = {
+        "subsets": np.array(["code"]),
+        "counts": np.array([3]),
+        "tokens": np.ones(3, int),
+        "bytes": np.ones(3, int),
+    }
+    for step in (1, 2):
+        clusters = {"clusters": np.array([4, 0, 4])} if step == 2 else {}
+        nats = np.full(3, float(step))
+        np.savez_compressed(run.path / "documents" / f"domain-loss-{step}.npz", **arrays, nats=nats, **clusters)
+    run.append_documents("domain-loss", 3, {"code": DocumentLosses(np.full(3, 3.0), np.ones(3, int), np.ones(3, int))})
+    found = run.documents("domain-loss", [1, 2, 3])
+    assert [history.steps for history in found] == [[1], [2], [3]]
+    assert [history.nats.tolist() for history in found] == [[[float(step)] * 3] for step in (1, 2, 3)]
+    assert [history.documents.clusters.tolist() for history in found] == [[0, 1, 2], [4, 0, 4], [0, 1, 2]]
+    (path,) = (run.path / "documents").glob("*-2.npz")
+    path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(DataError, match=r"loss-2\.npz is damaged"):
+        run.documents("domain-loss", [1, 2])
+    run.rewind(2)
+    assert [history.steps for history in run.documents("domain-loss", [1])] == [[1]]
+    assert [path.name for path in (run.path / "documents").iterdir()] == ["domain-loss-1.npz"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda b: b[:60], "lacks the losses at step 1"),
+        (lambda b: b"", "lacks the losses at step 1"),
+        (lambda b: b[:200] + bytes(40) + b[240:], "is damaged"),
+        (lambda b: b[:-1] + bytes(1), "is damaged"),
+        (lambda b: b[-500:], "is damaged"),
+    ],
+)
+def test_damaged_documents_are_named(records, damage, words):
     run = records.run("a", 0)
     losses = DocumentLosses(np.arange(100.0), np.arange(100), np.arange(100))
-    run.write_documents("domain-loss", 1, {"code": losses})
+    run.append_documents("domain-loss", 1, {"code": losses})
     path = next((run.path / "documents").iterdir())
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DataError, match="is damaged"):
-        run.documents("domain-loss", 1)
+    with pytest.raises(DataError, match=f"{words}.*; remove .* to train it again"):
+        run.documents("domain-loss", [1])
 
 
 def test_names_that_are_no_file_names_stay_inside_and_apart(records):

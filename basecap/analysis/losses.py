@@ -8,7 +8,7 @@ from numpy import ndarray
 
 from basecap.analysis.training_log import TrainingLog
 from basecap.errors import DataError
-from basecap.records import DocumentLosses, Record, RunRecords
+from basecap.records import History, Record, RunRecords
 
 #: The evaluation that the gap is made of.
 EVALUATION = "domain-loss"
@@ -55,32 +55,46 @@ def load(run: RunRecords, evals: Iterable[Record], log: TrainingLog, domains: Se
         DataError: a file is missing or damaged, or the documents changed between evaluation points.
     """
     trained = {record.step: record.tokens for record in evals if record.eval == EVALUATION}
-    points = {step: run.documents(EVALUATION, step) for step in sorted(trained)}
-    for step, found in points.items():
+    found = run.documents(EVALUATION, trained)
+    for history in found:
         for domain in domains:
-            if domain not in found:
+            if domain not in history.documents.subsets:
+                step = history.steps[0]
                 raise DataError(f"{run.path}: no documents of {domain!r} at step {step}; evaluate that step again.")
-    finite = [
-        step
-        for step, found in points.items()
-        if all(np.isfinite(found[domain].nats).all() and found[domain].tokens.sum() > 0 for domain in domains)
-    ]
+    finite = {step for history in found for step in _finite(history, domains)}
     if not finite:
         return None
-    losses = {domain: _joined(run, domain, [points[step][domain] for step in finite]) for domain in domains}
+    kept = sorted((history for history in found if finite.intersection(history.steps)), key=lambda one: min(one.steps))
+    steps = sorted(finite)
     return RunLosses(
-        trained=np.array([trained[step] for step in finite]),
-        training=log.smoothed_loss(finite),
-        domains=losses,
+        trained=np.array([trained[step] for step in steps]),
+        training=log.smoothed_loss(steps),
+        domains={domain: _joined(run, domain, kept, steps) for domain in domains},
         finished=run.info().get("status") == "finished",
     )
 
 
-def _joined(run: RunRecords, domain: str, found: Sequence[DocumentLosses]) -> DomainLosses:
-    first = found[0]
-    if any(not np.array_equal(first.tokens, other.tokens) for other in found):
+def _finite(history: History, domains: Sequence[str]) -> list[int]:
+    """Return the steps at which every document has a finite loss; none where a domain has nothing to predict."""
+    places = [history.documents.subsets[domain] for domain in domains]
+    if any(history.documents.tokens[place].sum() == 0 for place in places):
+        return []
+    kept = np.all([np.isfinite(history.nats[:, place]).all(1) for place in places], axis=0)
+    return [step for step, keep in zip(history.steps, kept.tolist(), strict=True) if keep]
+
+
+def _joined(run: RunRecords, domain: str, found: Sequence[History], steps: Sequence[int]) -> DomainLosses:
+    """Return the losses on a domain at `steps`; raises DataError where its documents changed."""
+    places = [history.documents.subsets[domain] for history in found]
+    tokens, sizes, clusters = (
+        [getattr(history.documents, name)[place] for history, place in zip(found, places, strict=True)]
+        for name in ("tokens", "bytes", "clusters")
+    )
+    if any(not np.array_equal(tokens[0], other) for other in tokens):
         raise DataError(
             f"{run.path}: the documents of {domain!r} changed between evaluation points; train this run again."
         )
-    nats = np.stack([part.nats for part in found]).T
-    return DomainLosses(nats=nats, tokens=first.tokens, bytes=first.bytes, clusters=first.clusters)
+    nats = np.concatenate([history.nats[:, place] for history, place in zip(found, places, strict=True)])
+    order = {step: row for row, step in enumerate(step for history in found for step in history.steps)}
+    rows = nats[[order[step] for step in steps]]
+    return DomainLosses(nats=rows.T, tokens=tokens[0], bytes=sizes[0], clusters=clusters[0])

@@ -55,7 +55,7 @@ def _measure(evaluation: Evaluation, model: LanguageModel, context: Context) -> 
 def _record(evaluation: Evaluation, outcome: Outcome, evaluated: EvaluatedModel) -> None:
     name, records, step = evaluation.declaration.name, evaluated.records, evaluated.step
     if outcome.documents:
-        records.write_documents(name, step, outcome.documents)
+        records.append_documents(name, step, outcome.documents)
     for number, maps in enumerate(outcome.maps):
         records.write_maps(name if len(outcome.maps) == 1 else f"{name}-{number}", step, maps)
     records.append_evals(

@@ -114,7 +114,7 @@ def _write_run(run, name, seed, speed, gap, sizes, own, rng, train, checkpoints)
             common = {"step": step, "tokens": tokens, "eval": "domain-loss", "subset": domain, "n": int(size.sum())}
             found.append(Record(**common, metric="loss", value=value, stderr=0.02))
             found.append(Record(**common, metric="bits_per_byte", value=value / 4 / np.log(2), stderr=0.007))
-        run.write_documents("domain-loss", step, losses)
+        run.append_documents("domain-loss", step, losses)
         run.append_evals(found)
 
 

@@ -61,10 +61,11 @@ def test_a_study_leaves_complete_records(study_file, tmp_path, monkeypatch):
         assert {record.step for record in found.evals() if record.eval == "domain-loss"} == {2, 4, 6, 8, 10}
         last = {(r.subset, r.metric): r for r in found.evals() if r.step == 10}
         assert {subset for subset, _ in last} == {"prose", "notes", "code"}
-        for domain, losses in found.documents("domain-loss", 10).items():
-            record = last[domain, "loss"]
-            assert record.value == pytest.approx(losses.nats.sum() / losses.tokens.sum())
-            assert record.n == losses.tokens.sum() and record.stderr > 0
+        (history,) = found.documents("domain-loss", [10])
+        for domain, place in history.documents.subsets.items():
+            record, tokens = last[domain, "loss"], history.documents.tokens[place].sum()
+            assert record.value == pytest.approx(history.nats[0, place].sum() / tokens)
+            assert record.n == tokens and record.stderr > 0
 
 
 def test_a_text_of_a_few_lines_trains(study, tmp_path):
@@ -236,9 +237,9 @@ def test_a_run_records_its_own_ops_alone(study_file, tmp_path):
 def test_damaged_documents_are_found_before_anything_is_trained(study_file, tmp_path):
     out, settings = tmp_path / "out", ("train.tokens=512",)
     run(study_file, out, settings, only=("transformer++",))
-    documents = next(StudyRecords(out).run("transformer++", 0).path.glob("documents/*.npz"))
+    documents = next(StudyRecords(out).run("transformer++", 0).path.glob("documents/*.losses"))
     documents.write_bytes(documents.read_bytes()[:-20])
-    with pytest.raises(DataError, match=r"npz is damaged .*; remove .*transformer\+\+-s0 to train it again"):
+    with pytest.raises(DataError, match=r"losses lacks the losses at step .*; remove .*transformer\+\+-s0 to train it"):
         run(study_file, out, settings)
     assert set(losses(out)) == {"transformer++"}
 
