@@ -4,7 +4,7 @@ Documents differ far more from each other than architectures do. As all curves a
 the same documents, the difficulty of single documents cancels in every difference.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,33 +24,50 @@ Runs = dict[tuple[str, int], RunLosses]
 
 @dataclass(frozen=True)
 class Curve:
-    """One run in R draws of documents, row 0 the sample itself: x [R + 1, K], y [R + 1, K, D], tokens trained [K]."""
+    """One run in R draws of documents, row 0 the sample itself: x [R + 1, K], y [D, R + 1, K], tokens trained [K]."""
 
     x: ndarray
     y: ndarray
     trained: ndarray
 
 
-def resample(nats: ndarray, tokens: ndarray, generator: np.random.Generator, *, into: ndarray, size: ndarray) -> None:
-    """Sum losses over units and over draws of units with replacement.
+@dataclass(frozen=True)
+class Draws:
+    """R draws of the units of a domain (documents or clusters) with replacement, the same for all runs.
 
-    Args:
-        nats: [N, P] float64, the summed loss of each of N units (documents or clusters) at each of P points.
-        tokens: [N] predicted tokens of each unit.
-        generator: source of the draws.
-        into: [R + 1, P], filled with the summed nats of R draws; row 0 is the sample itself.
-        size: [R + 1], filled with their tokens.
+    Attributes:
+        unit: [documents] the unit of each document.
+        weights: [R, units] how often each is drawn.
+        size: [R + 1] tokens in each draw, first those of the sample itself.
     """
-    count = len(tokens)
-    into[0], size[0] = nats.sum(0), tokens.sum()
-    rows = max(1, 4_000_000 // count)
-    for first in range(1, len(into), rows):
-        part = slice(first, min(first + rows, len(into)))
-        some = part.stop - first
-        drawn = generator.integers(count, size=(some, count)) + np.arange(some)[:, None] * count
-        weights = np.bincount(drawn.ravel(), minlength=some * count).reshape(some, count).astype(np.float64)
-        np.matmul(weights, nats, out=into[part])
-        size[part] = weights @ tokens
+
+    unit: ndarray
+    weights: ndarray
+    size: ndarray
+
+    @classmethod
+    def of(cls, unit: ndarray, tokens: ndarray, draws: int, generator: np.random.Generator) -> "Draws":
+        """Draw units of documents that have so many tokens each, [documents]."""
+        count = int(unit.max()) + 1
+        weights = np.empty((draws, count))
+        rows = max(1, 4_000_000 // count)
+        for first in range(0, draws, rows):
+            part = weights[first : first + rows]
+            drawn = generator.integers(count, size=part.shape) + np.arange(len(part))[:, None] * count
+            part[:] = np.bincount(drawn.ravel(), minlength=part.size).reshape(part.shape)
+        own = np.bincount(unit, weights=tokens, minlength=count)
+        return cls(unit=unit, weights=weights, size=np.concatenate([[own.sum()], weights @ own]))
+
+    def summed(self, nats: ndarray, into: ndarray) -> ndarray:
+        """Sum the losses of documents [documents, K] in the sample and in each draw; returns `into` [R + 1, K]."""
+        if len(nats) > self.weights.shape[1]:
+            grouped = np.zeros((self.weights.shape[1], nats.shape[1]))
+            np.add.at(grouped, self.unit, nats)
+        else:
+            grouped = np.ascontiguousarray(nats)
+        grouped.sum(0, out=into[0])
+        np.matmul(self.weights, grouped, out=into[1:])
+        return into
 
 
 def units(run: RunLosses, domain: str) -> ndarray:
@@ -98,24 +115,24 @@ def draw(
     if not runs:
         return {}
     example = next(iter(runs.values()))
-    ends = np.cumsum([len(run.trained) for run in runs.values()])
-    # Arrays are filled in place, and the domains are first in memory: copies would take longer than the numbers.
-    summed = np.empty((len((*train, *ood)), resamples + 1, ends[-1]))
-    sizes = np.empty(summed.shape[:2])
-    for domain, into, size in zip((*train, *ood), summed, sizes, strict=True):
-        unit = units(example, domain)
-        nats = np.concatenate([run.domains[domain].nats for run in runs.values()], axis=1)
-        grouped = np.zeros((unit.max() + 1, nats.shape[1]))
-        np.add.at(grouped, unit, nats)
-        tokens = np.bincount(unit, weights=example.domains[domain].tokens)
-        resample(grouped, tokens, generator, into=into, size=size)
-    if ood:
-        seen = len(train)
-        x = summed[:seen].sum(0) / sizes[:seen].sum(0)[:, None]
-        summed, sizes = summed[seen:], sizes[seen:]
-    else:
-        x = np.broadcast_to(np.concatenate([run.training for run in runs.values()]), summed.shape[1:])
-    summed /= sizes[..., None]
-    y = np.moveaxis(summed, 0, -1)
-    parts = zip(runs, np.split(x, ends[:-1], axis=1), np.split(y, ends[:-1], axis=1), strict=True)
-    return {key: Curve(x=own_x, y=own_y, trained=runs[key].trained) for key, own_x, own_y in parts}
+    draws = {
+        domain: Draws.of(units(example, domain), example.domains[domain].tokens, resamples, generator)
+        for domain in (*train, *ood)
+    }
+    return {key: _curve(run, draws, train, ood) for key, run in runs.items()}
+
+
+def _curve(run: RunLosses, draws: Mapping[str, Draws], train: Sequence[str], ood: Sequence[str]) -> Curve:
+    shape = (len(draws[train[0]].size), len(run.trained))
+    y = np.empty((len(ood or train), *shape))
+    for domain, own in zip(ood or train, y, strict=True):
+        draws[domain].summed(run.domains[domain].nats, own)
+        own /= draws[domain].size[:, None]
+    if not ood:
+        return Curve(x=np.broadcast_to(run.training, shape), y=y, trained=run.trained)
+    x, size, own = np.zeros(shape), np.zeros(shape[0]), np.empty(shape)
+    for domain in train:
+        x += draws[domain].summed(run.domains[domain].nats, own)
+        size += draws[domain].size
+    x /= size[:, None]
+    return Curve(x=x, y=y, trained=run.trained)

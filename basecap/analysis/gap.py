@@ -16,8 +16,8 @@ from numpy import ndarray
 from basecap.analysis.curve import fitted, smoother
 from basecap.analysis.draws import Curve
 
-#: Places over the trained range at which a curve is read off: the midpoints of as many cells.
-PLACES = 16
+#: Places over the trained range at which a curve is read off, in its widths: the midpoints of cells.
+PLACES = (np.arange(16) + 0.5) / 16
 #: Evaluation points that an architecture needs within reach of the trained range, in every run.
 FEWEST_POINTS = 4
 #: Reach of the fitted curve beyond both ends of the range, in its widths.
@@ -41,11 +41,6 @@ class Range:
     def width(self) -> ndarray:
         """Its width in each draw, NaN where it is empty."""
         return np.where(self.low < self.high, self.high - self.low, np.nan)
-
-    @property
-    def places(self) -> ndarray:
-        """Where curves are read off, [R + 1, PLACES]; NaN where the range is empty."""
-        return self.low[:, None] + self.width[:, None] * ((np.arange(PLACES) + 0.5) / PLACES)
 
 
 def upper_end(reference: Sequence[Curve], share: float, bigram: float | None) -> ndarray:
@@ -87,16 +82,17 @@ def points_within(curve: Curve, where: Range) -> int:
 
 def level(curve: Curve, where: Range) -> ndarray:
     """Return the mean of a run's fitted curves over the range, [R + 1, D]; NaN in draws without a range."""
-    there = ~np.isnan(where.width)
-    values = np.full((len(curve.x), curve.y.shape[2]), np.nan)
-    values[there] = fitted(curve.x[there], curve.y[there], where.places[there], where.width[there]).mean(1)
+    width = where.width
+    values = np.full((len(curve.x), len(curve.y)), np.nan)
+    there = slice(None) if np.isfinite(width).all() else np.isfinite(width)  # a slice copies nothing
+    within = (curve.x[there] - where.low[there, None]) / width[there, None]
+    values[there] = fitted(within, curve.y[:, there], PLACES, 1.0).mean(1)
     return values
 
 
 def read_off(curve: Curve, places: ndarray, bandwidth: float) -> ndarray:
     """Return a run's fitted curves at `places` [G] in each draw, [R + 1, G, D]."""
-    draws = len(curve.x)
-    return fitted(curve.x, curve.y, np.broadcast_to(places, (draws, len(places))), np.full(draws, bandwidth))
+    return fitted(curve.x, curve.y, places, bandwidth)
 
 
 def scatter(curve: Curve, where: Range) -> tuple[ndarray, float]:
@@ -105,12 +101,13 @@ def scatter(curve: Curve, where: Range) -> tuple[ndarray, float]:
     It holds for independent scatter, and says nothing of what another run would change: it serves where no variance of
     runs can be estimated.
     """
-    x, y = curve.x[:1], curve.y[0]
-    own = smoother(x, x, where.width[:1])[0]
-    near = (x[0] >= where.low[0] - REACH * where.width[0]) & (x[0] <= where.high[0] + REACH * where.width[0])
-    residual = (y - own @ y)[near]
-    freedom = max(1.0, near.sum() - np.trace(own[np.ix_(near, near)]))
-    weights = smoother(x, where.places[:1], where.width[:1])[0].mean(0)
+    low, width = where.low[0], where.width[0]
+    x, y = curve.x[0], curve.y[:, 0].T
+    near = (x >= low - REACH * width) & (x <= where.high[0] + REACH * width)
+    own = smoother(x, x[near], width)
+    residual = y[near] - own @ y
+    freedom = max(1.0, near.sum() - np.trace(own[:, near]))
+    weights = smoother(x, low + width * PLACES, width).mean(0)
     return residual.T @ residual / freedom * np.sum(weights**2), freedom
 
 
@@ -123,7 +120,7 @@ def slope(reference: Sequence[Curve], share: float) -> ndarray:
     begin = share * max(curve.trained[-1] for curve in reference)
     kept = [curve.trained >= begin for curve in reference]
     tokens = np.log(np.concatenate([curve.trained[keep] for curve, keep in zip(reference, kept, strict=True)]))
-    losses = np.concatenate([curve.y[0][keep] for curve, keep in zip(reference, kept, strict=True)])
+    losses = np.concatenate([curve.y[:, 0, keep].T for curve, keep in zip(reference, kept, strict=True)])
     if len(np.unique(tokens)) < 2:
         return np.full(losses.shape[1], np.nan)
     return np.polyfit(tokens, losses, 1)[0]

@@ -52,7 +52,7 @@ def gap_curve(
 
 
 def _first(curve: Curve) -> Curve:
-    return Curve(x=curve.x[: DRAWS + 1], y=curve.y[: DRAWS + 1], trained=curve.trained)
+    return Curve(x=curve.x[: DRAWS + 1], y=curve.y[:, : DRAWS + 1], trained=curve.trained)
 
 
 def _variances(levels: ndarray) -> ndarray:
