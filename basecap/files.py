@@ -46,6 +46,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def read_array(path: Path) -> bytes:
+    """Return the rows of a .jsonl file as one JSON array, unchecked: reading that is faster than row by row."""
+    content = read(path) or b""
+    return b"[" + content[: max(0, content.rfind(b"\n"))].replace(b"\n", b",") + b"]"
+
+
 def entries(directory: Path) -> list[Path]:
     """Return the sorted paths in a directory, [] when it does not exist; raises DataError when it cannot be read."""
     try:

@@ -39,6 +39,7 @@ from basecap.files import (
     entries,
     plain,
     read,
+    read_array,
     read_json,
     read_lines,
     replacing,
@@ -91,7 +92,7 @@ class Record:
     @property
     def key(self) -> tuple:
         """Identity of the number: a later record with the same key replaces an earlier one."""
-        return self.step, self.eval, self.subset, self.metric, tuple(sorted(self.axis.items()))
+        return self.step, self.eval, self.subset, self.metric, tuple(sorted(self.axis.items())) if self.axis else ()
 
 
 @dataclass(frozen=True)
@@ -164,17 +165,24 @@ class RunRecords:
     def evals(self) -> list[Record]:
         """Return the last record of each key; raises DataError for a damaged row."""
         path = self.path / "evals.jsonl"
+        try:
+            records = _RECORDS.validate_json(read_array(path))
+        except ValidationError:  # damaged, or with a value that was not finite
+            records = self._evals_by_row(path)
+        return list({record.key: record for record in records}.values())
+
+    @staticmethod
+    def _evals_by_row(path: Path) -> list[Record]:
         rows = read_lines(path)
         for row in rows:
             if row.get("value", 0) is None:
                 row["value"] = math.nan
         try:
-            records = _RECORDS.validate_python(rows)
+            return _RECORDS.validate_python(rows)
         except ValidationError as error:
             problem = error.errors()[0]
             where = f"{path}:{int(problem['loc'][0]) + 1} is damaged at {problem['loc'][1]!r}"
             raise DataError(f"{where} ({describe_problem(problem)}); fix or remove that line.") from error
-        return list({record.key: record for record in records}.values())
 
     def add_unmeasured(self, eval: str) -> None:
         """Record that evaluation `eval` does not apply to this model."""

@@ -79,9 +79,12 @@ class Reference:
 
     def levels_over(self, where: Range) -> ndarray:
         """Return the levels of the runs over another range, [n, R + 1, D]."""
-        if np.array_equal(where.low, self.where.low):  # as of each row that ends below the reference
+        other = ~((where.low == self.where.low) & (where.high == self.where.high))
+        if not other.any():  # as of each row that ends below the reference
             return self.levels
-        return np.stack([gap.level(curve, where) for curve in self.curves])
+        levels = self.levels.copy()
+        levels[:, other] = [gap.level(curve.of(other), where.of(other)) for curve in self.curves]
+        return levels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,8 +257,7 @@ def _measure(
         levels=Levels(
             own=np.stack([gap.level(curve, where) for curve in own]),
             reference=reference.levels_over(where),
-            own_scatter=_scatter(own, where),
-            reference_scatter=_scatter(reference.curves, where),
+            scatter=lambda: (_scatter(own, where), _scatter(reference.curves, where)),
         ),
     )
 

@@ -77,6 +77,10 @@ def _fitted(x: ndarray, y: ndarray, at: ndarray, few: bool) -> ndarray:
 
 def _reach(distance: ndarray) -> ndarray:
     """Return the bandwidth at each place, [G, R], wide enough for the nearest points; distances are [G, R, K]."""
+    reach = np.ones(distance.shape[:2])
     nearest = min(NEAREST, distance.shape[2])
-    farthest = np.partition(distance, nearest - 1, axis=-1)[..., nearest - 1]
-    return np.maximum(1.0, farthest * (1 + MARGIN))
+    few = np.count_nonzero(distance < 1 / (1 + MARGIN), axis=-1) < nearest
+    if few.any():  # finding the nearest points takes as long as all the rest
+        farthest = np.partition(distance[few], nearest - 1, axis=-1)[:, nearest - 1]
+        reach[few] = np.maximum(1.0, farthest * (1 + MARGIN))
+    return reach

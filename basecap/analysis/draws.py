@@ -30,6 +30,10 @@ class Curve:
     y: ndarray
     trained: ndarray
 
+    def of(self, draws: slice | ndarray) -> "Curve":
+        """Return it in some of the draws."""
+        return Curve(x=self.x[draws], y=self.y[:, draws], trained=self.trained)
+
 
 @dataclass(frozen=True)
 class Draws:
@@ -60,13 +64,11 @@ class Draws:
 
     def summed(self, nats: ndarray, into: ndarray) -> ndarray:
         """Sum the losses of documents [documents, K] in the sample and in each draw; returns `into` [R + 1, K]."""
-        if len(nats) > self.weights.shape[1]:
-            grouped = np.zeros((self.weights.shape[1], nats.shape[1]))
-            np.add.at(grouped, self.unit, nats)
-        else:
-            grouped = np.ascontiguousarray(nats)
-        grouped.sum(0, out=into[0])
-        np.matmul(self.weights, grouped, out=into[1:])
+        if len(nats) > self.weights.shape[1]:  # some units are of several documents
+            nats, documents = np.zeros((self.weights.shape[1], nats.shape[1])), nats
+            np.add.at(nats, self.unit, documents)
+        nats.sum(0, out=into[0])
+        np.matmul(self.weights, nats, out=into[1:])
         return into
 
 

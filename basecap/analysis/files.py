@@ -1,5 +1,6 @@
 """The parts of study.yaml and of a run's records that the analysis reads, checked: people may have edited them."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -8,6 +9,8 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from basecap.errors import DataError, describe_problem
+from basecap.files import read_array
+from basecap.records import RunRecords
 
 
 class _Entry(BaseModel):
@@ -142,6 +145,7 @@ class Metrics(BaseModel):
     seconds: float
 
 
+_METRICS = TypeAdapter(list[Metrics])
 File = TypeVar("File", bound=BaseModel)
 
 
@@ -154,10 +158,13 @@ def parse(content: dict[str, Any], kind: type[File], path: Path | str) -> File:
         raise _damaged(path, problem, problem["loc"]) from error
 
 
-def parse_rows(rows: list[dict[str, Any]], kind: type[File], path: Path) -> list[File]:
-    """Return the rows of a .jsonl file as `kind`; raises DataError naming the line where a key is wrong, as `parse`."""
+def read_metrics(run: RunRecords) -> list[Metrics]:
+    """Return the rows of metrics.jsonl; raises DataError naming the line where a key is wrong, as `parse`."""
+    path = run.path / "metrics.jsonl"
+    with contextlib.suppress(ValidationError):  # damaged, or with a number that was not finite
+        return _METRICS.validate_json(read_array(path))
     try:
-        return TypeAdapter(list[kind]).validate_python(rows)  # type: ignore[valid-type]
+        return _METRICS.validate_python(run.metrics())
     except ValidationError as error:
         problem = error.errors()[0]
         index, *loc = problem["loc"]

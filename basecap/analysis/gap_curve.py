@@ -14,8 +14,8 @@ from basecap.analysis.rows import GapCurve
 if TYPE_CHECKING:
     from basecap.analysis.comparison import Measured
 
-#: Places of the picture, and draws of documents behind its band.
-PLACES, DRAWS = 24, 50
+#: Places of the picture, and draws of documents behind its band, after the sample itself.
+PLACES, FIRST = 24, slice(51)
 #: Bandwidth of the curves, in ranges.
 BANDWIDTH = 0.2
 
@@ -33,7 +33,7 @@ def gap_curve(
     high = min(np.mean([curve.x[0].max() for curve in group]) for group in groups)
     places = low + (high - low) * (np.arange(PLACES) + 0.5) / PLACES
     ours, theirs = (
-        np.stack([read_off(_first(curve), places, BANDWIDTH * (high - low)) @ weights for curve in group])
+        np.stack([read_off(curve.of(FIRST), places, BANDWIDTH * (high - low)) @ weights for curve in group])
         for group in groups
     )
     values = ours.mean(0) - theirs.mean(0)
@@ -49,10 +49,6 @@ def gap_curve(
         low=None if band is None else (values[0] - band).tolist(),
         high=None if band is None else (values[0] + band).tolist(),
     )
-
-
-def _first(curve: Curve) -> Curve:
-    return Curve(x=curve.x[: DRAWS + 1], y=curve.y[:, : DRAWS + 1], trained=curve.trained)
 
 
 def _variances(levels: ndarray) -> ndarray:

@@ -1,7 +1,8 @@
 """Intervals of all differences to the reference in one table, from the levels of its runs in draws of documents."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy import ndarray
@@ -19,6 +20,7 @@ from basecap.analysis.noise import (
 )
 
 TINY = np.finfo(np.float64).tiny
+Scatter = tuple[ndarray, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +30,13 @@ class Levels:
     Attributes:
         own: [n, R + 1, D] of the architecture's runs.
         reference: [m, R + 1, D] of the reference's runs over the same range.
-        own_scatter, reference_scatter: covariance [D, D] of the mean level by the scatter of points, and its freedom.
+        scatter: returns the covariance [D, D] of the mean level by the scatter of points, and its freedom, of both; it
+            is called where no variance of runs can be estimated.
     """
 
     own: ndarray
     reference: ndarray
-    own_scatter: tuple[ndarray, float]
-    reference_scatter: tuple[ndarray, float]
+    scatter: Callable[[], tuple[Scatter, Scatter]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +121,10 @@ class Table:
         precision = 1 / np.maximum(variances, TINY)
         return precision / precision.sum()
 
+    @cached_property
+    def _scatter(self) -> list[tuple[Scatter, Scatter]]:
+        return [row.scatter() for row in self.rows]
+
     def _levels(self, weights: ndarray) -> tuple[list[ndarray], list[ndarray]]:
         own = [row.own[:, self.kept] @ weights for row in self.rows]
         return own, [row.reference[:, self.kept] @ weights for row in self.rows]
@@ -126,10 +132,9 @@ class Table:
     def _errors(self, weights: ndarray, shared: Shared | None) -> Errors:
         own, theirs = self._levels(weights)
         if shared is None:
-            ours, others = ([getattr(row, key)[0] for row in self.rows] for key in ("own_scatter", "reference_scatter"))
             return Errors(
-                own=np.array([weights @ covariance @ weights for covariance in ours]),
-                reference=np.array([weights @ covariance @ weights for covariance in others]),
+                own=np.array([weights @ own[0] @ weights for own, _ in self._scatter]),
+                reference=np.array([weights @ other[0] @ weights for _, other in self._scatter]),
                 documents=_documents(own, theirs, within=False),
             )
         ours, others = (
@@ -152,9 +157,7 @@ class Table:
     def _scattered(self, errors: Errors) -> tuple[ndarray, ndarray]:
         """Draw standard errors of the means, [draws, A] each, from the scatter of points alone."""
         generator = np.random.default_rng(DRAW_SEED)
-        ours, others = (
-            np.array([getattr(row, name)[1] for row in self.rows]) for name in ("own_scatter", "reference_scatter")
-        )
+        ours, others = (np.array([found[side][1] for found in self._scatter]) for side in (0, 1))
         shape = (self.draws, len(self.rows))
         return (
             np.sqrt(errors.own * ours / generator.chisquare(ours, shape)),

@@ -94,7 +94,8 @@ def _joined(run: RunRecords, domain: str, found: Sequence[History], steps: Seque
         raise DataError(
             f"{run.path}: the documents of {domain!r} changed between evaluation points; train this run again."
         )
-    nats = np.concatenate([history.nats[:, place] for history, place in zip(found, places, strict=True)])
+    parts = [history.nats[:, place] for history, place in zip(found, places, strict=True)]
+    nats = parts[0] if len(parts) == 1 else np.concatenate(parts)
     order = {step: row for row, step in enumerate(step for history in found for step in history.steps)}
     rows = nats[[order[step] for step in steps]]
     return DomainLosses(nats=rows.T, tokens=tokens[0], bytes=sizes[0], clusters=clusters[0])

@@ -143,15 +143,15 @@ def _point(run: Run, records: Sequence[Record], training: float, train: Sequence
     for record in records:
         domains.setdefault(record.subset, {})[record.metric] = record.value
     weights = {record.subset: record.n for record in records if record.metric == "loss" and record.subset in train}
-    losses = [domains[domain]["loss"] for domain in weights]
-    tested = any(weights.values())
+    tokens = sum(weights.values())
+    nats = sum(domains[domain]["loss"] * weight for domain, weight in weights.items())
     return Point(
         name=run.info.name,
         seed=run.info.seed,
         step=records[0].step,
         tokens=records[0].tokens,
         training=finite(training),
-        held_out=finite(float(np.average(losses, weights=list(weights.values())))) if tested else None,
+        held_out=finite(nats / tokens) if tokens else None,
         domains={
             name: PointLosses(loss=finite(found.get("loss")), bits_per_byte=finite(found.get("bits_per_byte")))
             for name, found in domains.items()

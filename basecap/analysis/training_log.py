@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy import ndarray
 
-from basecap.analysis.files import Metrics, parse_rows
+from basecap.analysis.files import read_metrics
 from basecap.records import RunRecords
 
 #: The training loss at an evaluation point is its mean over the last twentieth of the steps so far.
@@ -26,8 +26,7 @@ class TrainingLog:
     @classmethod
     def read(cls, run: RunRecords) -> "TrainingLog":
         """Read metrics.jsonl; raises DataError for a damaged row."""
-        path = run.path / "metrics.jsonl"
-        rows = parse_rows(run.metrics(), Metrics, path)
+        rows = read_metrics(run)
         return cls(
             step=np.array([row.step for row in rows], dtype=np.int64),
             tokens=np.array([row.tokens for row in rows], dtype=np.int64),
@@ -41,5 +40,7 @@ class TrainingLog:
 
     def smoothed_loss(self, steps: Sequence[int]) -> ndarray:
         """Return the training loss after each of `steps`, a mean over recent steps; NaN where none was recorded."""
-        recent = [self.loss[(self.step <= step) & (self.step > step * (1 - SMOOTHING))] for step in steps]
-        return np.array([part.mean() if len(part) else np.nan for part in recent])
+        ends = np.searchsorted(self.step, steps, side="right")
+        starts = np.searchsorted(self.step, np.multiply(steps, 1 - SMOOTHING), side="right")
+        recent = [self.loss[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+        return np.array([np.add.reduce(part) / len(part) if len(part) else np.nan for part in recent])
