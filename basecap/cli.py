@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -31,6 +31,9 @@ from basecap.cli_options import (
 )
 from basecap.errors import BasecapError, ConfigError, Interrupted, nearest
 from basecap.terminal import console, print_table
+
+if TYPE_CHECKING:
+    from basecap.report import Report
 
 #: Raised by typer for invalid arguments. Some releases take this class from click, others define their own.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -120,10 +123,10 @@ def run(
     if not infos:  # a worker of torchrun: only the leader reports
         return
     failed_runs = {(info["name"], info["seed"]) for info in infos if info["status"] == "failed"}
-    _report([directory], directory, reported=failed_runs)
-    failures = [row for found in StudyRecords(directory).results()["studies"] for row in found["failures"]]
+    made = _report([directory], directory, reported=failed_runs)
+    failures = [failure.name for study in made.studies for failure in study.failures]
     asked = {info["name"] for info in infos}  # failures of earlier commands do not count
-    failed = [row["name"] for row in failures if row["name"] in asked]
+    failed = [name for name in failures if name in asked]
     failed += [info["name"] for info in infos if info["status"] == "failed"]  # runs of a sweep are not in the report
     if failed:
         count = len(set(failed))
@@ -212,17 +215,16 @@ def report(
     ] = False,
 ) -> None:
     """Analyse one or several studies again and write one report, which joins several: gaps, recall and costs."""
-    from basecap.analysis import read_joined, read_results
     from basecap.report import joined_sheets, write_live_report, write_tables
 
     directory = out or directories[0]
     if live:
         write_live_report(directories, directory, log)
-    _report(directories, directory, costs=costs, svg=svg)
+    made = _report(directories, directory, costs=costs, svg=svg)
     if tables is not None:
-        joined = read_joined(directory)
+        joined = made.joined
         sheets = [] if joined is None else list(joined_sheets(joined))
-        written = write_tables(read_results(directory), tables, sheets)
+        written = write_tables(made.studies, tables, sheets)
         typer.echo(f"tables: {len(written)} files in {tables}")
 
 
@@ -313,14 +315,14 @@ def _report(
     *,
     costs: Sequence[Path] = (),
     svg: bool = False,
-) -> None:
+) -> "Report":
     """Write the report and print its table, without the failures of runs (name, seed) that are already `reported`."""
-    from basecap.analysis import read_results
     from basecap.report import terminal_table, write_report
 
-    page = write_report(list(directories), out, costs=costs, svg=svg)
-    console().print(terminal_table(read_results(out), directories, reported))
-    typer.echo(f"report: {page}")
+    report = write_report(list(directories), out, costs=costs, svg=svg)
+    console().print(terminal_table(report.studies, directories, reported))
+    typer.echo(f"report: {report.page}")
+    return report
 
 
 def main() -> None:

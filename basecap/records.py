@@ -117,7 +117,8 @@ class Sweep:
 
 
 #: Validate the rows of evals.jsonl and of sweep.json.
-_RECORDS, _SWEEPS = TypeAdapter(list[Record]), TypeAdapter(list[Sweep])
+_RECORDS = TypeAdapter(list[Record])
+_SWEEPS = TypeAdapter(list[Sweep], config=ConfigDict(defer_build=True))  # few studies have one
 
 
 class RunRecords:

@@ -110,7 +110,7 @@ def main() -> int:
         write_study(text, documents=60, seeds=(0, 1, 2), more_evaluations=True)
         task_study(tasks)
         for place in (text, tasks):
-            page = write_report([place], place)
+            page = write_report([place], place).page
             for width in (1280, 380):
                 for dark in (False, True):
                     said = look(browser, page, width, dark)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from basecap.errors import DataError, describe_problem
@@ -13,30 +13,36 @@ from basecap.files import read_array
 from basecap.records import RunRecords
 
 
-class _Entry(BaseModel):
+class _File(BaseModel):
+    """A part of a file; most kinds of files are not read, so their checks are made when one is."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class _Entry(_File):
     name: str
 
 
-class _Data(BaseModel):
+class _Data(_File):
     train: list[str]
     ood: list[str]
 
 
-class GapSection(BaseModel):
+class GapSection(_File):
     """The settings of the gap; studies of earlier versions may lack them."""
 
     share: float = Field(0.5, alias="from")
     cost: float = 0.1
 
 
-class PublishedFigure(BaseModel):
+class PublishedFigure(_File):
     """Published values by architecture: points [x, y], or a number per column."""
 
     source: str
     values: dict[str, list[Any]]
 
 
-class Figure(BaseModel):
+class Figure(_File):
     """The figure of a paper that a study reproduces."""
 
     kind: Literal["losses", "entropy", "scores"]
@@ -46,7 +52,7 @@ class Figure(BaseModel):
     published: PublishedFigure | None = None
 
 
-class TextStudyFile(BaseModel):
+class TextStudyFile(_File):
     """The keys that are read in the study.yaml of a study of text; it may have others."""
 
     name: str
@@ -60,14 +66,14 @@ class TextStudyFile(BaseModel):
     summary: str = ""
 
 
-class _Task(BaseModel):
+class _Task(_File):
     train: list[str] = Field(min_length=1)
     test: list[str] | None = None
     shifts: dict[str, list[str]] = {}
     checkpoint: str = "best"
 
 
-class PublishedValue(BaseModel):
+class PublishedValue(_File):
     """A published number, in percent, of a cell or of the mean over cells."""
 
     architecture: str
@@ -78,7 +84,7 @@ class PublishedValue(BaseModel):
     value: float
 
 
-class PublishedNumbers(BaseModel):
+class PublishedNumbers(_File):
     """Published numbers of a study of tasks."""
 
     source: str
@@ -90,7 +96,7 @@ class _TaskEntry(_Entry):
     tasks: list[str] | None = None
 
 
-class TaskStudyFile(BaseModel):
+class TaskStudyFile(_File):
     """The keys that are read in the study.yaml of a study of tasks."""
 
     name: str
@@ -102,7 +108,7 @@ class TaskStudyFile(BaseModel):
     summary: str = ""
 
 
-class Machine(BaseModel):
+class Machine(_File):
     """What a run was trained on."""
 
     device: str | None = None
@@ -135,7 +141,7 @@ class TaskRunFile(RunFile):
     task: str
 
 
-class Metrics(BaseModel):
+class Metrics(_File):
     """The keys that are read in a row of metrics.jsonl."""
 
     step: int
@@ -145,7 +151,7 @@ class Metrics(BaseModel):
     seconds: float
 
 
-_METRICS = TypeAdapter(list[Metrics])
+_METRICS = TypeAdapter(list[Metrics], config=ConfigDict(defer_build=True))
 File = TypeVar("File", bound=BaseModel)
 
 

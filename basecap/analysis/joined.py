@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from basecap.analysis.results import EvaluationResults, StudyResults, TaskResults, TextResults
 from basecap.analysis.rows import Estimate, Interval
@@ -85,7 +85,7 @@ class Joined:
     correlations: list[Correlation]
 
 
-_JOINED: TypeAdapter[Joined] = TypeAdapter(Joined)
+_JOINED: TypeAdapter[Joined | None] = TypeAdapter(Joined | None, config=ConfigDict(defer_build=True))
 
 
 def join(studies: Sequence[StudyResults], titles: Sequence[str], costs: Sequence[Path] = ()) -> Joined:
@@ -116,15 +116,13 @@ def join(studies: Sequence[StudyResults], titles: Sequence[str], costs: Sequence
 
 def joined_to_json(joined: Joined) -> dict[str, Any]:
     """Return what results.json holds of a join under `joined`."""
-    return {"joined": _JOINED.dump_python(joined)}
+    return {"joined": joined}
 
 
 def joined_from_json(content: dict[str, Any], path: Path) -> Joined | None:
     """Return the join in the content of results.json, read from `path`; None without one; DataError if damaged."""
-    if content.get("joined") is None:
-        return None
     try:
-        return _JOINED.validate_python(content["joined"])
+        return _JOINED.validate_python(content.get("joined"))
     except ValidationError as error:
         raise DataError(f"{path} is damaged at 'joined'; write it again with `basecap report`.") from error
 

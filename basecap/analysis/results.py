@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from basecap.analysis.recall_rows import AccuracyRow, ShiftRow, ShortcutRow, TrainedRow
 from basecap.analysis.rows import Row
@@ -326,12 +326,19 @@ class TaskResults(_Results):
 
 StudyResults = TextResults | TaskResults
 
-_STUDIES: TypeAdapter[list[StudyResults]] = TypeAdapter(list[Annotated[StudyResults, Field(discriminator="kind")]])
+_STUDIES: TypeAdapter[list[StudyResults]] = TypeAdapter(
+    list[Annotated[StudyResults, Field(discriminator="kind")]], config=ConfigDict(defer_build=True)
+)
 
 
 def to_json(studies: Sequence[StudyResults]) -> dict[str, Any]:
-    """Return what results.json holds of studies."""
-    return {"studies": _STUDIES.dump_python(list(studies), by_alias=True)}
+    """Return what results.json holds of studies, as `basecap.files.write_json` takes it: rows stay dataclasses."""
+    return {"studies": [_renamed(vars(study)) for study in studies]}
+
+
+def _renamed(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a study by their names in the file, where "from" may be a key."""
+    return {"from" if key == "share" else key: value for key, value in content.items()}
 
 
 def from_json(content: dict[str, Any], path: Path) -> list[StudyResults]:

@@ -3,7 +3,7 @@
 from basecap.report.export import write_tables
 from basecap.report.joined import joined_sheets
 from basecap.report.live import write_live_report
-from basecap.report.page import write_report
+from basecap.report.page import Report, write_report
 from basecap.report.terminal import terminal_table
 
-__all__ = ["joined_sheets", "terminal_table", "write_live_report", "write_report", "write_tables"]
+__all__ = ["Report", "joined_sheets", "terminal_table", "write_live_report", "write_report", "write_tables"]

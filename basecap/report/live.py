@@ -27,7 +27,7 @@ def write_live_report(study_paths: Sequence[Path], out: Path, log: Callable[[str
         )  # checked before the records are read: later changes count next time
         found = [study.state() for study in studies]
         if found != seen or not busy:
-            page = write_report(study_paths, out, live=busy)
+            page = write_report(study_paths, out, live=busy).page
             log(f"report: {page} ({time.strftime('%H:%M:%S')}{', the study is still running' if busy else ''})")
         if not busy:
             return page

@@ -1,6 +1,7 @@
 """One page per report: self-contained HTML that works without a network."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,19 @@ from basecap.report.titles import titles
 Groups = dict[str, dict[str, figures.Spec]]
 
 
+@dataclass(frozen=True)
+class Report:
+    """A report that was written: the path of its page, and what results.json holds."""
+
+    page: Path
+    studies: list[StudyResults]
+    joined: Joined | None
+
+
 def write_report(
     study_paths: Sequence[Path], out: Path, *, costs: Sequence[Path] = (), live: bool = False, svg: bool = False
-) -> Path:
-    """Analyse studies; write results.json and report.html into `out`; return the path of the page.
+) -> Report:
+    """Analyse studies; write results.json and report.html into `out`.
 
     Args:
         study_paths: directories of studies; several are also joined.
@@ -87,7 +97,8 @@ def write_report(
     }
     above = "" if joined is None else _joined(joined, named, across)
     scripts = bundle(read(out / "report.html") or b"")
-    return records.write_report(_page(studies, named, drawn, above, scripts, live), images)
+    page = records.write_report(_page(studies, named, drawn, above, scripts, live), images)
+    return Report(page=page, studies=studies, joined=joined)
 
 
 def _refuse_repeated(paths: Sequence[Path]) -> None:

@@ -63,7 +63,7 @@ def printed(records: StudyRecords, width: int = 160) -> str:
 def test_one_offline_page_with_every_part(tmp_path):
     architectures = {**TWO, "same": (1.0, 0.0)}
     records = write_study(tmp_path, architectures=architectures, documents=60, seeds=(0, 1), more_evaluations=True)
-    path = write_report([tmp_path], tmp_path)
+    path = write_report([tmp_path], tmp_path).page
     page = Page(path)
     assert path == tmp_path / "report.html" and path.stat().st_size < 5e6
     assert page.asked_for == [], "the page must not ask for anything"
@@ -98,7 +98,7 @@ def test_names_from_outside_are_text_everywhere(tmp_path):
     records = write_study(tmp_path, architectures={"base": (1.0, 0.0), EVIL: (1.0, 0.1)}, ood=[EVIL], documents=40)
     run = records.run(EVIL, 0)
     run.write_info({**run.info(), "status": "failed", "message": f"{EVIL} [bold]broke[/bold]"})
-    path = write_report([tmp_path], tmp_path, svg=True)
+    path = write_report([tmp_path], tmp_path, svg=True).page
     page = Page(path)
     assert "<script>alert" not in path.read_text()
     assert page.text.count(EVIL) > 5
@@ -125,7 +125,7 @@ def test_names_from_outside_are_text_everywhere(tmp_path):
 )
 def test_poor_studies_still_make_a_page(tmp_path, options, said):
     records = write_study(tmp_path, **{"architectures": TWO, "documents": 40, "ood": ["github"]} | options)
-    page = Page(write_report([tmp_path], tmp_path))
+    page = Page(write_report([tmp_path], tmp_path).page)
     assert "limited-mini" in page.text and "limited-mini: gap" in printed(records)
     assert said in page.text and said in printed(records)
     assert not re.search(r"\bnan\b", page.text, re.IGNORECASE)
@@ -137,7 +137,7 @@ def test_learning_rates_and_copied_text_are_shown_where_they_are_known(tmp_path)
     records.write_sweeps([swept])
     overlap = [{"domain": "github", "share": 0.123, "left_out": 7}]
     records.write_environment({**records.environment(), "overlap": overlap})
-    text = re.sub(r"\s+", " ", Page(write_report([tmp_path], tmp_path)).text)
+    text = re.sub(r"\s+", " ", Page(write_report([tmp_path], tmp_path).page).text)
     assert re.search(r"base ?3\.125 ?diverged", text) and re.search(r"12\.3 % ?7", text)
     assert "a better one may be outside" in text and "training text: 7 of github" in text
 
@@ -146,7 +146,7 @@ def test_a_record_of_another_metric_is_no_loss(tmp_path):
     run = write_study(tmp_path, architectures=TWO, documents=40, ood=["github"]).run("other", 0)
     path = run.path / "evals.jsonl"
     path.write_text(path.read_text().replace('"metric": "loss"', '"metric": "other"'))
-    assert "other" in Page(write_report([tmp_path], tmp_path)).text
+    assert "other" in Page(write_report([tmp_path], tmp_path).page).text
 
 
 def test_several_studies_in_one_page(tmp_path, monkeypatch):
@@ -154,7 +154,7 @@ def test_several_studies_in_one_page(tmp_path, monkeypatch):
     paths = [Path("one"), Path("two")]
     for path in paths:
         write_study(path, architectures=TWO, documents=40, seeds=(0, 1), ood=["github"])
-    page = Page(write_report(paths, tmp_path / "both"))
+    page = Page(write_report(paths, tmp_path / "both").page)
     assert sum(tag == "h1" for tag, _ in page.tags) == 3 and "Which should I use?" in page.text
     out = io.StringIO()
     Console(width=300, file=out).print(terminal_table(read_results(tmp_path / "both"), paths))
@@ -168,7 +168,7 @@ def test_several_studies_in_one_page(tmp_path, monkeypatch):
 
 def test_a_mixed_study_shows_differences_without_verdicts(tmp_path):
     records = write_study(tmp_path, architectures=TWO, documents=40, seeds=(0, 1), train=["c4"], ood=[])
-    page = Page(write_report([tmp_path], tmp_path))
+    page = Page(write_report([tmp_path], tmp_path).page)
     for said in ("Differences at equal training loss", "so there is no verdict", "The same over the held-out loss"):
         assert said in page.text
     assert not [attributes for _, attributes in page.tags if "badge" in attributes.get("class", "")]
@@ -203,7 +203,7 @@ def test_results_are_not_replaced_when_the_records_of_their_runs_are_gone(tmp_pa
 @pytest.mark.parametrize(("documents", "pictures"), [(60, {"gaps", "gap-along-training"}), (5, set())])
 def test_only_charts_that_are_there_are_described(tmp_path, documents, pictures):
     write_study(tmp_path, architectures=TWO, documents=documents, ood=["github"])
-    page = Page(write_report([tmp_path], tmp_path))
+    page = Page(write_report([tmp_path], tmp_path).page)
     assert {"gaps", "gap-along-training"} & set(page.charts) == pictures
     assert ("Thin bar:" in page.text) == ("Right: the gap at each" in page.text) == bool(pictures)
     assert ("Tolerance" in page.text) == ("By domain" in page.text) == bool(pictures)
@@ -223,18 +223,18 @@ def test_terminal_table(tmp_path):
 
 def test_one_seed_gives_a_verdict_on_these_trained_models(tmp_path):
     records = write_study(tmp_path, architectures=TWO, documents=40, ood=["github"])
-    page = Page(write_report([tmp_path], tmp_path))
+    page = Page(write_report([tmp_path], tmp_path).page)
     for text in (page.text, printed(records, 400)):
         assert "too few runs to estimate" in text and "these trained models only" in text and "degrades" in text
 
 
 def test_scripts_come_from_an_earlier_page_unless_it_is_damaged(tmp_path, monkeypatch):
     write_study(tmp_path, architectures=TWO, documents=5, checkpoints=2)
-    page = write_report([tmp_path], tmp_path).read_bytes()
+    page = write_report([tmp_path], tmp_path).page.read_bytes()
     made = []
     monkeypatch.setattr("basecap.report.bundle._made", lambda: made.append(1) or "draw('é<\\/script>');")
     assert bundle(page).encode() in page and not made
-    assert write_report([tmp_path], tmp_path).read_bytes() == page and not made
+    assert write_report([tmp_path], tmp_path).page.read_bytes() == page and not made
     for other in (b"", page.replace(b"const n", b"const m", 1), page.replace(b"vega-lite 6", b"vega-lite 5", 1)):
         assert bundle(other) == "draw('é<\\/script>');"
     assert len(made) == 3

@@ -46,7 +46,7 @@ def studied(path, **changes) -> TaskResults:
 
 def page_of(path) -> tuple[Page, str]:
     """Write the report of a study; return its page, and what that says on one line."""
-    page = Page(write_report([path], path))
+    page = Page(write_report([path], path).page)
     return page, re.sub(r"\s+", " ", page.text)
 
 
@@ -175,7 +175,7 @@ def test_names_from_outside_are_text_everywhere(tmp_path):
     )
     run = records.run(f"{EVIL} on a", 0)
     run.write_info({**run.info(), "status": "failed", "message": f"{EVIL} [bold]broke[/bold]"})
-    page = Page(write_report([tmp_path], tmp_path))
+    page = Page(write_report([tmp_path], tmp_path).page)
     assert "<script>alert" not in (tmp_path / "report.html").read_text() and page.text.count(EVIL) > 5
     assert len([tag for tag, _ in page.tags if tag == "script"]) == len(page.charts) + 2
     assert f"{EVIL} [bold]broke[/bold]" in printed([tmp_path], tmp_path)
@@ -195,7 +195,7 @@ def test_studies_of_text_and_of_tasks_stand_in_one_report(tmp_path):
         tmp_path / "text", architectures={"base": (1.0, 0.0), "steady": (1.0, 0.2)}, documents=5, checkpoints=2
     )
     paths = [text.path, tasks.path]
-    page = Page(write_report(paths, tmp_path / "both"))
+    page = Page(write_report(paths, tmp_path / "both").page)
     assert {"1-scatter-github", "2-matrix-steady", "2-entropy-mean"} <= set(page.charts)
     assert sum(tag == "h1" for tag, _ in page.tags) == 3
     said = printed(paths, tmp_path / "both")

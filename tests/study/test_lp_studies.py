@@ -73,7 +73,7 @@ def outcome(study: StudyConfig, place: Path) -> TaskResults:
     assert {info["status"] for info in infos} == {"finished"}
     (found,) = analyse([place])
     assert isinstance(found, TaskResults)
-    assert f"<h1>{study.title}</h1>" in write_report([place], place).read_text(encoding="utf-8")
+    assert f"<h1>{study.title}</h1>" in write_report([place], place).page.read_text(encoding="utf-8")
     return found
 
 
