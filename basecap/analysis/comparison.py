@@ -16,6 +16,7 @@ from basecap.analysis.losses import RunLosses
 from basecap.analysis.noise import DRAWS
 from basecap.analysis.power import more_runs
 from basecap.analysis.rows import DomainGap, Gap, Interval, LeftOut, More, Row, Verdict
+from basecap.analysis.threads import side_by_side
 
 #: While no run of an architecture has finished, those count that have seen this share of the tokens of the furthest.
 #: The mean final loss, which ends the trained range, would otherwise be that of runs in their middle.
@@ -121,14 +122,14 @@ def compare_runs(names: Sequence[str], runs: Runs, setting: Setting, generator: 
     comparable = {key: run for key, run in runs.items() if _comparable(run, example, setting)}
     curves = draw(comparable, setting.train, setting.ood, setting.resamples, generator)
     reference = _reference(runs, curves, setting)
-    found = {name: _measure(name, runs, curves, reference, setting) for name in names}
-    measured = [one for one in found.values() if isinstance(one, Measured) and not one.lost]
+    found = side_by_side(lambda name: _measure(name, runs, curves, reference, setting), names)
+    measured = [one for one in found if isinstance(one, Measured) and not one.lost]
     trusted = enough(example, setting.train, setting.tested)
     judge = None
     if measured and trusted and isinstance(reference, Reference):
         judge = _Judge(measured, reference, example, setting)
     rows = []
-    for one in found.values():
+    for one in found:
         if isinstance(one, Row):
             rows.append(one)
         elif judge is None or one.lost:
@@ -194,7 +195,7 @@ def _reference(runs: Runs, curves: Mapping[tuple[str, int], Curve], setting: Set
         left_out=_left_out(why | few),
         curves=list(kept.values()),
         where=where,
-        levels=np.stack([gap.level(curve, where) for curve in kept.values()]),
+        levels=np.stack(side_by_side(lambda curve: gap.level(curve, where), kept.values())),
         slope=gap.slope(list(kept.values()), setting.share),
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy import ndarray
 
 from basecap.analysis.losses import RunLosses
+from basecap.analysis.threads import side_by_side
 
 #: With fewer independent documents (or clusters of them) an interval from drawing them is too narrow.
 FEWEST_DOCUMENTS = 30
@@ -121,7 +122,8 @@ def draw(
         domain: Draws.of(units(example, domain), example.domains[domain].tokens, resamples, generator)
         for domain in (*train, *ood)
     }
-    return {key: _curve(run, draws, train, ood) for key, run in runs.items()}
+    curves = side_by_side(lambda run: _curve(run, draws, train, ood), runs.values())
+    return dict(zip(runs, curves, strict=True))
 
 
 def _curve(run: RunLosses, draws: Mapping[str, Draws], train: Sequence[str], ood: Sequence[str]) -> Curve:

@@ -9,10 +9,11 @@ import vl_convert
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from pydantic_core import to_json
 
 from basecap.analysis import StudyResults, analyse, join
 from basecap.analysis.joined import Joined, joined_to_json
-from basecap.analysis.results import to_json
+from basecap.analysis.results import to_json as results_to_json
 from basecap.errors import ConfigError
 from basecap.files import read
 from basecap.records import StudyRecords, safe_name
@@ -81,7 +82,7 @@ def write_report(
     studies = analyse(study_paths)
     named = titles(studies, study_paths)
     joined = join(studies, named, costs) if len(studies) > 1 or costs else None
-    found = to_json(studies) | ({} if joined is None else joined_to_json(joined))
+    found = results_to_json(studies) | ({} if joined is None else joined_to_json(joined))
     records.refuse_lost_results(found)
     records.write_results(found)
     drawn = [
@@ -166,6 +167,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies |= {"json.dumps_function": _json, "json.dumps_kwargs": {}}
     environment.filters |= {
         "gap": gap_text,
         "interval": interval_text,
@@ -188,6 +190,10 @@ def _environment() -> Environment:
         "spec": _in_page,
     }
     return environment
+
+
+def _json(content: Any) -> str:
+    return to_json(content).decode()
 
 
 def _in_page(chart: figures.Spec, legend: bool) -> figures.Spec:
