@@ -3,7 +3,7 @@
 A file grows by blocks, each a header (`HEAD`: kind, step, size and checksum of the rest) and its content. A block of
 `DOCUMENTS` describes documents: a line of JSON with `schema`, `subsets` and `counts` [S], then the arrays `tokens`,
 `bytes` and `clusters` [sum of counts], int64. A block of `NATS` holds the losses at a step of the documents described
-last, float64. The last block of a step counts. A block that a killed process left unfinished is at the end, and ignored.
+last, float64. The last block of a step counts. A block that a killed process left unfinished is last, and ignored.
 
 Earlier versions wrote a file per step: an .npz of these arrays, the oldest without `clusters`. They are still read.
 """

@@ -16,7 +16,7 @@
     DIR/looks.json            number of seeds at each interim analysis (look) of --until-decided
 
 Files are replaced atomically (written to a temporary file, then renamed) or grow by lines or blocks: a killed process
-loses at most part of the last one. JSON is strict, so a number that is not finite is stored as null and read back as NaN.
+loses at most part of the last one. JSON is strict: a number that is not finite is stored as null and read back as NaN.
 """
 
 import contextlib
@@ -172,12 +172,9 @@ class RunRecords:
             records = self._evals_by_row(path)
         return list({record.key: record for record in records}.values())
 
-    @staticmethod
-    def _evals_by_row(path: Path) -> list[Record]:
-        rows = read_lines(path)
-        for row in rows:
-            if row.get("value", 0) is None:
-                row["value"] = math.nan
+    def _evals_by_row(self, path: Path) -> list[Record]:
+        missing = {"value": math.nan}
+        rows = [row | missing if row.get("value", 0) is None else row for row in read_lines(path)]
         try:
             return _RECORDS.validate_python(rows)
         except ValidationError as error:

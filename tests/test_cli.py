@@ -16,7 +16,9 @@ import yaml
 
 from basecap.cli import _usage_message, main
 from basecap.errors import ConfigError, DataError
+from basecap.report.bundle import label
 from basecap.terminal import store, writable_file
+from tests.report.synthetic import write_study
 from tests.study._execute import PLUGIN
 from tests.study.conftest import study, study_file  # noqa: F401 (fixtures)
 
@@ -263,6 +265,25 @@ def test_lists_and_refusals_do_not_import_torch():
     first, *_, last = done.stdout.splitlines()
     assert re.fullmatch(r"basecap \d+\.\d+\.\d+", first)
     assert last == f"{[0] * 3 + [2] * (len(LIGHT) - 3)} set()", done.stderr
+
+
+def test_a_report_imports_no_torch_and_draws_nothing_itself(tmp_path):
+    """Its page has the scripts of the one before, and a browser draws."""
+    write_study(tmp_path, architectures={"base": (1.0, 0.0), "other": (1.0, 0.2)}, documents=40)
+    (tmp_path / "report.html").write_text(f'<script data-bundle="{label("draw()")}">draw()</script>')
+    program = f"""
+import sys
+import vl_convert
+from basecap.cli import main
+vl_convert.javascript_bundle = vl_convert.vegalite_to_svg = None
+sys.argv = ["basecap", "report", {str(tmp_path)!r}]
+try:
+    main()
+except SystemExit as left:
+    print(left.code or 0, {{"torch"}} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "0 set()", done.stderr
 
 
 def test_bad_input_leaves_a_process_with_exit_code_2():

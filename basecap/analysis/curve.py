@@ -36,9 +36,13 @@ def fitted(x: ndarray, y: ndarray, at: ndarray, bandwidth: float) -> ndarray:
         kept = slice(reached[0], reached[-1] + 1)
         x, y = x[:, kept], y[..., kept]
     rows = max(1, BLOCK // (len(at) * x.shape[1]))
-    blocks = [slice(first, first + rows) for first in range(0, len(x), rows)]
-    parts = [_fitted(x[block], y[:, block], at, few[block].any()) for block in blocks]
-    return np.concatenate(parts) if parts else np.empty((0, len(at), len(y)))
+    values = np.empty((len(x), len(at), len(y)))
+    arrays = np.empty((2, len(at), min(rows, len(x)), x.shape[1]))  # once: new memory takes longer than the arithmetic
+    for first in range(0, len(x), rows):
+        block = slice(first, first + rows)
+        own = arrays[:, :, : len(x[block])]
+        values[block] = _fitted(x[block], y[:, block], at, few[block].any(), own)
+    return values
 
 
 def smoother(x: ndarray, at: ndarray, bandwidth: float) -> ndarray:
@@ -46,9 +50,9 @@ def smoother(x: ndarray, at: ndarray, bandwidth: float) -> ndarray:
     return fitted(x[None], np.eye(len(x))[:, None], at, bandwidth)[0]
 
 
-def _fitted(x: ndarray, y: ndarray, at: ndarray, few: bool) -> ndarray:
-    """Fit curves whose bandwidth is 1, grown where it reaches `few` points."""
-    kernel = np.empty((len(at), *x.shape))
+def _fitted(x: ndarray, y: ndarray, at: ndarray, few: bool, arrays: ndarray) -> ndarray:
+    """Fit curves whose bandwidth is 1, grown where it reaches `few` points; two `arrays` [G, R, K] are overwritten."""
+    kernel, scratch = arrays
     for place, distance in zip(at, kernel, strict=True):
         np.subtract(x, place, out=distance)
     np.abs(kernel, out=kernel)
@@ -56,7 +60,7 @@ def _fitted(x: ndarray, y: ndarray, at: ndarray, few: bool) -> ndarray:
     if few:
         reach = _reach(kernel)
         kernel /= reach[..., None]
-    scratch = kernel * kernel  # in place from here on: new arrays would take longer than the arithmetic
+    np.multiply(kernel, kernel, out=scratch)
     kernel *= scratch
     np.subtract(1, kernel, out=kernel)
     np.maximum(kernel, 0, out=kernel)

@@ -166,7 +166,7 @@ def half_widths(errors: ndarray, level: float) -> HalfWidths:
     """
     distances = np.ascontiguousarray(np.abs(errors).T)
     count = len(errors)
-    first = int((count - 1) * (1 - level))  # no rank below it counts: sorting only those above takes a fifth of the time
+    first = int((count - 1) * (1 - level))  # no rank below it counts: to sort those above takes a fifth of the time
     above = np.argpartition(distances, first, axis=1)[:, first:]
     largest = np.zeros(count)
     ordered = []

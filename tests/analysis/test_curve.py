@@ -21,7 +21,7 @@ def test_is_weighted_least_squares_at_each_place():
 
 @pytest.mark.parametrize("points", [10, 300])
 def test_many_curves_are_those_of_their_smoothers(points):
-    """Few points, some places of which the kernel grows at; many points in several blocks, most of them out of reach."""
+    """Few points, where the kernel grows at some places; many points in several blocks, most of them out of reach."""
     rng = np.random.default_rng(0)
     x, y, at = rng.random((40, points)) * 5, rng.random((2, 40, points)), np.linspace(2, 2.5, 16)
     expected = np.stack([smoother(own, at, 0.6) @ y[:, row].T for row, own in enumerate(x)])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from basecap.analysis import TextResults, analyse, read_results
+from basecap.analysis import TextResults, analyse, curve, gap, read_results
 from basecap.analysis.results import Failure, to_json
 from basecap.analysis.rows import Row
 from basecap.errors import ConfigError, DataError
@@ -43,6 +43,26 @@ def test_known_gaps_are_found(tmp_path):
 def test_the_same_records_give_the_same_results(tmp_path):
     write_study(tmp_path, architectures=TWO, documents=60)
     assert analyse([tmp_path]) == analyse([tmp_path])
+
+
+def test_more_evaluation_points_are_no_more_files_to_read_and_no_more_fits(tmp_path, monkeypatch):
+    """One file of losses per run, and one fit per run and range: of the reference, its own and one per slower row."""
+    counts, read, fit = [], Path.read_bytes, curve.fitted
+    monkeypatch.setattr(Path, "read_bytes", lambda path: counts.append("read") or read(path))
+    monkeypatch.setattr(
+        gap, "fitted", lambda x, *rest: counts.append("fit" if len(x) > 51 else "band") or fit(x, *rest)
+    )
+    for checkpoints in (10, 40):
+        path = tmp_path / str(checkpoints)
+        write_study(
+            path, architectures={**TWO, "slow": (0.9, 0.1)}, documents=40, seeds=(0, 1), checkpoints=checkpoints
+        )
+        counts.clear()
+        study(path)
+        found = {what: counts.count(what) for what in ("read", "fit", "band")}
+        # Of each of six runs: run.json twice, metrics, evaluations, losses.
+        assert found["read"] <= 6 * 6 + 10
+        assert found["fit"] <= 2 * (3 + 2) and found["band"] == 2 * 2 * 2
 
 
 def test_points_curves_and_documents(tmp_path):
