@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from pydantic_core import to_json
 from typer.testing import CliRunner
 
 from basecap.analysis import join
@@ -80,7 +81,7 @@ def test_gaps_scores_and_costs_of_the_same_architectures_are_joined(tmp_path):
     )
     assert front_sentences(found)[-1] == "Gap and training (one, GPU): b, a, base."
     assert [sheet.name for sheet in joined_sheets(found)] == ["joined", "correlations"]
-    assert joined_from_json(json.loads(json.dumps(joined_to_json(found))), file) == found
+    assert joined_from_json(json.loads(to_json(joined_to_json(found))), file) == found
     with pytest.raises(DataError, match="is damaged at 'joined'"):
         joined_from_json({"joined": {"names": 1}}, file)
 
