@@ -1,6 +1,8 @@
 """One page per report: self-contained HTML that works without a network."""
 
-from collections.abc import Sequence
+import contextlib
+import gc
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,18 @@ from basecap.report.titles import titles
 Groups = dict[str, dict[str, figures.Spec]]
 
 
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Switch the search for unreachable cycles off: a report makes none, and 100,000 rows to search again and again."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 @dataclass(frozen=True)
 class Report:
     """A report that was written: the path of its page, and what results.json holds."""
@@ -59,6 +73,7 @@ class Report:
     joined: Joined | None
 
 
+@_nothing_collected()
 def write_report(
     study_paths: Sequence[Path], out: Path, *, costs: Sequence[Path] = (), live: bool = False, svg: bool = False
 ) -> Report:
