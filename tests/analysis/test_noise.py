@@ -144,7 +144,7 @@ def test_the_reach_of_intervals_is_foreseen(rows, runs, reference_runs):
     for _ in range(15):
         reference, *others = (rng.normal(0, noise, (count, 1, 1)) for count in (reference_runs, *[runs] * rows))
         own, theirs = ([np.repeat(part, 3, axis=1) for part in group] for group in (others, [reference]))
-        levels = [Levels(own=part, reference=theirs[0], own_scatter=none, reference_scatter=none) for part in own]
+        levels = [Levels(own=part, reference=theirs[0], scatter=lambda: (none, none)) for part in own]
         table = Table(levels, theirs[0], documents=50, level=0.05, draws=5000)
         found.append(table.estimate(np.ones(1)).half.joint.mean())
     error = noise * np.sqrt(1 / runs + 1 / reference_runs)
@@ -181,3 +181,13 @@ def test_runs_decide_nothing_where_documents_leave_it_open_and_narrow_the_range_
     assert more_runs(noisy, 0, (5, 5), gap(0.05, 0.2), 0.05) is None
     quiet, above = estimates(0.02**2, 0.04**2, 0.0), gap(0.15, 0.1, split=0.2)
     assert 3 <= more_runs(quiet, 0, (5, 5), above, 0.05) <= 5  # 0.2 * sqrt(5 / (5 + 4)) is below 0.15
+
+
+@pytest.mark.parametrize("level", [0.05, 0.001])
+def test_half_widths_are_those_of_all_ranks(level):
+    errors = generator().standard_t(5, (2001, 3)) * [1.0, 2.0, 5.0]
+    distances = np.sort(np.abs(errors), axis=0)
+    ranks = np.argsort(np.argsort(np.abs(errors), axis=0), axis=0).max(axis=1)
+    found = half_widths(errors, level)
+    np.testing.assert_array_equal(found.single, distances[int(np.ceil((1 - level) * 2001))])
+    np.testing.assert_array_equal(found.joint, distances[int(np.ceil(np.quantile(ranks, 1 - level)))])
