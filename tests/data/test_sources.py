@@ -1,6 +1,7 @@
 """Sources: what they read, and one sentence for what they cannot."""
 
 import ast
+import shutil
 import sys
 from pathlib import Path
 
@@ -8,9 +9,9 @@ import pytest
 import zstandard
 
 from basecap.data import DataConfig
-from basecap.data.sources import SOURCES, Document, _reference, installed, split_of
+from basecap.data.sources import SOURCES, Document, _hub, _reference, installed, split_of
 from basecap.data.sources._lines import read_records
-from basecap.errors import BasecapError, ConfigError
+from basecap.errors import BasecapError, ConfigError, DataError
 from tests.data.conftest import slimpajama_records, words, write_lines
 
 
@@ -44,7 +45,6 @@ def test_automathtext_stands_beside_slimpajama(slimpajama, tmp_path):
         (tmp_path / split).symlink_to(slimpajama / split)
     options = {"source": "slimpajama", "path": str(tmp_path), "train": ["c4"], "ood": ["automathtext"]}
     assert "automathtext has no .jsonl or .jsonl.zst file; put AutoMathText there" in refused(**options)
-    assert "is read from a directory; set data.path instead" in refused(**{**options, "path": None, "hub": "a/b"})
     write_lines(tmp_path / "automathtext" / "data" / "web" / "1.jsonl", [{"text": f"proof {n}"} for n in range(20)])
     found = [document for document in documents(**options) if document.domain == "automathtext"]
     assert len(found) == 20 and {document.split for document in found} == {"validation", "test"}
@@ -303,6 +303,31 @@ def test_a_hub_dataset_streams(slimpajama, tmp_path):
     )
     assert len(SOURCES.get("slimpajama")(DataConfig(**options)).parts()) == 6
     assert "check data.hub" in refused(**{**options, "hub": str(tmp_path)})
+
+
+def test_automathtext_stands_beside_a_hub_dataset(slimpajama, tmp_path, monkeypatch):
+    pytest.importorskip("datasets")
+    shutil.copytree(slimpajama, tmp_path, dirs_exist_ok=True)
+    for kind, other in (("web", {"url": "a"}), ("arxiv", {"id": 3})):  # their records have different keys
+        records = [{"text": f"{kind} {n}", "meta": {"score": 0.5}, **other} for n in range(9)]
+        write_lines(tmp_path / "automathtext" / "data" / kind / "1.jsonl", records)
+    options = {"source": "slimpajama", "train": ["c4"], "ood": ["automathtext"]}
+    for keys in (options, {**options, "cluster": "url"}):
+        streamed, read = documents(hub=str(tmp_path), **keys), documents(path=str(tmp_path), **keys)
+        assert sorted(streamed, key=repr) == sorted(read, key=repr)
+    source = SOURCES.get("slimpajama")(DataConfig(hub="some/pajama", **options))
+    monkeypatch.setattr(_hub, "parts", lambda name: [])
+    monkeypatch.setattr(_hub, "_revision", lambda name: f"commit of {name}")
+    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", lambda self, name, **_: ["b.jsonl", "README.md"])
+    (part,) = source.parts()
+    name = "automathtext/b.jsonl"
+    assert part.name == name
+    assert source.fingerprints(part) == {f"math-ai/AutoMathText/{name}": "commit of math-ai/AutoMathText"}
+    asked = []
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, data_files, **__: asked.append(data_files) or [{"text": 1}])
+    with pytest.raises(DataError, match=r"math-ai/AutoMathText/b\.jsonl:1 has no text"):
+        list(source.read(part))
+    assert asked == ["hf://datasets/math-ai/AutoMathText@commit of math-ai/AutoMathText/b.jsonl"]
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,10 @@ def test_architectures_and_regimes_are_those_of_the_paper():
     assert mixed == {f"bc-figure-{number}" for number in ("1a", "2a", "8", "9")}
     assert all(set(studies[name].data.train) == DOMAINS for name in (*mixed, "bc-mixed-new-domain"))
     assert studies["bc-mixed-new-domain"].data.ood == ("automathtext",)
+    for name in ("bc-figure-7", "bc-table-3"):
+        data = studies[name].data
+        assert (data.ood, data.seq_len) == (("arxiv", "github", "automathtext"), 102400)
+        assert data.min_ood_tokens == 100_000 and studies[name].train.checkpointing
     left_out = [studies[f"bc-leave-out-{domain}"].data for domain in sorted(DOMAINS)]
     assert [data.ood for data in left_out] == [(domain,) for domain in sorted(DOMAINS)]
     assert all({*data.train, *data.ood} == DOMAINS for data in left_out)

@@ -414,6 +414,8 @@ def test_unknown_study_and_setting(tmp_path):
         load_study("bc-figure3a")
     with pytest.raises(ConfigError, match=r"study 'figure-3a' is now called bc-figure-3a; give that name\.$"):
         load_study("figure-3a")
+    with pytest.raises(ConfigError, match=r"did you mean 'bc-table-3' or 'lp-table-3'\?"):
+        load_study("table-3")
     for name in ("bc-figure-3", "bc-figure-5", "bc-figure-17", "limited-11m"):  # none of another number
         with pytest.raises(ConfigError, match=f"unknown study '{name}': see `basecap list studies`"):
             load_study(name)

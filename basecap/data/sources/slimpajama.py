@@ -4,16 +4,18 @@ The directory has `train/`, `validation/` and `test/`, each with any number of `
 `{"text": ..., "meta": {"redpajama_set_name": "RedPajamaC4"}}`, and each file has records of all domains.
 
 The additional domain `automathtext` is read from `automathtext/` in the same directory: AutoMathText as published
-(arXiv 2402.07625), any number of `*.jsonl` or `*.jsonl.zst` files, split by the hash of each text.
+(arXiv 2402.07625), any number of `*.jsonl` or `*.jsonl.zst` files, split by the hash of each text. Beside a dataset of
+the hub it is `math-ai/AutoMathText`, read file by file.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from basecap.data.sources import _hub
 from basecap.data.sources._contract import SPLITS, Document, Part, Source, source
 from basecap.data.sources._lines import keys_of, read_records, record_files
-from basecap.errors import ConfigError, DataError
+from basecap.errors import DataError
 
 SETS = {
     f"RedPajama{name}": name.lower()
@@ -22,6 +24,8 @@ SETS = {
 
 #: A domain that SlimPajama does not have, for tests on long documents unlike any training domain.
 EXTRA_DOMAIN = "automathtext"
+#: The dataset of the hub that it is published as.
+EXTRA_HUB = "math-ai/AutoMathText"
 
 
 @source("slimpajama")
@@ -35,11 +39,8 @@ class SlimPajama(Source):
         """Return one part per file of the directory or of the dataset; raises ConfigError or DataError."""
         wanted = EXTRA_DOMAIN in (*self.config.train, *self.config.ood)
         if self.config.hub is not None:
-            if wanted:
-                raise ConfigError(
-                    f"domain {EXTRA_DOMAIN!r} is read from a directory; set data.path instead of data.hub."
-                )
-            return _hub.parts(self.config.hub)
+            files = _hub.files(self._extra_hub()) if wanted else []
+            return _hub.parts(self.config.hub) + [Part(f"{EXTRA_DOMAIN}/{file}") for file in files]
         directory = self.directory()
         found = []
         for split in SPLITS:
@@ -59,7 +60,7 @@ class SlimPajama(Source):
     def read(self, part: Part) -> Iterator[Document]:
         """Yield one document per record."""
         for place, record in self._records(part):
-            if part.name.startswith(f"{EXTRA_DOMAIN}/"):
+            if _is_extra(part):
                 domain, split = EXTRA_DOMAIN, self.split_of(EXTRA_DOMAIN, record["text"])
             else:
                 domain, split = _domain(place, record), part.split or "train"
@@ -71,12 +72,25 @@ class SlimPajama(Source):
 
     def fingerprints(self, part: Part) -> dict[str, str]:
         """Return the hash of the file, or the commit of the dataset."""
-        return super().fingerprints(part) if self.config.hub is None else _hub.fingerprints(self.config.hub, part)
+        if self.config.hub is None:
+            return super().fingerprints(part)
+        return _hub.fingerprints(self._extra_hub() if _is_extra(part) else self.config.hub, part)
 
     def _records(self, part: Part) -> Iterator[tuple[str, dict[str, Any]]]:
-        if self.config.hub is not None:
-            return _hub.records(self.config.hub, part)
-        return (item for path in part.paths for item in read_records(path))
+        if self.config.hub is None:
+            return (item for path in part.paths for item in read_records(path))
+        if _is_extra(part):
+            return _hub.file_records(self._extra_hub(), part.name.removeprefix(f"{EXTRA_DOMAIN}/"))
+        return _hub.records(self.config.hub, part)
+
+    def _extra_hub(self) -> str:
+        """Return the dataset of the additional domain; beside a local dataset it is a directory, as without the hub."""
+        local = Path(self.config.hub or "")
+        return str(local / EXTRA_DOMAIN) if local.is_dir() else EXTRA_HUB
+
+
+def _is_extra(part: Part) -> bool:
+    return part.name.startswith(f"{EXTRA_DOMAIN}/")
 
 
 def _domain(place: str, record: dict[str, Any]) -> str:
