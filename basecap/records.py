@@ -247,11 +247,12 @@ class StudyRecords:
         return read(self.path / "study.yaml") is not None
 
     def refuse_foreign(self) -> None:
-        """Raise ConfigError or DataError when the directory holds files of something other than a basecap study."""
+        """Raise ConfigError or DataError when the directory holds files other than a study or runs copied from one."""
         if self.has_study:
             self.study()
         else:
-            _refuse([path for path in entries(self.path) if path.name not in ALLOWED_BEFORE and path.name[0] != "."])
+            foreign = [path for path in entries(self.path) if path.name not in ALLOWED_BEFORE and path.name[0] != "."]
+            _refuse([path for path in foreign if path.name != "runs" or not path.is_dir() or not self.runs()])
 
     def refuse_foreign_report(self) -> None:
         """Raise ConfigError or DataError when a report written here would replace files that basecap did not write."""
@@ -346,8 +347,7 @@ class StudyRecords:
 
     def runs(self, sweep: bool = False) -> list[RunRecords]:
         """Return all runs that have started, or all of the `sweep`, sorted by directory."""
-        found = [RunRecords(path) for path in entries(self.path / ("sweep" if sweep else "runs"))]
-        return [run for run in found if run.info()]
+        return [run for run in map(RunRecords, entries(self.path / ("sweep" if sweep else "runs"))) if run.info()]
 
     def write_sweeps(self, sweeps: Iterable[Sweep]) -> None:
         """Write the finished sweeps."""

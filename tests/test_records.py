@@ -55,6 +55,16 @@ def test_a_directory_of_something_else_is_refused(tmp_path, name):
     assert not (tmp_path / "study.yaml").exists()
 
 
+def test_runs_copied_from_another_study_are_no_foreign_files(tmp_path):
+    records = StudyRecords(tmp_path)
+    records.run("a", 0).write_info({"name": "a"})
+    records.create(STUDY)
+    mine = StudyRecords(tmp_path / "other")
+    (mine.path / "runs" / "notes").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="runs was not written by basecap"):
+        mine.create(STUDY)
+
+
 def test_a_report_replaces_no_foreign_file(records):
     records.refuse_foreign_report()
     path = records.path / "elsewhere"

@@ -71,6 +71,7 @@ def start_study(execution: Execution, checked: Sequence[RunSpec], only: set[str]
     records, study, device = StudyRecords(execution.out), execution.study, torch.device(execution.device)
     records.refuse_foreign()
     records.refuse_lost_results()
+    _refuse_others(records, {run.name for run in checked})
     whole = _whole(records, study)
     _refuse_damaged(records, study)
     material = material_of(whole, records.path)
@@ -95,6 +96,13 @@ def plan_of(records: StudyRecords, study: StudyConfig, vocabulary: int, only: se
     runs = plan_runs(restrict(whole, only), vocabulary, chosen_rates(records))
     chosen = [run for run in runs if run.sweep or run.seed in study.seeds_of(run.architecture)]
     return Plan(study=whole, runs=tuple(chosen), evaluations=tuple(plan_evaluations(whole)))
+
+
+def _refuse_others(records: StudyRecords, names: set[str]) -> None:
+    """Raise ConfigError when runs that were copied to a new directory are not all of its study."""
+    others = [] if records.has_study else [run.path for run in records.runs() if run.info().get("name") not in names]
+    if others:
+        raise ConfigError(f"{others[0]} is no run of this study; copy only runs that it has, such as the reference's.")
 
 
 def _refuse_damaged(records: StudyRecords, study: StudyConfig) -> None:

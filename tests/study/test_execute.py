@@ -171,6 +171,14 @@ def test_a_directory_takes_more_seeds_and_architectures(study, tmp_path):
     assert len(infos) == 4 and StudyRecords(out).run("transformer++", 0).metrics() == first
     assert StudyRecords(out).study()["seeds"] == [0, 1]
     assert {row["name"] for row in StudyRecords(out).study()["architectures"]} == {"transformer++", "window 4"}
+    other = tmp_path / "other"
+    shutil.copytree(out / "runs" / "transformer++-s0", other / "runs" / "transformer++-s0")
+    path.write_text(yaml.safe_dump(study | {"name": "other", "architectures": ["transformer++"]}))
+    trained = run(path, other)
+    assert len(trained) == 1 and StudyRecords(other).run("transformer++", 0).metrics() == first
+    shutil.copytree(out / "runs", tmp_path / "third" / "runs")
+    with pytest.raises(ConfigError, match=r"window_4-\w+-s\d is no run of this study; copy only runs that it has"):
+        run(path, tmp_path / "third")
 
 
 def test_the_recorded_machine_stays_once_something_has_run(study_file, tmp_path):
