@@ -1,6 +1,7 @@
 """Decoding speed of whole models: prompts are read, then text is written token by token through the caches."""
 
 import contextlib
+import copy
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -76,7 +77,8 @@ def run(
     """Time reading prompts and decoding; return the environment and a row for each model.
 
     Weights and caches are bfloat16 on a GPU and float32 on a CPU. Compilation, tuning and a first run of everything are
-    not counted. `decode_tokens_per_s` is that of a CUDA graph of `load.tokens` compiled steps, each of which reads the
+    not counted. On a GPU prompts are read by compiled code; `first_token_python_seconds` is the time without it, which
+    is also what a CPU does. `decode_tokens_per_s` is that of a CUDA graph of `load.tokens` compiled steps, each of which reads the
     most likely token of the one before; `decode_python_tokens_per_s` that of the same steps, not compiled, launched
     from Python, which is also what a CPU does. `bandwidth` is the share of the device's memory bandwidth at which
     reading all weights and the whole state once a step would take as long; above 1, a step reads a part of its state.
@@ -104,6 +106,7 @@ def shown(row: Row) -> Row:
     cells = {
         "architecture": label(row),
         "first token, s": row.get("first_token_seconds"),
+        "not compiled": row.get("first_token_python_seconds"),
         "prefill, tokens/s": row.get("prefill_tokens_per_s"),
         "decoding, tokens/s": row.get("decode_tokens_per_s"),
         "from Python": row.get("decode_python_tokens_per_s"),
@@ -122,8 +125,10 @@ def _measure(config: ModelConfig, load: Load, device: torch.device) -> Row:
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(0, config.vocab, (load.batch, load.prompt), generator=generator).to(device)
     with torch.no_grad():
-        first_token, caches = _prefill_seconds(model, prompts, load)
+        prefill, caches = _prefill_seconds(model, prompts, load)
         decode = _decode_seconds(model, caches, load, device)
+    first_token = prefill["compiled"] if prefill["compiled"] is not None else prefill["python"]
+    notes = "; ".join(found["note"] for found in (prefill, decode) if found["note"])
     seconds = decode["graph"] if decode["graph"] is not None else decode["python"]
     state = load.batch * model.state_bytes(load.length)
     read = state + dtype.itemsize * (model.parameters_count() - (0 if config.tied else model.embedding.weight.numel()))
@@ -131,6 +136,7 @@ def _measure(config: ModelConfig, load: Load, device: torch.device) -> Row:
     return {
         "parameters": model.parameters_count(),
         "first_token_seconds": first_token,
+        "first_token_python_seconds": prefill["python"],
         "prefill_tokens_per_s": load.batch * load.prompt / first_token,
         "decode_tokens_per_s": load.batch / seconds,
         "decode_python_tokens_per_s": load.batch / decode["python"],
@@ -138,7 +144,7 @@ def _measure(config: ModelConfig, load: Load, device: torch.device) -> Row:
         "state_bytes": state,
         "bandwidth": read / seconds / peak if peak else None,
         "peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
-    } | ({} if decode["note"] is None else {"note": decode["note"]})
+    } | ({"note": notes} if notes else {})
 
 
 def read_prompts(model: LanguageModel, prompts_BT: Tensor, caches: list[BlockCache], rows: int) -> Tensor:
@@ -158,7 +164,26 @@ def read_prompts(model: LanguageModel, prompts_BT: Tensor, caches: list[BlockCac
     return torch.cat(logits)
 
 
-def _prefill_seconds(model: LanguageModel, prompts: Tensor, load: Load) -> tuple[float, list[BlockCache]]:
+def _prefill_seconds(model: LanguageModel, prompts: Tensor, load: Load) -> tuple[dict[str, Any], list[BlockCache]]:
+    """Return the seconds until the first new token, from Python and compiled, and caches that hold the prompts."""
+    python, caches = _read_seconds(model, prompts, load)
+    if prompts.device.type != "cuda":
+        return {"python": python, "compiled": None, "note": None}, caches
+    del caches  # those of a large batch do not fit twice
+    compiled = copy.copy(model)
+    compiled.compile_prefill()
+    try:
+        seconds, caches = _read_seconds(compiled, prompts, load)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        note = f"prompts read from Python, as that cannot be compiled: {str(error).splitlines()[0][:160]}"
+        python, caches = _read_seconds(model, prompts, load)
+        return {"python": python, "compiled": None, "note": note}, caches
+    return {"python": python, "compiled": seconds, "note": None}, caches
+
+
+def _read_seconds(model: LanguageModel, prompts: Tensor, load: Load) -> tuple[float, list[BlockCache]]:
     """Return the median seconds until the first new token, and caches that hold the prompts."""
     times: list[float] = []
     rows, device = load.rows or load.batch, prompts.device

@@ -254,10 +254,10 @@ def remember(cache: Cache, new: Mapping[str, Tensor], *, ring: bool = False) -> 
         capacity = kept.shape[1]
         if end > capacity and not ring:
             raise ConfigError(f"the cache has room for {capacity} tokens; make it for at least {end}.")
-        if T == 1:
+        if T == 1 or end <= capacity:  # a slice is copied faster than it is written by index
             slot = cache.length % capacity
             # Not kept[:, slot], which would be compiled for one slot only.
-            kept[:, slot : slot + 1] = tensor.to(kept.dtype)
+            kept[:, slot : slot + T] = tensor.to(kept.dtype)
             continue
         slots = torch.arange(max(cache.length, end - capacity), end, device=kept.device)
         kept[:, slots % capacity] = tensor[:, slots - cache.length].to(kept.dtype)

@@ -44,7 +44,9 @@ class LanguageModel(nn.Module):
         self.head = None if config.tied else nn.Linear(config.hidden, config.vocab, bias=False)
         self._training_blocks: list[Callable[..., Stream]] = [*self._blocks]
         self._training_loss: Callable[..., Tensor] = self._loss
+        self._block_prefills: list[Callable[..., Stream]] = [block.prefill for block in self._blocks]
         self._block_steps: list[Callable[..., Stream]] = [block.step for block in self._blocks]
+        self._prompt_logits: Callable[..., Tensor] = self._last_logits
         self._next_logits: Callable[..., Tensor] = self._last_logits
 
     def compile_training(self) -> None:
@@ -55,6 +57,15 @@ class LanguageModel(nn.Module):
         _reset_compiler()
         self._training_blocks = [torch.compile(block, dynamic=False) for block in self._blocks]
         self._training_loss = torch.compile(self._loss, dynamic=False)
+
+    def compile_prefill(self) -> None:
+        """Compile `prefill`: norms, token shifts, rotations and sums are fused, and equal blocks share their code.
+
+        The code works for one length of prompts, batch size and cache capacity; others are compiled again.
+        """
+        _reset_compiler()
+        self._block_prefills = [torch.compile(block.prefill, dynamic=False) for block in self._blocks]
+        self._prompt_logits = torch.compile(self._last_logits, dynamic=False)
 
     def compile_decoding(self) -> None:
         """Compile `step`: a block's many small kernels become a few, and equal blocks share their code.
@@ -142,9 +153,9 @@ class LanguageModel(nn.Module):
         x = self._embed(tokens_BT, 0)
         added: Tensor | None = None
         shared: dict[str, Tensor] = {}
-        for block, cache in zip(self._blocks, caches, strict=True):
-            x, added = block.prefill(x, added, cache, shared)
-        return self._last_logits(x, added)
+        for prefill, cache in zip(self._block_prefills, caches, strict=True):
+            x, added = prefill(x, added, cache, shared)
+        return self._prompt_logits(x, added)
 
     def step(self, tokens_B1: Tensor, caches: Caches) -> Tensor:
         """Read one more token, int64 [B, 1]; return the logits of the token after it [B, vocab].

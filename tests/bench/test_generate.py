@@ -1,5 +1,6 @@
 """The benchmark of decoding counts what it ran, and every mixer decodes as a CUDA graph needs it."""
 
+import copy
 import json
 from functools import partial
 
@@ -14,7 +15,7 @@ from basecap.bench.generate import Load, read_prompts, run
 from basecap.cli import app
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES
-from basecap.models.config import model_config
+from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
 
 LOAD = Load(prompt=5, new=8, batch=4, rows=2, places=2, tokens=4, repeats=1)
@@ -47,6 +48,38 @@ def test_decoding_can_be_a_cuda_graph(name: str):
             caches = fake.init_cache(4, 8)
             for _ in range(3):
                 fake.step(torch.zeros((4, 1), dtype=torch.int64), caches)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("transformer++", {}),
+        ("transformer++ window", {"window": 16}),
+        ("top1-chunk-exact", {"chunk": 16}),
+        ("rwkv-7", {}),
+        ("mamba-2", {}),
+    ],
+)
+def test_compiled_reading_of_a_prompt_is_the_same(name: str, options: dict, monkeypatch: pytest.MonkeyPatch):
+    pattern = (LayerConfig(use=name, mixer=options),)
+    config = model_config(name, hidden=32, vocab=31, layers=2, pattern=pattern, backbone="rwkv-7", max_length=64)
+    model = LanguageModel(config).initialise(0)
+    tokens = torch.randint(0, 31, (2, 20), generator=torch.Generator().manual_seed(0))
+    caches = [model.init_cache(2, 24) for _ in range(3)]
+    counters = torch._dynamo.utils.counters
+    with torch.no_grad():
+        expected = model.prefill(tokens, caches[0])
+        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+        compiled = copy.copy(model)
+        compiled.compile_prefill()
+        counters.clear()
+        assert torch.equal(compiled.prefill(tokens, caches[1]), expected)
+        graphs = counters["stats"]["unique_graphs"]
+        assert graphs == 3 and not counters["graph_break"]  # the first block, the others, the logits
+        model.prefill(tokens, caches[2])
+        assert counters["stats"]["unique_graphs"] == graphs
+        following = [model.step(tokens[:, :1], cache) for cache in caches]
+    assert torch.equal(following[0], following[1]) and torch.equal(following[0], following[2])
 
 
 @pytest.mark.parametrize("name", ["transformer++ alibi", "top1-chunk-exact", "top1-element", "rwkv-7"])
