@@ -78,10 +78,11 @@ def run(
 
     Weights and caches are bfloat16 on a GPU and float32 on a CPU. Compilation, tuning and a first run of everything are
     not counted. On a GPU prompts are read by compiled code; `first_token_python_seconds` is the time without it, which
-    is also what a CPU does. `decode_tokens_per_s` is that of a CUDA graph of `load.tokens` compiled steps, each of which reads the
-    most likely token of the one before; `decode_python_tokens_per_s` that of the same steps, not compiled, launched
-    from Python, which is also what a CPU does. `bandwidth` is the share of the device's memory bandwidth at which
-    reading all weights and the whole state once a step would take as long; above 1, a step reads a part of its state.
+    is also what a CPU does. `decode_tokens_per_s` is that of a CUDA graph of `load.tokens` compiled steps, each of
+    which reads the most likely token of the one before; `decode_python_tokens_per_s` that of the same steps, not
+    compiled, launched from Python, which is also what a CPU does. `bandwidth` is the share of the device's memory
+    bandwidth at which reading all weights and the whole state once a step would take as long; above 1, a step reads a
+    part of its state.
     A model that cannot run gets a row whose note says why. When interrupted, the rows so far are returned and
     `complete` is False.
 
