@@ -111,6 +111,17 @@ def test_an_architecture_has_one_colour_in_every_chart():
     assert one["height"] < 40, "seeds of an architecture share a row"
 
 
+@pytest.mark.parametrize(
+    ("places", "kind"), [((256, 512, 102400), "log"), ((1, 2, 12), None), ((0, 64, 128), None)], ids=str
+)
+def test_positions_that_double_stand_at_equal_distances(places, kind):
+    common = {"eval": "e", "subset": "s", "metric": "m", "value": 0.5, "stderr": 0.1, "n": 1, "step": 1, "tokens": 1}
+    rows = [EvaluationRow(name="other 0", seed=0, axis={"position": place}, **common) for place in places]
+    found = EvaluationResults(name="e", axes=["position"], unit="nats", better="lower", rows=rows)
+    encodings = [layer["encoding"]["x"] for layer in evaluation(drawn_study([0.1]), found, "m", "s")["layer"]]
+    assert {encoding["scale"].get("type") for encoding in encodings} == {kind}
+
+
 def test_every_gap_has_its_own_tolerance_beside_it():
     rows = [row("a", 0.05, 0.1), row("b", 0.2, 0.1)]
     other = DomainGap(domain="arxiv", **vars(gap(0.05, 0.1, tolerance=0.07)))

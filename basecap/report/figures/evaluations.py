@@ -38,7 +38,7 @@ def evaluation(study: StudyResults, found: EvaluationResults, metric: str, subse
         ]
         height = 14 * len({(row["run"], row["subset"]) for row in rows}) + 20
         return chart(layers, width=480, height=height, pick=True)
-    look["x"] = number(axes[0], found.axes[0], FREE)
+    look["x"] = number(axes[0], found.axes[0], _scale([row[axes[0]] for row in rows]))
     if len(axes) > 1:
         look["strokeDash"] = {"field": axes[1], "type": "nominal", "legend": {"title": found.axes[1]}}
     y = number("value", title, FREE)
@@ -48,6 +48,12 @@ def evaluation(study: StudyResults, found: EvaluationResults, metric: str, subse
         layer(rows, dot, {**look, **mark, "y": y}),
     ]
     return chart(layers, width=480, height=300, title=subset, pick=True)
+
+
+def _scale(values: list[float]) -> Spec:
+    """Return the scale of an axis: logarithmic where values span four doublings, as lengths and positions do."""
+    wide = bool(values) and min(values) > 0 and max(values) >= 16 * min(values)
+    return {"type": "log", "base": 2, "nice": False} if wide else FREE
 
 
 def _architectures(study: StudyResults) -> dict[str, str]:
