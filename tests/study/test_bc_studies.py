@@ -60,6 +60,7 @@ def test_architectures_and_regimes_are_those_of_the_paper():
         data = studies[name].data
         assert (data.ood, data.seq_len) == (("arxiv", "github", "automathtext"), 102400)
         assert data.min_ood_tokens == 100_000 and studies[name].train.checkpointing
+        assert studies[name].train.forward_batch(1) == studies[name].train.forward_batch(8) == 1
     left_out = [studies[f"bc-leave-out-{domain}"].data for domain in sorted(DOMAINS)]
     assert [data.ood for data in left_out] == [(domain,) for domain in sorted(DOMAINS)]
     assert all({*data.train, *data.ood} == DOMAINS for data in left_out)
