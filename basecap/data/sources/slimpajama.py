@@ -39,8 +39,8 @@ class SlimPajama(Source):
         """Return one part per file of the directory or of the dataset; raises ConfigError or DataError."""
         wanted = EXTRA_DOMAIN in (*self.config.train, *self.config.ood)
         if self.config.hub is not None:
-            files = _hub.files(self._extra_hub()) if wanted else []
-            return _hub.parts(self.config.hub) + [Part(f"{EXTRA_DOMAIN}/{file}") for file in files]
+            names = _hub.files(self._extra_hub()) if wanted else []
+            return _hub.parts(self.config.hub) + [Part(f"{EXTRA_DOMAIN}/{name}") for name in names]
         directory = self.directory()
         found = []
         for split in SPLITS:
