@@ -112,7 +112,7 @@ def _ambiguous(task: Task) -> list[Text]:
     found = task.instances(0, range(max(1, min(_SOLVED, _SOLVED_TOKENS // task.length))))
     if found.choices is not None:  # several answers are right
         return []
-    best = {}  # the chance of every queried value, guessed among the answers that fit
+    best: dict[tuple[int, int], float] = {}  # the chance of every queried value, guessed among the answers that fit
     for row in range(len(found)):
         for place, answers in task.solve(found.inputs[row], asked(found, row)).items():
             right = int(found.targets[row, place]) in answers
