@@ -5,7 +5,7 @@ the same documents, the difficulty of single documents cancels in every differen
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy import ndarray
@@ -18,6 +18,8 @@ FEWEST_DOCUMENTS = 30
 #: The same for one training domain among others. A domain of one document would not vary at all: where it held half
 #: of the tokens, nominal 95 % intervals were true in 45 % of simulated studies.
 FEWEST_OF_A_DOMAIN = 10
+#: Evaluation points of a run that are drawn and fitted, at most: more take time and say the same.
+MOST_POINTS = 40
 
 #: The losses of every run that has some, by architecture and seed.
 Runs = dict[tuple[str, int], RunLosses]
@@ -122,8 +124,23 @@ def draw(
         domain: Draws.of(units(example, domain), example.domains[domain].tokens, resamples, generator)
         for domain in (*train, *ood)
     }
-    curves = side_by_side(lambda run: _curve(run, draws, train, ood), runs.values())
+    curves = side_by_side(lambda run: _curve(_shortened(run), draws, train, ood), runs.values())
     return dict(zip(runs, curves, strict=True))
+
+
+def _shortened(run: RunLosses) -> RunLosses:
+    """Return a run with `MOST_POINTS` evaluation points at most: means of neighbours, the last point by itself."""
+    count = len(run.trained)
+    if count <= MOST_POINTS:
+        return run
+    first = np.linspace(0, count - 1, MOST_POINTS).astype(int)
+    sizes = np.diff(first, append=count)
+
+    def means(values: ndarray) -> ndarray:
+        return np.add.reduceat(values, first, axis=-1) / sizes
+
+    domains = {name: replace(losses, nats=means(losses.nats)) for name, losses in run.domains.items()}
+    return replace(run, trained=means(run.trained), training=means(run.training), domains=domains)
 
 
 def _curve(run: RunLosses, draws: Mapping[str, Draws], train: Sequence[str], ood: Sequence[str]) -> Curve:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from basecap.analysis.comparison import compare_runs, judge
-from basecap.analysis.draws import FEWEST_DOCUMENTS, Curve, Draws, draw
+from basecap.analysis.draws import FEWEST_DOCUMENTS, MOST_POINTS, Curve, Draws, draw
 from basecap.analysis.gap import Range, final, more_tokens, slope, tokens_to_reach, upper_end
 from basecap.analysis.losses import DomainLosses, RunLosses
 from basecap.analysis.rows import Interval, Row
@@ -367,3 +367,25 @@ def test_intervals_hold(world, most):
     )
     assert found.rows.mean() >= 0.91 and found.rows.min() >= 0.84
     assert found.family <= 0.125 and found.wrong <= 0.1 and found.none == 0
+
+
+def test_the_points_of_a_long_curve_are_means_of_neighbours_and_its_last_point():
+    world = World(gaps=(0.1,), noise=(0.0, 0.0), points=2 * MOST_POINTS, seeds=2, reference_seeds=2)
+    found = runs(world, _draws())
+    run = found["other 0", 0]
+    made = draw({("other 0", 0): run}, TRAIN, OOD, 3, _draws())["other 0", 0]
+    assert made.x.shape == (4, MOST_POINTS)
+    assert made.trained[-1] == run.trained[-1]
+    np.testing.assert_allclose(made.trained @ ([2] * (MOST_POINTS - 2) + [3, 1]), run.trained.sum())
+    for curve_x, domain in ((made.x[0], TRAIN[0]), (made.y[0, 0], OOD[0])):
+        losses = run.domains[domain]
+        every = losses.nats.sum(0) / losses.tokens.sum()
+        np.testing.assert_allclose(curve_x[[0, -1]], [every[:2].mean(), every[-1]])
+    short = {key: _every_second(run) for key, run in found.items()}
+    rows = [compare_runs(world.names, each, setting(), _draws())[0] for each in (found, short)]
+    assert rows[0].gap.value == pytest.approx(rows[1].gap.value, abs=0.004)
+
+
+def _every_second(run: RunLosses) -> RunLosses:
+    domains = {name: replace(losses, nats=losses.nats[:, 1::2]) for name, losses in run.domains.items()}
+    return replace(run, trained=run.trained[1::2], training=run.training[1::2], domains=domains)
