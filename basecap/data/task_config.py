@@ -1,6 +1,7 @@
 """The section `task` of a study: tasks, cells and number of examples."""
 
 import functools
+from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -35,7 +36,9 @@ class TaskSection(BaseModel):
         "tasks that the study does not train on or test are ignored",
     )
     options: dict[str, Any] = Field(
-        default_factory=dict, description="options such as mode and vocab, for every task that has them"
+        default_factory=dict,
+        description="options such as mode and vocab, for every task that has them; under the name of a task, those of "
+        "that task alone, as in {vocab: 32, mqar-k2v2: {vocab: 6}}",
     )
     cells: tuple[dict[str, CellValue], ...] | None = Field(
         None,
@@ -74,9 +77,11 @@ class TaskSection(BaseModel):
         for name in {*self.shifts, *(name for names in self.shifts.values() for name in names)}:
             build_task(name)  # refuses an unknown one
         known = {key for name in self._names for key in _fields(name)}
-        for key in self.options:
-            if key not in known:
-                raise ConfigError(f"unknown option {key!r} of the tasks: {nearest(key, known)}")
+        for key, value in self.options.items():
+            if isinstance(value, dict):
+                _refuse_unknown(value, _fields(key), f"task {key!r}")
+            else:
+                _refuse_unknown([key], known, "the tasks")
         for cells in (self.cells, self.test_cells):
             self._refuse_impossible(cells or ())
         self._all()
@@ -143,14 +148,21 @@ class TaskSection(BaseModel):
                 raise ConfigError(f"the cell {_text(cell)} fits no task of this study: {reasons[0]}")
 
     def _options_of(self, name: str) -> dict[str, Any]:
-        """Return the options that a task has."""
+        """Return the options of the study that a task has, and its own."""
         fields = _fields(name)
-        return {key: value for key, value in self.options.items() if key in fields}
+        common = {key: value for key, value in self.options.items() if key in fields}
+        return {**common, **self.options.get(name, {})}
 
 
 @functools.cache
 def _fields(name: str) -> frozenset[str]:
     return frozenset(type(build_task(name).config).model_fields)
+
+
+def _refuse_unknown(options: Iterable[str], known: Collection[str], owner: str) -> None:
+    for key in options:
+        if key not in known:
+            raise ConfigError(f"unknown option {key!r} of {owner}: {nearest(key, known)}")
 
 
 def _text(cell: Cell) -> str:

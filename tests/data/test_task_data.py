@@ -100,6 +100,14 @@ def test_a_cell_is_left_out_for_a_task_that_cannot_hold_it():
     assert (long.length, long.longest_test) == (64, 128)
 
 
+def test_a_task_can_have_options_of_its_own():
+    options = {"vocab": 64, "mode": "paper", "mqar-k2v2": {"vocab": 6}, "mqar-k1v1": {"vocab": 8}}
+    data = TaskData(section(test=["mqar", "mqar-k2v2"], options=options), "mqar")
+    assert {(cell.config.vocab, cell.config.mode) for cell in data.cells} == {(64, "paper")}
+    assert {(cell.config.vocab, cell.config.mode) for cell in data.tests["mqar-k2v2"]} == {(6, "paper")}
+    assert data.vocabulary == 84
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -109,6 +117,9 @@ def test_a_cell_is_left_out_for_a_task_that_cannot_hold_it():
         ({"train": ["mad-compression"]}, "are all decoded from the last position by an extra network; use copying"),
         ({"shifts": {"mqar": ["mqar-shufle"]}}, "unknown task 'mqar-shufle': did you mean 'mqar-shuffle'"),
         ({"options": {"vocba": 64}}, "unknown option 'vocba' of the tasks: did you mean 'vocab'"),
+        ({"options": {"mqar-last": {"vocba": 64}}}, "unknown option 'vocba' of task 'mqar-last': did you mean 'vocab'"),
+        ({"options": {"mqar-lsat": {"vocab": 64}}}, "unknown task 'mqar-lsat': did you mean 'mqar-last'"),
+        ({"options": {"mqar": {"vocab": "many"}}}, "vocab cannot be 'many'"),
         (
             {"cells": [*CELLS, {"length": 16, "pairs": 9}]},
             "the cell length 16, pairs 9 fits no task of this study: 9 pairs do not fit into length 16",
