@@ -47,7 +47,7 @@ def test_published_numbers_are_part_of_a_study_and_of_none_of_its_runs(tmp_path)
         (TASKS, {"source": "a paper", "values": [VALUE | {"tset": "mqar"}]}, "unknown key 'published.values.0.tset'"),
         (TASKS, {"source": "a paper", "values": [VALUE, VALUE]}, "transformer.., mqar, mqar-last is listed twice"),
         (TASKS, {"values": [VALUE]}, "'published.source' is missing"),
-        (TEXT, {"source": "a paper", "values": [VALUE]}, "beside those of tasks only; remove published"),
+        (TEXT, {"source": "a paper", "values": [VALUE]}, "compared with accuracies on tasks; remove published"),
     ],
     ids=["above 100", "unknown task", "unknown key", "twice", "no source", "text"],
 )
