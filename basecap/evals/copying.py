@@ -4,18 +4,18 @@ import math
 from typing import Literal
 
 import numpy as np
-import torch
 from pydantic import Field
 
 from basecap.data import PreparedData
 from basecap.data.config import Count
 from basecap.errors import DataError
-from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
+from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
+from basecap.evals._openings import largest_batch, losses_of, openings
 from basecap.models.language_model import LanguageModel
 
 
 @evaluation("copying", unit="share", better="higher")
-class Copying(Evaluation[PreparedData]):
+class Copying(SharedEvaluation[PreparedData]):
     """Share of the loss that vanishes when the start of a held-out document is read a second time.
 
     The tokens stand in the context twice in a row. A model that finds the first copy and reads on from it predicts the
@@ -44,43 +44,25 @@ class Copying(Evaluation[PreparedData]):
                 )
 
     def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
-        """Return the share by domain, with its standard error over documents."""
+        """Return the share of this process's domains, with its standard error over documents."""
         length = self._length(model.config.max_length)
         measurements = []
-        for domain in _domains(context.data):
+        for domain in _domains(context.data)[context.rank :: context.world]:
             rows = self._rows(context.data, domain, length)
-            measurements.append(_measure(domain, self._losses(model, context, rows), length))
+            losses = losses_of(model, context, np.tile(rows, 2), self.config.tokens_per_batch)
+            measurements.append(_measure(domain, losses.reshape(len(rows), 2, length).mean(axis=2), length))
         return Outcome(measurements=measurements)
 
     def trial(self, model: LanguageModel, context: Context[PreparedData]) -> None:
         """Compute the losses of one batch."""
-        length = self._length(model.config.max_length)
-        self._losses(model, context, np.zeros((self._batch(length), length), np.int64))
+        length, tokens = self._length(model.config.max_length), self.config.tokens_per_batch
+        losses_of(model, context, largest_batch(2 * length, tokens), tokens)
 
     def _length(self, longest: int) -> int:
         return min(self.config.length, longest // 2)
 
-    def _batch(self, length: int) -> int:
-        return max(1, self.config.tokens_per_batch // (2 * length))
-
     def _rows(self, data: PreparedData, domain: str, length: int) -> np.ndarray:
-        """Return the first tokens of a domain's first long enough documents: int64 [documents, length]."""
-        documents = data.documents(self.config.split, domain)
-        long_enough = np.flatnonzero(documents.sizes >= length)[: self.config.documents]
-        rows = [documents.tokens(int(index))[:length] for index in long_enough]
-        return np.stack(rows).astype(np.int64) if rows else np.empty((0, length), np.int64)
-
-    def _losses(self, model: LanguageModel, context: Context[PreparedData], rows: np.ndarray) -> np.ndarray:
-        """Return the mean loss of the first and the second reading of each document: float64 [documents, 2]."""
-        start = np.full((len(rows), 1), context.data.tokenizer.end_of_text, np.int64)
-        inputs = torch.from_numpy(np.concatenate([start, rows, rows[:, :-1]], axis=1))
-        targets, size, found = torch.from_numpy(np.tile(rows, 2)), self._batch(rows.shape[1]), []
-        for first in range(0, len(rows), size):
-            part = slice(first, first + size)
-            with torch.no_grad(), context.autocast():
-                losses = model.token_losses(inputs[part].to(context.device), targets[part].to(context.device))
-            found.append(losses.double().unflatten(1, (2, -1)).mean(dim=2).cpu().numpy())
-        return np.concatenate(found)
+        return openings(data, self.config.split, domain, length, self.config.documents)
 
 
 def _measure(domain: str, losses: np.ndarray, length: int) -> Measurement:

@@ -5,13 +5,13 @@ import math
 from typing import Literal
 
 import numpy as np
-import torch
 from pydantic import Field
 
 from basecap.data import PreparedData
 from basecap.data.config import Count
 from basecap.errors import DataError
 from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
+from basecap.evals._openings import largest_batch, losses_of, openings
 from basecap.models.language_model import LanguageModel
 
 
@@ -52,38 +52,20 @@ class PositionLoss(SharedEvaluation[PreparedData]):
         for domain in _domains(context.data)[context.rank :: context.world]:
             rows = self._rows(context.data, domain, length)
             if rows.size:
-                measurements += self._measure(domain, self._losses(model, context, rows))
+                losses = losses_of(model, context, rows, self.config.tokens_per_batch)
+                measurements += self._measure(domain, losses)
         return Outcome(measurements=measurements)
 
     def trial(self, model: LanguageModel, context: Context[PreparedData]) -> None:
         """Compute the losses of one batch."""
-        length = self._length(model.config.max_length)
-        self._losses(model, context, np.zeros((self._batch(length), length), np.int64))
+        length, tokens = self._length(model.config.max_length), self.config.tokens_per_batch
+        losses_of(model, context, largest_batch(length, tokens), tokens)
 
     def _length(self, longest: int) -> int:
         return min(self.config.length or longest, longest)
 
-    def _batch(self, length: int) -> int:
-        return max(1, self.config.tokens_per_batch // length)
-
     def _rows(self, data: PreparedData, domain: str, length: int) -> np.ndarray:
-        """Return the first tokens of a domain's first long enough documents: int64 [documents, length]."""
-        documents = data.documents(self.config.split, domain)
-        long_enough = np.flatnonzero(documents.sizes >= length)[: self.config.documents]
-        rows = [documents.tokens(int(index))[:length] for index in long_enough]
-        return np.stack(rows) if rows else np.empty((0, length), np.int64)
-
-    def _losses(self, model: LanguageModel, context: Context[PreparedData], rows: np.ndarray) -> np.ndarray:
-        """Return the loss of each token, predicted from those before it: float64 [documents, length]."""
-        start = np.full((len(rows), 1), context.data.tokenizer.end_of_text, np.int64)
-        inputs = torch.from_numpy(np.concatenate([start, rows[:, :-1]], axis=1))
-        targets, size, found = torch.from_numpy(rows), self._batch(rows.shape[1]), []
-        for first in range(0, len(rows), size):
-            part = slice(first, first + size)
-            with torch.no_grad(), context.autocast():
-                losses = model.token_losses(inputs[part].to(context.device), targets[part].to(context.device))
-            found.append(losses.double().cpu().numpy())
-        return np.concatenate(found)
+        return openings(data, self.config.split, domain, length, self.config.documents)
 
     def _measure(self, domain: str, losses: np.ndarray) -> list[Measurement]:
         """Return the mean of each range, with its standard error over documents."""

@@ -1,0 +1,37 @@
+"""The first tokens of held-out documents, and the losses on them."""
+
+import numpy as np
+import torch
+
+from basecap.data import PreparedData
+from basecap.data.sources import Split
+from basecap.evals._contract import Context
+from basecap.models.language_model import LanguageModel
+
+
+def openings(data: PreparedData, split: Split, domain: str, length: int, most: int) -> np.ndarray:
+    """Return the first tokens of a domain's first documents that are long enough: int64 [at most `most`, length]."""
+    documents = data.documents(split, domain)
+    long_enough = np.flatnonzero(documents.sizes >= length)[:most]
+    rows = [documents.tokens(int(index))[:length].astype(np.int64) for index in long_enough]
+    return np.stack(rows) if rows else np.empty((0, length), np.int64)
+
+
+def losses_of(
+    model: LanguageModel, context: Context[PreparedData], rows: np.ndarray, tokens_per_batch: int
+) -> np.ndarray:
+    """Return the loss of each token, predicted from those before it: float64 [N, T], as the int64 `rows`."""
+    start = np.full((len(rows), 1), context.data.tokenizer.end_of_text, np.int64)
+    inputs = torch.from_numpy(np.concatenate([start, rows[:, :-1]], axis=1))
+    targets, size, found = torch.from_numpy(rows), max(1, tokens_per_batch // rows.shape[1]), []
+    for first in range(0, len(rows), size):
+        part = slice(first, first + size)
+        with torch.no_grad(), context.autocast():
+            losses = model.token_losses(inputs[part].to(context.device), targets[part].to(context.device))
+        found.append(losses.double().cpu().numpy())
+    return np.concatenate(found)
+
+
+def largest_batch(length: int, tokens_per_batch: int) -> np.ndarray:
+    """Return zeros of the shape of the largest batch of `losses_of`, int64 [N, length]."""
+    return np.zeros((max(1, tokens_per_batch // length), length), np.int64)
