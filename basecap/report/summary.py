@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
-from basecap.report.task_summary import recall_cautions, recall_headline, recall_question, recall_rates, recall_reasons
+from basecap.report.task_summary import recall_cautions, recall_headline, recall_question, recall_reasons
 from basecap.report.text_summary import (
     asked,
     borrowed,
@@ -47,7 +47,7 @@ def _text(study: TextResults) -> Summary:
         headline=headline(study),
         reasons=reasons(study),
         cautions=[sentence for sentence in cautions if sentence],
-        rates=rates_text(study),
+        rates=rates_text(study.sweep, "held-out text of the training domains"),
     )
 
 
@@ -57,5 +57,5 @@ def _tasks(study: TaskResults) -> Summary:
         headline=recall_headline(study),
         reasons=recall_reasons(study),
         cautions=recall_cautions(study),
-        rates=recall_rates(study),
+        rates=rates_text(study.sweep, "validation examples"),
     )

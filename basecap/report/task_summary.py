@@ -162,14 +162,13 @@ def recall_cautions(study: TaskResults) -> list[str]:
     named = [f"{run.name} (seed {run.seed}) at {run.tokens:,} tokens" for run in running]
     passed = [f"{row.name} (seed {row.seed})" for row in study.points if row.passed_over]
     unmet = [row for row in (study.published.rows if study.published else []) if row.value is None]
-    edge = [sweep.name for sweep in study.sweep if sweep.at_edge]
     return [
         *([SINGLE] if single else []),
         *([f"Not finished: {', '.join(named)}. {_shown(running, counting)}"] if running else []),
         *([f"{PASSED_OVER}: {listed(passed)}."] if passed else []),
         *([f"Not measured yet: {listed(study.waiting)}."] if study.waiting and study.trained else []),
         *([f"Published numbers without one of ours: {listed(_unmet(unmet))}."] if unmet else []),
-        *edge_text(edge),
+        *edge_text(study.sweep),
     ]
 
 
@@ -185,12 +184,6 @@ def _unmet(rows: Sequence[PublishedRow]) -> list[str]:
     for row in rows:
         counts[row.architecture] = counts.get(row.architecture, 0) + 1
     return [f"{count} of {name}" for name, count in counts.items()]
-
-
-def recall_rates(study: TaskResults) -> str:
-    """Return the learning rates that sweeps have chosen, "" where there was none."""
-    chosen = [f"{sweep.name} {sweep.chosen:g}" for sweep in study.sweep]
-    return f"Learning rates, chosen on validation examples: {', '.join(chosen)}." if chosen else ""
 
 
 def worst(rows: Sequence[ShiftRow]) -> ShiftRow:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from basecap.analysis.draws import FEWEST_DOCUMENTS
 from basecap.analysis.noise import FEWEST_SPLIT
 from basecap.analysis.reasons import UNTRAINED
-from basecap.analysis.results import TextResults
+from basecap.analysis.results import SweepRow, TextResults
 from basecap.analysis.rows import Estimate, Gap, Row
 from basecap.progress import duration
 
@@ -219,24 +219,28 @@ def remarks(study: TextResults) -> list[str]:
     """Return a sentence for each unusual thing about a study's runs, text and learning rates."""
     left_out = [f"{row.left_out:,} of {row.domain}" for row in study.overlap if row.left_out]
     copied = "Held-out documents left out because they are in the training text"
-    edge = [sweep.name for sweep in study.sweep if sweep.at_edge]
     return [
         *_left_out(study),
         *([f"{study.text_note}."] if study.text_note else []),
         *([f"{copied}: {listed(left_out)}."] if left_out else []),
-        *edge_text(edge),
+        *edge_text(study.sweep),
     ]
 
 
-def edge_text(names: Sequence[str]) -> list[str]:
-    """Return a sentence on the architectures `names` whose best learning rate was the first or last; none for none."""
-    return [f"{EDGE} for {listed(names)}: a better one may be outside the range."] if names else []
+def edge_text(sweeps: Sequence[SweepRow]) -> list[str]:
+    """Return a sentence on the architectures whose best learning rate was the first or last; none for none."""
+    names = [sweep.name for sweep in sweeps if sweep.at_edge]
+    whom = "every architecture" if len(names) == len(sweeps) > 1 else listed(names) if names else ""
+    return [f"{EDGE} for {whom}: a better one may be outside the range."] if names else []
 
 
-def rates_text(study: TextResults) -> str:
-    """Return the learning rates that sweeps have chosen, "" where there was none."""
-    chosen = [f"{sweep.name} {sweep.chosen:g}" for sweep in study.sweep]
-    return f"Learning rates, chosen on held-out text of the training domains: {', '.join(chosen)}." if chosen else ""
+def rates_text(sweeps: Sequence[SweepRow], held_out: str) -> str:
+    """Return the learning rates that sweeps have chosen on `held_out`, "" where there was none."""
+    names: dict[float, list[str]] = {}
+    for sweep in sorted(sweeps, key=lambda sweep: sweep.chosen):
+        names.setdefault(sweep.chosen, []).append(sweep.name)
+    chosen = [f"{rate:g} for {listed(own)}" for rate, own in names.items()]
+    return f"Learning rates, chosen on {held_out}: {'; '.join(chosen)}." if chosen else ""
 
 
 def _left_out(study: TextResults) -> list[str]:

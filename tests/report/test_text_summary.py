@@ -6,8 +6,10 @@ from basecap.analysis.results import Overlap, SweepRow
 from basecap.analysis.rows import LeftOut
 from basecap.analysis.sequential import Looks
 from basecap.report.text_summary import (
+    EDGE,
     borrowed,
     duration_text,
+    edge_text,
     gap_text,
     headline,
     interval_text,
@@ -134,8 +136,25 @@ def test_what_is_unusual_about_text_and_learning_rates_is_said():
         "The best learning rate is the lowest or the highest that was tried for a: "
         "a better one may be outside the range.",
     ]
-    assert rates_text(found) == "Learning rates, chosen on held-out text of the training domains: a 0.001."
-    assert (remarks(study()), rates_text(study())) == ([], "")
+    assert remarks(study()) == []
+
+
+def test_chosen_learning_rates_are_named_once_each():
+    def swept(name: str, chosen: float, at_edge: bool) -> SweepRow:
+        rates, losses = (0.001, 0.002, 0.003), (3.1, 3.2, 3.3)
+        return SweepRow(
+            name=name, seed=0, split="validation", rates=rates, losses=losses, chosen=chosen, at_edge=at_edge
+        )
+
+    sweeps = [swept("a", 0.003, True), swept("b", 0.001, True), swept("c", 0.003, True)]
+    assert (
+        rates_text(sweeps, "held-out text")
+        == "Learning rates, chosen on held-out text: 0.001 for b; 0.003 for a and c."
+    )
+    assert rates_text([], "held-out text") == ""
+    assert edge_text(sweeps) == [f"{EDGE} for every architecture: a better one may be outside the range."]
+    assert edge_text([*sweeps, swept("d", 0.002, False)])[0].startswith(f"{EDGE} for a, b and c: ")
+    assert edge_text([]) == edge_text([swept("d", 0.002, False)]) == []
 
 
 def test_numbers_and_what_is_not_there():
