@@ -19,7 +19,6 @@ from typing import TypeVar
 
 import numpy as np
 from numpy import ndarray
-from scipy.special import betaln, xlogy
 
 #: Degrees of freedom that the shared distribution may have, from "architectures differ widely" to "they are alike".
 SHARED_FREEDOMS = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
@@ -144,10 +143,12 @@ def draw_documents(covariance: ndarray, freedom: float, draws: int, generator: n
 def _log_density(ratios: ndarray, own: ndarray, free: float) -> ndarray:
     """Return the log density of the F distribution with `own` and `free` degrees of freedom at `ratios`, [..., N].
 
-    From its formula: scipy.stats has it too, and takes as long to import as the rest of the package.
+    From its formula: scipy has it too, and takes as long to import as the rest of the package.
     """
-    both = xlogy(own / 2, own * ratios) + xlogy(free / 2, free) - xlogy((own + free) / 2, own * ratios + free)
-    return both - np.log(ratios) - betaln(own / 2, free / 2)
+    beta = [math.lgamma(half) + math.lgamma(free / 2) - math.lgamma(half + free / 2) for half in (own / 2).tolist()]
+    scaled = own * ratios
+    both = own * np.log(scaled) + free * math.log(free) - (own + free) * np.log(scaled + free)
+    return both / 2 - np.log(ratios) - beta
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """How many runs a verdict takes: after a study for its undecided rows, before it for the whole table."""
 
 import math
-
-from scipy.special import ndtr, stdtrit
+from statistics import NormalDist
 
 from basecap.analysis.intervals import TINY, Estimates
 from basecap.analysis.rows import Gap
+from basecap.analysis.student import student_quantile
 
 #: More additional runs than these are not proposed.
 MOST_RUNS = 100
@@ -33,7 +33,7 @@ def reach(rows: int, runs: int, reference_runs: int, level: float) -> float:
     reached 0.78 to 1.20 times as far in nine designs of ten.
     """
     freedom = runs * rows**0.25 if runs > 1 else reference_runs - 1
-    return float(-stdtrit(freedom, level / math.sqrt(max(1, rows)) / 2))
+    return -student_quantile(freedom, level / math.sqrt(max(1, rows)) / 2)
 
 
 def more_runs(estimates: Estimates, index: int, counts: tuple[int, int], found: Gap, level: float) -> int | None:
@@ -62,8 +62,8 @@ def more_runs(estimates: Estimates, index: int, counts: tuple[int, int], found: 
         half = min(now, reach(len(errors.own), runs + more, reference_runs + more, level)) * math.sqrt(variance)
         shrunk = split * math.sqrt(reference_runs / (reference_runs + more))
         moves = math.sqrt(max(errors.variance[index] - variance, TINY))
-        degrades = ndtr((found.value - max(half, shrunk)) / moves)
-        if degrades + ndtr((found.tolerance - half - found.value) / moves) > 0.5:
+        degrades = NormalDist().cdf((found.value - max(half, shrunk)) / moves)
+        if degrades + NormalDist().cdf((found.tolerance - half - found.value) / moves) > 0.5:
             return more
     return None
 

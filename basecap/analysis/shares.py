@@ -10,12 +10,13 @@ sensible where every answer is right.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
+from statistics import NormalDist
 from typing import TypeVar
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
 
 from basecap.analysis.rows import Interval
+from basecap.analysis.student import student_quantile
 
 #: Probability that an interval leaves out what is true.
 LEVEL = 0.05
@@ -37,7 +38,7 @@ def wilson(share: Share, level: float = LEVEL) -> tuple[float, float]:
     >>> [round(end, 4) for end in wilson(Share(1.0, 100))]
     [0.963, 1.0]
     """
-    z = float(ndtri(1 - level / 2))
+    z = NormalDist().inv_cdf(1 - level / 2)
     p, n = share.value, share.examples
     middle = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * sqrt(max(p * (1 - p), 0.0) / n + z * z / (4 * n * n))
@@ -68,7 +69,7 @@ def estimate(units: Sequence[Mapping[Key, Share]], weights: Mapping[Key, float],
         above += (weight * up) ** 2
     scatter = 0.0
     if len(values) > 1:
-        scatter = float(stdtrit(len(values) - 1, 1 - level / 2) * values.std(ddof=1) / sqrt(len(values)))
+        scatter = student_quantile(len(values) - 1, 1 - level / 2) * float(values.std(ddof=1)) / sqrt(len(values))
     least, most = (sum(sign * max(0.0, sign * weight) for weight in weights.values()) for sign in (-1, 1))
     low, high = value - max(sqrt(below), scatter), value + max(sqrt(above), scatter)
     return Interval(value=value, low=float(max(low, least)), high=float(min(high, most)))
