@@ -291,22 +291,19 @@ class _Judge:
         self.measured = measured
         self.reference = reference
         self.setting = setting
-        units = fewest_units(example, (*setting.train, *setting.ood))
-        table = Table(
-            [one.levels for one in measured],
-            reference.levels,
-            documents=units - 1,
-            level=setting.level,
-            draws=setting.draws,
-        )
-        found = [example.domains[domain] for domain in setting.tested]
-        self.bits = np.array([part.tokens.sum() / part.bytes.sum() / math.log(2) for part in found])
-        size = np.array([part.tokens.sum() for part in found], dtype=float)
-        plain = np.full(len(found), 1 / len(found)) if setting.ood else size / size.sum()
-        self.weights = {"plain": plain, "weighted": table.precisions(len(found))}
-        self.weights |= dict(zip(setting.tested, np.eye(len(found)), strict=True))
-        self.estimates = {key: table.estimate(weights) for key, weights in self.weights.items()}
-        self.in_bits = {key: table.estimate(self.weights[key] * self.bits) for key in ("plain", "weighted")}
+        levels = [one.levels for one in measured]
+        documents = fewest_units(example, (*setting.train, *setting.ood)) - 1
+        table = Table(levels, reference.levels, documents=documents, level=setting.level, draws=setting.draws)
+        tested = [example.domains[domain] for domain in setting.tested]
+        self.bits = np.array([part.tokens.sum() / part.bytes.sum() / math.log(2) for part in tested])
+        size = np.array([part.tokens.sum() for part in tested], dtype=float)
+        plain = np.full(len(tested), 1 / len(tested)) if setting.ood else size / size.sum()
+        self.weights = {"plain": plain, "weighted": table.precisions(len(tested))}
+        self.weights |= dict(zip(setting.tested, np.eye(len(tested)), strict=True))
+        bits = {key: self.weights[key] * self.bits for key in ("plain", "weighted")}
+        found = side_by_side(table.estimate, [*self.weights.values(), *bits.values()])
+        self.estimates = dict(zip(self.weights, found, strict=False))
+        self.in_bits = dict(zip(bits, found[len(self.weights) :], strict=True))
 
     def row(self, index: int) -> Row:
         """Return the row of one architecture."""

@@ -34,7 +34,7 @@ def fitted(x: ndarray, y: ndarray, at: ndarray, bandwidth: float) -> ndarray:
     if not few.any():
         reached = np.flatnonzero(((x > low - 1) & (x < high + 1)).any(0))
         kept = slice(reached[0], reached[-1] + 1)
-        x, y = x[:, kept], y[..., kept]
+        x, y = np.ascontiguousarray(x[:, kept]), y[..., kept]
     rows = max(1, BLOCK // (len(at) * x.shape[1]))
     values = np.empty((len(x), len(at), len(y)))
     arrays = np.empty((2, len(at), min(rows, len(x)), x.shape[1]))  # once: new memory takes longer than the arithmetic
@@ -53,8 +53,7 @@ def smoother(x: ndarray, at: ndarray, bandwidth: float) -> ndarray:
 def _fitted(x: ndarray, y: ndarray, at: ndarray, few: bool, arrays: ndarray) -> ndarray:
     """Fit curves whose bandwidth is 1, grown where it reaches `few` points; two `arrays` [G, R, K] are overwritten."""
     kernel, scratch = arrays
-    for place, distance in zip(at, kernel, strict=True):
-        np.subtract(x, place, out=distance)
+    np.subtract(x, at[:, None, None], out=kernel)
     np.abs(kernel, out=kernel)
     reach: ndarray | float = 1.0
     if few:
@@ -67,7 +66,7 @@ def _fitted(x: ndarray, y: ndarray, at: ndarray, few: bool, arrays: ndarray) -> 
     np.multiply(kernel, kernel, out=scratch)
     kernel *= scratch
     columns = np.concatenate([np.stack([np.ones_like(x), x, x * x]), y, y * x])
-    sums = np.moveaxis(kernel.swapaxes(0, 1) @ columns.transpose(1, 2, 0), -1, 0)  # over the points, [., R, G]
+    sums = np.moveaxis(columns.swapaxes(0, 1) @ kernel.transpose(1, 2, 0), 1, 0)  # over the points, [., R, G]
     count = len(y)
     zeroth, mean = sums[0], sums[3 : 3 + count]
     first = sums[1] - at * zeroth  # of distances to the place

@@ -13,10 +13,11 @@ from basecap.analysis.noise import (
     HalfWidths,
     Runs,
     Shared,
-    draw_documents,
+    draw_students,
     draw_variances,
     half_widths,
     split_range,
+    with_covariance,
 )
 
 TINY = np.finfo(np.float64).tiny
@@ -82,26 +83,29 @@ class Table:
             draws: of errors, behind each interval.
         """
         self.rows = rows
-        self.reference = reference
-        self.documents = documents
         self.level = level
         self.draws = draws
         kept = ~np.any([np.isnan(row.own[0, :, 0]) | np.isnan(row.reference[0, :, 0]) for row in rows], axis=0)
-        self.kept = kept & ~np.isnan(reference[0, :, 0])
+        kept &= ~np.isnan(reference[0, :, 0])
+        self.reference = reference[:, 0]
+        self.levels = [(row.own[:, kept], row.reference[:, kept]) for row in rows]
+        generator = np.random.default_rng(DRAW_SEED + 1)  # the same draws for every mean over domains
+        self.students = draw_students(len(rows), documents, draws, generator)
+        self.normal = generator.standard_normal((draws, len(rows))), generator.standard_normal((draws, 1))
 
     def estimate(self, weights: ndarray) -> Estimates:
         """Return what the table says of the mean over domains with `weights` [D]."""
         own, theirs = self._levels(weights)
-        reference = self.reference[:, 0] @ weights
-        shared = Shared.fitted([Runs.of(part[:, 0]) for part in own] + [Runs.of(reference)])
-        errors = self._errors(weights, shared)
-        generator = np.random.default_rng(DRAW_SEED + 1)
-        drawn = draw_documents(errors.documents, self.documents, self.draws, generator)
+        reference = self.reference @ weights
+        shared = Shared.fitted([*map(_sample, own), Runs.of(reference)])
+        errors = self._errors(weights, own, theirs, shared)
         if shared is None:
             ours, others = self._scattered(errors)
         else:
             ours, others = self._varied(own, Runs.of(reference), errors, shared)
-        drawn += ours * generator.standard_normal(ours.shape) + others * generator.standard_normal((self.draws, 1))
+        drawn = with_covariance(self.students, errors.documents)
+        drawn += ours * self.normal[0]
+        drawn += others * self.normal[1]
         return Estimates(
             value=np.array([part[:, 0].mean() - other[:, 0].mean() for part, other in zip(own, theirs, strict=True)]),
             errors=errors,
@@ -114,10 +118,9 @@ class Table:
         """Return weights of domains by precision, [D], the same in every row: the inverse of their mean variance."""
         variances = []
         for weights in np.eye(domains):
-            own, _ = self._levels(weights)
-            reference = Runs.of(self.reference[:, 0] @ weights)
-            shared = Shared.fitted([Runs.of(part[:, 0]) for part in own] + [reference])
-            variances.append(self._errors(weights, shared).variance.mean())
+            own, theirs = self._levels(weights)
+            shared = Shared.fitted([*map(_sample, own), Runs.of(self.reference @ weights)])
+            variances.append(self._errors(weights, own, theirs, shared).variance.mean())
         precision = 1 / np.maximum(variances, TINY)
         return precision / precision.sum()
 
@@ -126,11 +129,11 @@ class Table:
         return [row.scatter() for row in self.rows]
 
     def _levels(self, weights: ndarray) -> tuple[list[ndarray], list[ndarray]]:
-        own = [row.own[:, self.kept] @ weights for row in self.rows]
-        return own, [row.reference[:, self.kept] @ weights for row in self.rows]
+        return [own @ weights for own, _ in self.levels], [theirs @ weights for _, theirs in self.levels]
 
-    def _errors(self, weights: ndarray, shared: Shared | None) -> Errors:
-        own, theirs = self._levels(weights)
+    def _errors(
+        self, weights: ndarray, own: Sequence[ndarray], theirs: Sequence[ndarray], shared: Shared | None
+    ) -> Errors:
         if shared is None:
             return Errors(
                 own=np.array([weights @ own[0] @ weights for own, _ in self._scatter]),

@@ -131,13 +131,17 @@ def draw_variances(
     return np.stack([like_others(runs) for runs in architectures], axis=1), theirs
 
 
-def draw_documents(covariance: ndarray, freedom: float, draws: int, generator: np.random.Generator) -> ndarray:
-    """Draw what other documents would add to each row, [draws, A], from its covariance [A, A]."""
+def draw_students(rows: int, freedom: float, draws: int, generator: np.random.Generator) -> ndarray:
+    """Draw from Student's t distribution of several rows, [draws, rows], that are uncorrelated and share a variance."""
+    return np.sqrt(freedom / generator.chisquare(freedom, (draws, 1))) * generator.standard_normal((draws, rows))
+
+
+def with_covariance(students: ndarray, covariance: ndarray) -> ndarray:
+    """Return draws [draws, A] with this covariance [A, A] of their normal part."""
     values, vectors = np.linalg.eigh(covariance)
     values[values < NEGLIGIBLE * values.max()] = 0  # the root of a rounding error is no rounding error
     root = vectors * np.sqrt(values) @ vectors.T  # no sign of an eigenvector changes this root
-    scale = np.sqrt(freedom / generator.chisquare(freedom, (draws, 1)))
-    return scale * (generator.standard_normal((draws, len(covariance))) @ root)
+    return students @ root
 
 
 def _log_density(ratios: ndarray, own: ndarray, free: float) -> ndarray:

@@ -10,11 +10,12 @@ from basecap.analysis.noise import (
     Runs,
     Shared,
     _log_density,
-    draw_documents,
+    draw_students,
     draw_variances,
     enough_draws,
     half_widths,
     split_range,
+    with_covariance,
 )
 from basecap.analysis.power import expected_half_width, expected_tolerance, more_runs, reach
 from basecap.analysis.sequential import level_of_last_look, next_look
@@ -84,15 +85,16 @@ def test_simultaneous_intervals_hold_together(rows):
 
 def test_documents_add_what_their_covariance_says():
     covariance = np.array([[4.0, 1.9], [1.9, 1.0]])
-    drawn = draw_documents(covariance, 1e6, DRAWS, generator())
+    drawn = with_covariance(draw_students(2, 1e6, DRAWS, generator()), covariance)
     np.testing.assert_allclose(np.cov(drawn.T), covariance, rtol=0.1)
-    wide = draw_documents(covariance, 5, DRAWS, generator())
+    wide = with_covariance(draw_students(2, 5, DRAWS, generator()), covariance)
     assert np.quantile(np.abs(wide[:, 1]), 0.95) == pytest.approx(stats.t.ppf(0.975, 5), rel=0.1)
 
 
 def test_a_rounding_error_in_a_covariance_does_not_change_the_draws():
     turned = np.array([[1.0, 1e-15], [1e-15, 1.0]])  # its eigenvectors are the diagonals, those of 1 the axes
-    one, other = (draw_documents(covariance, 5, 100, generator()) for covariance in (np.eye(2), turned))
+    students = draw_students(2, 5, 100, generator())
+    one, other = (with_covariance(students, covariance) for covariance in (np.eye(2), turned))
     np.testing.assert_allclose(one, other, rtol=1e-9)
 
 
