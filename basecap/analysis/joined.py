@@ -97,12 +97,12 @@ def join(studies: Sequence[StudyResults], titles: Sequence[str], costs: Sequence
         costs: the files.
 
     Raises:
-        ConfigError: gaps relative to different references, or studies without an architecture in common.
+        ConfigError: studies of text with different references, or studies without an architecture in common.
         DataError: a cost file that cannot be read.
     """
-    reference = _reference(studies, titles)
+    _refuse_references(studies, titles)
+    _refuse_strangers(studies, titles)
     own = [list(_of_study(study, title)) for study, title in zip(studies, titles, strict=True)]
-    _refuse_strangers(own, titles)
     measures = [measure for found in own for measure in found]
     ordered = [name for study in studies for name in _names(study)]
     names = list(dict.fromkeys([*ordered, *(name for measure in measures for name in measure.values)]))
@@ -111,7 +111,9 @@ def join(studies: Sequence[StudyResults], titles: Sequence[str], costs: Sequence
     measured += [measure for measure in _of_runs(studies, titles) if measure.name not in filed]
     order = {"gap": 0, "score": 1, "cost": 2}
     measures = sorted([*measures, *measured], key=lambda measure: order[measure.kind])
-    return Joined(reference=reference, names=names, measures=measures, correlations=list(_correlations(measures)))
+    return Joined(
+        reference=_reference(studies), names=names, measures=measures, correlations=list(_correlations(measures))
+    )
 
 
 def joined_to_json(joined: Joined) -> dict[str, Any]:
@@ -127,25 +129,28 @@ def joined_from_json(content: dict[str, Any], path: Path) -> Joined | None:
         raise DataError(f"{path} is damaged at 'joined'; write it again with `basecap report`.") from error
 
 
-def _reference(studies: Sequence[StudyResults], titles: Sequence[str]) -> str | None:
-    """Return what gaps are relative to, None without gaps; raises ConfigError where it differs."""
-    found = {
-        study.reference: title
-        for study, title in zip(studies, titles, strict=True)
-        if isinstance(study, TextResults) and any(row.gap is not None for row in study.comparisons)
-    }
-    if len(found) > 1:
-        (one, first), (other, second) = list(found.items())[:2]
-        raise ConfigError(
-            f"gaps cannot be joined: {first} compares with {one!r} and {second} with {other!r}; "
-            "give studies with the same reference."
-        )
-    return next(iter(found), None)
+def _reference(studies: Sequence[StudyResults]) -> str | None:
+    """Return what the gaps are relative to, None without gaps."""
+    texts = [study for study in studies if isinstance(study, TextResults)]
+    return next((study.reference for study in texts if any(row.gap is not None for row in study.comparisons)), None)
 
 
-def _refuse_strangers(found: Sequence[Sequence[Measure]], titles: Sequence[str]) -> None:
-    """Raise ConfigError when no architecture is in two of several studies that have measures."""
-    sets = [{name for measure in measures for name in measure.values} for measures in found if measures]
+def _refuse_references(studies: Sequence[StudyResults], titles: Sequence[str]) -> None:
+    """Raise ConfigError when studies of text share no reference, also where one has no gap yet: it will."""
+    named = zip(studies, titles, strict=True)
+    found = [(title, study.reference) for study, title in named if isinstance(study, TextResults)]
+    for title, reference in found[1:]:
+        first, shared = found[0]
+        if reference != shared:
+            raise ConfigError(
+                f"gaps cannot be joined: {first} compares with {shared!r} and {title} with {reference!r}; "
+                "give studies with the same reference, or report each of them alone."
+            )
+
+
+def _refuse_strangers(studies: Sequence[StudyResults], titles: Sequence[str]) -> None:
+    """Raise ConfigError when no architecture is in two of several studies."""
+    sets = [set(_names(study)) for study in studies]
     if len(sets) > 1 and sum(map(len, sets)) == len(set().union(*sets)):
         raise ConfigError(f"{' and '.join(titles)} have no architecture in common; report each of them alone.")
 

@@ -140,8 +140,9 @@ def test_the_pareto_front_and_its_chart():
     ("studies", "error"),
     [
         ([one_study(), one_study(reference="a")], "one compares with 'base' and two with 'a'; give studies with"),
+        ([one_study(), study(reference="a")], "one compares with 'base' and two with 'a'; give studies with"),
         (
-            [one_study(), study(evaluations=[entropy({"x": 1.0})], runs=[run_row("x", 0)])],
+            [one_study(), study(names=["x"])],
             "one and two have no architecture in common; report each of them alone.",
         ),
     ],
