@@ -317,10 +317,12 @@ def _report(
     svg: bool = False,
 ) -> "Report":
     """Write the report and print its table, without the failures of runs (name, seed) that are already `reported`."""
-    from basecap.report import terminal_table, write_report
+    from basecap.report import joined_sentences, terminal_table, write_report
 
     report = write_report(list(directories), out, costs=costs, svg=svg)
     console().print(terminal_table(report.studies, directories, reported))
+    if report.joined is not None:
+        console().print(*joined_sentences(report.joined), sep="\n")
     typer.echo(f"report: {report.page}")
     return report
 

@@ -111,9 +111,9 @@ def join(studies: Sequence[StudyResults], titles: Sequence[str], costs: Sequence
     measured += [measure for measure in _of_runs(studies, titles) if measure.name not in filed]
     order = {"gap": 0, "score": 1, "cost": 2}
     measures = sorted([*measures, *measured], key=lambda measure: order[measure.kind])
-    return Joined(
-        reference=_reference(studies), names=names, measures=measures, correlations=list(_correlations(measures))
-    )
+    references = [study.reference for study in studies if isinstance(study, TextResults)]  # all the same
+    reference = references[0] if any(measure.kind == "gap" for measure in measures) else None
+    return Joined(reference=reference, names=names, measures=measures, correlations=list(_correlations(measures)))
 
 
 def joined_to_json(joined: Joined) -> dict[str, Any]:
@@ -127,12 +127,6 @@ def joined_from_json(content: dict[str, Any], path: Path) -> Joined | None:
         return _JOINED.validate_python(content.get("joined"))
     except ValidationError as error:
         raise DataError(f"{path} is damaged at 'joined'; write it again with `basecap report`.") from error
-
-
-def _reference(studies: Sequence[StudyResults]) -> str | None:
-    """Return what the gaps are relative to, None without gaps."""
-    texts = [study for study in studies if isinstance(study, TextResults)]
-    return next((study.reference for study in texts if any(row.gap is not None for row in study.comparisons)), None)
 
 
 def _refuse_references(studies: Sequence[StudyResults], titles: Sequence[str]) -> None:
@@ -240,7 +234,7 @@ def _of_runs(studies: Sequence[StudyResults], titles: Sequence[str]) -> Iterator
         runs = [run for run in study.runs if run.tokens_per_s is not None and len(run.machines) == 1]
         for machine, group in groupby(sorted(runs, key=lambda run: run.machines[0]), key=lambda run: run.machines[0]):
             speeds = [(run.name, run.tokens_per_s or 0.0) for run in group]
-            yield _cost("tokens_per_s", f"{title}, {machine}", speeds)
+            yield _cost("tokens_per_s", f"runs of {title}, which may have shared {machine}", speeds)
         states = [(run.name, float(run.state_bytes)) for run in study.runs if run.state_bytes is not None]
         if states:
             length = study.settings["data"].get("seq_len")

@@ -10,11 +10,15 @@ from basecap.report.text_summary import size_text
 
 
 def joined_charts(joined: Joined) -> dict[str, figures.Spec]:
-    """Return the charts of the gap against each cost, by name."""
-    gaps, costs = ([measure for measure in joined.measures if measure.kind == kind] for kind in ("gap", "cost"))
+    """Return the charts of the gap against each cost, then each score that it correlates with, by name."""
+    gaps, scores, costs = (
+        [measure for measure in joined.measures if measure.kind == kind] for kind in ("gap", "score", "cost")
+    )
+    known = {found.other for found in joined.correlations if found.value is not None}
+    others = [*costs, *(score for score in scores if f"{score.name}, {score.source}" in known)]
     charts = {
-        f"gap-against-{number}-{cost.name.replace(' ', '-')}": figures.gap_against_cost(joined, gaps[0], cost)
-        for number, cost in enumerate(costs if gaps else [], start=1)
+        f"gap-against-{number}-{other.name.replace(' ', '-')}": figures.gap_against(joined, gaps[0], other)
+        for number, other in enumerate(others if gaps else [], start=1)
     }
     return {name: chart for name, chart in charts.items() if chart is not None}
 
@@ -29,7 +33,7 @@ def cell_text(measure: Measure, found: Estimate | None) -> str:
         return size_text(found.value)
     if measure.kind == "cost":
         return f"{found.value:,.0f}" if found.value >= 1000 else f"{found.value:,.4g}"
-    if measure.unit in ("accuracy", "accuracy lost"):
+    if measure.unit in ("accuracy", "accuracy lost", "share"):
         return f"{round(100 * found.value, 1) + 0.0:.1f} %"
     return f"{found.value:.4g}"
 
@@ -51,9 +55,9 @@ def joined_sentences(joined: Joined) -> list[str]:
     said = []
     for found in joined.correlations:
         if found.value is not None:
+            over = f"rank correlation {found.value.value:+.2f} over {found.architectures} architectures"
             ends = f"95\u00a0% interval {found.value.low:+.2f} to {found.value.high:+.2f}"
-            over = f"over {found.architectures} architectures, {_relation(found.value)}"
-            said.append(f"The gap and {found.other}: rank correlation {found.value.value:+.2f} ({ends}) {over}.")
+            said.append(f"The gap and {found.other}: {over} ({ends}); {_relation(found.value)}.")
     few = [found.other for found in joined.correlations if found.architectures < FEWEST]
     if len(few) == len(joined.correlations):
         most = max(found.architectures for found in joined.correlations)
@@ -66,8 +70,8 @@ def joined_sentences(joined: Joined) -> list[str]:
 def _relation(found: Interval) -> str:
     """Return what the interval of a correlation says, the end of a sentence."""
     if found.low <= 0 <= found.high:
-        return "which shows no relation"
-    return f"so where it is higher the gap is {'larger' if found.value > 0 else 'smaller'}"
+        return "as this includes 0, no relation is shown"
+    return f"where the one is higher, the other is {'higher' if found.value > 0 else 'lower'}"
 
 
 def front_sentences(joined: Joined) -> list[str]:

@@ -80,9 +80,9 @@ def write_report(
     """Analyse studies; write results.json and report.html into `out`.
 
     Args:
-        study_paths: directories of studies; several are also joined.
+        study_paths: directories of studies; several are joined, and the gaps of one with its other numbers.
         out: directory to write to.
-        costs: files that `basecap bench` wrote; with them one study has the joined part too.
+        costs: files that `basecap bench` wrote, for the joined part.
         live: whether the page reloads itself every ten seconds.
         svg: whether each figure is also written as `out`/figures/NAME.svg.
 
@@ -96,7 +96,9 @@ def write_report(
     records.refuse_foreign_report()
     studies = analyse(study_paths)
     named = titles(studies, study_paths)
-    joined = join(studies, named, costs) if len(studies) > 1 or costs else None
+    joined: Joined | None = join(studies, named, costs)
+    if joined and joined.reference is None and len(studies) == 1 and not costs:
+        joined = None  # it says no more than the study's own part
     found = results_to_json(studies) | ({} if joined is None else joined_to_json(joined))
     records.refuse_lost_results(found)
     records.write_results(found)
@@ -111,9 +113,9 @@ def write_report(
         for charts in groups.values()
         for name, chart in charts.items()
     }
-    above = "" if joined is None else _joined(joined, named, across)
+    choice = "" if joined is None else _joined(joined, named, across)
     scripts = bundle(read(out / "report.html") or b"")
-    page = records.write_report(_page(studies, named, drawn, above, scripts, live), images)
+    page = records.write_report(_page(studies, named, drawn, choice, scripts, live), images)
     return Report(page=page, studies=studies, joined=joined)
 
 
@@ -133,7 +135,7 @@ def draw(study: StudyResults, prefix: str = "", maps: Charts | None = None) -> G
 
 
 def _joined(joined: Joined, named: Sequence[str], charts: dict[str, figures.Spec]) -> str:
-    """Return the section that joins the studies called `named`."""
+    """Return the part that joins the studies called `named`; of a single one it is a part of its section."""
     return (
         _environment()
         .get_template("joined.html")
@@ -155,7 +157,7 @@ def _page(
     studies: Sequence[StudyResults],
     named: Sequence[str],
     drawn: Sequence[Groups],
-    above: str,
+    choice: str,
     scripts: str,
     live: bool,
 ) -> str:
@@ -165,7 +167,7 @@ def _page(
         .get_template("report.html")
         .render(
             sections=list(zip(studies, named, drawn, summaries, strict=True)),
-            above=Markup(above),
+            choice=Markup(choice),
             scripts=Markup(scripts),
             label=label(scripts),
             on_dark=ON_DARK,

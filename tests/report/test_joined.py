@@ -14,7 +14,7 @@ from basecap.analysis.results import EvaluationResults, EvaluationRow
 from basecap.analysis.rows import Estimate
 from basecap.cli import app
 from basecap.errors import ConfigError, DataError
-from basecap.report.figures.costs import gap_against_cost, pareto_front
+from basecap.report.figures.costs import gap_against, pareto_front
 from basecap.report.joined import front_sentences, joined_charts, joined_sentences, joined_sheets
 from tests.report.made_up import row, run_row, study
 from tests.report.synthetic import write_study
@@ -66,7 +66,7 @@ def test_gaps_scores_and_costs_of_the_same_architectures_are_joined(tmp_path):
     names = [(measure.name, measure.source) for measure in found.measures]
     assert names == [
         ("gap", "one"), ("gap", "two"), ("entropy mean", "one"), ("decoding", "GPU, prompt 3"),
-        ("state", "GPU, prompt 3"), ("training", "one, GPU"),
+        ("state", "GPU, prompt 3"), ("training", "runs of one, which may have shared GPU"),
     ]  # fmt: skip
     values = [{name: each.value for name, each in measure.values.items()} for measure in found.measures]
     assert values[0] == {"base": 0.0, **GAPS} and values[1] == {"base": 0.0, "a": 0.3}
@@ -77,9 +77,10 @@ def test_gaps_scores_and_costs_of_the_same_architectures_are_joined(tmp_path):
     assert correlation.architectures == 7 and correlation.value.value == pytest.approx(1.0)
     said = joined_sentences(found)[0]
     assert (
-        "rank correlation +1.00 (" in said and "over 7 architectures, so where it is higher the gap is larger" in said
+        "rank correlation +1.00 over 7 architectures (95" in said
+        and "where the one is higher, the other is higher" in said
     )
-    assert front_sentences(found)[-1] == "Gap and training (one, GPU): b, a, base."
+    assert front_sentences(found)[-1] == "Gap and training (runs of one, which may have shared GPU): b, a, base."
     assert [sheet.name for sheet in joined_sheets(found)] == ["joined", "correlations"]
     assert joined_from_json(json.loads(to_json(joined_to_json(found))), file) == found
     with pytest.raises(DataError, match="is damaged at 'joined'"):
@@ -91,7 +92,11 @@ def test_the_state_of_a_sequence_needs_no_file_of_costs():
     state = next(measure for measure in found.measures if measure.name == "state")
     assert state.source == "one, a sequence of 2048 tokens in float32"
     assert {name: each.value for name, each in state.values.items()} == {n: 10 * speed for n, speed in SPEEDS.items()}
-    assert {chart.partition("-against-")[2] for chart in joined_charts(found)} == {"1-training", "2-state"}
+    assert {chart.partition("-against-")[2] for chart in joined_charts(found)} == {
+        "1-training",
+        "2-state",
+        "3-entropy-mean",
+    }
 
 
 def test_few_architectures_have_no_correlation():
@@ -130,10 +135,10 @@ def test_the_pareto_front_and_its_chart():
     assert pareto_front(gap, faster) == ["b", "a", "base"]
     assert pareto_front(gap, smaller) == ["e", "d", "base"]
     whole = Joined(reference="base", names=["base", *GAPS], measures=[gap, faster], correlations=[])
-    chart = gap_against_cost(whole, gap, faster)
+    chart = gap_against(whole, gap, faster)
     rows = chart["datasets"]["data-0"]
     assert {each["name"]: each["front"] for each in rows}["c"] == "no" and len(rows) == 7
-    assert gap_against_cost(whole, gap, measure("cost", {"a": 1.0})) is None
+    assert gap_against(whole, gap, measure("cost", {"a": 1.0})) is None
 
 
 @pytest.mark.parametrize(

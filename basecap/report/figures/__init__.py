@@ -2,7 +2,7 @@
 
 from basecap.report.figures.capacity import capacity
 from basecap.report.figures.cells import axes_of, cells
-from basecap.report.figures.costs import gap_against_cost, looks_of, pareto_front
+from basecap.report.figures.costs import gap_against, looks_of, pareto_front
 from basecap.report.figures.evaluations import evaluation
 from basecap.report.figures.gaps import forest, gap_curve
 from basecap.report.figures.hardest_cells import hardest_cells
@@ -24,7 +24,7 @@ __all__ = [
     "cells",
     "evaluation",
     "forest",
-    "gap_against_cost",
+    "gap_against",
     "gap_curve",
     "hardest_cells",
     "has_layers",

@@ -1,4 +1,4 @@
-"""The figure that helps to choose: the gap of every architecture against what it costs."""
+"""The figures that help to choose: the gap of every architecture against what it costs, and against its scores."""
 
 from basecap.analysis.joined import Joined, Measure
 from basecap.analysis.rows import Estimate
@@ -7,19 +7,20 @@ from basecap.report.figures.style import NATS, ref, tooltip
 from basecap.report.palette import GREY, Look, looks
 
 
-def gap_against_cost(joined: Joined, gap: Measure, cost: Measure) -> Spec | None:
-    """The gap against a cost, with its interval; the line joins the Pareto front. None below two architectures.
+def gap_against(joined: Joined, gap: Measure, other: Measure) -> Spec | None:
+    """The gap with its interval against a cost or a score. None below two architectures.
 
-    The axis of the cost is logarithmic, so an architecture that costs nothing is not drawn.
+    The Pareto front of a cost is a line. The axis of a cost is logarithmic, so what costs nothing is not drawn.
     """
-    names = [name for name in gap.values if name in cost.values and cost.values[name].value > 0]
+    costs = other.kind == "cost"
+    names = [name for name in gap.values if name in other.values and (other.values[name].value > 0 or not costs)]
     if len(names) < 2:
         return None
-    front = pareto_front(gap, cost)
+    front = pareto_front(gap, other) if costs else []
     rows = [
         {
             "name": name,
-            "x": cost.values[name].value,
+            "x": other.values[name].value,
             "y": gap.values[name].value,
             "low": gap.values[name].low,
             "high": gap.values[name].high,
@@ -35,14 +36,11 @@ def gap_against_cost(joined: Joined, gap: Measure, cost: Measure) -> Spec | None
         legend = {"title": None, "orient": "bottom", "columns": 2, "symbolOpacity": 1}
         return {"field": "name", "type": "nominal", "scale": {"domain": domain, "range": values}, "legend": legend}
 
-    better = "more" if cost.better == "higher" else "less"
-    x = number("x", f"{cost.name}, {cost.unit} ({better} is better)", {"type": "log", "nice": False, "padding": 30},
-               {"format": "~s", "tickCount": 4, "grid": False})  # fmt: skip
-    title = f"gap in {NATS}, positive: worse"
+    x, title = _abscissa(other), f"gap in {NATS}, positive: worse"
     y = number("y", title)
     shared = {"x": x, "color": look([each.colour for each in found]), "opacity": unless_picked()}
     dot = {**shared, "y": y, "shape": look([each.mark for each in found]),
-           "tooltip": [*tooltip("name", "interval", "front"), _number(cost)]}  # fmt: skip
+           "tooltip": [*tooltip("name", "interval", *(["front"] if costs else [])), _number(other)]}  # fmt: skip
     line = {"type": "line", "color": GREY, "strokeDash": [4, 3], "strokeWidth": 1.5}
     layers = [
         layer(rows, line, {"x": x, "y": y}, "datum.front == 'yes'"),
@@ -50,7 +48,7 @@ def gap_against_cost(joined: Joined, gap: Measure, cost: Measure) -> Spec | None
               "isValid(datum.low)"),
         layer(rows, {"type": "point", "filled": True, "size": 90}, dot),
     ]  # fmt: skip
-    heading = {"text": f"gap against {cost.name}", "subtitle": cost.source}
+    heading = {"text": f"gap against {other.name}", "subtitle": other.source}
     return chart(layers, width=420, height=300, title=heading, pick=True)
 
 
@@ -78,5 +76,14 @@ def _interval(found: Estimate) -> str:
     return f"{found.value:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
 
 
-def _number(cost: Measure) -> Spec:
-    return {"field": "x", "type": "quantitative", "title": f"{cost.name}, {cost.unit}", "format": ",.0f"}
+def _abscissa(other: Measure) -> Spec:
+    costs = other.kind == "cost"
+    better = {"higher": " (more is better)", "lower": " (less is better)", "neither": ""}[other.better]
+    scale = {"type": "log", "nice": False, "padding": 30} if costs else {"zero": False, "padding": 30}
+    axis = {"format": "~s" if costs else "~g", "tickCount": 4, "grid": False}
+    return number("x", f"{other.name}, {other.unit}{better}", scale, axis)
+
+
+def _number(other: Measure) -> Spec:
+    form = ",.0f" if other.kind == "cost" else ".3~f"
+    return {"field": "x", "type": "quantitative", "title": f"{other.name}, {other.unit}", "format": form}
