@@ -33,7 +33,11 @@ LEAST_PER_ENTRY = 300
 
 #: Share of the machine's matrix rate that training is assumed to reach, and the column that names it.
 UTILISATION = 0.35
-CHECKPOINTS, KEPT = "checkpoints (GiB)", "weights (GiB)"
+#: Seconds that a GPU needs for a block in a training step too small to keep it busy, bound by launching kernels, with
+#: seven to nine runs side by side on one H200: width 512, about 1,000 tokens a step. From 0.49 ms (mamba-1) to 0.74 ms
+#: (gated-deltanet) in the runs of lp-table-1 that saw 8.3M tokens (results/recall/gpu.json), 2.6 ms in lp-table-2.
+LAUNCHES = (0.5e-3, 2.6e-3)
+STEPS, CHECKPOINTS, KEPT = "steps", "checkpoints (GiB)", "weights (GiB)"
 HOURS, TIME = (f"{name} if all reach {UTILISATION:.0%}" for name in ("hours", "time"))
 
 
@@ -57,6 +61,7 @@ def estimate(study: StudyConfig) -> list[dict[str, Any]]:
                 **rates,
                 "blocks": found.blocks,
                 "parameters (M)": round(found.parameters / 1e6, 2),
+                STEPS: found.steps,
                 "tokens (M)": round(found.tokens / 1e6, 2),
                 "PFLOP": found.flops / 1e15,
                 "weights + optimiser (GiB)": found.memory / 2**30,
@@ -86,6 +91,7 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
     return [
         f"{_all(len(rows), duration(seconds))} {UTILISATION:.0%} of this machine's matrix rate, {rate:.3g} TFLOP/s; "
         f"at the same share of 1,000 TFLOP/s, {duration(seconds * rate / 1000)}.",
+        *_launches(rows),
         "Left out: activations, which may take many times the memory of weights, gradients and optimiser; evaluations. "
         "Architectures differ in the share they reach: `basecap bench models` measures it.",
         f"Disk: {sum(row[CHECKPOINTS] for row in rows):.3g} GiB for checkpoints, two of each run, and "
@@ -101,10 +107,27 @@ def _all(runs: int, time: str) -> str:
     return f"All {runs} runs: {time} one after the other, if all reach"
 
 
-def readable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of `estimate` for people: times with units instead of hours."""
+def _launches(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a line about the runs that a GPU of 1,000 TFLOP/s could not train at that share of it; none for none."""
+    least, most = LAUNCHES
+    small = [row for row in rows if row["PFLOP"] / UTILISATION < least * row["blocks"] * row[STEPS]]
+    if not small:
+        return []
+    work = sum(row["blocks"] * row[STEPS] for row in small)
+    which = f"{len(small)} of the runs" if len(small) < len(rows) else "these runs" if len(rows) > 1 else "this run"
     return [
-        {key: value for key, value in row.items() if key != HOURS} | {TIME: duration(3600 * row[HOURS])} for row in rows
+        f"But the steps of {which} are too small to keep such a GPU busy: they wait for kernels to be launched. At "
+        f"{1e3 * least:g} to {1e3 * most:g} ms a step and block, as lp-table-1 and lp-table-2 at scale gpu took on an "
+        f"H200, seven to nine runs side by side, they take {duration(work * least)} to {duration(work * most)}, and "
+        "longer one after the other."
+    ]
+
+
+def readable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of `estimate` for people: times with units instead of hours, and no steps."""
+    return [
+        {key: value for key, value in row.items() if key not in (STEPS, HOURS)} | {TIME: duration(3600 * row[HOURS])}
+        for row in rows
     ]
 
 

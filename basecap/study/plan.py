@@ -122,6 +122,7 @@ class Cost:
     Attributes:
         parameters: of the model, a tied head counted once.
         blocks: number of blocks.
+        steps: training steps.
         tokens: training tokens.
         flops: floating-point operations of training (forward + backward = 3 x forward).
         memory: bytes of weights, gradients and Adam's moments in fp32, without activations.
@@ -133,6 +134,7 @@ class Cost:
 
     parameters: int
     blocks: int
+    steps: int
     tokens: int
     flops: float
     memory: int
@@ -262,6 +264,7 @@ def _cost(run: RunSpec, model: LanguageModel) -> Cost:
     return Cost(
         parameters=parameters,
         blocks=run.model.depth,
+        steps=timetable.steps,
         tokens=timetable.steps * timetable.step_tokens,
         flops=flops * sequences,
         memory=16 * parameters,

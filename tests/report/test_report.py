@@ -179,7 +179,9 @@ def test_a_mixed_study_shows_differences_without_verdicts(tmp_path):
 
 
 def test_results_are_not_replaced_when_the_records_of_their_runs_are_gone(tmp_path):
-    copy, other, empty = (write_study(tmp_path / name, architectures=TWO, seeds=()) for name in ("copy", "other", "empty"))
+    copy, other, empty = (
+        write_study(tmp_path / name, architectures=TWO, seeds=()) for name in ("copy", "other", "empty")
+    )
     write_study(other.path, architectures=TWO, documents=5, checkpoints=2)
     results = {"studies": [{"points": [{"step": 1}]}]}
     for records in (copy, other):

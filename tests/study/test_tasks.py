@@ -107,6 +107,10 @@ def test_a_plan_counts_the_flops_of_each_length(content):
         "All 4 runs: 2 days one after the other, if all reach 35% of this machine's matrix rate, 2 TFLOP/s; "
         "at the same share of 1,000 TFLOP/s, 5 min 46 s."
     )
+    one, large = ({**rows[0], "blocks": 8, "steps": 10_000, "PFLOP": work} for work in (1.0, 100.0))
+    assert "the steps of 1 of the runs are too small" in (said := remarks(study, [one, large], Path("nowhere"))[1])
+    assert "they take 40 s to 3 min 28 s, and longer" in said  # 0.5 and 2.6 ms for each of 80,000
+    assert remarks(study, [large], Path("nowhere"))[1].startswith("Left out")
 
 
 def test_a_study_is_run_resumed_to_the_bit_and_tested_on_more(content, tmp_path, monkeypatch):
