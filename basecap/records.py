@@ -10,7 +10,7 @@
                               documents/<eval>.losses     losses of single documents, see `basecap.documents`
                               maps/<eval>-<step>.npz      `Maps` of the layers on one input
                               unmeasured.json             evaluations that do not apply to its model
-                              checkpoints/, weights/      written by the training loop
+                              resume/, weights/           written by the training loop
     DIR/sweep/<name>-lr<rate>-s<seed>/                    the same for runs of a sweep with another rate than the chosen
     DIR/sweep.json            the sweep of learning rates: one `Sweep` per architecture
     DIR/looks.json            number of seeds at each interim analysis (look) of --until-decided
@@ -128,9 +128,10 @@ class RunRecords:
         self.path = Path(path)
 
     @property
-    def checkpoints(self) -> Path:
-        """Directory of the training loop's checkpoints."""
-        return self.path / "checkpoints"
+    def resume(self) -> Path:
+        """Directory of the checkpoints that the run resumes from."""
+        earlier = self.path / "checkpoints"  # its name in runs of older versions, which resume and continue there
+        return earlier if earlier.is_dir() else self.path / "resume"
 
     @property
     def weights(self) -> Path:
@@ -228,8 +229,7 @@ class RunRecords:
 
     def _numbered(self, directory: str) -> list[Path]:
         """Return the files of a directory that are called EVALUATION-STEP.npz."""
-        paths = (self.path / directory).glob("*.npz")
-        return [path for path in paths if path.stem.rpartition("-")[2].isdecimal()]
+        return [path for path in (self.path / directory).glob("*.npz") if path.stem.rpartition("-")[2].isdecimal()]
 
     def _documents_path(self, eval: str) -> Path:
         return self.path / "documents" / f"{safe_name(eval)}.losses"

@@ -97,7 +97,7 @@ def test_run_report_generate(study_file, tmp_path, basecap, refused):  # noqa: F
     (out / "study.yaml").write_text("schema: 1\nname: tiny\n")
     assert "this has neither; add one" in refused("generate", run, "the")
     (out / "study.yaml").write_text(kept)
-    for weights in sorted(run.glob("checkpoints/*/model.safetensors"), reverse=True):
+    for weights in sorted(run.glob("resume/*/model.safetensors"), reverse=True):
         weights.write_bytes(weights.read_bytes()[:100])
     assert "is damaged (model.safetensors does not match SHA256SUMS); remove" in refused("generate", run, "the")
 

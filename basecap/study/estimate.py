@@ -37,7 +37,7 @@ UTILISATION = 0.35
 #: seven to nine runs side by side on one H200: width 512, about 1,000 tokens a step. From 0.49 ms (mamba-1) to 0.74 ms
 #: (gated-deltanet) in the runs of lp-table-1 that saw 8.3M tokens (results/recall/gpu.json), 2.6 ms in lp-table-2.
 LAUNCHES = (0.5e-3, 2.6e-3)
-STEPS, CHECKPOINTS, KEPT = "steps", "checkpoints (GiB)", "weights (GiB)"
+STEPS, RESUME, KEPT = "steps", "resume (GiB)", "weights (GiB)"
 HOURS, TIME = (f"{name} if all reach {UTILISATION:.0%}" for name in ("hours", "time"))
 
 
@@ -66,7 +66,7 @@ def estimate(study: StudyConfig) -> list[dict[str, Any]]:
                 "PFLOP": found.flops / 1e15,
                 "weights + optimiser (GiB)": found.memory / 2**30,
                 "state (KiB)": found.state / 2**10,
-                CHECKPOINTS: found.checkpoints / 2**30,
+                RESUME: found.resume / 2**30,
                 KEPT: found.weights / 2**30,
                 "evaluations": found.evaluations,
                 HOURS: found.flops / (UTILISATION * rate) / 3600,
@@ -94,8 +94,8 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
         *_launches(rows),
         "Left out: activations, which may take many times the memory of weights, gradients and optimiser; evaluations. "
         "Architectures differ in the share they reach: `basecap bench models` measures it.",
-        f"Disk: {sum(row[CHECKPOINTS] for row in rows):.3g} GiB for checkpoints, two of each run, and "
-        f"{sum(row[KEPT] for row in rows):.3g} GiB for weights (train.keep = {study.train.keep}).",
+        f"Disk: {sum(row[RESUME] for row in rows):.3g} GiB in resume/, the last two checkpoints of each run, and "
+        f"{sum(row[KEPT] for row in rows):.3g} GiB in weights/ (train.keep = {study.train.keep}).",
         *_short_runs(study),
         *(_of_text(study, out) if study.task is None else ()),
     ]

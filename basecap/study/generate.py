@@ -42,11 +42,11 @@ def continue_text(
     from basecap.study.workloads import recorded_data
     from basecap.train.checkpoint import load_model, stored_config
 
-    refuse_other_plugins(RunRecords(run), stored_config(RunRecords(run).checkpoints))
+    refuse_other_plugins(RunRecords(run), stored_config(RunRecords(run).resume))
     out = run.parent.parent
     study = validate(StudyRecords(out).study(), str(out / "study.yaml"))
     place = environment.choose_device(device)
-    model = load_model(RunRecords(run).checkpoints).to(place)
+    model = load_model(RunRecords(run).resume).to(place)
     tokenizer = recorded_data(study, out).tokenizer
     ids = tokenizer.encode(prompt) or [tokenizer.end_of_text]
     start = torch.tensor([ids], dtype=torch.int64, device=place)

@@ -128,7 +128,7 @@ class Cost:
         memory: bytes of weights, gradients and Adam's moments in fp32, without activations.
         state: bytes of decoding state per sequence at the training length, in fp32.
         evaluations: how often the model is evaluated.
-        checkpoints: bytes of the checkpoints that a run resumes from.
+        resume: bytes of the checkpoints that a run resumes from.
         weights: bytes of the weights that `train.keep` leaves.
     """
 
@@ -140,7 +140,7 @@ class Cost:
     memory: int
     state: int
     evaluations: int
-    checkpoints: int
+    resume: int
     weights: int
 
 
@@ -270,7 +270,7 @@ def _cost(run: RunSpec, model: LanguageModel) -> Cost:
         memory=16 * parameters,
         state=model.state_bytes(run.length),
         evaluations=timetable.evaluations,
-        checkpoints=KEPT * (12 if run.train.average is None else 16) * parameters,
+        resume=KEPT * (12 if run.train.average is None else 16) * parameters,
         weights=4 * parameters * timetable.kept,
     )
 

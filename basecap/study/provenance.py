@@ -34,7 +34,7 @@ def starting_info(records: RunRecords, run: RunSpec, device: torch.device) -> di
         "precision": resolve(run.train.precision, device),
         "packages": {"basecap": found["basecap"], **found["packages"]},
     }
-    held = _info(records) if latest(records.checkpoints) is not None else {}
+    held = _info(records) if latest(records.resume) is not None else {}
     earlier = {key: held[key] for key in MACHINE if key in held}
     return {
         "name": run.name,
@@ -56,7 +56,7 @@ def refuse_other(records: RunRecords, run: RunSpec) -> None:
     info = _info(records)
     if info.get("hash") not in (None, run.hash):
         raise ConfigError(f"{records.path} holds another run of that name; remove it or give another --out.")
-    if latest(records.checkpoints) is not None:  # else whatever is there begins again
+    if latest(records.resume) is not None:  # else whatever is there begins again
         refuse_other_plugins(records, run.model)
 
 
@@ -82,7 +82,7 @@ def refuse_other_precision(
         info = found.info()
         if architecture_of(info) not in names:
             continue
-        trained = info.get("status") == "finished" or latest(found.checkpoints) is not None
+        trained = info.get("status") == "finished" or latest(found.resume) is not None
         if trained and info.get("precision") not in (None, now):
             raise ConfigError(
                 f"{found.path} was trained in {info['precision']} on {info.get('device')}, and this device would "

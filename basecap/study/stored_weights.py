@@ -109,7 +109,7 @@ def _is_measured(found: set[tuple[str, str]] | None, expected: Collection[tuple[
 
 def _stored(records: RunRecords) -> dict[int, Path]:
     """Return the directories of the stored weights of a run by step, including its last checkpoints."""
-    return {**stored(records.checkpoints), **stored(records.weights)}
+    return {**stored(records.resume), **stored(records.weights)}
 
 
 def evaluate_directory(

@@ -44,7 +44,7 @@ def untried(runs: Sequence[RunSpec], records: StudyRecords) -> list[RunSpec]:
     begun = set()
     for run in runs:
         found = records.run(run.name, run.seed, run.rate)
-        if found.info().get("status") == "finished" or latest(found.checkpoints) is not None:
+        if found.info().get("status") == "finished" or latest(found.resume) is not None:
             begun.add(run.architecture)
     untried = {run.architecture: run for run in reversed(runs) if run.architecture not in begun}
     return list(untried.values())[::-1]

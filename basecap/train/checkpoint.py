@@ -1,10 +1,10 @@
 """Checkpoints: weights and optimiser state as safetensors, the rest as JSON, written atomically; the last two are kept.
 
-checkpoints/step-<n>/model.safetensors      weights and persistent buffers
-                     optimiser.safetensors  Adam's moments, "<parameter>/<name>"
-                     average.safetensors    averaged parameters, if train.average is set
-                     state.json             step and model configuration
-                     SHA256SUMS             checksums of these files, in the format of `sha256sum --check`
+resume/step-<n>/model.safetensors      weights and persistent buffers
+                optimiser.safetensors  Adam's moments, "<parameter>/<name>"
+                average.safetensors    averaged parameters, if train.average is set
+                state.json             step and model configuration
+                SHA256SUMS             checksums of these files, in the format of `sha256sum --check`
 
 weights/step-<n>/    model.safetensors, state.json and SHA256SUMS of the evaluation points that `train.keep` selects,
                      with averaged parameters if train.average is set

@@ -202,7 +202,7 @@ class Trainer:
     def _write(self, done: int) -> None:
         with writing(self.records.path / "metrics.jsonl"):
             fsync_files(self.records.path)  # records must not be lost if the checkpoint survives
-        checkpoint.save(self.records.checkpoints, self.model, self.optimiser, done, self.average)
+        checkpoint.save(self.records.resume, self.model, self.optimiser, done, self.average)
 
     def _progress(self, label: str, total: int) -> contextlib.AbstractContextManager[Callable[..., None]]:
         """Show progress in the leader only."""
@@ -212,9 +212,7 @@ class Trainer:
 
     def _resume(self, log: Callable[[str], None]) -> int:
         group = self.placement.processes
-        path = group.run_on_all(lambda: checkpoint.intact(self.records.checkpoints, log) if group.is_leader else None)[
-            0
-        ]
+        path = group.run_on_all(lambda: checkpoint.intact(self.records.resume, log) if group.is_leader else None)[0]
         done = group.run_on_all(lambda: self._restore(path))[group.rank]
         group.run_on_leader(lambda: self.records.rewind(done))
         steps, warmup = self.timetable.steps, warmup_steps(self.config.warmup, self.timetable.steps)

@@ -183,7 +183,7 @@ def test_what_cannot_be_evaluated_is_said(out, tmp_path):
     place = StudyRecords(out).runs()[0].path
     with pytest.raises(ConfigError, match=r"holds no study \(no study\.yaml\)"):
         add(tmp_path / "elsewhere", ENTROPY)
-    for store in ("checkpoints", "weights"):
+    for store in ("resume", "weights"):
         shutil.rmtree(place / store)
     with pytest.raises(ConfigError, match=r"transformer\+\+-s0 has no stored weights; remove"):
         add(place, ENTROPY)
@@ -217,6 +217,6 @@ def test_which_weights_stay_is_no_part_of_a_run(path, keep):
 def test_the_disk_that_is_planned_is_the_disk_that_is_taken(path, trained):
     study = load_study(str(path), (*SETTINGS, "train.keep=2"))
     planned = costs(plan_runs(study, byte_tokenizer().vocab_size)[:1])[0]
-    for store, expected in (("weights", planned.weights), ("checkpoints", planned.checkpoints)):
+    for store, expected in (("weights", planned.weights), ("resume", planned.resume)):
         files = (StudyRecords(trained).runs()[0].path / store).rglob("*.safetensors")
         assert expected == pytest.approx(sum(file.stat().st_size for file in files), rel=0.1)

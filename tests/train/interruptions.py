@@ -86,7 +86,7 @@ def outcome(path: Path) -> tuple[object, ...]:
     tokens = hashlib.sha256("".join(seen[str(step)] for step in range(STEPS)).encode()).hexdigest()
     weights = hashlib.sha256()
     for name in ("model.safetensors", "optimiser.safetensors", "average.safetensors"):
-        weights.update((checkpoint.latest(records.checkpoints) / name).read_bytes())
+        weights.update((checkpoint.latest(records.resume) / name).read_bytes())
     return curve, records.evals(), tokens, weights.hexdigest()
 
 

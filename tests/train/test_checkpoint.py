@@ -81,7 +81,7 @@ def test_persistent_buffers_are_resumed_to_the_bit(buffered, stream, tmp_path):
         train("resumed", stop)
     resumed, again = train("resumed")
     assert again == losses
-    loaded = checkpoint.load_model(tmp_path / "straight" / "checkpoints")
+    loaded = checkpoint.load_model(tmp_path / "straight" / "resume")
     for model in (straight, resumed, loaded):
         assert torch.equal(model.blocks[0].mixer.mean, straight.blocks[0].mixer.mean)
         assert model.blocks[0].mixer.turn == 20j
@@ -135,14 +135,14 @@ def test_no_checkpoint_goes_before_the_disk_holds_the_next_and_what_stands_behin
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
         if path.name == name and path.parent.name != "step-8":
             times.append(name)
-            if checkpoint.latest(tmp_path / "checkpoints") is not None:
+            if checkpoint.latest(tmp_path / "resume") is not None:
                 raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     monkeypatch.setattr("os.fsync", full)
     trainer = Trainer(model, options, 0, workload=stream, records=RunRecords(tmp_path), placement=placement)
     with pytest.raises(BasecapError, match=r"cannot write .*the disk quota is exceeded"):
         trainer.run("test", lambda model, step, tokens: None)
-    assert times and [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-8"]
+    assert times and [path.name for path in (tmp_path / "resume").iterdir()] == ["step-8"]
 
 
 def test_an_older_checkpoint_that_cannot_be_removed_costs_nothing(model, tmp_path, monkeypatch):
@@ -219,7 +219,8 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_that_is_said(saved
     assert len(log) == 1
 
 
-def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one_to_the_bit(model, stream, tmp_path):
+@pytest.mark.parametrize("store", ["resume", "checkpoints"])
+def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one_to_the_bit(store, model, stream, tmp_path):
     placement, log = DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32"), []
     options = config(checkpoint_every=5 * BATCH * LENGTH)
 
@@ -231,15 +232,16 @@ def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one_to_the_bit(model
 
     records = RunRecords(tmp_path)
     losses = train(records)
-    assert sorted(path.name for path in records.checkpoints.iterdir()) == ["step-15", "step-20"] and not log
-    flip_bit(records.checkpoints / "step-20" / "model.safetensors")
+    assert sorted(path.name for path in records.resume.iterdir()) == ["step-15", "step-20"] and not log
+    records.resume.rename(tmp_path / store)  # runs of older versions have theirs in `checkpoints`
+    flip_bit(records.resume / "step-20" / "model.safetensors")
     assert train(records) == losses
     assert log == [
-        f"test: checkpoint {records.checkpoints / 'step-20'} is damaged (model.safetensors does not match SHA256SUMS); "
+        f"test: checkpoint {records.resume / 'step-20'} is damaged (model.safetensors does not match SHA256SUMS); "
         "resuming from step-15.",
         "test: resumed at step 15 of 20.",
     ]
-    assert sorted(path.name for path in records.checkpoints.iterdir()) == ["step-15", "step-20"]
+    assert sorted(path.name for path in (tmp_path / store).iterdir()) == ["step-15", "step-20"]
 
 
 def test_a_checkpoint_of_an_earlier_version_has_no_checksums(saved):

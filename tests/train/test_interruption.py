@@ -59,7 +59,7 @@ def test_a_signal_within_a_step_leaves_a_checkpoint_of_that_step(model, tmp_path
         "test: stopped at step 8 of 20 with a checkpoint; run the same command again to resume."
     )
     assert stopped.value.number == number and len(losses(path)) == 8
-    assert checkpoint.latest(path / "checkpoints").name == "step-8"
+    assert checkpoint.latest(path / "resume").name == "step-8"
     assert train(model, path, options) == (["test: resumed at step 8 of 20."], [10, 15, 20])
     train(model, tmp_path / "straight", options)
     assert losses(path) == losses(tmp_path / "straight")
@@ -70,7 +70,7 @@ def test_a_signal_ends_an_evaluation_at_once(model, tmp_path, every):
     options = config(eval_every=5 * EVERY, checkpoint_every=every * EVERY)
     with pytest.raises(Interrupted, match="stopped at step 10 of 20 with a checkpoint"):
         train(model, tmp_path, options, at_evaluation=10)
-    assert checkpoint.latest(tmp_path / "checkpoints").name == "step-10"
+    assert checkpoint.latest(tmp_path / "resume").name == "step-10"
     assert train(model, tmp_path, options) == (["test: resumed at step 10 of 20."], [10, 15, 20])
 
 
@@ -79,7 +79,7 @@ def test_a_trained_run_is_not_trained_again_because_its_evaluation_was_interrupt
     stopped = []
 
     def evaluate(model, step, tokens):
-        stopped.extend(path.name for path in (tmp_path / "checkpoints").iterdir())
+        stopped.extend(path.name for path in (tmp_path / "resume").iterdir())
         raise RuntimeError("killed")
 
     trainer = Trainer(model, options, 0, workload=RandomStream(), records=RunRecords(tmp_path), placement=PLACEMENT)

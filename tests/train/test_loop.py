@@ -92,7 +92,7 @@ def test_resume_is_exact_to_the_bit(model, stream, tmp_path):
     resumed = train(fresh(model), stream, tmp_path / "resumed", options, lambda model, step, tokens: seen.append(step))
     assert seen == [15, 20]  # the checkpoint of step 14 stands, what came after is done again
     assert curve(resumed) == curve(straight)
-    a, b = (checkpoint.load_model(records.checkpoints) for records in (straight, resumed))
+    a, b = (checkpoint.load_model(records.resume) for records in (straight, resumed))
     for (name, one), other in zip(a.named_parameters(), b.parameters(), strict=True):
         assert torch.equal(one, other), name
 
@@ -108,7 +108,7 @@ def test_evaluations_see_no_dropout_and_training_does(model, stream, tmp_path):
 
     records = train(model, stream, tmp_path, config(eval_every=5 * BATCH * LENGTH), evaluate)
     assert (len(modes[True]), len(modes[False])) == (20, 4)
-    assert not checkpoint.load_model(records.checkpoints).training
+    assert not checkpoint.load_model(records.resume).training
 
 
 def test_a_finished_run_does_nothing(model, stream, tmp_path):
