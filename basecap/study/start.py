@@ -25,6 +25,9 @@ from basecap.study.workloads import Material, Tasks, Workloads, material_of, voc
 def check(study: StudyConfig, world: int = 1) -> list[RunSpec]:
     """Build every model of the study without memory and every evaluation; raises ConfigError.
 
+    It plans what this command names, before text is prepared, which may take hours. `plan_of` cannot take these runs
+    over: their vocabulary may shrink to that of the text, and the directory may hold more seeds and learning rates.
+
     Args:
         study: the study.
         world: the processes among which batches must divide.
