@@ -1,11 +1,12 @@
 """The interface of evaluations: a class that measures a model and declares the unit and axes of its numbers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -45,6 +46,10 @@ class Context(Generic[W]):
     rank: int = 0
     world: int = 1
 
+    def share(self, count: int) -> range:
+        """Return which of `count` items this process measures: a block, so that joined parts keep the order."""
+        return range(count * self.rank // self.world, count * (self.rank + 1) // self.world)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
@@ -60,11 +65,15 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Result of an evaluation: numbers, and optionally losses of single documents and influence maps."""
+    """Result of an evaluation: numbers, and optionally losses of single documents and influence maps.
+
+    `samples` are values of single examples from which `SharedEvaluation.join` computes the numbers; not recorded.
+    """
 
     measurements: list[Measurement]
     documents: dict[str, DocumentLosses] = field(default_factory=dict)
     maps: tuple[Maps, ...] = ()
+    samples: Mapping[tuple[str, int], np.ndarray] = field(default_factory=dict)
 
 
 class Evaluation(ABC, Generic[W]):
@@ -106,8 +115,11 @@ class SharedEvaluation(Evaluation[W]):
     """An evaluation that is split among processes: `run` measures the part given by the rank of `Context`."""
 
     def join(self, parts: Sequence[Outcome]) -> Outcome:
-        """Combine the outcomes of all processes to that of a single process; by default, concatenate the numbers."""
-        return Outcome(measurements=[found for part in parts for found in part.measurements])
+        """Combine the outcomes of all processes to that of a single process; by default, all numbers and maps."""
+        return Outcome(
+            measurements=[found for part in parts for found in part.measurements],
+            maps=tuple(maps for part in parts for maps in part.maps),
+        )
 
 
 EVALUATIONS: Registry[type[Evaluation]] = Registry("evaluation", "basecap.evals", "evals")

@@ -13,7 +13,7 @@ from basecap.data import PreparedData
 from basecap.data.config import Count
 from basecap.data.workload import Workload
 from basecap.errors import ConfigError, DataError, describe_problem, nearest
-from basecap.evals import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
+from basecap.evals import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
 from basecap.evals._influence import SEED, fitting_task, map_layers
 from basecap.maps import Maps
 from basecap.models.language_model import LanguageModel
@@ -53,7 +53,7 @@ class Input:
 
 
 @evaluation("influence-map", unit="tokens", better="neither")
-class InfluenceMap(Evaluation[Workload]):
+class InfluenceMap(SharedEvaluation[Workload]):
     """The mean of |factor| over the heads or channels of each layer, as a matrix of reading by read position.
 
     The input is a text, an example of a task, or the start of a held-out document of the first training domain. Layers
@@ -103,10 +103,10 @@ class InfluenceMap(Evaluation[Workload]):
         self._inputs(data, length)
 
     def run(self, model: LanguageModel, context: Context[Workload]) -> Outcome:
-        """Return the matrix of each layer and the distance that it reads; raises DataError as `check` does."""
+        """Return each layer's matrix and distance on this process's inputs; raises DataError as `check` does."""
         inputs = self._inputs(context.data, model.config.max_length)
         measurements, maps = [], []
-        for read in inputs:
+        for read in (inputs[number] for number in context.share(len(inputs))):
             with context.autocast():
                 found = map_layers(model, torch.from_numpy(read.tokens)[None].to(context.device), _picture)
             if not found:

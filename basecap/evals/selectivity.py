@@ -1,7 +1,7 @@
 """Selectivity of each layer: whether a query reads the value of its own pair rather than those of other pairs."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 from basecap.data.config import Count
 from basecap.data.workload import Workload
 from basecap.errors import DataError
-from basecap.evals import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
+from basecap.evals import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
 from basecap.evals._hiding import right_answers
 from basecap.evals._influence import SEED, fitting_task, map_layers
 from basecap.evals._signed import ratio, signed_reads, signed_score
@@ -25,10 +25,12 @@ from basecap.tasks import NOTHING, Instances, Ints, Role, Task
 ROWS, FACTORS = 32, 2**24
 #: Parts of a pair, with the prefix of their metrics.
 PARTS = {Role.VALUE: "", Role.KEY: "key_"}
+#: Samples of an outcome besides those of the parts.
+NEED, SIGNED = "need", "signed"
 
 
 @evaluation("selectivity", unit="shares; scores and need from -1 to 1; lag in tokens", better="neither")
-class Selectivity(Evaluation[Workload]):
+class Selectivity(SharedEvaluation[Workload]):
     """Share of a scored position's reading on the values (and keys) of its own pair and of another pair, per layer.
 
     The model reads each example twice: as it is, and with its queries exchanged, so that each query asks for the next
@@ -84,35 +86,28 @@ class Selectivity(Evaluation[Workload]):
             )
 
     def run(self, model: LanguageModel, context: Context[Workload]) -> Outcome:
-        """Return need, signed score, and mass, null and score for values and for keys, of each layer."""
+        """Return need, signed score, and mass, null and score for values and for keys, of each layer.
+
+        They are those of this process's examples, whose values `join` puts together.
+        """
         _, task = self._task(context.data, model.config.max_length)
-        step = self._rows(task)
-        reads: dict[tuple[int, Role], list[NDArray[np.float64]]] = defaultdict(list)
-        signed: dict[int, list[NDArray[np.float32]]] = defaultdict(list)
-        needs: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
-        for first in range(0, self.config.examples, step):
-            numbers = range(first, min(first + step, self.config.examples))
-            examples = task.instances(self.config.seed, numbers)
+        step, share = self._rows(task), context.share(self.config.examples)
+        found: dict[tuple[str, int], list[np.ndarray]] = defaultdict(list)
+        for first in share[::step]:
+            examples = task.instances(self.config.seed, range(first, min(first + step, share.stop)))
             for layer, (parts, with_signs) in self._reads(model, context, examples).items():
-                signed[layer].append(with_signs)
-                for part, found in parts.items():
-                    reads[layer, part].append(found)
+                found[SIGNED, layer].append(with_signs)
+                for part, reads in parts.items():
+                    found[PARTS[part], layer].append(reads)
             with context.autocast():
-                for layer, found in right_answers(model, examples, context.device).items():
-                    needs[layer].append(found[:, 1] - found[:, 0])
-        # In the order of the report's figures: what says most about a layer first.
-        measurements = [
-            mean_of(f"layer {layer}", "need", column)
-            for layer, found in sorted(needs.items())
-            if len(column := np.concatenate(found))
-        ]
-        for layer, batches in sorted(signed.items()):
-            measurements += measure_signed(f"layer {layer}", np.concatenate(batches))
-        for part in PARTS:
-            for layer, of in sorted(reads):
-                if of == part:
-                    measurements += measure(f"layer {layer}", PARTS[part], np.concatenate(reads[layer, of]))
-        return Outcome(measurements=measurements)
+                for layer, right in right_answers(model, examples, context.device).items():
+                    found[NEED, layer].append(right[:, 1] - right[:, 0])
+        return _outcome({key: np.concatenate(batches) for key, batches in found.items()})
+
+    def join(self, parts: Sequence[Outcome]) -> Outcome:
+        """Measure the examples of all processes."""
+        keys = dict.fromkeys(key for part in parts for key in part.samples)
+        return _outcome({key: np.concatenate([part.samples[key] for part in parts if part.samples]) for key in keys})
 
     def trial(self, model: LanguageModel, context: Context[Workload]) -> None:
         """Measure the largest batch of examples."""
@@ -141,6 +136,24 @@ class Selectivity(Evaluation[Workload]):
 
         with context.autocast():
             return map_layers(model, torch.from_numpy(readings).to(context.device), reduce)
+
+
+def _outcome(samples: Mapping[tuple[str, int], np.ndarray]) -> Outcome:
+    """Return the numbers of examples, in the order of the report's figures: what says most about a layer first.
+
+    `samples` are the values of each example by NEED, SIGNED or the prefix of a part, and by layer.
+    """
+    measurements = []
+    for kind in (NEED, SIGNED, *PARTS.values()):
+        for layer in sorted(layer for held, layer in samples if held == kind):
+            subset, values = f"layer {layer}", samples[kind, layer]
+            if kind == NEED:
+                measurements += [mean_of(subset, "need", values)] if len(values) else []
+            elif kind == SIGNED:
+                measurements += measure_signed(subset, values)
+            else:
+                measurements += measure(subset, kind, values)
+    return Outcome(measurements=measurements, samples=samples)
 
 
 def exchanged(found: Instances) -> Ints | None:

@@ -1,6 +1,7 @@
 """Pictures of what layers read: known matrices, what is stored, which inputs there are."""
 
 import contextlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -118,6 +119,12 @@ def test_a_study_of_tasks_reads_its_own_task_and_no_text():
     words = ["mqar-last, length 64, pairs 2, example 0", "mqar, length 32, pairs 2, example 0"]
     assert [maps.input for maps in outcome.maps] == words
     assert [item.subset for item in outcome.measurements] == [f"layer 0, {each}" for each in words]
+    parts = [
+        evaluation.run(LanguageModel(config).initialise(0), replace(context, rank=rank, world=3)) for rank in range(3)
+    ]
+    joined = evaluation.join(parts)
+    assert joined.measurements == outcome.measurements and [maps.input for maps in joined.maps] == words
+    assert [len(part.maps) for part in parts] == [0, 1, 1]
     asked = outcome.maps[0].asked
     assert len(asked) == 2 and set(asked[:, 1]) == set(outcome.maps[0].values)
     with pytest.raises(DataError, match="no tokenizer"):

@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -100,6 +100,19 @@ def test_batches_of_examples_make_no_difference():
             patch.setattr("basecap.evals.selectivity.FACTORS", length)
             values.append([item.value for item in evaluation.run(model, CONTEXT).measurements])
     assert values[0] == pytest.approx(values[1], rel=1e-5) and len(values[0]) == 9
+
+
+@pytest.mark.parametrize("world", [2, 7])
+def test_processes_share_the_examples_and_join_their_numbers(world: int):
+    model = looking_for_equal_tokens(0.5)
+    evaluation = build_evaluation({"selectivity": {"options": OPTIONS, "examples": 5}})
+    parts = [evaluation.run(model, replace(CONTEXT, rank=rank, world=world)) for rank in range(world)]
+    examples = [max((len(x) for x in part.samples.values()), default=0) for part in parts]
+    assert sum(examples) == 5 and max(examples) == -(-5 // world)
+    whole, joined = evaluation.run(model, CONTEXT), evaluation.join(parts)
+    for one, other in zip(whole.measurements, joined.measurements, strict=True):
+        assert (one.subset, one.metric, one.n) == (other.subset, other.metric, other.n)
+        assert (one.value, one.stderr or 0) == pytest.approx((other.value, other.stderr or 0), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["mqar-shuffle", "mqar-k2v2", "zoology-mqar"])
