@@ -15,9 +15,9 @@ from basecap.bench import peers
 from basecap.environment import describe
 from basecap.errors import ConfigError
 from basecap.ops import choose, recorded
-from basecap.ops.top1_chunk import top1_chunk, top1_chunk_cache, top1_chunk_fill, top1_chunk_step
+from basecap.ops.top1_chunk import FAMILIES, top1_chunk, top1_chunk_cache, top1_chunk_fill, top1_chunk_step
 from basecap.ops.top1_chunk.grid import chunk_grid
-from basecap.ops.top1_chunk.operators import FAMILIES, attend
+from basecap.ops.top1_chunk.operators import attend
 from basecap.progress import progress
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -1,4 +1,12 @@
-"""Sequence-mixing operations, usable without the rest of the package."""
+"""Sequence-mixing operations, usable without the rest of the package.
+
+The folders of all ops have the same shape; `_dispatch` says what a family is.
+
+    __init__.py     the op: checks of its arguments, the choice of a family, `influence`
+    reference.py    its definition, for tests
+    eager.py        the family in plain PyTorch, which runs everywhere
+    NAME/           any other family: kernels in Triton, Gluon or Numba, or calls of a library
+"""
 
 from basecap.ops._dispatch import IMPLEMENTATIONS, choose, recorded, unsupported_by_triton
 from basecap.ops._influence import Influence

@@ -1,13 +1,14 @@
 """Choose the implementation of an op that runs, and record why no faster one does.
 
-An op with several implementations ("families") lists them in a dict by name, the fastest first. A family is a module,
-or a package whose `__init__` imports neither Triton nor Numba, with the same functions as the others and
+`FAMILIES` of an op lists its implementations ("families") by name, the fastest first, plain PyTorch last. A family has
+the same functions as the others of its op, in its `__init__` or, where these need Triton or Numba to be imported, in
+its `launch`, and
 
     RUNS: str               its name in logs and in run.json, "Triton kernels"
     BACKEND: str | None     the `backend` that selects it; None: only "auto" does
     supports(*given)        why it cannot run on these tensors, or None
 
-The first family that supports the tensors runs. An op with one family of kernels needs `use_triton` only.
+The first family that supports the tensors runs.
 """
 
 import importlib
@@ -35,7 +36,7 @@ IMPLEMENTATIONS: dict[str, str] = {}
 #: Separates the entries of an op that ran in several ways, for example in training and in decoding.
 ALSO = " | "
 
-#: What is said of the two implementations that most ops have.
+#: Names of the two families that most ops have.
 TRITON, EAGER = "Triton kernels", "plain PyTorch"
 
 
@@ -91,7 +92,13 @@ def interpreted() -> bool:
 
 
 def unsupported_by_triton(x: Tensor, *, widest: int | None = None, shared: int = 0) -> str | None:
-    """Return why Triton kernels cannot run on this tensor, or None; the arguments are those of `use_triton`."""
+    """Return why Triton kernels cannot run on this tensor, or None.
+
+    Args:
+        x: one of the op's tensors.
+        widest: largest supported last dimension of `x`; None: any.
+        shared: bytes of shared memory a block of the kernels takes.
+    """
     reason = _unsupported(x.device, x.dtype, shared)
     if reason is None and widest is not None and x.shape[-1] > widest:
         return f"the kernels take heads of at most {widest} channels, not {int(x.shape[-1])}"
@@ -148,7 +155,9 @@ def check_backend(backend: Backend, backends: Sequence[str | None] = ("eager", "
     raise ConfigError(f"unknown backend {backend!r}: {nearest(backend, names)}")
 
 
-def choose(op: str, backend: Backend, families: Mapping[str, ModuleType], *given: Any) -> str:
+def choose(
+    op: str, backend: Backend, families: Mapping[str, ModuleType], *given: Any, slower: str | None = None
+) -> str:
     """Return the name of the family that `op` runs: the first that supports the arguments.
 
     What runs, and why nothing faster, is noted in IMPLEMENTATIONS, except for float64, which is used for comparisons,
@@ -159,6 +168,7 @@ def choose(op: str, backend: Backend, families: Mapping[str, ModuleType], *given
         backend: "auto" allows all families; any other value only those with this BACKEND.
         families: the families by name, the fastest first, plain PyTorch last.
         given: arguments of `supports`; the first is a tensor with the device and dtype of the op.
+        slower: why "auto" does not take Triton kernels that could run.
 
     Raises:
         ConfigError: an unknown backend, or one that cannot run.
@@ -169,9 +179,9 @@ def choose(op: str, backend: Backend, families: Mapping[str, ModuleType], *given
     for name, family in families.items():
         if backend not in ("auto", family.BACKEND):
             continue
-        reason = family.supports(*given)
-        if reason is None and backend == "auto" and family.BACKEND == "triton":
-            reason = _off_the_gpu(x)
+        # Triton's interpreter takes tensors of the CPU, but only if it is asked to.
+        avoided = backend == "auto" and family.BACKEND == "triton"
+        reason = (_off_the_gpu(x) if avoided else None) or family.supports(*given) or (slower if avoided else None)
         if reason is None:
             if backend != "eager" and x.dtype != torch.float64:
                 note(op, family.RUNS, _why_not(refused, last=family.BACKEND == "eager"))
@@ -180,53 +190,15 @@ def choose(op: str, backend: Backend, families: Mapping[str, ModuleType], *given
     raise _refusal(op, *list(refused.items())[-1])
 
 
-def use_triton(
-    op: str,
-    backend: Backend,
-    x: Tensor,
-    *,
-    widest: int | None = None,
-    shared: int = 0,
-    refused: str | None = None,
-    slower: str | None = None,
-) -> bool:
-    """Return whether `op`, which has one family of kernels, runs it instead of plain PyTorch; recorded as in `choose`.
-
-    Args:
-        op: name of the op, for the log.
-        backend: "auto" takes the kernels on a GPU; "triton" and "eager" force one.
-        x: one of the op's tensors.
-        widest: largest supported last dimension of `x`; None: any.
-        shared: bytes of shared memory a block of the kernels takes.
-        refused: why the kernels cannot take these inputs, for reasons specific to the op.
-        slower: why "auto" does not take kernels that could run.
-
-    Raises:
-        ConfigError: an unknown backend, or forced kernels that cannot run.
-    """
-    check_backend(backend)
-    if backend == "eager":
-        return False
-    reason = refused or unsupported_by_triton(x, widest=widest, shared=shared)
-    if backend == "triton" and reason is not None:
-        raise _refusal(op, TRITON, reason)
-    if backend == "auto":
-        reason = _off_the_gpu(x) or reason or slower
-    if x.dtype != torch.float64:
-        note(op, EAGER if reason else TRITON, reason)
-    return reason is None
-
-
 def functions_of(family: ModuleType) -> ModuleType:
     """Return the module with a family's functions: the `launch` of a folder, which imports Triton or Numba.
 
-    These are only needed, and only installed, where their kernels can run.
+    These are only needed, and only installed, where their kernels can run. Plain PyTorch is a module of its own.
     """
     return importlib.import_module(f"{family.__name__}.launch") if hasattr(family, "__path__") else family
 
 
 def _off_the_gpu(x: Tensor) -> str | None:
-    # Not a matter of support: the interpreter takes tensors of the CPU.
     return None if x.is_cuda else f"the tensors are on {x.device.type}"
 
 

@@ -7,7 +7,7 @@ exponential of a difference of two rounded sums.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -24,26 +24,33 @@ from basecap.ops.attention import reference as attention_reference
 from basecap.ops.delta_rule import FAMILIES as delta_rule_families
 from basecap.ops.delta_rule import delta_rule
 from basecap.ops.delta_rule import reference as delta_rule_reference
+from basecap.ops.linear_cross_entropy import FAMILIES as linear_cross_entropy_families
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
 from basecap.ops.linear_cross_entropy import reference as linear_cross_entropy_reference
+from basecap.ops.long_convolution import FAMILIES as long_convolution_families
 from basecap.ops.long_convolution import long_convolution
 from basecap.ops.long_convolution import reference as long_convolution_reference
+from basecap.ops.selective_scan import FAMILIES as scan_families
 from basecap.ops.selective_scan import reference as selective_scan_reference
 from basecap.ops.selective_scan import selective_scan
-from basecap.ops.selective_scan.operators import FAMILIES as scan_families
+from basecap.ops.short_convolution import FAMILIES as short_convolution_families
 from basecap.ops.short_convolution import reference as short_convolution_reference
 from basecap.ops.short_convolution import short_convolution
+from basecap.ops.ssd import FAMILIES as ssd_families
 from basecap.ops.ssd import reference as ssd_reference
 from basecap.ops.ssd import ssd
+from basecap.ops.taylor_attention import FAMILIES as taylor_families
 from basecap.ops.taylor_attention import eager as taylor_eager
-from basecap.ops.taylor_attention import operators as taylor_operators
 from basecap.ops.taylor_attention import reference as taylor_reference
 from basecap.ops.taylor_attention import taylor_attention
+from basecap.ops.taylor_attention.gpu import operators as taylor_operators
+from basecap.ops.top1_chunk import FAMILIES as chunk_families
 from basecap.ops.top1_chunk import Mode, top1_chunk, top1_chunk_weights
 from basecap.ops.top1_chunk import reference as chunk_reference
-from basecap.ops.top1_chunk.operators import FAMILIES as chunk_families
+from basecap.ops.top1_element import FAMILIES as element_families
 from basecap.ops.top1_element import reference as element_reference
 from basecap.ops.top1_element import top1_element
+from basecap.ops.wkv4 import FAMILIES as wkv4_families
 from basecap.ops.wkv4 import reference as wkv4_reference
 from basecap.ops.wkv4 import wkv4
 from basecap.ops.wkv6 import FAMILIES as wkv6_families
@@ -78,18 +85,18 @@ class Op:
         numba: the op with kernels for CPUs; None: there are none.
         cuda: the kernels have no backend name and run if the tensors are on a GPU.
         half: most of their products are in the dtype of the tensors, so outputs are compared in that dtype.
-        families: the implementations that the op chooses from, if more than kernels and plain PyTorch.
+        families: the implementations that the op chooses from.
     """
 
     plain: Function
     definition: Function
     inputs: Callable[[Draw], Mapping[str, Tensor]]
+    families: Mapping[str, ModuleType]
     wide: tuple[str, ...] = ()
     kernels: Function | None = None
     numba: Function | None = None
     cuda: bool = False
     half: bool = False
-    families: Mapping[str, ModuleType] = field(default_factory=dict)
 
     def without_kernels(self, x: Tensor) -> str | None:
         """Return why no kernels run on a tensor like `x`, or None."""
@@ -205,20 +212,19 @@ def _switched(
     op: Function,
     definition: Function,
     inputs: Callable[[Draw], Mapping[str, Tensor]],
+    families: Mapping[str, ModuleType],
     *wide: str,
-    families: Mapping[str, ModuleType] | None = None,
 ) -> Op:
     """An op whose `backend` says what runs."""
     kernels, plain, numba = (partial(op, backend=backend) for backend in ("triton", "eager", "numba"))
-    known = families or {}
     return Op(
         kernels=kernels,
-        numba=numba if "cpu" in known else None,
+        numba=numba if "cpu" in families else None,
         plain=plain,
         definition=definition,
         inputs=inputs,
         wide=wide,
-        families=known,
+        families=families,
     )
 
 
@@ -236,7 +242,7 @@ def _seventh(op: Function, half: bool = False) -> Op:
 
 def _chunks(mode: Mode, chunk: int = 64, inputs: Callable[[Draw], Mapping[str, Tensor]] = _choices) -> Op:
     op, definition = (partial(function, chunk=chunk, mode=mode) for function in (top1_chunk, _dense))
-    return _switched(op, definition, inputs, families=chunk_families)
+    return _switched(op, definition, inputs, chunk_families)
 
 
 OPS: dict[str, Op] = {
@@ -247,16 +253,16 @@ OPS: dict[str, Op] = {
     "top1-chunk approx, heads of 64": _chunks("approx", 128, partial(_wide_choices, width=64)),
     "top1-chunk exact, heads of 128": _chunks("exact", 128, partial(_wide_choices, width=128)),
     "top1-chunk approx, heads of 128": _chunks("approx", 128, partial(_wide_choices, width=128)),
-    "top1-element": _switched(top1_element, _element, _choices),
+    "top1-element": _switched(top1_element, _element, _choices, element_families),
     "delta rule": _switched(
-        delta_rule, delta_rule_reference.delta_rule, _memory, "beta", "log_decay", families=delta_rule_families
+        delta_rule, delta_rule_reference.delta_rule, _memory, delta_rule_families, "beta", "log_decay"
     ),
-    "ssd": _switched(ssd, ssd_reference.ssd, _ssd, "log_decay"),
+    "ssd": _switched(ssd, ssd_reference.ssd, _ssd, ssd_families, "log_decay"),
     "selective scan": _switched(
-        selective_scan, selective_scan_reference.selective_scan, _scan, "dt", "A", families=scan_families
+        selective_scan, selective_scan_reference.selective_scan, _scan, scan_families, "dt", "A"
     ),
-    "wkv4": _switched(wkv4, wkv4_reference.wkv4, _wkv4),
-    "wkv6": _switched(wkv6, wkv6_reference.wkv6, _wkv6, families=wkv6_families),
+    "wkv4": _switched(wkv4, wkv4_reference.wkv4, _wkv4, wkv4_families),
+    "wkv6": _switched(wkv6, wkv6_reference.wkv6, _wkv6, wkv6_families),
     "wkv7": _seventh(wkv7),
     "wkv7 bounded": _seventh(wkv7_bounded, half=True),
     "taylor attention": Op(
@@ -265,11 +271,13 @@ OPS: dict[str, Op] = {
         plain=partial(taylor_eager.taylor_attention, chunk=taylor_operators.CHUNK),
         definition=taylor_reference.taylor_attention,
         inputs=_taylor,
+        families=taylor_families,
     ),
     "short convolution": _switched(
         partial(short_convolution, activation="silu"),
         partial(short_convolution_reference.short_convolution, activation="silu"),
         _taps,
+        short_convolution_families,
         "weight",
         "bias",
     ),
@@ -278,6 +286,7 @@ OPS: dict[str, Op] = {
         plain=partial(_loss, partial(linear_cross_entropy, backend="eager")),
         definition=partial(_loss, linear_cross_entropy_reference.linear_cross_entropy),
         inputs=_head,
+        families=linear_cross_entropy_families,
     ),
     "attention": Op(
         plain=attention,
@@ -291,7 +300,9 @@ OPS: dict[str, Op] = {
         inputs=_grouped,
         families=attention_families,
     ),
-    "long convolution": _switched(long_convolution, long_convolution_reference.long_convolution, _filter, "filter"),
+    "long convolution": _switched(
+        long_convolution, long_convolution_reference.long_convolution, _filter, long_convolution_families, "filter"
+    ),
 }
 
 
@@ -346,13 +357,11 @@ def unchecked(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Return the implementations that are missing in `rows` of `check_op`: name to the ops that have it."""
     groups: dict[int, list[str]] = {}  # entries that choose from the same families are one op
     for name in {row["op"]: None for row in rows}:
-        groups.setdefault(id(OPS[name].families or OPS[name]), []).append(name)
+        groups.setdefault(id(OPS[name].families), []).append(name)
     found: dict[str, list[str]] = {}
     for names in groups.values():
-        op = OPS[names[0]]
         ran = {row["path"].partition(":")[0] for row in rows if row["op"] in names}
-        known = [family.RUNS for family in op.families.values()] or ["Triton kernels"] * (op.kernels is not None)
-        for runs in known:
+        for runs in (family.RUNS for family in OPS[names[0]].families.values()):
             if runs not in ran:
                 found.setdefault(runs, []).append(names[0])
     return found

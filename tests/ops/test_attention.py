@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from basecap.errors import ConfigError
-from basecap.ops.attention import attention, attention_step, entropy, flex, influence, reference, sdpa
+from basecap.ops.attention import attention, attention_step, eager, entropy, flex, influence, reference
 from basecap.testing.tolerance import assert_as_accurate
 
 OPTIONS = [
@@ -133,7 +133,7 @@ def test_memory_of_a_window_is_linear(monkeypatch):
     sizes = []
     dot = torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(
-        sdpa.F,
+        eager.F,
         "scaled_dot_product_attention",
         lambda *args, **options: sizes.append(args[3].numel()) or dot(*args, **options),
     )
@@ -224,7 +224,7 @@ def test_kernels_on_a_gpu(options, dtype):
     made = {k: x.cuda() if isinstance(x, torch.Tensor) else x for k, x in spelled_out(options, T=T).items()}
     high = [x.detach().double().requires_grad_() for x in low]
     true = reference.attention(*high, 0.125, **made)
-    plain = sdpa.attention(*low, 0.125, *(made.get(name) for name in ("window", "slopes", "segments")))
+    plain = eager.attention(*low, 0.125, *(made.get(name) for name in ("window", "slopes", "segments")))
     ours = attention(*low, scale=0.125, **made)
     do = torch.randn(true.shape, generator=torch.Generator().manual_seed(1)).cuda()
     truth, eagers, kernels = (

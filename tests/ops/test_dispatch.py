@@ -1,6 +1,7 @@
 """Which implementation runs, what is said of it, and that it is logged once."""
 
 import logging
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,8 @@ import torch
 
 from basecap.errors import ConfigError
 from basecap.ops import _dispatch
-from basecap.ops._dispatch import IMPLEMENTATIONS, choose, constant_result, recorded, use_triton
+from basecap.ops._dispatch import IMPLEMENTATIONS, choose, constant_result, recorded, unsupported_by_triton
+from basecap.ops.wkv4 import eager, gpu
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +37,9 @@ def on_gpu(dtype: torch.dtype = torch.float32) -> SimpleNamespace:
 def test_auto_runs_plain_pytorch_on_a_cpu_and_says_so_once(caplog):
     x = torch.ones(2, 2)
     with caplog.at_level(logging.INFO, logger="basecap.ops"):
-        assert not any(use_triton("some op", "auto", x) for _ in range(3))
+        assert [choose("some op", "auto", {"K": family("kernels", "triton"), "P": PLAIN}, x) for _ in range(3)] == 3 * [
+            "P"
+        ]
     assert [record.message for record in caplog.records] == ["some op runs plain PyTorch: the tensors are on cpu"]
 
 
@@ -90,33 +94,38 @@ def test_all_that_ran_is_recorded_and_nothing_else_is_changed(monkeypatch):
 
 
 def test_compiled_code_records_what_it_runs():
-    compiled = torch.compile(lambda x: x * use_triton("some op", "auto", x), backend="eager", fullgraph=True)
+    families = {"K": gpu, "P": eager}
+    compiled = torch.compile(
+        lambda x: x * (choose("some op", "auto", families, x) == "P"), backend="eager", fullgraph=True
+    )
     with recorded() as ran:
         compiled(torch.ones(3))
     assert ran == {"some op": "plain PyTorch: the tensors are on cpu"}
 
 
-def test_one_family_of_kernels(monkeypatch):
-    monkeypatch.setattr(_dispatch, "unsupported_by_triton", lambda x, **_: None)
+def test_kernels_that_are_slower_run_if_they_are_forced():
+    families = {"K": family("kernels", "triton"), "P": PLAIN}
+    odd = {"K": family("kernels", "triton", "it is odd"), "P": PLAIN}
     with recorded() as ran:
-        assert use_triton("some op", "auto", on_gpu())
-        assert not use_triton("some op", "eager", on_gpu())
-        assert not use_triton("slow op", "auto", on_gpu(), slower="it is slower")
-        assert not use_triton("odd op", "auto", on_gpu(), refused="it is odd")
-        assert use_triton("forced op", "triton", on_gpu(), slower="it is slower")
+        assert choose("some op", "auto", families, on_gpu()) == "K"
+        assert choose("some op", "eager", families, on_gpu()) == "P"
+        assert choose("slow op", "auto", families, on_gpu(), slower="it is slower") == "P"
+        assert choose("odd op", "auto", odd, on_gpu(), slower="it is slower") == "P"
+        assert choose("forced op", "triton", families, on_gpu(), slower="it is slower") == "K"
+        assert choose("interpreted op", "triton", families, torch.ones(1)) == "K"
     assert ran == {
-        "some op": "Triton kernels",
+        "some op": "kernels",
         "slow op": "plain PyTorch: it is slower",
         "odd op": "plain PyTorch: it is odd",
-        "forced op": "Triton kernels",
+        "forced op": "kernels",
+        "interpreted op": "kernels",
     }
-    with pytest.raises(ConfigError, match=r"odd op cannot run its Triton kernels: it is odd; use backend='auto'"):
-        use_triton("odd op", "triton", on_gpu(), refused="it is odd")
+    with pytest.raises(ConfigError, match=r"odd op cannot run its kernels: it is odd; use backend='auto' or 'eager'"):
+        choose("odd op", "triton", odd, on_gpu())
 
 
-def test_a_forced_choice_that_cannot_run_raises():
-    with pytest.raises(ConfigError, match=r"some op cannot run its Triton kernels.*(float64|not installed)"):
-        use_triton("some op", "triton", torch.ones(1, dtype=torch.float64))
+def test_kernels_have_no_float64():
+    assert re.search("float64|not installed", unsupported_by_triton(torch.ones(1, dtype=torch.float64)))
 
 
 def test_wide_heads_are_refused(monkeypatch):

@@ -1,46 +1,69 @@
-"""Ops with several families of kernels: these have the same functions and say what they cannot do."""
+"""The families of all ops: they have the same functions and say what they cannot do."""
 
 import importlib.util
 import inspect
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from basecap.ops import attention, delta_rule, wkv6, wkv7
+import basecap.ops
 from basecap.ops._dispatch import functions_of
-from basecap.ops.selective_scan import operators as scan_operators
 from basecap.ops.top1_chunk import hopper
-from basecap.ops.top1_chunk import operators as chunk_operators
+from basecap.ops.top1_chunk.cache import STEP_FAMILIES
 
-#: The families of each op, and the functions that every one of them has.
-OPS = {
-    "attention": (attention.FAMILIES, ["attention"]),
-    "delta_rule": (delta_rule.FAMILIES, ["delta_rule"]),
-    "selective_scan": (scan_operators.FAMILIES, ["forward", "backward"]),
-    "top1_chunk": (chunk_operators.FAMILIES, ["choose", "attend", "attend_backward"]),
-    "wkv6": (wkv6.FAMILIES, ["wkv6"]),
-    "wkv7": (wkv7.FAMILIES, ["wkv7"]),
+#: The functions that every family of an op has.
+FUNCTIONS = {
+    "attention": ["attention"],
+    "delta_rule": ["delta_rule"],
+    "linear_cross_entropy": ["rows"],
+    "long_convolution": ["long_convolution"],
+    "selective_scan": ["forward", "backward"],
+    "short_convolution": ["short_convolution"],
+    "ssd": ["ssd"],
+    "taylor_attention": ["taylor_attention"],
+    "top1_chunk": ["choose", "attend", "attend_backward"],
+    "top1_element": ["choose", "gather", "scatter"],
+    "wkv4": ["scan", "accumulate"],
+    "wkv6": ["wkv6"],
+    "wkv7": ["wkv7"],
 }
-#: Packages that the families import when they run.
-NEEDS = {"hopper": "triton", "portable": "triton", "gpu": "triton", "cpu": "numba"}
+PACKAGES = {op: importlib.import_module(f"basecap.ops.{op}") for op in FUNCTIONS}
+FAMILIES = {op: package.FAMILIES for op, package in PACKAGES.items()} | {"top1_chunk_step": STEP_FAMILIES}
 
 
-@pytest.mark.parametrize("op", OPS)
+def names_of(x: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments, without the suffixes of their layouts."""
+    return [name.partition("_")[0] for name in inspect.signature(x).parameters]
+
+
+def test_every_op_has_families():
+    folders = {path.parent.name for path in Path(basecap.ops.__file__).parent.glob("*/__init__.py")}
+    assert {name for name in folders if not name.startswith("_")} == FUNCTIONS.keys()
+
+
+@pytest.mark.parametrize("op", FAMILIES)
 def test_families_are_interchangeable(op: str):
-    families, names = OPS[op]
-    *_, last = families.values()
-    assert last.BACKEND == "eager"
+    families, names = FAMILIES[op], FUNCTIONS.get(op, ["decode"])
+    *others, last = families
+    # Plain PyTorch is a file of this name, each other family a folder of its own.
+    assert last == "eager" and families["eager"].BACKEND == "eager" and not hasattr(families["eager"], "__path__")
     assert len({family.RUNS for family in families.values()}) == len(families)
-    for key, family in families.items():
-        assert [*inspect.signature(family.supports).parameters] == [*inspect.signature(last.supports).parameters]
-        if key in NEEDS and importlib.util.find_spec(NEEDS[key]) is None:
+    for key in others:
+        family = families[key]
+        assert Path(family.__file__).parts[-2:] == (key, "__init__.py")
+        given, expected = (inspect.signature(x.supports).parameters for x in (family, families["eager"]))
+        assert [*given] == [*expected]
+        own = names[0] in vars(family)
+        if not own and importlib.util.find_spec("numba" if family.BACKEND == "numba" else "triton") is None:
             continue
-        run = functions_of(family) if names[0] not in vars(family) else family
+        run = family if own else functions_of(family)
         for name in names:
-            found, expected = (inspect.signature(getattr(x, name)).parameters for x in (run, last))
-            # Plain PyTorch may have options of its own, and names keep the suffixes of their layouts.
-            assert [x.partition("_")[0] for x in found] == [x.partition("_")[0] for x in expected][: len(found)]
+            found, expected = (names_of(getattr(x, name)) for x in (run, families["eager"]))
+            assert found == expected[: len(found)]  # plain PyTorch may have options of its own
 
 
 @pytest.mark.parametrize(

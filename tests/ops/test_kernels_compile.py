@@ -27,8 +27,8 @@ from basecap.ops.long_convolution import long_convolution
 from basecap.ops.selective_scan import selective_scan
 from basecap.ops.short_convolution import short_convolution
 from basecap.ops.ssd import ssd
-from basecap.ops.taylor_attention import operators as taylor_operators
 from basecap.ops.taylor_attention import taylor_attention
+from basecap.ops.taylor_attention.gpu import operators as taylor_operators
 from basecap.ops.top1_element import operators as element_operators
 from basecap.ops.wkv4 import wkv4
 from basecap.ops.wkv6 import wkv6
@@ -153,9 +153,9 @@ def launch_top1_chunk(dtype: torch.dtype) -> None:
 
 def launch_top1_element(dtype: torch.dtype) -> None:
     q, k, v = (leaf(B * T, heads, 64, dtype=dtype) for heads in (H, 1, 1))
-    element_operators.choose(q.detach(), k.detach(), torch.zeros(B * T, dtype=torch.int32), True)
+    element_operators.choose(q.detach(), k.detach(), torch.zeros(B * T, dtype=torch.int32), "gpu")
     # What the kernel would have chosen is not there to gather.
-    element_operators.gather(v, torch.zeros(B * T, H, dtype=torch.int32), True).sum().backward()
+    element_operators.gather(v, torch.zeros(B * T, H, dtype=torch.int32), "gpu").sum().backward()
 
 
 def launch_wkv4(dtype: torch.dtype) -> None:

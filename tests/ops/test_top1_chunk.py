@@ -295,7 +295,7 @@ def test_dense_weights_reproduce_the_output_and_are_differentiable():
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float64), *KERNELS])
 def test_decoding_equals_the_whole_sequence(mode, K, chunk, device, dtype, monkeypatch):
     if dtype != torch.float64:
-        from basecap.ops.top1_chunk.portable import launch
+        from basecap.ops.top1_chunk.decoding import launch
 
         # Programs read one chunk each with one of the sizes, and as many as in large caches with the others.
         monkeypatch.setattr(launch, "FEWEST", launch.FEWEST if K == 32 else 1)

@@ -36,7 +36,7 @@ def test_wkv4(device: str, segments: Tensor | None):
     segments = None if segments is None else segments.to(device)
 
     def op(*args):
-        return operators_4.wkv4(*args, triton=True)
+        return operators_4.wkv4(*args, family="gpu")
 
     assert_as_exact(op, reference_4.wkv4, x, segments=segments)
     assert_as_exact(op, reference_4.wkv4, x, first=draw(5, 2, 2, 7).float().to(device), segments=segments)
@@ -117,7 +117,7 @@ def test_recurrence_operator(device: str, delta: bool):
 @pytest.mark.parametrize("starts", [None, torch.zeros(2, 9, dtype=torch.bool)])
 def test_scan_operator(starts: Tensor | None):
     k, v, decay = (x.requires_grad_() for x in (draw(0, 2, 9, 4), draw(1, 2, 9, 4), draw(2, 4).exp()))
-    results = torch.library.opcheck(operators_4.scan, (k, v, decay, starts, False))
+    results = torch.library.opcheck(operators_4.scan, (k, v, decay, starts, "eager"))
     assert set(results.values()) == {"SUCCESS"}
 
 

@@ -8,13 +8,13 @@ from basecap.errors import ConfigError
 from basecap.ops._dispatch import choose
 from basecap.ops._influence import Influence, of_heads, wide
 from basecap.ops._shapes import check_devices, check_floating, check_scale, check_segments, is_whole
-from basecap.ops.attention import flex, reference, sdpa
+from basecap.ops.attention import eager, flex, reference
 from basecap.ops.attention.reference import entropy
 
 __all__ = ["attention", "attention_step", "entropy", "influence"]
 
 #: The fastest first.
-FAMILIES = {"flex": flex, "sdpa": sdpa}
+FAMILIES = {"flex": flex, "eager": eager}
 
 
 def attention(
@@ -104,9 +104,9 @@ def attention_step(
             raise ConfigError(f"bias {list(bias_HS.shape)} must be [H, S] = {[H, k_BSGK.shape[1]]}.")
     check_devices({"q": q_B1HK, "k": k_BSGK, "v": v_BSGV, "bias": bias_HS})
     q, k, v = (x.transpose(1, 2) for x in (q_B1HK, k_BSGK, v_BSGV))
-    grouped = sdpa.differ(q_B1HK.shape[2], k_BSGK.shape[2])
+    grouped = eager.differ(q_B1HK.shape[2], k_BSGK.shape[2])
     if bias_HS is not None:
-        return sdpa.biased(q, k, v, bias_HS[None, :, None], scale, grouped).transpose(1, 2)
+        return eager.biased(q, k, v, bias_HS[None, :, None], scale, grouped).transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=grouped).transpose(1, 2)
 
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
-from basecap.ops._dispatch import Backend, check_backend, use_triton
+from basecap.ops._dispatch import Backend, check_backend, choose
 from basecap.ops._shapes import check_devices, check_floating, check_tensor, is_whole
 from basecap.ops._transforms import refuse_all_transforms
-from basecap.ops.linear_cross_entropy.eager import MeanLoss, token_losses
+from basecap.ops.linear_cross_entropy.loss import FAMILIES, MeanLoss, token_losses
 
 
 def linear_cross_entropy(
@@ -59,5 +59,5 @@ def linear_cross_entropy(
         with torch.no_grad():  # gradients would need the logits of all chunks
             return token_losses(flat, weight, wanted, chunk).view(targets.shape)
     refuse_all_transforms("linear_cross_entropy", flat, weight)
-    kernels = use_triton("linear_cross_entropy", backend, hidden)
-    return MeanLoss.apply(flat, weight, wanted, chunk, kernels)
+    family = choose("linear_cross_entropy", backend, FAMILIES, hidden)
+    return MeanLoss.apply(flat, weight, wanted, chunk, family)

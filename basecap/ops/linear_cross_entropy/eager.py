@@ -1,74 +1,24 @@
-"""The loss and its gradients in one pass over chunks of tokens.
-
-The gradient of the mean loss is known as soon as the logits are, so each chunk's logits are used for both and dropped:
-the backward pass only scales what the forward pass left. This saves the second product with the head.
-"""
-
-from typing import Any
+"""The losses of rows of logits and their gradients in plain PyTorch."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from basecap.ops._transforms import refuse_create_graph
-from basecap.ops.linear_cross_entropy import operators
+from basecap.ops._dispatch import EAGER
+
+RUNS, BACKEND = EAGER, "eager"
 
 
-def _product_dtype(hidden: Tensor) -> torch.dtype:
-    kind = hidden.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
-
-
-def token_losses(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int) -> Tensor:
-    """Return [N] losses, zero where the target is negative."""
-    dtype = _product_dtype(hidden_ND)
-    weight = weight_VD.to(dtype)
-    parts = []
-    for h, wanted in zip(hidden_ND.split(chunk), targets_N.split(chunk), strict=True):
-        logits = (h.to(dtype) @ weight.T).to(_wide(dtype))
-        parts.append(F.cross_entropy(logits, wanted.clamp(min=0), reduction="none").masked_fill(wanted < 0, 0.0))
-    return torch.cat(parts)
+def supports(hidden: Tensor) -> None:
+    """Return None: this runs everywhere."""
 
 
 def rows(logits_NV: Tensor, targets_N: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """Return losses [N] and their gradient [N, V] over `count`; zero where the target is negative."""
     kept = (targets_N >= 0)[:, None]
     index = targets_N.clamp(min=0)[:, None]
-    log_probabilities = logits_NV.to(_wide(logits_NV.dtype)).log_softmax(-1)
+    wide = torch.promote_types(logits_NV.dtype, torch.float32)
+    log_probabilities = logits_NV.to(wide).log_softmax(-1)
     losses = -log_probabilities.gather(1, index).masked_fill(~kept, 0.0)[:, 0]
     gradient = log_probabilities.exp()
     gradient.scatter_add_(1, index, -torch.ones_like(index, dtype=gradient.dtype))
     return losses, (gradient * (kept / count)).to(logits_NV.dtype)
-
-
-class MeanLoss(torch.autograd.Function):
-    """Mean cross-entropy over the targets that are not negative."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int, kernels: bool) -> Tensor:
-        """Return the scalar loss, keeping the gradients with respect to hidden and weight."""
-        dtype = _product_dtype(hidden_ND)
-        weight = weight_VD.to(dtype)
-        count = (targets_N >= 0).sum().clamp(min=1)
-        loss = torch.zeros((), dtype=_wide(dtype), device=hidden_ND.device)
-        grad_hidden = []
-        grad_weight = torch.zeros(weight_VD.shape, dtype=_wide(dtype), device=weight_VD.device)
-        for h, wanted in zip(hidden_ND.split(chunk), targets_N.split(chunk), strict=True):
-            logits = h.to(dtype) @ weight.T
-            losses, gradient = (operators.rows if kernels else rows)(logits, wanted, count)
-            loss = loss + losses.sum()
-            grad_hidden.append((gradient @ weight).to(hidden_ND.dtype))
-            grad_weight += gradient.T @ h.to(dtype)
-        ctx.save_for_backward(torch.cat(grad_hidden), grad_weight.to(weight_VD.dtype))
-        return loss / count
-
-    @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        """Scale the gradients kept by the forward pass."""
-        refuse_create_graph("linear_cross_entropy")  # what was kept has no derivatives
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad_loss, grad_weight * grad_loss, None, None, None

@@ -4,15 +4,13 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops._dispatch import Backend, choose
 from basecap.ops._influence import Influence, visible, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments
-from basecap.ops._transforms import refuse_transforms
-from basecap.ops.long_convolution import eager, operators, reference
+from basecap.ops.long_convolution import eager, gpu, reference
 
-#: The most taps for which "auto" takes the kernels: their work grows with the number of taps, that of the FFT with its
-#: logarithm.
-LONGEST = 4096
+#: The fastest first.
+FAMILIES = {"gpu": gpu, "eager": eager}
 
 
 def long_convolution(
@@ -25,7 +23,7 @@ def long_convolution(
         filter_LD: taps, the one for the present token first; L may be smaller or larger than T.
         segments: int64 [B, T], see `Mixer.forward`. O(T log^2 T) with segments, O(T log T) without.
         backend: "auto"; "eager" (plain PyTorch, by FFT) and "triton" (matrix products) force one. "triton"
-            takes no segments; "auto" takes it for 16 bits and at most `LONGEST` taps.
+            takes no segments; "auto" takes it for 16 bits and at most `gpu.LONGEST` taps.
 
     Returns:
         [B, T, D] in the dtype of u, computed in float32 or wider. Through the FFT an output carries rounding errors
@@ -44,13 +42,11 @@ def long_convolution(
     if not u_BTD.numel():
         # The FFT of an empty tensor raises; adding the sum keeps the gradient of the filter defined.
         return u_BTD + filter_LD.sum().to(u_BTD.dtype)
+    slower = gpu.slower(u_BTD, filter_LD)
+    run = FAMILIES[choose("long_convolution", backend, FAMILIES, u_BTD, segments, slower=slower)]
     with torch.autocast(u_BTD.device.type, enabled=False):
-        if _use_triton(backend, u_BTD, filter_LD, segments):
-            refuse_transforms("long_convolution", u_BTD, filter_LD)
-            return operators.convolve(u_BTD, filter_LD)
-        if segments is None:
-            return eager.long_convolution(u_BTD, filter_LD)
-        return eager.packed_convolution(u_BTD, filter_LD, segments)
+        y_BTD: Tensor = run.long_convolution(u_BTD, filter_LD, segments)
+    return y_BTD
 
 
 def influence(filter_LD: Tensor, *, batch: int, length: int, segments: Tensor | None = None) -> Influence:
@@ -76,13 +72,3 @@ def influence(filter_LD: Tensor, *, batch: int, length: int, segments: Tensor | 
         return reference.toeplitz(taps[:, channels], length)[None].expand(batch, -1, -1, -1) * seen
 
     return Influence(shape=(batch, filter_LD.shape[1], length), device=taps.device, factors=factors)
-
-
-def _use_triton(backend: Backend, u_BTD: Tensor, filter_LD: Tensor, segments: Tensor | None) -> bool:
-    slower = None
-    if u_BTD.element_size() != 2:
-        slower = "in more than 16 bits the FFT is faster"
-    elif min(len(filter_LD), u_BTD.shape[1]) > LONGEST:
-        slower = f"for more than {LONGEST} taps the FFT is faster"
-    refused = None if segments is None else "they take no segments"
-    return use_triton("long_convolution", backend, u_BTD, refused=refused, slower=slower)

@@ -4,9 +4,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from basecap.ops._dispatch import EAGER
 
-def long_convolution(u_BTD: Tensor, filter_LD: Tensor) -> Tensor:
-    """Return [B, T, D], each row one sequence, computed in float32 or wider."""
+RUNS, BACKEND = EAGER, "eager"
+
+
+def supports(u_BTD: Tensor, segments: Tensor | None) -> None:
+    """Return None: this runs everywhere."""
+
+
+def long_convolution(u_BTD: Tensor, filter_LD: Tensor, segments: Tensor | None) -> Tensor:
+    """Return [B, T, D], computed in float32 or wider."""
+    return _whole(u_BTD, filter_LD) if segments is None else _packed(u_BTD, filter_LD, segments)
+
+
+def _whole(u_BTD: Tensor, filter_LD: Tensor) -> Tensor:
+    """Return [B, T, D], each row one sequence."""
     wide = torch.promote_types(u_BTD.dtype, torch.float32)
     T = u_BTD.shape[1]
     # Time last: the FFT is much faster along contiguous memory.
@@ -16,7 +29,7 @@ def long_convolution(u_BTD: Tensor, filter_LD: Tensor) -> Tensor:
     return _circular(u_BDT, filter_DL, n)[..., :T].mT.to(u_BTD.dtype)
 
 
-def packed_convolution(u_BTD: Tensor, filter_LD: Tensor, segments: Tensor) -> Tensor:
+def _packed(u_BTD: Tensor, filter_LD: Tensor, segments: Tensor) -> Tensor:
     """Return [B, T, D] for packed segments, by halving.
 
     In a block of 2m positions, inputs of the left half reach outputs of the right half only within the segment that

@@ -9,6 +9,7 @@ from basecap.ops._influence import Influence, visible, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops._transforms import refuse_transforms, wants_gradients
 from basecap.ops.selective_scan import operators, reference
+from basecap.ops.selective_scan.operators import FAMILIES
 
 
 def selective_scan(
@@ -50,7 +51,7 @@ def selective_scan(
     check_devices({"x": x_BTD, "state": state_BDN})
     # Step sizes in float64 ask for that precision; kernels read at least one number.
     wide = dt_BTD if dt_BTD.dtype == torch.float64 else x_BTD
-    run = choose("selective_scan", backend, operators.FAMILIES, wide) if x_BTD.numel() and N else "eager"
+    run = choose("selective_scan", backend, FAMILIES, wide) if x_BTD.numel() and N else "eager"
     # Under autocast the products with the states would be rounded to half precision.
     with torch.autocast(x_BTD.device.type, enabled=False):
         inputs = (x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, state_BDN)

@@ -6,17 +6,16 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
-from basecap.ops._dispatch import Backend, check_backend, use_triton
+from basecap.ops._dispatch import Backend, check_backend, choose
 from basecap.ops._influence import Influence
 from basecap.ops._shapes import check_devices, check_floating, check_segments
-from basecap.ops._transforms import refuse_all_transforms, refuse_transforms
 from basecap.ops.long_convolution import influence as filter_influence
-from basecap.ops.short_convolution import eager, operators
+from basecap.ops.short_convolution import eager, gpu
 
 Activation = Literal["none", "silu"]
 
-#: The widest convolution of the kernels, which keep a window of this many tokens in registers.
-WIDEST = 8
+#: The fastest first.
+FAMILIES = {"gpu": gpu, "eager": eager}
 
 
 def short_convolution(
@@ -30,7 +29,7 @@ def short_convolution(
 ) -> Tensor:
     """Depthwise causal convolution y_t = act(sum_j weight[:, W-1-j] * x_{t-j} + bias), not reaching across segments.
 
-    Sums are formed in float32 or wider. Any width is allowed; the kernels take widths up to `WIDEST`, and read an x
+    Sums are formed in float32 or wider. Any width is allowed; the kernels take widths up to `gpu.WIDEST`, and read an x
     that is a slice of a wider tensor in place as long as its channels lie next to each other.
 
     It supports first-order derivatives by torch.autograd; transforms of torch.func (grad, vjp, jvp, vmap), forward mode
@@ -67,15 +66,12 @@ def short_convolution(
         raise ConfigError(f"unknown activation {activation!r}: {nearest(activation, ('none', 'silu'))}")
     check_backend(backend)
     silu = activation == "silu"
-    refused = None if width <= WIDEST else f"they take widths up to {WIDEST}, not {int(width)}"
-    if x_BTD.numel() and use_triton("short_convolution", backend, x_BTD, refused=refused):
-        refuse_transforms("short_convolution", x_BTD, weight_DW, bias_D)
-        taps_WD = weight_DW.float().T.contiguous()
-        return operators.convolve(x_BTD, taps_WD, None if bias_D is None else bias_D.float(), segments, silu)
-    refuse_all_transforms("short_convolution", x_BTD, weight_DW, bias_D)
+    # Kernels read at least one number.
+    run = FAMILIES[choose("short_convolution", backend, FAMILIES, x_BTD, width)] if x_BTD.numel() else eager
     # Under autocast the sums would be rounded to half precision.
     with torch.autocast(x_BTD.device.type, enabled=False):
-        return eager.short_convolution(x_BTD, weight_DW, bias_D, segments, silu)
+        y_BTD: Tensor = run.short_convolution(x_BTD, weight_DW, bias_D, segments, silu)
+    return y_BTD
 
 
 def influence(weight_DW: Tensor, *, batch: int, length: int, segments: Tensor | None = None) -> Influence:

@@ -10,16 +10,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from basecap.ops._transforms import refuse_batched_gradients, refuse_create_graph
+from basecap.ops._dispatch import EAGER
+from basecap.ops._transforms import refuse_all_transforms, refuse_batched_gradients, refuse_create_graph
+
+RUNS, BACKEND = EAGER, "eager"
 
 #: Into how many spans of time the sums over tokens are cut.
 SPANS = 16
+
+
+def supports(x_BTD: Tensor, width: int) -> None:
+    """Return None: this runs everywhere."""
 
 
 def short_convolution(
     x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, segments: Tensor | None, silu: bool
 ) -> Tensor:
     """Return [B, T, D] in the dtype of x; see `basecap.ops.short_convolution.short_convolution`."""
+    refuse_all_transforms("short_convolution", x_BTD, weight_DW, bias_D)
     wide = torch.promote_types(x_BTD.dtype, torch.float32)
     # Taps of one lag side by side: read with a stride they would take as long as the tensor they multiply.
     taps_WD = weight_DW.to(wide).T.contiguous()

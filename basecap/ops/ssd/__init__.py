@@ -4,14 +4,13 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops._dispatch import Backend, choose
 from basecap.ops._influence import Influence, of_heads, visible, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, finite_log_decay
-from basecap.ops._transforms import refuse_transforms
-from basecap.ops.ssd import eager, operators, reference
+from basecap.ops.ssd import eager, gpu, reference
 
-#: Largest states K V of the kernels by the bytes of a number: a chunk's inputs and a whole state stay on the chip.
-LARGEST = {2: 256 * 128, 4: 128 * 64}
+#: The fastest first.
+FAMILIES = {"gpu": gpu, "eager": eager}
 
 
 def ssd(
@@ -54,21 +53,15 @@ def ssd(
     given = {"q": q_BTGK, "k": k_BTGK, "v": v_BTHV, "log_decay": log_decay_BTH}
     check_devices({**given, "state": state_BHKV, "segments": segments})
     log_decay_BTH = finite_log_decay(log_decay_BTH)
-    triton = _use_triton(backend, q_BTGK, v_BTHV)
+    run = FAMILIES[choose("ssd", backend, FAMILIES, v_BTHV, q_BTGK, slower=gpu.slower(v_BTHV))]
     # Under autocast the states would be rounded to half precision between chunks.
     with torch.autocast(v_BTHV.device.type, enabled=False):
         q, k = q_BTGK.to(v_BTHV.dtype), k_BTGK.to(v_BTHV.dtype)
         if T == 1 and state_BHKV is not None:
             o, state = eager.step(q, k, v_BTHV, log_decay_BTH, state_BHKV)
-            return o, state if final else state.new_empty(0)
-        if not triton:
-            o, state = eager.ssd(q, k, v_BTHV, log_decay_BTH, state_BHKV, segments, final=final)
-            return o, state if final else state.new_empty(0)
-        if state_BHKV is None:
-            state_BHKV = v_BTHV.new_zeros(B, H, K, V, dtype=torch.float32)
-        refuse_transforms("ssd", q, k, v_BTHV, log_decay_BTH, state_BHKV)
-        o, state = operators.scan(q, k, v_BTHV, log_decay_BTH, state_BHKV, segments)
-        return o, state if final else state.new_empty(0)
+        else:
+            o, state = run.ssd(q, k, v_BTHV, log_decay_BTH, state_BHKV, segments, final=final)
+    return o, state if final else state.new_empty(0)
 
 
 def influence(q_BTGK: Tensor, k_BTGK: Tensor, log_decay_BTH: Tensor, *, segments: Tensor | None = None) -> Influence:
@@ -87,21 +80,6 @@ def influence(q_BTGK: Tensor, k_BTGK: Tensor, log_decay_BTH: Tensor, *, segments
         return reference.factors(own_q, own_k, log_decay[:, :, heads]).where(seen, 0)
 
     return Influence(shape=(B, H, T), device=q.device, factors=factors)
-
-
-def _use_triton(backend: Backend, q_BTGK: Tensor, v_BTHV: Tensor) -> bool:
-    K, V, itemsize = q_BTGK.shape[3], v_BTHV.shape[3], v_BTHV.element_size()
-    fits = LARGEST.get(itemsize, 0) >= K * V
-    # What the largest kernel holds of one chunk and head, from above: its tokens, a state, and pairs of tokens.
-    BK, BV = (max(16, 1 << (width - 1).bit_length()) for width in (K, V))
-    return use_triton(
-        "ssd",
-        backend,
-        v_BTHV,
-        shared=itemsize * (64 * BK + 192 * BV + BK * BV + 8192),
-        refused=None if fits else f"there are none for {v_BTHV.dtype} and states of {int(K)} x {int(V)}",
-        slower="exact products of float32 are faster in PyTorch" if itemsize > 2 else None,
-    )
 
 
 def _validate(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> None:

@@ -8,10 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from basecap.ops._dispatch import EAGER
 from basecap.ops._recurrence.blocks import ids_of_chunks
+
+RUNS, BACKEND = EAGER, "eager"
 
 #: Chunks whose states are combined by one product; more of them are taken block by block.
 SPAN = 64
+
+
+def supports(v_BTHV: Tensor, q_BTGK: Tensor) -> None:
+    """Return None: this runs everywhere."""
 
 
 def ssd(
@@ -21,8 +28,8 @@ def ssd(
     log_decay_BTH: Tensor,
     state_BHKV: Tensor | None = None,
     segments: Tensor | None = None,
-    chunk: int = 128,
     final: bool = True,
+    chunk: int = 128,
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [B, T, H, V] and the final state [B, H, K, V]; memory O(T * chunk + T / chunk * K * V) per head.
 

@@ -4,11 +4,13 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, check_backend, use_triton
+from basecap.ops._dispatch import Backend, check_backend, choose
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, is_number
-from basecap.ops._transforms import refuse_transforms
-from basecap.ops.taylor_attention import eager, operators, reference
+from basecap.ops.taylor_attention import eager, gpu, reference
+
+#: The fastest first.
+FAMILIES = {"gpu": gpu, "eager": eager}
 
 
 def taylor_attention(
@@ -49,15 +51,11 @@ def taylor_attention(
     _validate(q_BTHK, k_BTHK, v_BTHV, state_BHFX)
     check_segments(segments, v_BTHV.shape[:2])
     check_devices({"q": q_BTHK, "k": k_BTHK, "v": v_BTHV, "state": state_BHFX, "segments": segments})
-    fits = state_BHFX is None and segments is None and q_BTHK.shape[3] < 32 and v_BTHV.shape[3] <= 128
-    refused = None if fits else "they take no state, no segments and at most 31 features of 128 values"
-    if use_triton("taylor_attention", backend, v_BTHV, refused=refused):
-        q, k = q_BTHK.to(v_BTHV.dtype), k_BTHK.to(v_BTHV.dtype)
-        refuse_transforms("taylor_attention", q, k, v_BTHV)
-        return operators.attend(q, k, v_BTHV, eps, operators.CHUNK)[0]
+    run = FAMILIES[choose("taylor_attention", backend, FAMILIES, v_BTHV, q_BTHK, state_BHFX, segments)]
     # Under autocast the sums would be rounded to half precision.
     with torch.autocast(v_BTHV.device.type, enabled=False):
-        return eager.taylor_attention(q_BTHK, k_BTHK, v_BTHV, state_BHFX, segments, eps)
+        o_BTHV: Tensor = run.taylor_attention(q_BTHK, k_BTHK, v_BTHV, state_BHFX, segments, eps)
+    return o_BTHV
 
 
 def taylor_state(k_BTHK: Tensor, v_BTHV: Tensor, state_BHFX: Tensor | None = None) -> Tensor:

@@ -8,7 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from basecap.ops._dispatch import EAGER
 from basecap.ops._recurrence.blocks import ids_of_chunks
+
+RUNS, BACKEND = EAGER, "eager"
+
+
+def supports(v_BTHV: Tensor, q_BTHK: Tensor, state_BHFX: Tensor | None, segments: Tensor | None) -> None:
+    """Return None: this runs everywhere."""
 
 
 def features(x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from basecap.ops._transforms import refuse_mapping, refuse_transforms
 from basecap.ops.top1_chunk import operators, reference
 from basecap.ops.top1_chunk.cache import top1_chunk_cache, top1_chunk_fill, top1_chunk_step
 from basecap.ops.top1_chunk.grid import check_options, chunk_grid, most_remote
+from basecap.ops.top1_chunk.operators import FAMILIES
 
 __all__ = [
     "influence",
@@ -77,7 +78,7 @@ def top1_chunk(
     check_packing(q, segments, cu_seqlens)
     refuse_transforms("top1_chunk", q, k, v)
     refuse_mapping("top1_chunk", q, k, v)
-    family = choose("top1_chunk", backend, operators.FAMILIES, q, chunk)
+    family = choose("top1_chunk", backend, FAMILIES, q, chunk)
     if q.shape[0] == 0:
         # An empty batch; the sums are 0 and keep the gradients of k and v defined.
         return q + k.sum() + v.sum()
@@ -108,7 +109,7 @@ def top1_chunk_choice(
     chunk, scale, remote = check_options(q, chunk, mode, scale, remote)
     check_packing(q, segments, None)
     refuse_mapping("top1_chunk", q, k)
-    family = choose("top1_chunk", backend, operators.FAMILIES, q, chunk)
+    family = choose("top1_chunk", backend, FAMILIES, q, chunk)
     if q.shape[0] == 0:
         return q.new_empty(*q.shape[:3], remote, dtype=torch.int32)
     grid, own = chunk_grid(q, chunk, segments, None)

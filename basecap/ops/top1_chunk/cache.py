@@ -7,11 +7,14 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops._dispatch import Backend, choose, functions_of
 from basecap.ops._selection.checks import check_cache
 from basecap.ops._shapes import FLOATS, is_whole
-from basecap.ops.top1_chunk import eager
+from basecap.ops.top1_chunk import decoding, eager
 from basecap.ops.top1_chunk.grid import check_chunk, check_options, most_remote
+
+#: The families of one decoding step, the fastest first.
+STEP_FAMILIES = {"decoding": decoding, "eager": eager}
 
 #: The tensors of a cache.
 CACHE = ("k", "v", "sums")
@@ -116,12 +119,9 @@ def top1_chunk_step(
     dtype = q.dtype
     q, k, v = (x.to(cache["k"].dtype) for x in (q, k, v))
     remote = min(remote, most_remote(cache["k"].shape[1], chunk))
-    decode = eager.decode
-    if use_triton("top1_chunk_step", backend, q, widest=256):
-        from basecap.ops.top1_chunk.portable import launch
-
-        decode = launch.decode
-    return decode((q, k, v), cache, length, chunk, mode == "exact", scale, remote).to(dtype)
+    run = functions_of(STEP_FAMILIES[choose("top1_chunk_step", backend, STEP_FAMILIES, q, chunk)])
+    o: Tensor = run.decode((q, k, v), cache, length, chunk, mode == "exact", scale, remote)
+    return o.to(dtype)
 
 
 # The kernels depend on the number of chunks; traced, each length would be compiled again.

@@ -3,13 +3,14 @@
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops._dispatch import Backend, choose
 from basecap.ops._influence import Influence, wide
 from basecap.ops._selection.checks import check_cache, check_heads, check_packing
 from basecap.ops._shapes import check_scale
 from basecap.ops._transforms import refuse_forward_mode, refuse_transforms, wants_gradients
 from basecap.ops.attention import attention
 from basecap.ops.top1_element import operators, reference
+from basecap.ops.top1_element.operators import FAMILIES
 
 
 def top1_element(
@@ -54,15 +55,15 @@ def top1_element(
     check_packing(q, segments, cu_seqlens)
     refuse_forward_mode("top1_element", q, k)
     refuse_transforms("top1_element", v)
-    triton = use_triton("top1_element", backend, q, widest=256)
+    family = choose("top1_element", backend, FAMILIES, q)
     if q.shape[0] == 0:
         # An empty batch; the sums are 0 and keep the gradients of k and v defined.
         return q + k.sum() + v.sum()
     if cu_seqlens is not None:
         segments = torch.searchsorted(cu_seqlens, torch.arange(q.shape[1], device=q.device), right=True)[None]
     first = _first(q, segments)
-    choice = operators.choose(q.detach().flatten(0, 1), k.detach().flatten(0, 1), first, triton)
-    o = operators.gather(v.flatten(0, 1), choice, triton).unflatten(0, q.shape[:2])
+    choice = operators.choose(q.detach().flatten(0, 1), k.detach().flatten(0, 1), first, family)
+    o = operators.gather(v.flatten(0, 1), choice, family).unflatten(0, q.shape[:2])
     if wants_gradients(q, k):
         soft = attention(q, k, v.detach(), scale=scale, segments=segments)
         o = o + (soft - soft.detach())
@@ -76,8 +77,8 @@ def top1_element_choice(q: Tensor, k: Tensor, *, segments: Tensor | None = None,
     """
     check_heads({"q": q, "k": k})
     check_packing(q, segments, None)
-    triton = use_triton("top1_element", backend, q, widest=256)
-    choice = operators.choose(q.detach().flatten(0, 1), k.detach().flatten(0, 1), _first(q, segments), triton)
+    family = choose("top1_element", backend, FAMILIES, q)
+    choice = operators.choose(q.detach().flatten(0, 1), k.detach().flatten(0, 1), _first(q, segments), family)
     B, T = q.shape[:2]
     row = torch.arange(B, device=q.device, dtype=torch.int32)[:, None, None] * T
     return choice.unflatten(0, (B, T)) - row

@@ -1,31 +1,31 @@
-"""The choice, the gathered values and their gradient as PyTorch operators; tokens are in one row of N = B * T."""
+"""The choice, the gathered values and their gradient as PyTorch operators; tokens are in one row of N = B * T.
+
+`family` is one of FAMILIES.
+"""
 
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import functions_of
 from basecap.ops._saved import save_under_checkpointing
 from basecap.ops._transforms import no_second_derivatives
-from basecap.ops.top1_element import eager
+from basecap.ops.top1_element import eager, gpu
 
-
-def _kernels():
-    # Imported here because Triton may be missing where its kernels cannot run.
-    from basecap.ops.top1_element import kernels
-
-    return kernels
+#: The fastest first.
+FAMILIES = {"gpu": gpu, "eager": eager}
 
 
 @torch.library.custom_op("basecap::top1_element_choose", mutates_args=())
-def choose(q: Tensor, k: Tensor, first: Tensor, triton: bool) -> Tensor:
+def choose(q: Tensor, k: Tensor, first: Tensor, family: str) -> Tensor:
     """Return int32 [N, H], the row of the chosen key; `first` int32 [N] is the start of each token's sequence."""
-    run = _kernels().choose if triton else eager.choose
+    run = functions_of(FAMILIES[family]).choose
     # Under autocast plain PyTorch would round the scores to half precision.
     with torch.autocast(q.device.type, enabled=False):
         return run(q, k, first)
 
 
 @choose.register_fake
-def _(q, k, first, triton):
+def _(q, k, first, family):
     return q.new_empty(q.shape[:2], dtype=torch.int32)
 
 
@@ -33,36 +33,37 @@ save_under_checkpointing(torch.ops.basecap.top1_element_choose.default)
 
 
 @torch.library.custom_op("basecap::top1_element_gather", mutates_args=())
-def gather(v: Tensor, choice: Tensor, triton: bool) -> Tensor:
+def gather(v: Tensor, choice: Tensor, family: str) -> Tensor:
     """Return [N, H, K], the chosen values."""
-    return eager.gather(v, choice)
+    out: Tensor = functions_of(FAMILIES[family]).gather(v, choice)
+    return out
 
 
 @gather.register_fake
-def _(v, choice, triton):
+def _(v, choice, family):
     return v.new_empty(*choice.shape, v.shape[2])
 
 
 @torch.library.custom_op("basecap::top1_element_scatter", mutates_args=())
-def scatter(do: Tensor, choice: Tensor, groups: int, triton: bool) -> Tensor:
+def scatter(do: Tensor, choice: Tensor, groups: int, family: str) -> Tensor:
     """Return [N, G, K], for each key the sum of do over the queries that chose it."""
-    run = _kernels().scatter if triton else eager.scatter
-    return run(do, choice, groups)
+    out: Tensor = functions_of(FAMILIES[family]).scatter(do, choice, groups)
+    return out
 
 
 @scatter.register_fake
-def _(do, choice, groups, triton):
+def _(do, choice, groups, family):
     return do.new_empty(do.shape[0], groups, do.shape[2])
 
 
 def _setup(ctx, inputs, output):
-    v, choice, ctx.triton = inputs
+    v, choice, ctx.family = inputs
     ctx.groups = v.shape[1]
     ctx.save_for_backward(choice)
 
 
 def _backward(ctx, do):
-    return scatter(do, ctx.saved_tensors[0], ctx.groups, ctx.triton), None, None
+    return scatter(do, ctx.saved_tensors[0], ctx.groups, ctx.family), None, None
 
 
 gather.register_autograd(_backward, setup_context=_setup)

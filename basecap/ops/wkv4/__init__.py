@@ -4,11 +4,12 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, use_triton
+from basecap.ops._dispatch import Backend, choose
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops._transforms import refuse_transforms
 from basecap.ops.wkv4 import eager, operators
+from basecap.ops.wkv4.operators import FAMILIES
 
 
 def wkv4(
@@ -48,10 +49,9 @@ def wkv4(
     check_state(state_B2D, (B, 2, D))
     check_devices({"k": k_BTD, "state": state_B2D})
     refuse_transforms("wkv4", k_BTD, v_BTD, decay_D, bonus_D, state_B2D)
-    # Every channel counts as a head.
-    triton = use_triton("wkv4", backend, v_BTD[..., None])
+    family = choose("wkv4", backend, FAMILIES, v_BTD)
     with torch.autocast(v_BTD.device.type, enabled=False):
-        return operators.wkv4(k_BTD, v_BTD, decay_D, bonus_D, state_B2D, segments, triton)
+        return operators.wkv4(k_BTD, v_BTD, decay_D, bonus_D, state_B2D, segments, family)
 
 
 def influence(k_BTD: Tensor, decay_D: Tensor, bonus_D: Tensor, *, segments: Tensor | None = None) -> Influence:

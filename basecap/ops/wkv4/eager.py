@@ -10,10 +10,18 @@ import math
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import EAGER
 
-def scan(weight_BTD: Tensor, value_BTD: Tensor, decay_D: Tensor, starts_BT: Tensor | None) -> tuple[Tensor, Tensor]:
+RUNS, BACKEND = EAGER, "eager"
+
+
+def supports(v_BTD: Tensor) -> None:
+    """Return None: this runs everywhere."""
+
+
+def scan(k_BTD: Tensor, v_BTD: Tensor, decay_D: Tensor, starts_BT: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return running weights and means [B, T, D]; see `operators.scan`."""
-    weight, mean = weight_BTD, value_BTD
+    weight, mean = k_BTD, v_BTD
     ids = None if starts_BT is None else starts_BT.cumsum(1)[..., None]
     span = 1
     while span < weight.shape[1]:

@@ -17,15 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import functions_of
 from basecap.ops._recurrence.blocks import starts
 from basecap.ops._transforms import no_second_derivatives
-from basecap.ops.wkv4 import eager
+from basecap.ops.wkv4 import eager, gpu
+
+#: The fastest first.
+FAMILIES = {"gpu": gpu, "eager": eager}
 
 
 @torch.library.custom_op("basecap::wkv4_scan", mutates_args=())
-def scan(
-    k_BTD: Tensor, v_BTD: Tensor, decay_D: Tensor, starts_BT: Tensor | None, triton: bool
-) -> tuple[Tensor, Tensor]:
+def scan(k_BTD: Tensor, v_BTD: Tensor, decay_D: Tensor, starts_BT: Tensor | None, family: str) -> tuple[Tensor, Tensor]:
     """Return W and m [B, T, D].
 
     Args:
@@ -33,41 +35,32 @@ def scan(
         v_BTD: values.
         decay_D: what a logarithm of a weight loses per token.
         starts_BT: bool, where the average starts again; the first token need not be marked.
-        triton: whether the kernels run.
+        family: one of FAMILIES.
     """
-    if triton:
-        # Imported here because Triton may be missing where its kernels cannot run.
-        from basecap.ops.wkv4 import launch
-
-        return launch.scan(k_BTD, v_BTD, decay_D, starts_BT)
-    weight, mean = eager.scan(k_BTD, v_BTD, decay_D, starts_BT)
+    weight, mean = functions_of(FAMILIES[family]).scan(k_BTD, v_BTD, decay_D, starts_BT)
     # An operator must not return its inputs, as the scan of one token does.
     return (weight.clone(), mean.clone()) if weight is k_BTD else (weight, mean)
 
 
 @scan.register_fake
-def _(k_BTD, v_BTD, decay_D, starts_BT, triton):
+def _(k_BTD, v_BTD, decay_D, starts_BT, family):
     return k_BTD.new_empty(k_BTD.shape), v_BTD.new_empty(v_BTD.shape)
 
 
 @torch.library.custom_op("basecap::wkv4_accumulate", mutates_args=())
-def accumulate(share_BTD: Tensor, values_NBTD: Tensor, triton: bool) -> Tensor:
+def accumulate(share_BTD: Tensor, values_NBTD: Tensor, family: str) -> Tensor:
     """Return x_t = values_t + share_{t+1} x_{t+1}, [N, B, T, D], for N = 2 values."""
-    if triton:
-        from basecap.ops.wkv4 import launch
-
-        return launch.accumulate(share_BTD, values_NBTD)
-    x = eager.accumulate(share_BTD, values_NBTD)
+    x: Tensor = functions_of(FAMILIES[family]).accumulate(share_BTD, values_NBTD)
     return x.clone() if x is values_NBTD else x
 
 
 @accumulate.register_fake
-def _(share_BTD, values_NBTD, triton):
+def _(share_BTD, values_NBTD, family):
     return values_NBTD.new_empty(values_NBTD.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.triton = inputs
+    *tensors, ctx.family = inputs
     ctx.save_for_backward(*tensors, *output)
 
 
@@ -79,7 +72,7 @@ def _gradients(ctx: Any, grad_W: Tensor, grad_m: Tensor) -> tuple[Tensor | None,
         old = old.masked_fill(begins[..., None], -torch.inf)
     past = eager.share(old, k).masked_fill(old == -torch.inf, 0.0)
     own = eager.share(k, old).masked_fill(k == -torch.inf, 0.0)
-    G, Q = accumulate(past, torch.stack([grad_m, grad_m * m - grad_W]), ctx.triton)
+    G, Q = accumulate(past, torch.stack([grad_m, grad_m * m - grad_W]), ctx.family)
     old_m = torch.cat([torch.zeros_like(m[:, :1]), m[:, :-1]], dim=1)
     grad_decay = -(past * (old_m * G - Q)).sum((0, 1))
     return own * (v * G - Q), own * G, grad_decay, None, None
@@ -96,7 +89,7 @@ def wkv4(
     bonus_D: Tensor,
     state_B2D: Tensor | None = None,
     segments: Tensor | None = None,
-    triton: bool = False,
+    family: str = "eager",
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [B, T, D] and the final state [B, 2, D]; computed in float32 or wider."""
     wide = torch.promote_types(v_BTD.dtype, torch.float32)
@@ -111,7 +104,7 @@ def wkv4(
         torch.cat([state[:, :1], v], dim=1),
         decay_D.to(wide),
         None if new is None else torch.cat([torch.zeros_like(new[:, :1]), new], dim=1),
-        triton,
+        family,
     )
     past = weight[:, :T]
     if new is not None:

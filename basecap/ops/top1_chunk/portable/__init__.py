@@ -1,6 +1,6 @@
 """Top-1 chunk selection in Triton, for every GPU from compute capability 8.0 on.
 
-`launch` has the functions of `eager` and `decode`, the step of one token.
+`launch` has the functions of `eager`, except for `decode`.
 """
 
 from torch import Tensor

@@ -12,7 +12,7 @@ from torch import Tensor
 from basecap.ops._dispatch import interpreted
 from basecap.ops._launch import block_of, dense
 from basecap.ops._selection.launch import Index, invert
-from basecap.ops.top1_chunk.portable import SHARED, kernels_attend, kernels_choose, kernels_decode
+from basecap.ops.top1_chunk.portable import SHARED, kernels_attend, kernels_choose
 
 LOG2E = 1.4426950408889634
 
@@ -39,20 +39,10 @@ def _tile(table: dict[int, Tile], x: Tensor) -> Tile:
 #: How many of four exponentials of the exact choice are made by polynomial.
 POLYNOMIALS = 1
 
-#: Parts that the caches of a batch are cut into for the exact choice of one step: many, so that the last wave is short.
-SPLITS = 65536
-
-#: Chunks of one part, as long as there are `FEWEST` parts: the next ones load while one is summed up.
-CHUNKS, FEWEST = 4, 8192
-
-#: The most candidates the parts of one cache may leave: a step's last kernel holds them in one warp's registers.
-CANDIDATES = 1024
-
 #: Largest head size -> tile, chosen on an H200. With 168 registers a thread, three programs share a multiprocessor.
 EXACT = {64: Tile(128, 128, 4, 3, 168), 128: Tile(256, 128, 8, 3), 256: Tile(128, 64, 8, 2)}
 APPROX = {64: Tile(128, 64, 4, 3), 128: Tile(128, 64, 4, 2), 256: Tile(64, 64, 4, 2)}
 FORWARD = {64: Tile(64, 128, 4, 1, 128), 128: Tile(64, 128, 4, 1), 256: Tile(64, 64, 8, 1)}
-STEP = {64: Tile(16, 128, 4, 4), 128: Tile(16, 64, 4, 3), 256: Tile(16, 32, 4, 3)}
 BACKWARD = {64: Tile(32, 128, 4, 1), 128: Tile(64, 128, 8, 1), 256: Tile(32, 64, 8, 1)}
 
 
@@ -62,7 +52,7 @@ def _index(*tensors: Tensor) -> tl.dtype:
     return tl.int32 if last < 2**31 else tl.int64
 
 
-def _stages(stages: int, x: Tensor, rows: int, chunk: int) -> int:
+def stages_for(stages: int, x: Tensor, rows: int, chunk: int) -> int:
     """Return how many chunks of keys fit into shared memory beside `rows` queries, up to `stages`."""
     row = block_of(x.shape[-1]) * x.element_size()
     return min(stages, max(1, (SHARED - rows * row) // (chunk * row)))
@@ -128,7 +118,7 @@ def choose_exact(
         q, k, *chunks, choice, *q.stride()[:2], *k.stride()[:2], N, scale * LOG2E,
         **_choosing(q, k, choice.shape[2], tile), C=chunk, BQ=tile.rows,
         BN=min(tile.columns, chunk) if chunk >= 64 else tile.columns, BOUNDED=bounded, ASSEMBLY=assembly,
-        num_stages=_stages(tile.stages, q, tile.rows, chunk),
+        num_stages=stages_for(tile.stages, q, tile.rows, chunk),
     )  # fmt: skip
 
 
@@ -262,46 +252,3 @@ def run_backward(
             part, choice, dq, N * H, P=run.blocks, REMOTE=remote, **rows
         )
     return dq, dk, dv
-
-
-def decode(
-    token: Sequence[Tensor], cache: dict[str, Tensor], length: int, chunk: int, exact: bool, scale: float, remote: int
-) -> Tensor:
-    """Return the output [B, 1, H, K] of a token (q, k, v), which joins the `length` in the cache."""
-    q, k, v = (dense(x[:, 0]) for x in token)
-    keys, sums = cache["k"], cache["sums"]
-    B, H, K = q.shape
-    G = k.shape[1]
-    full = length // chunk
-    part = _chunks_of_a_part(full, B * G, remote) if exact else 64
-    splits = triton.cdiv(full, part)
-    score = torch.empty(B, H, splits, remote, dtype=torch.float32, device=q.device)
-    index = torch.empty(B, H, splits, remote, dtype=torch.int32, device=q.device)
-    width = {"GROUP": H // G, "K": K, "BK": block_of(K), "REMOTE": remote}
-    tile = next(tile for widest, tile in STEP.items() if widest >= K)
-    places = triton.next_power_of_2(remote)
-    if splits and exact:
-        kernels_decode.score_exact_kernel[G, splits, B](
-            q, keys, score, index, *q.stride()[:2], *keys.stride()[:3], full, part, scale * LOG2E,
-            **width, C=chunk, BN=min(chunk, tile.columns), R=places, GP=max(tile.rows, triton.next_power_of_2(H // G)),
-            num_stages=min(part, _stages(tile.stages, keys, tile.rows, chunk)), num_warps=tile.warps,
-        )  # fmt: skip
-    elif splits:
-        kernels_decode.score_approx_kernel[splits, G, B](
-            q, sums, score, index, *q.stride()[:2], *sums.stride()[:3], full, **width, BN=part, R=places
-        )
-    o = q.new_empty(B, 1, H, K)
-    kernels_decode.step_kernel[H, B](
-        q, k, v, keys, cache["v"], sums, score, index, o, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
-        *keys.stride()[:3], *sums.stride()[:3], splits * remote, length, scale * LOG2E,
-        **width, C=chunk, BN=min(chunk, 4096 // block_of(K)), BC=triton.next_power_of_2(max(1, splits * remote)),
-        # One warp's sums need no exchange through shared memory, which takes longer than the keys do.
-        num_warps=1,
-    )  # fmt: skip
-    return o
-
-
-def _chunks_of_a_part(full: int, caches: int, remote: int) -> int:
-    """Return how many of the `full` chunks of each of the `caches` one program of the exact choice reads."""
-    total = full * caches
-    return max(1, triton.cdiv(total, SPLITS), min(CHUNKS, total // FEWEST), triton.cdiv(full * remote, CANDIDATES))

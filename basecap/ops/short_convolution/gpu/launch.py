@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from basecap.ops.short_convolution import kernels
+from basecap.ops.short_convolution.gpu import kernels
 
 #: Channels per program: a warp's 32 lanes hold 4 neighbours each.
 BD = 128

@@ -10,7 +10,7 @@ def rows(logits_NV: Tensor, targets_N: Tensor, count: Tensor) -> tuple[Tensor, T
     # Imported here because Triton may be missing where its kernels cannot run.
     import triton
 
-    from basecap.ops.linear_cross_entropy import kernels
+    from basecap.ops.linear_cross_entropy.gpu import kernels
 
     N, V = logits_NV.shape
     logits = logits_NV.contiguous()

@@ -14,7 +14,7 @@ CHUNK = 2048
 
 def _launch():
     # Imported here because Triton may be missing where its kernels cannot run.
-    from basecap.ops.taylor_attention import launch
+    from basecap.ops.taylor_attention.gpu import launch
 
     return launch
 

@@ -10,7 +10,7 @@ from basecap.ops._transforms import no_second_derivatives
 
 def _kernels() -> Any:
     # Imported here because Triton may be missing where its kernels cannot run.
-    from basecap.ops.ssd import launch
+    from basecap.ops.ssd.gpu import launch
 
     return launch
 

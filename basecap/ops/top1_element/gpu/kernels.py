@@ -1,12 +1,7 @@
 """Triton kernels of Top-1 element selection: the best key of each query, and the gradient of the chosen values."""
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from basecap.ops._launch import block_of, dense
-from basecap.ops._selection.launch import invert
 
 
 @triton.jit
@@ -92,34 +87,3 @@ def scatter_kernel(
         dv = tl.dot(one_hot, b_do, dv, input_precision="ieee")
     o = (o_s.to(tl.int64)[:, None] * G + g) * K + o_k
     tl.store(p_dv + o, dv.to(p_dv.dtype.element_ty), (o_s[:, None] < N) & (o_k[None, :] < K))
-
-
-def choose(q: Tensor, k: Tensor, first: Tensor) -> Tensor:
-    """Return int32 [N, H], the row of the best key; see `eager.choose`."""
-    q, k = dense(q), dense(k)
-    N, H, K = q.shape
-    width = block_of(K)
-    small = width > 128 or q.element_size() == 4
-    choice = torch.empty(N, H, dtype=torch.int32, device=q.device)
-    rows = 64 if small else 128
-    choose_kernel[triton.cdiv(N, rows), H](
-        q, k, first, choice, *q.stride()[:2], *k.stride()[:2], N,
-        H=H, GROUP=H // k.shape[1], K=K, BK=width, BQ=rows, BN=64,
-        num_warps=8 if width > 64 else 4, num_stages=1 if small else 3,
-    )  # fmt: skip
-    return choice
-
-
-def scatter(do: Tensor, choice: Tensor, groups: int) -> Tensor:
-    """Return [N, G, K], for each key the sum of do over the queries that chose it; the same bits every time."""
-    do = do.contiguous()
-    N, H, K = do.shape
-    width = block_of(K)
-    keys = 64
-    index = invert((choice // keys).unsqueeze(2), triton.cdiv(N, keys), groups, N * H)
-    dv = do.new_empty(N, groups, K)
-    scatter_kernel[triton.cdiv(N, keys), groups](
-        do, choice, *index.parts[:2], dv, N, triton.cdiv(N, keys),
-        G=groups, GROUP=H // groups, K=K, BK=width, BN=keys, BM=64, num_stages=1,
-    )  # fmt: skip
-    return dv

@@ -5,7 +5,7 @@ import triton
 from torch import Tensor
 
 from basecap.ops._launch import dense
-from basecap.ops.long_convolution import kernels
+from basecap.ops.long_convolution.gpu import kernels
 
 #: Tokens per block.
 BT = 64

@@ -8,7 +8,7 @@ import triton
 from torch import Tensor
 
 from basecap.ops._launch import block_of, dense
-from basecap.ops.ssd import kernels
+from basecap.ops.ssd.gpu import kernels
 
 #: Tokens per chunk.
 BT = 64

@@ -11,7 +11,7 @@ from basecap.ops._transforms import no_second_derivatives
 
 def _kernels() -> ModuleType:
     # Imported here because Triton may be missing where its kernels cannot run.
-    from basecap.ops.long_convolution import launch
+    from basecap.ops.long_convolution.gpu import launch
 
     return launch
 

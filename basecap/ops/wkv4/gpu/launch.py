@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from basecap.ops.wkv4 import kernels
+from basecap.ops.wkv4.gpu import kernels
 
 #: Channels per program and the fewest tokens per chunk.
 CHANNELS, TOKENS = 128, 64

@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from basecap.ops._launch import block_of
-from basecap.ops.taylor_attention import kernels
+from basecap.ops.taylor_attention.gpu import kernels
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, eps: float, chunk: int) -> tuple[Tensor, Tensor]:

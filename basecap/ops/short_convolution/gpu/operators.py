@@ -10,7 +10,7 @@ from basecap.ops._transforms import no_second_derivatives
 
 def _kernels() -> Any:
     # Imported here because Triton may be missing where its kernels cannot run.
-    from basecap.ops.short_convolution import launch
+    from basecap.ops.short_convolution.gpu import launch
 
     return launch
 

@@ -1,0 +1,45 @@
+"""State-space duality over chunks of tokens, in Triton; see README.md."""
+
+import torch
+from torch import Tensor
+
+from basecap.ops._dispatch import TRITON, unsupported_by_triton
+from basecap.ops._transforms import refuse_transforms
+from basecap.ops.ssd.gpu import operators
+
+RUNS, BACKEND = TRITON, "triton"
+
+#: Largest states K V of the kernels by the bytes of a number: a chunk's inputs and a whole state stay on the chip.
+LARGEST = {2: 256 * 128, 4: 128 * 64}
+
+
+def supports(v_BTHV: Tensor, q_BTGK: Tensor) -> str | None:
+    """Return why the kernels cannot run, or None."""
+    K, V, itemsize = q_BTGK.shape[3], v_BTHV.shape[3], v_BTHV.element_size()
+    if LARGEST.get(itemsize, 0) < K * V:
+        return f"there are none for {v_BTHV.dtype} and states of {int(K)} x {int(V)}"
+    # What the largest kernel holds of one chunk and head, from above: its tokens, a state, and pairs of tokens.
+    BK, BV = (max(16, 1 << (width - 1).bit_length()) for width in (K, V))
+    return unsupported_by_triton(v_BTHV, shared=itemsize * (64 * BK + 192 * BV + BK * BV + 8192))
+
+
+def slower(v_BTHV: Tensor) -> str | None:
+    """Return why plain PyTorch is faster than the kernels, or None."""
+    return "exact products of float32 are faster in PyTorch" if v_BTHV.element_size() > 2 else None
+
+
+def ssd(
+    q_BTGK: Tensor,
+    k_BTGK: Tensor,
+    v_BTHV: Tensor,
+    log_decay_BTH: Tensor,
+    state_BHKV: Tensor | None,
+    segments: Tensor | None,
+    final: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return outputs [B, T, H, V] and the final state in float32, also without `final`."""
+    (B, _, H, V), K = v_BTHV.shape, q_BTGK.shape[3]
+    state = v_BTHV.new_zeros(B, H, K, V, dtype=torch.float32) if state_BHKV is None else state_BHKV
+    refuse_transforms("ssd", q_BTGK, k_BTGK, v_BTHV, log_decay_BTH, state)
+    o, last = operators.scan(q_BTGK, k_BTGK, v_BTHV, log_decay_BTH, state, segments)
+    return o, last
