@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from basecap.data import DataConfig, PreparedData, inspect, overlap, prepare
@@ -12,6 +12,7 @@ from basecap.data.overlap import covered_shares
 from basecap.errors import DataError
 from tests.data.conftest import words, write_lines
 
+PAIR = np.array([0, 1], np.int64)
 TOKENS = st.lists(st.integers(0, 2), max_size=40).map(lambda tokens: np.array(tokens, np.int64))
 
 
@@ -29,6 +30,7 @@ def shares(documents: list[np.ndarray], training: list[np.ndarray], n: int) -> l
 
 @settings(max_examples=60, deadline=None)
 @given(documents=st.lists(TOKENS, max_size=6), training=st.lists(TOKENS, max_size=4), n=st.integers(1, 12))
+@example(documents=[PAIR], training=[PAIR], n=2)  # the last sequence of a run, in a chunk of its own
 def test_shares_are_those_of_the_definition(documents: list, training: list, n: int):
     sizes = np.array([len(document) for document in documents], np.int64)
     with pytest.MonkeyPatch.context() as patch:  # many rounds and chunks
