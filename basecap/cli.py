@@ -200,7 +200,8 @@ def eval_(
 def report(
     directories: Annotated[list[Path], typer.Argument(help="directories that `basecap run` wrote")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="directory to write to (default: the first directory)")
+        Path | None,
+        typer.Option("--out", help="directory to write to, needed for several studies (default: that of the study)"),
     ] = None,
     tables: Annotated[
         Path | None, typer.Option("--tables", file_okay=False, help="also write tables here as CSV, Markdown and LaTeX")
@@ -349,6 +350,13 @@ def main() -> None:
         message = str(error) if isinstance(error, BasecapError) else _usage_message(error)
         if message:  # empty after `--help`
             typer.echo(f"error: {message}", err=True)
+        sys.exit(2)
+    except OSError as error:  # pathlib's questions, such as is_file, raise it where a directory may not be entered
+        if debug or error.filename is None:
+            raise
+        typer.echo(
+            f"error: {error.filename} cannot be read ({error.strerror}); fix that or give another path.", err=True
+        )
         sys.exit(2)
 
 

@@ -174,8 +174,7 @@ class RunRecords:
         return list({record.key: record for record in records}.values())
 
     def _evals_by_row(self, path: Path) -> list[Record]:
-        missing = {"value": math.nan}
-        rows = [row | missing if row.get("value", 0) is None else row for row in read_lines(path)]
+        rows = [row | {"value": math.nan} if row.get("value", 0) is None else row for row in read_lines(path)]
         try:
             return _RECORDS.validate_python(rows)
         except ValidationError as error:
@@ -261,8 +260,8 @@ class StudyRecords:
         elif read_json(self.path / "results.json") is None:
             _refuse([path for path in entries(self.path) if path.name in ("report.html", "figures")])
 
-    def refuse_lost_results(self, replaced_by: dict[str, Any] | None = None) -> None:
-        """Raise DataError when results.json, to be `replaced_by` another analysis, has results of deleted runs.
+    def refuse_lost_results(self, replaced_by: dict[str, Any] | None = None, failures: Sequence[str] = ()) -> None:
+        """Raise DataError when results.json has results of deleted runs that `replaced_by` lacks, for these `failures`.
 
         `replaced_by` is None before training, which may replace deleted runs if the directory `runs` still exists.
         """
@@ -274,7 +273,8 @@ class StudyRecords:
             raise DataError(f"{self.path / 'results.json'} is damaged; restore or remove it.") from error
         kept = not self.has_study or ((self.path / "runs").is_dir() if starts else self.runs())
         if (held and not kept) or (not starts and held - _measured(replaced_by)):
-            what = f"{self.path / 'results.json'} has results of runs that are not in {self.path}"
+            lost = f"runs that are not in {self.path}" + (f" ({failures[0].rstrip('.')})" if failures else "")
+            what = f"{self.path / 'results.json'} has results of {lost}"
             raise DataError(f"{what}; restore the runs, remove results.json or give another --out.")
 
     @contextlib.contextmanager

@@ -87,20 +87,26 @@ def write_report(
         svg: whether each figure is also written as `out`/figures/NAME.svg.
 
     Raises:
-        ConfigError: a directory holds no study or is given twice, or `out` holds a report that basecap did not write.
+        ConfigError: a directory holds no study or is given twice, or `out` holds a report that basecap did not write,
+            or a study although others are given.
         DataError: records that cannot be read, results in `out` of runs that are not there any more, or no room to
             write.
     """
     _refuse_repeated(study_paths)
     records = StudyRecords(out)
     records.refuse_foreign_report()
+    if records.has_study and [path.resolve() for path in study_paths] != [out.resolve()]:
+        # Its results.json would then hold other runs than it has, and it could not be resumed.
+        raise ConfigError(
+            f"{out} holds a study, whose own report this would replace; give another directory with --out."
+        )
     studies = analyse(study_paths)
     named = titles(studies, study_paths)
     joined: Joined | None = join(studies, named, costs)
     if joined and joined.reference is None and len(studies) == 1 and not costs:
         joined = None  # it says no more than the study's own part
     found = results_to_json(studies) | ({} if joined is None else joined_to_json(joined))
-    records.refuse_lost_results(found)
+    records.refuse_lost_results(found, [failure.message for study in studies for failure in study.failures])
     records.write_results(found)
     drawn = [
         draw(study, f"{index}-" if len(studies) > 1 else "", influence_charts(study, StudyRecords(path)))

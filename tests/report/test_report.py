@@ -2,6 +2,7 @@
 
 import io
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -187,8 +188,13 @@ def test_results_are_not_replaced_when_the_records_of_their_runs_are_gone(tmp_pa
     for records in (copy, other):
         records.write_results(results)
     said = r"results\.json has results of runs that are not in .*; restore the runs, remove results\.json or give"
-    for studies, out in (([copy], copy), ([copy, other], copy), ([other], copy), ([empty], other)):
-        with pytest.raises(DataError, match=said):
+    for studies, out, error, words in (
+        ([copy], copy, DataError, said),
+        ([copy, other], copy, ConfigError, "copy holds a study, whose own report this would replace; give another"),
+        ([other], copy, ConfigError, "copy holds a study"),
+        ([empty], other, ConfigError, "other holds a study"),
+    ):
+        with pytest.raises(error, match=words):
             write_report([study.path for study in studies], out.path)
         assert out.results() == results
     with pytest.raises(DataError, match=said):
@@ -200,6 +206,10 @@ def test_results_are_not_replaced_when_the_records_of_their_runs_are_gone(tmp_pa
     other.write_results({"studies": [{"points": [1], "documents": [1]}]})
     with pytest.raises(DataError, match=said):  # checkpoints alone, without the losses of documents, give no verdict
         other.refuse_lost_results(replaced_by=results)
+    for run in other.runs():
+        shutil.rmtree(run.path / "documents")
+    with pytest.raises(DataError, match=r"not in .*other \(.*lacks the losses at step .* to train it again\); restore"):
+        write_report([other.path], other.path)
 
 
 @pytest.mark.parametrize(("documents", "pictures"), [(60, {"gaps", "gap-along-training"}), (5, set())])
