@@ -6,15 +6,19 @@ from typing import Annotated
 
 import typer
 
-from basecap.cli_options import AsJson, Out, Scale, Settings, StudyArgument, log
+from basecap.cli_options import AsJson, Out, Plugins, Scale, Settings, StudyArgument, load_plugins, log
+from basecap.errors import ConfigError
 from basecap.terminal import console, print_table
 
 data_app = typer.Typer(help="Prepare and inspect the text of a study.", no_args_is_help=True)
 
 
 @data_app.command("prepare", epilog="Example: basecap data prepare limited-mini --set data.path=/data/slimpajama")
-def data_prepare(study: StudyArgument, scale: Scale = None, out: Out = None, settings: Settings = []) -> None:
+def data_prepare(
+    study: StudyArgument, scale: Scale = None, out: Out = None, settings: Settings = [], plugin: Plugins = []
+) -> None:
     """Convert the text of a study to token shards and show what they hold."""
+    load_plugins(plugin)
     _inspect(study, scale, out, settings, as_json=False)
 
 
@@ -24,13 +28,17 @@ def data_inspect(
     scale: Scale = None,
     out: Out = None,
     settings: Settings = [],
+    plugin: Plugins = [],
     as_json: AsJson = False,
     examples: Annotated[int, typer.Option(min=1, max=1000, help="number of examples of a task to show")] = 2,
 ) -> None:
     """Show what the token shards of a study hold, preparing them if needed, or examples of a task."""
     from basecap.catalogue import is_task
 
+    load_plugins(plugin)
     if is_task(study):
+        if scale is not None or out is not None:
+            raise ConfigError(f"{study} is a task and has no --scale or --out; set its options with --set.")
         from basecap.tasks import inspect_task
 
         screen = console()

@@ -142,6 +142,8 @@ def test_a_plan_says_what_it_leaves_out_and_what_is_missing(study_file, tmp_path
     assert "All 2 runs: " in printed and "Left out: activations" in printed and "Missing" not in printed
     printed = basecap("plan", study_file, "--set", f"data.tokenizer={study_file}")[1]
     assert f"Missing: {study_file} is not a valid tokenizer.json" in printed
+    printed = basecap("plan", study_file, "--set", "data.tokenizer=no.json")[1]
+    assert "Missing: tokenizer no.json does not exist; give the path of a tokenizer.json." in printed
     printed = basecap("plan", study_file, "--set", "data.path=nowhere", "--set", "data.tokenizer=some/model")[1]
     assert "Missing: " in printed and "nowhere is not a directory" in printed
     assert (
@@ -201,6 +203,9 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
         (("data", "inspect", "quikstart"), "unknown study 'quikstart'"),
         (("data", "inspect", "mqar", "--set", "pairs=99"), "99 pairs do not fit into length 64"),
         (("data", "inspect", "mqar", "--set", "pairs"), "does not have the form option=value"),
+        (("data", "inspect", "mqar", "--scale", "test"), "mqar is a task and has no --scale or --out"),
+        (("plan", "quickstart", "--only", ""), "--only '' is not an architecture; give a name of"),
+        (("plan", "x" * 300), "x cannot be read (File name too long); fix that"),
         (("run",), "(see `basecap run --help`)."),
         (("data", "prepar"), "no such command 'prepar'"),
         (("--frob",), "--frob"),

@@ -261,12 +261,18 @@ def with_named(study: StudyConfig, only: Sequence[str]) -> StudyConfig:
         return study
     from basecap.mixers import ARCHITECTURES  # imports torch, which a study alone does not need
 
-    entries = [ArchitectureEntry.model_validate(entry_keys(name)) for name in dict.fromkeys(only) if name not in known]
-    for entry in entries:
+    try:
+        added = [
+            ArchitectureEntry.model_validate(entry_keys(name)) for name in dict.fromkeys(only) if name not in known
+        ]
+    except ValidationError as error:
+        hint = "give a name of `basecap list mixers`"
+        raise ConfigError(f"--only {error.errors()[0]['input']!r} is not an architecture; {hint}.") from error
+    for entry in added:
         if entry.use not in ARCHITECTURES.names() and (hint := nearest(entry.name, known)).startswith("did"):
             raise ConfigError(f"study {study.name} has no architecture {entry.name!r}: {hint}")
         ARCHITECTURES.get(entry.use)
-    return study.model_copy(update={"architectures": (*study.architectures, *entries)})
+    return study.model_copy(update={"architectures": (*study.architectures, *added)})
 
 
 def select(study: StudyConfig, only: Sequence[str]) -> set[str]:
