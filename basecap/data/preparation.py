@@ -24,7 +24,7 @@ from basecap.data.overlap import Overlap, covered_shares, sequence_length
 from basecap.data.prepared import PreparedData
 from basecap.data.shards import Limits, Shard, token_counts, write_shard
 from basecap.data.sources import SOURCES, SPLITS, Part, Source, Split, plugin_of
-from basecap.data.tokenizer import Tokenizer, byte_tokenizer, is_local, train_bpe
+from basecap.data.tokenizer import Tokenizer, byte_tokenizer, is_local, refuse_missing_file, train_bpe
 from basecap.errors import BasecapError, DataError, nearest
 from basecap.files import FULL
 from basecap.processes import WorkerKilled, WorkerPool, locked
@@ -84,15 +84,16 @@ def missing_inputs(config: DataConfig, cache: Path) -> list[str]:
     if config.hub is not None:
         found.append(f"the text is streamed from the dataset {config.hub!r} of the Hugging Face hub.")
     try:
+        refuse_missing_file(config.tokenizer)
         if config.tokenizer not in ("bpe", "bytes") and Path(config.tokenizer).exists():
             Tokenizer.load(Path(config.tokenizer))
+        if not is_local(config.tokenizer):
+            found.append(
+                f"tokenizer {config.tokenizer!r} is downloaded from the Hugging Face hub; give a local tokenizer.json "
+                "with --set data.tokenizer=FILE to avoid that."
+            )
     except BasecapError as error:
         found.append(str(error))
-    if not is_local(config.tokenizer):
-        found.append(
-            f"tokenizer {config.tokenizer!r} is downloaded from the Hugging Face hub; give a local tokenizer.json "
-            "with --set data.tokenizer=FILE to avoid that."
-        )
     return found
 
 

@@ -104,8 +104,7 @@ class Tokenizer:
         """Download the tokenizer of a Hugging Face model; raises ConfigError when that fails."""
         from huggingface_hub import hf_hub_download
 
-        if name.endswith(".json") or name.startswith((".", "/", "~")):  # a path, not a name on the hub
-            raise ConfigError(f"tokenizer {name} does not exist; give the path of a tokenizer.json.")
+        refuse_missing_file(name)
         try:
             path = hf_hub_download(name, "tokenizer.json")
         except (OSError, ValueError) as error:
@@ -115,6 +114,12 @@ class Tokenizer:
                 "the name, the network and whether its licence must be accepted."
             ) from error
         return cls.load(Path(path))
+
+
+def refuse_missing_file(name: str) -> None:
+    """Raise ConfigError when the tokenizer `name` of a study is a path, not a name on the hub, and does not exist."""
+    if (name.endswith(".json") or name.startswith((".", "/", "~"))) and not Path(name).exists():
+        raise ConfigError(f"tokenizer {name} does not exist; give the path of a tokenizer.json.")
 
 
 def is_local(name: str) -> bool:

@@ -62,7 +62,7 @@ def estimate(study: StudyConfig) -> list[dict[str, Any]]:
                 "blocks": found.blocks,
                 "parameters (M)": round(found.parameters / 1e6, 2),
                 STEPS: found.steps,
-                "tokens (M)": round(found.tokens / 1e6, 2),
+                "tokens (M)": float(f"{found.tokens / 1e6:.3g}"),
                 "PFLOP": found.flops / 1e15,
                 "weights + optimiser (GiB)": found.memory / 2**30,
                 "state (KiB)": found.state / 2**10,
