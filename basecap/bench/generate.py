@@ -50,7 +50,7 @@ class Load:
 
     def __post_init__(self) -> None:
         if self.new < self.tokens:
-            raise ConfigError(f"decoding is measured over {self.tokens} tokens at a time; write at least that many.")
+            raise ConfigError(f"decoding is measured over {self.tokens} tokens at a time; raise --new from {self.new}.")
         if self.rows is not None and self.batch % self.rows:
             raise ConfigError(f"{self.rows} prompts at once do not divide a batch of {self.batch}; choose a divisor.")
 

@@ -213,7 +213,7 @@ class LanguageModel(nn.Module):
     def _check_positions(self, length: int) -> None:
         if self.positions is not None and length > self.config.max_length:
             raise ConfigError(
-                f"learned positions end at {self.config.max_length} tokens; ask for at most that many, not {length}."
+                f"learned positions end at {self.config.max_length} tokens; take at most that many, not {length}."
             )
 
     def _embed(self, tokens: Tensor, start: int, segments: Tensor | None = None) -> Tensor:

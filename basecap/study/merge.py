@@ -9,6 +9,7 @@ from basecap.data.task_config import TaskSection
 from basecap.errors import ConfigError
 from basecap.evals import build_evaluation
 from basecap.study.config import StudyConfig
+from basecap.study.value_errors import shown
 
 T = TypeVar("T")
 
@@ -25,8 +26,7 @@ def merge_studies(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyC
         ConfigError: they differ in anything else, or in what an architecture of one name is.
     """
     if held.scale != wanted.scale:
-        here, there = (f"scale {found.scale}" if found.scale else "no scale" for found in (wanted, held))
-        raise ConfigError(f"{where} holds the study at {there}, not at {here}; give that --scale, or another --out.")
+        raise ConfigError(f"{where} holds {held.title}, not {wanted.title}; give another --out.")
     theirs = {entry.name: entry for entry in wanted.architectures}
     for entry in held.architectures:
         _refuse_other(entry, theirs.get(entry.name, entry), where, entry.name)
@@ -98,7 +98,9 @@ def with_evaluations(held: StudyConfig, entries: Sequence[str | dict[str, Any]],
         )
         difference = _first_difference(there, here)
         if difference is not None:
-            raise ConfigError(f"{where} holds {name!r} with other options ({difference}); give another --out.")
+            raise ConfigError(
+                f"{where} holds {name!r} with other options ({difference}); use another directory, such as a copy."
+            )
     return held.model_copy(update={"evals": tuple((evaluations | theirs).values())})
 
 
@@ -125,4 +127,4 @@ def _first_difference(held: Any, wanted: Any, at: str = "") -> str | None:
             if difference is not None:
                 return difference
         return None
-    return None if held == wanted else f"{at} is {held!r} there and {wanted!r} here"
+    return None if held == wanted else f"{at} is {shown(held)} there and {shown(wanted)} here"

@@ -36,7 +36,7 @@ class CopyingConfig(TaskConfig):
     summary="repeat the tokens at the start",
     variants={
         "selective-copying": ("repeat tokens at random positions among blanks", {"spread": "uniform"}),
-        "mad-selective-copying": ("the same with the blanks of MAD's generator", {"spread": "insertion"}),
+        "mad-selective-copying": ("selective-copying with the blanks of MAD's generator", {"spread": "insertion"}),
     },
 )
 class Copying(Task):

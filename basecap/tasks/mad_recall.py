@@ -46,7 +46,7 @@ class InContextConfig(MadRecallConfig):
     summary="alternating keys and values; recall the value of a repeated key",
     variants={
         "mad-noisy-recall": (
-            "the same with noise between the pairs",
+            "mad-in-context-recall with noise between the pairs",
             {"vocab": 32, "noise_vocab": 16, "noise": 0.2},
         )
     },
@@ -138,7 +138,7 @@ class FuzzyConfig(MadRecallConfig):
     )
 
 
-@task("mad-fuzzy-recall", source=_SOURCE, summary="the same with keys and values of several tokens")
+@task("mad-fuzzy-recall", source=_SOURCE, summary="mad-in-context-recall with keys and values of several tokens")
 class FuzzyRecall(Task):
     """Keys and values are sequences of distinct tokens from two disjoint sets; recall the value of a repeated key.
 

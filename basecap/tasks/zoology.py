@@ -69,7 +69,7 @@ class ZoologyMqarConfig(ZoologyConfig):
     "zoology-mqar",
     source=_SOURCE,
     summary="recall of single tokens, random tokens in empty positions",
-    variants={"zoology-mqar-zeros": ("the same with zeros in empty positions, as in figure 2", {"empty": "zeros"})},
+    variants={"zoology-mqar-zeros": ("zoology-mqar with zeros in empty positions, as in figure 2", {"empty": "zeros"})},
 )
 class ZoologyMqar(_Zoology):
     """Keys are drawn from [1, V/2), values from [V/2, V), filler from [0, V); in paper mode it may repeat a key."""

@@ -247,7 +247,7 @@ def attempt(subject: str, cls: type[Mixer], prove: Callable[[], Iterable[Check]]
 
 def raised(subject: str, cls: type[Mixer], name: str, error: BaseException) -> Check:
     """Return the failed check `name` that raised `error`, with the line of the file of `cls` where it did."""
-    broken = f"failed: {str(error).removesuffix('.')}"
+    broken = f"failed: {str(error).rstrip('.?')}"
     if not isinstance(error, BasecapError):  # those are sentences for people
         place = Path(error_location(error, cls) or source_location(cls)).name
         broken = f"raised {describe_error(error)} ({place}){_on_dtypes(error)}"

@@ -190,7 +190,7 @@ def test_decoding_is_measured_at_different_places(new: int, starts: list[int]):
     ("options", "error"),
     [
         (["--batch", "6", "--rows", "4"], "4 prompts at once do not divide a batch of 6; choose a divisor."),
-        (["--new", "5"], "decoding is measured over 32 tokens at a time; write at least that many."),
+        (["--new", "5"], "decoding is measured over 32 tokens at a time; raise --new from 5."),
         (["--scale", "test"], "--scale is that of a study; give one with --study."),
         (["--use", "mamba2"], "did you mean 'mamba-2'"),
         (["--study", "bc-table-3", "--use", "rwkv7"], "did you mean 'rwkv-7'"),

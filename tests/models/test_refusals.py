@@ -64,7 +64,7 @@ def test_a_text_longer_than_the_learned_positions(use: str):
         lambda: model.logits(text, torch.zeros_like(text)),
         lambda: model.prefill(text, small("transformer++").init_cache(2, 33)),
     ):
-        with pytest.raises(ConfigError, match="learned positions end at 32 tokens; ask for at most that many, not 33"):
+        with pytest.raises(ConfigError, match="learned positions end at 32 tokens; take at most that many, not 33"):
             read()
     packed = torch.tensor([[0] * 31 + [1] * 2] * 2)
     torch.testing.assert_close(model.logits(text, packed)[:, 31:], model.logits(text[:, 31:]))

@@ -77,7 +77,7 @@ def test_another_study_is_refused_with_the_difference(made, change, difference):
 
 def test_another_architecture_of_one_name_is_refused_and_may_have_another(made):
     other = {**B, "mixer": {"window": 4}}
-    said = r"out holds another architecture 'b' \(mixer\.window is None there and 4 here\); give yours another name"
+    said = r"out holds another architecture 'b' \(mixer\.window is null there and 4 here\); give yours another name"
     with pytest.raises(ConfigError, match=said):
         merge_studies(made([A, B]), made([A, other]), Path("out"))
     assert merge_studies(made([A, B]), made([A, {**other, "name": "c"}]), Path("out"))

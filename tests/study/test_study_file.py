@@ -67,7 +67,7 @@ def test_a_directory_is_of_one_scale(tmp_path):
     path = write(tmp_path, "base", BASE)
     held, wanted = load_study(path, scale="laptop"), load_study(path, scale="test")
     with pytest.raises(
-        ConfigError, match=r"runs holds the study at scale laptop, not at scale test; give that --scale"
+        ConfigError, match=r"runs holds base at scale laptop, not base at scale test; give another --out"
     ):
         merge_studies(held, wanted, Path("runs"))
     assert merge_studies(held, held, Path("runs")) == held
