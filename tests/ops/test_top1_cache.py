@@ -152,6 +152,18 @@ def test_a_wider_cache_computes_in_its_dtype(mode):
     assert torch.equal(chosen.bfloat16(), top1_element(q, k, v)[:, 39:])
 
 
+@pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=in_interpreter)])
+def test_decoding_with_parameters_keeps_no_graph(backend):
+    """A cache with the graphs of its tokens would grow with every step."""
+    q, k, v = (x.requires_grad_() for x in token(T=40))
+    cache = top1_chunk_cache(2, 40, 2, 32, chunk=16)
+    top1_chunk_fill(k[:, :39], v[:, :39], cache, chunk=16)
+    last = [x[:, 39:] for x in (q, k, v)]
+    kept = {name: cache[name].clone() for name in ("k", "v")}
+    outputs = [top1_chunk_step(*last, cache, 39, chunk=16, backend=backend), top1_element_step(*last, kept, 39)]
+    assert not any(x.requires_grad for x in (*cache.values(), *kept.values(), *outputs))
+
+
 @pytest.mark.parametrize(
     ("mode", "backend", "first"),
     [("exact", "eager", 20), ("approx", "eager", 20), pytest.param("approx", "triton", 44, marks=in_interpreter)],

@@ -60,8 +60,11 @@ def top1_chunk_cache(
     }
 
 
+@torch.no_grad()  # else the cache would keep the graphs of all its tokens
 def top1_chunk_fill(k: Tensor, v: Tensor, cache: dict[str, Tensor], *, chunk: int = 128) -> None:
     """Put the keys and values [B, T, G, K] of a prompt into an empty cache, made with the same `chunk`.
+
+    It has no gradient, as the steps have none.
 
     Raises:
         ConfigError: a prompt that is longer than the cache or does not fit it.
@@ -74,6 +77,7 @@ def top1_chunk_fill(k: Tensor, v: Tensor, cache: dict[str, Tensor], *, chunk: in
     eager.sum_keys(cache, 0, T // chunk, chunk)
 
 
+@torch.no_grad()
 def top1_chunk_step(
     q: Tensor,
     k: Tensor,
@@ -91,6 +95,8 @@ def top1_chunk_step(
 
     A position may be written again, as speculative decoding does with tokens that were rejected: with a smaller
     `length` the cache holds only the tokens before it, and what it held after them makes no difference.
+
+    The output has no gradient: train with `top1_chunk`.
 
     Args:
         q: the query [B, 1, H, K].
@@ -136,7 +142,7 @@ def _step_operator(
     remote: int,
     backend: str,
 ) -> Tensor:
-    """Run `top1_chunk_step` as one node of a compiled graph; it has no gradient there.
+    """Run `top1_chunk_step` as one node of a compiled graph.
 
     `token` is q, k and v, `held` the tensors of the cache, `selection` the `mode`: a name that PyTorch does not let an
     operator's argument have.

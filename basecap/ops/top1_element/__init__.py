@@ -111,10 +111,12 @@ def influence(q: Tensor, k: Tensor, *, segments: Tensor | None = None) -> Influe
     return Influence(shape=(B, H, T), device=q.device, factors=factors)
 
 
+@torch.no_grad()  # else the cache would keep the graphs of all its tokens
 def top1_element_step(q: Tensor, k: Tensor, v: Tensor, cache: dict[str, Tensor], length: int) -> Tensor:
     """Append one token to the cache, in place, and return the value [B, 1, H, K] of its best key, in the cache's dtype.
 
-    A position may be written again: with a smaller `length`, what the cache held after it makes no difference.
+    A position may be written again: with a smaller `length`, what the cache held after it makes no difference. The
+    output has no gradient: train with `top1_element`.
 
     Args:
         q: the query [B, 1, H, K].
