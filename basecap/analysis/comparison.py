@@ -311,6 +311,7 @@ class _Judge:
         found = self._gap("plain", index)
         conditional = estimates.shared is None
         reach = float(estimates.half.single[index] / np.sqrt(max(estimates.errors.variance[index], TINY)))
+        own, base = (levels[:, 0] @ self.weights["plain"] for levels in (one.levels.own, one.levels.reference))
         more = None
         if found.verdict == "undecided" and found.tolerance is not None and not conditional:
             more = self._more(index, found)
@@ -323,6 +324,8 @@ class _Judge:
             left_out=one.left_out,
             reference_left_out=self.reference.left_out,
             conditional=conditional,
+            gaps=(own - base.mean()).tolist(),
+            reference_gaps=(base - base.mean()).tolist(),
             range=_ends(one.where),
             gap=found,
             weighted=self._gap("weighted", index),

@@ -3,25 +3,19 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from basecap.analysis.correlations import Correlation, Measure, correlations
 from basecap.analysis.results import EvaluationResults, StudyResults, TaskResults, TextResults
-from basecap.analysis.rows import Estimate, Interval
+from basecap.analysis.rows import Estimate
 from basecap.errors import ConfigError, DataError
 from basecap.names import split_backbone
 
-#: Fewest architectures for a correlation. In simulated samples of 7 to 20 the intervals were true in 94 to 98 %, of 5
-#: and 6 in as little as 75 %.
-FEWEST = 7
-#: Draws of architectures behind the interval of a correlation, and their seed.
-DRAWS, SEED = 2_000, 0
 #: Numbers of a cost file: key of a row -> name, unit, whether more or less is better.
 COSTS: dict[str, tuple[str, str, Literal["lower", "higher"]]] = {
     "tokens_per_s": ("training", "tokens/s", "higher"),
@@ -29,43 +23,6 @@ COSTS: dict[str, tuple[str, str, Literal["lower", "higher"]]] = {
     "decode_tokens_per_s": ("decoding", "tokens/s", "higher"),
     "state_bytes": ("state", "bytes", "lower"),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measure:
-    """A number per architecture.
-
-    Attributes:
-        name: what is measured, such as "gap" or "recall on mqar".
-        kind: the gap, another score, or a cost.
-        unit: of the numbers.
-        better: which direction is.
-        source: the study with its scale, or the device and the load of a cost file.
-        values: by architecture; ends are None without an interval.
-    """
-
-    name: str
-    kind: Literal["gap", "score", "cost"]
-    unit: str
-    better: Literal["lower", "higher", "neither"]
-    source: str
-    values: dict[str, Estimate]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Correlation:
-    """Spearman's rank correlation of the gap with another measure, over architectures.
-
-    Attributes:
-        gap, other: the two measures, as "name, source".
-        architectures: how many have both.
-        value: the correlation with its interval; None with fewer than `FEWEST` architectures or without differences.
-    """
-
-    gap: str
-    other: str
-    architectures: int
-    value: Interval | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +70,7 @@ def join(studies: Sequence[StudyResults], titles: Sequence[str], costs: Sequence
     measures = sorted([*measures, *measured], key=lambda measure: order[measure.kind])
     references = [study.reference for study in studies if isinstance(study, TextResults)]  # all the same
     reference = references[0] if any(measure.kind == "gap" for measure in measures) else None
-    return Joined(reference=reference, names=names, measures=measures, correlations=list(_correlations(measures)))
+    return Joined(reference=reference, names=names, measures=measures, correlations=list(correlations(measures)))
 
 
 def joined_to_json(joined: Joined) -> dict[str, Any]:
@@ -171,7 +128,13 @@ def _gap(study: TextResults, title: str) -> Iterator[Measure]:
     }
     if values and study.ood_domains:
         values = {study.reference: Estimate(value=0.0, low=None, high=None), **values}
-        yield Measure(name="gap", kind="gap", unit="nats per token", better="lower", source=title, values=values)
+        runs = {row.name: dict(zip(row.seeds, row.gaps, strict=True)) for row in study.comparisons if row.gaps}
+        longest = next((row for row in study.comparisons if row.reference_gaps), None)
+        if longest is not None:
+            runs[study.reference] = dict(zip(longest.reference_seeds, longest.reference_gaps, strict=True))
+        yield Measure(
+            name="gap", kind="gap", unit="nats per token", better="lower", source=title, values=values, by_run=runs
+        )
 
 
 def _recall(study: TaskResults, title: str) -> Iterator[Measure]:
@@ -212,17 +175,20 @@ def _scores(study: StudyResults, found: EvaluationResults, title: str) -> Iterat
         runs = {point.name: point.architecture for point in study.points}
     rows = [row for row in found.rows if row.value is not None and row.name in runs]
     for metric in dict.fromkeys(row.metric for row in rows):
-        values: dict[str, list[float]] = {}
+        values: dict[str, dict[int, list[float]]] = {}
         for row in rows:
             if row.metric == metric and row.value is not None:
-                values.setdefault(runs[row.name], []).append(row.value)
+                values.setdefault(runs[row.name], {}).setdefault(row.seed, []).append(row.value)
         yield Measure(
             name=found.name if metric == found.name else f"{found.name} {metric}",
             kind="score",
             unit=found.unit,
             better=found.better,
             source=title,
-            values={name: Estimate(value=mean(given), low=None, high=None) for name, given in values.items()},
+            values={
+                name: Estimate(value=mean(chain(*own.values())), low=None, high=None) for name, own in values.items()
+            },
+            by_run={name: {seed: mean(given) for seed, given in own.items()} for name, own in values.items()},
         )
 
 
@@ -294,49 +260,3 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(found.get("environment"), dict):
         raise DataError(wrong)
     return found
-
-
-def _correlations(measures: Sequence[Measure]) -> Iterator[Correlation]:
-    gap = next((measure for measure in measures if measure.kind == "gap"), None)
-    if gap is None:
-        return
-    for other in measures:
-        if other.kind != "score":
-            continue
-        names = [name for name in gap.values if name in other.values]
-        pairs = np.array([[gap.values[name].value, other.values[name].value] for name in names]).reshape(-1, 2)
-        yield Correlation(
-            gap=f"{gap.name}, {gap.source}",
-            other=f"{other.name}, {other.source}",
-            architectures=len(names),
-            value=spearman(pairs[:, 0], pairs[:, 1]) if len(names) >= FEWEST else None,
-        )
-
-
-def spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> Interval | None:
-    """Return Spearman's rank correlation of x and y [n] with its 95 % interval; None where one of them is constant.
-
-    Ranks, as the relation need not be a line. The interval is the percentile bootstrap over architectures: it holds for
-    architectures like these, and with few of them it is rough. Draws in which x or y is constant do not count.
-    """
-    value = _rank_correlation(x[None], y[None])[0]
-    if not np.isfinite(value):
-        return None
-    drawn = np.random.default_rng(SEED).integers(len(x), size=(DRAWS, len(x)))
-    values = _rank_correlation(x[drawn], y[drawn])
-    low, high = np.quantile(values[np.isfinite(values)], (0.025, 0.975))
-    return Interval(value=float(value), low=float(low), high=float(high))
-
-
-def _rank_correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the correlation of ranks within each row of x and y [R, n], [R]; NaN where a row is constant."""
-    a, b = (_centred_ranks(values) for values in (x, y))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return (a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))
-
-
-def _centred_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the ranks within each row less their mean, equal values sharing theirs."""
-    below = (values[:, None, :] < values[:, :, None]).sum(2)
-    above = (values[:, None, :] > values[:, :, None]).sum(2)
-    return (below - above) / 2.0

@@ -99,6 +99,7 @@ class Row:
         seeds, reference_seeds: the runs that were compared.
         left_out, reference_left_out: the runs that were not; of the reference, none where nothing was compared.
         conditional: whether the interval holds for these trained models only: no variance of runs could be estimated.
+        gaps, reference_gaps: of each run in `seeds` and `reference_seeds`, on the mean over the unseen domains.
         range: of pre-training loss, from the lowest.
         gap: on the mean over the unseen domains.
         weighted: on their mean with weights by precision, the same in every row.
@@ -115,6 +116,8 @@ class Row:
     left_out: list[LeftOut]
     reference_left_out: list[LeftOut] = field(default_factory=list)
     conditional: bool = False
+    gaps: list[float] = field(default_factory=list)
+    reference_gaps: list[float] = field(default_factory=list)
     range: tuple[float, float] | None = None
     gap: Gap | None = None
     weighted: Gap | None = None

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from basecap.analysis.joined import COSTS, FEWEST, Joined, Measure
+from basecap.analysis.correlations import FEWEST, Correlation, Measure
+from basecap.analysis.joined import COSTS, Joined
 from basecap.analysis.rows import Estimate, Interval
 from basecap.report import figures
 from basecap.report.export import Sheet
@@ -52,19 +53,28 @@ def joined_sentences(joined: Joined) -> list[str]:
         return ["No study has a gap to relate other numbers to; the sections of the studies say why."]
     if not joined.correlations:
         return []
-    said = []
-    for found in joined.correlations:
-        if found.value is not None:
-            over = f"rank correlation {found.value.value:+.2f} over {found.architectures} architectures"
-            ends = f"95\u00a0% interval {found.value.low:+.2f} to {found.value.high:+.2f}"
-            said.append(f"The gap and {found.other}: {over} ({ends}); {_relation(found.value)}.")
+    said = [sentence for found in joined.correlations for sentence in _correlation(found)]
     few = [found.other for found in joined.correlations if found.architectures < FEWEST]
-    if len(few) == len(joined.correlations):
+    if len(few) == len(joined.correlations) and not said:
         most = max(found.architectures for found in joined.correlations)
         return [f"A correlation with the gap needs {FEWEST} architectures with both numbers; here are {most}."]
     if few:
         said.append(f"A correlation needs {FEWEST} architectures with both numbers: too few have {', '.join(few)}.")
     return said
+
+
+def _correlation(found: Correlation) -> Iterator[str]:
+    """Yield a sentence on the correlation over architectures, then one on that within them."""
+    if found.value is not None:
+        over = f"rank correlation {_over(found.value, f'{found.architectures} architectures')}"
+        yield f"The gap and {found.other}: {over}; {_relation(found.value)}."
+    if found.within is not None:
+        over = f"correlation {_over(found.within, f'{found.runs} runs')}"
+        yield f"The gap and {found.other}, runs of the same architecture: {over}; {_relation(found.within)}."
+
+
+def _over(found: Interval, what: str) -> str:
+    return f"{found.value:+.2f} over {what} (95\u00a0% interval {found.low:+.2f} to {found.high:+.2f})"
 
 
 def _relation(found: Interval) -> str:
@@ -97,8 +107,11 @@ def joined_sheets(joined: Joined) -> Iterator[Sheet]:
     if joined.correlations:
         yield Sheet(
             name="correlations",
-            columns=["gap", "other", "architectures", "rank correlation"],
-            rows=[[found.gap, found.other, found.architectures, found.value] for found in joined.correlations],
+            columns=["gap", "other", "architectures", "rank correlation", "runs", "correlation within architectures"],
+            rows=[
+                [found.gap, found.other, found.architectures, found.value, found.runs, found.within]
+                for found in joined.correlations
+            ],
         )
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ from pydantic_core import to_json
 from typer.testing import CliRunner
 
 from basecap.analysis import join
-from basecap.analysis.joined import Joined, Measure, joined_from_json, joined_to_json, spearman
+from basecap.analysis.correlations import Measure, spearman, within
+from basecap.analysis.joined import Joined, joined_from_json, joined_to_json
 from basecap.analysis.results import EvaluationResults, EvaluationRow
 from basecap.analysis.rows import Estimate
 from basecap.cli import app
@@ -127,6 +129,37 @@ def test_rank_correlations_agree_with_scipy_and_their_intervals_cover():
     truth = 6 / np.pi * np.arcsin(0.25)  # Spearman's of a normal pair with correlation 0.5
     held = [(found := spearman(*pair)).low <= truth <= found.high for pair in samples]
     assert 34 <= sum(held) <= 40
+
+
+def test_runs_of_one_architecture_correlate_whatever_sets_the_architectures_apart():
+    """Entropy rises with the gap over architectures, and within each the run with the higher entropy has less."""
+    rows = [replace(row(name, gap, 0.05), seeds=[0, 1], gaps=[gap + 0.01, gap - 0.01]) for name, gap in GAPS.items()]
+    rows[0] = replace(rows[0], reference_seeds=[0, 1, 5], reference_gaps=[0.02, -0.02, 0.5])  # 5 has no entropy
+    scores = {name: 1.0 + 10 * gap for name, gap in GAPS.items()} | {"base": 1.0}
+    given = study(*rows, evaluations=[entropy(scores)], runs=[run_row(name, 0) for name in scores])
+    found = join([given], ["one"])
+    (correlation,) = found.correlations
+    assert correlation.value.value == pytest.approx(1.0) and correlation.runs == 14
+    x, y = np.array([0.02] + 6 * [0.01]), -np.ones(7)
+    assert correlation.within.value == pytest.approx(x @ y / np.sqrt((x @ x) * (y @ y)))
+    reach = 1.959964 / np.sqrt(14 - 7 - 2)
+    assert np.arctanh(correlation.within.high) == pytest.approx(np.arctanh(correlation.within.value) + reach)
+    assert joined_sentences(found)[1].startswith("The gap and entropy mean, one, runs of the same architecture: ")
+    assert joined_from_json(json.loads(to_json(joined_to_json(found))), Path("results.json")) == found
+    assert join([given, given], ["one", "two"]).correlations[1].within is None  # of other runs
+
+
+def test_correlations_within_architectures_cover_and_need_enough_runs():
+    rng = np.random.default_rng(2)
+    covariance = [[1, -0.6], [-0.6, 1]]
+
+    def sample() -> list[np.ndarray]:
+        return [rng.normal(0, 9, 2) + rng.multivariate_normal([0, 0], covariance, n) for n in (2, 2, 3, 2, 4, 3, 3)]
+
+    held = [(found := within(sample())).low <= -0.6 <= found.high for _ in range(400)]
+    assert 366 <= sum(held) <= 392  # 95 % of 400, three standard errors to either side
+    assert within(sample()[:4]) is None and within([]) is None
+    assert within([group * [1, 0] for group in sample()]) is None
 
 
 def test_the_pareto_front_and_its_chart():

@@ -14,7 +14,7 @@ from tests.report.test_task_report import PUBLISHED, task_study
 
 PAGE = Path(__file__).parents[2] / "docs/results.md"
 #: What stands under these keys is named by the study, not by basecap.
-FOREIGN = {"settings", "environment", "axis", "values"}
+FOREIGN = {"settings", "environment", "axis", "values", "by_run"}
 
 
 def keys_of(content, inside=""):

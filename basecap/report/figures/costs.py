@@ -1,6 +1,7 @@
 """The figures that help to choose: the gap of every architecture against what it costs, and against its scores."""
 
-from basecap.analysis.joined import Joined, Measure
+from basecap.analysis.correlations import Measure
+from basecap.analysis.joined import Joined
 from basecap.analysis.rows import Estimate
 from basecap.report.figures.spec import Spec, chart, layer, number, unless_picked
 from basecap.report.figures.style import NATS, ref, tooltip
