@@ -7,7 +7,7 @@ from basecap.analysis.joined import COSTS, Joined
 from basecap.analysis.rows import Estimate, Interval
 from basecap.report import figures
 from basecap.report.export import Sheet
-from basecap.report.text_summary import size_text
+from basecap.report.text_summary import gap_text, size_text
 
 
 def joined_charts(joined: Joined) -> dict[str, figures.Spec]:
@@ -29,7 +29,7 @@ def cell_text(measure: Measure, found: Estimate | None) -> str:
     if found is None:
         return "–"
     if measure.kind == "gap":
-        return f"{found.value:+.3f}"
+        return gap_text(found)
     if measure.unit == "bytes":
         return size_text(found.value)
     if measure.kind == "cost":

@@ -171,6 +171,11 @@ def test_the_pareto_front_and_its_chart():
     chart = gap_against(whole, gap, faster)
     rows = chart["datasets"]["data-0"]
     assert {each["name"]: each["front"] for each in rows}["c"] == "no" and len(rows) == 7
+    shown = next(part["encoding"]["tooltip"] for part in chart["layer"] if "tooltip" in part["encoding"])
+    assert [(part["title"], part["type"]) for part in shown] == [
+        ("architecture", "nominal"), ("gap", "nominal"), ("interval", "nominal"), ("on the Pareto front", "nominal"),
+        ("cost, tokens/s", "quantitative"),
+    ]  # fmt: skip
     assert gap_against(whole, gap, measure("cost", {"a": 1.0})) is None
 
 

@@ -2,10 +2,10 @@
 
 from basecap.analysis.correlations import Measure
 from basecap.analysis.joined import Joined
-from basecap.analysis.rows import Estimate
 from basecap.report.figures.spec import Spec, chart, layer, number, unless_picked
 from basecap.report.figures.style import NATS, ref, tooltip
 from basecap.report.palette import GREY, Look, looks
+from basecap.report.text_summary import gap_text, interval_text
 
 
 def gap_against(joined: Joined, gap: Measure, other: Measure) -> Spec | None:
@@ -25,7 +25,8 @@ def gap_against(joined: Joined, gap: Measure, other: Measure) -> Spec | None:
             "y": gap.values[name].value,
             "low": gap.values[name].low,
             "high": gap.values[name].high,
-            "interval": _interval(gap.values[name]),
+            "gap": gap_text(gap.values[name]),
+            "interval": interval_text(gap.values[name]),
             "front": "yes" if name in front else "no",
         }
         for name in names
@@ -41,7 +42,7 @@ def gap_against(joined: Joined, gap: Measure, other: Measure) -> Spec | None:
     y = number("y", title)
     shared = {"x": x, "color": look([each.colour for each in found]), "opacity": unless_picked()}
     dot = {**shared, "y": y, "shape": look([each.mark for each in found]),
-           "tooltip": [*tooltip("name", "interval", *(["front"] if costs else [])), _number(other)]}  # fmt: skip
+           "tooltip": [*tooltip("name", "gap", "interval", *(["front"] if costs else [])), _number(other)]}  # fmt: skip
     line = {"type": "line", "color": GREY, "strokeDash": [4, 3], "strokeWidth": 1.5}
     layers = [
         layer(rows, line, {"x": x, "y": y}, "datum.front == 'yes'"),
@@ -69,12 +70,6 @@ def pareto_front(gap: Measure, cost: Measure) -> list[str]:
         if not any(other != (price, loss) and other[0] <= price and other[1] <= loss for other in points.values())
     ]
     return sorted(front, key=lambda name: points[name])
-
-
-def _interval(found: Estimate) -> str:
-    if found.low is None or found.high is None:
-        return f"{found.value:+.3f}"
-    return f"{found.value:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
 
 
 def _abscissa(other: Measure) -> Spec:

@@ -114,10 +114,11 @@ TITLES = {
     "x": "pre-training loss",
     "stderr": "standard error",
     "alone": "interval, this row alone",
+    "front": "on the Pareto front",
     "between": "lowest and highest run",
 }
 #: Fields that are text in tooltips, and formats of numbers that are not 1.2345.
-TEXT = {"name", "run", "verdict", "subset", "train", "test", "region", "gap", "interval", "alone", "between"}
+TEXT = {"name", "run", "verdict", "subset", "train", "test", "region", "gap", "interval", "alone", "between", "front"}
 FORMATS = {"tokens": ",", "n": ",", "examples": ",", "seed": "d"}
 
 
