@@ -322,8 +322,8 @@ def _report(
 
     report = write_report(list(directories), out, costs=costs, svg=svg)
     console().print(terminal_table(report.studies, directories, reported))
-    if report.joined is not None:
-        console().print(*joined_sentences(report.joined), sep="\n")
+    for sentence in () if report.joined is None else joined_sentences(report.joined):
+        console().print(sentence, markup=False, highlight=False)
     typer.echo(f"report: {report.page}")
     return report
 

@@ -210,8 +210,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        content = from_json(text)
+    except ValueError as error:
         raise DataError(f"{path} is not JSON; restore or remove it.") from error
     return without_schema(content, path)
 

@@ -79,13 +79,10 @@ class Reference:
     slope: ndarray
 
     def levels_over(self, where: Range) -> ndarray:
-        """Return the levels of the runs over another range, [n, R + 1, D]."""
-        other = ~((where.low == self.where.low) & (where.high == self.where.high))
-        if not other.any():  # as of each row that ends below the reference
+        """Return the levels of the runs over another range with the same upper end, [n, R + 1, D]."""
+        if np.array_equal(where.low, self.where.low):  # as of each row that ends below the reference
             return self.levels
-        levels = self.levels.copy()
-        levels[:, other] = [gap.level(curve.of(other), where.of(other)) for curve in self.curves]
-        return levels
+        return np.stack([gap.level(curve, where) for curve in self.curves])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ class Curve:
     y: ndarray
     trained: ndarray
 
-    def of(self, draws: slice | ndarray) -> "Curve":
+    def of(self, draws: slice) -> "Curve":
         """Return it in some of the draws."""
         return Curve(x=self.x[draws], y=self.y[:, draws], trained=self.trained)
 

@@ -37,10 +37,6 @@ class Range:
     low: ndarray
     high: ndarray
 
-    def of(self, draws: ndarray) -> "Range":
-        """Return it in some of the draws."""
-        return Range(low=self.low[draws], high=self.high[draws])
-
     @property
     def width(self) -> ndarray:
         """Its width in each draw, NaN where it is empty."""
