@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import reprlib
 import traceback
 from typing import TYPE_CHECKING
 
@@ -62,7 +63,7 @@ def declared_cost(mixer: "Mixer", what: str, length: int) -> float:
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not is_number or not math.isfinite(number) or number < 0:
         raise ConfigError(
-            f"{what} of mixer {cls.__name__} ({source_location(cls)}) returns {number!r}; "
+            f"{what} of mixer {cls.__name__} ({source_location(cls)}) returns {reprlib.repr(number)}; "
             "it must return a finite number of at least 0."
         )
     return number
