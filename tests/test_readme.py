@@ -34,6 +34,17 @@ def test_the_example_mixers_pass_the_conformance_suite(page, file, names, tmp_pa
         assert report.checks and not report.failures, report.failures
 
 
+@pytest.mark.parametrize("page", ["README.md", "basecap/ops/top1_chunk/README.md"])
+def test_the_examples_of_the_kernels_run(page):
+    code = re.findall(
+        r"```python\n(import torch\n[^`]*top1_chunk\([^`]*)```", (ROOT / page).read_text(encoding="utf-8")
+    )
+    held = {}
+    for block in code:
+        exec(block, held)
+    assert len(code) == 1 and all(held[name].grad.isfinite().all() for name in ("q", "k", "v"))
+
+
 def test_the_page_on_mixers_names_every_part_of_one():
     text = (ROOT / "docs/mixers.md").read_text(encoding="utf-8")
     parts = [name for name in vars(Mixer) if not name.startswith("_") and name not in vars(nn.Module)]
