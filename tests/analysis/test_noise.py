@@ -91,6 +91,18 @@ def test_documents_add_what_their_covariance_says():
     assert np.quantile(np.abs(wide[:, 1]), 0.95) == pytest.approx(stats.t.ppf(0.975, 5), rel=0.1)
 
 
+@pytest.mark.parametrize("runs", [1, 4])
+def test_intervals_hold_what_documents_add(runs: int):
+    """Runs that agree and have no scatter: what remains is how far draws of documents move the difference."""
+    moved = generator().normal(0, 0.1, 2000)
+    own = np.broadcast_to(np.concatenate([[0.3], 0.3 + moved])[None, :, None], (runs, 2001, 1))
+    reference, none = np.zeros_like(own), (np.zeros((1, 1)), 5.0)
+    row = Levels(own=own, reference=reference, scatter=lambda: (none, none))
+    found = Table([row], reference, documents=10_000, level=0.05, draws=DRAWS).estimate(np.ones(1))
+    assert found.value[0] == pytest.approx(0.3) and (found.shared is None) == (runs == 1)
+    assert found.half.single[0] == pytest.approx(1.96 * moved.std(), rel=0.05)
+
+
 def test_a_rounding_error_in_a_covariance_does_not_change_the_draws():
     turned = np.array([[1.0, 1e-15], [1e-15, 1.0]])  # its eigenvectors are the diagonals, those of 1 the axes
     students = draw_students(2, 5, 100, generator())

@@ -95,6 +95,12 @@ class LeaksInTraining(RunningMean):
         return super().forward(x_BTD, segments) + (1e-3 * x_BTD.flip(1) if self.training else 0.0)
 
 
+class LeaksBackwards(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        later = 1e-3 * x_BTD.flip(1)
+        return super().forward(x_BTD, segments) + (later - later.detach())
+
+
 class Detaches(RunningMean):
     def forward(self, x_BTD, segments=None):
         return super().forward(x_BTD, segments).detach()
@@ -110,6 +116,7 @@ class DropsInTraining(RunningMean):
     [
         (Leaks, "causality before 1", r"sees the future: outputs before position 1 change .*, by .*e-.* allowed\."),
         (LeaksInTraining, "causality before 1", "sees the future in training mode only: outputs before position 1 ch"),
+        (LeaksBackwards, "causal gradients", "before position 10 have gradients with respect to inputs after it"),
         (Detaches, "output has a gradient", r"has no gradient; do not use torch\.no_grad"),
         (DropsInTraining, "repetition", "different outputs .* in training mode only; .* dropout to 0 in the attribute"),
     ],
