@@ -119,19 +119,20 @@ def draw(
     """
     if not runs:
         return {}
-    found = list(map(_shortened, runs.values()))
-    sums, sizes = {}, {}
+    found, tested = list(map(_shortened, runs.values())), list(ood or train)
+    training = np.concatenate([run.training for run in found])
+    y = np.empty((len(tested), resamples + 1, len(training)))
+    x, tokens = np.zeros(y.shape[1:]), np.zeros((resamples + 1, 1))
     for domain in (*train, *ood):
-        example = found[0].domains[domain]
-        draws = Draws.of(units(found[0], domain), example.tokens, resamples, generator)
-        sizes[domain] = draws.size[:, None]
+        draws = Draws.of(units(found[0], domain), found[0].domains[domain].tokens, resamples, generator)
         # All runs at once: one large product of matrices takes half as long as many small ones, and all cores.
-        sums[domain] = draws.summed(np.concatenate([run.domains[domain].nats for run in found], axis=1))
-    y = np.stack([sums[domain] / sizes[domain] for domain in ood or train])
-    if ood:
-        x = np.sum([sums[domain] for domain in train], axis=0) / np.sum([sizes[domain] for domain in train], axis=0)
-    else:
-        x = np.broadcast_to(np.concatenate([run.training for run in found]), y.shape[1:])
+        sums = draws.summed(np.concatenate([run.domains[domain].nats for run in found], axis=1))
+        if domain in train:
+            x += sums
+            tokens += draws.size[:, None]
+        if domain in tested:
+            np.divide(sums, draws.size[:, None], out=y[tested.index(domain)])
+    x = x / tokens if ood else np.broadcast_to(training, x.shape)
     ends = np.cumsum([len(run.trained) for run in found]).tolist()
     places = [slice(end - len(run.trained), end) for end, run in zip(ends, found, strict=True)]
     curves = [Curve(x=x[:, at], y=y[..., at], trained=run.trained) for at, run in zip(places, found, strict=True)]
