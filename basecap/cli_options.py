@@ -24,7 +24,8 @@ Scale = Annotated[
     typer.Option("--scale", help="size of the study: paper, or one of its `scales`, e.g. test, laptop or gpu"),
 ]
 Plugins = Annotated[
-    list[Path], typer.Option("--plugin", help="Python file that registers a mixer, evaluation, task or source; repeatable")
+    list[Path],
+    typer.Option("--plugin", help="Python file with mixers, evaluations, tasks or sources of your own; repeatable"),
 ]
 Out = Annotated[
     Path | None, typer.Option("--out", help="directory of the study (default: runs/NAME, or runs/NAME-SCALE)")
