@@ -212,7 +212,7 @@ def test_a_sweep_chooses_by_the_validation_loss_of_each_task(content, tmp_path):
     [
         ({"data": {"source": "text", "train": ["a"]}}, "a study has a section data .* or task .*; remove one"),
         ({"task": None}, "a study has a section data .* or task .*; add one"),
-        ({"train": {"epochs": 1, "tokens": 5}}, "both set the length of a run; remove one"),
+        ({"train": {"epochs": 1, "tokens": 5}}, "both set the length of a run; remove one or set it to null"),
         ({"train": {"lr": 1}}, r"'train\.tokens' is missing; add it or train\.epochs"),
         ({"task": {"train": ["mqar"], "exampels": 3}}, r"unknown key 'task\.exampels': did you mean 'examples'"),
         ({"evals": ["domain-loss"]}, "'domain-loss' measures on text, and this study trains on tasks"),
