@@ -203,6 +203,8 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
         (("data", "inspect", "quikstart"), "unknown study 'quikstart'"),
         (("data", "inspect", "mqar", "--set", "pairs=99"), "99 pairs do not fit into length 64"),
         (("data", "inspect", "mqar", "--set", "pairs"), "does not have the form option=value"),
+        (("data", "inspect", "mqar", "--plugin", "none.py"), "none.py does not exist"),
+        (("data", "prepare", "quickstart", "--plugin", "none.py"), "none.py does not exist"),
         (("data", "inspect", "mqar", "--scale", "test"), "mqar is a task and has no --scale or --out"),
         (("plan", "quickstart", "--only", ""), "--only '' is not an architecture; give a name of"),
         (("plan", "x" * 300), "x cannot be read (File name too long); fix that"),

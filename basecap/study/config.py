@@ -162,7 +162,9 @@ class StudyConfig(Section):
         if self.train.tokens is None and self.train.epochs is None:
             raise ConfigError(f"'train.tokens' is missing; add it{' or train.epochs' if self.task else ''}.")
         if self.train.tokens is not None and self.train.epochs is not None:
-            raise ConfigError("train.tokens and train.epochs both set the length of a run; remove one or set it to null.")
+            raise ConfigError(
+                "train.tokens and train.epochs both set the length of a run; remove one or set it to null."
+            )
         return self
 
     @model_validator(mode="after")
