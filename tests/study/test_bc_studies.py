@@ -110,6 +110,7 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> TextResults:
     assert isinstance(found, TextResults)
     page = write_report([place / "out"], place / "out").page.read_text(encoding="utf-8")
     assert 'data-name="bc-figure-4"' in page and "<h1>bc-figure-4 at scale test</h1>" in page
+    assert "There are no published numbers to compare with." in page
     return found
 
 
