@@ -6,6 +6,7 @@ from dataclasses import replace
 from basecap.analysis.draws import FEWEST_DOCUMENTS, FEWEST_OF_A_DOMAIN
 from basecap.analysis.gap import FEWEST_POINTS
 from basecap.analysis.rows import Gap, Row
+from basecap.progress import duration
 
 OTHER_DOCUMENTS = "it was evaluated on other documents than the reference"
 NO_TRAINING_LOSS = "no training loss was recorded"
@@ -122,12 +123,8 @@ def _more(row: Row) -> str:
         return "more seeds alone will not decide it: use more held-out documents or train longer"
     one = row.more.runs == 1
     each = "one more run of it and of the reference has" if one else f"{row.more.runs} more runs of each have"
-    took = "" if row.more.seconds is None else f" ({_time(row.more.seconds)} here)"
+    took = "" if row.more.seconds is None else f" ({duration(row.more.seconds)} here)"
     return f"{each} an even chance to decide it{took}"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{max(1, round(seconds / 60))} min"
 
 
 def with_cautions(row: Row, few_clusters: Sequence[str]) -> Row:
