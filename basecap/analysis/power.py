@@ -1,6 +1,7 @@
 """How many runs a verdict takes: after a study for its undecided rows, before it for the whole table."""
 
 import math
+from dataclasses import dataclass
 from statistics import NormalDist
 
 from basecap.analysis.intervals import TINY, Estimates
@@ -11,16 +12,46 @@ from basecap.analysis.student import student_quantile
 MOST_RUNS = 100
 #: 97.5 % quantile of the normal distribution.
 NORMAL = 1.96
-#: What limited-zoo's runs showed at 30M parameters and 60M tokens, in nats per token: standard deviations between runs
-#: of the mean over unseen domains, of the reference (13 runs) and of the others (39 runs of 13 architectures, pooled),
-#: and the standard error that documents add. The number of tokens does not enter: from 18M to 60M tokens the others'
-#: deviation stayed between 0.044 and 0.060 and the reference's rose (results/intervals).
-REFERENCE_ERROR, RUN_ERROR, DOCUMENT_ERROR = 0.09, 0.055, 0.016
-#: Those of the reference on its quietest and its noisiest domain, in its ten runs of today's recipes.
-DOMAIN_ERRORS = (0.03, 0.15)
-#: Documents of its smallest unseen domain, and nats by which the reference's loss on unseen domains fell per factor of
-#: e in tokens over the second half of training (0.71 to 1.20 in five runs).
-DOCUMENTS, FALL = 54, 0.88
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """How much the runs of a measured study varied, in nats per token on the mean over unseen domains.
+
+    Attributes:
+        study, size: its name, and its size in words.
+        tokens: of each run.
+        reference, rows: standard deviation between runs of the reference, and of the others, pooled.
+        domains: that of the reference on its quietest and its noisiest domain.
+        documents: standard error that documents add, and their number in the smallest unseen domain.
+        fall: how far the reference's loss on unseen domains fell per factor of e in tokens, over the second half of
+            training.
+    """
+
+    study: str
+    size: str
+    tokens: float
+    reference: float
+    rows: float
+    domains: tuple[float, float]
+    documents: tuple[float, int]
+    fall: float
+
+
+#: quickstart: 12 runs of the reference and 7 each of two others. limited-zoo: ten of the reference and 78 of 13 others,
+#: half of them with earlier recipes. There the number of tokens mattered little: from 18M to 60M the others' deviation
+#: stayed between 0.044 and 0.060 and the reference's rose (results/intervals).
+MEASURED = (
+    Noise(study="quickstart", size="0.1M parameters, 0.5M tokens", tokens=0.5e6, reference=0.032, rows=0.019,
+          domains=(0.017, 0.054), documents=(0.005, 107), fall=0.36),
+    Noise(study="limited-zoo", size="30M parameters, 60M tokens", tokens=60e6, reference=0.09, rows=0.07,
+          domains=(0.03, 0.15), documents=(0.016, 54), fall=0.72),
+)  # fmt: skip
+
+
+def noise_of(tokens: float) -> Noise:
+    """Return the noise of the measured study whose runs saw about as many tokens."""
+    return min(MEASURED, key=lambda known: abs(math.log(known.tokens / tokens)))
 
 
 def reach(rows: int, runs: int, reference_runs: int, level: float) -> float:
@@ -68,24 +99,22 @@ def more_runs(estimates: Estimates, index: int, counts: tuple[int, int], found: 
     return None
 
 
-def expected_tolerance(cost: float) -> float:
-    """Return how many nats per token a gap is that costs this share of the tokens of `limited-zoo`'s reference."""
-    return -FALL * math.log1p(-cost)
+def expected_tolerance(noise: Noise, cost: float) -> float:
+    """Return how many nats per token a gap is that costs this share of the tokens of that study's reference."""
+    return -noise.fall * math.log1p(-cost)
 
 
 def expected_half_width(
-    rows: int, runs: int, reference_runs: int, documents: int = DOCUMENTS, level: float = 0.05
+    noise: Noise, rows: int, runs: int, reference_runs: int, documents: int | None = None, level: float = 0.05
 ) -> float:
     """Return the half-width of simultaneous intervals to expect of a study, in nats per token.
 
-    It supposes the noise that `limited-zoo` showed (30M parameters, 60M tokens). Other domains may be several times as
-    noisy or as quiet; nothing is known of other sizes.
-
     Args:
+        noise: how runs vary. Other domains may be several times as noisy or as quiet.
         rows: architectures that are compared with the reference.
         runs: of each of them.
         reference_runs: of the reference.
-        documents: in the unseen domain with the fewest, or clusters of them.
+        documents: in the unseen domain with the fewest, or clusters of them; None: as many as the measured study had.
         level: probability that the intervals together leave out something true.
 
     Returns:
@@ -93,6 +122,7 @@ def expected_half_width(
     """
     if rows * (runs - 1) + reference_runs - 1 < 2:
         return math.inf
-    variance = RUN_ERROR**2 / runs + REFERENCE_ERROR**2 / reference_runs
-    variance += DOCUMENT_ERROR**2 * DOCUMENTS / documents
+    error, count = noise.documents
+    variance = noise.rows**2 / runs + noise.reference**2 / reference_runs
+    variance += error**2 * count / (documents or count)
     return reach(rows, runs, reference_runs, level) * math.sqrt(variance)

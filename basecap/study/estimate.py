@@ -11,7 +11,7 @@ import torch
 
 from basecap import environment
 from basecap.analysis.draws import FEWEST_DOCUMENTS, FEWEST_OF_A_DOMAIN
-from basecap.analysis.power import DOCUMENTS, DOMAIN_ERRORS, MOST_RUNS, expected_half_width, expected_tolerance
+from basecap.analysis.power import MOST_RUNS, Noise, expected_half_width, expected_tolerance, noise_of
 from basecap.data import DocumentSet, PreparedData, find_prepared, missing_inputs
 from basecap.data.tokenizer import BYTES
 from basecap.evals.domain_loss import DomainLoss
@@ -216,23 +216,26 @@ def _documents(study: StudyConfig, data: PreparedData | None) -> dict[str, Docum
     return {domain: data.sets[domain, split] for split in splits for domain in domains} if data else {}
 
 
-def _half_width(study: StudyConfig, runs: int, documents: int = DOCUMENTS) -> float:
+def _noise(study: StudyConfig) -> Noise:
+    return noise_of(study.train.tokens or study.length)
+
+
+def _half_width(study: StudyConfig, runs: int, documents: int | None = None) -> float:
     """Return the half-width to expect with so many runs, and as many times those of the reference."""
     reference_runs = round(runs * len(study.seeds_of(study.reference)) / len(study.seeds))
-    return expected_half_width(len(study.architectures) - 1, runs, reference_runs, documents)
+    return expected_half_width(_noise(study), len(study.architectures) - 1, runs, reference_runs, documents)
 
 
 def _expected(study: StudyConfig, documents: dict[str, DocumentSet]) -> Iterator[str]:
-    fewest = min((_units(documents[domain]) for domain in study.text.ood if domain in documents), default=DOCUMENTS)
-    runs, tolerance = len(study.seeds), expected_tolerance(study.gap.cost)
-    half = _half_width(study, runs, fewest)
+    fewest = min((_units(documents[domain]) for domain in study.text.ood if domain in documents), default=None)
+    noise, runs = _noise(study), len(study.seeds)
+    tolerance, half = expected_tolerance(noise, study.gap.cost), _half_width(study, runs, fewest)
     if len(study.architectures) == 1 or half == math.inf:
         return
     yield (
         f"Expected: intervals of +/- {half:.2g} nats, and {tolerance:.2g} nats for the gap that is tolerated "
-        f"(gap.cost = {study.gap.cost:g}), if runs vary as those of limited-zoo do (30M parameters, 60M tokens). "
-        "This does not depend on the tokens of the study: there, runs varied no less after 60M tokens than after 18M, "
-        f"but by {DOMAIN_ERRORS[0]:g} nats on one domain and {DOMAIN_ERRORS[1]:g} on another."
+        f"(gap.cost = {study.gap.cost:g}), if runs vary as those of {noise.study} do ({noise.size}): there by "
+        f"{noise.domains[0]:g} nats on the quietest domain and {noise.domains[1]:g} on the noisiest."
     )
     enough = (more for more in range(runs, MOST_RUNS + 1) if _half_width(study, more, fewest) < tolerance)
     needed = next(enough, None)

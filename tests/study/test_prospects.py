@@ -29,7 +29,7 @@ def ample(study: dict) -> dict:
 
 def test_intervals_are_expected_and_compared_with_what_is_tolerated(ample, tmp_path):
     few = said(ample, tmp_path)
-    assert few.startswith("Expected: intervals of +/- 0.") and "0.093 nats for the gap that is tolerated" in few
+    assert few.startswith("Expected: intervals of +/- 0.") and "0.038 nats for the gap that is tolerated" in few
     assert "Only larger gaps will be decided; to show that an architecture has none takes about " in few
     needed = int(few.rpartition("about ")[2].split()[0])
     assert "Only larger" in said(ample, tmp_path, f"seeds={[*range(needed - 1)]}")
