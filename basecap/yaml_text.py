@@ -46,7 +46,22 @@ class _Checks(Composer):
         return node
 
 
-class _Loader(_Checks, yaml.SafeLoader):
+class _Merges(SafeConstructor):
+    """Merges mappings (`<<`) so that a key that replaces a merged one is passed on when its mapping is merged in turn.
+
+    PyYAML 6.0.4 passes on the replaced one where the two are the same string object.
+    """
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        last = {
+            (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key): (key, value)
+            for key, value in node.value
+        }
+        node.value = list(last.values())
+
+
+class _Loader(_Checks, _Merges, yaml.SafeLoader):
     """Reads text in Python."""
 
 
@@ -55,7 +70,7 @@ _Fast: Any = None
 if yaml.__with_libyaml__:
     from yaml.cyaml import CParser
 
-    class _FastLoader(_Checks, CParser, SafeConstructor, Resolver):
+    class _FastLoader(_Checks, CParser, _Merges, Resolver):
         """Parses with libyaml, which is five times as fast, and composes in Python.
 
         yaml.CSafeLoader also composes in C, where deep nesting ends the process.
@@ -64,7 +79,7 @@ if yaml.__with_libyaml__:
         def __init__(self, stream: str):
             CParser.__init__(self, stream)
             Composer.__init__(self)
-            SafeConstructor.__init__(self)
+            _Merges.__init__(self)
             Resolver.__init__(self)
 
     _Fast = _FastLoader

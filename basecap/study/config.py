@@ -201,8 +201,10 @@ class StudyConfig(Section):
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids: of the tasks, or of a tokenizer that is trained here."""
-        return self.text.vocab if self.task is None else self.task.vocabulary
+        """Number of token ids: of the tasks, of bytes, or of a tokenizer that is trained here."""
+        if self.task is not None:
+            return self.task.vocabulary
+        return BYTES if self.text.tokenizer == "bytes" else self.text.vocab
 
     @property
     def length(self) -> int:

@@ -124,11 +124,27 @@ def _launches(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def readable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of `estimate` for people: times with units instead of hours, and no steps."""
-    return [
-        {key: value for key, value in row.items() if key not in (STEPS, HOURS)} | {TIME: duration(3600 * row[HOURS])}
-        for row in rows
-    ]
+    """Return the rows of `estimate` for people: seeds that cost the same in one row, times with units, and no steps."""
+    seeds: dict[tuple[tuple[str, Any], ...], list[int]] = {}
+    for row in rows:
+        shown = {key: value for key, value in row.items() if key not in ("seed", STEPS, HOURS)}
+        seeds.setdefault(tuple((shown | {TIME: duration(3600 * row[HOURS])}).items()), []).append(row["seed"])
+    return [{first: name, "seeds": _spans(own), **dict(rest)} for ((first, name), *rest), own in seeds.items()]
+
+
+def _spans(numbers: list[int]) -> str:
+    """Write numbers in short.
+
+    >>> _spans([0, 1, 2, 3, 7, 9, 8, 12])
+    '0-3, 7-9, 12'
+    """
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    return ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 2 else ", ".join(map(str, span)) for span in spans)
 
 
 def _of_text(study: StudyConfig, out: Path) -> list[str]:

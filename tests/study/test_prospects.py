@@ -7,7 +7,7 @@ import yaml
 
 from basecap.data import find_prepared, prepare
 from basecap.study.config import StudyConfig, load_study
-from basecap.study.estimate import expected_verdicts
+from basecap.study.estimate import estimate, expected_verdicts, readable
 from tests.study.conftest import write_text
 
 
@@ -68,3 +68,15 @@ def test_documents_count_once_they_are_prepared(ample, tmp_path):
     ample["data"]["path"] = str(tmp_path / "more")
     prepare(StudyConfig.model_validate(ample).data, tmp_path / "data")
     assert "documents" not in said(ample, tmp_path)
+
+
+def test_seeds_that_cost_the_same_are_one_row_and_bytes_have_257_ids(ample):
+    config = StudyConfig.model_validate(ample | {"reference_seeds": [0, 1, 2, 5]})
+    assert config.vocabulary == (257 if config.text.tokenizer == "bytes" else config.text.vocab)
+    rows = estimate(config)
+    shown = readable(rows)
+    assert len(rows) == 3 * len(config.architectures) + 1
+    assert [(row["architecture"], row["seeds"]) for row in shown] == [
+        (entry.name, "0-2, 5" if entry.name == config.reference else "0-2") for entry in config.architectures
+    ]
+    assert {"seed", "steps"} <= rows[0].keys() and not {"seed", "steps"} & shown[0].keys()
