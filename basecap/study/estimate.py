@@ -60,7 +60,7 @@ def estimate(study: StudyConfig) -> list[dict[str, Any]]:
                 "seed": run.seed,
                 **rates,
                 "blocks": found.blocks,
-                "parameters (M)": round(found.parameters / 1e6, 2),
+                "parameters (M)": float(f"{found.parameters / 1e6:.3g}"),
                 STEPS: found.steps,
                 "tokens (M)": float(f"{found.tokens / 1e6:.3g}"),
                 "PFLOP": found.flops / 1e15,
