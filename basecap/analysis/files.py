@@ -122,6 +122,12 @@ class Provenance(Machine):
     plugins: dict[str, str] | None = None
 
 
+class EnvironmentFile(_File):
+    """The keys that are read in environment.json of any study."""
+
+    failed_checks: dict[str, str] = {}
+
+
 class RunFile(Provenance):
     """The keys that are read in run.json."""
 

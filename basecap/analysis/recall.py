@@ -11,7 +11,7 @@ from basecap.analysis.published import with_published
 from basecap.analysis.recall_rows import AccuracyRow, CellRow, ShiftRow, ShortcutRow, TrainedRow, Verdict
 from basecap.analysis.results import Failure, LearningPoint, TaskPoint, TaskResults
 from basecap.analysis.rows import Interval
-from basecap.analysis.runs import Run, curve, describe, evaluations, read_runs, sweeps
+from basecap.analysis.runs import Run, curve, describe, evaluations, failed_checks, read_runs, sweeps
 from basecap.analysis.shares import LEVEL, Share, estimate
 from basecap.analysis.task_runs import (
     ACCURACY,
@@ -87,6 +87,7 @@ def analyse_tasks(records: StudyRecords) -> TaskResults:
         sweep=sweeps(records),
         settings=settings,
         environment=records.environment(),
+        failed_checks=failed_checks(records),
     )
 
 

@@ -233,6 +233,7 @@ class _Results:
         runs, curves, evaluations, failures, sweep: rows.
         settings: study.yaml.
         environment: versions and devices.
+        failed_checks: what `basecap check` finds wrong with architectures that train all the same, by name.
     """
 
     name: str
@@ -248,6 +249,7 @@ class _Results:
     sweep: list[SweepRow]
     settings: dict[str, Any]
     environment: dict[str, Any]
+    failed_checks: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from basecap.analysis.files import RunFile, parse
+from basecap.analysis.files import EnvironmentFile, RunFile, parse
 from basecap.analysis.results import CurvePoint, EvaluationResults, EvaluationRow, Failure, RunRow, SweepRow
 from basecap.analysis.rows import finite
 from basecap.analysis.training_log import TrainingLog
@@ -116,6 +116,11 @@ def evaluations(records: StudyRecords, runs: Sequence[Run], without: str) -> lis
 def _evaluation_row(name: str, seed: int, record: Record) -> EvaluationRow:
     values = vars(record) | {"value": finite(record.value), "stderr": finite(record.stderr)}
     return EvaluationRow(name=name, seed=seed, **values)
+
+
+def failed_checks(records: StudyRecords) -> dict[str, str]:
+    """Return which architectures failed checks before they trained, and which ones."""
+    return parse(records.environment(), EnvironmentFile, records.path / "environment.json").failed_checks
 
 
 def sweeps(records: StudyRecords) -> list[SweepRow]:

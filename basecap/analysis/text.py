@@ -13,7 +13,7 @@ from basecap.analysis.losses import EVALUATION, load
 from basecap.analysis.noise import enough_draws
 from basecap.analysis.results import DocumentCount, Failure, Overlap, Point, PointLosses, RunRow, TextResults
 from basecap.analysis.rows import finite
-from basecap.analysis.runs import Run, curve, describe, evaluations, read_runs, sweeps
+from basecap.analysis.runs import Run, curve, describe, evaluations, failed_checks, read_runs, sweeps
 from basecap.analysis.sequential import Looks
 from basecap.errors import DataError
 from basecap.records import Record, StudyRecords
@@ -89,6 +89,7 @@ def analyse_text(records: StudyRecords) -> TextResults:
         text_note=environment.text_note,
         settings=settings,
         environment=environment.rest,
+        failed_checks=failed_checks(records),
     )
 
 

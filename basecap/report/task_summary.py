@@ -6,7 +6,7 @@ from typing import TypeVar
 from basecap.analysis.recall_rows import AccuracyRow, ShiftRow, ShortcutRow, TrainedRow
 from basecap.analysis.results import PublishedRow, RunRow, TaskResults
 from basecap.analysis.rows import Interval
-from basecap.report.text_summary import edge_text, listed
+from basecap.report.text_summary import checks_text, edge_text, listed
 
 #: A row of one of the tables of a study of tasks.
 TableRow = TypeVar("TableRow", AccuracyRow, ShiftRow, ShortcutRow, TrainedRow)
@@ -163,6 +163,7 @@ def recall_cautions(study: TaskResults) -> list[str]:
     passed = [f"{row.name} (seed {row.seed})" for row in study.points if row.passed_over]
     unmet = [row for row in (study.published.rows if study.published else []) if row.value is None]
     return [
+        *checks_text(study.failed_checks),
         *([SINGLE] if single else []),
         *([f"Not finished: {', '.join(named)}. {_shown(running, counting)}"] if running else []),
         *([f"{PASSED_OVER}: {listed(passed)}."] if passed else []),

@@ -1,6 +1,6 @@
 """A study of text in words: its question, verdicts, reasons and cautions; and how numbers are written."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from basecap.analysis.draws import FEWEST_DOCUMENTS
 from basecap.analysis.noise import FEWEST_SPLIT
@@ -220,11 +220,17 @@ def remarks(study: TextResults) -> list[str]:
     left_out = [f"{row.left_out:,} of {row.domain}" for row in study.overlap if row.left_out]
     copied = "Held-out documents left out because they are in the training text"
     return [
+        *checks_text(study.failed_checks),
         *_left_out(study),
         *([f"{study.text_note}."] if study.text_note else []),
         *([f"{copied}: {listed(left_out)}."] if left_out else []),
         *edge_text(study.sweep),
     ]
+
+
+def checks_text(failed: Mapping[str, str]) -> list[str]:
+    """Return a sentence on each architecture that fails checks but trains."""
+    return [f"{name} {fault}." for name, fault in failed.items()]
 
 
 def edge_text(sweeps: Sequence[SweepRow]) -> list[str]:

@@ -3,7 +3,7 @@
 import gc
 import math
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,10 +63,11 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt) -> list
         for run, failure in attempt(trials):
             found[run.architecture] = failure
             advance(1, note=run.architecture)
-    for run in trials:
-        fault = None if found[run.architecture] else failed_checks(run, runtime.device)
+    faults = {run.architecture: failed_checks(run, runtime.device) for run in trials if not found[run.architecture]}
+    for name, fault in faults.items():
         if fault is not None:
-            runtime.log(f"{run.architecture} {fault}")
+            runtime.log(f"{name} {fault}")
+    _record(faults, runtime.records)
     names = [run.architecture for run in trials]
     failures = {name: failure for name in names if (failure := found[name]) is not None}
     infos = []
@@ -81,6 +82,15 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt) -> list
     for name, failure in failures.items():
         report_failure(f"{name} failed before training", failure, runtime.log)
     return infos
+
+
+def _record(faults: Mapping[str, str | None], records: StudyRecords) -> None:
+    """Write into environment.json what is wrong with each architecture, for the report; None: nothing any more."""
+    held = records.environment()
+    before = held.get("failed_checks", {})
+    found = {name: fault for name, fault in (before | faults).items() if fault is not None}
+    if found != before:
+        records.write_environment(held | {"failed_checks": found})
 
 
 def try_run(run: RunSpec, runtime: Runtime) -> Failure | None:

@@ -6,9 +6,11 @@ import pytest
 import torch
 import yaml
 
+from basecap.analysis import analyse
 from basecap.ops import IMPLEMENTATIONS
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
+from basecap.report.text_summary import remarks
 from basecap.study.config import load_study, select
 from basecap.study.execute import execute
 from tests.study._execute import PLUGIN
@@ -54,6 +56,9 @@ def test_what_cannot_run_fails_before_anything_trains(study, plugin, tmp_path, c
     unchecked = said.pop(0)  # its dropout breaks no causality, so it trains
     assert unchecked.startswith("trial good fails 1 check of basecap check (trial good: repetition failed: ")
     assert unchecked.endswith(f"run basecap check --mixer 'trial good' --plugin {plugin}")
+    (found,) = analyse([out])
+    assert found.failed_checks == {"trial good": unchecked.removeprefix("trial good ")}
+    assert remarks(found)[0] == f"{unchecked}."
     assert [line.partition(" failed before training: ")[0] for line in said] == list(failing)  # once for both seeds
     assert len(infos) == 16
     for info in infos:
