@@ -84,6 +84,7 @@ class TaskSection(BaseModel):
                 _refuse_unknown([key], known, "the tasks")
         for cells in (self.cells, self.test_cells):
             self._refuse_impossible(cells or ())
+        self._refuse_replaced()
         self._all()
         return self
 
@@ -146,6 +147,15 @@ class TaskSection(BaseModel):
                     reasons.append(str(error))
             if len(reasons) == len(self._names):
                 raise ConfigError(f"the cell {_text(cell)} fits no task of this study: {reasons[0]}")
+
+    def _refuse_replaced(self) -> None:
+        """Raise ConfigError for an option that every cell replaces."""
+        cells = [*(self.cells or ({},)), *(self.test_cells or self.cells or ({},))]
+        always = set.intersection(*(set(cell) for cell in cells))
+        for name in self._names:
+            replaced = sorted(always & self._options_of(name).keys())
+            if replaced:
+                raise ConfigError(f"task.options: {replaced[0]} is set by every cell; change task.cells instead.")
 
     def _options_of(self, name: str) -> dict[str, Any]:
         """Return the options of the study that a task has, and its own."""

@@ -125,6 +125,10 @@ def test_a_task_can_have_options_of_its_own():
             "the cell length 16, pairs 9 fits no task of this study: 9 pairs do not fit into length 16",
         ),
         ({"options": {"vocab": 8}, "cells": CELLS[3:]}, "a vocabulary of 8 has 3 keys but 4 are needed"),
+        (
+            {"options": {"pairs": 2}, "cells": CELLS},
+            "task.options: pairs is set by every cell; change task.cells instead",
+        ),
         ({"cells": [{"length": "long"}]}, "should be a number"),
         ({"cells": CELLS[:1] * 2}, "has the cell length 16, pairs 1 twice"),
         ({"test": ["mqar-k4v8"], "cells": CELLS[:1]}, "no cell fits task 'mqar-k4v8'"),
