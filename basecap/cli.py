@@ -269,7 +269,8 @@ def check(
     mixer: Annotated[
         list[str],
         typer.Option(
-            "--mixer", help="check only this mixer; repeatable (default: those of --plugin, else all mixers and ops)"
+            "--mixer",
+            help="check only this mixer; repeatable (default: mixers and tasks of --plugin, else all mixers and ops)",
         ),
     ] = [],
     length: Annotated[
@@ -283,23 +284,29 @@ def check(
 ) -> None:
     """Test every mixer, and each op in every implementation that runs on this machine, against its reference.
 
+    With --plugin its mixers and tasks.
+
     Exits with code 1 if a check fails.
     """
     from basecap.environment import choose_device
+    from basecap.mixers import ARCHITECTURES
+    from basecap.tasks import TASKS
     from basecap.testing.check_all import check_all, failures, lengths, registered_by
 
     load_plugins(plugin)
     rows: list[dict[str, Any]] = []
     stopped, unchecked = False, list[str]()
+    names = mixer or registered_by(plugin, ARCHITECTURES)
+    tasks = [] if mixer else registered_by(plugin, TASKS)
     try:
-        names = mixer or registered_by(plugin)
-        unchecked = check_all(names, choose_device(device), on_rows=rows.extend, longest=length)
+        unchecked = check_all(names, choose_device(device), on_rows=rows.extend, longest=length, tasks=tasks)
     except KeyboardInterrupt:
         stopped = True
     failed = failures(rows)
     if failed or as_json or not only_failed:
         print_table("checks", failed if only_failed else rows, as_json)
-    log(f"{len(rows)} check{'' if len(rows) == 1 else 's'}, {len(failed)} failed; {lengths(length)}")
+    how = "." if tasks and not names else f"; {lengths(length)}"
+    log(f"{len(rows)} check{'' if len(rows) == 1 else 's'}, {len(failed)} failed{how}")
     if unchecked:
         log(f"implementations not checked, as they do not run here: {'; '.join(unchecked)}.")
     if stopped:

@@ -13,8 +13,10 @@ from basecap.mixers import ARCHITECTURES
 from basecap.models import BACKBONES
 from basecap.names import split_backbone
 from basecap.progress import progress
+from basecap.registry import Registry
 from basecap.testing.check_mixer import LENGTH, LONGEST, check_mixer
 from basecap.testing.check_op import OPS, check_op, unchecked
+from basecap.testing.check_task import check_task
 
 
 def check_all(
@@ -22,14 +24,17 @@ def check_all(
     device: torch.device,
     on_rows: Callable[[Iterator[dict[str, Any]]], None],
     longest: int = LONGEST,
+    tasks: Sequence[str] = (),
 ) -> list[str]:
     """Test architectures against the contract of mixers; one row per check, its `result` "passed" or a sentence.
 
     Args:
-        names: registered architectures, or "X in Y" for another backbone; empty for all of them and all ops.
+        names: registered architectures, or "X in Y" for another backbone; without any of them and of `tasks`, all
+            architectures and all ops.
         device: where to run; ops are tested in every implementation that runs there, which the result names.
         on_rows: called with the rows of each subject as it is checked, so that an interruption loses no earlier rows.
         longest: length of the long test sequence, for causality and decoding.
+        tasks: registered tasks.
 
     Returns:
         Which implementations of the ops did not run, with the ops that have them.
@@ -41,12 +46,15 @@ def check_all(
         ARCHITECTURES.get(use)
         if backbone is not None:
             BACKBONES.get(backbone)
-    chosen = list(dict.fromkeys(names)) or ARCHITECTURES.names()
-    ops = [] if names else list(OPS)
+    chosen = list(dict.fromkeys(names)) or ([] if tasks else ARCHITECTURES.names())
+    ops = [] if names or tasks else list(OPS)
     found: list[dict[str, Any]] = []
-    with progress("check", total=len(chosen) + len(ops), unit="subjects") as advance:
+    with progress("check", total=len(chosen) + len(tasks) + len(ops), unit="subjects") as advance:
         for name in chosen:
             on_rows(_mixer_rows(name, device, longest))
+            advance(1, note=name)
+        for name in tasks:
+            on_rows(_task_rows(name))
             advance(1, note=name)
         for name in ops:
             rows = check_op(name, device)
@@ -56,10 +64,10 @@ def check_all(
     return [f"{runs} ({', '.join(ops)})" for runs, ops in unchecked(found).items()]
 
 
-def registered_by(plugins: Sequence[Path]) -> list[str]:
-    """Return the architectures that plugin files register."""
+def registered_by(plugins: Sequence[Path], registry: Registry[Any]) -> list[str]:
+    """Return the entries of a registry that plugin files register."""
     files = {str(path.resolve()) for path in plugins}
-    return [name for name in ARCHITECTURES.names() if sys.modules[ARCHITECTURES.module(name)].__file__ in files]
+    return [name for name in registry.names() if sys.modules[registry.module(name)].__file__ in files]
 
 
 def failures(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -87,6 +95,12 @@ def _mixer_rows(name: str, device: torch.device, longest: int) -> Iterator[dict[
             "allowed": _finite(check.allowed),
             "result": "passed" if check.passed else f"{check.broken}.",
         }
+
+
+def _task_rows(name: str) -> Iterator[dict[str, Any]]:
+    for check, wrong in check_task(name):
+        result = "passed" if wrong is None else f"{wrong.rstrip('.')}."
+        yield {"subject": name, "check": check, "error": None, "allowed": None, "result": result}
 
 
 def _finite(number: float | None) -> float | None:
