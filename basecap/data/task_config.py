@@ -139,13 +139,11 @@ class TaskSection(BaseModel):
     def _refuse_impossible(self, cells: tuple[Cell, ...]) -> None:
         """Raise ConfigError for a cell that fits no task."""
         for cell in cells:
-            reasons = []
-            for name in self._names:
-                try:
-                    build_task(name, {**self._options_of(name), **cell})
-                except ConfigError as error:
-                    reasons.append(str(error))
-            if len(reasons) == len(self._names):
+            reasons = [_refusal(name, {**self._options_of(name), **cell}) for name in self._names]
+            if all(reasons):
+                first = self._names[0]
+                if reasons[0] == _refusal(first, self._options_of(first)):  # whatever the cell
+                    raise ConfigError(reasons[0])
                 raise ConfigError(f"the cell {_text(cell)} fits no task of this study: {reasons[0]}")
 
     def _refuse_replaced(self) -> None:
@@ -162,6 +160,15 @@ class TaskSection(BaseModel):
         fields = _fields(name)
         common = {key: value for key, value in self.options.items() if key in fields}
         return {**common, **self.options.get(name, {})}
+
+
+def _refusal(name: str, options: dict[str, Any]) -> str | None:
+    """Return why a task cannot have these options, None where it can."""
+    try:
+        build_task(name, options)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 @functools.cache

@@ -124,6 +124,10 @@ def test_a_task_can_have_options_of_its_own():
             {"cells": [*CELLS, {"length": 16, "pairs": 9}]},
             "the cell length 16, pairs 9 fits no task of this study: 9 pairs do not fit into length 16",
         ),
+        (
+            {"options": {"mode": "nope"}, "cells": CELLS},
+            "^task 'mqar': mode cannot be 'nope'; it should be 'clean' or 'paper'",
+        ),
         ({"options": {"vocab": 8}, "cells": CELLS[3:]}, "a vocabulary of 8 has 3 keys but 4 are needed"),
         (
             {"options": {"pairs": 2}, "cells": CELLS},
