@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -17,8 +18,6 @@ FEWEST = 7
 DRAWS, SEED = 2_000, 0
 #: Fewest degrees of freedom for a correlation within architectures, and the largest that has a logarithm.
 FEWEST_FREEDOM, LARGEST = 5, 1 - 1e-12
-#: The 97.5 % quantile of a normal number.
-NORMAL = 1.959964
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +113,7 @@ def within(groups: Sequence[NDArray[np.float64]]) -> Interval | None:
     if scale == 0:
         return None
     value = float(np.clip(x @ y / scale, -1, 1))
-    middle, reach = math.atanh(np.clip(value, -LARGEST, LARGEST)), NORMAL / math.sqrt(freedom)
+    middle, reach = math.atanh(np.clip(value, -LARGEST, LARGEST)), NormalDist().inv_cdf(0.975) / math.sqrt(freedom)
     return Interval(value=value, low=math.tanh(middle - reach), high=math.tanh(middle + reach))
 
 

@@ -128,10 +128,11 @@ def _gap(study: TextResults, title: str) -> Iterator[Measure]:
     }
     if values and study.ood_domains:
         values = {study.reference: Estimate(value=0.0, low=None, high=None), **values}
-        runs = {row.name: dict(zip(row.seeds, row.gaps, strict=True)) for row in study.comparisons if row.gaps}
-        longest = next((row for row in study.comparisons if row.reference_gaps), None)
-        if longest is not None:
-            runs[study.reference] = dict(zip(longest.reference_seeds, longest.reference_gaps, strict=True))
+        rows = [row for row in study.comparisons if row.range is not None and row.gaps]
+        runs = {row.name: dict(zip(row.seeds, row.gaps, strict=True)) for row in rows}
+        if rows:
+            widest = max(rows, key=lambda row: row.range[1] - row.range[0] if row.range else 0.0)
+            runs[study.reference] = dict(zip(widest.reference_seeds, widest.reference_gaps, strict=True))
         yield Measure(
             name="gap", kind="gap", unit="nats per token", better="lower", source=title, values=values, by_run=runs
         )
