@@ -39,9 +39,8 @@ def need_room(pairs: int, fit: int, length: int) -> None:
 def need_tokens(pairs: int, words: int, what: str, vocab: int) -> None:
     """Raise ConfigError if a vocabulary of `vocab` has only `words` < `pairs` different `what`."""
     if pairs > words:
-        noun = what.removesuffix("s") if words == 1 else what
         raise ConfigError(
-            f"a vocabulary of {vocab} has {max(words, 0)} {noun} but {pairs} are needed; raise vocab or lower pairs."
+            f"a vocabulary of {vocab} has {max(words, 0)} {what} but {pairs} are needed; raise vocab or lower pairs."
         )
 
 
