@@ -100,7 +100,8 @@ class Sweep:
     """The learning rates that one architecture was trained with, and the chosen one.
 
     `losses` are the final losses of each rate in nats per token, on the `split` documents of the training domains; None
-    for a run that diverged. The run of the `chosen` rate is stored with the other runs of the study.
+    for a run that diverged. The run of the `chosen` rate is stored with the other runs of the study. `reached` means
+    that one of them ended at train.stop_at, and with it the sweep: rates after it were not tried.
     """
 
     name: str
@@ -109,11 +110,15 @@ class Sweep:
     rates: tuple[float, ...]
     losses: tuple[float | None, ...]
     chosen: float
+    reached: bool = False
 
     @property
     def at_edge(self) -> bool:
-        """Whether the chosen rate is the lowest or the highest, so that a better one may lie beyond."""
-        return self.chosen in (min(self.rates), max(self.rates))
+        """Whether the chosen rate is the lowest or the highest of a sweep that did not end early.
+
+        A better rate may lie beyond it.
+        """
+        return not self.reached and self.chosen in (min(self.rates), max(self.rates))
 
 
 #: Validate the rows of evals.jsonl and of sweep.json.

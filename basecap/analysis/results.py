@@ -96,7 +96,7 @@ class Failure:
 class SweepRow:
     """The learning rates that were tried for an architecture, as `basecap.records.Sweep`.
 
-    `at_edge` says that the chosen rate is the lowest or the highest.
+    `at_edge` says that the chosen rate is the lowest or the highest of a sweep that did not end early.
     """
 
     name: str
@@ -105,6 +105,7 @@ class SweepRow:
     rates: tuple[float, ...]
     losses: tuple[float | None, ...]
     chosen: float
+    reached: bool
     at_edge: bool
 
 

@@ -92,6 +92,7 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
         f"{_all(len(rows), duration(seconds))} {UTILISATION:.0%} of this machine's matrix rate, {rate:.3g} TFLOP/s; "
         f"at the same share of 1,000 TFLOP/s, {duration(seconds * rate / 1000)}.",
         *_launches(rows),
+        *_early_ends(study),
         "Left out: activations, which may take many times the memory of weights, gradients and optimiser; evaluations. "
         "Architectures differ in the share they reach: `basecap bench models` measures it.",
         f"Disk: {sum(row[RESUME] for row in rows):.3g} GiB in resume/, the last two checkpoints of each run, and "
@@ -99,6 +100,13 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
         *_short_runs(study),
         *(_of_text(study, out) if study.task is None else ()),
     ]
+
+
+def _early_ends(study: StudyConfig) -> list[str]:
+    if study.train.stop_at is None:
+        return []
+    sweep = ", and a sweep ends with the first learning rate that does" if study.train.sweep else ""
+    return [f"Runs end earlier where they reach train.stop_at = {study.train.stop_at:g}{sweep}."]
 
 
 def _all(runs: int, time: str) -> str:

@@ -13,7 +13,7 @@ from basecap.study.executors import devices_for, executor_for
 from basecap.study.jobs import Execution, Runtime
 from basecap.study.start import check, plan_of, start_study
 from basecap.study.stored_weights import evaluate_stored
-from basecap.study.sweep import choose_rates
+from basecap.study.sweep import choose_rates, train_rates
 from basecap.study.trial import try_new
 from basecap.study.workloads import material_of, vocabulary_of
 from basecap.train.distributed import processes
@@ -64,13 +64,13 @@ def execute(
             failed = group.run_on_leader(lambda: try_new(plan.runs, runtime, executor.attempt))
             unsound = {info["name"] for info in failed}
             swept = [run for run in plan.swept if run.name not in unsound]
-            tried = executor.train(swept)
+            tried, infos = train_rates(swept, executor.train)
             if study.train.sweep:
                 group.run_on_all(lambda: None)  # every process has read what is about to move
-                group.run_on_leader(lambda: choose_rates(records, swept, log))
+                group.run_on_leader(lambda: choose_rates(records, tried, log))
                 plan = plan_of(records, study, vocabulary_of(workloads), only)
             unchosen = {run.name for run in plan.swept}
-            failed += [info for info in tried if info["status"] == "failed" and info["name"] in unchosen]
+            failed += [info for info in infos if info["status"] == "failed" and info["name"] in unchosen]
             infos = failed + executor.train([run for run in plan.trained if run.name not in unsound])
             evaluate_stored(plan.trained, runtime, executor)
         return infos if group.is_leader else []

@@ -2,12 +2,15 @@
 
 The runs of a sweep are in DIR/sweep. When all runs of an architecture have ended, sweep.json gets its choice and the
 run of the chosen rate moves to DIR/runs, as the first seed's. `choose_rates` completes a move that a kill interrupted.
+
+With train.stop_at the rates of an architecture are tried in turn, and the first that reaches it ends the sweep.
 """
 
 import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -79,12 +82,28 @@ def chosen_rates(records: StudyRecords) -> dict[str, float]:
     return {sweep.name: sweep.chosen for sweep in records.sweeps()}
 
 
+def train_rates(
+    runs: Sequence[RunSpec], train: Callable[[Sequence[RunSpec]], list[dict[str, Any]]]
+) -> tuple[list[RunSpec], list[dict[str, Any]]]:
+    """Train the runs of sweeps with `train`; return those that were tried, and the info of each."""
+    if all(run.train.stop_at is None for run in runs):
+        return list(runs), train(runs)
+    tried: list[RunSpec] = []
+    infos: list[dict[str, Any]] = []
+    for rate in dict.fromkeys(run.train.lr for run in runs):
+        reached = {info["name"] for info in infos if "stopped" in info}
+        due = [run for run in runs if run.train.lr == rate and run.name not in reached]
+        tried += due
+        infos += train(due)
+    return tried, infos
+
+
 def choose_rates(records: StudyRecords, runs: Sequence[RunSpec], log: Callable[[str], None]) -> None:
     """Choose a rate for each architecture whose sweep has ended, log it, and move the chosen runs.
 
     Args:
         records: of the study.
-        runs: the runs of sweeps that were to be trained.
+        runs: the runs of sweeps that were tried.
         log: takes a sentence per architecture.
     """
     sweeps = records.sweeps()
@@ -122,9 +141,11 @@ def _choose(records: StudyRecords, runs: Sequence[RunSpec]) -> tuple[Sweep | Non
         rates=rates,
         losses=tuple(None if record is None else record.value for record in found),
         chosen=chosen,
+        reached=any("stopped" in info for info in infos),
     )
     items = "documents" if runs[0].task is None else "examples"
-    best = f"learning rate {chosen:g} is the best of {', '.join(f'{rate:g}' for rate in rates)}"
+    others = f"is the best of {', '.join(f'{rate:g}' for rate in rates)}"
+    best = f"learning rate {chosen:g} {others if len(rates) > 1 else 'is the first tried and reached train.stop_at'}"
     edge = ", at the edge of the sweep; widen train.lr, with another --out, to be sure" if sweep.at_edge else ""
     return sweep, f"{best} (loss {losses[chosen].value:.3f} on {sweep.split} {items}){edge}."
 

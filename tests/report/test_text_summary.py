@@ -124,7 +124,9 @@ def test_few_clusters_make_intervals_conditional_on_their_sources():
 
 def test_what_is_unusual_about_text_and_learning_rates_is_said():
     rates, losses = (0.001, 0.003), (3.1, None)
-    swept = SweepRow(name="a", seed=0, split="validation", rates=rates, losses=losses, chosen=0.001, at_edge=True)
+    swept = SweepRow(
+        name="a", seed=0, split="validation", rates=rates, losses=losses, chosen=0.001, reached=False, at_edge=True
+    )
     found = study(
         sweep=[swept],
         overlap=[Overlap(domain="c4", share=0.1, left_out=5), Overlap(domain="arxiv", share=0.0, left_out=0)],
@@ -143,7 +145,14 @@ def test_chosen_learning_rates_are_named_once_each():
     def swept(name: str, chosen: float, at_edge: bool) -> SweepRow:
         rates, losses = (0.001, 0.002, 0.003), (3.1, 3.2, 3.3)
         return SweepRow(
-            name=name, seed=0, split="validation", rates=rates, losses=losses, chosen=chosen, at_edge=at_edge
+            name=name,
+            seed=0,
+            split="validation",
+            rates=rates,
+            losses=losses,
+            chosen=chosen,
+            reached=False,
+            at_edge=at_edge,
         )
 
     sweeps = [swept("a", 0.003, True), swept("b", 0.001, True), swept("c", 0.003, True)]

@@ -207,6 +207,21 @@ def test_a_sweep_chooses_by_the_validation_loss_of_each_task(content, tmp_path):
     assert [(sweep.split, sweep.losses[0] > sweep.losses[1]) for sweep in sweeps] == [("validation", True)] * 2
 
 
+def test_a_sweep_ends_with_the_first_rate_that_is_good_enough(content, tmp_path):
+    content["train"] |= {"lr": [1e-6, 3e-2, 1e-2], "stop_at": 1e-9, "epochs": 20}
+    content["task"] |= {"train": ["zoology-mqar"], "test": ["zoology-mqar"]}
+    path, out = write(content, tmp_path / "study.yaml"), tmp_path / "out"
+    (info,) = run(path, out)
+    (sweep,) = StudyRecords(out).sweeps()
+    assert (sweep.rates, info["lr"], info["stopped"] > 0) == ((1e-6, 3e-2), 3e-2, True)
+    assert sweep.reached and not sweep.at_edge
+    assert run(path, out) == [info]
+    plain = StudyConfig.model_validate(content)
+    assert any(
+        "a sweep ends with the first learning rate that does" in line for line in remarks(plain, estimate(plain), out)
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
