@@ -100,8 +100,8 @@ class Sweep:
     """The learning rates that one architecture was trained with, and the chosen one.
 
     `losses` are the final losses of each rate in nats per token, on the `split` documents of the training domains; None
-    for a run that diverged. The run of the `chosen` rate is stored with the other runs of the study. `reached` means
-    that one of them ended at train.stop_at, and with it the sweep: rates after it were not tried.
+    for a run that diverged. The run of the `chosen` rate is stored with the other runs of the study. A sweep that
+    `reached` train.stop_at with a rate did not try those after it.
     """
 
     name: str
@@ -114,10 +114,7 @@ class Sweep:
 
     @property
     def at_edge(self) -> bool:
-        """Whether the chosen rate is the lowest or the highest of a sweep that did not end early.
-
-        A better rate may lie beyond it.
-        """
+        """Whether a better rate may lie beyond the chosen one, the lowest or the highest where none was `reached`."""
         return not self.reached and self.chosen in (min(self.rates), max(self.rates))
 
 
@@ -380,11 +377,9 @@ class StudyRecords:
 
     def results(self) -> dict[str, Any]:
         """Return the analysis; raises DataError when there is none."""
-        path = self.path / "results.json"
-        results = read_json(path)
-        if results is None:
-            raise DataError(f"{path} is missing; run `basecap report {self.path}` to write it.")
-        return results
+        if (results := read_json(self.path / "results.json")) is not None:
+            return results
+        raise DataError(f"{self.path / 'results.json'} is missing; run `basecap report {self.path}` to write it.")
 
     def write_report(self, page: str, figures: dict[str, str]) -> Path:
         """Write report.html and its figures (by file name); return the path of report.html."""
