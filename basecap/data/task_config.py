@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from basecap.data.config import Count, Line
 from basecap.errors import ConfigError, nearest
-from basecap.tasks import Cell, Task, build_task
+from basecap.tasks import Cell, Readout, Task, build_task
 
 
 def _number(value: Any) -> Any:
@@ -68,12 +68,7 @@ class TaskSection(BaseModel):
 
     @model_validator(mode="after")
     def _tasks_fit(self) -> "TaskSection":
-        for name in self._names:
-            if build_task(name).readout != "each":
-                raise ConfigError(
-                    f"a study cannot train or test on task {name!r}, whose targets are all decoded from the last "
-                    "position by an extra network; use copying, where a model repeats the tokens one by one."
-                )
+        self.refuse_two_readouts()
         for name in {*self.shifts, *(name for names in self.shifts.values() for name in names)}:
             build_task(name)  # refuses an unknown one
         known = {key for name in self._names for key in _fields(name)}
@@ -107,6 +102,11 @@ class TaskSection(BaseModel):
         return max(task.vocabulary for task in self._all())
 
     @property
+    def readout(self) -> Readout:
+        """Where the tasks are answered, the same for all of them."""
+        return build_task(self.train[0]).readout
+
+    @property
     def length(self) -> int:
         """Tokens of the longest training or test example."""
         return max(task.length for task in self._all())
@@ -135,6 +135,16 @@ class TaskSection(BaseModel):
         if not found:
             raise ConfigError(f"no cell fits task {name!r}: {reason}")
         return tuple(found)
+
+    def refuse_two_readouts(self) -> None:
+        """Raise ConfigError for tasks that one model cannot answer, as only some of them need a decoder."""
+        for name in self._names:
+            if build_task(name).readout != self.readout:
+                decoded, other = (name, self.train[0]) if self.readout == "each" else (self.train[0], name)
+                raise ConfigError(
+                    f"task {decoded!r} is decoded from the last position, but {other!r} is answered at each position, "
+                    "and no model does both; give each of them its own study."
+                )
 
     def _refuse_impossible(self, cells: tuple[Cell, ...]) -> None:
         """Raise ConfigError for a cell that fits no task."""

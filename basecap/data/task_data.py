@@ -31,6 +31,7 @@ class TaskData(Workload):
 
     Attributes:
         vocabulary: number of token ids of all tasks of the study.
+        readout: where they are answered, see `Task.readout`.
         length: tokens of the longest training example.
         task: name of the training task.
         cells: the training task in each of its cells.
@@ -46,6 +47,7 @@ class TaskData(Workload):
         self.tests = {name: section.tests(name) for name in section.tested}
         self.longest_test = max(cell.length for cells in self.tests.values() for cell in cells)
         self.vocabulary = section.vocabulary
+        self.readout = section.readout
         self.length = max(cell.length for cell in self.cells)
         self._section = section
         self._groups = {

@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from basecap.data.config import Count
+from basecap.data.task_data import TaskData
 from basecap.data.workload import Workload
 from basecap.errors import DataError
 from basecap.evals import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
@@ -78,6 +79,11 @@ class Selectivity(SharedEvaluation[Workload]):
 
     def check(self, data: Workload, length: int) -> None:
         """Raise DataError if the task does not fit the models or cannot be compared, ConfigError if it is invalid."""
+        if isinstance(data, TaskData) and data.readout != "each":
+            raise DataError(
+                f"selectivity: the answers to {data.task} are all decoded from the last position, not read by the "
+                "position that asks; remove it from evals."
+            )
         name, task = self._task(data, length)
         if exchanged(task.instances(self.config.seed, range(1))) is None:
             raise DataError(

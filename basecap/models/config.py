@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from basecap.errors import ConfigError, nearest
 from basecap.mixers import ARCHITECTURES, LayerSpec, Mixer, build_mixer
 from basecap.models.backbones import BACKBONES
+from basecap.tasks import Readout
 
 
 class LayerConfig(BaseModel):
@@ -30,6 +31,13 @@ class ModelConfig(BaseModel):
     layers: tuple[LayerConfig, ...] = Field(min_length=1, description="pattern, repeated over the blocks")
     tied: bool = Field(True, description="the head is the transposed embedding")
     max_length: int = Field(2048, ge=1, description="longest training sequence in tokens")
+    readout: Readout = Field("each", description="last: a decoder answers at every position from the last one")
+
+    @model_serializer(mode="wrap")
+    def _as_recorded(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the default of `readout`: recorded models and the hashes of their runs do not have it."""
+        content: dict[str, Any] = serialise(self)
+        return {key: value for key, value in content.items() if (key, value) != ("readout", "each")}
 
     def build_mixers(self) -> list[Mixer]:
         """Build one mixer per block; raises ConfigError for options that do not fit and unfinished mixers."""

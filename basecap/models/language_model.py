@@ -13,6 +13,7 @@ from basecap.mixers import ParameterRecipe, default_recipe, initialise, normal, 
 from basecap.models.backbones import BACKBONES
 from basecap.models.blocks import Block, BlockCache, Stream, total
 from basecap.models.config import ModelConfig
+from basecap.models.decoder import Decoder
 from basecap.ops import check_devices, check_segments, keep_choice
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
 
@@ -40,6 +41,8 @@ class LanguageModel(nn.Module):
         self.embedding_norm = nn.LayerNorm(config.hidden, 1e-5) if self.backbone.embedding_norm else None
         self._blocks = [Block(self.backbone, mixer) for mixer in config.build_mixers()]
         self.blocks = nn.ModuleList(self._blocks)
+        decoded = config.readout == "last"
+        self.decoder = Decoder(config.hidden, self.backbone.make_norm) if decoded else None
         self.norm = self.backbone.make_norm(config.hidden)
         self.head = None if config.tied else nn.Linear(config.hidden, config.vocab, bias=False)
         self._training_blocks: list[Callable[..., Stream]] = [*self._blocks]
@@ -96,12 +99,13 @@ class LanguageModel(nn.Module):
         return recipes
 
     def hidden(self, tokens_BT: Tensor, segments_BT: Tensor | None = None) -> Tensor:
-        """Return the normalised final activations [B, T, D].
+        """Return the normalised final activations [B, T, D], which the head reads: the decoder's if there is one.
 
         Raises:
-            ConfigError: no token, segments that do not fit the tokens, or more tokens than learned positions.
+            ConfigError: no token, segments that do not fit the tokens or are given to a model with a decoder, or more
+                tokens than learned positions.
         """
-        return self.norm(total(*self._stream(tokens_BT, segments_BT)))
+        return self._final(*self._stream(tokens_BT, segments_BT))
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor, segments_BT: Tensor | None = None) -> Tensor:
         """Return the mean loss in nats per token over targets >= 0 (a scalar, float32).
@@ -136,8 +140,13 @@ class LanguageModel(nn.Module):
         """Return the empty decoding state for `batch` sequences of at most `max_length` tokens.
 
         Raises:
-            ConfigError: more tokens than there are learned positions.
+            ConfigError: more tokens than there are learned positions, or a model with a decoder.
         """
+        if self.decoder is not None:
+            raise ConfigError(
+                "a model that decodes its answers from the last position does not predict next tokens; generate with "
+                "one that is trained on text or on another task."
+            )
         self._check_positions(max_length)
         return [block.init_cache(batch, max_length) for block in self._blocks]
 
@@ -178,13 +187,11 @@ class LanguageModel(nn.Module):
 
     def flops(self, length: int) -> float:
         """Floating-point operations of one forward pass over one sequence, the head included (multiply-add = 2)."""
-        head = 2.0 * length * self.config.vocab * self.config.hidden
-        return head + sum(block.flops(length) for block in self._blocks)
+        return self._output_flops(length) + sum(block.flops(length) for block in self._blocks)
 
     def training_flops(self, length: int) -> float:
         """Floating-point operations of one forward and backward pass over one sequence, without recomputation."""
-        head = 2.0 * length * self.config.vocab * self.config.hidden
-        return 3.0 * head + sum(block.training_flops(length) for block in self._blocks)
+        return 3.0 * self._output_flops(length) + sum(block.training_flops(length) for block in self._blocks)
 
     def state_bytes(self, length: int) -> int:
         """Bytes of decoding state per sequence of `length` tokens, in the parameters' dtype."""
@@ -193,6 +200,8 @@ class LanguageModel(nn.Module):
     def _stream(self, tokens_BT: Tensor, segments_BT: Tensor | None) -> Stream:
         check_segments(segments_BT, tokens_BT.shape)
         check_devices({"tokens": tokens_BT, "segments": segments_BT})
+        if self.decoder is not None and segments_BT is not None:
+            raise ConfigError("a model with a decoder reads one sequence per row; leave out segments.")
         x, added = self._embed(tokens_BT, 0, segments_BT), None
         shared: dict[str, Tensor] = {}
         training = torch.is_grad_enabled()
@@ -204,8 +213,16 @@ class LanguageModel(nn.Module):
                 x, added = block(*given)
         return x, added
 
+    def _final(self, x: Tensor, added: Tensor | None) -> Tensor:
+        x = total(x, added)
+        return self.norm(x if self.decoder is None else self.decoder(x))
+
+    def _output_flops(self, length: int) -> float:
+        head = 2.0 * length * self.config.vocab * self.config.hidden
+        return head if self.decoder is None else head + self.decoder.flops(length)
+
     def _loss(self, x: Tensor, added: Tensor | None, targets: Tensor) -> Tensor:
-        return linear_cross_entropy(self.norm(total(x, added)), self.head_weight, targets)
+        return linear_cross_entropy(self._final(x, added), self.head_weight, targets)
 
     def _last_logits(self, x: Tensor, added: Tensor | None) -> Tensor:
         return nn.functional.linear(self.norm(total(x, added)[:, -1]), self.head_weight)

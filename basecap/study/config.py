@@ -19,6 +19,7 @@ from basecap.study.architectures import ArchitectureEntry, PatternEntry, Section
 from basecap.study.published import FigureConfig, PublishedSection
 from basecap.study.study_file import READ_ONLY, apply_setting, read_study
 from basecap.study.value_errors import describe_value_error, shown
+from basecap.tasks import Readout
 from basecap.train.config import TrainSection
 
 #: Names of studies: they become directories.
@@ -205,6 +206,11 @@ class StudyConfig(Section):
         if self.task is not None:
             return self.task.vocabulary
         return BYTES if self.text.tokenizer == "bytes" else self.text.vocab
+
+    @property
+    def readout(self) -> Readout:
+        """Where models answer, see `Task.readout`."""
+        return "each" if self.task is None else self.task.readout
 
     @property
     def length(self) -> int:

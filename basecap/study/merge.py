@@ -51,6 +51,8 @@ def merge_studies(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyC
         for study in (held, wanted)
     )
     _refuse_other(whole, alike, where)
+    if whole.task is not None:
+        whole.task.refuse_two_readouts()
     if whole.length > held.length or (whole.model.vocab is None and whole.vocabulary > held.vocabulary):
         what = f"{held.length} tokens and a vocabulary of {held.vocabulary}"
         raise ConfigError(f"{where} has models of {what}, too few for the new tasks; give another --out.")

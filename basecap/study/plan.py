@@ -347,7 +347,7 @@ def model_of(study: StudyConfig, entry: ArchitectureEntry, vocab: int) -> ModelC
         layers = [(item.use, {**entry.mixer, **item.mixer}) for item in entry.layers]
     try:
         pattern = tuple(LayerConfig(use=use, mixer=_with_heads(use, mixer, size.heads)) for use, mixer in layers)
-        return model_config(
+        config = model_config(
             entry.use,
             hidden=entry.model.hidden or size.hidden,
             vocab=size.vocab or vocab,
@@ -357,6 +357,7 @@ def model_of(study: StudyConfig, entry: ArchitectureEntry, vocab: int) -> ModelC
             tied=size.tied if entry.model.tied is None else entry.model.tied,
             max_length=study.length,
         )
+        return config.model_copy(update={"readout": study.readout})
     except ConfigError as error:
         raise ConfigError(f"architecture {entry.name!r}: {error}") from error
 

@@ -26,6 +26,8 @@ _TABLE = 2**23
 T = TypeVar("T", bound="Task")
 
 Answers = dict[int, frozenset[int]]
+#: Where a model answers, see `Task.readout`.
+Readout = Literal["each", "last"]
 Cell = dict[str, int | float]
 
 
@@ -47,8 +49,8 @@ class Task(ABC):
     #: The options that differ between the cells of the grid; accuracy is reported per cell.
     axes: ClassVar[tuple[str, ...]] = ("length", "pairs")
     #: Where answers are read: "each": every position predicts its own target; "last": all targets are decoded from the
-    #: model's output at the last position, which needs a decoder.
-    readout: ClassVar[Literal["each", "last"]] = "each"
+    #: activations at the last position, by a decoder that the models of the study get.
+    readout: ClassVar[Readout] = "each"
     #: Increase this with every change of the examples, so that their identity changes too.
     revision: ClassVar[int] = 1
 

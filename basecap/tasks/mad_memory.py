@@ -1,7 +1,8 @@
 """MAD's memory tasks: learn a fixed table, and compress a sequence into one position.
 
 Defined by arXiv 2403.17844. As coded in athms/mad-lab at 0f49a45, mad/data/instances.py
-(`generate_memorization_instance`, `generate_compression_instance`) with configs/tasks. Both modes are the same.
+(`generate_memorization_instance`, `generate_compression_instance`) with configs/tasks. As coded, compression also asks
+for the marker itself, which every example ends with; memorisation is the same in both modes.
 """
 
 from functools import cached_property
@@ -79,12 +80,14 @@ class CompressionConfig(TaskConfig):
 
 @task("mad-compression", source=_SOURCE, summary="decode all tokens from the output at the last position")
 class Compression(Task):
-    """Random tokens and a marker; every input token is its own target, decoded from the output at the marker.
+    """Random tokens and a marker; every token is its own target, decoded from the activations at the marker.
 
-    The task would be trivial if targets were predicted at their own positions, so `readout` is "last".
+    The task would be trivial if targets were predicted at their own positions, so `readout` is "last". In mode paper
+    the marker is a target as well.
     """
 
     Config = CompressionConfig
+    revision = 2
     axes = ("length", "vocab")
     readout = "last"
 
@@ -103,7 +106,8 @@ class Compression(Task):
         places = np.arange(last)
         canvas.write(places[None], draws.below("tokens", last, self.config.vocab - 1), Role.VALUE, places)
         canvas.write(np.array([[last]]), self.config.vocab - 1, Role.QUERY)
-        canvas.ask(places[None], canvas.inputs[:, :-1], places)
+        asked = np.arange(self.config.length if self.config.mode == "paper" else last)
+        canvas.ask(asked[None], canvas.inputs[:, asked], asked)
 
     def solve(self, inputs: Ints, asked: Ints) -> Answers:
         """Return the tokens themselves."""

@@ -285,7 +285,8 @@ def _shallow(config: ModelConfig) -> ModelConfig:
     """Return the model with one layer of each kind, two at least as one may read of another; its own if that fails."""
     patterns = [ARCHITECTURES.get(layer.use).layers for layer in config.layers]
     depth = max(2, math.lcm(len(patterns), *map(len, patterns)))
-    whole = config.model_copy(update={"vocab": VOCAB})
+    # A decoder reads the last position for all others, as its task wants; the layers below it must not.
+    whole = config.model_copy(update={"vocab": VOCAB, "readout": "each"})
     small = whole.model_copy(update={"depth": min(depth, config.depth)})
     try:
         outline(small)

@@ -114,7 +114,14 @@ def test_a_task_can_have_options_of_its_own():
         ({"train": ["mqarr"]}, "unknown task 'mqarr': did you mean 'mqar'"),
         ({"train": ["mqar-k2v2-last"]}, "has no variant"),
         ({"train": ["mqar", "mqar"]}, "a task is named twice"),
-        ({"train": ["mad-compression"]}, "are all decoded from the last position by an extra network; use copying"),
+        (
+            {"test": ["mad-compression"], "cells": None},
+            "'mad-compression' is decoded from the last position, but 'mqar' is answered at each position, and no",
+        ),
+        (
+            {"train": ["mad-compression", "mqar"], "cells": None},
+            "'mad-compression' is decoded from the last position, but 'mqar' is answered at each position, and no",
+        ),
         ({"shifts": {"mqar": ["mqar-shufle"]}}, "unknown task 'mqar-shufle': did you mean 'mqar-shuffle'"),
         ({"options": {"vocba": 64}}, "unknown option 'vocba' of the tasks: did you mean 'vocab'"),
         ({"options": {"mqar-last": {"vocba": 64}}}, "unknown option 'vocba' of task 'mqar-last': did you mean 'vocab'"),

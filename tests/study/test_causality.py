@@ -132,6 +132,23 @@ def test_what_a_plugin_must_prove(name, study, plugin):
         assert str(caught.value).endswith(f"; run basecap check --mixer '{name}' --plugin {plugin}{more}")
 
 
+def test_layers_below_a_decoder_are_proved(study, plugin):
+    task = {"train": ["mad-compression"], "cells": [{"length": 32, "vocab": 16}], "examples": 40, "held_out": 10}
+    study |= {"data": None, "task": task, "evals": ["recall"]}
+    for name, said in (
+        ("proof fine", None),
+        ("proof ahead", FUTURE),
+        ("proof batch", "mixes the sequences of a batch"),
+    ):
+        planned = plan_runs(StudyConfig.model_validate(study | {"architectures": ["transformer++", name]}), 16)
+        assert {run.model.readout for run in planned} == {"last"}
+        if said is None:
+            assert refuse_leaks(planned, torch.device("cpu")) is None
+        else:
+            with pytest.raises(ConfigError, match=said):
+                refuse_leaks(planned, torch.device("cpu"))
+
+
 def test_the_precision_of_training_is_proved_and_its_rounding_no_leak(study, plugin):
     study["train"]["precision"] = "bf16"
     assert refuse_leaks(runs(study, "proof fourier"), torch.device("cpu")) is None

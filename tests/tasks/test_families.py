@@ -228,6 +228,10 @@ def test_tokens_to_copy_are_spread_as_the_variant_says():
 
 def test_the_compressed_sequence_is_read_at_the_last_position():
     assert {name for name in TASKS.names() if build_task(name).readout == "last"} == {"mad-compression"}
+    for mode, targets in (("clean", 31), ("paper", 32)):  # as coded the marker is one of them
+        found = build_task("mad-compression", {"mode": mode}).instances(0, range(5))
+        assert np.array_equal(found.targets[:, :targets], found.inputs[:, :targets])
+        assert ((found.targets != NOTHING).sum(axis=1) == targets).all() and (found.inputs[:, -1] == 15).all()
 
 
 def test_the_needle_stands_anywhere():
