@@ -201,7 +201,7 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
         (("list", "MIXERS"), "did you mean 'mixers'?"),
         (("data", "inspect", "mqar-k2v2-shufle"), "did you mean 'mqar-k2v2-shuffle'?"),
         (("data", "inspect", "quikstart"), "unknown study 'quikstart'"),
-        (("data", "inspect", "mqar", "--set", "pairs=99"), "99 pairs do not fit into length 64"),
+        (("data", "inspect", "mqar", "--set", "pairs=99"), "a length of 64 has room for 16 of 99 pairs"),
         (("data", "inspect", "mqar", "--set", "pairs"), "does not have the form option=value"),
         (("data", "inspect", "mqar", "--plugin", "none.py"), "none.py does not exist"),
         (("data", "prepare", "quickstart", "--plugin", "none.py"), "none.py does not exist"),

@@ -31,8 +31,7 @@ def need_room(pairs: int, fit: int, length: int) -> None:
     """Raise ConfigError if only `fit` pairs and their queries fit into `length` tokens."""
     if pairs > fit:
         raise ConfigError(
-            f"{pairs} pairs do not fit into length {length}, which has room for {max(fit, 0)}; "
-            "lower pairs or raise length."
+            f"a length of {length} has room for {max(fit, 0)} of {pairs} pairs; lower pairs or raise length."
         )
 
 
@@ -40,7 +39,7 @@ def need_tokens(pairs: int, words: int, what: str, vocab: int) -> None:
     """Raise ConfigError if a vocabulary of `vocab` has only `words` < `pairs` different `what`."""
     if pairs > words:
         raise ConfigError(
-            f"a vocabulary of {vocab} has {max(words, 0)} {what} but {pairs} are needed; raise vocab or lower pairs."
+            f"a vocabulary of {vocab} has {max(words, 0)} of the {pairs} {what} needed; raise vocab or lower pairs."
         )
 
 

@@ -165,8 +165,10 @@ class FuzzyRecall(Task):
         c = self.config
         keys, values = self._sizes
         longest = c.key_tokens + c.value_tokens
-        if keys < c.key_tokens or values < c.value_tokens:
-            raise ConfigError(f"a vocabulary of {c.vocab} has {keys} tokens for keys of {c.key_tokens}; raise vocab.")
+        for part, words, needed in (("keys", keys, c.key_tokens), ("values", values, c.value_tokens)):
+            if words < needed:
+                need = f"{part} of {needed} tokens"
+                raise ConfigError(f"a vocabulary of {c.vocab} is too small for {need}: it has {words}; raise vocab.")
         if (keys + 1) ** c.key_tokens > 2**31:
             raise ConfigError(f"keys of {c.key_tokens} tokens out of {keys} are too many to number; lower vocab.")
         if c.length < 3 * longest:

@@ -116,17 +116,13 @@ def test_one_wrong_token_makes_one_value_wrong(name):
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        (
-            "mqar",
-            {"pairs": 17},
-            "17 pairs do not fit into length 64, which has room for 16; lower pairs or raise length.",
-        ),
-        ("mqar-last", {"pairs": 9, "length": 35}, "9 pairs do not fit into length 35, which has room for 8;"),
-        ("mqar-k4v8", {"pairs": 5}, "5 pairs do not fit into length 128, which has room for 4;"),
-        ("mqar-position-robustness", {"pairs": 5}, "5 pairs do not fit into length 64, which has room for 4;"),
-        ("mqar", {"vocab": 8}, "a vocabulary of 8 has 3 keys but 4 are needed; raise vocab or lower pairs."),
-        ("mqar-k1v1", {"vocab": 6}, "a vocabulary of 6 has 3 keys but 4 are needed;"),
-        ("mqar-position-robustness", {"vocab": 30}, "a vocabulary of 30 has 15 values but 16 are needed;"),
+        ("mqar", {"pairs": 17}, "a length of 64 has room for 16 of 17 pairs; lower pairs or raise length."),
+        ("mqar-last", {"pairs": 9, "length": 35}, "a length of 35 has room for 8 of 9 pairs;"),
+        ("mqar-k4v8", {"pairs": 5}, "a length of 128 has room for 4 of 5 pairs;"),
+        ("mqar-position-robustness", {"pairs": 5}, "a length of 64 has room for 4 of 5 pairs;"),
+        ("mqar", {"vocab": 8}, "a vocabulary of 8 has 3 of the 4 keys needed; raise vocab or lower pairs."),
+        ("mqar-k1v1", {"vocab": 6}, "a vocabulary of 6 has 3 of the 4 keys needed;"),
+        ("mqar-position-robustness", {"vocab": 30}, "a vocabulary of 30 has 15 of the 16 values needed;"),
         ("mqar-k2v2-last", {}, "task 'mqar-k2v2' has no variant 'mqar-k2v2-last': did you mean 'mqar-k2v2-"),
         ("mqar-k3v3-shufle", {}, "has no variant 'mqar-k3v3-shufle': did you mean 'mqar-k3v3-shuffle'?"),
         ("mqar-lst", {}, "did you mean 'mqar-last'?"),
@@ -141,8 +137,13 @@ def test_one_wrong_token_makes_one_value_wrong(name):
             "5 updates need at least as many pairs, not 4; lower updates or raise pairs.",
         ),
         ("zoology-compositional", {"pairs": 5}, "5 pairs are not a square number; set pairs to 4 or 9."),
-        ("zoology-compositional", {"vocab": 8}, "a vocabulary of 8 has 1 first parts of keys but 2 are needed;"),
-        ("zoology-mqar", {"passes": 16}, "4 pairs do not fit into length 64, which has room for 1;"),
+        ("zoology-compositional", {"vocab": 8}, "a vocabulary of 8 has 1 of the 2 first parts of keys needed;"),
+        (
+            "mad-fuzzy-recall",
+            {"vocab": 9, "value_tokens": 5},
+            "a vocabulary of 9 is too small for values of 5 tokens: it has 4; raise vocab.",
+        ),
+        ("zoology-mqar", {"passes": 16}, "a length of 64 has room for 1 of 4 pairs;"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(name, options, words):
