@@ -46,6 +46,13 @@ class DomainLoss(SharedEvaluation[PreparedData]):
         for domain in (*data.train_domains, *data.ood_domains):
             data.documents(self.config.split, domain)
 
+    def predicted_tokens(self, data: PreparedData) -> int:
+        """Return how many held-out tokens one evaluation point predicts."""
+        domains = (*data.train_domains, *data.ood_domains)
+        sizes = np.concatenate([data.documents(self.config.split, domain).sizes for domain in domains])
+        most = self.config.max_document_tokens
+        return int(np.sum(sizes if most is None else np.minimum(sizes, most)))
+
     def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
         """Return the mean loss per token and bits per byte of each domain, and the losses of single documents."""
         measurements, documents = [], {}

@@ -17,6 +17,7 @@ from basecap.data.tokenizer import BYTES
 from basecap.evals.domain_loss import DomainLoss
 from basecap.progress import duration
 from basecap.study.config import StudyConfig
+from basecap.study.evaluation_work import evaluation_work
 from basecap.study.plan import RunSpec, costs, plan_evaluations, plan_runs, plan_training
 from basecap.study.start import check
 from basecap.study.workloads import cache_of
@@ -158,9 +159,12 @@ def _spans(numbers: list[int]) -> str:
 def _of_text(study: StudyConfig, out: Path) -> list[str]:
     """Return the lines about a study of text."""
     cache = cache_of(study, out)
+    data = find_prepared(study.text, cache)
+    runs = plan_runs(study, study.vocabulary)
     return [
+        *(() if data is None else evaluation_work(runs, plan_evaluations(study), data)),
         *sparse(study),
-        *expected_verdicts(study, find_prepared(study.text, cache)),
+        *expected_verdicts(study, data),
         *(f"Missing: {sentence}" for sentence in missing_inputs(study.text, cache)),
     ]
 
@@ -229,7 +233,10 @@ def expected_verdicts(study: StudyConfig, data: PreparedData | None) -> list[str
     warnings = (*impossible, *_few_runs(study), *_few_tokens(study, data))
     lines = [*(() if impossible else _expected(study, documents)), *(f"Warning: {sentence}" for sentence in warnings)]
     if data is None:
-        lines.append("Held-out documents are not counted, as the text is not prepared: run `basecap data prepare`.")
+        lines.append(
+            "Held-out documents are not counted, nor the work of evaluating them, as the text is not prepared: run "
+            "`basecap data prepare`."
+        )
     return lines
 
 

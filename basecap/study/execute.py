@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from basecap import environment
+from basecap.data import PreparedData
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig
+from basecap.study.evaluation_work import evaluation_work
 from basecap.study.executors import devices_for, executor_for
 from basecap.study.jobs import Execution, Runtime
+from basecap.study.plan import RunSpec
 from basecap.study.start import check, plan_of, start_study
 from basecap.study.stored_weights import evaluate_stored
 from basecap.study.sweep import choose_rates, train_rates
@@ -62,6 +65,7 @@ def execute(
 
         with executor_for(execution, runtime, devices if len(plan.runs) > 1 else devices[:1]) as executor:
             failed = group.run_on_leader(lambda: try_new(plan.runs, runtime, executor.attempt))
+            group.run_on_leader(lambda: _log_evaluation_work(plan.runs, runtime))
             unsound = {info["name"] for info in failed}
             swept = [run for run in plan.swept if run.name not in unsound]
             tried, infos = train_rates(swept, executor.train)
@@ -74,3 +78,12 @@ def execute(
             infos = failed + executor.train([run for run in plan.trained if run.name not in unsound])
             evaluate_stored(plan.trained, runtime, executor)
         return infos if group.is_leader else []
+
+
+def _log_evaluation_work(runs: Sequence[RunSpec], runtime: Runtime) -> None:
+    """Log what the evaluations of the unfinished runs take if that is more than training."""
+    unfinished = [run for run in runs if runtime.run_records(run).info().get("status") != "finished"]
+    data = runtime.workloads.get(None)
+    if isinstance(data, PreparedData):
+        for sentence in evaluation_work(unfinished, runtime.evaluations, data, least=1.0):
+            runtime.log(sentence)

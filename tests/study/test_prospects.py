@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from basecap.data import find_prepared, prepare
 from basecap.study.config import StudyConfig, load_study
 from basecap.study.estimate import estimate, expected_verdicts, readable
+from basecap.study.evaluation_work import evaluation_work
+from basecap.study.plan import plan_evaluations, plan_runs
 from tests.study.conftest import write_text
 
 
@@ -56,7 +59,7 @@ def test_a_study_of_all_its_domains_has_no_verdicts(ample, tmp_path):
 
 def test_documents_count_once_they_are_prepared(ample, tmp_path):
     config = StudyConfig.model_validate(ample)
-    unprepared = "Held-out documents are not counted, as the text is not prepared"
+    unprepared = "Held-out documents are not counted, nor the work of evaluating them, as the text is not prepared"
     assert said(ample, tmp_path).count("documents") == 1 and unprepared in said(ample, tmp_path)
     sets = prepare(config.data, tmp_path / "data").sets
     few = {domain: len(sets[domain, "test"]) for domain in ("notes", "code")}
@@ -80,3 +83,23 @@ def test_seeds_that_cost_the_same_are_one_row_and_bytes_have_257_ids(ample):
         (entry.name, "0-2, 5" if entry.name == config.reference else "0-2") for entry in config.architectures
     ]
     assert {"seed", "steps"} <= rows[0].keys() and not {"seed", "steps"} & shown[0].keys()
+
+
+def test_evaluations_that_are_more_work_than_training_are_announced(ample, tmp_path):
+    data = prepare(StudyConfig.model_validate(ample).data, tmp_path / "data")
+    sizes = np.concatenate([data.sets[domain, "test"].sizes for domain in (*data.train_domains, *data.ood_domains)])
+
+    def announced(tokens: int, least: float, **options: object) -> list[str]:
+        train = ample["train"] | {"tokens": tokens, "eval_every": tokens // 20}
+        config = StudyConfig.model_validate(ample | {"train": train, "evals": [{"domain-loss": options}]})
+        return evaluation_work(plan_runs(config, config.vocabulary), plan_evaluations(config), data, least)
+
+    length = 20 * ample["train"]["batch"] * ample["data"]["seq_len"]
+    (few,) = announced(length, 1.0)
+    assert few.startswith(
+        f"Evaluations: domain-loss reads {sizes.sum():,} held-out tokens at 20 evaluation points of a run"
+    )
+    assert f"about {sizes.sum() * 20 / length / 3:.2g} times the work of training; lower data.max_test_tokens" in few
+    assert announced(1000 * length, 1.0) == [] and "lower" not in announced(1000 * length, 0.0)[0]
+    (once,) = announced(length, 0.0, at="end", max_document_tokens=5)
+    assert f"reads {np.minimum(sizes, 5).sum():,} held-out tokens at 1 evaluation point of a run," in once
