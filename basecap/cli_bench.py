@@ -13,8 +13,8 @@ from basecap.terminal import print_table, store
 if TYPE_CHECKING:
     from basecap.bench.contenders import Contenders
 
-#: Vocabulary of models whose study does not set one.
-VOCAB = 32_000
+#: Vocabulary of models, and tokens per sequence of `bench models`, without a study.
+VOCAB, LENGTH = 32_000, 2048
 
 bench_app = typer.Typer(help="Measure speed and memory.", no_args_is_help=True)
 
@@ -47,7 +47,9 @@ Use = Annotated[
 ]
 BenchStudy = Annotated[
     str | None,
-    typer.Option("--study", help="architectures, options and width of a study; --use then picks from its names"),
+    typer.Option(
+        "--study", help="architectures, options, width and vocabulary of a study; --use then picks from its names"
+    ),
 ]
 Hidden = Annotated[int, typer.Option(min=1, max=LARGEST, help="model width")]
 
@@ -60,7 +62,10 @@ def bench_models(
     study: BenchStudy = None,
     scale: Scale = None,
     hidden: Hidden = 768,
-    length: Annotated[int, typer.Option(min=1, max=LARGEST, help="tokens per sequence")] = 2048,
+    length: Annotated[
+        int | None,
+        typer.Option(min=1, max=LARGEST, help=f"tokens per sequence (default: the study's, {LENGTH} without one)"),
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, max=LARGEST, help="sequences per step")] = 16,
     peer: Annotated[bool, typer.Option("--peer", help="also flash-linear-attention's own models, uncompiled")] = False,
     device: Device = None,
@@ -77,7 +82,7 @@ def bench_models(
     load_plugins(plugin)
     models = _contenders(study, use, scale, hidden, length)
     first = next(iter(models.values()))
-    setting = Setting(hidden=first.hidden, vocab=first.vocab, length=length, batch=batch)
+    setting = Setting(hidden=first.hidden, vocab=first.vocab, length=first.max_length, batch=batch)
     found = bench(models, setting, device=choose_device(device), peer=peer, save=partial(store, path=json_file))
     print_table("training speed", [shown(row) for row in found["rows"]], as_json=False)
     _finish(found, json_file)
@@ -120,12 +125,12 @@ def _refuse_scale_alone(study: str | None, scale: str | None) -> None:
         raise ConfigError("--scale is that of a study; give one with --study.")
 
 
-def _contenders(study: str | None, use: list[str], scale: str | None, hidden: int, length: int) -> "Contenders":
+def _contenders(study: str | None, use: list[str], scale: str | None, hidden: int, length: int | None) -> "Contenders":
     from basecap.bench.contenders import named, of_study
 
     if study is None:
-        return named(use, hidden=hidden, vocab=VOCAB, length=length)
-    return of_study(study, use, scale=scale, vocab=VOCAB, length=length)
+        return named(use, hidden=hidden, vocab=VOCAB, length=length or LENGTH)
+    return of_study(study, use, scale=scale, length=length)
 
 
 def _finish(found: dict[str, Any], path: Path | None) -> None:

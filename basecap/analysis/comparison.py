@@ -225,7 +225,7 @@ def _measure(
     seeds = sorted(seed for who, seed in runs if who == name)
     counting, why = _counting(name, runs, curves, setting)
     if not seeds:
-        return _without(name, "undecided", _no_runs(name, setting), seeds)
+        return _without(name, "none", _no_runs(name, setting), seeds)
     if not counting:
         return _without(name, "undecided", next(iter(why.values())), seeds)
     if isinstance(reference, Unfit):

@@ -48,15 +48,14 @@ def named(names: Sequence[str], *, hidden: int, vocab: int, length: int) -> Cont
     return found
 
 
-def of_study(study: str, names: Sequence[str], *, scale: str | None, vocab: int, length: int) -> Contenders:
-    """Return the architectures of a study, with its options and width.
+def of_study(study: str, names: Sequence[str], *, scale: str | None, length: int | None) -> Contenders:
+    """Return the architectures of a study, with its options, width and vocabulary, as `basecap plan` builds them.
 
     Args:
         study: name or YAML file of a study.
         names: those of its architectures to take, beside the reference; all when empty.
         scale: size of the study; None: as `basecap run` takes it.
-        vocab: vocabulary size where the study leaves it to its tokenizer.
-        length: tokens per sequence, which learned positions must cover.
+        length: tokens per sequence, which learned positions must cover; None: those of the study.
 
     Raises:
         ConfigError: what `basecap plan` refuses in a study, an architecture that it does not have, or a size at which
@@ -64,8 +63,9 @@ def of_study(study: str, names: Sequence[str], *, scale: str | None, vocab: int,
     """
     config = load_study(study, scale=scale)
     chosen = select(config, names)
-    models = {entry.name: model_of(config, entry, vocab) for entry in config.architectures if entry.name in chosen}
-    found = {name: model.model_copy(update={"max_length": length}) for name, model in models.items()}
+    entries = [entry for entry in config.architectures if entry.name in chosen]
+    models = {entry.name: model_of(config, entry, config.vocabulary) for entry in entries}
+    found = {name: model.model_copy(update={"max_length": length or config.length}) for name, model in models.items()}
     _refuse_impossible(found)
     return found
 

@@ -51,6 +51,8 @@ def headline(study: TextResults) -> str:
         return f"Nothing is compared: the reference {reference} has no trained range itself."
     found = {verdict: _with_verdict(study, verdict) for verdict in VERBS}
     parts = [f"{listed(names)} {VERBS[verdict][len(names) > 1]}" for verdict, names in found.items() if names]
+    if study.ood_domains and not parts:
+        return f"No other architecture has run yet, so there is nothing to compare with {reference}."
     if study.ood_domains:
         return f"Out of domain at equal pre-training loss, compared with {reference}: {'; '.join(parts)}."
     gaps = {row.name: row.gap for row in study.comparisons if row.gap is not None}

@@ -65,8 +65,8 @@ def _log_missing(points: Sequence[Point], log: Callable[[str], None]) -> None:
         labels = sorted({point.run.label for point in lacking})
         tokens = sorted({point.tokens for point in lacking})
         log(
-            f"{name}: missing at {len(lacking)} evaluation points of {_listed(labels)} (after {_listed(tokens)} "
-            "tokens), whose weights are not stored; set train.keep to store more."
+            f"{name}: missing at {len(lacking)} evaluation points of {_listed(labels)} (tokens: {_listed(tokens)}), "
+            "whose weights are not stored; new runs store more with train.keep."
         )
 
 

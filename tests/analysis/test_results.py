@@ -160,7 +160,7 @@ def test_an_architecture_that_was_left_out_has_not_run(tmp_path):
     records = write_study(tmp_path, architectures=TWO, documents=40)
     (records.run("other", 0).path / "run.json").unlink()
     row = only_row(tmp_path)
-    assert (row.verdict, row.words) == ("undecided", "not run yet")
+    assert (row.verdict, row.words) == ("none", "not run yet")
 
 
 def test_a_failed_run_is_told_and_its_checkpoints_still_count(tmp_path):

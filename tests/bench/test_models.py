@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from basecap.bench import models, peers
-from basecap.bench.contenders import named, with_attention
+from basecap.bench.contenders import named, of_study, with_attention
 from basecap.bench.models import run, shown
 from basecap.cli import app
 from basecap.errors import ConfigError
@@ -93,6 +93,13 @@ def test_a_failure_costs_one_row(broken: str, error: Exception, note: str, monke
     assert rows[broken]["note"].startswith(note)
     assert "tokens_per_s" not in rows[broken]
     assert [name for name in NAMES if "tokens_per_s" in rows[name]] == [name for name in NAMES if name != broken]
+
+
+def test_a_study_gives_its_sequence_length_and_vocabulary():
+    found = of_study("quickstart", ["based"], scale=None, length=None)
+    assert {(model.vocab, model.max_length, model.hidden) for model in found.values()} == {(257, 128, 64)}
+    assert list(found) == ["transformer++", "based"]
+    assert of_study("quickstart", [], scale=None, length=99)["based"].max_length == 99
 
 
 def test_names_and_sizes_that_cannot_be_built_are_refused():

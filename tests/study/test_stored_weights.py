@@ -76,8 +76,8 @@ def test_a_finished_study_gains_the_numbers_that_training_would_have_given(path,
     assert list(expected) == [2, 4, 6, 8, 10]
     failed, said = add(out, ENTROPY)
     assert failed == 0 and said == [
-        "influence-entropy: missing at 2 evaluation points of transformer++ (seed 0) (after 512, 1536 tokens), whose "
-        "weights are not stored; set train.keep to store more."
+        "influence-entropy: missing at 2 evaluation points of transformer++ (seed 0) (tokens: 512, 1536), whose "
+        "weights are not stored; new runs store more with train.keep."
     ]
     assert entropies(out) == {step: expected[step] for step in (4, 8, 10)}
     records = StudyRecords(out)
