@@ -57,7 +57,9 @@ def joined_sentences(joined: Joined) -> list[str]:
     few = [found.other for found in joined.correlations if found.architectures < FEWEST]
     if len(few) == len(joined.correlations) and not said:
         most = max(found.architectures for found in joined.correlations)
-        return [f"A correlation with the gap needs {FEWEST} architectures with both numbers; here are {most}."]
+        return [
+            f"A correlation of the gap with other evaluations needs {FEWEST} architectures with both; here are {most}."
+        ]
     if few:
         said.append(f"A correlation needs {FEWEST} architectures with both numbers: too few have {', '.join(few)}.")
     return said

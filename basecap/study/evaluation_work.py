@@ -10,10 +10,12 @@ from basecap.study.plan import RunSpec
 
 #: Work of a training step, forward and backward, beside that of the forward pass of an evaluation.
 TRAINING = 3
+#: Evaluations are announced that are as much work as training twice, and read as many tokens in a run.
+HEAVY, MANY = 2, 1_000_000
 
 
 def evaluation_work(
-    runs: Sequence[RunSpec], evaluations: Sequence[Evaluation], data: PreparedData, least: float = 0.0
+    runs: Sequence[RunSpec], evaluations: Sequence[Evaluation], data: PreparedData, only_heavy: bool = False
 ) -> list[str]:
     """Return a sentence about the run whose domain-loss is most work beside its training.
 
@@ -21,7 +23,7 @@ def evaluation_work(
         runs: of the study.
         evaluations: of the study.
         data: the text.
-        least: share of the work of training below which there is no sentence.
+        only_heavy: whether to say nothing of evaluations that take little time, or less than training.
     """
     found = next((one for one in evaluations if isinstance(one, DomainLoss)), None)
     if found is None or not runs:
@@ -29,7 +31,7 @@ def evaluation_work(
     read = found.predicted_tokens(data)
     points, share = max((_points(run, found) for run in runs), key=lambda pair: pair[1])
     work = read * share / TRAINING
-    if work < least:
+    if only_heavy and (work < HEAVY or read * points < MANY):
         return []
     lower = "; lower data.max_test_tokens or max_document_tokens of domain-loss, or raise train.eval_every"
     where = f"{points} evaluation point{'' if points == 1 else 's'} of a run"

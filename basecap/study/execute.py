@@ -81,9 +81,9 @@ def execute(
 
 
 def _log_evaluation_work(runs: Sequence[RunSpec], runtime: Runtime) -> None:
-    """Log what the evaluations of the unfinished runs take if that is more than training."""
+    """Log what the evaluations of the unfinished runs take if that is more than training and not little."""
     unfinished = [run for run in runs if runtime.run_records(run).info().get("status") != "finished"]
     data = runtime.workloads.get(None)
     if isinstance(data, PreparedData):
-        for sentence in evaluation_work(unfinished, runtime.evaluations, data, least=1.0):
+        for sentence in evaluation_work(unfinished, runtime.evaluations, data, only_heavy=True):
             runtime.log(sentence)

@@ -185,7 +185,8 @@ def failed_checks(run: RunSpec, device: torch.device) -> str | None:
     if not broken:
         return None
     count = f"{len(broken)} check{'s' if len(broken) > 1 else ''}"
-    return f"fails {count} of basecap check ({broken[0].rstrip('.')}); it trains, but run {_command(run)}"
+    first = broken[0].rstrip(".")
+    return f"fails {count} of basecap check ({first}); it trains all the same; for details run {_command(run)}"
 
 
 def _built_in(config: ModelConfig) -> bool:

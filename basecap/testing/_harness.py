@@ -55,9 +55,8 @@ class Check:
         if self.error is None:
             return f"{self.subject}: {self.name} {self.broken}."
         # A check with an allowed error of 0 is a yes or no, which has no size.
-        size = (
-            f", by {self.error:.2e} with {self.allowed:.1e} allowed" if self.allowed and self.error < math.inf else ""
-        )
+        sized = self.allowed and self.error < math.inf
+        size = f", by {self.error:.3g} with {self.allowed:.2g} allowed" if sized else ""
         return f"{self.subject}: {self.name} failed: {self.broken}{size}."
 
 

@@ -108,7 +108,7 @@ def test_few_architectures_have_no_correlation():
     found = join([study(*rows, evaluations=[entropy(scores)], runs=runs)], ["one"])
     assert found.correlations[0].value is None
     assert joined_sentences(found) == [
-        "A correlation with the gap needs 7 architectures with both numbers; here are 4."
+        "A correlation of the gap with other evaluations needs 7 architectures with both; here are 4."
     ]
     layers = entropy(scores)
     layers = replace(layers, rows=[replace(row, subset="layer 0") for row in layers.rows])

@@ -85,21 +85,23 @@ def test_seeds_that_cost_the_same_are_one_row_and_bytes_have_257_ids(ample):
     assert {"seed", "steps"} <= rows[0].keys() and not {"seed", "steps"} & shown[0].keys()
 
 
-def test_evaluations_that_are_more_work_than_training_are_announced(ample, tmp_path):
+def test_evaluations_that_are_more_work_than_training_are_announced(ample, tmp_path, monkeypatch):
     data = prepare(StudyConfig.model_validate(ample).data, tmp_path / "data")
     sizes = np.concatenate([data.sets[domain, "test"].sizes for domain in (*data.train_domains, *data.ood_domains)])
 
-    def announced(tokens: int, least: float, **options: object) -> list[str]:
+    def announced(tokens: int, only_heavy: bool, **options: object) -> list[str]:
         train = ample["train"] | {"tokens": tokens, "eval_every": tokens // 20}
         config = StudyConfig.model_validate(ample | {"train": train, "evals": [{"domain-loss": options}]})
-        return evaluation_work(plan_runs(config, config.vocabulary), plan_evaluations(config), data, least)
+        return evaluation_work(plan_runs(config, config.vocabulary), plan_evaluations(config), data, only_heavy)
 
     length = 20 * ample["train"]["batch"] * ample["data"]["seq_len"]
-    (few,) = announced(length, 1.0)
+    (few,) = announced(length, False)
     assert few.startswith(
         f"Evaluations: domain-loss reads {sizes.sum():,} held-out tokens at 20 evaluation points of a run"
     )
     assert f"about {sizes.sum() * 20 / length / 3:.2g} times the work of training; lower data.max_test_tokens" in few
-    assert announced(1000 * length, 1.0) == [] and "lower" not in announced(1000 * length, 0.0)[0]
-    (once,) = announced(length, 0.0, at="end", max_document_tokens=5)
+    assert announced(length, True) == [] and "lower" not in announced(1000 * length, False)[0]
+    monkeypatch.setattr("basecap.study.evaluation_work.MANY", 20 * sizes.sum())
+    assert announced(length, True) == [few] and announced(1000 * length, True) == []
+    (once,) = announced(length, False, at="end", max_document_tokens=5)
     assert f"reads {np.minimum(sizes, 5).sum():,} held-out tokens at 1 evaluation point of a run," in once
