@@ -138,6 +138,7 @@ def run(
 def plan(
     study: StudyArgument,
     scale: Scale = None,
+    out: Out = None,
     settings: Settings = [],
     only: Annotated[
         list[str], typer.Option("--only", help="plan only this architecture and the reference; repeatable")
@@ -156,7 +157,7 @@ def plan(
 
     rows = estimate(config)
     print_table(f"plan of {config.title}", rows if as_json else readable(rows), as_json)
-    for line in [] if as_json else remarks(config, rows, config.directory):
+    for line in [] if as_json else remarks(config, rows, out or config.directory):
         typer.echo(line)
 
 

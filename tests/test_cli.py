@@ -140,6 +140,10 @@ def test_a_plan_says_what_it_leaves_out_and_what_is_missing(study_file, tmp_path
     code, printed, err = basecap("plan", study_file)
     assert code == 0, err
     assert "All 2 runs: " in printed and "Left out: activations" in printed and "Missing" not in printed
+    assert "not prepared" in printed and "Evaluations:" not in printed
+    assert basecap("data", "prepare", study_file, "--out", "elsewhere")[0] == 0
+    found = basecap("plan", study_file, "--out", "elsewhere")[1]
+    assert "not prepared" not in found and "Evaluations: domain-loss reads" in found
     printed = basecap("plan", study_file, "--set", f"data.tokenizer={study_file}")[1]
     assert f"Missing: {study_file} is not a valid tokenizer.json" in printed
     printed = basecap("plan", study_file, "--set", "data.tokenizer=no.json")[1]

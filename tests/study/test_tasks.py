@@ -104,7 +104,7 @@ def test_a_plan_counts_the_flops_of_each_length(content):
     assert not any("domain" in line or "Warning" in line for line in remarks(study, rows, Path("nowhere")))
     day = [row | {"PFLOP": 30.24, "hours if all reach 35%": 12.0} for row in rows]  # 0.35 * 1 TFLOP/s * 86,400 s
     assert remarks(study, [*day, *day], Path("nowhere"))[0] == (
-        "All 4 runs: 2 days one after the other, if all reach 35% of this machine's matrix rate, 2 TFLOP/s; "
+        "All 4 runs: 2 days one after the other, if all reach 35% of this machine's matrix rate, now 2 TFLOP/s; "
         "at the same share of 1,000 TFLOP/s, 5 min 46 s."
     )
     one, large = ({**rows[0], "blocks": 8, "steps": 10_000, "PFLOP": work} for work in (1.0, 100.0))

@@ -102,7 +102,7 @@ def top1_chunk_step(
         q: the query [B, 1, H, K].
         k: its key [B, 1, G, K].
         v: its value [B, 1, G, K].
-        cache: from `top1_chunk_cache`, with the same `chunk`.
+        cache: from `top1_chunk_cache`, with the same `chunk`; a wider dtype than that of q, k and v may be used.
         length: tokens already in the cache; the caller adds one after each step, and may subtract any number.
         chunk: see `top1_chunk`.
         mode: see `top1_chunk`.
@@ -114,7 +114,8 @@ def top1_chunk_step(
         [B, 1, H, K] in the dtype of q.
 
     Raises:
-        ConfigError: a full cache, one made for other shapes, dtypes or devices, an invalid option or backend.
+        ConfigError: a full cache, one made for other shapes or devices or of a narrower dtype, an invalid option or
+            backend.
     """
     if torch.compiler.is_compiling():
         held = [cache[name] for name in CACHE]
