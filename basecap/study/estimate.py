@@ -90,8 +90,8 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
     seconds, work = 3600 * sum(row[HOURS] for row in rows), sum(row["PFLOP"] for row in rows)
     rate = work * 1000 / (UTILISATION * seconds)  # TFLOP/s, as `estimate` found it
     return [
-        f"{_all(len(rows), duration(seconds))} {UTILISATION:.0%} of this machine's matrix rate, now {rate:.3g} TFLOP/s; "
-        f"at the same share of 1,000 TFLOP/s, {duration(seconds * rate / 1000)}.",
+        f"{_all(len(rows), duration(seconds))} {UTILISATION:.0%} of this machine's matrix rate, "
+        f"now {rate:.3g} TFLOP/s; at the same share of 1,000 TFLOP/s, {duration(seconds * rate / 1000)}.",
         *_launches(rows),
         *_early_ends(study),
         "Left out: activations, which may take many times the memory of weights, gradients and optimiser; evaluations. "
