@@ -132,6 +132,7 @@ def test_plan_and_lists_answer_without_writing(study_file, tmp_path, basecap, mo
         code, printed, err = basecap("list", what, "--json")
         assert code == 0, err
         assert json.loads(printed)
+    assert "width 768, 32,000 token ids" in basecap("list", "mixers")[1]
     assert set(tmp_path.iterdir()) == there
 
 
