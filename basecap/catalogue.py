@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Model size for which parameters and state are listed: the smaller published one.
 HIDDEN, VOCAB, LENGTH = 768, 32_000, 2048
 #: What a table is called where its name does not say enough.
-TITLES = {"mixers": f"mixers, at the published depth for width {HIDDEN}, {VOCAB:,} token ids, sequences of {LENGTH:,} tokens"}
+TITLES = {"mixers": f"mixers, at their published depth: width {HIDDEN}, {VOCAB:,} token ids, {LENGTH:,} tokens"}
 
 
 def _in_other_backbones() -> list[str]:
