@@ -133,10 +133,14 @@ def _launches(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def readable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of `estimate` for people: seeds that cost the same in one row, times with units, and no steps."""
+    """Return the rows of `estimate` for people: seeds that cost the same in one row, and times with units.
+
+    Steps are left out, and the disk space, which `remarks` sums up.
+    """
+    hidden = ("seed", STEPS, RESUME, KEPT, HOURS)
     seeds: dict[tuple[tuple[str, Any], ...], list[int]] = {}
     for row in rows:
-        shown = {key: value for key, value in row.items() if key not in ("seed", STEPS, HOURS)}
+        shown = {key: value for key, value in row.items() if key not in hidden}
         seeds.setdefault(tuple((shown | {TIME: duration(3600 * row[HOURS])}).items()), []).append(row["seed"])
     return [{first: name, "seeds": _spans(own), **dict(rest)} for ((first, name), *rest), own in seeds.items()]
 
