@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
+from numpy import ndarray
 
 from basecap.analysis.results import TextResults
-from basecap.report.figures.means import MeanPoint, Points, mean_and_band
-from basecap.report.figures.spec import Spec, chart, layer, number, unless_picked
+from basecap.report.figures.means import between, mean_and_band
+from basecap.report.figures.spec import Rows, Spec, chart, layer, number, unless_picked
 from basecap.report.figures.style import (
     ABSCISSAE,
     NATS,
@@ -55,15 +56,15 @@ def scatter(study: TextResults, domain: str, abscissa: Abscissa, *, enlarged: bo
     within = trained_range(study) if abscissa == compared_at(study) else None
     if not found or (enlarged and within is None):
         return None
-    every = [x for runs in found.values() for run in runs for x, _ in run]
-    ends, count = extent(every), WHOLE
+    first, last = _ends([run for runs in found.values() for run in runs])
+    ends, count = extent([first, last]), WHOLE
     if enlarged and within is not None:
         margin = MARGIN * (within[1] - within[0])
-        ends, count = [max(min(every), within[0] - margin), min(max(every), within[1] + margin)], WITHIN
-    points = [point for name, runs in found.items() for point in mean_and_band(name, runs, _spread(runs, ends, count))]
-    if not points:
+        ends, count = [max(first, within[0] - margin), min(last, within[1] + margin)], WITHIN
+    lines = [row for name, runs in found.items() for row in mean_and_band(name, runs, _spread(runs, ends, count))]
+    if not lines:
         return None
-    vertical = extent([end for point in points for end in (point.low, point.high)])
+    vertical = extent([end for row in lines for end in (row["low"], row["high"])])
 
     def x(field: str) -> Spec:
         return number(field, f"{ABSCISSAE[abscissa]} ({NATS})", {"domain": ends, "nice": False}, {"tickCount": 8})
@@ -76,8 +77,8 @@ def scatter(study: TextResults, domain: str, abscissa: Abscissa, *, enlarged: bo
         same = [{"x": end, "loss": end} for end in (min(ends[0], vertical[0]), max(ends[1], vertical[1]))]
         line = {"type": "line", "clip": True, "strokeDash": [5, 4], "color": GREY}
         behind.append(layer(same, line, {"x": x("x"), "y": y("loss")}))
-    marks = [point for name, runs in found.items() for point in mean_and_band(name, runs, _marked(runs, ends, count))]
-    layers = _band_line_marks(study, points, marks, x("x"), y, "x")
+    marks = [row for name, runs in found.items() for row in mean_and_band(name, runs, _marked(runs, ends, count))]
+    layers = _band_line_marks(study, lines, marks, x("x"), y, "x")
     title = f"{domain}, trained range" if enlarged else domain
     return chart([*behind, *layers], width=420, height=320, title=title, pick=True)
 
@@ -87,11 +88,10 @@ def training(study: TextResults) -> Spec | None:
     curves = _runs_of(study, ((point.name, point.seed, point.tokens, point.loss) for point in study.curves))
     if not curves:
         return None
-    tokens = [x for runs in curves.values() for run in runs for x, _ in run]
-    steps = np.geomspace(min(tokens), max(tokens), STEPS).tolist()
-    lines = [point for name, runs in curves.items() for point in mean_and_band(name, runs, steps)]
+    steps = np.geomspace(*_ends([run for runs in curves.values() for run in runs]), STEPS).tolist()
+    lines = [row for name, runs in curves.items() for row in mean_and_band(name, runs, steps)]
     tested = _runs_of(study, ((point.name, point.seed, point.tokens, point.held_out) for point in study.points))
-    marks = [point for name, runs in tested.items() for point in mean_and_band(name, runs, _own_places(runs))]
+    marks = [row for name, runs in tested.items() for row in mean_and_band(name, runs, _own_places(runs))]
     x = number("x", "tokens trained on", {"type": "log", "nice": False}, {"format": "~s", "grid": False})
 
     def y(field: str) -> Spec:
@@ -102,49 +102,60 @@ def training(study: TextResults) -> Spec | None:
 
 def _runs_of(
     study: TextResults, points: Iterable[tuple[str, int, float | None, float | None]]
-) -> dict[str, list[list[tuple[float, float]]]]:
-    """Return a curve per run from points (name, seed, x, y) that have x and y, by architecture in the study's order."""
-    runs: dict[tuple[str, int], list[tuple[float, float]]] = {}
+) -> dict[str, list[ndarray]]:
+    """Return a curve [2, points] per run, in the order of x, by architecture in the study's order.
+
+    Args:
+        study: whose runs they are.
+        points: (name, seed, x, y); those without x or y are left out.
+    """
+    runs: dict[tuple[str, int], list[tuple[float | None, float | None]]] = {}
     for name, seed, x, y in points:
-        if x is not None and y is not None:
-            runs.setdefault((name, seed), []).append((x, y))
-    by_name: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in names_of(study)}
-    for (name, _), own in runs.items():
-        by_name[name].append(own)
+        runs.setdefault((name, seed), []).append((x, y))
+    by_name: dict[str, list[ndarray]] = {name: [] for name in names_of(study)}
+    for (name, _), pairs in runs.items():
+        curve = np.array(pairs, dtype=float).T  # None is NaN
+        curve = curve[:, ~np.isnan(curve).any(0)]
+        if curve.size:
+            by_name[name].append(curve[:, np.lexsort(curve[::-1])])
     return {name: own for name, own in by_name.items() if own}
 
 
-def _spread(runs: Sequence[Points], ends: Sequence[float], count: int) -> list[float]:
+def _ends(runs: Sequence[ndarray]) -> tuple[float, float]:
+    """Return where the first of some runs begins and the last one ends."""
+    return min(float(run[0, 0]) for run in runs), max(float(run[0, -1]) for run in runs)
+
+
+def _spread(runs: Sequence[ndarray], ends: Sequence[float], count: int) -> list[float]:
     """Return places from the first to the last point of some runs, within `ends`."""
-    every = [x for run in runs for x, _ in run]
-    low, high = max(min(every), ends[0]), min(max(every), ends[1])
+    first, last = _ends(runs)
+    low, high = max(first, ends[0]), min(last, ends[1])
     return np.unique(np.linspace(low, high, count)).tolist() if low <= high else []
 
 
-def _marked(runs: Sequence[Points], ends: Sequence[float], count: int) -> list[float]:
+def _marked(runs: Sequence[ndarray], ends: Sequence[float], count: int) -> list[float]:
     """Return where a curve has marks: at the points of a single run, else at no more places than a run has points."""
     if len(runs) > 1:
-        return _spread(runs, ends, min(count, max(map(len, runs))))
+        return _spread(runs, ends, min(count, max(run.shape[1] for run in runs)))
     return [x for x in _own_places(runs) if ends[0] <= x <= ends[1]]
 
 
-def _own_places(runs: Sequence[Points]) -> list[float]:
+def _own_places(runs: Sequence[ndarray]) -> list[float]:
     """Return the places where an architecture was evaluated, WHOLE of them at most."""
-    places = sorted({x for run in runs for x, _ in run})
-    return places[:: -(-len(places) // WHOLE)]
+    places = np.unique(np.concatenate([run[0] for run in runs]))
+    return places[:: -(-len(places) // WHOLE)].tolist()
 
 
 def _band_line_marks(
     study: TextResults,
-    lines: Sequence[MeanPoint],
-    marks: Sequence[MeanPoint],
+    drawn: Rows,
+    marks: Rows,
     x: Spec,
     y: Callable[[str], Spec],
     abscissa: str,
 ) -> list[Spec]:
-    """Return a band for each architecture of `lines`, the mean as a line, and `marks`, whose x tooltips name."""
-    drawn = [vars(point) for point in lines]
-    marked = [vars(point) | {"between": point.between, abscissa: point.x} for point in marks]
+    """Return a band for each architecture `drawn`, the mean as a line, and `marks`, whose x tooltips name."""
+    marked = [{**row, "between": between(row), abscissa: row["x"]} for row in marks]
     look = {"x": x, "color": colour(study, [*drawn, *marked])}
     several = [row for row in drawn if row["runs"] > 1]
     faint = FAINT if len({row["name"] for row in drawn}) > FEW else 3 * FAINT
