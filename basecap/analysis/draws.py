@@ -5,7 +5,7 @@ the same documents, the difficulty of single documents cancels in every differen
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy import ndarray
@@ -17,8 +17,6 @@ FEWEST_DOCUMENTS = 30
 #: The same for one training domain among others. A domain of one document would not vary at all: where it held half
 #: of the tokens, nominal 95 % intervals were true in 45 % of simulated studies.
 FEWEST_OF_A_DOMAIN = 10
-#: Evaluation points of a run that are drawn and fitted, at most: more take time and say the same.
-MOST_POINTS = 40
 
 #: The losses of every run that has some, by architecture and seed.
 Runs = dict[tuple[str, int], RunLosses]
@@ -119,7 +117,7 @@ def draw(
     """
     if not runs:
         return {}
-    found, tested = list(map(_shortened, runs.values())), list(ood or train)
+    found, tested = list(runs.values()), list(ood or train)
     training = np.concatenate([run.training for run in found])
     y = np.empty((len(tested), resamples + 1, len(training)))
     x, tokens = np.zeros(y.shape[1:]), np.zeros((resamples + 1, 1))
@@ -132,23 +130,11 @@ def draw(
             tokens += draws.size[:, None]
         if domain in tested:
             np.divide(sums, draws.size[:, None], out=y[tested.index(domain)])
-    x = x / tokens if ood else np.broadcast_to(training, x.shape)
+    if ood:
+        x /= tokens
+    else:
+        x[:] = training
     ends = np.cumsum([len(run.trained) for run in found]).tolist()
     places = [slice(end - len(run.trained), end) for end, run in zip(ends, found, strict=True)]
     curves = [Curve(x=x[:, at], y=y[..., at], trained=run.trained) for at, run in zip(places, found, strict=True)]
     return dict(zip(runs, curves, strict=True))
-
-
-def _shortened(run: RunLosses) -> RunLosses:
-    """Return a run with `MOST_POINTS` evaluation points at most: means of neighbours, the last point by itself."""
-    count = len(run.trained)
-    if count <= MOST_POINTS:
-        return run
-    first = np.linspace(0, count - 1, MOST_POINTS).astype(int)
-    sizes = np.diff(first, append=count)
-
-    def means(values: ndarray) -> ndarray:
-        return np.add.reduceat(values, first, axis=-1) / sizes
-
-    domains = {name: replace(losses, nats=means(losses.nats)) for name, losses in run.domains.items()}
-    return replace(run, trained=means(run.trained), training=means(run.training), domains=domains)

@@ -1,7 +1,7 @@
 """The losses of single documents of a run, over all its evaluation points."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy import ndarray
@@ -12,6 +12,8 @@ from basecap.records import History, Record, RunRecords
 
 #: The evaluation that the gap is made of.
 EVALUATION = "domain-loss"
+#: Evaluation points of a run that are drawn and fitted, at most: more take time and say the same.
+MOST_POINTS = 40
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,23 @@ class RunLosses:
             for domain, mine in self.domains.items()
         )
 
+    def shortened(self) -> "RunLosses":
+        """Return it with `MOST_POINTS` evaluation points at most: means of neighbours, the last point by itself."""
+        count = len(self.trained)
+        if count <= MOST_POINTS:
+            return self
+        first = np.linspace(0, count - 1, MOST_POINTS).astype(int)
+        sizes = np.diff(first, append=count)
+
+        def means(values: ndarray) -> ndarray:
+            return np.add.reduceat(values, first, axis=-1) / sizes
+
+        domains = {name: replace(losses, nats=means(losses.nats)) for name, losses in self.domains.items()}
+        return replace(self, trained=means(self.trained), training=means(self.training), domains=domains)
+
 
 def load(run: RunRecords, evals: Iterable[Record], log: TrainingLog, domains: Sequence[str]) -> RunLosses | None:
-    """Read a run's losses; None when it has no evaluation point with finite losses.
+    """Read a run's losses, shortened; None when it has no evaluation point with finite losses.
 
     Points with a loss that is not finite are left out: no mean over documents can hold one.
 
@@ -66,12 +82,15 @@ def load(run: RunRecords, evals: Iterable[Record], log: TrainingLog, domains: Se
         return None
     kept = sorted((history for history in found if finite.intersection(history.steps)), key=lambda one: min(one.steps))
     steps = sorted(finite)
-    return RunLosses(
+    places = {step: place for place, step in enumerate(step for history in kept for step in history.steps)}
+    order = [places[step] for step in steps]
+    losses = RunLosses(
         trained=np.array([trained[step] for step in steps]),
         training=log.smoothed_loss(steps),
-        domains={domain: _joined(run, domain, kept, steps) for domain in domains},
+        domains={domain: _joined(run, domain, kept, order) for domain in domains},
         finished=run.info().get("status") == "finished",
     )
+    return losses.shortened()
 
 
 def _finite(history: History, domains: Sequence[str]) -> list[int]:
@@ -83,8 +102,8 @@ def _finite(history: History, domains: Sequence[str]) -> list[int]:
     return [step for step, keep in zip(history.steps, kept.tolist(), strict=True) if keep]
 
 
-def _joined(run: RunRecords, domain: str, found: Sequence[History], steps: Sequence[int]) -> DomainLosses:
-    """Return the losses on a domain at `steps`; raises DataError where its documents changed."""
+def _joined(run: RunRecords, domain: str, found: Sequence[History], order: Sequence[int]) -> DomainLosses:
+    """Return the losses on a domain, its points in `order`; raises DataError where its documents changed."""
     places = [history.documents.subsets[domain] for history in found]
     tokens, sizes, clusters = (
         [getattr(history.documents, name)[place] for history, place in zip(found, places, strict=True)]
@@ -96,6 +115,4 @@ def _joined(run: RunRecords, domain: str, found: Sequence[History], steps: Seque
         )
     parts = [history.nats[:, place] for history, place in zip(found, places, strict=True)]
     nats = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    order = {step: row for row, step in enumerate(step for history in found for step in history.steps)}
-    rows = nats[[order[step] for step in steps]]
-    return DomainLosses(nats=rows.T, tokens=tokens[0], bytes=sizes[0], clusters=clusters[0])
+    return DomainLosses(nats=nats[order].T, tokens=tokens[0], bytes=sizes[0], clusters=clusters[0])

@@ -141,9 +141,11 @@ def _points(run: Run, train: Sequence[str]) -> list[Point]:
 def _point(run: Run, records: Sequence[Record], training: float, train: Sequence[str]) -> Point:
     """Return the evaluation point that `records` are of."""
     domains: dict[str, dict[str, float]] = {}
+    weights: dict[str, int] = {}
     for record in records:
         domains.setdefault(record.subset, {})[record.metric] = record.value
-    weights = {record.subset: record.n for record in records if record.metric == "loss" and record.subset in train}
+        if record.metric == "loss" and record.subset in train:
+            weights[record.subset] = record.n
     tokens = sum(weights.values())
     nats = sum(domains[domain]["loss"] * weight for domain, weight in weights.items())
     return Point(

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from basecap.analysis.comparison import compare_runs, judge
-from basecap.analysis.draws import FEWEST_DOCUMENTS, MOST_POINTS, Curve, Draws, draw
+from basecap.analysis.draws import FEWEST_DOCUMENTS, Curve, Draws, draw
 from basecap.analysis.gap import Range, final, more_tokens, slope, tokens_to_reach, upper_end
-from basecap.analysis.losses import DomainLosses, RunLosses
+from basecap.analysis.losses import MOST_POINTS, DomainLosses, RunLosses
 from basecap.analysis.rows import Interval, Row
 from tests.analysis.made_up import BIGRAM, OOD, REFERENCE, TRAIN, World, curve, pretraining, runs, setting
 from tests.analysis.simulate import simulate
@@ -373,7 +373,7 @@ def test_the_points_of_a_long_curve_are_means_of_neighbours_and_its_last_point()
     world = World(gaps=(0.1,), noise=(0.0, 0.0), points=2 * MOST_POINTS, seeds=2, reference_seeds=2)
     found = runs(world, _draws())
     run = found["other 0", 0]
-    made = draw({("other 0", 0): run}, TRAIN, OOD, 3, _draws())["other 0", 0]
+    made = draw({("other 0", 0): run.shortened()}, TRAIN, OOD, 3, _draws())["other 0", 0]
     assert made.x.shape == (4, MOST_POINTS)
     assert made.trained[-1] == run.trained[-1]
     np.testing.assert_allclose(made.trained @ ([2] * (MOST_POINTS - 2) + [3, 1]), run.trained.sum())
@@ -382,7 +382,8 @@ def test_the_points_of_a_long_curve_are_means_of_neighbours_and_its_last_point()
         every = losses.nats.sum(0) / losses.tokens.sum()
         np.testing.assert_allclose(curve_x[[0, -1]], [every[:2].mean(), every[-1]])
     short = {key: _every_second(run) for key, run in found.items()}
-    rows = [compare_runs(world.names, each, setting(), _draws())[0] for each in (found, short)]
+    means = {key: run.shortened() for key, run in found.items()}
+    rows = [compare_runs(world.names, each, setting(), _draws())[0] for each in (means, short)]
     assert rows[0].gap.value == pytest.approx(rows[1].gap.value, abs=0.004)
 
 
