@@ -91,7 +91,7 @@ class Table:
         self.levels = [(row.own[:, kept], row.reference[:, kept]) for row in rows]
         generator = np.random.default_rng(DRAW_SEED + 1)  # the same draws for every mean over domains
         self.students = draw_students(len(rows), documents, draws, generator)
-        self.normal = generator.standard_normal((draws, len(rows))), generator.standard_normal((draws, 1))
+        self.normal = generator.standard_normal((draws, len(rows))), generator.standard_normal(draws)
 
     def estimate(self, weights: ndarray) -> Estimates:
         """Return what the table says of the mean over domains with `weights` [D]."""
@@ -99,13 +99,8 @@ class Table:
         reference = self.reference @ weights
         shared = Shared.fitted([*map(_sample, own), Runs.of(reference)])
         errors = self._errors(weights, own, theirs, shared)
-        if shared is None:
-            ours, others = self._scattered(errors)
-        else:
-            ours, others = self._varied(own, Runs.of(reference), errors, shared)
         drawn = with_covariance(self.students, errors.documents)
-        drawn += ours * self.normal[0]
-        drawn += others * self.normal[1]
+        drawn += self._scattered(errors) if shared is None else self._varied(own, Runs.of(reference), errors, shared)
         return Estimates(
             value=np.array([part[:, 0].mean() - other[:, 0].mean() for part, other in zip(own, theirs, strict=True)]),
             errors=errors,
@@ -146,26 +141,28 @@ class Table:
         )
         return Errors(own=np.array(ours), reference=np.array(others), documents=_documents(own, theirs, within=True))
 
-    def _varied(
-        self, own: Sequence[ndarray], reference: Runs, errors: Errors, shared: Shared
-    ) -> tuple[ndarray, ndarray]:
-        """Draw standard errors of the means, [draws, A] each, from what runs say of their variance."""
+    def _varied(self, own: Sequence[ndarray], reference: Runs, errors: Errors, shared: Shared) -> ndarray:
+        """Draw the errors that runs make, [draws, A], from what they say of their variance."""
         ours = [_sample(part) for part in own]
         generator = np.random.default_rng(DRAW_SEED)
         variances, theirs = draw_variances(ours, reference, shared, self.draws, generator)
         # The range of a row may be shorter than the reference's own, and its variance there another.
         factor = errors.reference / max(shared.moderate(reference.variance, reference.freedom), TINY)
-        return np.sqrt(variances / [runs.count for runs in ours]), np.sqrt(theirs[:, None] * factor)
+        return self._drawn(variances / [runs.count for runs in ours], theirs, factor)
 
-    def _scattered(self, errors: Errors) -> tuple[ndarray, ndarray]:
-        """Draw standard errors of the means, [draws, A] each, from the scatter of points alone."""
+    def _scattered(self, errors: Errors) -> ndarray:
+        """Draw the errors that runs make, [draws, A], from the scatter of points alone."""
         generator = np.random.default_rng(DRAW_SEED)
         ours, others = (np.array([found[side][1] for found in self._scatter]) for side in (0, 1))
-        shape = (self.draws, len(self.rows))
-        return (
-            np.sqrt(errors.own * ours / generator.chisquare(ours, shape)),
-            np.sqrt(errors.reference * others.min() / generator.chisquare(others.min(), (self.draws, 1))),
-        )
+        variances = errors.own * ours / generator.chisquare(ours, (self.draws, len(self.rows)))
+        return self._drawn(variances, others.min() / generator.chisquare(others.min(), self.draws), errors.reference)
+
+    def _drawn(self, own: ndarray, reference: ndarray, factor: ndarray) -> ndarray:
+        """Draw errors of these variances: `own` [draws, A], overwritten, and `reference` [draws] times `factor` [A]."""
+        errors = np.sqrt(own, out=own)
+        errors *= self.normal[0]
+        errors += np.outer(np.sqrt(reference) * self.normal[1], np.sqrt(factor))
+        return errors
 
 
 def _sample(levels: ndarray) -> Runs:

@@ -123,7 +123,7 @@ def draw_variances(
 
     if not any(runs.freedom for runs in architectures):
         alone = reference.freedom * reference.variance / generator.chisquare(reference.freedom, draws)
-        return np.repeat(alone[:, None], len(architectures), axis=1), alone
+        return np.broadcast_to(alone[:, None], (draws, len(architectures))), alone
     theirs = like_others(reference)
     if reference.freedom:
         alone = reference.freedom * reference.variance / generator.chisquare(reference.freedom, draws)
@@ -141,7 +141,9 @@ def with_covariance(students: ndarray, covariance: ndarray) -> ndarray:
     values, vectors = np.linalg.eigh(covariance)
     values[values < NEGLIGIBLE * values.max()] = 0  # the root of a rounding error is no rounding error
     root = vectors * np.sqrt(values) @ vectors.T  # no sign of an eigenvector changes this root
-    return students @ root
+    # In blocks, which are computed in this thread: a larger product would wait for threads of BLAS beside ours.
+    blocks = students.reshape(-1, math.gcd(len(students), 100), len(root))
+    return (blocks @ root).reshape(students.shape)
 
 
 def _log_density(ratios: ndarray, own: ndarray, free: float) -> ndarray:
@@ -169,7 +171,7 @@ def half_widths(errors: ndarray, level: float) -> HalfWidths:
     For all at once each row gives away equally much: what counts in a draw is the rank of its most extreme row (as with
     max-t intervals, for rows whose errors are distributed differently).
     """
-    distances = np.ascontiguousarray(np.abs(errors).T)
+    distances = np.abs(errors.T, order="C")
     count = len(errors)
     first = int((count - 1) * (1 - level))  # no rank below it counts: to sort those above takes a fifth of the time
     above = np.argpartition(distances, first, axis=1)[:, first:]
