@@ -1,6 +1,7 @@
 """One page per report: self-contained HTML that works without a network."""
 
 import contextlib
+import functools
 import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -182,6 +183,7 @@ def _page(
     )
 
 
+@functools.cache
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("basecap.report"),
