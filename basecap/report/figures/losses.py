@@ -1,12 +1,13 @@
 """The figures of losses: on a domain over pre-training loss, and over tokens; runs of an architecture as one band."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy import ndarray
 
-from basecap.analysis.results import TextResults
+from basecap.analysis.results import CurvePoint, Point, TextResults
 from basecap.report.figures.means import between, mean_and_band
 from basecap.report.figures.spec import Rows, Spec, chart, layer, number, unless_picked
 from basecap.report.figures.style import (
@@ -33,6 +34,8 @@ FAINT, FEW = 0.06, 4
 MARGIN = 0.15
 
 Abscissa = Literal["held_out", "training"]
+#: What is drawn of a run.
+Observed = TypeVar("Observed", Point, CurvePoint)
 
 
 def scatter(study: TextResults, domain: str, abscissa: Abscissa, *, enlarged: bool) -> Spec | None:
@@ -41,18 +44,7 @@ def scatter(study: TextResults, domain: str, abscissa: Abscissa, *, enlarged: bo
     `enlarged` is the trained range alone, and nothing where there is none or the loss is not the one it is a range
     of; else the whole curve with the range shaded, and the line y = x.
     """
-    found = _runs_of(
-        study,
-        (
-            (
-                point.name,
-                point.seed,
-                point.held_out if abscissa == "held_out" else point.training,
-                point.loss_on(domain),
-            )
-            for point in study.points
-        ),
-    )
+    found = _runs_of(study, study.points, attrgetter(abscissa), lambda point: point.loss_on(domain))
     within = trained_range(study) if abscissa == compared_at(study) else None
     if not found or (enlarged and within is None):
         return None
@@ -85,12 +77,12 @@ def scatter(study: TextResults, domain: str, abscissa: Abscissa, *, enlarged: bo
 
 def training(study: TextResults) -> Spec | None:
     """Smoothed training loss (lines) and held-out loss on the training domains (marks) over tokens, means of runs."""
-    curves = _runs_of(study, ((point.name, point.seed, point.tokens, point.loss) for point in study.curves))
+    curves = _runs_of(study, study.curves, attrgetter("tokens"), attrgetter("loss"))
     if not curves:
         return None
     steps = np.geomspace(*_ends([run for runs in curves.values() for run in runs]), STEPS).tolist()
     lines = [row for name, runs in curves.items() for row in mean_and_band(name, runs, steps)]
-    tested = _runs_of(study, ((point.name, point.seed, point.tokens, point.held_out) for point in study.points))
+    tested = _runs_of(study, study.points, attrgetter("tokens"), attrgetter("held_out"))
     marks = [row for name, runs in tested.items() for row in mean_and_band(name, runs, _own_places(runs))]
     x = number("x", "tokens trained on", {"type": "log", "nice": False}, {"format": "~s", "grid": False})
 
@@ -101,20 +93,18 @@ def training(study: TextResults) -> Spec | None:
 
 
 def _runs_of(
-    study: TextResults, points: Iterable[tuple[str, int, float | None, float | None]]
+    study: TextResults, rows: Sequence[Observed], x: Callable[[Observed], Any], y: Callable[[Observed], Any]
 ) -> dict[str, list[ndarray]]:
     """Return a curve [2, points] per run, in the order of x, by architecture in the study's order.
 
-    Args:
-        study: whose runs they are.
-        points: (name, seed, x, y); those without x or y are left out.
+    `x` and `y` are read off the rows; those without one of them are left out.
     """
-    runs: dict[tuple[str, int], list[tuple[float | None, float | None]]] = {}
-    for name, seed, x, y in points:
-        runs.setdefault((name, seed), []).append((x, y))
+    runs: dict[tuple[str, int], list[Observed]] = {}
+    for row in rows:
+        runs.setdefault((row.name, row.seed), []).append(row)
     by_name: dict[str, list[ndarray]] = {name: [] for name in names_of(study)}
-    for (name, _), pairs in runs.items():
-        curve = np.array(pairs, dtype=float).T  # None is NaN
+    for (name, _), own in runs.items():
+        curve = np.array([list(map(read, own)) for read in (x, y)], dtype=float)  # None is NaN
         curve = curve[:, ~np.isnan(curve).any(0)]
         if curve.size:
             by_name[name].append(curve[:, np.lexsort(curve[::-1])])
