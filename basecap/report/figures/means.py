@@ -1,6 +1,7 @@
 """Runs of one architecture as their mean and a band from the lowest to the highest."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -24,7 +25,7 @@ def mean_and_band(name: str, runs: Sequence[ndarray], places: Sequence[float]) -
     >>> row["loss"], row["low"], row["high"]
     (3.0, 2.0, 4.0)
     """
-    found = np.stack([np.interp(places, *run, left=np.nan, right=np.nan) for run in runs])
+    found = np.stack([np.interp(places, x, y, left=np.nan, right=np.nan) for x, y in runs])
     counts = np.count_nonzero(~np.isnan(found), axis=0)
     kept = 2 * counts > len(found)
     columns, counts = found[:, kept], counts[kept]
@@ -41,6 +42,6 @@ def mean_and_band(name: str, runs: Sequence[ndarray], places: Sequence[float]) -
     ]
 
 
-def between(row: Datum) -> str:
+def between(row: Mapping[str, Any]) -> str:
     """Return the lowest and the highest run of a row in words."""
     return f"{row['low']:.3f} … {row['high']:.3f} ({row['runs']} runs)" if row["runs"] > 1 else "one run"
