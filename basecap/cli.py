@@ -219,10 +219,8 @@ def report(
     ] = False,
 ) -> None:
     """Analyse one or several studies again and write one report, which joins several: gaps, recall and costs."""
-    gc.disable()  # as `write_report` does: imports make many objects, and no garbage
     from basecap.report import joined_sheets, write_live_report, write_tables
 
-    gc.enable()
     directory = out or directories[0]
     if live:
         write_live_report(directories, directory, log)
