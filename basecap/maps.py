@@ -6,8 +6,8 @@ A file is an .npz of the arrays `input` (text), `tokens`, `layers` [L], `largest
 
 import zipfile
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,16 @@ class Maps:
     keys: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     values: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     asked: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int64))
+
+
+def join_layers(parts: Sequence[Maps]) -> Maps:
+    """Return the maps of one input that were computed for different layers, in the given order, as one."""
+    return replace(
+        parts[0],
+        layers=np.concatenate([part.layers for part in parts]),
+        largest=np.concatenate([part.largest for part in parts]),
+        sizes=np.concatenate([part.sizes for part in parts]),
+    )
 
 
 #: Arrays that mark positions; files written by earlier versions lack them.

@@ -1,6 +1,6 @@
 """Shared by the influence evaluations: choosing a task that fits the models, and the influence of each layer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -17,13 +17,19 @@ from basecap.tasks import Task, build_task
 T = TypeVar("T")
 
 
-def map_layers(model: LanguageModel, tokens_BT: Tensor, reduce: Callable[[Influence], T]) -> dict[int, T]:
+def map_layers(
+    model: LanguageModel,
+    tokens_BT: Tensor,
+    reduce: Callable[[Influence], T],
+    layers: Collection[int] | None = None,
+) -> dict[int, T]:
     """Return the result of `reduce` for the influence of each layer that has one, by layer index from 0.
 
     Args:
         model: the model in evaluation mode.
         tokens_BT: int64, on the model's device; each row is one sequence.
         reduce: called once per layer during the forward pass; only its results are kept in memory.
+        layers: the indices of the layers; all when None.
     """
     found: dict[int, T] = {}
 
@@ -33,7 +39,8 @@ def map_layers(model: LanguageModel, tokens_BT: Tensor, reduce: Callable[[Influe
             found[mixer.layer.index] = reduce(influence)
 
     mixers = [module for module in model.modules() if isinstance(module, Mixer)]
-    handles = [mixer.register_forward_pre_hook(hook) for mixer in mixers]
+    chosen = [mixer for mixer in mixers if layers is None or mixer.layer.index in layers]
+    handles = [mixer.register_forward_pre_hook(hook) for mixer in chosen]
     try:
         with torch.no_grad():
             model.hidden(tokens_BT)

@@ -1,5 +1,6 @@
 """Attention-like matrices of each layer of a model on one input (arXiv 2410.15678, figure 4)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from basecap.data.workload import Workload
 from basecap.errors import ConfigError, DataError, describe_problem, nearest
 from basecap.evals import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
 from basecap.evals._influence import SEED, fitting_task, map_layers
-from basecap.maps import Maps
+from basecap.maps import Maps, join_layers
 from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
 from basecap.tasks import NOTHING, Instances, Role
@@ -103,12 +104,12 @@ class InfluenceMap(SharedEvaluation[Workload]):
         self._inputs(data, length)
 
     def run(self, model: LanguageModel, context: Context[Workload]) -> Outcome:
-        """Return each layer's matrix and distance on this process's inputs; raises DataError as `check` does."""
-        inputs = self._inputs(context.data, model.config.max_length)
+        """Return each input's matrix and distance in this process's layers; raises DataError as `check` does."""
+        inputs, own = self._inputs(context.data, model.config.max_length), context.share(model.config.depth)
         measurements, maps = [], []
-        for read in (inputs[number] for number in context.share(len(inputs))):
+        for read in inputs:
             with context.autocast():
-                found = map_layers(model, torch.from_numpy(read.tokens)[None].to(context.device), _picture)
+                found = map_layers(model, torch.from_numpy(read.tokens)[None].to(context.device), _picture, own)
             if not found:
                 continue
             layers, after, n = sorted(found), f", {read.description}" if len(inputs) > 1 else "", len(read.tokens)
@@ -126,6 +127,15 @@ class InfluenceMap(SharedEvaluation[Workload]):
                     **read.marks(),
                 )
             )
+        return Outcome(measurements=measurements, maps=tuple(maps))
+
+    def join(self, parts: Sequence[Outcome]) -> Outcome:
+        """Put the layers of all processes together, input by input."""
+        rest = [iter(part.measurements) for part in parts if part.maps]
+        measurements, maps = [], []
+        for same in zip(*(part.maps for part in parts if part.maps), strict=True):
+            maps.append(join_layers(same))
+            measurements += [next(found) for part, found in zip(same, rest, strict=True) for _ in part.layers]
         return Outcome(measurements=measurements, maps=tuple(maps))
 
     def trial(self, model: LanguageModel, context: Context[Workload]) -> None:

@@ -12,6 +12,7 @@ from basecap.data.task_data import TaskData
 from basecap.errors import ConfigError, DataError
 from basecap.evals import Context, build_evaluation
 from basecap.evals.influence_map import _picture
+from basecap.mixers import Mixer
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
@@ -119,13 +120,28 @@ def test_a_study_of_tasks_reads_its_own_task_and_no_text():
     words = ["mqar-last, length 64, pairs 2, example 0", "mqar, length 32, pairs 2, example 0"]
     assert [maps.input for maps in outcome.maps] == words
     assert [item.subset for item in outcome.measurements] == [f"layer 0, {each}" for each in words]
-    parts = [
-        evaluation.run(LanguageModel(config).initialise(0), replace(context, rank=rank, world=3)) for rank in range(3)
-    ]
-    joined = evaluation.join(parts)
-    assert joined.measurements == outcome.measurements and [maps.input for maps in joined.maps] == words
-    assert [len(part.maps) for part in parts] == [0, 1, 1]
     asked = outcome.maps[0].asked
     assert len(asked) == 2 and set(asked[:, 1]) == set(outcome.maps[0].values)
     with pytest.raises(DataError, match="no tokenizer"):
         build_evaluation({"influence-map": {"text": "a cat"}}).check(data, 64)
+
+
+def test_processes_share_the_layers(context, model):  # noqa: F811
+    """Of one input as of several; a process without a layer, or with layers without `influence`, adds nothing."""
+    deep = LanguageModel(model.config.model_copy(update={"depth": 3})).initialise(0)
+    without = next(module for module in deep.modules() if isinstance(module, Mixer) and module.layer.index == 2)
+    without.influence = lambda x_BTD: None
+    for options in ({}, {"inputs": [{}, TASK]}):
+        evaluation = build_evaluation({"influence-map": options})
+        alone = evaluation.run(deep, context)
+        parts = [evaluation.run(deep, replace(context, rank=rank, world=4)) for rank in range(4)]
+        assert [[maps.layers.tolist() for maps in part.maps] for part in parts] == [
+            [],
+            *([[layer]] * len(alone.maps) for layer in (0, 1)),
+            [],
+        ]
+        joined = evaluation.join(parts)
+        assert joined.measurements == alone.measurements and len(alone.measurements) == 2 * len(alone.maps)
+        for found, expected in zip(joined.maps, alone.maps, strict=True):
+            for name in ("input", "tokens", "layers", "largest", "sizes", "keys", "values", "asked"):
+                np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
