@@ -94,7 +94,7 @@ def write_error(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def writing(path: Path, other: str = "another directory with --out") -> Iterator[None]:
+def writing(path: Path, other: str = "another directory") -> Iterator[None]:
     """Create the directory of `path` and turn an OSError of the block into a DataError.
 
     Args:
@@ -105,6 +105,8 @@ def writing(path: Path, other: str = "another directory with --out") -> Iterator
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
+        if path.parent.is_symlink() and not path.parent.exists():
+            raise DataError(f"cannot write {path}: {path.parent} is a broken link; fix it or give {other}.") from error
         raise DataError(f"cannot write {path}: {write_error(error)} or give {other}.") from error
 
 
@@ -120,7 +122,7 @@ def fsync_files(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, other: str = "another directory with --out") -> Iterator[Any]:
+def replacing(path: Path, other: str = "another directory") -> Iterator[Any]:
     """Open a temporary binary file, renamed to `path` if the block succeeds; raises DataError as `writing` does."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -131,6 +133,11 @@ def replacing(path: Path, other: str = "another directory with --out") -> Iterat
     finally:
         with contextlib.suppress(OSError):  # the first error is already raised
             partial.unlink(missing_ok=True)
+
+
+def real_path(path: Path) -> Path:
+    """Return the absolute path without links. A link to itself stays, which Path.resolve of Python 3.12 refuses."""
+    return Path(os.path.realpath(path))
 
 
 def safe_name(name: str) -> str:

@@ -284,7 +284,7 @@ class StudyRecords:
         """Prevent other processes from running this study; raises ConfigError when one does."""
         with contextlib.ExitStack() as held:
             with writing(self.path / "lock"):
-                busy = f"another process is running this study in {self.path}; wait for it or give another --out."
+                busy = f"another process is running this study in {self.path}; wait for it or use another directory."
                 held.enter_context(locked(self.path, busy))
             yield
 

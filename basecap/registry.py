@@ -1,5 +1,6 @@
 """The registry class for everything that has a name: mixers, backbones, evaluations, sources, tasks."""
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from basecap.errors import ConfigError, describe_error, nearest
+from basecap.files import real_path
 
 T = TypeVar("T")
 
@@ -119,7 +121,7 @@ def source_location(defined_by: type | Callable) -> str:
 
 def load_plugin(path: Path) -> None:
     """Import a plugin file, so that a study can name what it registers; raises ConfigError when that fails."""
-    path = path.resolve()
+    path = real_path(path)
     name = PLUGIN + path.stem
     if name in sys.modules and sys.modules[name].__file__ != str(path):  # a file of the same name in another directory
         name += f"_{hashlib.sha256(str(path).encode()).hexdigest()[:6]}"
@@ -135,7 +137,8 @@ def load_plugin(path: Path) -> None:
     sys.modules[name] = module
     before = Registry.total
     try:
-        spec.loader.exec_module(module)
+        with contextlib.chdir("."):  # the plugin may enter another directory; paths of the command line stay valid
+            spec.loader.exec_module(module)
     except ConfigError:
         del sys.modules[name]
         raise

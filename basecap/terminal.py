@@ -43,9 +43,11 @@ def _cell(value: Any) -> str:
 
 def writable_file(path: Path | None) -> Path | None:
     """Return the resolved path of a file to write; raises ConfigError early when it could not be written later."""
+    from basecap.files import real_path  # imports pydantic, which --help does not need
+
     if path is None:
         return None
-    file = path.resolve()  # write through a link instead of replacing it
+    file = real_path(path)  # write through a link instead of replacing it
     touched = [file, file.parent] if file.exists() else [file.parent]
     special = file.exists() and not file.is_file()  # a directory, or a device that would be replaced
     if special or not file.parent.is_dir() or not all(os.access(one, os.W_OK) for one in touched):
@@ -55,7 +57,7 @@ def writable_file(path: Path | None) -> Path | None:
 
 def store(found: dict[str, Any], path: Path | None) -> None:
     """Write `found` as JSON to `path` unless that is None; raises DataError when the file cannot be written."""
-    from basecap.files import replacing  # imports numpy, which --help does not need
+    from basecap.files import replacing  # imports pydantic, which --help does not need
 
     if path is not None:
         with replacing(path, other="another file with --json") as file:

@@ -100,5 +100,5 @@ def parse_yaml(text: str | bytes) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""
         deep = "values are nested too deeply" if isinstance(error, RecursionError) else None
-        reason = str(deep or getattr(error, "problem", None) or error).partition("\n")[0]
+        reason = str(deep or getattr(error, "problem", None) or error).partition("\n")[0].partition(";")[0]
         raise ValueError(f"is not valid YAML{where} ({reason})") from error

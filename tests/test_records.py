@@ -88,6 +88,22 @@ def test_a_file_is_no_directory_of_a_study(records):
         StudyRecords(path).write_results({})
 
 
+def test_a_study_behind_a_link_is_the_same_study(records, tmp_path_factory):
+    link = tmp_path_factory.mktemp("links") / "link"
+    link.symlink_to(records.path)
+    taken = pytest.raises(ConfigError, match="another process is running this study in")
+    with records.locked(), taken, StudyRecords(link).locked():
+        pass
+    assert StudyRecords(link).study() == STUDY
+
+
+def test_a_link_to_nowhere_is_called_broken(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    broken = pytest.raises(DataError, match="link/lock: .*link is a broken link; fix it or give another directory")
+    with broken, StudyRecords(tmp_path / "link").locked():
+        pass
+
+
 def test_a_study_of_the_users_own_is_said_to_be_none_of_ours(records):
     (records.path / "study.yaml").write_text("name: mine")
     with pytest.raises(DataError, match=r"study\.yaml was not written by basecap; give another directory"):

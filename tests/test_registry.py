@@ -47,6 +47,19 @@ def test_a_plugin_that_is_no_file_is_not_said_to_be_missing(tmp_path):
         load_plugin(tmp_path)
 
 
+def test_a_plugin_that_changes_the_directory_changes_no_path_of_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "moves.py").write_text(REGISTERS.replace('"a"', '"moves"') + 'import os\n\nos.chdir("/")\n')
+    load_plugin(Path("moves.py"))
+    assert Path.cwd() == tmp_path
+
+
+def test_a_plugin_that_is_a_link_to_itself_is_refused(tmp_path):
+    (tmp_path / "loop.py").symlink_to(tmp_path / "loop.py")
+    with pytest.raises(ConfigError, match=r"loop\.py does not exist; give the path"):
+        load_plugin(tmp_path / "loop.py")
+
+
 def test_plugins_of_one_name_in_two_directories_are_two_modules(tmp_path):
     files = [tmp_path / place / "alike.py" for place in ("first", "second")]
     for file in files:

@@ -18,7 +18,7 @@ from basecap.analysis import StudyResults, analyse, join
 from basecap.analysis.joined import Joined, joined_to_json
 from basecap.analysis.results import to_json as results_to_json
 from basecap.errors import ConfigError
-from basecap.files import read
+from basecap.files import read, real_path
 from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
 from basecap.report.bundle import bundle, label
@@ -96,7 +96,7 @@ def write_report(
     _refuse_repeated(study_paths)
     records = StudyRecords(out)
     records.refuse_foreign_report()
-    if records.has_study and [path.resolve() for path in study_paths] != [out.resolve()]:
+    if records.has_study and [*map(real_path, study_paths)] != [real_path(out)]:
         # Its results.json would then hold other runs than it has, and it could not be resumed.
         raise ConfigError(
             f"{out} holds a study, whose own report this would replace; give another directory with --out."
@@ -127,7 +127,7 @@ def write_report(
 
 
 def _refuse_repeated(paths: Sequence[Path]) -> None:
-    found = [path.resolve() for path in paths]
+    found = [*map(real_path, paths)]
     for index, path in enumerate(found):
         if path in found[:index]:
             raise ConfigError(f"{paths[index]} is given twice; give each directory once.")
