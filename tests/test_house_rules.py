@@ -63,6 +63,11 @@ NAMELESS = (
     "models",
 )
 
+#: Imports that close a circle: (module, imported module) -> reason.
+CIRCLES = {
+    ("basecap.data.sources._contract", "basecap.data.config"): "a source takes the options, which name and check it",
+}
+
 #: Functions that may be longer or take more arguments: (file, function) -> reason.
 LONG: dict[tuple[str, str], str] = {}
 MANY: dict[tuple[str, str], str] = {
@@ -160,11 +165,11 @@ def test_modules_import_each_other_in_no_circle():
     graph: dict[str, set[str]] = {}
     for name, path in names.items():
         found: set[str] = set()
-        for node in SOURCES[path].body:
+        for node in ast.walk(SOURCES[path]):  # an import inside a function or for types is an import
             if isinstance(node, ast.ImportFrom) and node.module in names:
                 inner = {f"{node.module}.{alias.name}" for alias in node.names}
                 found |= inner & names.keys() or {node.module}
-        graph[name] = found
+        graph[name] = found - {other for one, other in CIRCLES if one == name}
     try:
         order = [*graphlib.TopologicalSorter(graph).static_order()]
     except graphlib.CycleError as error:

@@ -99,7 +99,7 @@ def test_a_study_behind_a_link_is_the_same_study(records, tmp_path_factory):
 
 def test_a_link_to_nowhere_is_called_broken(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "gone")
-    broken = pytest.raises(DataError, match="link/lock: .*link is a broken link; fix it or give another directory")
+    broken = pytest.raises(DataError, match=r"link/lock: .*link is a broken link; fix it or give another directory")
     with broken, StudyRecords(tmp_path / "link").locked():
         pass
 

@@ -327,7 +327,7 @@ class _Judge:
             gap=found,
             weighted=self._gap("weighted", index),
             domains=tuple(DomainGap(domain=domain, **vars(self._gap(domain, index))) for domain in self.setting.tested),
-            along=gap_curve(one, self.reference.curves, self.weights["plain"], estimates.shared, reach),
+            along=gap_curve(one.curves, self.reference.curves, self.weights["plain"], estimates.shared, reach),
             more=more,
         )
         return replace(row, words=reasons.of(row))

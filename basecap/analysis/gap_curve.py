@@ -1,7 +1,6 @@
 """The gap along the whole range of losses: a picture, with a band at each place."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy import ndarray
@@ -11,9 +10,6 @@ from basecap.analysis.gap import read_off
 from basecap.analysis.noise import Shared
 from basecap.analysis.rows import GapCurve
 
-if TYPE_CHECKING:
-    from basecap.analysis.comparison import Measured
-
 #: Places of the picture, and draws of documents behind its band, after the sample itself.
 PLACES, FIRST = 24, slice(51)
 #: Bandwidth of the curves, in ranges.
@@ -21,14 +17,14 @@ BANDWIDTH = 0.2
 
 
 def gap_curve(
-    one: "Measured", reference: Sequence[Curve], weights: ndarray, shared: Shared | None, reach: float
+    curves: Sequence[Curve], reference: Sequence[Curve], weights: ndarray, shared: Shared | None, reach: float
 ) -> GapCurve:
-    """Return the gap at places over the range of losses that an architecture and the reference have both seen.
+    """Return the gap of `curves` at places over the range of losses that they and the reference's have both seen.
 
     The band reaches as many standard errors, `reach`, as the interval of this row alone does over the trained range; it
     holds at each place for itself. Without a variance of runs there is none.
     """
-    groups = (one.curves, reference)
+    groups = (curves, reference)
     low = max(np.mean([curve.x[0].min() for curve in group]) for group in groups)
     high = min(np.mean([curve.x[0].max() for curve in group]) for group in groups)
     places = low + (high - low) * (np.arange(PLACES) + 0.5) / PLACES

@@ -5,7 +5,6 @@ from basecap.mixers._contract import (
     Architecture,
     Cache,
     LayerChoice,
-    LayerSpec,
     Mixer,
     MixerConfig,
     Variant,
@@ -16,6 +15,7 @@ from basecap.mixers._contract import (
     mixer,
 )
 from basecap.mixers._faults import build_mixer, declared_cost, error_location, refuse_other_shape
+from basecap.mixers._layer import LayerSpec
 from basecap.mixers._parts import positions_of
 from basecap.mixers._recipes import (
     Initialiser,

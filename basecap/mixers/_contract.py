@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError, describe_error, nearest
+from basecap.mixers._layer import LayerSpec
 from basecap.mixers._recipes import ParameterRecipe, default_recipe, generator_for
 from basecap.names import split_backbone
 from basecap.ops import Influence
@@ -25,16 +26,6 @@ class MixerConfig(BaseModel):
     """Base class of mixer options: frozen, unknown keys are an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerSpec:
-    """A layer in its model: model width, index (from 0), number of layers, longest training sequence."""
-
-    hidden: int
-    index: int = 0
-    depth: int = 1
-    max_length: int = 2048
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,8 @@ from basecap.registry import source_location
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from basecap.mixers._contract import LayerSpec, Mixer, MixerConfig
+    from basecap.mixers._contract import Mixer, MixerConfig
+    from basecap.mixers._layer import LayerSpec
 
 
 def error_location(error: BaseException, cls: type) -> str | None:

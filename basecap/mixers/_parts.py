@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import Cache, LayerSpec, choose_heads, divide
+from basecap.mixers._contract import Cache, choose_heads, divide
+from basecap.mixers._layer import LayerSpec
 from basecap.mixers._recipes import Initialiser, ParameterRecipe, Scheme, constant, default_recipe, matrices, uniform
 from basecap.ops.short_convolution import Activation, short_convolution
 

@@ -4,13 +4,12 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from basecap.mixers._contract import LayerSpec
+from basecap.mixers._layer import LayerSpec
 
 Initialiser = Callable[[Tensor, torch.Generator], object]
 
@@ -96,12 +95,12 @@ def generator_for(seed: int, name: str) -> torch.Generator:
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
-def residual_std(layer: "LayerSpec", branches: int = 2, std: float = 0.02) -> float:
+def residual_std(layer: LayerSpec, branches: int = 2, std: float = 0.02) -> float:
     """Standard deviation of a projection into the residual stream: std / sqrt(number of such projections)."""
     return std / math.sqrt(branches * layer.depth)
 
 
-def matrices(scheme: Scheme, layer: "LayerSpec") -> tuple[ParameterRecipe, ParameterRecipe]:
+def matrices(scheme: Scheme, layer: LayerSpec) -> tuple[ParameterRecipe, ParameterRecipe]:
     """Return the recipes of the matrices of a block: of those that read the residual stream, and that write to it.
 
     gpt-2: std 0.02, scaled down with depth for those that write (Radford et al. 2019, section 2.3). gpt-neox: std

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import Cache, LayerSpec, Mixer
+from basecap.mixers._contract import Cache, Mixer
+from basecap.mixers._layer import LayerSpec
 from basecap.mixers._parts import token_shift
 from basecap.mixers._recipes import Initialiser, ParameterRecipe, Start, constant, orthogonal, values
 

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, mixer
+from basecap.mixers._contract import Cache, Mixer, MixerConfig, mixer
+from basecap.mixers._layer import LayerSpec
 from basecap.mixers._parts import ShortConvolution, fourier_flops, remember
 from basecap.mixers._recipes import ParameterRecipe, constant, default_recipe, normal, residual_std, values
 from basecap.ops import Influence

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, LayerSpec, Mixer, Variant, choose_heads, divide, mixer
+from basecap.mixers._contract import Cache, Mixer, Variant, choose_heads, divide, mixer
+from basecap.mixers._layer import LayerSpec
 from basecap.mixers._parts import PartedLinear, ShortConvolution, rms_norm
 from basecap.mixers._recipes import ParameterRecipe, constant, default_recipe, uniform
 from basecap.mixers._state_space import (

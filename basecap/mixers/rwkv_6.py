@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import LayerSpec, MixerConfig, choose_heads, mixer
+from basecap.mixers._contract import MixerConfig, choose_heads, mixer
+from basecap.mixers._layer import LayerSpec
 from basecap.mixers._recipes import ParameterRecipe, constant, uniform
 from basecap.mixers._rwkv import (
     REPOSITORY,

@@ -6,7 +6,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, Variant, mixer
+from basecap.mixers._contract import Cache, Mixer, MixerConfig, Variant, mixer
+from basecap.mixers._layer import LayerSpec
 from basecap.mixers._parts import AttentionHeads, attention_recipe
 from basecap.mixers._recipes import ParameterRecipe
 from basecap.ops import Influence

@@ -5,7 +5,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, LayerSpec, Mixer, MixerConfig, mixer
+from basecap.mixers._contract import Cache, Mixer, MixerConfig, mixer
+from basecap.mixers._layer import LayerSpec
 from basecap.mixers._parts import AttentionHeads, attention_recipe, remember
 from basecap.mixers._recipes import ParameterRecipe
 from basecap.ops import Influence

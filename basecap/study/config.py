@@ -101,7 +101,8 @@ class StudyConfig(Section):
     def _name_is_a_directory(cls, value: str) -> str:
         if not NAME.fullmatch(value):
             raise ValueError(
-                "a name begins with a letter or digit and contains only letters, digits, spaces and _ . + , = -, 100 at most"
+                "a name begins with a letter or digit, contains only letters, digits, spaces and _ . + , = -, and has "
+                "100 characters at most"
             )
         return value
 

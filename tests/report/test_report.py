@@ -164,7 +164,7 @@ def test_several_studies_in_one_page(tmp_path, monkeypatch):
     assert {"1-gaps", "2-gaps"} <= set(page.charts) and len(set(page.charts)) == len(page.charts)
     assert "too few runs" not in page.text
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(DataError, match="loop/study.yaml cannot be read"):
+    with pytest.raises(DataError, match=r"loop/study\.yaml cannot be read"):
         write_report([tmp_path / "loop"], tmp_path / "loop")
     with pytest.raises(ConfigError, match="one is given twice; give each directory once"):
         write_report([*paths, tmp_path / "one"], tmp_path / "both")

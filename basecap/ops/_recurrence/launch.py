@@ -5,7 +5,6 @@ import triton
 from torch import Tensor
 
 from basecap.ops._recurrence import kernels
-from basecap.ops._recurrence.operators import CHUNK
 
 #: Value channels per program, warps per program and tokens loaded ahead, forward and backward.
 FORWARD = (16, 1, 4)
@@ -14,15 +13,15 @@ BACKWARD = (16, 1, 4)
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
 
-def recur(inputs: Inputs, state: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return outputs, the final state and the kept states; `inputs` are r, log_decay, k, v, a, b."""
+def recur(inputs: Inputs, state: Tensor, starts: Tensor | None, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return outputs, the final state and those kept every `chunk` tokens; `inputs` are r, log_decay, k, v, a, b."""
     r, log_decay, k, v, a, b = _contiguous(inputs)
     B, T, H, K = r.shape
     V = v.shape[3]
     o = state.new_empty(v.shape)
     final = state.new_empty(B, H, K, V)
-    kept = state.new_empty(B * H, triton.cdiv(T, CHUNK), K, V)
-    grid, tile = _tiles(r, v, a, FORWARD)
+    kept = state.new_empty(B * H, triton.cdiv(T, chunk), K, V)
+    grid, tile = _tiles(r, v, a, FORWARD, chunk)
     if B:
         kernels.recur_fwd_kernel[grid](
             r, log_decay, k, v, a, b, state.contiguous(), _flags(starts), o, final, kept, T, H, K, V,
@@ -32,18 +31,18 @@ def recur(inputs: Inputs, state: Tensor, starts: Tensor | None) -> tuple[Tensor,
 
 
 def recur_backward(
-    grads: tuple[Tensor, Tensor], inputs: Inputs, kept: Tensor, starts: Tensor | None
+    grads: tuple[Tensor, Tensor], inputs: Inputs, kept: Tensor, starts: Tensor | None, chunk: int
 ) -> tuple[Tensor, ...]:
     """Return the gradients of r, log_decay, k, v, a, b and the state, those of a and b empty where there are none."""
     r, log_decay, k, v, a, b = _contiguous(inputs)
     B, T, H, K = r.shape
     V = v.shape[3]
-    grid, tile = _tiles(r, v, a, BACKWARD)
+    grid, tile = _tiles(r, v, a, BACKWARD, chunk)
     wide = kept.new_empty
     dr, dw, dk = (wide(grid[0], B, T, H, K) for _ in range(3))
     da, db = (wide(grid[0], B, T, H, K) if part is not None else wide(grid[0], 0) for part in (a, b))
     dv, dstate = wide(B, T, H, V), wide(B, H, K, V)
-    scratch = wide(grid[0] * grid[1], CHUNK, tile["BK"], tile["BV"])
+    scratch = wide(grid[0] * grid[1], chunk, tile["BK"], tile["BV"])
     do, dfinal = (x.contiguous() for x in grads)
     if B:
         kernels.recur_bwd_kernel[grid](
@@ -68,10 +67,10 @@ def _flags(starts: Tensor | None) -> Tensor | None:
 
 
 def _tiles(
-    r: Tensor, v: Tensor, a: Tensor | None, tuned: tuple[int, int, int]
+    r: Tensor, v: Tensor, a: Tensor | None, tuned: tuple[int, int, int], chunk: int
 ) -> tuple[tuple[int, int], dict[str, int]]:
     values, warps, stages = tuned
     BV = min(values, triton.next_power_of_2(v.shape[3]))
     BK = triton.next_power_of_2(r.shape[3])
-    tile = {"DELTA": a is not None, "CHUNK": CHUNK, "BK": BK, "BV": BV, "STAGES": stages, "num_warps": warps}
+    tile = {"DELTA": a is not None, "CHUNK": chunk, "BK": BK, "BV": BV, "STAGES": stages, "num_warps": warps}
     return (triton.cdiv(v.shape[3], BV), r.shape[0] * r.shape[2]), tile

@@ -44,7 +44,7 @@ def recur(
         state: float32 [B, H, K, V].
         starts: bool [B, T], where the state is emptied before the token.
     """
-    return _kernels().recur((r, log_decay, k, v, a, b), state, starts)
+    return _kernels().recur((r, log_decay, k, v, a, b), state, starts, CHUNK)
 
 
 @recur.register_fake
@@ -58,7 +58,7 @@ def _(r, log_decay, k, v, a, b, state, starts):
 def recur_backward(grads: list[Tensor], inputs: list[Tensor], starts: Tensor | None, kept: Tensor) -> list[Tensor]:
     """Return the gradients of r, log_decay, k, v, (a, b) and the state; `inputs` are those without the state."""
     a, b = inputs[4:] or (None, None)
-    out = _kernels().recur_backward((grads[0], grads[1]), (*inputs[:4], a, b), kept, starts)
+    out = _kernels().recur_backward((grads[0], grads[1]), (*inputs[:4], a, b), kept, starts, CHUNK)
     return list(out) if len(inputs) == 6 else [*out[:4], out[6]]
 
 

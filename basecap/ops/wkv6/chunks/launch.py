@@ -10,7 +10,6 @@ from torch import Tensor
 
 from basecap.ops._launch import block_of
 from basecap.ops.wkv6.chunks import kernels, kernels_backward
-from basecap.ops.wkv6.chunks.operators import tokens_per_chunk
 
 #: Key channels per step of a chunk's forward and backward, value channels per program of a walk.
 FORWARD, BACKWARD, WALK = 32, 16, 64
@@ -26,11 +25,8 @@ class _Inputs:
     log_decay: Tensor
     bonus: Tensor
     starts: Tensor | None
-
-    @property
-    def chunk(self) -> int:
-        """Tokens per chunk."""
-        return tokens_per_chunk(self.v.dtype)
+    #: Tokens per chunk.
+    chunk: int
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -63,11 +59,11 @@ class _Inputs:
         }
 
 
-def _inputs(tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], starts: Tensor | None) -> _Inputs:
+def _inputs(tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], starts: Tensor | None, chunk: int) -> _Inputs:
     r, k, v, log_decay, bonus = tensors
     log_decay = log_decay if log_decay.stride(3) == 1 else log_decay.contiguous()
     flags = None if starts is None else starts.to(torch.int32).contiguous()
-    return _Inputs(r.contiguous(), k.contiguous(), v.contiguous(), log_decay, bonus.contiguous(), flags)
+    return _Inputs(r.contiguous(), k.contiguous(), v.contiguous(), log_decay, bonus.contiguous(), flags, chunk)
 
 
 def _walk(inputs: _Inputs, k: Tensor, v: Tensor, first: Tensor | None, last: Tensor | None, *, back: bool) -> Tensor:
@@ -92,9 +88,10 @@ def forward(
     bonus_HK: Tensor,
     state_BHKV: Tensor | None,
     starts: Tensor | None,
+    chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return outputs, the final state in float32, and the chunks' states and scores, which `backward` takes."""
-    inputs = _inputs((r_BTHK, k_BTHK, v_BTHV, log_decay_BTHK, bonus_HK), starts)
+    inputs = _inputs((r_BTHK, k_BTHK, v_BTHV, log_decay_BTHK, bonus_HK), starts, chunk)
     (H, M, B), (K, V) = inputs.grid, (r_BTHK.shape[3], v_BTHV.shape[3])
     o = torch.empty_like(inputs.v)
     final = o.new_empty(B, H, K, V, dtype=torch.float32)
@@ -113,6 +110,7 @@ def backward(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     optional: tuple[Tensor | None, Tensor | None],
     kept: tuple[Tensor, Tensor],
+    chunk: int,
 ) -> list[Tensor | None]:
     """Return the gradients of r, k, v, log_decay, bonus and the first state.
 
@@ -121,9 +119,10 @@ def backward(
         tensors: r, k, v, log_decay, bonus.
         optional: first state and starts.
         kept: the states and scores of `forward`.
+        chunk: its tokens per chunk.
     """
     (first, starts), (states, scores) = optional, kept
-    inputs = _inputs(tensors, starts)
+    inputs = _inputs(tensors, starts, chunk)
     do = grads[0].contiguous()
     dfinal = None if grads[1] is None else grads[1].contiguous()
     dfirst = None if first is None else first.new_empty(first.shape)

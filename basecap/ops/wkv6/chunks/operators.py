@@ -42,7 +42,7 @@ def scan(
         state: float32 [B, H, K, V], or None for zeros.
         starts: bool [B, T], where the state is emptied before the token.
     """
-    return _kernels().forward(r, k, v, log_decay, bonus, state, starts)
+    return _kernels().forward(r, k, v, log_decay, bonus, state, starts, tokens_per_chunk(v.dtype))
 
 
 @torch.library.custom_op("basecap::wkv6_chunks_backward", mutates_args=())
@@ -58,7 +58,8 @@ def scan_backward(
         kept: the states and scores that `scan` returned.
     """
     do = torch.zeros_like(tensors[2]) if grads[0] is None else grads[0]
-    found = _kernels().backward((do, grads[1]), tuple(tensors), tuple(optional), tuple(kept))
+    chunk = tokens_per_chunk(tensors[2].dtype)
+    found = _kernels().backward((do, grads[1]), tuple(tensors), tuple(optional), tuple(kept), chunk)
     return [x for x in found if x is not None]
 
 
