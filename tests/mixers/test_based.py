@@ -12,6 +12,7 @@ from basecap.mixers.based import BasedConv, BasedLinear
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 from basecap.testing.check_mixer import check_mixer
+from tests.mixers._parity import check_equals_paper
 
 
 @pytest.mark.parametrize("name", ["based linear", "based conv"])
@@ -65,18 +66,7 @@ def test_equals_the_paper_in_outputs_and_gradients(kind: str):
         mixer, paper = build("based linear", 12, heads=2, feature_dim=4), linear_by_the_paper
     else:
         mixer, paper = build("based conv", 12), conv_by_the_paper
-    generator = torch.Generator().manual_seed(1)
-    x, weight = torch.randn(2, 75, 12, generator=generator, dtype=torch.float64)
-    x.requires_grad_()
-    wanted = [x, *mixer.parameters()]
-    ours, theirs = mixer(x[None])[0], paper(mixer, x)
-    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
-    for a, b in zip(
-        torch.autograd.grad((ours * weight).sum(), wanted),
-        torch.autograd.grad((theirs * weight).sum(), wanted),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+    check_equals_paper(mixer, paper)
 
 
 def test_published_pattern_and_size():

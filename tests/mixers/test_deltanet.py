@@ -10,6 +10,7 @@ from basecap.mixers import ARCHITECTURES, LayerSpec, initialise
 from basecap.mixers.deltanet import DeltaNet
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
+from tests.mixers._parity import check_equals_paper
 
 
 def by_the_paper(mixer: DeltaNet, x_TD: Tensor) -> Tensor:
@@ -39,18 +40,7 @@ def test_equals_the_paper_in_outputs_and_gradients():
     mixer = DeltaNet(DeltaNet.Config(heads=2), LayerSpec(hidden=12))
     initialise(mixer, mixer.recipe(), 0)
     mixer.double()
-    generator = torch.Generator().manual_seed(1)
-    x, weight = torch.randn(2, 75, 12, generator=generator, dtype=torch.float64)
-    x.requires_grad_()
-    wanted = [x, *mixer.parameters()]
-    ours, theirs = mixer(x[None])[0], by_the_paper(mixer, x)
-    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
-    for a, b in zip(
-        torch.autograd.grad((ours * weight).sum(), wanted),
-        torch.autograd.grad((theirs * weight).sum(), wanted),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+    check_equals_paper(mixer, by_the_paper)
 
 
 def test_published_size():

@@ -11,6 +11,7 @@ from basecap.mixers import ARCHITECTURES, LayerSpec, initialise
 from basecap.mixers.hyena import Hyena
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
+from tests.mixers._parity import check_equals_paper
 
 
 def build(hidden: int = 12, max_length: int = 40) -> Hyena:
@@ -57,18 +58,7 @@ def by_the_paper(mixer: Hyena, x_TD: Tensor) -> Tensor:
 @pytest.mark.parametrize("length", [30, 40, 55])
 def test_equals_the_paper_in_outputs_and_gradients(length: int):
     mixer = build()
-    generator = torch.Generator().manual_seed(1)
-    x, weight = torch.randn(2, length, 12, generator=generator, dtype=torch.float64)
-    x.requires_grad_()
-    wanted = [x, *mixer.parameters()]
-    ours, theirs = mixer(x[None])[0], by_the_paper(mixer, x)
-    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
-    for a, b in zip(
-        torch.autograd.grad((ours * weight).sum(), wanted),
-        torch.autograd.grad((theirs * weight).sum(), wanted),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-11)
+    check_equals_paper(mixer, by_the_paper, length=length, tolerance=1e-8)
 
 
 def test_the_initial_filter_is_that_of_the_paper():

@@ -10,6 +10,7 @@ from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES, LayerSpec, Mixer, initialise
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
+from tests.mixers._parity import check_equals_module
 
 NAMES = [
     "mamba-2",
@@ -55,21 +56,7 @@ def test_parity_with_transformers(groups: int):
         (ours.norm_weight, theirs.norm.weight),
         (ours.out_proj.weight, theirs.out_proj.weight),
     ]
-    assert len(pairs) == len(list(ours.parameters())) == len(list(theirs.parameters()))
-    with torch.no_grad():
-        for own, other in pairs:
-            other.copy_(own.reshape(other.shape))
-    x, weight = draw(2, 21, 32), draw(2, 21, 32, seed=2)
-    results = []
-    for module in (ours, theirs):
-        inputs = x.clone().requires_grad_()
-        output = module(inputs)
-        (output * weight).sum().backward()
-        results.append((output, inputs.grad))
-    # The other implementation computes its decays and its norm in float32.
-    torch.testing.assert_close(results[0], results[1], rtol=2e-5, atol=2e-6)
-    for own, other in pairs:
-        torch.testing.assert_close(own.grad, other.grad.reshape(own.shape), rtol=1e-4, atol=1e-5)
+    check_equals_module(ours, theirs, pairs)
 
 
 def test_without_decay_it_is_linear_attention():
