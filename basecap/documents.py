@@ -170,7 +170,7 @@ def _read(path: Path, wanted: Collection[int]) -> Iterator[History]:
         elif block.step in wanted:
             last[block.step] = len(described) - 1, np.frombuffer(block.content, "<f8")
     for index, documents in enumerate(described):
-        own = {step: nats for step, (place, nats) in last.items() if place == index}
+        own = {step: nats for step, (subset_index, nats) in last.items() if subset_index == index}
         if own:
             yield History(documents, [*own], np.stack([*own.values()]))
 

@@ -258,7 +258,7 @@ def _write_parts(
         yield from map(write, parts)
         return
     with WorkerPool(_begin_worker, [(write, plugin_of(config.source))] * workers) as pool:
-        for part, future in zip(parts, pool.run_in_order(_work, parts), strict=True):
+        for part, future in zip(parts, pool.run_in_order(_write_in_worker, parts), strict=True):
             try:
                 yield future.result()
             except WorkerKilled as error:
@@ -279,7 +279,7 @@ def _begin_worker(start: tuple[Callable[[Part], Path], Path | None]) -> None:
     _worker["write"] = write
 
 
-def _work(part: Part) -> Path:
+def _write_in_worker(part: Part) -> Path:
     return _worker["write"](part)
 
 

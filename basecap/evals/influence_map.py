@@ -152,9 +152,9 @@ class InfluenceMap(SharedEvaluation[Workload]):
                 config = self.Config(**{**own, **entry, "options": options})
             except ValidationError as error:
                 first = error.errors()[0]
-                place = ".".join(map(str, first["loc"]))
+                option = ".".join(map(str, first["loc"]))
                 raise ConfigError(
-                    f"influence-map: in inputs, {place} cannot be {first['input']!r}; it {describe_problem(first)}."
+                    f"influence-map: in inputs, {option} cannot be {first['input']!r}; it {describe_problem(first)}."
                 ) from error
             found.append(_read(config, data, longest))
         return found

@@ -32,10 +32,10 @@ def build_mixer(cls: "type[Mixer]", config: "MixerConfig", layer: "LayerSpec") -
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # the author's code may raise anything
-        place = error_location(error, cls) or source_location(cls)
+        location = error_location(error, cls) or source_location(cls)
         advice = "fix it" if "layer" in vars(mixer) else needed
         raise ConfigError(
-            f"mixer {cls.__name__} ({place}) cannot be built: {describe_error(error)}; {advice}."
+            f"mixer {cls.__name__} ({location}) cannot be built: {describe_error(error)}; {advice}."
         ) from error
     if "layer" not in vars(mixer):
         raise ConfigError(f"mixer {cls.__name__} ({source_location(cls)}) is incomplete: {needed}.")
@@ -57,9 +57,9 @@ def declared_cost(mixer: "Mixer", what: str, length: int) -> float:
     try:
         number = getattr(mixer, what)(length)
     except (Exception, SystemExit) as error:  # as above
-        place = error_location(error, cls) or source_location(cls)
+        location = error_location(error, cls) or source_location(cls)
         raise ConfigError(
-            f"{what} of mixer {cls.__name__} ({place}) fails: {describe_error(error)}; fix it."
+            f"{what} of mixer {cls.__name__} ({location}) fails: {describe_error(error)}; fix it."
         ) from error
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not is_number or not math.isfinite(number) or number < 0:

@@ -184,7 +184,7 @@ def choose(
         reason = (_off_the_gpu(x) if avoided else None) or family.supports(*given) or (slower if avoided else None)
         if reason is None:
             if backend != "eager" and x.dtype != torch.float64:
-                note(op, family.RUNS, _why_not(refused, last=family.BACKEND == "eager"))
+                note(op, family.RUNS, _join_refusals(refused, last=family.BACKEND == "eager"))
             return name
         refused[family.RUNS] = reason
     raise _refusal(op, *list(refused.items())[-1])
@@ -202,7 +202,7 @@ def _off_the_gpu(x: Tensor) -> str | None:
     return None if x.is_cuda else f"the tensors are on {x.device.type}"
 
 
-def _why_not(refused: Mapping[str, str], last: bool) -> str | None:
+def _join_refusals(refused: Mapping[str, str], last: bool) -> str | None:
     """Return why faster families do not run; `last`: the one that does is what remains where none can."""
     if not refused:
         return None

@@ -53,29 +53,31 @@ def joined_sentences(joined: Joined) -> list[str]:
         return ["No study has a gap to relate other numbers to; the sections of the studies say why."]
     if not joined.correlations:
         return []
-    said = [sentence for found in joined.correlations for sentence in _correlation(found)]
+    sentences = [sentence for found in joined.correlations for sentence in _correlation(found)]
     few = [found.other for found in joined.correlations if found.architectures < FEWEST]
-    if len(few) == len(joined.correlations) and not said:
+    if len(few) == len(joined.correlations) and not sentences:
         most = max(found.architectures for found in joined.correlations)
         return [
             f"A correlation of the gap with other evaluations needs {FEWEST} architectures with both; here are {most}."
         ]
     if few:
-        said.append(f"A correlation needs {FEWEST} architectures with both numbers: too few have {', '.join(few)}.")
-    return said
+        sentences.append(
+            f"A correlation needs {FEWEST} architectures with both numbers: too few have {', '.join(few)}."
+        )
+    return sentences
 
 
 def _correlation(found: Correlation) -> Iterator[str]:
     """Yield a sentence on the correlation over architectures, then one on that within them."""
     if found.value is not None:
-        over = f"rank correlation {_over(found.value, f'{found.architectures} architectures')}"
+        over = f"rank correlation {_correlation_text(found.value, f'{found.architectures} architectures')}"
         yield f"The gap and {found.other}: {over}; {_relation(found.value)}."
     if found.within is not None:
-        over = f"correlation {_over(found.within, f'{found.runs} runs')}"
+        over = f"correlation {_correlation_text(found.within, f'{found.runs} runs')}"
         yield f"The gap and {found.other}, runs of the same architecture: {over}; {_relation(found.within)}."
 
 
-def _over(found: Interval, what: str) -> str:
+def _correlation_text(found: Interval, what: str) -> str:
     return f"{found.value:+.2f} over {what} (95\u00a0% interval {found.low:+.2f} to {found.high:+.2f})"
 
 

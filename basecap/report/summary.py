@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
 from basecap.report.task_summary import recall_cautions, recall_headline, recall_question, recall_reasons
 from basecap.report.text_summary import (
-    asked,
-    borrowed,
     headline,
+    question,
     rates_text,
     reasons,
     remarks,
+    single_run_caution,
     trained_models_only,
     unfinished,
 )
@@ -41,9 +41,9 @@ def summarise(study: StudyResults) -> Summary:
 
 
 def _text(study: TextResults) -> Summary:
-    cautions = [trained_models_only(study), borrowed(study), unfinished(study), *remarks(study)]
+    cautions = [trained_models_only(study), single_run_caution(study), unfinished(study), *remarks(study)]
     return Summary(
-        question=asked(study),
+        question=question(study),
         headline=headline(study),
         reasons=reasons(study),
         cautions=[sentence for sentence in cautions if sentence],

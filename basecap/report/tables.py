@@ -22,8 +22,8 @@ def table_of(title: str, study: StudyResults) -> Table:
 def verdict_table(title: str, study: TextResults) -> Table:
     """Return a row per architecture of a study of text: its verdict, gap and interval."""
     signs = " (✓ keeps, ✗ degrades, ? undecided)" if study.ood_domains else ""
-    said = f"{title}: gap to {study.reference}, nats per token, intervals of all rows together{signs}"
-    table = Table(title=Text(said), title_justify="left")
+    heading = f"{title}: gap to {study.reference}, nats per token, intervals of all rows together{signs}"
+    table = Table(title=Text(heading), title_justify="left")
     table.box = None
     domains = study.tested
     for column in ("architecture", "verdict"):
@@ -66,12 +66,12 @@ def recall_table(title: str, study: TaskResults) -> Table:
     tests = {(row.architecture, row.train, row.test): row for row in study.tests}
     verdicts = {(row.architecture, row.train, row.test): row.verdict for row in study.shifts}
     for row in study.trained:
-        place = row.architecture, row.train
+        key = row.architecture, row.train
         table.add_row(
             Text(row.architecture),
             Text(row.train),
             str(len(row.seeds)),
-            *(_accuracy(tests.get((*place, task)), verdicts.get((*place, task)), row) for task in study.test),
+            *(_accuracy(tests.get((*key, task)), verdicts.get((*key, task)), row) for task in study.test),
         )
     return table
 

@@ -105,7 +105,7 @@ def _untrained(study: TaskResults) -> list[str]:
 
 def _losses(study: TaskResults) -> list[str]:
     tests = {(row.architecture, row.train, row.test): row for row in study.tests}
-    said = []
+    sentences = []
     for name, rows in _by_architecture(study.shifts).items():
         judged = [row for row in rows if row.verdict in ("loses", "undecided")]
         if judged:
@@ -113,16 +113,16 @@ def _losses(study: TaskResults) -> list[str]:
             there = percent(tests[name, row.train, row.test].accuracy.value)
             found = f"{there} there, {points(row.index.value)} ({between(row.index)}) less than on its own pattern"
             if row.verdict == "loses":
-                said.append(f"{label(study, row)} loses most on {row.test}: {found}.")
+                sentences.append(f"{label(study, row)} loses most on {row.test}: {found}.")
             else:
                 more = "more runs or test examples (task.held_out) would decide"
-                said.append(f"{label(study, row)} is undecided on {row.test}: {found}; {more}.")
-    return said
+                sentences.append(f"{label(study, row)} is undecided on {row.test}: {found}; {more}.")
+    return sentences
 
 
 def _regions(study: TaskResults) -> list[str]:
     recalling = [(row.architecture, row.train) for row in study.trained if row.recalls]
-    said = []
+    sentences = []
     for test in study.test:
         readers: dict[str, list[str]] = {}
         for row in study.tests:
@@ -134,8 +134,8 @@ def _regions(study: TaskResults) -> list[str]:
                 region = "no region more than the others" if equal else f"region {most + 1} of {len(shares)}"
                 readers.setdefault(region, []).append(reader)
         parts = [f"{region} by {listed(names)}" for region, names in sorted(readers.items())]
-        said += [f"Read most on {test}: {'; '.join(parts)}."] if parts else []
-    return said
+        sentences += [f"Read most on {test}: {'; '.join(parts)}."] if parts else []
+    return sentences
 
 
 def _published(study: TaskResults) -> list[str]:

@@ -24,7 +24,7 @@ EDGE = "The best learning rate is the lowest or the highest that was tried"
 LARGEST_SHARE = 10
 
 
-def asked(study: TextResults) -> str:
+def question(study: TextResults) -> str:
     """Return two sentences: the question of a study, and its architectures."""
     reference, trained = study.reference, listed(study.train_domains)
     others = len(study.names) - 1
@@ -65,8 +65,8 @@ def headline(study: TextResults) -> str:
         *([f"{listed(same)} {'show' if len(same) > 1 else 'shows'} no measurable difference"] if same else []),
         *parts,
     ]
-    said = f"Compared with {reference} at equal training loss: {'; '.join(parts)}. " if parts else ""
-    return f"{said}This study trains on every domain that it tests, so there is no verdict."
+    text = f"Compared with {reference} at equal training loss: {'; '.join(parts)}. " if parts else ""
+    return f"{text}This study trains on every domain that it tests, so there is no verdict."
 
 
 def reasons(study: TextResults) -> list[str]:
@@ -101,16 +101,16 @@ def _remedy(rows: Sequence[Row], reference: str) -> str:
         return " Train at least three seeds."
     needed = sorted(((row.name, row.more) for row in rows if row.more is not None), key=lambda pair: pair[1].runs)
     never = [row.name for row in rows if row.more is None]
-    said = ""
+    text = ""
     if needed:
-        counts = ", ".join(f"{more.runs} for {name}{_took(more.seconds)}" for name, more in needed)
-        said = f" At these estimates, more runs of each and of {reference} have an even chance to decide: {counts}."
+        counts = ", ".join(f"{more.runs} for {name}{_in_brackets(more.seconds)}" for name, more in needed)
+        text = f" At these estimates, more runs of each and of {reference} have an even chance to decide: {counts}."
     if never:
-        said += f" More runs alone will not decide {listed(never)}: use more held-out documents or train longer."
-    return said
+        text += f" More runs alone will not decide {listed(never)}: use more held-out documents or train longer."
+    return text
 
 
-def _took(seconds: float | None) -> str:
+def _in_brackets(seconds: float | None) -> str:
     return "" if seconds is None else f" ({duration(seconds)})"
 
 
@@ -160,21 +160,21 @@ def _verdicts(study: TextResults, row: Row) -> list[tuple[str, str]]:
 
 
 def _intervals(study: TextResults, rows: Sequence[Row]) -> str:
-    said = (
+    text = (
         f"in each column, the intervals of all rows hold together with {100 * study.confidence:g} % probability; "
         f'only those marked "this row alone" hold for a single row. {_looks(study)}'
     )
     few = study.few_clusters
     if any(row.conditional for row in rows):
-        said += "They hold for these trained models only. "
+        text += "They hold for these trained models only. "
     elif not few:
-        said += "They include what other documents and other seeds would change."
+        text += "They include what other documents and other seeds would change."
     if few:
-        said += (
+        text += (
             f"They hold for these sources only: the documents of {listed(few)} come from fewer than "
             f"{FEWEST_DOCUMENTS} clusters."
         )
-    return said.strip()
+    return text.strip()
 
 
 def _looks(study: TextResults) -> str:
@@ -205,7 +205,7 @@ def trained_models_only(study: TextResults) -> str:
     )
 
 
-def borrowed(study: TextResults) -> str:
+def single_run_caution(study: TextResults) -> str:
     """Return a sentence about rows of one run, whose variation from run to run is taken from others, "" for none."""
     names = [row.name for row in study.comparisons if row.gap and len(row.seeds) == 1 and not row.conditional]
     if not names:
@@ -260,11 +260,11 @@ def _left_out(study: TextResults) -> list[str]:
     named = [f"{name} seed {run.seed} ({run.why})" for name, run in every if (name, run.seed) not in running]
     if not named:
         return []
-    said = f"Left out of the comparison: {'; '.join(named)}."
+    text = f"Left out of the comparison: {'; '.join(named)}."
     if rows[0].reference_left_out:
         count = len(rows[0].reference_seeds)
-        said += f" {count} {'run' if count == 1 else 'runs'} of {reference} {'is' if count == 1 else 'are'} compared."
-    return [said]
+        text += f" {count} {'run' if count == 1 else 'runs'} of {reference} {'is' if count == 1 else 'are'} compared."
+    return [text]
 
 
 def unfinished(study: TextResults) -> str:

@@ -75,7 +75,7 @@ def start_study(execution: Execution, checked: Sequence[RunSpec], only: set[str]
     records.refuse_foreign()
     records.refuse_lost_results()
     _refuse_others(records, {run.name for run in checked})
-    whole = _whole(records, study)
+    whole = _merged_study(records, study)
     _refuse_damaged(records, study)
     material = material_of(whole, records.path)
     refuse_leaks([run for run in checked if run.architecture in only], device)
@@ -94,7 +94,7 @@ def start_study(execution: Execution, checked: Sequence[RunSpec], only: set[str]
 
 def plan_of(records: StudyRecords, study: StudyConfig, vocabulary: int, only: set[str]) -> Plan:
     """Return the plan of the selected runs as far as they are known; a sweep has the first seed of the directory's."""
-    whole = _whole(records, study)
+    whole = _merged_study(records, study)
     # Other architectures of the directory may be from plugin files that are not loaded now.
     runs = plan_runs(restrict(whole, only), vocabulary, chosen_rates(records))
     chosen = [run for run in runs if run.sweep or run.seed in study.seeds_of(run.architecture)]
@@ -116,7 +116,7 @@ def _refuse_damaged(records: StudyRecords, study: StudyConfig) -> None:
             load(run, evals, log, (*study.data.train, *study.data.ood))
 
 
-def _whole(records: StudyRecords, study: StudyConfig) -> StudyConfig:
+def _merged_study(records: StudyRecords, study: StudyConfig) -> StudyConfig:
     """Return what the directory holds with this study: an earlier one's seeds and architectures too."""
     if not records.has_study:
         return study

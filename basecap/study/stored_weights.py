@@ -113,7 +113,7 @@ def _stored(records: RunRecords) -> dict[int, Path]:
 
 
 def evaluate_directory(
-    place: Path,
+    path: Path,
     *,
     add: Sequence[str],
     at: At | None,
@@ -128,7 +128,7 @@ def evaluate_directory(
     Under `torchrun` all processes evaluate each point together, and only the leader returns a number.
 
     Args:
-        place: DIR, or DIR/runs/NAME-sSEED.
+        path: DIR, or DIR/runs/NAME-sSEED.
         add: evaluations that the study gets, as a study file names them.
         at: the evaluation points to look at, all when None; evaluations that are added run there in later runs too.
         only: the architectures to evaluate; all when empty.
@@ -144,8 +144,8 @@ def evaluate_directory(
         Interrupted: SIGINT or SIGTERM; the numbers of finished evaluations are recorded.
     """
     chosen = environment.choose_device(device)
-    alone = bool(RunRecords(place).info())
-    records = StudyRecords(place.parent.parent if alone else place)
+    alone = bool(RunRecords(path).info())
+    records = StudyRecords(path.parent.parent if alone else path)
     held = validate(records.study(), str(records.path / "study.yaml"))
     study = with_evaluations(held, [_entry(text, at) for text in add], records.path)
     names = select(study, only) & {*only} if only else select(study, only)  # no reference unless it is named
@@ -163,9 +163,9 @@ def evaluate_directory(
         )
         for evaluation, workload in itertools.product(runtime.evaluations, runtime.workloads.values()):
             evaluation.check(workload, study.length)
-        names = names if only or alone else _given(names, runtime, study)
+        names = names if only or alone else _buildable(names, runtime, study)
         planned = plan_runs(restrict(study, names), vocabulary_of(runtime.workloads), chosen_rates(records))
-        runs = _finished(planned, runtime, place if alone else None)
+        runs = _finished(planned, runtime, path if alone else None)
         for run in runs:
             check_points(run, at or "every", "--at")
         group.run_on_leader(lambda: _add(study, runtime))
@@ -174,7 +174,7 @@ def evaluate_directory(
         return failed if group.is_leader else None
 
 
-def _given(names: Collection[str], runtime: Runtime, study: StudyConfig) -> set[str]:
+def _buildable(names: Collection[str], runtime: Runtime, study: StudyConfig) -> set[str]:
     """Return the architectures that can be built, and log those whose plugins are not given.
 
     An architecture that cannot be built for another reason stays, and planning its runs says why.
@@ -207,12 +207,12 @@ def _add(study: StudyConfig, runtime: Runtime) -> None:
     runtime.records.write_declarations(evaluation.declaration for evaluation in runtime.evaluations)
 
 
-def _finished(runs: Sequence[RunSpec], runtime: Runtime, place: Path | None) -> list[RunSpec]:
-    """Return the finished runs with stored weights, or the one in `place`; raises ConfigError without any."""
+def _finished(runs: Sequence[RunSpec], runtime: Runtime, path: Path | None) -> list[RunSpec]:
+    """Return the finished runs with stored weights, or the one in `path`; raises ConfigError without any."""
     found, finished = [], False
     for run in runs:
         records = runtime.run_records(run)
-        if place is not None and records.path.name != place.name:
+        if path is not None and records.path.name != path.name:
             continue
         if records.info().get("status") != "finished":
             continue
@@ -221,7 +221,7 @@ def _finished(runs: Sequence[RunSpec], runtime: Runtime, place: Path | None) -> 
             refuse_other(records, run)
             found.append(run)
     if not found:
-        where = place or runtime.records.path
+        where = path or runtime.records.path
         if finished:
             raise ConfigError(f"{where} has no stored weights; remove its runs and train them again to evaluate more.")
         raise ConfigError(f"{where} has no finished run; finish one with `basecap run`.")

@@ -48,7 +48,7 @@ def train_run(run: RunSpec, runtime: Runtime) -> dict[str, Any]:
         alone = None if group.world == 1 or isinstance(error, TrainingError) else error
     info["ops"] = dict(sorted(IMPLEMENTATIONS.items()))
     if alone is not None:
-        _leave(records, run, info, runtime)
+        _record_own_failure(records, run, info, runtime)
         raise alone
     if group.is_leader:
         records.write_info(info)
@@ -58,7 +58,7 @@ def train_run(run: RunSpec, runtime: Runtime) -> dict[str, Any]:
     return info
 
 
-def _leave(records: RunRecords, run: RunSpec, info: dict[str, Any], runtime: Runtime) -> None:
+def _record_own_failure(records: RunRecords, run: RunSpec, info: dict[str, Any], runtime: Runtime) -> None:
     """Record and log what failed in this process, unless another one failed first and caused this failure."""
     if records.info().get("status") != "failed":
         records.write_info(info)

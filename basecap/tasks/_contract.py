@@ -222,5 +222,5 @@ def configured(family: type[T], options: Mapping[str, Any], name: str | None = N
         return family(family.Config(**options))
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{title}: {place} cannot be {first['input']!r}; it {describe_problem(first)}.") from error
+        option = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{title}: {option} cannot be {first['input']!r}; it {describe_problem(first)}.") from error

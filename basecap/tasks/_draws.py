@@ -67,7 +67,7 @@ class Draws:
     def _starts(self, stream: str) -> Bits:
         return mixed(self._rows ^ np.uint64(key_of(stream)))
 
-    def _again(self, stream: str, rows: Ints, places: Ints) -> Bits:
+    def _bits_at(self, stream: str, rows: Ints, places: Ints) -> Bits:
         """Return the elements [rows, places] of `bits` of a stream."""
         return mixed(self._starts(stream)[rows] + places.astype(np.uint64) * _GOLDEN)
 
@@ -98,7 +98,7 @@ class Draws:
             attempt += 1
             again, rows = np.unique(again[rows]), again[rows]
             for part in range(width):
-                bits = self._again(f"{stream} {attempt}", rows, places * width + part)
+                bits = self._bits_at(f"{stream} {attempt}", rows, places * width + part)
                 words[rows, places, part] = _scaled(bits, size)
 
     def slots(self, stream: str, count: int, size: int, weights: NDArray[np.float64] | None = None) -> Ints:
@@ -133,7 +133,7 @@ class Draws:
         attempt = 0
         while len(rows):
             attempt += 1
-            drawn = _scaled(self._again(f"{stream} {attempt}", rows, places), high - low) + low
+            drawn = _scaled(self._bits_at(f"{stream} {attempt}", rows, places), high - low) + low
             tokens[rows, places] = drawn
             still = taken[rows, drawn]
             rows, places = rows[still], places[still]

@@ -189,7 +189,7 @@ class Harness:
             broken += f", first at position {apart.nonzero()[0].item()}"
         return self.check(name, error, self.allowed, broken)
 
-    def still(self, name: str, moved: Tensor, size: float, broken: str) -> Check:
+    def check_zero(self, name: str, moved: Tensor, size: float, broken: str) -> Check:
         """Return the check that `moved` [B, T, D], float64, is zero to the excusable error, as a share of `size`."""
         error = (moved.abs().max() / size).item()
         if error > self.allowed:

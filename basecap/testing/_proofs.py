@@ -95,7 +95,7 @@ def causality(harness: Harness) -> Iterator[Check]:
         f"{forward} sees the future in evaluation mode only: outputs before position {cut} change with later inputs"
     )
     with evaluation(harness.layers):
-        yield harness.still("causality in evaluation mode", *probe.movement(harness.layers), broken)
+        yield harness.check_zero("causality in evaluation mode", *probe.movement(harness.layers), broken)
 
 
 def _sees_no_future(harness: Harness, name: str, probe: _causality.Probe, outputs: str) -> Check:
@@ -106,7 +106,7 @@ def _sees_no_future(harness: Harness, name: str, probe: _causality.Probe, output
             other, other_size = probe.movement(harness.layers)
         mode = " in training mode only" if other.abs().max() <= harness.allowed * other_size else ""
     broken = f"{harness.place('forward')} sees the future{mode}: {outputs} change with later inputs"
-    return harness.still(name, moved, size, broken)
+    return harness.check_zero(name, moved, size, broken)
 
 
 def _of_length(harness: Harness, cut: int) -> str:
@@ -127,9 +127,9 @@ def causal_gradients(harness: Harness) -> Iterator[Check]:
     broken = (
         f"{forward} sees the future if gradients are enabled: outputs before position {cut} change with later inputs"
     )
-    yield harness.still("causality with gradients", *probe.movement(harness.layers), broken)
+    yield harness.check_zero("causality with gradients", *probe.movement(harness.layers), broken)
     broken = f"outputs of {forward} before position {cut} have gradients with respect to inputs after it"
-    yield harness.still("causal gradients", *probe.gradient(harness.layers), broken)
+    yield harness.check_zero("causal gradients", *probe.gradient(harness.layers), broken)
 
 
 @torch.no_grad()
@@ -200,7 +200,7 @@ def packing(harness: Harness) -> Iterator[Check]:
     yield harness.same(
         "packed segments",
         packed,
-        _apart(harness),
+        _separate_outputs(harness),
         f"{harness.place('forward')} mixes packed documents: with `segments`, the output of a segment differs from "
         "that of a separate sequence",
     )
@@ -213,7 +213,7 @@ def packing(harness: Harness) -> Iterator[Check]:
     )
 
 
-def _apart(harness: Harness) -> Tensor:
+def _separate_outputs(harness: Harness) -> Tensor:
     rows = []
     for x_TD, ids in zip(harness.x, harness.segments(), strict=True):
         _, counts = ids.unique_consecutive(return_counts=True)
@@ -225,7 +225,7 @@ def packed_gradients(harness: Harness) -> Iterator[Check]:
     """The outputs of a packed segment have no gradient with respect to the inputs of another."""
     probe = _causality.documents(harness.x, harness.x, harness.weight, harness.segments(), [2] * BATCH)
     broken = f"outputs of {harness.place('forward')} in one segment have gradients with respect to another"
-    yield harness.still("packed gradients", *probe.gradient(harness.layers), broken)
+    yield harness.check_zero("packed gradients", *probe.gradient(harness.layers), broken)
 
 
 @torch.no_grad()
@@ -248,7 +248,9 @@ def derivatives(harness: Harness) -> Iterator[Check]:
     if not all(mixer.exact_gradient for mixer in harness.layers.mixers):
         return
     point = {"x": harness.x, **{name: p.detach() for name, p in harness.layers.named_parameters()}}
-    name, error, allowed = worst([(name, *_along(harness, point, name, grad)) for name, grad in grads.items()])
+    name, error, allowed = worst(
+        [(name, *_derivative_error(harness, point, name, grad)) for name, grad in grads.items()]
+    )
     broken = f"the gradient of {harness.own_name(name)} differs from the numerical derivative"
     yield harness.check("derivatives", error, allowed, broken)
 
@@ -259,7 +261,7 @@ def worst(rows: list[tuple[str, float, float]]) -> tuple[str, float, float]:
 
 
 @torch.no_grad()
-def _along(harness: Harness, point: Mapping[str, Tensor], name: str, grad: Tensor) -> tuple[float, float]:
+def _derivative_error(harness: Harness, point: Mapping[str, Tensor], name: str, grad: Tensor) -> tuple[float, float]:
     """Return (error, allowed) of one directional derivative, both relative to the size of the gradient."""
     direction = harness.random(f"direction {name}", *point[name].shape)
 

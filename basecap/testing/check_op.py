@@ -128,18 +128,18 @@ def _loss(op: Function, hidden: Tensor, weight: Tensor) -> Tensor:
     return op(hidden, weight, torch.arange(len(hidden), device=hidden.device) % V)
 
 
-def _alike(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
+def _with_exact_scores(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
     # Queries and keys are multiples of 1/8: scores are exact and all choose alike.
     q, k = ((F.rms_norm(x, x.shape[-1:]) * 8).round() / 8 for x in (q, k))
     return {"q": q, "k": k, "v": v}
 
 
 def _choices(draw: Draw) -> dict[str, Tensor]:
-    return _alike(draw(B, T, 2 * H, K), draw(B, T, H, K), draw(B, T, H, K))
+    return _with_exact_scores(draw(B, T, 2 * H, K), draw(B, T, H, K), draw(B, T, H, K))
 
 
 def _wide_choices(draw: Draw, width: int) -> dict[str, Tensor]:
-    return _alike(draw(1, 2 * T, 2, width), draw(1, 2 * T, 1, width), draw(1, 2 * T, 1, width))
+    return _with_exact_scores(draw(1, 2 * T, 2, width), draw(1, 2 * T, 1, width), draw(1, 2 * T, 1, width))
 
 
 def _grouped(draw: Draw) -> dict[str, Tensor]:
@@ -208,7 +208,7 @@ def _head(draw: Draw) -> dict[str, Tensor]:
     return {"hidden": draw(B * T, D), "weight": draw(V, D)}
 
 
-def _switched(
+def _op_by_backend(
     op: Function,
     definition: Function,
     inputs: Callable[[Draw], Mapping[str, Tensor]],
@@ -242,7 +242,7 @@ def _seventh(op: Function, half: bool = False) -> Op:
 
 def _chunks(mode: Mode, chunk: int = 64, inputs: Callable[[Draw], Mapping[str, Tensor]] = _choices) -> Op:
     op, definition = (partial(function, chunk=chunk, mode=mode) for function in (top1_chunk, _dense))
-    return _switched(op, definition, inputs, chunk_families)
+    return _op_by_backend(op, definition, inputs, chunk_families)
 
 
 OPS: dict[str, Op] = {
@@ -253,16 +253,16 @@ OPS: dict[str, Op] = {
     "top1-chunk approx, heads of 64": _chunks("approx", 128, partial(_wide_choices, width=64)),
     "top1-chunk exact, heads of 128": _chunks("exact", 128, partial(_wide_choices, width=128)),
     "top1-chunk approx, heads of 128": _chunks("approx", 128, partial(_wide_choices, width=128)),
-    "top1-element": _switched(top1_element, _element, _choices, element_families),
-    "delta rule": _switched(
+    "top1-element": _op_by_backend(top1_element, _element, _choices, element_families),
+    "delta rule": _op_by_backend(
         delta_rule, delta_rule_reference.delta_rule, _memory, delta_rule_families, "beta", "log_decay"
     ),
-    "ssd": _switched(ssd, ssd_reference.ssd, _ssd, ssd_families, "log_decay"),
-    "selective scan": _switched(
+    "ssd": _op_by_backend(ssd, ssd_reference.ssd, _ssd, ssd_families, "log_decay"),
+    "selective scan": _op_by_backend(
         selective_scan, selective_scan_reference.selective_scan, _scan, scan_families, "dt", "A"
     ),
-    "wkv4": _switched(wkv4, wkv4_reference.wkv4, _wkv4, wkv4_families),
-    "wkv6": _switched(wkv6, wkv6_reference.wkv6, _wkv6, wkv6_families),
+    "wkv4": _op_by_backend(wkv4, wkv4_reference.wkv4, _wkv4, wkv4_families),
+    "wkv6": _op_by_backend(wkv6, wkv6_reference.wkv6, _wkv6, wkv6_families),
     "wkv7": _seventh(wkv7),
     "wkv7 bounded": _seventh(wkv7_bounded, half=True),
     "taylor attention": Op(
@@ -273,7 +273,7 @@ OPS: dict[str, Op] = {
         inputs=_taylor,
         families=taylor_families,
     ),
-    "short convolution": _switched(
+    "short convolution": _op_by_backend(
         partial(short_convolution, activation="silu"),
         partial(short_convolution_reference.short_convolution, activation="silu"),
         _taps,
@@ -300,7 +300,7 @@ OPS: dict[str, Op] = {
         inputs=_grouped,
         families=attention_families,
     ),
-    "long convolution": _switched(
+    "long convolution": _op_by_backend(
         long_convolution, long_convolution_reference.long_convolution, _filter, long_convolution_families, "filter"
     ),
 }

@@ -19,13 +19,13 @@ def first_bad_module(
     bad: list[str] = []
 
     def hook(name: str):
-        def look(module: nn.Module, inputs: tuple, output: object) -> None:
+        def check_output(module: nn.Module, inputs: tuple, output: object) -> None:
             parts = output if isinstance(output, tuple) else (output,)
             held = (total(*parts),) if isinstance(module, Block) and isinstance(output, tuple) else parts
             if any(isinstance(part, Tensor) and not part.isfinite().all() for part in held):
                 bad.append(name)
 
-        return look
+        return check_output
 
     handles = [module.register_forward_hook(hook(name)) for name, module in model.named_modules() if name]
     try:

@@ -7,7 +7,6 @@ from basecap.analysis.rows import LeftOut
 from basecap.analysis.sequential import Looks
 from basecap.report.text_summary import (
     EDGE,
-    borrowed,
     duration_text,
     edge_text,
     gap_text,
@@ -19,6 +18,7 @@ from basecap.report.text_summary import (
     remarks,
     runs_text,
     share_text,
+    single_run_caution,
     trained_models_only,
     unfinished,
     worth_interval_text,
@@ -96,9 +96,9 @@ def test_intervals_of_single_runs_speak_of_these_models():
 
 def test_a_row_of_one_run_says_that_its_variation_is_taken_from_others():
     one, two = undecided("a", seeds=[0]), undecided("b")
-    assert borrowed(study(two)) == "" == borrowed(study(replace(one, conditional=True)))
-    assert borrowed(study(one, two)).startswith("a has one run: it is taken to vary from seed to seed as")
-    assert borrowed(study(one, replace(one, name="c"))).startswith("a and c have one run: they are taken")
+    assert single_run_caution(study(two)) == "" == single_run_caution(study(replace(one, conditional=True)))
+    assert single_run_caution(study(one, two)).startswith("a has one run: it is taken to vary from seed to seed as")
+    assert single_run_caution(study(one, replace(one, name="c"))).startswith("a and c have one run: they are taken")
 
 
 def test_looks_at_a_growing_study_are_named():
