@@ -32,7 +32,8 @@ from basecap.cli_options import (
     log,
 )
 from basecap.errors import BasecapError, ConfigError, Interrupted, nearest
-from basecap.terminal import console, print_table
+from basecap.progress import protect_streams
+from basecap.terminal import console, print_table, report_output_error
 
 if TYPE_CHECKING:
     from basecap.report import Report
@@ -345,6 +346,7 @@ def main() -> None:
     """
     atexit.register(gc.freeze)  # an ending process frees its memory: no need to search it for cycles first
     debug = "--debug" in sys.argv
+    protect_streams()
     if debug:
         _show_traces()
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -363,8 +365,10 @@ def main() -> None:
             typer.echo(f"error: {message}", err=True)
         sys.exit(2)
     except OSError as error:  # pathlib's questions, such as is_file, raise it where a directory may not be entered
-        if debug or error.filename is None:
+        if debug:
             raise
+        if error.filename is None:
+            sys.exit(report_output_error(error))
         typer.echo(
             f"error: {error.filename} cannot be read ({error.strerror}); fix that or give another path.", err=True
         )

@@ -1,7 +1,9 @@
 """Output of the command line: tables on the terminal and files written with --json."""
 
+import contextlib
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,18 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def report_output_error(error: OSError) -> int:
+    """Print why standard output cannot be written, unless its reader has ended; return the exit code."""
+    from basecap.files import write_error
+
+    with contextlib.suppress(OSError, ValueError):  # Python would complain again when it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return 128 + signal.SIGPIPE
+    typer.echo(f"error: {write_error(error)} and run again.", err=True)
+    return 2
 
 
 def writable_file(path: Path | None) -> Path | None:

@@ -303,6 +303,13 @@ def test_bad_input_leaves_a_process_with_exit_code_2():
     assert (code, printed) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
 
 
+def test_output_that_cannot_be_written_is_one_sentence():
+    command = [sys.executable, "-m", "basecap.cli", "list", "settings"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: the disk is full; free disk space and run again.\n")
+
+
 @pytest.mark.parametrize(
     ("command", "place", "number"),
     [

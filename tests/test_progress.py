@@ -1,10 +1,14 @@
 """Progress: plain lines where nobody watches, a bar on a terminal."""
 
+import contextlib
 import io
+import os
+import sys
+from pathlib import Path
 
 import pytest
 
-from basecap.progress import progress, share_terminal, write_line
+from basecap.progress import progress, protect_streams, share_terminal, write_line
 
 
 class Clock:
@@ -72,6 +76,7 @@ def test_no_work_shows_nothing():
 def test_a_terminal_that_processes_share_gets_lines(monkeypatch):
     """Bars of several processes would overwrite each other."""
     monkeypatch.setattr("basecap.progress._SHARED", [])
+    monkeypatch.setattr("sys.stderr", sys.stderr)  # restored afterwards
     share_terminal()
     stream = Terminal()
     with progress("run", total=10, unit="files", stream=stream, every=0) as advance:
@@ -95,3 +100,29 @@ def test_a_bar_keeps_its_numbers_on_a_narrow_terminal(monkeypatch: pytest.Monkey
     shown = stream.getvalue()
     assert "30081024/60000000" in shown and "transf" in shown
     assert shown.count("\n") == 1
+
+
+def test_work_outlives_a_log_on_a_full_disk(monkeypatch):
+    with Path("/dev/full").open("w", buffering=1) as full:
+        monkeypatch.setattr("sys.stderr", full)
+        with pytest.raises(OSError, match="No space"):
+            write_line("lost")
+        protect_streams()
+        write_line("lost")
+        with progress("run", total=2, every=0) as advance:
+            advance(1)
+            advance(1)
+        assert sys.stderr.encoding == full.encoding and not sys.stderr.isatty()
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+
+
+def test_closed_streams_get_descriptors_of_their_own(monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    monkeypatch.setattr("sys.stderr", None)
+    protect_streams()
+    write_line("lost")
+    for stream in (sys.stdout, sys.stderr):
+        assert os.get_inheritable(stream.fileno())
+        stream.close()
