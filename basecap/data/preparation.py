@@ -103,7 +103,8 @@ def _translated_os_errors(cache: Path) -> Iterator[None]:
         yield
     except OSError as error:
         full = FULL.get(error.errno or 0)
-        reason = full or f"{error.strerror or error} ({error.filename})"
+        file = f" ({error.filename})" if error.filename else ""
+        reason = full or f"{error.strerror or error}{file}"
         what = "free disk space" if full else "fix that"
         raise DataError(
             f"the data could not be prepared in {cache}: {reason}; {what} or set data.cache to another directory, "
