@@ -124,10 +124,10 @@ def refuse_missing_file(name: str) -> None:
 
 def is_local(name: str) -> bool:
     """Whether the tokenizer `name` of a study is available without the network."""
-    from huggingface_hub import try_to_load_from_cache
-
     if name in ("bpe", "bytes") or Path(name).exists():
         return True
+    from huggingface_hub import try_to_load_from_cache  # here, because it takes long to import
+
     try:
         return isinstance(try_to_load_from_cache(name, "tokenizer.json"), str)
     except ValueError:  # not a valid name on the hub
