@@ -1,6 +1,5 @@
 """Several studies over the same architectures, side by side: gaps, other evaluations, costs, and how they correlate."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -9,6 +8,7 @@ from statistics import mean, median
 from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from basecap.analysis.correlations import Correlation, Measure, correlations
 from basecap.analysis.results import EvaluationResults, StudyResults, TaskResults, TextResults
@@ -250,7 +250,7 @@ def _read(path: Path) -> dict[str, Any]:
         f"{path} is not what `basecap bench models` or `basecap bench generate` writes with --json; give such a file."
     )
     try:
-        found = json.loads(path.read_bytes())
+        found = from_json(path.read_bytes())
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; give a file that `basecap bench` wrote.") from error
     except ValueError as error:

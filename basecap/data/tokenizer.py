@@ -94,7 +94,7 @@ class Tokenizer:
             return cls(file.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"tokenizer {file} cannot be read ({error.strerror}); give a tokenizer.json.") from error
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ConfigError(
                 f"{file} is not a valid tokenizer.json; give one with --set data.tokenizer=FILE."
             ) from error

@@ -149,7 +149,7 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
     path = tmp_path / "tokenizer.json"
     with pytest.raises(ConfigError, match="cannot be read"):
         Tokenizer.load(path)
-    for content in ("{", "[]", "{}", '{"model": {"vocab": {}}, "added_tokens": 3}'):
+    for content in ("{", "[" * 100_000, "[]", "{}", '{"model": {"vocab": {}}, "added_tokens": 3}'):
         path.write_text(content)
         with pytest.raises(ConfigError, match="is not a valid tokenizer"):
             Tokenizer.load(path)

@@ -195,7 +195,9 @@ def test_studies_that_cannot_be_joined_are_refused(studies, error):
         join(studies, ["one", "two"])
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"rows": 1}', '{"rows": [{"architecture": "a"}]}', None])
+@pytest.mark.parametrize(
+    "content", ["{", "[" * 100_000, "[]", '{"rows": 1}', '{"rows": [{"architecture": "a"}]}', None]
+)
 def test_a_file_of_costs_that_is_none_is_refused(content, tmp_path):
     write_study(tmp_path, architectures={"base": (1.0, 0.0)}, documents=5, checkpoints=2)
     file = tmp_path / "costs.json"
