@@ -120,6 +120,7 @@ def test_positions_that_double_stand_at_equal_distances(places, kind):
     found = EvaluationResults(name="e", axes=["position"], unit="nats", better="lower", rows=rows)
     encodings = [layer["encoding"]["x"] for layer in evaluation(drawn_study([0.1]), found, "m", "s")["layer"]]
     assert {encoding["scale"].get("type") for encoding in encodings} == {kind}
+    assert all(encoding["axis"] == {"values": list(places)} for encoding in encodings)
 
 
 def test_every_gap_has_its_own_tolerance_beside_it():

@@ -7,6 +7,9 @@ from basecap.report.figures.style import colour, names_of, ref, shape, tooltip
 #: Where a value need not be compared with zero.
 FREE: Spec = {"zero": False}
 
+#: Places on an axis from which on ticks stand at round numbers instead.
+MANY = 13
+
 
 def evaluation(study: StudyResults, found: EvaluationResults, metric: str, subset: str | None) -> Spec:
     """A declared evaluation: curves over its first axis, one for each value of its second, else a mark per subset."""
@@ -38,7 +41,9 @@ def evaluation(study: StudyResults, found: EvaluationResults, metric: str, subse
         ]
         height = 14 * len({(row["run"], row["subset"]) for row in rows}) + 20
         return chart(layers, width=480, height=height, pick=True)
-    look["x"] = number(axes[0], found.axes[0], _scale([row[axes[0]] for row in rows]))
+    places = [row[axes[0]] for row in rows]
+    ticks = sorted({*places})  # a tick between two layers would mean nothing
+    look["x"] = number(axes[0], found.axes[0], _scale(places), {"values": ticks} if len(ticks) <= MANY else None)
     if len(axes) > 1:
         look["strokeDash"] = {"field": axes[1], "type": "nominal", "legend": {"title": found.axes[1]}}
     y = number("value", title, FREE)
