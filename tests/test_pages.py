@@ -30,12 +30,12 @@ NAME = re.compile(r"[A-Z]{3,}")
 
 
 def _spans(text: str) -> Iterator[str]:
-    """Yield the lines of blocks without a language, joined where they go on, and what stands between backticks."""
+    """Yield the lines of blocks of commands, joined where they go on, and what stands between backticks."""
     parts = re.split(r"^```(.*)\n", text, flags=re.MULTILINE)  # text, fence, text, fence, ...
     for number, part in enumerate(parts[::2]):
         if number % 2 == 0:
             yield from (re.sub(r"\s+", " ", span) for span in re.findall(r"`([^`]+)`", part))
-        elif not parts[2 * number - 1]:
+        elif parts[2 * number - 1] in ("", "console"):
             yield from re.sub(r"\\\n\s*", "", part).splitlines()
 
 
