@@ -47,6 +47,7 @@ class Figure(_File):
 
     kind: Literal["losses", "entropy", "scores"]
     columns: list[str] = []
+    measured: list[str | None] = []
     x: list[float] | None = None
     y: list[float] | None = None
     published: PublishedFigure | None = None

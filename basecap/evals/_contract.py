@@ -73,7 +73,7 @@ class Outcome:
     measurements: list[Measurement]
     documents: dict[str, DocumentLosses] = field(default_factory=dict)
     maps: tuple[Maps, ...] = ()
-    samples: Mapping[tuple[str, int], np.ndarray] = field(default_factory=dict)
+    samples: Mapping[tuple[str, Any], np.ndarray] = field(default_factory=dict)
 
 
 class Evaluation(ABC, Generic[W]):
@@ -153,5 +153,7 @@ def build_evaluation(entry: str | dict[str, Any]) -> Evaluation:
         return cls(cls.Config(**(options or {})))
     except ValidationError as error:
         first = error.errors()[0]
+        if first["type"] == "missing":
+            raise ConfigError(f"evaluation {name!r} needs the option {first['loc'][0]!r}; add it.") from error
         given = f"option {first['loc'][0]!r} of evaluation {name!r} cannot be {first['input']!r}"
         raise ConfigError(f"{given}: it {describe_problem(first)}.") from error

@@ -1,5 +1,7 @@
 """Text from a trained model, token by token through the caches."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,7 @@ def generate(
     temperature: float = 0.0,
     top_k: int | None = None,
     seed: int = 0,
+    stop: Callable[[Tensor], bool] | None = None,
 ) -> Tensor:
     """Return [B, new_tokens] int64 continuations.
 
@@ -29,6 +32,7 @@ def generate(
         temperature: 0 takes the most probable token; else logits are divided by it and sampled.
         top_k: sample among the k most probable tokens only.
         seed: of the sampling.
+        stop: takes the tokens added so far [B, n]; no more are added once it returns true.
 
     Raises:
         ConfigError: an empty prompt, or more tokens than the model has learned positions.
@@ -41,6 +45,8 @@ def generate(
     chosen = []
     for index in range(new_tokens):
         chosen.append(_choose(logits, temperature, top_k, generator))
+        if stop is not None and stop(torch.cat(chosen, dim=1)):
+            break
         if index + 1 < new_tokens:
             logits = model.step(chosen[-1], caches)
     return torch.cat(chosen, dim=1) if chosen else prompt_BT[:, :0]

@@ -34,6 +34,11 @@ class FigureConfig(BaseModel):
     x: Range | None = Field(None, description="range of the published x axis, drawn at scale paper")
     y: Range | None = Field(None, description="range of the published y axis, likewise")
     columns: tuple[Line, ...] = Field((), description="columns of a table of scores")
+    measured: tuple[Line | None, ...] = Field(
+        (),
+        description="by column of a table of scores, the number of few-shot that it is: TASK METRIC, such as piqa "
+        "acc_norm; mean: the mean of the row; null: none",
+    )
     published: PublishedConfig | None = Field(
         None, description="numbers that the paper prints; the report shows them beside the measured ones"
     )
@@ -48,6 +53,8 @@ class FigureConfig(BaseModel):
     @model_validator(mode="after")
     def _values_fit(self) -> "FigureConfig":
         values = {} if self.published is None else self.published.values
+        if self.measured and len(self.measured) != len(self.columns):
+            raise ValueError(f"measured should have {len(self.columns)} entries, one per column")
         if values and self.kind == "entropy":
             raise ValueError("a figure of entropies has no published values; remove them")
         for name, row in values.items():

@@ -1,0 +1,1 @@
+"""Parts of the evaluation few-shot: what a model computes, and the tasks of lm-evaluation-harness."""

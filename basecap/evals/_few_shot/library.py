@@ -1,0 +1,395 @@
+"""The tasks of lm-evaluation-harness (the extra `eval`): their prompts, metrics and groups, asked of our models."""
+
+import contextlib
+import functools
+import io
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lm_eval.api.group import Group
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.task import Task
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from basecap.data.tokenizer import Tokenizer
+from basecap.errors import BasecapError, ConfigError, DataError, describe_error, nearest
+from basecap.evals._contract import Measurement
+from basecap.evals._few_shot.scoring import Scorer
+
+#: Seed of the draws of examples that a prompt shows, that of lm-evaluation-harness.
+SEED = 1234
+
+#: New tokens of tasks that do not say how many, as in lm-evaluation-harness.
+NEW_TOKENS = 256
+
+#: Documents of each task whose prompts are looked at before training.
+LOOKED_AT = 100
+
+#: Most documents whose metric gets a standard error by the jackknife, which computes it once without each of them.
+JACKKNIFE = 1000
+
+#: The metric of prompts whose beginning was left out, beside those of the task.
+CUT = "cut prompts"
+
+#: The values of each document, by task and metric ("METRIC,FILTER" of lm-evaluation-harness, or `CUT`).
+Samples = Mapping[tuple[str, Any], np.ndarray]
+
+
+class AskedModel(TemplateLM):
+    """A model of ours as one that tasks ask; without a scorer it only finds out which prompts fit.
+
+    Attributes:
+        cut: of each request of the last call, whether the beginning of its prompt was left out to fit the length.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, length: int, scorer: Scorer | None = None):
+        """Take the tokenizer, the tokens that the model reads at most, and the model."""
+        super().__init__()
+        self.cut: list[bool] = []
+        self._tokens = tokenizer
+        self._length = length
+        self._scorer = scorer
+
+    @property
+    def eot_token_id(self) -> int:
+        """End-of-text, which stands before a text without context."""
+        return self._tokens.end_of_text
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
+        """Return the tokens of a text."""
+        return self._tokens.encode(string)
+
+    def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        """Return the log-probability of each continuation after its context, and whether greedy decoding gives it."""
+        return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        before, predicted = super()._encode_pair(context, continuation)
+        return before, predicted or self.tok_encode(continuation)  # a merge across the border leaves nothing to predict
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[tuple[str, str], list[int], list[int]]], **_unused: Any
+    ) -> list[tuple[float, bool]]:
+        pairs, self.cut = [], []
+        for (_, text), before, predicted in requests:
+            room = self._length + 1 - len(predicted)
+            if room < 1:
+                raise self._too_short(f"an answer of {len(predicted)} tokens, {text[:40]!r}")
+            self.cut.append(len(before) > room)
+            pairs.append((before[-room:], predicted))
+        return [(0.0, False)] * len(pairs) if self._scorer is None else self._scorer.scores(pairs)
+
+    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Return the log-probability of each text, in windows of the model's length that predict each token once."""
+        self.cut = [False] * len(requests)
+        windows, owners = [], []
+        for index, request in enumerate(requests):
+            tokens = self.tok_encode(request.args[0])
+            for window in get_rolling_token_windows(tokens, self.prefix_token_id, self._length, context_len=1):
+                windows.append(make_disjoint_window(window))
+                owners.append(index)
+        if self._scorer is None:
+            return [0.0] * len(requests)
+        values = [value for value, _ in self._scorer.scores(windows)]
+        return np.bincount(owners, values, minlength=len(requests)).tolist()
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Return the greedy continuation of each prompt up to a stop string or end-of-text, without it."""
+        alike: dict[tuple[int, tuple[str, ...]], list[int]] = defaultdict(list)
+        prompts, self.cut = [], []
+        for index, request in enumerate(requests):
+            prompt, options = request.args
+            new, stops = _generation(options)
+            room = self._length - new
+            if room < 1:
+                raise self._too_short(f"an answer of up to {new} tokens after a prompt")
+            tokens = self.tok_encode(prompt) or [self.eot_token_id]
+            self.cut.append(len(tokens) > room)
+            prompts.append(tokens[-room:])
+            alike[new, stops].append(index)
+        found = [""] * len(requests)
+        if self._scorer is None:
+            return found
+        for (new, stops), members in alike.items():
+            ends = functools.partial(self._ends, stops)
+            added = self._scorer.continuations([prompts[one] for one in members], new, ends)
+            for index, tokens in zip(members, added, strict=True):
+                found[index] = self._text(stops, tokens)[0]
+        return found
+
+    def _ends(self, stops: Sequence[str], tokens: list[int]) -> bool:
+        return self._text(stops, tokens)[1]
+
+    def _text(self, stops: Sequence[str], tokens: list[int]) -> tuple[str, bool]:
+        """Return the text up to the first stop string or end-of-text, and whether there is one."""
+        ended = self.eot_token_id in tokens
+        text = whole = self._tokens.decode(tokens[: tokens.index(self.eot_token_id)] if ended else tokens)
+        for stop in stops:
+            text = text.split(stop)[0]
+        return text, ended or text != whole
+
+    def _too_short(self, what: str) -> DataError:
+        return DataError(f"{what} does not fit the {self._length} tokens that models read; {_REMEDY}.")
+
+
+_REMEDY = "leave the task out, lower shots, or raise data.seq_len"
+
+
+def _generation(options: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
+    """Return how many tokens to add and the strings that end an answer; ConfigError for sampled answers."""
+    if options.get("do_sample") or float(options.get("temperature") or 0) > 0:
+        raise ConfigError("it samples its answers, and few-shot takes the most probable ones; leave the task out.")
+    until = options.get("until") or []
+    known = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+    limits = [options[key] for key in known if options.get(key)]
+    return int(limits[0] if limits else NEW_TOKENS), tuple(filter(None, [until] if isinstance(until, str) else until))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a study asks for: a task, or a group of tasks that has a score of its own."""
+
+    name: str
+    tasks: Sequence[str]
+    group: Group | None
+
+
+class Tasks:
+    """The tasks that a study names, with their data."""
+
+    def __init__(
+        self, names: Sequence[str], shots: int | Mapping[str, int] | None, limit: int | None, path: str | None
+    ):
+        """Load the tasks and their data.
+
+        Args:
+            names: of tasks, groups or tags.
+            shots: examples in a prompt: of all tasks, or by name; the task's own number where not given.
+            limit: documents of each task, all when None.
+            path: directory of task files, which replace those of lm-evaluation-harness.
+
+        Raises:
+            ConfigError: a name is unknown, a task appears twice or is not one of text alone.
+            DataError: the data of a task cannot be loaded.
+        """
+        self._limit = limit
+        self.asked: list[Asked] = []
+        self.tasks: dict[str, Task] = {}
+        for name in names:
+            tasks, group = _load(name, path)
+            own = shots.get(name) if isinstance(shots, Mapping) else shots
+            for task in tasks.values():
+                _set_shots(task, own)
+            for task in tasks.keys() & self.tasks.keys():
+                raise ConfigError(f"few-shot: task {task!r} is in two of the tasks; remove one.")
+            self.tasks |= tasks
+            if group is not None and group.has_aggregation:
+                self.asked.append(Asked(name=name, tasks=[*tasks], group=group))
+            else:
+                self.asked += [Asked(name=task, tasks=[task], group=None) for task in tasks]
+
+    def check(self, tokenizer: Tokenizer, length: int) -> None:
+        """Raise DataError when a task has answers that do not fit, or most of its prompts must be cut."""
+        model = AskedModel(tokenizer, length)
+        for name, task in self.tasks.items():
+            requests = self._requests(name, min(LOOKED_AT, self._limit or LOOKED_AT))
+            cut = 0
+            for kind, members in _by_kind(requests).items():
+                with _named(name):
+                    getattr(model, kind)(members)
+                cut += sum(model.cut)
+            task._instances = None  # they hold all prompts
+            if 2 * cut > len(requests):
+                raise DataError(
+                    f"task {name!r}: {cut} of the first {len(requests)} prompts do not fit the {length} tokens that "
+                    f"models read; {_REMEDY}."
+                )
+
+    def answers(self, model: AskedModel, share: Callable[[int], range]) -> Samples:
+        """Ask the model and return the values of each document.
+
+        Args:
+            model: with a scorer.
+            share: returns which of a number of documents this process asks for.
+        """
+        own = {name: _of_share(self._requests(name, self._limit), share) for name in self.tasks}
+        cut: dict[str, dict[int, bool]] = {name: {} for name in own}
+        for kind, requests in _by_kind([request for members in own.values() for request in members]).items():
+            found = getattr(model, kind)(requests)
+            for request, answer, shortened in zip(requests, found, model.cut, strict=True):
+                request.resps = [answer] * (request.repeats or 1)
+                seen = cut[request.task_name]
+                seen[request.doc_id] = shortened or seen.get(request.doc_id, False)
+        samples: dict[tuple[str, Any], np.ndarray] = {}
+        for name, task in self.tasks.items():
+            samples[name, CUT] = np.array([*cut[name].values()], dtype=bool)
+            task._instances = own[name]
+            for metric, values in _processed(task).items():
+                samples[name, metric] = _objects(values)
+            task._instances = None
+        return samples
+
+    def measurements(self, samples: Samples) -> list[Measurement]:
+        """Return the scores of all documents, with their standard errors, and the share of prompts that were cut."""
+        results, counts = {}, {}
+        for name, task in self.tasks.items():
+            values = {metric: found.tolist() for (owner, metric), found in samples.items() if owner == name}
+            counts[name] = values.pop(CUT)
+            results[name] = _scores(task, values)
+        found = []
+        for asked in self.asked:
+            scores = results[asked.name] if asked.group is None else asked.group.aggregate(results)
+            found += _measure(asked.name, scores)
+            cut = [one for task in asked.tasks for one in counts[task]]
+            if any(cut):
+                found.append(Measurement(subset=asked.name, metric=CUT, value=float(np.mean(cut)), n=len(cut)))
+        return found
+
+    def _requests(self, name: str, limit: int | None) -> list[Instance]:
+        """Return the requests of a task in order, always the same."""
+        task = self.tasks[name]
+        task.set_fewshot_seed(SEED)
+        with _named(name), _quiet():
+            task.build_all_requests(limit=limit)
+        return task.instances
+
+
+def _load(name: str, path: str | None) -> tuple[dict[str, Task], Group | None]:
+    """Return the tasks called `name` and, if it is a group, the group."""
+    manager = _manager(path)
+    if name not in manager.all_tasks:
+        where = f"{path} has no task" if path else "unknown task"
+        raise ConfigError(f"few-shot: {where} {name!r}: {nearest(name, manager.all_tasks, see='lm-eval ls tasks')}")
+    with _named(name), _quiet():
+        found = manager.load([name])
+    for task in found["tasks"].values():
+        if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
+            raise ConfigError(f"few-shot: task {name!r} runs code of the model or shows pictures; leave it out.")
+    return dict(found["tasks"]), found.get("groups", {}).get(name)
+
+
+@functools.cache
+def _manager(path: str | None) -> TaskManager:
+    """Return the index of the tasks in a directory, or of those of lm-evaluation-harness, which takes seconds."""
+    if path is not None and not Path(path).is_dir():
+        raise ConfigError(f"few-shot: path {path} is not a directory; give one with task files (*.yaml).")
+    return TaskManager() if path is None else TaskManager(include_path=path, include_defaults=False)
+
+
+def _set_shots(task: Task, shots: int | None) -> None:
+    """Set the examples of a prompt, unless the task is one that has none, as lm-evaluation-harness does."""
+    held = task.get_config("num_fewshot")
+    if shots is not None and held != 0:
+        task.set_config(key="num_fewshot", value=shots)
+    elif held is None:
+        task.set_config(key="num_fewshot", value=0)
+
+
+@contextlib.contextmanager
+def _named(task: str) -> Iterator[None]:
+    """Raise DataError with the name of the task for what its files, its data or its code may raise."""
+    try:
+        yield
+    except BasecapError as error:
+        raise type(error)(f"few-shot: task {task!r}: {error}") from error
+    except Exception as error:  # other people's code and the network may raise anything
+        raise DataError(
+            f"few-shot: task {task!r} or its data cannot be loaded ({describe_error(error)}); connect to the Hugging "
+            "Face hub once, so that it is stored here, or give path with task files whose data is on this machine."
+        ) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the library's progress bars from the terminal."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+def _by_kind(requests: Sequence[Instance]) -> dict[str, list[Instance]]:
+    kinds: dict[str, list[Instance]] = defaultdict(list)
+    for request in requests:
+        kinds[request.request_type].append(request)
+    return kinds
+
+
+def _of_share(requests: Sequence[Instance], share: Callable[[int], range]) -> list[Instance]:
+    documents = [*dict.fromkeys(request.doc_id for request in requests)]
+    own = {documents[index] for index in share(len(documents))}
+    return [request for request in requests if request.doc_id in own]
+
+
+def _processed(task: Task) -> dict[str, list[Any]]:
+    """Return by "METRIC,FILTER" the values of the documents whose requests were answered."""
+    found: dict[str, list[Any]] = defaultdict(list)
+    if not task.instances:
+        return found
+    task.apply_filters()
+    documents: dict[int, list[Instance]] = defaultdict(list)
+    for request in task.instances:
+        documents[request.doc_id].append(request)
+    for kept in task.instances[0].filtered_resps:
+        for requests in documents.values():
+            requests.sort(key=lambda request: request.idx)
+            values = task.process_results(requests[0].doc, [request.filtered_resps[kept] for request in requests])
+            for metric, value in values.items():
+                found[f"{metric},{kept}"].append(value)
+    return found
+
+
+def _objects(values: Sequence[Any]) -> np.ndarray:
+    """Return an array whose entries are the values: numbers, or what a task's aggregation takes."""
+    found = np.empty(len(values), dtype=object)
+    found[:] = [value.item() if isinstance(value, np.generic) else value for value in values]
+    return found
+
+
+def _scores(task: Task, values: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Return the scores of a task as lm-evaluation-harness keeps them, from which groups compute theirs."""
+    scores: dict[str, Any] = {"sample_len": max(map(len, values.values()), default=0)}
+    for key, items in values.items():
+        metric, _, kept = key.partition(",")
+        aggregate = task.aggregation().get(metric, np.mean)
+        scores[key] = aggregate(items)
+        error = _stderr(items, aggregate)
+        scores[f"{metric}_stderr,{kept}"] = "N/A" if error is None else error
+    return scores
+
+
+def _stderr(items: Sequence[Any], aggregate: Callable[[Any], float]) -> float | None:
+    """Return the standard error over documents: of a mean in closed form, else by the jackknife."""
+    count = len(items)
+    if count < 2:
+        return None
+    if all(isinstance(item, int | float) for item in items):
+        return float(np.std(items, ddof=1)) / math.sqrt(count)
+    if count > JACKKNIFE:
+        return None
+    without = [aggregate([*items[:index], *items[index + 1 :]]) for index in range(count)]
+    return float(np.std(without)) * math.sqrt(count - 1)
+
+
+def _measure(name: str, scores: Mapping[str, Any]) -> list[Measurement]:
+    found = []
+    for key, value in scores.items():
+        metric, _, kept = key.partition(",")
+        if not kept or metric.endswith("_stderr"):
+            continue
+        error = scores.get(f"{metric}_stderr,{kept}", "N/A")
+        found.append(
+            Measurement(
+                subset=name,
+                metric=metric if kept == "none" else f"{metric} {kept}",
+                value=float(value),
+                n=scores["sample_len"],
+                stderr=None if error == "N/A" else float(error),
+            )
+        )
+    return found

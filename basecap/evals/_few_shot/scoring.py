@@ -1,0 +1,119 @@
+"""What tasks ask of a model: log-probabilities of given tokens, and the most probable continuations."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from basecap.evals._contract import Context
+from basecap.models.generate import generate
+from basecap.models.language_model import LanguageModel
+
+Tokens = Sequence[int]
+
+#: Maximum number of logits computed at a time.
+LOGITS = 2**25
+
+#: Padded lengths are multiples of this, so that there are few different shapes.
+STEP = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scorer:
+    """A model, where it runs, and how many padded tokens it reads per forward pass."""
+
+    model: LanguageModel
+    context: Context
+    tokens_per_batch: int
+
+    def scores(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[tuple[float, bool]]:
+        """Return for each (before, predicted) the log-probability of `predicted`, and whether greedy decoding gives it.
+
+        `before` holds at least one token, both together at most one more than the model's length. Pairs that differ in
+        the last token alone, such as the letters of a multiple choice, are read once. Sequences are padded on the
+        right, which a causal model does not see. Log-probabilities are in nats, from logits in float32.
+        """
+        readers: dict[tuple[int, ...], list[int]] = {}
+        for index, (before, predicted) in enumerate(pairs):
+            if predicted:
+                readers.setdefault((*before, *predicted[:-1]), []).append(index)
+        sums, greedy = np.zeros(len(pairs)), np.ones(len(pairs), dtype=bool)
+        done = 0
+        for rows, length in self._batches(sorted(readers, key=len, reverse=True)):
+            asked = [(row, len(tokens), index) for row, tokens in enumerate(rows) for index in readers[tokens]]
+            owners = np.concatenate([np.full(len(pairs[index][1]), index) for _, _, index in asked])
+            found, best = self._predictions(rows, length, [(row, end, pairs[index][1]) for row, end, index in asked])
+            np.add.at(sums, owners, found)
+            np.logical_and.at(greedy, owners, best)
+            done += len(asked)
+            self.context.note(f"evaluating few-shot: {done:,} of {len(pairs):,} answers")
+        return [(float(value), bool(best)) for value, best in zip(sums, greedy, strict=True)]
+
+    def continuations(
+        self, prompts: Sequence[Tokens], tokens: int, ends: Callable[[list[int]], bool]
+    ) -> list[list[int]]:
+        """Return the `tokens` most probable next tokens of each prompt, fewer if `ends` is true of all in its batch.
+
+        Prompts of one length are continued together, in the precision of `basecap generate`.
+        """
+        found: dict[int, list[int]] = {}
+        order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
+        while order:
+            length = len(prompts[order[0]])
+            most = max(1, self.tokens_per_batch // (length + tokens))
+            part = [index for index in order[:most] if len(prompts[index]) == length]
+            order = order[len(part) :]
+            prompt = torch.tensor([prompts[index] for index in part], device=self.context.device)
+            added = generate(self.model, prompt, tokens, stop=lambda chosen: all(map(ends, chosen.tolist())))
+            found |= dict(zip(part, added.tolist(), strict=True))
+            self.context.note(f"evaluating few-shot: {len(found):,} of {len(prompts):,} continuations")
+        return [found[index] for index in range(len(prompts))]
+
+    def trial(self) -> None:
+        """Compute the largest batch: the log-probability of every token of sequences of the model's length."""
+        length = self.model.config.max_length
+        rows = max(1, self.tokens_per_batch // length)
+        self._predictions([(0,) * length] * rows, length, [(row, length, [0] * length) for row in range(rows)])
+
+    def _batches(self, rows: Sequence[tuple[int, ...]]) -> Iterator[tuple[Sequence[tuple[int, ...]], int]]:
+        """Yield (rows, padded length); the longest rows come first."""
+        first = 0
+        while first < len(rows):
+            length = min(self.model.config.max_length, -(-len(rows[first]) // STEP) * STEP)
+            part = rows[first : first + max(1, self.tokens_per_batch // length)]
+            yield part, length
+            first += len(part)
+
+    def _predictions(
+        self, rows: Sequence[tuple[int, ...]], length: int, asked: Sequence[tuple[int, int, Tokens]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the log-probability of each predicted token, float64, and whether it is the most probable one.
+
+        Args:
+            rows: what is read.
+            length: to which they are padded.
+            asked: (row, tokens read, predicted tokens); the last predicted token follows what is read.
+        """
+        inputs, device = torch.zeros(len(rows), length, dtype=torch.int64), self.context.device
+        for number, row in enumerate(rows):
+            inputs[number, : len(row)] = torch.tensor(row)
+        places = [(row, end - len(tokens) + at) for row, end, tokens in asked for at in range(len(tokens))]
+        row, position = torch.tensor(places, device=device).T
+        targets = torch.tensor([token for _, _, tokens in asked for token in tokens], device=device)
+        with self.context.autocast():
+            hidden = self.model.hidden(inputs.to(device))[row, position]
+        head = self.model.head_weight.float()
+        step = max(1, LOGITS // len(head))
+        parts = [
+            _of_targets(nn.functional.linear(states.float(), head), wanted)
+            for states, wanted in zip(hidden.split(step), targets.split(step), strict=True)
+        ]
+        found, best = (torch.cat(columns).cpu().numpy() for columns in zip(*parts, strict=True))
+        return found, best
+
+
+def _of_targets(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    values = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
+    return values.double(), logits.argmax(-1) == targets

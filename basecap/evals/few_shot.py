@@ -1,0 +1,88 @@
+"""Scores on downstream tasks, such as multiple choice and questions about a text, by lm-evaluation-harness."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from types import ModuleType
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from basecap.data import PreparedData
+from basecap.data.config import Count
+from basecap.errors import ConfigError
+from basecap.evals._contract import Context, EvaluationConfig, Outcome, SharedEvaluation, evaluation
+from basecap.evals._few_shot.scoring import Scorer
+from basecap.evaluation_points import At
+from basecap.models.language_model import LanguageModel
+
+Shots = Annotated[Count, Field(ge=0, le=1000)]
+
+
+@evaluation("few-shot", unit="score", better="neither")
+class FewShot(SharedEvaluation[PreparedData]):
+    """Scores on tasks of lm-evaluation-harness, with the study's own tokenizer and without fine-tuning.
+
+    Each task has the metrics that it declares: accuracies and shares of right answers, where more is better, or
+    perplexities, where less is. A prompt that is longer than the training length loses its beginning; the metric
+    "cut prompts" is the share of documents where that was so, and is absent where there was none.
+    """
+
+    class Config(EvaluationConfig):
+        """Options of few-shot."""
+
+        at: At = Field("end", description="evaluation points to run at: every, end, or a list of tokens")
+        tasks: tuple[str, ...] = Field(min_length=1, description="names of tasks or groups, see `lm-eval ls tasks`")
+        shots: Shots | dict[str, Shots] | None = Field(
+            None, description="examples in each prompt, or such a number by task (default: what the task says, else 0)"
+        )
+        limit: Count | None = Field(None, ge=1, description="maximum number of documents per task (default: all)")
+        path: str | None = Field(
+            None, description="directory of task files (*.yaml) instead of those of lm-evaluation-harness"
+        )
+        tokens_per_batch: Count = Field(32_768, ge=1, le=2**30, description="padded tokens per forward pass")
+
+    config: Config
+    needs = "text"
+
+    def check(self, data: PreparedData, length: int) -> None:
+        """Raise an error if lm-evaluation-harness, a task or its data is missing, or its prompts do not fit."""
+        if isinstance(self.config.shots, dict):
+            for name in self.config.shots.keys() - {*self.config.tasks}:
+                raise ConfigError(f"few-shot: shots names {name!r}, which is not among tasks; add it to them.")
+        self._tasks.check(data.tokenizer, length)
+
+    def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
+        """Return the scores on this process's share of each task's documents, with the values of the documents."""
+        scorer = Scorer(model=model, context=context, tokens_per_batch=self.config.tokens_per_batch)
+        asked = _library().AskedModel(context.data.tokenizer, model.config.max_length, scorer)
+        samples = self._tasks.answers(asked, context.share)
+        if context.world > 1:  # a share of the documents has no score yet
+            return Outcome(measurements=[], samples=samples)
+        return Outcome(measurements=self._tasks.measurements(samples), samples=samples)
+
+    def join(self, parts: Sequence[Outcome]) -> Outcome:
+        """Compute the scores of the documents of all processes."""
+        keys = dict.fromkeys(key for part in parts for key in part.samples)
+        samples = {key: np.concatenate([part.samples[key] for part in parts if key in part.samples]) for key in keys}
+        return Outcome(measurements=self._tasks.measurements(samples), samples=samples)
+
+    def trial(self, model: LanguageModel, context: Context[PreparedData]) -> None:
+        """Compute the log-probabilities of one batch."""
+        Scorer(model=model, context=context, tokens_per_batch=self.config.tokens_per_batch).trial()
+
+    @cached_property
+    def _tasks(self) -> Any:
+        config = self.config
+        return _library().Tasks(config.tasks, config.shots, config.limit, config.path)
+
+
+def _library() -> ModuleType:
+    """Return the module that asks lm-evaluation-harness, whose import takes seconds; ConfigError without it."""
+    try:
+        from basecap.evals._few_shot import library
+    except ImportError as error:
+        raise ConfigError(
+            f"few-shot needs lm-evaluation-harness ({error}); pip install 'basecap[eval]', or remove few-shot."
+        ) from error
+    return library
