@@ -91,6 +91,9 @@ class Evaluation(ABC, Generic[W]):
         """Return (subset, metric) pairs that a complete result has, to detect tasks that were added to a study."""
         return ()
 
+    def refuse_missing(self) -> None:
+        """Raise ConfigError, DataError if something besides the run's data is missing, before data is prepared."""
+
     def check(self, data: W, length: int) -> None:
         """Raise DataError if `data` lacks something that models of `length` tokens are measured on.
 

@@ -1,7 +1,7 @@
 """Scores on downstream tasks, such as multiple choice and questions about a text, by lm-evaluation-harness."""
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import lru_cache
 from types import ModuleType
 from typing import Annotated, Any
 
@@ -45,11 +45,16 @@ class FewShot(SharedEvaluation[PreparedData]):
     config: Config
     needs = "text"
 
-    def check(self, data: PreparedData, length: int) -> None:
-        """Raise an error if lm-evaluation-harness, a task or its data is missing, or its prompts do not fit."""
+    def refuse_missing(self) -> None:
+        """Raise ConfigError without lm-evaluation-harness or a task, DataError without the data of a task."""
         if isinstance(self.config.shots, dict):
             for name in self.config.shots.keys() - {*self.config.tasks}:
                 raise ConfigError(f"few-shot: shots names {name!r}, which is not among tasks; add it to them.")
+        _ = self._tasks
+
+    def check(self, data: PreparedData, length: int) -> None:
+        """Raise DataError if the prompts or answers of a task do not fit models of `length` tokens."""
+        self.refuse_missing()
         self._tasks.check(data.tokenizer, length)
 
     def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
@@ -71,10 +76,16 @@ class FewShot(SharedEvaluation[PreparedData]):
         """Compute the log-probabilities of one batch."""
         Scorer(model=model, context=context, tokens_per_batch=self.config.tokens_per_batch).trial()
 
-    @cached_property
+    @property
     def _tasks(self) -> Any:
-        config = self.config
-        return _library().Tasks(config.tasks, config.shots, config.limit, config.path)
+        return _loaded(self.config.model_dump_json(include={"tasks", "shots", "limit", "path"}))
+
+
+@lru_cache(maxsize=1)
+def _loaded(options: str) -> Any:
+    """Return the tasks, which every evaluation of these options in this process shares: loading takes a minute."""
+    config = FewShot.Config.model_validate_json(options)
+    return _library().Tasks(config.tasks, config.shots, config.limit, config.path)
 
 
 def _library() -> ModuleType:

@@ -80,6 +80,8 @@ def start_study(execution: Execution, checked: Sequence[RunSpec], only: set[str]
     material = material_of(whole, records.path)
     refuse_leaks([run for run in checked if run.architecture in only], device)
     material.refuse_missing()
+    for evaluation in plan_evaluations(whole):
+        evaluation.refuse_missing()
     held.enter_context(records.locked())
     workloads = material.workloads()  # may fail: the directory is not yet this study's
     plan = plan_of(records, study, vocabulary_of(workloads), only)

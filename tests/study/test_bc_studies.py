@@ -76,6 +76,17 @@ def test_architectures_and_regimes_are_those_of_the_paper():
     assert all(study.figure.published.values.keys() <= names(study) for study in published)
 
 
+def test_downstream_scores_belong_to_the_published_size():
+    columns = {"bc-table-1": 3, "bc-table-2": 14, "bc-figure-2c": 14, "lp-table-4": 4}
+    for name, count in columns.items():
+        evals, figure = load_study(name).evals, load_study(name).figure
+        (asked,) = [entry["few-shot"] for entry in evals if isinstance(entry, dict)]
+        measured = [column.split()[0] for column in figure.measured if column != "mean"]
+        assert len(figure.measured) == count and measured == asked["tasks"]
+        for scale in SCALES[1:]:
+            assert "few-shot" not in str(load_study(name, scale=scale).evals)
+
+
 def test_former_names_lead_to_present_ones():
     for former, present in RENAMED.items():
         assert former not in library() and set(re.findall(r"bc-[\w-]+", present)) <= set(library())
@@ -88,6 +99,7 @@ def test_former_names_lead_to_present_ones():
         ("figure={kind: losses, x: [3, 2]}", "should be two numbers, the smaller one first"),
         ("figure={kind: losses, published: {source: a, values: {b: [1]}}}", "'b' should be pairs"),
         ("figure={kind: scores, columns: [c], published: {source: a, values: {b: [1, 2]}}}", "'b' should be 1 numbers"),
+        ("figure={kind: scores, columns: [c, d], measured: [piqa acc]}", "measured should have 2 entries"),
         ("figure={kind: entropy, published: {source: a, values: {b: [1]}}}", "entropies has no published values"),
         ("figure={kind: losses, z: 1}", r"unknown key 'figure\.z'"),
     ],

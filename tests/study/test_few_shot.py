@@ -1,0 +1,117 @@
+"""The evaluation few-shot in a study: scores at the end of training, on stored weights, and in the report."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from basecap.analysis import analyse
+from basecap.data.tokenizer import byte_tokenizer
+from basecap.errors import ConfigError
+from basecap.evals import Context
+from basecap.evals._few_shot.scoring import Scorer
+from basecap.records import RunRecords, StudyRecords
+from basecap.report import write_report
+from basecap.report.scores import score_table
+from basecap.study.generate import continue_text
+from basecap.train.checkpoint import load_stored, stored
+from tests.evals.test_few_shot import metrics, plain, write_choices, write_task
+from tests.study._execute import run
+from tests.study.test_stored_weights import add
+
+pytest.importorskip("lm_eval")
+
+PROMPT = "the river "
+
+
+@pytest.fixture
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write two tasks: the answers of a choice, and a greedy answer of one word."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    place = tmp_path / "tasks"
+    write_choices(place, count=9)
+    keys = {"doc_to_text": "{{text}}", "doc_to_target": "{{value}}", "output_type": "generate_until"}
+    options = {"generation_kwargs": {"until": [" "], "max_gen_toks": 8}, "metric_list": metrics("exact_match")}
+    write_task(place, "word", [{"text": PROMPT, "value": "stone"}], **keys, **options)
+    return place
+
+
+def scores_of(records: RunRecords) -> dict[tuple[str, str], float]:
+    return {(found.subset, found.metric): found.value for found in records.evals() if found.eval == "few-shot"}
+
+
+def by_hand(records: RunRecords, rows: list[dict]) -> tuple[list[bool], list[bool]]:
+    """Return which answers are right by their log-probabilities, and by these per character."""
+    (_, path) = max(stored(records.weights).items())
+    model, encode = load_stored(path), byte_tokenizer().encode
+    right, normalised = [], []
+    for row in rows:
+        found = [plain(model, encode(row["question"]), encode(f" {option}"))[0] for option in row["options"]]
+        per_character = np.divide(found, [len(option) for option in row["options"]])
+        right.append(bool(np.argmax(found) == row["answer"]))
+        normalised.append(bool(np.argmax(per_character) == row["answer"]))
+    return right, normalised
+
+
+def test_scores_are_those_by_hand_and_stand_beside_the_published_ones(study, tasks, tmp_path):
+    study["architectures"] = ["transformer++"]
+    study["evals"] = ["domain-loss", {"few-shot": {"tasks": ["choices", "word"], "path": str(tasks)}}]
+    study["figure"] = {
+        "kind": "scores",
+        "columns": ["choices", "other", "mean"],
+        "measured": ["choices acc", None, "mean"],
+        "published": {"source": "a paper", "values": {"transformer++": [40.5, 1, 40.5]}},
+    }
+    path, rows = tmp_path / "scored.yaml", write_choices(tmp_path / "again", count=9)
+    path.write_text(yaml.safe_dump(study))
+    run(path, tmp_path / "out")
+    records = StudyRecords(tmp_path / "out").runs()[0]
+    right, normalised = by_hand(records, rows)
+    scores = scores_of(records)
+    assert scores.pop(("word", "exact_match")) in (0.0, 1.0)
+    assert scores == pytest.approx({("choices", "acc"): np.mean(right), ("choices", "acc_norm"): np.mean(normalised)})
+    assert {found.step for found in records.evals() if found.eval == "few-shot"} == {10}
+
+    page = write_report([tmp_path / "out"], tmp_path / "out").page.read_text(encoding="utf-8")
+    (found,) = analyse([tmp_path / "out"])
+    table = score_table(found)
+    (row,) = table.rows
+    first, other, mean = row.measured
+    assert other is None and first == mean and first.value == pytest.approx(100 * np.mean(right))
+    assert first.stderr == pytest.approx(100 * np.std(right, ddof=1) / math.sqrt(9))
+    assert f"<b>{first.value:.2f}</b> ± {first.stderr:.2f}<br>40.50</td>" in page and "few-shot: all numbers" in page
+
+    without = {key: value for key, value in study.items() if key != "evals"}
+    path.write_text(yaml.safe_dump(without))
+    run(path, tmp_path / "later")
+    assert add(tmp_path / "later", f"few-shot: {{tasks: [choices, word], path: '{tasks}'}}") == (0, [])
+    assert scores_of(StudyRecords(tmp_path / "later").runs()[0]) == scores_of(records)
+
+
+def test_answers_are_what_generate_prints(study, tasks, tmp_path):
+    from basecap.evals._few_shot.library import AskedModel, Tasks
+
+    study["architectures"] = ["transformer++"]
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(study))
+    run(path, tmp_path / "out")
+    records = StudyRecords(tmp_path / "out").runs()[0]
+    whole = continue_text(records.path, PROMPT, 8, temperature=0.0, top_k=None, seed=0, device="cpu")
+    model = load_stored(max(stored(records.weights).items())[1])
+    context = Context(data=None, device=torch.device("cpu"), autocast=torch.no_grad)
+    scorer = Scorer(model=model, context=context, tokens_per_batch=64)
+    requests = Tasks(["word"], None, None, str(tasks))._requests("word", None)
+    assert AskedModel(byte_tokenizer(), 32, scorer).generate_until(requests) == [
+        whole.removeprefix(PROMPT).split(" ")[0]
+    ]
+
+
+def test_a_task_that_cannot_be_asked_is_refused_before_training(study, tasks, tmp_path):
+    path = tmp_path / "wrong.yaml"
+    path.write_text(yaml.safe_dump({**study, "evals": [{"few-shot": {"tasks": ["choice"], "path": str(tasks)}}]}))
+    with pytest.raises(ConfigError, match="did you mean 'choices'"):
+        run(path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()  # not even text was prepared
