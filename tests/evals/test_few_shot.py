@@ -196,7 +196,7 @@ def test_texts_have_perplexities_with_errors_over_documents(library, context, mo
     assert (words.metric, words.n) == ("word_perplexity", 5) and words.stderr == pytest.approx(delta, rel=0.5)
 
 
-def test_answers_are_greedy_and_end_at_a_stop_string(library, context, tmp_path):  # noqa: F811
+def test_answers_are_greedy_and_end_at_a_stop_string(library, context, tmp_path, caplog):  # noqa: F811
     asked, tokenizer = other(byte_tokenizer()), byte_tokenizer()
     prompt = "the river "
     text = tokenizer.decode(generate(asked, torch.tensor([tokenizer.encode(prompt)]), 12)[0].tolist())
@@ -211,6 +211,8 @@ def test_answers_are_greedy_and_end_at_a_stop_string(library, context, tmp_path)
     with torch.no_grad():
         assert model.generate_until(requests)[0] == cut
         found = few_shot(tmp_path, "answers").run(asked, context).measurements
+    few_shot(tmp_path, "answers").check(context.data, LENGTH)
+    assert "1 of the first 2 prompts do not fit the 48 tokens that models read, and lose" in caplog.text
     assert model.cut == [False, True]
     assert [(one.metric, one.value) for one in found] == [("exact_match", 0.5), (library.CUT, 0.5)]
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ from basecap.data.tokenizer import Tokenizer
 from basecap.errors import BasecapError, ConfigError, DataError, describe_error, nearest
 from basecap.evals._contract import Measurement
 from basecap.evals._few_shot.scoring import Scorer
+
+logger = logging.getLogger("basecap.evals")
 
 #: Seed of the draws of examples that a prompt shows, that of lm-evaluation-harness.
 SEED = 1234
@@ -81,7 +84,7 @@ class AskedModel(TemplateLM):
         for (_, text), before, predicted in requests:
             room = self._length + 1 - len(predicted)
             if room < 1:
-                raise self._too_short(f"an answer of {len(predicted)} tokens, {text[:40]!r}")
+                raise self._too_short(f"an answer of {len(predicted)} tokens ({text[:40]!r})")
             self.cut.append(len(before) > room)
             pairs.append((before[-room:], predicted))
         return [(0.0, False)] * len(pairs) if self._scorer is None else self._scorer.scores(pairs)
@@ -196,7 +199,7 @@ class Tasks:
                 self.asked += [Asked(name=task, tasks=[task], group=None) for task in tasks]
 
     def check(self, tokenizer: Tokenizer, length: int) -> None:
-        """Raise DataError when a task has answers that do not fit, or most of its prompts must be cut."""
+        """Raise DataError when a task has answers that do not fit, or most of its prompts must be cut; log any cut."""
         model = AskedModel(tokenizer, length)
         for name, task in self.tasks.items():
             requests = self._requests(name, min(LOOKED_AT, self._limit or LOOKED_AT))
@@ -206,11 +209,13 @@ class Tasks:
                     getattr(model, kind)(members)
                 cut += sum(model.cut)
             task._instances = None  # they hold all prompts
+            found = (
+                f"few-shot: task {name!r}: {cut} of the first {len(requests)} prompts do not fit the {length} tokens"
+            )
             if 2 * cut > len(requests):
-                raise DataError(
-                    f"task {name!r}: {cut} of the first {len(requests)} prompts do not fit the {length} tokens that "
-                    f"models read; {_REMEDY}."
-                )
+                raise DataError(f"{found} that models read; {_REMEDY}.")
+            if cut:
+                logger.warning("%s that models read, and lose their beginning.", found)
 
     def answers(self, model: AskedModel, share: Callable[[int], range]) -> Samples:
         """Ask the model and return the values of each document.
