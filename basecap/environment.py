@@ -15,7 +15,7 @@ from basecap import __version__
 from basecap.errors import ConfigError
 from basecap.names import check_device_name
 
-PACKAGES = ("torch", "triton", "numba", "numpy", "tokenizers", "safetensors", "fla-core")
+PACKAGES = ("torch", "triton", "numba", "numpy", "tokenizers", "safetensors", "fla-core", "lm-eval")
 #: Folders of the package whose code can change the numbers of a run.
 HASHED_FOLDERS = ("data", "evals", "mixers", "models", "ops", "tasks", "train")
 #: Options of glibc's mallopt: how much free memory at the end of the heap is returned to the system, and the size from

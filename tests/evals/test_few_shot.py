@@ -253,6 +253,30 @@ def test_groups_have_the_score_of_all_their_documents(library, context, model, t
         _ = few_shot(tmp_path, "all", "few")._tasks
 
 
+def test_scores_are_those_of_the_library_itself(library, context, model, tmp_path):  # noqa: F811
+    from lm_eval.evaluator import evaluate
+
+    write_choices(tmp_path, "few", 3, fewshot_split="test")
+    write_choices(tmp_path, "many", 6, fewshot_split="test")
+    score = {
+        "aggregate_metric_list": [{"metric": name, "weight_by_size": name == "acc"} for name in ("acc", "acc_norm")]
+    }
+    (tmp_path / "all.yaml").write_text(yaml.safe_dump({"group": "all", "task": ["few", "many"], **score}))
+    ours = few_shot(tmp_path, "all", shots=1, tokens_per_batch=64)
+    with torch.no_grad():
+        found = {one.metric: one for one in ours.run(model, context).measurements}
+    loaded = library._manager(str(tmp_path)).load(["all"])
+    for task in loaded["tasks"].values():
+        task.set_config(key="num_fewshot", value=1)
+        task.set_fewshot_seed(1234)
+    asked = library.AskedModel(context.data.tokenizer, LENGTH, scorer_of(context, model))
+    with torch.no_grad():
+        expected = evaluate(asked, loaded)["results"]["all"]
+    for name in ("acc", "acc_norm"):
+        assert found[name].value == pytest.approx(expected[f"{name},none"])
+        assert found[name].stderr == pytest.approx(expected[f"{name}_stderr,none"])
+
+
 def test_prompts_show_as_many_examples_as_asked_for(library, tmp_path):
     rows = write_choices(tmp_path, fewshot_split="test")
     tasks = few_shot(tmp_path, "choices", shots={"choices": 2})._tasks
