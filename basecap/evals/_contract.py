@@ -91,6 +91,10 @@ class Evaluation(ABC, Generic[W]):
         """Return (subset, metric) pairs that a complete result has, to detect tasks that were added to a study."""
         return ()
 
+    def missing(self) -> Sequence[str]:
+        """Return sentences on what is not installed, for `basecap plan`."""
+        return ()
+
     def refuse_missing(self) -> None:
         """Raise ConfigError, DataError if something besides the run's data is missing, before data is prepared."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Annotated, Any
 
@@ -15,6 +16,8 @@ from basecap.evals._contract import Context, EvaluationConfig, Outcome, SharedEv
 from basecap.evals._few_shot.scoring import Scorer
 from basecap.evaluation_points import At
 from basecap.models.language_model import LanguageModel
+
+NEEDS, REMEDY = "few-shot needs lm-evaluation-harness", "pip install 'basecap[eval]', or remove few-shot"
 
 Shots = Annotated[Count, Field(ge=0, le=1000)]
 
@@ -44,6 +47,10 @@ class FewShot(SharedEvaluation[PreparedData]):
 
     config: Config
     needs = "text"
+
+    def missing(self) -> Sequence[str]:
+        """Say that lm-evaluation-harness is not installed."""
+        return () if find_spec("lm_eval") else (f"{NEEDS}; {REMEDY}.",)
 
     def refuse_missing(self) -> None:
         """Raise ConfigError without lm-evaluation-harness or a task, DataError without the data of a task."""
@@ -93,7 +100,5 @@ def _library() -> ModuleType:
     try:
         from basecap.evals._few_shot import library
     except ImportError as error:
-        raise ConfigError(
-            f"few-shot needs lm-evaluation-harness ({error}); pip install 'basecap[eval]', or remove few-shot."
-        ) from error
+        raise ConfigError(f"{NEEDS} ({error}); {REMEDY}.") from error
     return library

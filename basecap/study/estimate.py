@@ -170,6 +170,7 @@ def _of_text(study: StudyConfig, out: Path) -> list[str]:
         *sparse(study),
         *expected_verdicts(study, data),
         *(f"Missing: {sentence}" for sentence in missing_inputs(study.text, cache)),
+        *(f"Missing: {sentence}" for found in plan_evaluations(study) for sentence in found.missing()),
     ]
 
 

@@ -88,13 +88,18 @@ def test_continuations_are_those_of_each_prompt_alone(context, model):  # noqa: 
     assert [len(tokens) for tokens in ended] == [2]
 
 
-def test_it_says_how_to_install_what_is_missing(context, monkeypatch):  # noqa: F811
+def test_it_says_how_to_install_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     for name in [name for name in sys.modules if name.startswith(("lm_eval.", "basecap.evals._few_shot.library"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr("basecap.evals._few_shot.library", raising=False)
+    monkeypatch.setattr("basecap.evals.few_shot.find_spec", lambda name: None)
+    evaluation = build_evaluation({"few-shot": {"tasks": ["piqa"]}})
+    assert evaluation.missing() == (
+        "few-shot needs lm-evaluation-harness; pip install 'basecap[eval]', or remove few-shot.",
+    )
     with pytest.raises(ConfigError, match=r"pip install 'basecap\[eval\]'"):
-        build_evaluation({"few-shot": {"tasks": ["piqa"]}}).check(context.data, LENGTH)
+        evaluation.refuse_missing()
     with pytest.raises(ConfigError, match="evaluation 'few-shot' needs the option 'tasks'; add it"):
         build_evaluation("few-shot")
 
