@@ -58,7 +58,7 @@ def joined_sentences(joined: Joined) -> list[str]:
     if len(few) == len(joined.correlations) and not sentences:
         most = max(found.architectures for found in joined.correlations)
         return [
-            f"A correlation of the gap with other evaluations needs {FEWEST} architectures with both; here are {most}."
+            f"A correlation of the gap with other evaluations needs {FEWEST} architectures with both; here {'is' if most == 1 else 'are'} {most}."
         ]
     if few:
         sentences.append(
