@@ -57,9 +57,8 @@ def joined_sentences(joined: Joined) -> list[str]:
     few = [found.other for found in joined.correlations if found.architectures < FEWEST]
     if len(few) == len(joined.correlations) and not sentences:
         most = max(found.architectures for found in joined.correlations)
-        return [
-            f"A correlation of the gap with other evaluations needs {FEWEST} architectures with both; here {'is' if most == 1 else 'are'} {most}."
-        ]
+        here = "is 1" if most == 1 else f"are {most}"
+        return [f"A correlation of the gap with other evaluations needs {FEWEST} architectures with both; here {here}."]
     if few:
         sentences.append(
             f"A correlation needs {FEWEST} architectures with both numbers: too few have {', '.join(few)}."
