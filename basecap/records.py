@@ -23,9 +23,9 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -49,50 +49,13 @@ from basecap.files import (
     writing,
 )
 from basecap.maps import Maps, read_last, write_maps
+from basecap.measured import Declaration, Record
 from basecap.moved_keys import with_moved_keys
 from basecap.processes import is_locked, locked
 from basecap.yaml_text import parse_yaml
 
 #: Files that a directory may contain before its study starts: the lock and prepared text.
 ALLOWED_BEFORE = ("lock", "data")
-
-
-@dataclass(frozen=True)
-class Declaration:
-    """Describes the numbers of an evaluation, so that a report can draw them.
-
-    `axes` names the quantities that its records vary over (such as "length"); empty for a single number.
-    """
-
-    name: str
-    unit: str
-    better: Literal["lower", "higher", "neither"]
-    axes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Record:
-    """One measured number: `metric` of evaluation `eval` on `subset` after `step` steps (`tokens` tokens).
-
-    `n` is the number of averaged values, `stderr` has the unit of `value`, `axis` is the place on each declared axis.
-    """
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    step: int
-    tokens: int
-    eval: str
-    subset: str
-    metric: str
-    value: float
-    n: int
-    stderr: float | None = None
-    axis: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def key(self) -> tuple:
-        """Identity of the number: a later record with the same key replaces an earlier one."""
-        return self.step, self.eval, self.subset, self.metric, tuple(sorted(self.axis.items())) if self.axis else ()
 
 
 @dataclass(frozen=True)
@@ -164,7 +127,7 @@ class RunRecords:
 
     def append_evals(self, records: Iterable[Record]) -> None:
         """Append records. Write the documents of the step first, so that a step in evals.jsonl is complete."""
-        append_lines(self.path / "evals.jsonl", [dataclasses.asdict(record) for record in records])
+        append_lines(self.path / "evals.jsonl", [record.row() for record in records])
 
     def evals(self) -> list[Record]:
         """Return the last record of each key; raises DataError for a damaged row."""

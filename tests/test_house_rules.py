@@ -21,7 +21,7 @@ TESTS = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "tests").r
 FLOORS = (
     ("errors", "names", "yaml_text", "__init__"),
     ("evaluation_points", "files", "moved_keys", "processes"),
-    ("documents", "maps"),
+    ("documents", "maps", "measured"),
     ("registry", "progress", "records"),
     ("tasks",),
     ("ops",),

@@ -176,15 +176,15 @@ def _scores(study: StudyResults, found: EvaluationResults, title: str) -> Iterat
         runs = {point.name: point.architecture for point in study.points}
     rows = [row for row in found.rows if row.value is not None and row.name in runs]
     for metric in dict.fromkeys(row.metric for row in rows):
-        values: dict[str, dict[int, list[float]]] = {}
+        (unit, better), values = found.kind_of(metric), dict[str, dict[int, list[float]]]()
         for row in rows:
             if row.metric == metric and row.value is not None:
                 values.setdefault(runs[row.name], {}).setdefault(row.seed, []).append(row.value)
         yield Measure(
             name=found.name if metric == found.name else f"{found.name} {metric}",
             kind="score",
-            unit=found.unit,
-            better=found.better,
+            unit=unit,
+            better=better,
             source=title,
             values={
                 name: Estimate(value=mean(chain(*own.values())), low=None, high=None) for name, own in values.items()

@@ -15,6 +15,7 @@ from basecap.analysis.recall_rows import AccuracyRow, ShiftRow, ShortcutRow, Tra
 from basecap.analysis.rows import Row
 from basecap.analysis.sequential import Looks
 from basecap.errors import DataError, describe_problem
+from basecap.measured import Better
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,10 @@ class CurvePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRow:
-    """One number of another evaluation, as `basecap.records.Record` with the run's name and seed."""
+    """One number of another evaluation, as `basecap.records.Record` with the run's name and seed.
+
+    `unit` and `better` are None where they are those of the evaluation.
+    """
 
     name: str
     seed: int
@@ -70,6 +74,9 @@ class EvaluationRow:
     n: int
     stderr: float | None
     axis: dict[str, float]
+    unit: str | None = None
+    better: Better | None = None
+    data: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +85,14 @@ class EvaluationResults:
 
     name: str
     unit: str
-    better: Literal["lower", "higher", "neither"]
+    better: Better
     axes: list[str]
     rows: list[EvaluationRow]
+
+    def kind_of(self, metric: str) -> tuple[str, Better]:
+        """Return unit and direction of a metric: those of its rows where they agree, else those of the evaluation."""
+        kinds = {(row.unit or self.unit, row.better or self.better) for row in self.rows if row.metric == metric}
+        return kinds.pop() if len(kinds) == 1 else (self.unit, self.better)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,6 +107,7 @@ class PreparedData(Workload):
         train: the training tokens.
         train_domains: names of the domains that are trained on and tested.
         ood_domains: names of the domains that are only tested.
+        domains: names of all domains, those that are trained on first.
         manifest: the source's files with their hashes, the tokenizer, and the content of each domain and split.
         sets: all documents by (domain, split).
         manifest_hash: hash of the manifest, the same for the same text and options on any machine.
@@ -129,6 +130,7 @@ class PreparedData(Workload):
         self.length = config.seq_len
         self.train_domains = config.train
         self.ood_domains = config.ood
+        self.domains = (*config.train, *config.ood)
         groups = {
             (domain, split): select([group for shard in shards if (group := shard.group(domain, split))], limit)
             for (domain, split), limit in limits.items()
@@ -168,7 +170,7 @@ class PreparedData(Workload):
                 "share": self.overlap.shares[f"{domain}/test"],
                 "left_out": len(self.overlap.left_out[f"{domain}/test"]),
             }
-            for domain in (*self.train_domains, *self.ood_domains)
+            for domain in self.domains
         ]
 
     def documents(self, split: Split, domain: str) -> DocumentSet:
@@ -178,7 +180,7 @@ class PreparedData(Workload):
             ConfigError: the domain or the split is unknown.
             DataError: it has no documents.
         """
-        domains = (*self.train_domains, *self.ood_domains)
+        domains = self.domains
         if domain not in domains:
             raise ConfigError(f"the data has no domain {domain!r}: {nearest(domain, domains)}")
         if split not in SPLITS:

@@ -37,6 +37,7 @@ class TaskData(Workload):
         cells: the training task in each of its cells.
         tests: the test tasks in each of their cells, by name.
         longest_test: tokens of the longest test example.
+        held_out_examples: validation examples per cell, and as many test examples.
         manifest_hash: hash of everything that the training examples and their order depend on.
     """
 
@@ -46,6 +47,7 @@ class TaskData(Workload):
         self.cells = section.training(task)
         self.tests = {name: section.tests(name) for name in section.tested}
         self.longest_test = max(cell.length for cells in self.tests.values() for cell in cells)
+        self.held_out_examples = section.held_out
         self.vocabulary = section.vocabulary
         self.readout = section.readout
         self.length = max(cell.length for cell in self.cells)
@@ -69,7 +71,7 @@ class TaskData(Workload):
 
     def held_out(self, split: HeldOut, cell: Task) -> Instances:
         """Return the validation or test examples of a task in one of its cells."""
-        return cell.instances(self._seed(split), range(self._section.held_out))
+        return cell.instances(self._seed(split), range(self.held_out_examples))
 
     def batch(self, seed: int, step: int, batch: int, rank: int = 0, world: int = 1) -> Batch:
         """Return examples of one length, see `Workload.batch`. They do not depend on `seed`: all runs see the same."""

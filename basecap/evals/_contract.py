@@ -3,19 +3,21 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from basecap.data.config import Line
 from basecap.data.workload import Workload
 from basecap.errors import ConfigError, describe_problem, nearest
 from basecap.evaluation_points import At
 from basecap.maps import Maps
+from basecap.measured import Better, Declaration
 from basecap.models.language_model import LanguageModel
-from basecap.records import Declaration, DocumentLosses
+from basecap.records import DocumentLosses
 from basecap.registry import Registry
 
 
@@ -25,6 +27,11 @@ class EvaluationConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     at: At = Field("every", description="evaluation points to run at: every, end, or a list of tokens")
+    name: Line | None = Field(
+        None,
+        description="what records and reports call it, so that a study can have it several times (default: its "
+        "registered name)",
+    )
 
 
 #: The data of an evaluation: `PreparedData` for text, `TaskData` for tasks.
@@ -53,7 +60,20 @@ class Context(Generic[W]):
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One measured number with its subset, metric, number of averaged items, standard error and place on the axes."""
+    """One measured number.
+
+    Attributes:
+        subset: what it was measured on, such as a domain, a task or "layer 3".
+        metric: what it is, such as "loss".
+        value: the number.
+        n: number of averaged items.
+        stderr: standard error of `value`.
+        axis: place on each axis of the declaration.
+        unit: None for that of the declaration. "share" is shown in percent in a table of scores.
+        better: None for the direction of the declaration.
+        data: what it was measured on if that does not follow from the study, such as the name and a hash of a data set
+            that is downloaded. The report lists it, and says where it differs between runs.
+    """
 
     subset: str
     metric: str
@@ -61,6 +81,9 @@ class Measurement:
     n: int
     stderr: float | None = None
     axis: dict[str, float] = field(default_factory=dict)
+    unit: str | None = None
+    better: Better | None = None
+    data: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +105,25 @@ class Evaluation(ABC, Generic[W]):
     Config: ClassVar[type[EvaluationConfig]] = EvaluationConfig
     #: The kind of studies that it applies to: text, task, or both (None).
     needs: ClassVar[Literal["text", "task"] | None] = None
-    declaration: ClassVar[Declaration]
+    #: What reduces `tokens_read`, for a message, such as "documents or length of copying".
+    reduced_by: ClassVar[str] = ""
+    declaration: Declaration
 
     def __init__(self, config: EvaluationConfig):
         self.config = config
+        if config.name is not None:
+            self.declaration = replace(self.declaration, name=config.name)
 
     def expects(self, data: W) -> Collection[tuple[str, str]]:
         """Return (subset, metric) pairs that a complete result has, to detect tasks that were added to a study."""
         return ()
+
+    def tokens_read(self, data: W, length: int) -> int | None:
+        """Return how many tokens models of `length` tokens read at one evaluation point; None if that is unknown.
+
+        `basecap plan` and `basecap run` compare it with the tokens of training. It must not take long.
+        """
+        return None
 
     def missing(self) -> Sequence[str]:
         """Return sentences on what is not installed, for `basecap plan`."""
@@ -133,7 +167,7 @@ EVALUATIONS: Registry[type[Evaluation]] = Registry("evaluation", "basecap.evals"
 
 
 def evaluation(
-    name: str, *, unit: str, better: Literal["lower", "higher", "neither"], axes: tuple[str, ...] = ()
+    name: str, *, unit: str, better: Better, axes: tuple[str, ...] = ()
 ) -> Callable[[type[Evaluation]], type[Evaluation]]:
     """Register the decorated class as an evaluation with its unit, direction and the axes of its numbers."""
 
@@ -157,10 +191,14 @@ def build_evaluation(entry: str | dict[str, Any]) -> Evaluation:
         if key not in fields:
             raise ConfigError(f"unknown option {key!r} of evaluation {name!r}: {nearest(key, fields)}")
     try:
-        return cls(cls.Config(**(options or {})))
+        found = cls(cls.Config(**(options or {})))
     except ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "missing":
             raise ConfigError(f"evaluation {name!r} needs the option {first['loc'][0]!r}; add it.") from error
         given = f"option {first['loc'][0]!r} of evaluation {name!r} cannot be {first['input']!r}"
         raise ConfigError(f"{given}: it {describe_problem(first)}.") from error
+    called = found.declaration.name
+    if called != name and called in EVALUATIONS.names():
+        raise ConfigError(f"evaluation {name!r} cannot be named {called!r} like another one; choose another name.")
+    return found

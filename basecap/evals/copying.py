@@ -32,22 +32,28 @@ class Copying(SharedEvaluation[PreparedData]):
 
     config: Config
     needs = "text"
+    reduced_by = "documents or length of copying"
 
     def check(self, data: PreparedData, length: int) -> None:
         """Raise DataError if a domain has fewer than two documents that are long enough."""
         wanted = self._length(length)
-        for domain in _domains(data):
+        for domain in data.domains:
             if len(self._rows(data, domain, wanted)) < 2:
                 raise DataError(
                     f"domain {domain!r} has fewer than two {self.config.split} documents of {wanted} tokens; lower the "
                     "length of copying."
                 )
 
+    def tokens_read(self, data: PreparedData, length: int) -> int:
+        """Return how many tokens the documents have, read twice."""
+        wanted = self._length(length)
+        return sum(2 * self._rows(data, domain, wanted).size for domain in data.domains)
+
     def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
         """Return the share of this process's domains, with its standard error over documents."""
         length = self._length(model.config.max_length)
         measurements = []
-        for domain in _domains(context.data)[context.rank :: context.world]:
+        for domain in context.data.domains[context.rank :: context.world]:
             rows = self._rows(context.data, domain, length)
             losses = losses_of(model, context, np.tile(rows, 2), self.config.tokens_per_batch)
             measurements.append(_measure(domain, losses.reshape(len(rows), 2, length).mean(axis=2), length))
@@ -73,7 +79,3 @@ def _measure(domain: str, losses: np.ndarray, length: int) -> Measurement:
     return Measurement(
         subset=domain, metric="copying", value=float(1 - ratio), n=len(losses) * length, stderr=float(stderr)
     )
-
-
-def _domains(data: PreparedData) -> tuple[str, ...]:
-    return (*data.train_domains, *data.ood_domains)

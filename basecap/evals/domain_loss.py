@@ -40,23 +40,23 @@ class DomainLoss(SharedEvaluation[PreparedData]):
 
     config: Config
     needs = "text"
+    reduced_by = "data.max_test_tokens or max_document_tokens of domain-loss"
 
     def check(self, data: PreparedData, length: int) -> None:
         """Raise DataError if a domain has no documents of the split."""
-        for domain in (*data.train_domains, *data.ood_domains):
+        for domain in data.domains:
             data.documents(self.config.split, domain)
 
-    def predicted_tokens(self, data: PreparedData) -> int:
-        """Return how many held-out tokens one evaluation point predicts."""
-        domains = (*data.train_domains, *data.ood_domains)
-        sizes = np.concatenate([data.documents(self.config.split, domain).sizes for domain in domains])
+    def tokens_read(self, data: PreparedData, length: int) -> int:
+        """Return how many held-out tokens are predicted."""
+        sizes = np.concatenate([data.documents(self.config.split, domain).sizes for domain in data.domains])
         most = self.config.max_document_tokens
         return int(np.sum(sizes if most is None else np.minimum(sizes, most)))
 
     def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
         """Return the mean loss per token and bits per byte of each domain, and the losses of single documents."""
         measurements, documents = [], {}
-        for domain in (*context.data.train_domains, *context.data.ood_domains):
+        for domain in context.data.domains:
             losses = self._losses(model, context, domain)
             documents[domain] = losses
             measurements += _measure(domain, losses)
@@ -74,8 +74,7 @@ class DomainLoss(SharedEvaluation[PreparedData]):
         """Compute the losses of the largest batch of windows of any domain, padded to the training length."""
         length = model.config.max_length
         rows = max(1, self.config.tokens_per_batch // length)
-        domains = (*context.data.train_domains, *context.data.ood_domains)
-        held = [context.data.documents(self.config.split, domain) for domain in domains]
+        held = [context.data.documents(self.config.split, domain) for domain in context.data.domains]
         start = context.data.tokenizer.end_of_text
         most = self.config.max_document_tokens
         windows = max((list(itertools.islice(_all_windows(part, length, start, most), rows)) for part in held), key=len)

@@ -1,7 +1,7 @@
 """Scores on downstream tasks, such as multiple choice and questions about a text, by lm-evaluation-harness."""
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Annotated, Any
@@ -27,8 +27,9 @@ class FewShot(SharedEvaluation[PreparedData]):
     """Scores on tasks of lm-evaluation-harness, with the study's own tokenizer and without fine-tuning.
 
     Each task has the metrics that it declares: accuracies and shares of right answers, where more is better, or
-    perplexities, where less is. A prompt that is longer than the training length loses its beginning; the metric
-    "cut prompts" is the share of documents where that was so, and is absent where there was none.
+    perplexities, where less is. Each number says which, and describes the documents and prompts. A prompt that is
+    longer than the training length loses its beginning; the metric "cut prompts" is the share of documents where that
+    was so, and is absent where there was none.
     """
 
     class Config(EvaluationConfig):
@@ -88,7 +89,7 @@ class FewShot(SharedEvaluation[PreparedData]):
         return _loaded(self.config.model_dump_json(include={"tasks", "shots", "limit", "path"}))
 
 
-@lru_cache(maxsize=1)
+@cache
 def _loaded(options: str) -> Any:
     """Return the tasks, which every evaluation of these options in this process shares: loading takes a minute."""
     config = FewShot.Config.model_validate_json(options)

@@ -35,17 +35,21 @@ class InfluenceEntropy(SharedEvaluation[PreparedData]):
 
     config: Config
     needs = "text"
+    reduced_by = "windows or length of influence-entropy"
 
     def check(self, data: PreparedData, length: int) -> None:
         """Raise DataError if a domain has no document that is long enough."""
-        for domain in (*data.train_domains, *data.ood_domains):
+        for domain in data.domains:
             self._rows(data, domain, length)
+
+    def tokens_read(self, data: PreparedData, length: int) -> int:
+        """Return how many tokens the windows have."""
+        return sum(self._rows(data, domain, length).size for domain in data.domains)
 
     def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
         """Return the mean over heads and positions by layer, of this process's domains; raises as `check` does."""
         measurements = []
-        domains = (*context.data.train_domains, *context.data.ood_domains)
-        for domain in domains[context.rank :: context.world]:
+        for domain in context.data.domains[context.rank :: context.world]:
             rows = self._rows(context.data, domain, model.config.max_length)
             with context.autocast():
                 entropies = layer_entropies(model, torch.from_numpy(rows).to(context.device))

@@ -91,7 +91,9 @@ class InfluenceMap(SharedEvaluation[Workload]):
         @field_validator("inputs")
         @classmethod
         def _inputs_are_known(cls, value: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
-            known = [name for name in cls.model_fields if name not in ("at", "inputs")]
+            known = [
+                name for name in cls.model_fields if name not in EvaluationConfig.model_fields and name != "inputs"
+            ]
             for key in (key for entry in value for key in entry):
                 if key not in known:
                     raise ValueError(f"has an unknown option {key!r}: {nearest(key, known)}")
@@ -102,6 +104,10 @@ class InfluenceMap(SharedEvaluation[Workload]):
     def check(self, data: Workload, length: int) -> None:
         """Raise DataError if models of `length` tokens cannot read an input, ConfigError for an invalid task."""
         self._inputs(data, length)
+
+    def tokens_read(self, data: Workload, length: int) -> int:
+        """Return how many tokens the inputs have."""
+        return sum(len(read.tokens) for read in self._inputs(data, length))
 
     def run(self, model: LanguageModel, context: Context[Workload]) -> Outcome:
         """Return each input's matrix and distance in this process's layers; raises DataError as `check` does."""

@@ -36,20 +36,26 @@ class PositionLoss(SharedEvaluation[PreparedData]):
 
     config: Config
     needs = "text"
+    reduced_by = "documents or length of position-loss"
 
     def check(self, data: PreparedData, length: int) -> None:
         """Raise DataError if no domain has a document that is long enough."""
         wanted = self._length(length)
-        if not any(self._rows(data, domain, wanted).size for domain in _domains(data)):
+        if not any(self._rows(data, domain, wanted).size for domain in data.domains):
             raise DataError(
                 f"no {self.config.split} document of any domain has {wanted} tokens; lower the length of position-loss."
             )
+
+    def tokens_read(self, data: PreparedData, length: int) -> int:
+        """Return how many tokens the documents have."""
+        wanted = self._length(length)
+        return sum(self._rows(data, domain, wanted).size for domain in data.domains)
 
     def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
         """Return the mean loss by range of this process's domains; those without long enough documents are left out."""
         length = self._length(model.config.max_length)
         measurements = []
-        for domain in _domains(context.data)[context.rank :: context.world]:
+        for domain in context.data.domains[context.rank :: context.world]:
             rows = self._rows(context.data, domain, length)
             if rows.size:
                 losses = losses_of(model, context, rows, self.config.tokens_per_batch)
@@ -89,7 +95,3 @@ def edges(length: int, first: int) -> list[int]:
     while found[-1] < length:
         found.append(min(2 * found[-1], length))
     return found
-
-
-def _domains(data: PreparedData) -> tuple[str, ...]:
-    return (*data.train_domains, *data.ood_domains)

@@ -33,10 +33,16 @@ class Recall(SharedEvaluation[TaskData]):
 
     config: Config
     needs = "task"
+    reduced_by = "task.held_out"
 
     def expects(self, data: TaskData) -> Collection[tuple[str, str]]:
         """Return the accuracy of every test task."""
         return [(name, "accuracy") for name in data.tests]
+
+    def tokens_read(self, data: TaskData, length: int) -> int:
+        """Return how many tokens the examples of all cells have."""
+        cells = [cell for cells in (data.cells, *data.tests.values()) for cell in cells]
+        return data.held_out_examples * sum(cell.length for cell in cells)
 
     def run(self, model: LanguageModel, context: Context[TaskData]) -> Outcome:
         """Return the accuracies of this process's share of the cells."""

@@ -26,11 +26,13 @@ from basecap.tasks import NOTHING, Instances, Ints, Role, Task
 ROWS, FACTORS = 32, 2**24
 #: Parts of a pair, with the prefix of their metrics.
 PARTS = {Role.VALUE: "", Role.KEY: "key_"}
+#: The unit of scores.
+SCORE = "from -1 to 1"
 #: Samples of an outcome besides those of the parts.
 NEED, SIGNED = "need", "signed"
 
 
-@evaluation("selectivity", unit="shares; scores and need from -1 to 1; lag in tokens", better="neither")
+@evaluation("selectivity", unit="share", better="neither")
 class Selectivity(SharedEvaluation[Workload]):
     """Share of a scored position's reading on the values (and keys) of its own pair and of another pair, per layer.
 
@@ -245,6 +247,7 @@ def measure(subset: str, prefix: str, reads: NDArray[np.float64]) -> list[Measur
             value=float(value),
             n=n,
             stderr=float(column.std(ddof=1) / n**0.5) if n > 1 else None,
+            unit=SCORE if metric == "score" else None,
         )
         for metric, (value, column) in columns.items()
     ]
@@ -258,8 +261,8 @@ def measure_signed(subset: str, reads: NDArray[np.float32]) -> list[Measurement]
     parts, lag = found
     score, error = ratio(parts)
     return [
-        Measurement(subset=subset, metric="signed_score", value=score, n=len(parts), stderr=error),
-        Measurement(subset=subset, metric="lag", value=float(lag), n=len(parts)),
+        Measurement(subset=subset, metric="signed_score", value=score, n=len(parts), stderr=error, unit=SCORE),
+        Measurement(subset=subset, metric="lag", value=float(lag), n=len(parts), unit="tokens"),
     ]
 
 

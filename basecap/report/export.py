@@ -9,7 +9,7 @@ from pathlib import Path
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
 from basecap.analysis.rows import Estimate
 from basecap.files import replacing, safe_name
-from basecap.report.rows import at_lowest
+from basecap.report.rows import at_lowest, measured_on
 
 #: What a cell holds.
 Cell = str | int | float | Estimate | None
@@ -149,11 +149,16 @@ def _common(study: StudyResults) -> Iterator[Sheet]:
                 row.value,
                 row.stderr,
                 row.n,
+                row.unit or found.unit,
             ]
             for row in found.rows
         ]
-        heads = ["name", "seed", "subset", *found.axes, "metric", "value", "stderr", "n"]
+        heads = ["name", "seed", "subset", *found.axes, "metric", "value", "stderr", "n", "unit"]
         yield Sheet(f"evaluation-{found.name}", heads, rows)
+    columns = ["evaluation", "subset", "data", "runs"]
+    yield Sheet(
+        "measured-on", columns, [[row.evaluation, row.subset, row.data, row.runs] for row in measured_on(study)]
+    )
 
 
 def to_csv(sheet: Sheet) -> str:

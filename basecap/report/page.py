@@ -33,7 +33,7 @@ from basecap.report.joined import (
     missing_costs,
 )
 from basecap.report.palette import ON_DARK, looks
-from basecap.report.rows import at_lowest, by_architecture, capacities, final_losses, without_null
+from basecap.report.rows import at_lowest, by_architecture, capacities, final_losses, measured_on, without_null
 from basecap.report.scores import score_table
 from basecap.report.summary import summarise
 from basecap.report.task_summary import between, percent, points
@@ -209,6 +209,7 @@ def _environment() -> Environment:
         "capacities": capacities,
         "size_text": size_text,
         "final": final_losses,
+        "measured_on": measured_on,
         "scores": score_table,
         "looks": lambda study: looks(names_of(study), study.reference),
         "yaml": lambda content: yaml.safe_dump(without_null(content), sort_keys=False, allow_unicode=True),

@@ -28,6 +28,16 @@ class ArchitectureRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataRow:
+    """What a number of runs were measured on by an evaluation, as its records describe it."""
+
+    evaluation: str
+    subset: str
+    data: str
+    runs: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Capacity:
     """The most pairs that are recalled at a length, 0 for none, and the most that were tested."""
 
@@ -170,3 +180,16 @@ def grouped(rows: Sequence[Named]) -> dict[str, list[Named]]:
     for row in rows:
         found.setdefault(row.name, []).append(row)
     return found
+
+
+def measured_on(study: StudyResults) -> list[DataRow]:
+    """Return what evaluations were measured on where records describe it; several rows where runs differ."""
+    runs: dict[tuple[str, str, str], set[tuple[str, int]]] = {}
+    for found in study.evaluations:
+        for row in found.rows:
+            if row.data is not None:
+                runs.setdefault((found.name, row.subset, row.data), set()).add((row.name, row.seed))
+    return [
+        DataRow(evaluation=evaluation, subset=subset, data=data, runs=len(own))
+        for (evaluation, subset, data), own in runs.items()
+    ]

@@ -1,4 +1,4 @@
-"""The table of a paper that a study reproduces: published scores, and beside them what was measured here."""
+"""A table of scores: what was measured here, beside the published scores of a paper that a study reproduces."""
 
 import math
 from dataclasses import dataclass
@@ -11,13 +11,16 @@ from basecap.report.figures.style import names_of
 #: The column that training measures: tokens per second relative to the reference.
 SPEED = "training speed"
 
-#: The evaluation that measures scores, and the entry of a column that is the mean of the others.
-EVALUATION, MEAN = "few-shot", "mean"
+#: The entry of a column that is the mean of the others.
+MEAN = "mean"
+
+#: The unit of numbers that are shown in percent.
+SHARE = "share"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A number of a column, with its standard error: a perplexity, or a share in percent."""
+    """A number of a column, with its standard error; a share is in percent."""
 
     value: float
     stderr: float | None
@@ -35,14 +38,14 @@ class ScoreRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreTable:
-    """The rows, the published columns, and the source of the published numbers.
+    """The rows, the columns, and the source of published numbers, None where there are none.
 
     `timed` and `measured` say whether any row has a speed and a score of ours.
     """
 
     rows: list[ScoreRow]
     columns: list[str]
-    source: str
+    source: str | None
     timed: bool
     measured: bool
 
@@ -51,14 +54,14 @@ def score_table(study: TextResults) -> ScoreTable | None:
     """Return the table of the study's `figure`; None if it has none."""
     found = study.settings.get("figure")
     figure = Figure.model_validate(found) if found else None
-    if figure is None or figure.kind != "scores" or figure.published is None:
+    if figure is None or figure.kind != "scores":
         return None
     speeds = _speeds(study) if SPEED in figure.columns else {}
     rows = [
         ScoreRow(
             name=name,
             speed=speeds.get(name),
-            published=list(figure.published.values.get(name, ())),
+            published=list(figure.published.values.get(name, ())) if figure.published else [],
             measured=_with_mean(figure.measured, [_score(study, name, column) for column in figure.measured]),
         )
         for name in names_of(study)
@@ -66,25 +69,28 @@ def score_table(study: TextResults) -> ScoreTable | None:
     return ScoreTable(
         rows=rows,
         columns=figure.columns,
-        source=figure.published.source,
+        source=figure.published.source if figure.published else None,
         timed=bool(speeds),
         measured=any(one is not None for row in rows for one in row.measured),
     )
 
 
 def _score(study: TextResults, name: str, column: str | None) -> Score | None:
-    """Return the mean over the runs of an architecture of the number that a column is: TASK METRIC."""
-    rows = [
-        row
-        for found in study.evaluations
-        if found.name == EVALUATION
-        for row in found.rows
-        if row.name == name and f"{row.subset} {row.metric}" == column and row.value is not None
-    ]
-    if not rows:
-        return None
-    unit = 1.0 if rows[0].metric.endswith("perplexity") else 100.0
-    return _mean([Score(value=unit * (row.value or 0.0), stderr=_times(unit, row.stderr)) for row in rows])
+    """Return the mean over the runs of an architecture of the number that a column is.
+
+    That is SUBSET METRIC of the first evaluation that has it, or EVALUATION SUBSET METRIC.
+    """
+    for found in study.evaluations:
+        scores = [
+            Score(value=factor * row.value, stderr=_times(factor, row.stderr))
+            for row in found.rows
+            if row.name == name and row.value is not None
+            if column in (f"{row.subset} {row.metric}", f"{found.name} {row.subset} {row.metric}") and not row.axis
+            for factor in [100.0 if (row.unit or found.unit) == SHARE else 1.0]
+        ]
+        if scores:
+            return _mean(scores)
+    return None
 
 
 def _with_mean(columns: list[str | None], scores: list[Score | None]) -> list[Score | None]:

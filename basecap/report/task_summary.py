@@ -6,7 +6,7 @@ from typing import TypeVar
 from basecap.analysis.recall_rows import AccuracyRow, ShiftRow, ShortcutRow, TrainedRow
 from basecap.analysis.results import PublishedRow, RunRow, TaskResults
 from basecap.analysis.rows import Interval
-from basecap.report.text_summary import checks_text, edge_text, listed
+from basecap.report.text_summary import checks_text, edge_text, listed, mixed_data_text
 
 #: A row of one of the tables of a study of tasks.
 TableRow = TypeVar("TableRow", AccuracyRow, ShiftRow, ShortcutRow, TrainedRow)
@@ -170,6 +170,7 @@ def recall_cautions(study: TaskResults) -> list[str]:
         *([f"Not measured yet: {listed(study.waiting)}."] if study.waiting and study.trained else []),
         *([f"Published numbers without one of ours: {listed(_unmet(unmet))}."] if unmet else []),
         *edge_text(study.sweep),
+        *mixed_data_text(study),
     ]
 
 

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from basecap.analysis.draws import FEWEST_DOCUMENTS
 from basecap.analysis.noise import FEWEST_SPLIT
 from basecap.analysis.reasons import UNTRAINED
-from basecap.analysis.results import SweepRow, TextResults
+from basecap.analysis.results import StudyResults, SweepRow, TextResults
 from basecap.analysis.rows import Estimate, Gap, Row
 from basecap.progress import duration
+from basecap.report.rows import measured_on
 
 #: Verdict -> verb for one architecture and for several.
 VERBS = {
@@ -227,6 +228,7 @@ def remarks(study: TextResults) -> list[str]:
         *([f"{study.text_note}."] if study.text_note else []),
         *([f"{copied}: {listed(left_out)}."] if left_out else []),
         *edge_text(study.sweep),
+        *mixed_data_text(study),
     ]
 
 
@@ -240,6 +242,19 @@ def edge_text(sweeps: Sequence[SweepRow]) -> list[str]:
     names = [sweep.name for sweep in sweeps if sweep.at_edge]
     whom = "every architecture" if len(names) == len(sweeps) > 1 else listed(names) if names else ""
     return [f"{EDGE} for {whom}: a better one may be outside the range."] if names else []
+
+
+def mixed_data_text(study: StudyResults) -> list[str]:
+    """Return a sentence on the numbers of evaluations that were measured on other data in some runs; none for none."""
+    places = [(row.evaluation, row.subset) for row in measured_on(study)]
+    mixed = [
+        f"{subset} of {evaluation}"
+        for evaluation, subset in dict.fromkeys(places)
+        if places.count((evaluation, subset)) > 1
+    ]
+    if not mixed:
+        return []
+    return [f'Not measured on the same data in all runs, see "How it was run": {listed(mixed)}.']
 
 
 def rates_text(sweeps: Sequence[SweepRow], held_out: str) -> str:

@@ -11,6 +11,7 @@ import torch
 
 from basecap import environment
 from basecap.analysis.draws import FEWEST_DOCUMENTS, FEWEST_OF_A_DOMAIN
+from basecap.analysis.losses import EVALUATION
 from basecap.analysis.power import MOST_RUNS, Noise, expected_half_width, expected_tolerance, noise_of
 from basecap.data import DocumentSet, PreparedData, find_prepared, missing_inputs
 from basecap.data.tokenizer import BYTES
@@ -20,7 +21,7 @@ from basecap.study.config import StudyConfig
 from basecap.study.evaluation_work import evaluation_work
 from basecap.study.plan import RunSpec, costs, plan_evaluations, plan_runs, plan_training
 from basecap.study.start import check
-from basecap.study.workloads import cache_of
+from basecap.study.workloads import Tasks, Workloads, cache_of
 from basecap.train.config import Timetable
 from basecap.train.schedule import warmup_steps
 
@@ -99,7 +100,16 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
         f"Disk: {sum(row[RESUME] for row in rows):.3g} GiB in resume/, the last two checkpoints of each run, and "
         f"{sum(row[KEPT] for row in rows):.3g} GiB in weights/ (train.keep = {study.train.keep}).",
         *_short_runs(study),
-        *(_of_text(study, out) if study.task is None else ()),
+        *(_of_text(study, out) if study.task is None else _evaluations(study, Tasks(study.task).workloads())),
+    ]
+
+
+def _evaluations(study: StudyConfig, workloads: Workloads) -> list[str]:
+    """Return what the evaluations take, and what they lack."""
+    evaluations = plan_evaluations(study)
+    return [
+        *(evaluation_work(plan_runs(study, study.vocabulary), evaluations, workloads) if workloads else ()),
+        *(f"Missing: {sentence}" for found in evaluations for sentence in found.missing()),
     ]
 
 
@@ -164,13 +174,11 @@ def _of_text(study: StudyConfig, out: Path) -> list[str]:
     """Return the lines about a study of text."""
     cache = cache_of(study, out)
     data = find_prepared(study.text, cache)
-    runs = plan_runs(study, study.vocabulary)
     return [
-        *(() if data is None else evaluation_work(runs, plan_evaluations(study), data)),
         *sparse(study),
         *expected_verdicts(study, data),
         *(f"Missing: {sentence}" for sentence in missing_inputs(study.text, cache)),
-        *(f"Missing: {sentence}" for found in plan_evaluations(study) for sentence in found.missing()),
+        *_evaluations(study, {} if data is None else {None: data}),
     ]
 
 
@@ -247,7 +255,11 @@ def expected_verdicts(study: StudyConfig, data: PreparedData | None) -> list[str
 
 def _documents(study: StudyConfig, data: PreparedData | None) -> dict[str, DocumentSet]:
     """Return the documents by domain that gaps will be measured on, none while the text is not prepared."""
-    splits = [found.config.split for found in plan_evaluations(study) if isinstance(found, DomainLoss)]
+    splits = [
+        found.config.split
+        for found in plan_evaluations(study)
+        if isinstance(found, DomainLoss) and found.declaration.name == EVALUATION
+    ]
     domains = (*study.text.train, *study.text.ood)
     return {domain: data.sets[domain, split] for split in splits for domain in domains} if data else {}
 

@@ -59,18 +59,7 @@ def _record(evaluation: Evaluation, outcome: Outcome, evaluated: EvaluatedModel)
     for number, maps in enumerate(outcome.maps):
         records.write_maps(name if len(outcome.maps) == 1 else f"{name}-{number}", step, maps)
     records.append_evals(
-        Record(
-            step=step,
-            tokens=evaluated.tokens,
-            eval=name,
-            subset=found.subset,
-            metric=found.metric,
-            value=found.value,
-            n=found.n,
-            stderr=found.stderr,
-            axis=found.axis,
-        )
-        for found in outcome.measurements
+        Record(step=step, tokens=evaluated.tokens, eval=name, **vars(found)) for found in outcome.measurements
     )
     if not outcome.measurements:
         records.add_unmeasured(name)

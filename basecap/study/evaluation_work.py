@@ -1,49 +1,81 @@
 """The work of evaluations beside that of training: with few training tokens they may take most of the time."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from basecap.data import PreparedData
 from basecap.evals import Evaluation
-from basecap.evals.domain_loss import DomainLoss
 from basecap.evaluation_points import includes
 from basecap.study.plan import RunSpec
+from basecap.study.workloads import Workloads
 
 #: Work of a training step, forward and backward, beside that of the forward pass of an evaluation.
 TRAINING = 3
-#: Evaluations are announced that are as much work as training twice, and read as many tokens in a run.
+#: Evaluations are heavy that are as much work as training twice, and read as many tokens in a run.
 HEAVY, MANY = 2, 1_000_000
 
 
-def evaluation_work(
-    runs: Sequence[RunSpec], evaluations: Sequence[Evaluation], data: PreparedData, only_heavy: bool = False
-) -> list[str]:
-    """Return a sentence about the run whose domain-loss is most work beside its training.
+@dataclass(frozen=True, kw_only=True, order=True)
+class Work:
+    """What an evaluation takes in a run: as a multiple of training, the tokens it reads at a point, and its points."""
+
+    relative: float
+    tokens: int
+    points: int
+
+    @property
+    def heavy(self) -> bool:
+        """Whether it takes much longer than training, and not little."""
+        return self.relative >= HEAVY and self.tokens * self.points >= MANY
+
+
+def evaluation_work(runs: Sequence[RunSpec], evaluations: Sequence[Evaluation], workloads: Workloads) -> list[str]:
+    """Return a sentence on the work of each evaluation, and one on those whose work is unknown.
 
     Args:
         runs: of the study.
         evaluations: of the study.
-        data: the text.
-        only_heavy: whether to say nothing of evaluations that take little time, or less than training.
+        workloads: what the runs train on.
     """
-    found = next((one for one in evaluations if isinstance(one, DomainLoss)), None)
-    if found is None or not runs:
-        return []
-    read = found.predicted_tokens(data)
-    points, share = max((_points(run, found) for run in runs), key=lambda pair: pair[1])
-    work = read * share / TRAINING
-    if only_heavy and (work < HEAVY or read * points < MANY):
-        return []
-    lower = "; lower data.max_test_tokens or max_document_tokens of domain-loss, or raise train.eval_every"
-    where = f"{points} evaluation point{'' if points == 1 else 's'} of a run"
+    works = [(evaluation, _most_work(runs, evaluation, workloads)) for evaluation in evaluations]
+    unknown = [evaluation.declaration.name for evaluation, work in works if work is None]
     return [
-        f"Evaluations: domain-loss reads {read:,} held-out tokens at {where}, about {work:.2g} times the work of "
-        f"training{lower if work >= 1 else ''}."
+        *(_sentence(evaluation, work) for evaluation, work in works if work is not None),
+        *([f"Not counted: the work of {', '.join(unknown)}."] if unknown else []),
     ]
 
 
-def _points(run: RunSpec, evaluation: DomainLoss) -> tuple[int, float]:
-    """Return at how many points a run is evaluated, and that number by training token."""
-    timetable, at = run.timetable, evaluation.config.at
+def heavy_work(runs: Sequence[RunSpec], evaluations: Sequence[Evaluation], workloads: Workloads) -> list[str]:
+    """Return the sentences of `evaluation_work` on heavy evaluations."""
+    works = [(evaluation, _most_work(runs, evaluation, workloads)) for evaluation in evaluations]
+    return [_sentence(evaluation, work) for evaluation, work in works if work is not None and work.heavy]
+
+
+def _most_work(runs: Sequence[RunSpec], evaluation: Evaluation, workloads: Workloads) -> Work | None:
+    """Return the work of an evaluation in the run where it is most beside training, None where it is unknown."""
+    read: dict[tuple[str | None, int], int | None] = {}
+    found = []
+    for run in runs:
+        place = run.task, run.model.max_length
+        if place not in read:
+            read[place] = evaluation.tokens_read(workloads[run.task], run.model.max_length)
+        if (tokens := read[place]) is not None:
+            found.append(_work(run, evaluation, tokens))
+    return max(found, default=None)
+
+
+def _work(run: RunSpec, evaluation: Evaluation, tokens: int) -> Work:
+    timetable = run.timetable
     done = [(step * timetable.step_tokens, step == timetable.steps) for step in timetable.points]
-    count = sum(includes(at, tokens, last) for tokens, last in done)
-    return count, count / (timetable.steps * timetable.step_tokens)
+    points = sum(includes(evaluation.config.at, trained, last) for trained, last in done)
+    trained = timetable.steps * timetable.step_tokens
+    return Work(relative=tokens * points / (TRAINING * trained), tokens=tokens, points=points)
+
+
+def _sentence(evaluation: Evaluation, work: Work) -> str:
+    ways = [f"lower {evaluation.reduced_by}"] if evaluation.reduced_by else []
+    ways += ["raise train.eval_every"] if work.points > 1 else []
+    return (
+        f"Evaluations: {evaluation.declaration.name} reads {work.tokens:,} tokens at {work.points} evaluation "
+        f"point{'' if work.points == 1 else 's'} of a run, about {work.relative:.2g} times the work of training"
+        f"{'; ' + ', or '.join(ways) if work.relative >= 1 and ways else ''}."
+    )

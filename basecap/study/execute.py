@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from basecap import environment
-from basecap.data import PreparedData
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig
-from basecap.study.evaluation_work import evaluation_work
+from basecap.study.evaluation_work import heavy_work
 from basecap.study.executors import devices_for, executor_for
 from basecap.study.jobs import Execution, Runtime
 from basecap.study.plan import RunSpec
@@ -65,7 +64,7 @@ def execute(
 
         with executor_for(execution, runtime, devices if len(plan.runs) > 1 else devices[:1]) as executor:
             failed = group.run_on_leader(lambda: try_new(plan.runs, runtime, executor.attempt))
-            group.run_on_leader(lambda: _log_evaluation_work(plan.runs, runtime))
+            group.run_on_leader(lambda: _log_heavy_evaluations(plan.runs, runtime))
             unsound = {info["name"] for info in failed}
             swept = [run for run in plan.swept if run.name not in unsound]
             tried, infos = train_rates(swept, executor.train)
@@ -80,10 +79,8 @@ def execute(
         return infos if group.is_leader else []
 
 
-def _log_evaluation_work(runs: Sequence[RunSpec], runtime: Runtime) -> None:
+def _log_heavy_evaluations(runs: Sequence[RunSpec], runtime: Runtime) -> None:
     """Log what the evaluations of the unfinished runs take if that is more than training and not little."""
     unfinished = [run for run in runs if runtime.run_records(run).info().get("status") != "finished"]
-    data = runtime.workloads.get(None)
-    if isinstance(data, PreparedData):
-        for sentence in evaluation_work(unfinished, runtime.evaluations, data, only_heavy=True):
-            runtime.log(sentence)
+    for sentence in heavy_work(unfinished, runtime.evaluations, runtime.workloads):
+        runtime.log(sentence)

@@ -101,7 +101,8 @@ def with_evaluations(held: StudyConfig, entries: Sequence[str | dict[str, Any]],
         difference = _first_difference(there, here)
         if difference is not None:
             raise ConfigError(
-                f"{where} holds {name!r} with other options ({difference}); use another directory, such as a copy."
+                f"{where} holds {name!r} with other options ({difference}); to have both, give yours another name: "
+                f"{type(build_evaluation(entry)).declaration.name}: {{name: NAME, ...}}."
             )
     return held.model_copy(update={"evals": tuple((evaluations | theirs).values())})
 

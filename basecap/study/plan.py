@@ -240,7 +240,7 @@ def plan_evaluations(study: StudyConfig) -> list[Evaluation]:
     names = [evaluation.declaration.name for evaluation in evaluations]
     for name in names:
         if names.count(name) > 1:  # records know an evaluation by its name: the second would replace the first
-            raise ConfigError(f"evals: {name!r} is named twice; remove one, or run it in a study of its own.")
+            raise ConfigError(f"evals: {name!r} is named twice; remove one, or give it another name (its option name).")
     return evaluations
 
 

@@ -36,8 +36,8 @@ class FigureConfig(BaseModel):
     columns: tuple[Line, ...] = Field((), description="columns of a table of scores")
     measured: tuple[Line | None, ...] = Field(
         (),
-        description="by column of a table of scores, the number of few-shot that it is: TASK METRIC, such as piqa "
-        "acc_norm; mean: the mean of the row; null: none",
+        description="by column of a table of scores, the number that it is: SUBSET METRIC, such as piqa acc_norm, of "
+        "the first evaluation that has it, or EVALUATION SUBSET METRIC; mean: the mean of the row; null: none",
     )
     published: PublishedConfig | None = Field(
         None, description="numbers that the paper prints; the report shows them beside the measured ones"

@@ -265,6 +265,7 @@ def test_wrong_keys_and_values_are_named(tmp_path, place, value, words):
         ("evals", [{"domain-loss": {"split": "tst"}}], r"cannot be 'tst': it should be 'validation' or 'test'\.$"),
         ("evals", [{"domain-loss": {"tokens_per_batch": True}}], "it should be a number, not true or false"),
         ("evals", ["domain-loss", {"domain-loss": {"split": "validation"}}], "is named twice"),
+        ("evals", [{"copying": {"name": "domain-loss"}}], "cannot be named .domain-loss. like another one; choose"),
         ("evals", [{}], "is not an evaluation"),
         ("evals", [{"domain-loss": 5}], "{'domain-loss': 5} is not an evaluation"),
         ("evals", [{"domain-loss": {}, "other": {}}], "is not an evaluation"),

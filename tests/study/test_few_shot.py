@@ -1,6 +1,7 @@
 """The evaluation few-shot in a study: scores at the end of training, on stored weights, and in the report."""
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ from basecap.evals import Context
 from basecap.evals._few_shot.scoring import Scorer
 from basecap.records import RunRecords, StudyRecords
 from basecap.report import write_report
+from basecap.report.rows import measured_on
 from basecap.report.scores import score_table
+from basecap.report.text_summary import mixed_data_text
 from basecap.study.generate import continue_text
 from basecap.train.checkpoint import load_stored, stored
 from tests.evals.test_few_shot import metrics, plain, write_choices, write_task
@@ -32,7 +35,7 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write two tasks: the answers of a choice, and a greedy answer of one word."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
     place = tmp_path / "tasks"
-    write_choices(place, count=9)
+    write_choices(place, count=9, fewshot_split="test")
     keys = {"doc_to_text": "{{text}}", "doc_to_target": "{{value}}", "output_type": "generate_until"}
     options = {"generation_kwargs": {"until": [" "], "max_gen_toks": 8}, "metric_list": metrics("exact_match")}
     write_task(place, "word", [{"text": PROMPT, "value": "stone"}], **keys, **options)
@@ -84,11 +87,52 @@ def test_scores_are_those_by_hand_and_stand_beside_the_published_ones(study, tas
     assert first.stderr == pytest.approx(100 * np.std(right, ddof=1) / math.sqrt(9))
     assert f"<b>{first.value:.2f}</b> ± {first.stderr:.2f}<br>40.50</td>" in page and "few-shot: all numbers" in page
 
-    without = {key: value for key, value in study.items() if key != "evals"}
-    path.write_text(yaml.safe_dump(without))
-    run(path, tmp_path / "later")
-    assert add(tmp_path / "later", f"few-shot: {{tasks: [choices, word], path: '{tasks}'}}") == (0, [])
-    assert scores_of(StudyRecords(tmp_path / "later").runs()[0]) == scores_of(records)
+    data = r"json, 9 documents, 0 shots, SHA-256 [0-9a-f]{16}, lm_eval [0-9.]+"
+    assert re.search(f'<td>choices</td><td>{data}</td><td class="n">1</td>', page)
+    assert "acc (share, higher is better)</td>" in page and "Not measured on the same data" not in page
+
+
+def test_a_finished_study_gains_scores_and_keeps_those_it_has(study, tasks, tmp_path):
+    study["data"]["seq_len"] = 64
+    study["architectures"] = ["transformer++"]
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(study))
+    run(path, tmp_path / "out")
+    assert add(tmp_path / "out", f"few-shot: {{tasks: [choices], path: '{tasks}'}}") == (0, [])
+    records = StudyRecords(tmp_path / "out").runs()[0]
+    held = (records.path / "evals.jsonl").read_bytes()
+    more = f"few-shot: {{tasks: [word, choices], shots: {{choices: 1}}, path: '{tasks}'"
+    with pytest.raises(
+        ConfigError, match=r"other options \(tasks is .*give yours another name: few-shot: \{name: NAME"
+    ):
+        add(tmp_path / "out", more + "}")
+    assert add(tmp_path / "out", more + ", name: more}") == (0, [])
+    after = (records.path / "evals.jsonl").read_bytes()
+    assert after.startswith(held) and b'"few-shot"' not in after[len(held) :]
+    found = {(row.eval, row.subset, row.metric): row for row in records.evals()}
+    assert "9 documents, 0 shots" in found["few-shot", "choices", "acc"].data
+    assert "9 documents, 1 shots" in found["more", "choices", "acc"].data
+    assert found["more", "word", "exact_match"].unit == "share"
+    assert [*StudyRecords(tmp_path / "out").declarations()] == ["domain-loss", "few-shot", "more"]
+    page = write_report([tmp_path / "out"], tmp_path / "out").page.read_text(encoding="utf-8")
+    assert "more: all numbers" in page and "few-shot: all numbers" in page
+
+
+def test_a_score_on_other_questions_is_told_from_the_first(study, tasks, tmp_path):
+    study["architectures"] = ["transformer++"]
+    study["seeds"] = [0, 1]
+    study["evals"] = ["domain-loss", {"few-shot": {"tasks": ["choices"], "path": str(tasks)}}]
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(study))
+    run(path, tmp_path / "out")
+    (found,) = analyse([tmp_path / "out"])
+    assert mixed_data_text(found) == [] and [row.runs for row in measured_on(found)] == [2]
+    records = StudyRecords(tmp_path / "out").runs()[1]
+    rows = (records.path / "evals.jsonl").read_text()
+    (records.path / "evals.jsonl").write_text(rows.replace("SHA-256 ", "SHA-256 0"))
+    (found,) = analyse([tmp_path / "out"])
+    said = 'Not measured on the same data in all runs, see "How it was run": choices of few-shot.'
+    assert mixed_data_text(found) == [said] and [row.runs for row in measured_on(found)] == [1, 1]
 
 
 def test_answers_are_what_generate_prints(study, tasks, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from basecap.errors import ConfigError
 from basecap.study.config import StudyConfig
 from basecap.study.merge import merge_studies
-from basecap.study.plan import plan_runs
+from basecap.study.plan import plan_evaluations, plan_runs
 
 A, B, C = ({"name": name, "use": "transformer++"} for name in "abc")
 
@@ -88,9 +88,13 @@ def test_evaluations_of_both_are_held_and_run_when_the_new_study_says(made):
     found = merge_studies(held, made([A], evals=[{"influence-entropy": {"length": 8}}]), Path("out"))
     assert found.evals == ("domain-loss", {"influence-entropy": {"length": 8}})
     with pytest.raises(
-        ConfigError, match=r"out holds 'influence-entropy' with other options \(length is 8 there and 9 "
+        ConfigError,
+        match=r"out holds 'influence-entropy' with other options \(length is 8 there and 9 here\); to have both, give "
+        r"yours another name: influence-entropy: \{name: NAME, \.\.\.\}\.",
     ):
         merge_studies(held, made([A], evals=[{"influence-entropy": {"length": 9}}]), Path("out"))
+    both = merge_studies(held, made([A], evals=[{"influence-entropy": {"name": "short", "length": 9}}]), Path("out"))
+    assert [found.declaration.name for found in plan_evaluations(both)] == ["domain-loss", "influence-entropy", "short"]
 
 
 def test_a_run_stays_itself_when_others_are_added(made):

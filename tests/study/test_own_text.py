@@ -3,14 +3,19 @@
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
+from basecap.analysis import analyse
 from basecap.cli import app
+from basecap.evals import build_evaluation
 from basecap.records import StudyRecords
+from basecap.report.scores import score_table
+from tests.evals.test_domain_loss import context, model, prepared  # noqa: F401 (fixtures)
 from tests.study.conftest import write_text
 
 PAGE = (Path(__file__).parents[2] / "docs/text.md").read_text(encoding="utf-8")
@@ -53,16 +58,36 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
     return study | small | {"data": study["data"] | {"workers": 1}}
 
 
-def test_the_study_and_the_evaluation_of_the_page_run(own, tmp_path):
-    own["evals"].append({"top-token": {"documents": 3, "at": "end"}})
-    Path("mine.yaml").write_text(yaml.safe_dump(own))
-    done = CliRunner().invoke(
-        app, ["run", "mine.yaml", "--plugin", "top_token.py", "--out", "jsonl", "--device", "cpu"]
-    )
+def basecap(*arguments: str) -> str:
+    """Return what a command prints."""
+    done = CliRunner().invoke(app, list(arguments))
     assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_study_and_the_evaluation_of_the_page_run(own, tmp_path, context, model):  # noqa: F811
+    own["evals"].append({"top-token": {"documents": 3, "at": "end"}})
+    own["figure"] = {"kind": "scores", "columns": ["web", "code"], "measured": ["web right", "top-token code right"]}
+    Path("mine.yaml").write_text(yaml.safe_dump(own))
+    plugin = ("--plugin", "top_token.py", "--out", "jsonl")
+    basecap("run", "mine.yaml", *plugin, "--device", "cpu")
     found = [row for row in StudyRecords(tmp_path / "jsonl").runs()[0].evals() if row.eval == "top-token"]
     assert [row.subset for row in found] == ["web", "books", "code"]
     assert all(0 <= row.value <= 1 and row.n > 100 for row in found)
+
+    read = sum(row.n for row in found)
+    said = " ".join(basecap("plan", "mine.yaml", *plugin).split())
+    assert f"Evaluations: top-token reads {read:,} tokens at 1 evaluation point of a run, about " in said
+
+    page = Path("jsonl/report.html").read_text(encoding="utf-8")
+    (row,) = score_table(analyse([Path("jsonl")])[0]).rows
+    assert [score.value for score in row.measured] == [100 * found[0].value, 100 * found[2].value]
+    assert "<h2>Scores</h2>" in page and f"<b>{100 * found[0].value:.2f}</b></td>" in page
+
+    evaluation = build_evaluation("top-token")
+    alone = evaluation.run(model, context).measurements
+    parts = [evaluation.run(model, replace(context, rank=rank, world=2)) for rank in (0, 1)]
+    assert [len(part.measurements) for part in parts] == [1, 1] and evaluation.join(parts).measurements == alone
 
 
 def test_the_source_of_the_page_reads_the_same_text(own):

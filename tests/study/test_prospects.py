@@ -1,5 +1,6 @@
 """What a plan says of the verdicts to expect."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,9 @@ import yaml
 from basecap.data import find_prepared, prepare
 from basecap.study.config import StudyConfig, load_study
 from basecap.study.estimate import estimate, expected_verdicts, readable
-from basecap.study.evaluation_work import evaluation_work
+from basecap.study.evaluation_work import evaluation_work, heavy_work
 from basecap.study.plan import plan_evaluations, plan_runs
+from basecap.study.workloads import Tasks
 from tests.study.conftest import write_text
 
 
@@ -88,21 +90,49 @@ def test_seeds_that_cost_the_same_are_one_row_and_bytes_have_257_ids(ample):
 
 def test_evaluations_that_are_more_work_than_training_are_announced(ample, tmp_path, monkeypatch):
     data = prepare(StudyConfig.model_validate(ample).data, tmp_path / "data")
-    sizes = np.concatenate([data.sets[domain, "test"].sizes for domain in (*data.train_domains, *data.ood_domains)])
+    sizes = np.concatenate([data.sets[domain, "test"].sizes for domain in data.domains])
 
-    def announced(tokens: int, only_heavy: bool, **options: object) -> list[str]:
+    def announced(said: Callable, tokens: int, **options: object) -> list[str]:
         train = ample["train"] | {"tokens": tokens, "eval_every": tokens // 20}
         config = StudyConfig.model_validate(ample | {"train": train, "evals": [{"domain-loss": options}]})
-        return evaluation_work(plan_runs(config, config.vocabulary), plan_evaluations(config), data, only_heavy)
+        return said(plan_runs(config, config.vocabulary), plan_evaluations(config), {None: data})
 
     length = 20 * ample["train"]["batch"] * ample["data"]["seq_len"]
-    (few,) = announced(length, False)
-    assert few.startswith(
-        f"Evaluations: domain-loss reads {sizes.sum():,} held-out tokens at 20 evaluation points of a run"
-    )
+    (few,) = announced(evaluation_work, length)
+    assert few.startswith(f"Evaluations: domain-loss reads {sizes.sum():,} tokens at 20 evaluation points of a run")
     assert f"about {sizes.sum() * 20 / length / 3:.2g} times the work of training; lower data.max_test_tokens" in few
-    assert announced(length, True) == [] and "lower" not in announced(1000 * length, False)[0]
+    assert announced(heavy_work, length) == [] and "lower" not in announced(evaluation_work, 1000 * length)[0]
     monkeypatch.setattr("basecap.study.evaluation_work.MANY", 20 * sizes.sum())
-    assert announced(length, True) == [few] and announced(1000 * length, True) == []
-    (once,) = announced(length, False, at="end", max_document_tokens=5)
-    assert f"reads {np.minimum(sizes, 5).sum():,} held-out tokens at 1 evaluation point of a run," in once
+    assert announced(heavy_work, length) == [few] and announced(heavy_work, 1000 * length) == []
+    (once,) = announced(evaluation_work, length, at="end", max_document_tokens=5)
+    assert f"reads {np.minimum(sizes, 5).sum():,} tokens at 1 evaluation point of a run," in once
+
+
+def test_the_work_of_all_evaluations_is_told_as_far_as_they_say_it(ample, tmp_path):
+    data = prepare(StudyConfig.model_validate(ample).data, tmp_path / "data")
+    evals = [
+        {"copying": {"length": 4, "documents": 3}},
+        {"position-loss": {"length": 8, "documents": 2}},
+        {"influence-entropy": {"windows": 2, "length": 8}},
+        "influence-map",
+        {"selectivity": {"name": "chosen", "task": "mqar"}},
+    ]
+    evaluations = plan_evaluations(StudyConfig.model_validate(ample | {"evals": evals}))
+    domains = len(data.domains)
+    first = min(len(data.documents("test", data.train_domains[0]).tokens(0)), ample["data"]["seq_len"])
+    read = [found.tokens_read(data, ample["data"]["seq_len"]) for found in evaluations]
+    assert read == [domains * 3 * 2 * 4, domains * 2 * 8, domains * 2 * 8, first, None]
+    config = StudyConfig.model_validate(ample | {"evals": evals})
+    said = evaluation_work(plan_runs(config, config.vocabulary), evaluations, {None: data})
+    assert len(said) == 5 and said[-1] == "Not counted: the work of chosen."
+
+
+def test_the_work_of_recall_counts_every_cell():
+    config = load_study("lp-table-1", ["task.held_out=3", "evals=[recall]"], "laptop")
+    (found,) = plan_evaluations(config)
+    tasks = Tasks(config.task).workloads()
+    own = next(iter(tasks.values()))
+    cells = [cell for cells in (own.cells, *own.tests.values()) for cell in cells]
+    assert found.tokens_read(own, config.length) == sum(own.held_out("test", cell).inputs.size for cell in cells)
+    (said,) = evaluation_work(plan_runs(config, config.vocabulary), [found], tasks)
+    assert said.startswith("Evaluations: recall reads ")

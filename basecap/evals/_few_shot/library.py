@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import hashlib
 import io
+import json
 import logging
 import math
 from collections import defaultdict
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lm_eval
 import numpy as np
 from lm_eval.api.group import Group
 from lm_eval.api.instance import Instance
@@ -21,6 +24,7 @@ from basecap.data.tokenizer import Tokenizer
 from basecap.errors import BasecapError, ConfigError, DataError, describe_error, nearest
 from basecap.evals._contract import Measurement
 from basecap.evals._few_shot.library_model import REMEDY, AskedModel
+from basecap.measured import Better
 
 logger = logging.getLogger("basecap.evals")
 
@@ -36,8 +40,25 @@ JACKKNIFE = 1000
 #: The metric of prompts whose beginning was left out, beside those of the task.
 CUT = "cut prompts"
 
-#: The values of each document, by task and metric ("METRIC,FILTER" of lm-evaluation-harness, or `CUT`).
+#: The key of what a task asks, beside those of its metrics.
+QUESTIONS = "questions"
+
+#: The values of each document, by task and metric ("METRIC,FILTER" of lm-evaluation-harness, or `CUT`), and one
+#: `Questions` of each process by task and `QUESTIONS`.
 Samples = Mapping[tuple[str, Any], np.ndarray]
+
+#: Unit and direction of a metric.
+Kind = tuple[str, Better]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions:
+    """What a task asks: its data set, how many documents, the examples in a prompt, a hash of documents and prompts."""
+
+    source: str
+    documents: int
+    shots: int
+    digest: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +130,11 @@ class Tasks:
             model: with a scorer.
             share: returns which of a number of documents this process asks for.
         """
-        own = {name: _of_share(self._requests(name, self._limit), share) for name in self.tasks}
+        own, samples = {}, dict[tuple[str, Any], np.ndarray]()
+        for name, task in self.tasks.items():
+            every = self._requests(name, self._limit)
+            samples[name, QUESTIONS] = _objects([_questions(task, every)])
+            own[name] = _of_share(every, share)
         cut: dict[str, dict[int, bool]] = {name: {} for name in own}
         for kind, requests in _by_kind([request for members in own.values() for request in members]).items():
             found = getattr(model, kind)(requests)
@@ -117,7 +142,6 @@ class Tasks:
                 request.resps = [answer] * (request.repeats or 1)
                 seen = cut[request.task_name]
                 seen[request.doc_id] = shortened or seen.get(request.doc_id, False)
-        samples: dict[tuple[str, Any], np.ndarray] = {}
         for name, task in self.tasks.items():
             samples[name, CUT] = np.array([*cut[name].values()], dtype=bool)
             task._instances = own[name]
@@ -128,18 +152,25 @@ class Tasks:
 
     def measurements(self, samples: Samples) -> list[Measurement]:
         """Return the scores of all documents, with their standard errors, and the share of prompts that were cut."""
-        results, counts = {}, {}
+        results, counts, questions, kinds = {}, {}, {}, {}
         for name, task in self.tasks.items():
             values = {metric: found.tolist() for (owner, metric), found in samples.items() if owner == name}
-            counts[name] = values.pop(CUT)
+            counts[name], questions[name] = values.pop(CUT), values.pop(QUESTIONS)[0]
             results[name] = _scores(task, values)
+            kinds[name] = {key: _kind(task, key, items) for key, items in values.items()}
         found = []
         for asked in self.asked:
             scores = results[asked.name] if asked.group is None else asked.group.aggregate(results)
-            found += _measure(asked.name, scores)
+            data = _described([questions[task] for task in asked.tasks])
+            found += _measure(asked.name, scores, kinds[asked.tasks[0]], data)
             cut = [one for task in asked.tasks for one in counts[task]]
             if any(cut):
-                found.append(Measurement(subset=asked.name, metric=CUT, value=float(np.mean(cut)), n=len(cut)))
+                share, n = float(np.mean(cut)), len(cut)
+                found.append(
+                    Measurement(
+                        subset=asked.name, metric=CUT, value=share, n=n, unit="share", better="lower", data=data
+                    )
+                )
         return found
 
     def _requests(self, name: str, limit: int | None) -> list[Instance]:
@@ -216,6 +247,48 @@ def _of_share(requests: Sequence[Instance], share: Callable[[int], range]) -> li
     return [request for request in requests if request.doc_id in own]
 
 
+def _questions(task: Task, requests: Sequence[Instance]) -> Questions:
+    """Describe the requests of a task; the hash covers documents, with their right answers, prompts and options."""
+    config, digest, documents = task.config, hashlib.sha256(), set[int]()
+    for request in requests:
+        document = [] if request.doc_id in documents else [request.doc]
+        documents.add(request.doc_id)
+        digest.update(json.dumps([request.request_type, request.args, *document], default=str).encode())
+    revision = (config.dataset_kwargs or {}).get("revision")
+    parts = [config.dataset_path or "its own code", config.dataset_name]
+    return Questions(
+        source="/".join(filter(None, parts)) + (f"@{revision}" if revision else ""),
+        documents=len(documents),
+        shots=config.num_fewshot or 0,
+        digest=digest.hexdigest()[:16],
+    )
+
+
+def _described(asked: Sequence[Questions]) -> str:
+    """Return a line on what was asked by one task, or by those of a group."""
+    sources, shots = sorted({one.source for one in asked}), sorted({one.shots for one in asked})
+    digest = asked[0].digest
+    if len(asked) > 1:
+        digest = hashlib.sha256(" ".join(one.digest for one in asked).encode()).hexdigest()[:16]
+    more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
+    return (
+        f"{sources[0]}{more}, {sum(one.documents for one in asked):,} documents, "
+        f"{' or '.join(map(str, shots))} shots, SHA-256 {digest}, lm_eval {lm_eval.__version__}"
+    )
+
+
+def _kind(task: Task, key: str, values: Sequence[Any]) -> Kind:
+    """Return unit and direction of a metric; a mean of numbers from 0 to 1 is a share."""
+    metric, _, _ = key.partition(",")
+    rises = task.higher_is_better().get(metric)
+    better: Better = "neither" if rises is None else "higher" if rises else "lower"
+    if metric.endswith("perplexity"):
+        return "perplexity", better
+    if metric == "bits_per_byte":
+        return "bits per byte", better
+    return "share" if all(isinstance(one, int | float) and 0 <= one <= 1 for one in values) else "score", better
+
+
 def _processed(task: Task) -> dict[str, list[Any]]:
     """Return by "METRIC,FILTER" the values of the documents whose requests were answered."""
     found: dict[str, list[Any]] = defaultdict(list)
@@ -266,13 +339,15 @@ def _stderr(items: Sequence[Any], aggregate: Callable[[Any], float]) -> float | 
     return float(np.std(without)) * math.sqrt(count - 1)
 
 
-def _measure(name: str, scores: Mapping[str, Any]) -> list[Measurement]:
+def _measure(name: str, scores: Mapping[str, Any], kinds: Mapping[str, Kind], data: str) -> list[Measurement]:
+    """Return the numbers of a task or group whose metrics are of these kinds, measured on the `data` described."""
     found = []
     for key, value in scores.items():
         metric, _, kept = key.partition(",")
         if not kept or metric.endswith("_stderr"):
             continue
         error = scores.get(f"{metric}_stderr,{kept}", "N/A")
+        unit, better = kinds.get(key, (None, None))
         found.append(
             Measurement(
                 subset=name,
@@ -280,6 +355,9 @@ def _measure(name: str, scores: Mapping[str, Any]) -> list[Measurement]:
                 value=float(value),
                 n=scores["sample_len"],
                 stderr=None if error == "N/A" else float(error),
+                unit=unit,
+                better=better,
+                data=data,
             )
         )
     return found

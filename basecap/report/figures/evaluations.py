@@ -19,8 +19,8 @@ def evaluation(study: StudyResults, found: EvaluationResults, metric: str, subse
         for row in found.rows
         if row.metric == metric and subset in (None, row.subset) and row.value is not None
     ]
-    better = "" if found.better == "neither" else f"; {found.better} is better"
-    title = f"{metric} ({found.unit}{better})"
+    unit, better = found.kind_of(metric)
+    title = f"{metric} ({unit}{'' if better == 'neither' else f'; {better} is better'})"
     axes = [f"axis{index}" for index in range(len(found.axes))]
     named = [
         {"field": field, "type": "quantitative", "title": axis} for field, axis in zip(axes, found.axes, strict=True)
