@@ -48,6 +48,8 @@ class FewShot(SharedEvaluation[PreparedData]):
 
     config: Config
     needs = "text"
+    reduced_by = "limit of few-shot"
+    _tokens: int | None = None
 
     def missing(self) -> Sequence[str]:
         """Say that lm-evaluation-harness is not installed."""
@@ -63,7 +65,11 @@ class FewShot(SharedEvaluation[PreparedData]):
     def check(self, data: PreparedData, length: int) -> None:
         """Raise DataError if the prompts or answers of a task do not fit models of `length` tokens."""
         self.refuse_missing()
-        self._tasks.check(data.tokenizer, length)
+        self._tokens = self._tasks.check(data.tokenizer, length)
+
+    def tokens_read(self, data: PreparedData, length: int) -> int | None:
+        """Return about how many tokens prompts and answers have; None before `check`, as loading tasks takes long."""
+        return self._tokens
 
     def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
         """Return the scores on this process's share of each task's documents, with the values of the documents."""

@@ -160,7 +160,11 @@ def test_choices_are_scored_as_by_hand_by_any_number_of_processes(library, conte
         right.append(np.argmax(values) == row["answer"])
         normalised.append(np.argmax(np.divide(values, lengths)) == row["answer"])
     evaluation = few_shot(place, "choices")
+    assert evaluation.tokens_read(context.data, LENGTH) is None
     evaluation.check(context.data, LENGTH)
+    answers = [f"{row['question']} {option}" for row in rows for option in row["options"]]
+    read = {tuple(tokenizer.encode(answer)[:-1]) for answer in answers}  # the last token is only predicted
+    assert evaluation.tokens_read(context.data, LENGTH) == sum(map(len, read))
     with torch.no_grad():
         whole = evaluation.run(model, context)
         parts = [evaluation.run(model, replace(context, rank=rank, world=9)) for rank in range(9)]

@@ -104,17 +104,24 @@ class Tasks:
             else:
                 self.asked += [Asked(name=task, tasks=[task], group=None) for task in tasks]
 
-    def check(self, tokenizer: Tokenizer, length: int) -> None:
-        """Raise DataError when a task has answers that do not fit, or most of its prompts must be cut; log any cut."""
-        model = AskedModel(tokenizer, length)
+    def check(self, tokenizer: Tokenizer, length: int) -> int:
+        """Raise DataError when a task has answers that do not fit, or most of its prompts must be cut; log any cut.
+
+        Returns:
+            About how many tokens models of `length` tokens read, from the first documents of each task.
+        """
+        model, tokens = AskedModel(tokenizer, length), 0.0
         for name, task in self.tasks.items():
             requests = self._requests(name, min(LOOKED_AT, self._limit or LOOKED_AT))
-            cut = 0
+            cut = read = 0
             for kind, members in _by_kind(requests).items():
                 with _named(name):
                     getattr(model, kind)(members)
                 cut += sum(model.cut)
+                read += model.read
             task._instances = None  # they hold all prompts
+            documents = min(len(task.eval_docs), self._limit or len(task.eval_docs))
+            tokens += read * documents / max(1, len({request.doc_id for request in requests}))
             found = (
                 f"few-shot: task {name!r}: {cut} of the first {len(requests)} prompts do not fit the {length} tokens"
             )
@@ -122,6 +129,7 @@ class Tasks:
                 raise DataError(f"{found} that models read; {REMEDY}.")
             if cut:
                 logger.warning("%s that models read, and lose their beginning.", found)
+        return round(tokens)
 
     def answers(self, model: AskedModel, share: Callable[[int], range]) -> Samples:
         """Ask the model and return the values of each document.

@@ -26,12 +26,14 @@ class AskedModel(TemplateLM):
 
     Attributes:
         cut: of each request of the last call, whether the beginning of its prompt was left out to fit the length.
+        read: tokens that the model read in the last call, or would read at most.
     """
 
     def __init__(self, tokenizer: Tokenizer, length: int, scorer: Scorer | None = None):
         """Take the tokenizer, the tokens that the model reads at most, and the model."""
         super().__init__()
         self.cut: list[bool] = []
+        self.read = 0
         self._tokens = tokenizer
         self._length = length
         self._scorer = scorer
@@ -63,6 +65,7 @@ class AskedModel(TemplateLM):
                 raise self._too_short(f"an answer of {len(predicted)} tokens ({text[:40]!r})")
             self.cut.append(len(before) > room)
             pairs.append((before[-room:], predicted))
+        self.read = sum(map(len, {(*before, *predicted[:-1]) for before, predicted in pairs}))
         return [(0.0, False)] * len(pairs) if self._scorer is None else self._scorer.scores(pairs)
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
@@ -74,6 +77,7 @@ class AskedModel(TemplateLM):
             for window in get_rolling_token_windows(tokens, self.prefix_token_id, self._length, context_len=1):
                 windows.append(make_disjoint_window(window))
                 owners.append(index)
+        self.read = sum(len(before) + len(predicted) - 1 for before, predicted in windows)
         if self._scorer is None:
             return [0.0] * len(requests)
         values = [value for value, _ in self._scorer.scores(windows)]
@@ -82,7 +86,7 @@ class AskedModel(TemplateLM):
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return the greedy continuation of each prompt up to a stop string or end-of-text, without it."""
         alike: dict[tuple[int, tuple[str, ...]], list[int]] = defaultdict(list)
-        prompts, self.cut = [], []
+        prompts, self.cut, self.read = [], [], 0
         for index, request in enumerate(requests):
             prompt, options = request.args
             new, stops = _generation(options)
@@ -92,6 +96,7 @@ class AskedModel(TemplateLM):
             tokens = self.tok_encode(prompt) or [self.eot_token_id]
             self.cut.append(len(tokens) > room)
             prompts.append(tokens[-room:])
+            self.read += len(prompts[-1]) + new
             alike[new, stops].append(index)
         found = [""] * len(requests)
         if self._scorer is None:
