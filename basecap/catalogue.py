@@ -83,15 +83,23 @@ def _studies(full: bool) -> list[dict[str, Any]]:
 def _evals(full: bool) -> list[dict[str, Any]]:
     from basecap.evals import EVALUATIONS
 
-    return [
-        {
+    rows = []
+    for name, entry in EVALUATIONS.items():
+        row = {
             "name": name,
+            "measures on": entry.needs or "text or task",
             "unit": entry.declaration.unit,
             "better": entry.declaration.better,
-            "summary": (entry.__doc__ or "").splitlines()[0],
+            "summary": (entry.__doc__ or "").partition("\n")[0],
         }
-        for name, entry in EVALUATIONS.items()
-    ]
+        if full:
+            row |= {
+                "axes": entry.declaration.axes,
+                "options": list(_keys(entry.Config, "")),
+                "origin": EVALUATIONS.origin(name),
+            }
+        rows.append(row)
+    return rows
 
 
 def _tasks(full: bool) -> list[dict[str, Any]]:

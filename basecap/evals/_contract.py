@@ -8,15 +8,16 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from basecap.data.config import Line
 from basecap.data.workload import Workload
-from basecap.errors import ConfigError, describe_problem, nearest
+from basecap.errors import ConfigError
 from basecap.evaluation_points import At
 from basecap.maps import Maps
 from basecap.measured import Better, Declaration
 from basecap.models.language_model import LanguageModel
+from basecap.options import configured
 from basecap.records import DocumentLosses
 from basecap.registry import Registry
 
@@ -186,18 +187,7 @@ def build_evaluation(entry: str | dict[str, Any]) -> Evaluation:
     if len(named) != 1 or not isinstance(options, dict | None):
         raise ConfigError(f"evals: {entry!r} is not an evaluation; write NAME or NAME: {{option: value}}.")
     cls = EVALUATIONS.get(name)
-    fields = cls.Config.model_fields
-    for key in options or {}:
-        if key not in fields:
-            raise ConfigError(f"unknown option {key!r} of evaluation {name!r}: {nearest(key, fields)}")
-    try:
-        found = cls(cls.Config(**(options or {})))
-    except ValidationError as error:
-        first = error.errors()[0]
-        if first["type"] == "missing":
-            raise ConfigError(f"evaluation {name!r} needs the option {first['loc'][0]!r}; add it.") from error
-        given = f"option {first['loc'][0]!r} of evaluation {name!r} cannot be {first['input']!r}"
-        raise ConfigError(f"{given}: it {describe_problem(first)}.") from error
+    found = cls(configured(cls.Config, options or {}, f"evaluation {name!r}"))
     called = found.declaration.name
     if called != name and called in EVALUATIONS.names():
         raise ConfigError(f"evaluation {name!r} cannot be named {called!r} like another one; choose another name.")

@@ -1,6 +1,5 @@
 """Entropy of each layer's influence, which arXiv 2505.18522 changes with the softmax temperature."""
 
-import itertools
 from typing import Literal
 
 import numpy as np
@@ -13,6 +12,7 @@ from basecap.data.config import Count
 from basecap.errors import DataError
 from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
 from basecap.evals._influence import map_layers
+from basecap.evals._openings import openings
 from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
 from basecap.ops.attention import entropy
@@ -67,15 +67,14 @@ class InfluenceEntropy(SharedEvaluation[PreparedData]):
 
     def _rows(self, data: PreparedData, domain: str, longest: int) -> np.ndarray:
         """Return the first tokens of a domain's first long enough documents: int64 [windows, length]."""
-        length, documents = min(self.config.length, longest), data.documents(self.config.split, domain)
-        every = (documents.tokens(index)[:length] for index in range(len(documents)))
-        rows = list(itertools.islice((tokens for tokens in every if len(tokens) == length), self.config.windows))
-        if not rows:
+        length = min(self.config.length, longest)
+        rows = openings(data, self.config.split, domain, length, self.config.windows)
+        if not rows.size:
             raise DataError(
                 f"no {self.config.split} document of {domain!r} has {length} tokens; "
                 "lower the length of influence-entropy."
             )
-        return np.stack(rows)
+        return rows
 
 
 def layer_entropies(model: LanguageModel, tokens_BT: Tensor) -> dict[int, float]:

@@ -7,18 +7,19 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from basecap.data import PreparedData
 from basecap.data.config import Count
 from basecap.data.workload import Workload
-from basecap.errors import ConfigError, DataError, describe_problem, nearest
-from basecap.evals import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
+from basecap.errors import DataError, nearest
+from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
 from basecap.evals._influence import SEED, fitting_task, map_layers
 from basecap.maps import Maps, join_layers
 from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
+from basecap.options import configured
 from basecap.tasks import NOTHING, Instances, Role
 
 #: Maximum number of tokens of an input, and of rows and columns of a stored matrix.
@@ -55,7 +56,7 @@ class Input:
 
 @evaluation("influence-map", unit="tokens", better="neither")
 class InfluenceMap(SharedEvaluation[Workload]):
-    """The mean of |factor| over the heads or channels of each layer, as a matrix of reading by read position.
+    """The mean of |factor| over heads or channels of each layer: a matrix of reading by read positions.
 
     The input is a text, an example of a task, or the start of a held-out document of the first training domain. Layers
     without `influence` are left out. `distance` is how far back a layer reads: the mean of t - s, weighted by the
@@ -153,16 +154,8 @@ class InfluenceMap(SharedEvaluation[Workload]):
         own = self.config.model_dump(exclude={"inputs"})
         found = []
         for entry in self.config.inputs or ({},):
-            options = {**own["options"], **entry.get("options", {})}
-            try:
-                config = self.Config(**{**own, **entry, "options": options})
-            except ValidationError as error:
-                first = error.errors()[0]
-                option = ".".join(map(str, first["loc"]))
-                raise ConfigError(
-                    f"influence-map: in inputs, {option} cannot be {first['input']!r}; it {describe_problem(first)}."
-                ) from error
-            found.append(_read(config, data, longest))
+            options = {**own, **entry, "options": {**own["options"], **entry.get("options", {})}}
+            found.append(_read(configured(self.Config, options, "an input of influence-map"), data, longest))
         return found
 
 

@@ -19,11 +19,11 @@ LOGITS = 2**25
 
 @evaluation("recall", unit="share", better="higher", axes=("length", "pairs"))
 class Recall(SharedEvaluation[TaskData]):
-    """Accuracy of the most likely token on all cells of the test tasks, and on validation examples of the run's task.
+    """Accuracy of the most likely token, on the test tasks and on validation examples of the run's task.
 
-    `accuracy` is the share of queried values with all tokens right, `case_accuracy` the share of examples with all
-    values right. In tasks with one right value per region of the context, `region_1` and so on are the shares of
-    queried values that are answered with the value of that region.
+    All cells of the tasks are measured. `accuracy` is the share of queried values with all tokens right,
+    `case_accuracy` the share of examples with all values right. In tasks with one right value per region of the
+    context, `region_1` and so on are the shares of queried values that are answered with the value of that region.
     """
 
     class Config(EvaluationConfig):

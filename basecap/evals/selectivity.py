@@ -14,7 +14,7 @@ from basecap.data.config import Count
 from basecap.data.task_data import TaskData
 from basecap.data.workload import Workload
 from basecap.errors import DataError
-from basecap.evals import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
+from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
 from basecap.evals._hiding import right_answers
 from basecap.evals._influence import SEED, fitting_task, map_layers
 from basecap.evals._signed import ratio, signed_reads, signed_score
@@ -34,11 +34,11 @@ NEED, SIGNED = "need", "signed"
 
 @evaluation("selectivity", unit="share", better="neither")
 class Selectivity(SharedEvaluation[Workload]):
-    """Share of a scored position's reading on the values (and keys) of its own pair and of another pair, per layer.
+    """How much each layer reads the pair that is queried, and how much another pair.
 
-    The model reads each example twice: as it is, and with its queries exchanged, so that each query asks for the next
-    pair. Only the queries differ, not the positions: a layer that reads by position, for example always late pairs,
-    does not appear selective.
+    Both are shares of what a scored position reads, on the values and on the keys of a pair. The model reads each
+    example twice: as it is, and with its queries exchanged, so that each query asks for the next pair. Only the queries
+    differ, not the positions: a layer that reads by position, for example always late pairs, does not appear selective.
 
     - `mass`: the share of a scored position's row on the earlier values of its pair, in the mean of |factor| over heads
       or channels (`Influence.mean_size`), averaged over scored positions, both readings and examples.

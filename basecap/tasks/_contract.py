@@ -11,9 +11,10 @@ from hashlib import sha256
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from basecap.errors import ConfigError, describe_problem, nearest
+from basecap.errors import ConfigError
+from basecap.options import configured
 from basecap.registry import Registry
 from basecap.tasks._draws import Draws, Ints, key_of
 from basecap.tasks._instances import NOTHING, Canvas, Instances
@@ -94,7 +95,8 @@ class Task(ABC):
 
     def at(self, cell: Mapping[str, Any]) -> Self:
         """Return the same task in another cell; raises ConfigError if the cell does not fit."""
-        return configured(type(self), {**self.config.model_dump(), **cell})
+        family, options = type(self), {**self.config.model_dump(), **cell}
+        return family(configured(family.Config, options, f"task {family.__name__}"))
 
     def instances(self, seed: int, indices: Iterable[int]) -> Instances:
         """Return the examples with the given indices, a pure function of (seed, index).
@@ -107,11 +109,11 @@ class Task(ABC):
         if seed < 0 or numbers.min(initial=0) < 0:
             raise ConfigError("seed and indices of examples must be 0 or more.")
         key = key_of(seed, self.identity)
-        made = _empty(len(numbers), self.length, self.choice_shape())
+        made = Instances.empty(len(numbers), self.length, self.choice_shape())
         step = max(1, min(_CHUNK // self.length, _TABLE // self.vocabulary))
         for start in range(0, len(numbers), step):
             part = slice(start, start + step)
-            self.make(Draws(key, numbers[part]), Canvas(_slice(made, part)))
+            self.make(Draws(key, numbers[part]), Canvas(made.rows(part)))
         return made
 
     def choice_shape(self) -> tuple[int, int] | None:
@@ -138,29 +140,6 @@ class Task(ABC):
 def asked(instances: Instances, row: int) -> Ints:
     """Return the scored positions of an example."""
     return np.nonzero(instances.groups[row] != NOTHING)[0]
-
-
-def _empty(count: int, length: int, choices: tuple[int, int] | None) -> Instances:
-    shape = (count, length)
-    return Instances(
-        inputs=np.empty(shape, dtype=np.int64),
-        targets=np.empty(shape, dtype=np.int64),
-        roles=np.empty(shape, dtype=np.int8),
-        pairs=np.empty(shape, dtype=np.int32),
-        groups=np.empty(shape, dtype=np.int32),
-        choices=None if choices is None else np.empty((count, *choices), dtype=np.int64),
-    )
-
-
-def _slice(made: Instances, part: slice) -> Instances:
-    return Instances(
-        inputs=made.inputs[part],
-        targets=made.targets[part],
-        roles=made.roles[part],
-        pairs=made.pairs[part],
-        groups=made.groups[part],
-        choices=None if made.choices is None else made.choices[part],
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,25 +181,16 @@ def task(
 
 def build_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     """Build the task called `name`, overriding `options`; raises ConfigError for unknown names and options."""
+    family, own = _registered(name)
+    return family(configured(family.Config, {**own, **(options or {})}, f"task {name!r}"))
+
+
+def _registered(name: str) -> tuple[type[Task], Mapping[str, Any]]:
+    """Return the family of a name and the options that the name stands for."""
     known = dict(TASKS.items())
     if name not in known:
         for family in dict.fromkeys(entry.family for entry in known.values()):
             if (own := family.options_of(name)) is not None:
-                return configured(family, {**own, **(options or {})}, name)
+                return family, own
     entry = TASKS.get(name)
-    return configured(entry.family, {**entry.options, **(options or {})}, name)
-
-
-def configured(family: type[T], options: Mapping[str, Any], name: str | None = None) -> T:
-    """Build a task of `family`; raises ConfigError for unknown options and invalid values."""
-    title = f"task {name!r}" if name else f"task {family.__name__}"
-    fields = family.Config.model_fields
-    for key in options:
-        if key not in fields:
-            raise ConfigError(f"unknown option {key!r} of {title}: {nearest(key, fields)}")
-    try:
-        return family(family.Config(**options))
-    except ValidationError as error:
-        first = error.errors()[0]
-        option = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{title}: {option} cannot be {first['input']!r}; it {describe_problem(first)}.") from error
+    return entry.family, entry.options

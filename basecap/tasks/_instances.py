@@ -45,8 +45,25 @@ class Instances:
     groups: NDArray[np.int32]
     choices: Ints | None = None
 
+    @classmethod
+    def empty(cls, count: int, length: int, choices: tuple[int, int] | None = None) -> "Instances":
+        """Return uninitialised arrays of `count` examples of `length` tokens, with `choices` groups and regions."""
+        shape = (count, length)
+        return cls(
+            inputs=np.empty(shape, dtype=np.int64),
+            targets=np.empty(shape, dtype=np.int64),
+            roles=np.empty(shape, dtype=np.int8),
+            pairs=np.empty(shape, dtype=np.int32),
+            groups=np.empty(shape, dtype=np.int32),
+            choices=None if choices is None else np.empty((count, *choices), dtype=np.int64),
+        )
+
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def rows(self, part: slice) -> "Instances":
+        """Return some of the examples, as views of their arrays."""
+        return Instances(**{name: None if array is None else array[part] for name, array in vars(self).items()})
 
     def right(self, predictions: Ints) -> NDArray[np.bool_]:
         """Return [N, T]: whether a prediction [N, T] is a right answer at a scored position."""

@@ -126,14 +126,14 @@ def test_a_task_can_have_options_of_its_own():
         ({"options": {"vocba": 64}}, "unknown option 'vocba' of the tasks: did you mean 'vocab'"),
         ({"options": {"mqar-last": {"vocba": 64}}}, "unknown option 'vocba' of task 'mqar-last': did you mean 'vocab'"),
         ({"options": {"mqar-lsat": {"vocab": 64}}}, "unknown task 'mqar-lsat': did you mean 'mqar-last'"),
-        ({"options": {"mqar": {"vocab": "many"}}}, "vocab cannot be 'many'"),
+        ({"options": {"mqar": {"vocab": "many"}}}, "'vocab' of task 'mqar' cannot be 'many'"),
         (
             {"cells": [*CELLS, {"length": 16, "pairs": 9}]},
             "the cell length 16, pairs 9 fits no task of this study: a length of 16 has room for ",
         ),
         (
             {"options": {"mode": "nope"}, "cells": CELLS},
-            "^task 'mqar': mode cannot be 'nope'; it should be 'clean' or 'paper'",
+            "^option 'mode' of task 'mqar' cannot be 'nope': it should be 'clean' or 'paper'",
         ),
         ({"options": {"vocab": 8}, "cells": CELLS[3:]}, "a vocabulary of 8 has 3 of the 4 keys needed"),
         (

@@ -101,7 +101,11 @@ def test_what_cannot_be_drawn_is_refused(context):  # noqa: F811
         ({"text": "a cat", "task": "mqar"}, ConfigError, "cannot be combined"),
         ({"texts": "a cat"}, ConfigError, "text"),
         ({"inputs": [{"tasks": "mqar"}]}, ConfigError, "did you mean 'task'"),
-        ({"inputs": [{**TASK, "number": -1}]}, ConfigError, "in inputs, number cannot be -1"),
+        (
+            {"inputs": [{**TASK, "number": -1}]},
+            ConfigError,
+            "option 'number' of an input of influence-map cannot be -1",
+        ),
     ):
         with pytest.raises(error, match=message):
             build_evaluation({"influence-map": options}).check(context.data, LENGTH)

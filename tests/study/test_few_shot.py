@@ -87,7 +87,7 @@ def test_scores_are_those_by_hand_and_stand_beside_the_published_ones(study, tas
     assert first.stderr == pytest.approx(100 * np.std(right, ddof=1) / math.sqrt(9))
     assert f"<b>{first.value:.2f}</b> ± {first.stderr:.2f}<br>40.50</td>" in page and "few-shot: all numbers" in page
 
-    data = r"json, 9 documents, 0 shots, SHA-256 [0-9a-f]{16}, lm_eval [0-9.]+"
+    data = r"json {.*/choices.jsonl&#39;}, 9 documents, 0-shot, SHA-256 [0-9a-f]{16}, lm_eval [0-9.]+"
     assert re.search(f'<td>choices</td><td>{data}</td><td class="n">1</td>', page)
     assert "acc (share, higher is better)</td>" in page and "Not measured on the same data" not in page
 
@@ -110,8 +110,8 @@ def test_a_finished_study_gains_scores_and_keeps_those_it_has(study, tasks, tmp_
     after = (records.path / "evals.jsonl").read_bytes()
     assert after.startswith(held) and b'"few-shot"' not in after[len(held) :]
     found = {(row.eval, row.subset, row.metric): row for row in records.evals()}
-    assert "9 documents, 0 shots" in found["few-shot", "choices", "acc"].data
-    assert "9 documents, 1 shots" in found["more", "choices", "acc"].data
+    assert "9 documents, 0-shot" in found["few-shot", "choices", "acc"].data
+    assert "9 documents, 1-shot" in found["more", "choices", "acc"].data
     assert found["more", "word", "exact_match"].unit == "share"
     assert [*StudyRecords(tmp_path / "out").declarations()] == ["domain-loss", "few-shot", "more"]
     page = write_report([tmp_path / "out"], tmp_path / "out").page.read_text(encoding="utf-8")

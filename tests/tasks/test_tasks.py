@@ -127,8 +127,12 @@ def test_one_wrong_token_makes_one_value_wrong(name):
         ("mqar-k3v3-shufle", {}, "has no variant 'mqar-k3v3-shufle': did you mean 'mqar-k3v3-shuffle'?"),
         ("mqar-lst", {}, "did you mean 'mqar-last'?"),
         ("mqar", {"pair": 4}, "unknown option 'pair' of task 'mqar': did you mean 'pairs'?"),
-        ("mqar", {"pairs": "4"}, "task 'mqar': pairs cannot be '4'; it should be a whole number."),
-        ("mqar", {"positions": "front"}, "task 'mqar': positions cannot be 'front'; it should be 'standard', 'last'"),
+        ("mqar", {"pairs": "4"}, "option 'pairs' of task 'mqar' cannot be '4': it should be a whole number."),
+        (
+            "mqar",
+            {"positions": "front"},
+            "option 'positions' of task 'mqar' cannot be 'front': it should be 'standard', 'last'",
+        ),
         ("mqar-k1v3-robustness", {}, "shared keys need at least two tokens; set key_tokens to 2 or more."),
         ("mqar-k2v2-robustness", {"positions": "shuffle"}, "shared keys need pairs at the start;"),
         (

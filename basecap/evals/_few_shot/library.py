@@ -262,10 +262,11 @@ def _questions(task: Task, requests: Sequence[Instance]) -> Questions:
         document = [] if request.doc_id in documents else [request.doc]
         documents.add(request.doc_id)
         digest.update(json.dumps([request.request_type, request.args, *document], default=str).encode())
-    revision = (config.dataset_kwargs or {}).get("revision")
-    parts = [config.dataset_path or "its own code", config.dataset_name]
+    options = config.dataset_kwargs or {}
+    source = "/".join(filter(None, [config.dataset_path or "its own code", config.dataset_name]))
+    source += f"@{options['revision']}" if "revision" in options else ""
     return Questions(
-        source="/".join(filter(None, parts)) + (f"@{revision}" if revision else ""),
+        source=source + (f" {options['data_files']}" if "data_files" in options else ""),
         documents=len(documents),
         shots=config.num_fewshot or 0,
         digest=digest.hexdigest()[:16],
@@ -281,7 +282,7 @@ def _described(asked: Sequence[Questions]) -> str:
     more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
     return (
         f"{sources[0]}{more}, {sum(one.documents for one in asked):,} documents, "
-        f"{' or '.join(map(str, shots))} shots, SHA-256 {digest}, lm_eval {lm_eval.__version__}"
+        f"{' or '.join(map(str, shots))}-shot, SHA-256 {digest}, lm_eval {lm_eval.__version__}"
     )
 
 

@@ -1,0 +1,35 @@
+"""Options of evaluations and tasks: checked, with errors that name the option."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from basecap.errors import ConfigError, describe_problem, nearest
+
+C = TypeVar("C", bound=BaseModel)
+
+
+def configured(kind: type[C], options: Mapping[str, Any], owner: str) -> C:
+    """Return options as a `kind`.
+
+    Args:
+        kind: the class of the options.
+        options: values by name.
+        owner: what they are of, for messages, such as "task 'mqar'".
+
+    Raises:
+        ConfigError: an option is unknown, missing or invalid.
+    """
+    for key in options:
+        if key not in kind.model_fields:
+            raise ConfigError(f"unknown option {key!r} of {owner}: {nearest(key, kind.model_fields)}")
+    try:
+        return kind(**options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = ".".join(map(str, first["loc"]))
+        if first["type"] == "missing":
+            raise ConfigError(f"{owner} needs the option {option!r}; add it.") from error
+        given = f"option {option!r} of {owner} cannot be {first['input']!r}"
+        raise ConfigError(f"{given}: it {describe_problem(first)}.") from error
