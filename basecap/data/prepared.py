@@ -107,7 +107,6 @@ class PreparedData(Workload):
         train: the training tokens.
         train_domains: names of the domains that are trained on and tested.
         ood_domains: names of the domains that are only tested.
-        domains: names of all domains, those that are trained on first.
         manifest: the source's files with their hashes, the tokenizer, and the content of each domain and split.
         sets: all documents by (domain, split).
         manifest_hash: hash of the manifest, the same for the same text and options on any machine.
@@ -130,7 +129,6 @@ class PreparedData(Workload):
         self.length = config.seq_len
         self.train_domains = config.train
         self.ood_domains = config.ood
-        self.domains = (*config.train, *config.ood)
         groups = {
             (domain, split): select([group for shard in shards if (group := shard.group(domain, split))], limit)
             for (domain, split), limit in limits.items()
@@ -154,6 +152,11 @@ class PreparedData(Workload):
             },
         }
         self.manifest_hash = digest(self.manifest)
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """Names of all domains, those that are trained on first."""
+        return (*self.train_domains, *self.ood_domains)
 
     def batch(self, seed: int, step: int, batch: int, rank: int = 0, world: int = 1) -> Batch:
         """Return windows of the training tokens, see `Workload.batch`; every token of a window has a target."""
