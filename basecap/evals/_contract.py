@@ -69,7 +69,8 @@ class Measurement:
         value: the number.
         n: number of averaged items.
         stderr: standard error of `value`.
-        axis: place on each axis of the declaration.
+        axis: place on each axis of the declaration, and on further ones that only records keep. No two numbers of a
+            model have the same subset, metric and place.
         unit: None for that of the declaration. "share" is shown in percent in a table of scores.
         better: None for the direction of the declaration.
         data: what it was measured on if that does not follow from the study, such as the name and a hash of a data set

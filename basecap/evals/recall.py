@@ -17,13 +17,14 @@ from basecap.tasks import NOTHING, Instances, Ints, Task
 LOGITS = 2**25
 
 
-@evaluation("recall", unit="share", better="higher", axes=("length", "pairs"))
+@evaluation("recall", unit="share", better="higher")
 class Recall(SharedEvaluation[TaskData]):
     """Accuracy of the most likely token, on the test tasks and on validation examples of the run's task.
 
-    All cells of the tasks are measured. `accuracy` is the share of queried values with all tokens right,
-    `case_accuracy` the share of examples with all values right. In tasks with one right value per region of the
-    context, `region_1` and so on are the shares of queried values that are answered with the value of that region.
+    All cells of the tasks are measured; the axes of a number are those of its task. `accuracy` is the share of queried
+    values with all tokens right, `case_accuracy` the share of examples with all values right. In tasks with one right
+    value per region of the context, `region_1` and so on are the shares of queried values that are answered with the
+    value of that region.
     """
 
     class Config(EvaluationConfig):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from basecap.errors import ConfigError
 from basecap.evals import Context, Evaluation, Outcome, SharedEvaluation
 from basecap.models.language_model import LanguageModel
 from basecap.records import Record, RunRecords
@@ -53,6 +54,7 @@ def _measure(evaluation: Evaluation, model: LanguageModel, context: Context) -> 
 
 
 def _record(evaluation: Evaluation, outcome: Outcome, evaluated: EvaluatedModel) -> None:
+    _refuse_misplaced(evaluation, outcome)
     name, records, step = evaluation.declaration.name, evaluated.records, evaluated.step
     if outcome.documents:
         records.append_documents(name, step, outcome.documents)
@@ -63,6 +65,22 @@ def _record(evaluation: Evaluation, outcome: Outcome, evaluated: EvaluatedModel)
     )
     if not outcome.measurements:
         records.add_unmeasured(name)
+
+
+def _refuse_misplaced(evaluation: Evaluation, outcome: Outcome) -> None:
+    """Raise ConfigError when a number lacks an axis that is declared, or two have the same place."""
+    name, axes = evaluation.declaration.name, evaluation.declaration.axes
+    places = set()
+    for found in outcome.measurements:
+        if not found.axis.keys() >= {*axes}:
+            raise ConfigError(
+                f"evaluation {name!r} declares the axes {list(axes)}, and {found.subset} {found.metric} has "
+                f"{list(found.axis)}; give it every axis that is declared."
+            )
+        place = (found.subset, found.metric, *sorted(found.axis.items()))
+        if place in places:
+            raise ConfigError(f"evaluation {name!r} measures {', '.join(map(str, place))} twice; return one number.")
+        places.add(place)
 
 
 @dataclass(frozen=True, kw_only=True)

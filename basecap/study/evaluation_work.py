@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from basecap.evals import Evaluation
 from basecap.evaluation_points import includes
+from basecap.study.jobs import faults_of
 from basecap.study.plan import RunSpec
 from basecap.study.workloads import Workloads
 
@@ -57,7 +58,9 @@ def _most_work(runs: Sequence[RunSpec], evaluation: Evaluation, workloads: Workl
     for run in runs:
         place = run.task, run.model.max_length
         if place not in read:
-            read[place] = evaluation.tokens_read(workloads[run.task], run.model.max_length)
+            with faults_of(evaluation):
+                tokens = evaluation.tokens_read(workloads[run.task], run.model.max_length)
+                read[place] = None if tokens is None else int(tokens)
         if (tokens := read[place]) is not None:
             found.append(_work(run, evaluation, tokens))
     return max(found, default=None)

@@ -1,15 +1,17 @@
 """What the jobs of a study share within one process, and how the failure of a job is reported."""
 
+import contextlib
+import itertools
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from basecap.errors import BasecapError
+from basecap.errors import BasecapError, ConfigError
 from basecap.evals import Evaluation
 from basecap.records import RunRecords, StudyRecords
 from basecap.registry import PLUGIN
@@ -74,6 +76,27 @@ def describe_failure(error: BaseException) -> Failure:
     expected = isinstance(error.__cause__ if isinstance(error, SharedError) else error, BasecapError | None)
     message = error_sentence(error) + _plugin_line(error)
     return Failure(message=message, traceback=None if expected else traceback.format_exc())
+
+
+@contextlib.contextmanager
+def faults_of(evaluation: Evaluation) -> Iterator[None]:
+    """Raise ConfigError with the name of the evaluation for what its code may raise before anything is measured."""
+    try:
+        yield
+    except BasecapError:
+        raise
+    except Exception as error:  # other people's code may raise anything
+        name, message = evaluation.declaration.name, error_sentence(error) + _plugin_line(error)
+        raise ConfigError(
+            f"evaluation {name!r} fails: {message.rstrip('.')}; fix it, or remove it from evals."
+        ) from error
+
+
+def check_evaluations(study: StudyConfig, evaluations: Sequence[Evaluation], workloads: Workloads) -> None:
+    """Raise DataError when what runs train on does not hold what an evaluation measures."""
+    for evaluation, workload in itertools.product(evaluations, workloads.values()):
+        with faults_of(evaluation):
+            evaluation.check(workload, study.length)
 
 
 def report_failure(what: str, failure: Failure, log: Callable[[str], None]) -> None:

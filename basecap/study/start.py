@@ -13,13 +13,13 @@ from basecap.evals import Evaluation
 from basecap.evals.recall import Recall
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, restrict, validate
-from basecap.study.jobs import Execution
+from basecap.study.jobs import Execution, check_evaluations, faults_of
 from basecap.study.merge import merge_studies
 from basecap.study.plan import Plan, RunSpec, check_points, costs, plan_evaluations, plan_runs
 from basecap.study.provenance import refuse_other, refuse_other_precision
 from basecap.study.sweep import chosen_rates
 from basecap.study.trial import refuse_leaks
-from basecap.study.workloads import Material, Tasks, Workloads, material_of, vocabulary_of
+from basecap.study.workloads import Material, Tasks, material_of, vocabulary_of
 
 
 def check(study: StudyConfig, world: int = 1) -> list[RunSpec]:
@@ -45,15 +45,8 @@ def check(study: StudyConfig, world: int = 1) -> list[RunSpec]:
         for evaluation in evaluations:
             check_points(run, evaluation.config.at, f"evals: {evaluation.declaration.name}: at")
     if study.task is not None:  # tasks need no preparation
-        _check_evaluations(study, evaluations, Tasks(study.task).workloads())
+        check_evaluations(study, evaluations, Tasks(study.task).workloads())
     return runs
-
-
-def _check_evaluations(study: StudyConfig, evaluations: Sequence[Evaluation], workloads: Workloads) -> None:
-    """Raise DataError when what runs train on does not hold what an evaluation measures."""
-    for evaluation in evaluations:
-        for workload in workloads.values():
-            evaluation.check(workload, study.length)
 
 
 def _stops(evaluation: Evaluation) -> bool:
@@ -81,11 +74,12 @@ def start_study(execution: Execution, checked: Sequence[RunSpec], only: set[str]
     refuse_leaks([run for run in checked if run.architecture in only], device)
     material.refuse_missing()
     for evaluation in plan_evaluations(whole):
-        evaluation.refuse_missing()
+        with faults_of(evaluation):
+            evaluation.refuse_missing()
     held.enter_context(records.locked())
     workloads = material.workloads()  # may fail: the directory is not yet this study's
     plan = plan_of(records, study, vocabulary_of(workloads), only)
-    _check_evaluations(whole, plan.evaluations, workloads)
+    check_evaluations(whole, plan.evaluations, workloads)
     for run in plan.runs:
         refuse_other(records.run(run.name, run.seed, run.rate), run)
     refuse_other_precision(records, plan.study, plan.runs, device)

@@ -1,7 +1,6 @@
 """Evaluations of stored weights: what finished runs have not been measured by, without training again."""
 
 import contextlib
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -16,7 +15,7 @@ from basecap.records import RunRecords, StudyRecords
 from basecap.study.config import StudyConfig, restrict, select, validate
 from basecap.study.evaluation_job import Point
 from basecap.study.executors import Executor, devices_for, executor_for
-from basecap.study.jobs import Execution, Runtime, report_failure
+from basecap.study.jobs import Execution, Runtime, check_evaluations, report_failure
 from basecap.study.merge import with_evaluations
 from basecap.study.plan import RunSpec, check_points, model_of, plan_evaluations, plan_runs
 from basecap.study.provenance import absent_plugins, architecture_of, refuse_other
@@ -161,8 +160,7 @@ def evaluate_directory(
             group=group,
             log=log,
         )
-        for evaluation, workload in itertools.product(runtime.evaluations, runtime.workloads.values()):
-            evaluation.check(workload, study.length)
+        check_evaluations(study, runtime.evaluations, runtime.workloads)
         names = names if only or alone else _buildable(names, runtime, study)
         planned = plan_runs(restrict(study, names), vocabulary_of(runtime.workloads), chosen_rates(records))
         runs = _finished(planned, runtime, path if alone else None)

@@ -53,7 +53,7 @@ def write_task_study(
     }
     records.create(study | changes)
     records.write_environment({"basecap": "0.1.0", "device": "CPU"})
-    records.write_declarations([Declaration(name="recall", unit="share", better="higher", axes=("length", "pairs"))])
+    records.write_declarations([Declaration(name="recall", unit="share", better="higher")])
     for architecture in architectures:
         for task in train:
             name = architecture if len(train) == 1 else f"{architecture} on {task}"

@@ -185,7 +185,7 @@ def test_studies_of_text_and_of_tasks_stand_in_one_report(tmp_path):
     tasks = task_study(tmp_path / "tasks", architectures=("steady",), cells=CELLS[:1])
     tasks.write_declarations(
         [
-            Declaration(name="recall", unit="share", better="higher", axes=("length", "pairs")),
+            Declaration(name="recall", unit="share", better="higher"),
             Declaration(name="entropy", unit="nats", better="lower"),
         ]
     )

@@ -1,5 +1,6 @@
 """Evaluations of stored weights: a finished study gains numbers without training again."""
 
+import re
 import shutil
 from concurrent.futures import Future
 from pathlib import Path
@@ -9,7 +10,7 @@ import yaml
 
 from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError
-from basecap.evals import Outcome
+from basecap.evals import Measurement, Outcome
 from basecap.evals.influence_entropy import InfluenceEntropy
 from basecap.evaluation_points import parse_at
 from basecap.files import write_json
@@ -220,3 +221,27 @@ def test_the_disk_that_is_planned_is_the_disk_that_is_taken(path, trained):
     for store, expected in (("weights", planned.weights), ("resume", planned.resume)):
         files = (StudyRecords(trained).runs()[0].path / store).rglob("*.safetensors")
         assert expected == pytest.approx(sum(file.stat().st_size for file in files), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("measured", "words"),
+    [
+        (
+            [Measurement(subset="code", metric="entropy", value=1.0, n=1)],
+            r"axes \['layer'\], and code entropy has \[\]",
+        ),
+        ([Measurement(subset="code", metric="entropy", value=1.0, n=1, axis={"layer": 0.0})] * 2, "twice; return one"),
+    ],
+)
+def test_numbers_without_a_place_of_their_own_are_not_recorded(out, monkeypatch, measured, words):
+    monkeypatch.setattr(InfluenceEntropy, "run", lambda *_: Outcome(measurements=measured))
+    failed, said = add(out, ENTROPY, at="end")
+    assert failed == 1 and re.search(words, said[0]) and entropies(out) == {}
+
+
+def test_an_evaluation_that_fails_before_it_measures_is_named(out, monkeypatch):
+    monkeypatch.setattr(InfluenceEntropy, "check", lambda *_: {}["odd"])
+    with pytest.raises(
+        ConfigError, match="evaluation 'influence-entropy' fails: KeyError: 'odd'; fix it, or remove it"
+    ):
+        add(out, ENTROPY)
