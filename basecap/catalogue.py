@@ -85,7 +85,7 @@ def _evals(full: bool) -> list[dict[str, Any]]:
 
     rows = []
     for name, entry in EVALUATIONS.items():
-        row = {
+        row: dict[str, Any] = {
             "name": name,
             "measures on": entry.needs or "text or task",
             "unit": entry.declaration.unit,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +64,8 @@ class Instances:
 
     def rows(self, part: slice) -> "Instances":
         """Return some of the examples, as views of their arrays."""
-        return Instances(**{name: None if array is None else array[part] for name, array in vars(self).items()})
+        arrays: dict[str, Any] = {name: None if array is None else array[part] for name, array in vars(self).items()}
+        return Instances(**arrays)
 
     def right(self, predictions: Ints) -> NDArray[np.bool_]:
         """Return [N, T]: whether a prediction [N, T] is a right answer at a scored position."""
