@@ -66,6 +66,11 @@ class Setting:
         """How the loss is called at which architectures are compared."""
         return "held-out" if self.ood else "training"
 
+    @property
+    def open(self) -> Verdict:
+        """The verdict of a row that ran but has no gap."""
+        return "undecided" if self.ood else "none"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
@@ -90,7 +95,7 @@ class Unfit:
     """Why nothing can be compared with the reference; *behind* where more tokens would change that."""
 
     reason: str
-    verdict: Verdict = "undecided"
+    behind: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +119,7 @@ def compare_runs(names: Sequence[str], runs: Runs, setting: Setting, generator: 
     """Compare each of the architectures `names` with the reference; returns a row for each."""
     example = next((run for (name, _), run in runs.items() if name == setting.reference), None)
     if example is None:
-        missing = _no_runs(setting.reference, setting)
-        return [_without(name, "undecided", missing, []) for name in names]
+        return [_without(name, setting.open, _no_runs(setting.reference, setting), []) for name in names]
     comparable = {key: run for key, run in runs.items() if _comparable(run, example, setting)}
     curves = draw(comparable, setting.train, setting.ood, setting.resamples, generator)
     reference = _reference(runs, curves, setting)
@@ -169,7 +173,7 @@ def _reference(runs: Runs, curves: Mapping[tuple[str, int], Curve], setting: Set
         return Unfit(reason=reasons.NO_TRAINING_LOSS)
     most = max(len(curve.trained) for curve in counting.values())
     if most < FEWEST_POINTS:
-        return Unfit(reason=reasons.few_points("the reference", most))
+        return Unfit(reason=reasons.few_points(reasons.REFERENCE, most))
     middle = gap.middle(list(counting.values()), setting.share)
     own = {seed: curve for seed, curve in counting.items() if curve.x[0, -1] < middle}
     why |= {
@@ -183,8 +187,8 @@ def _reference(runs: Runs, curves: Mapping[tuple[str, int], Curve], setting: Set
     if not (own and low < high):
         more = gap.more_tokens(every, high) if low >= high else None
         reason = reasons.untrained(setting.reference, low, setting.bigram, more)
-        return Unfit(reason=reason, verdict="undecided" if more is None else "behind")
-    kept, few = _reaching(own, where, "the reference")
+        return Unfit(reason=reason, behind=more is not None)
+    kept, few = _reaching(own, where, reasons.REFERENCE)
     if not kept:
         return Unfit(reason=next(iter(few.values())))
     return Reference(
@@ -206,8 +210,8 @@ def _reaching(curves: Mapping[int, Curve], where: Range, who: str) -> tuple[dict
 
 
 def _no_runs(name: str, setting: Setting) -> str:
-    reference = name if name == setting.reference else None
-    return reasons.no_runs(reference, name in setting.waiting, name in setting.failed)
+    known = name if name == setting.reference else None
+    return reasons.no_runs(known, name in setting.waiting, name in setting.failed)
 
 
 def _left_out(why: Mapping[int, str]) -> list[LeftOut]:
@@ -227,9 +231,9 @@ def _measure(
     if not seeds:
         return _without(name, "none", _no_runs(name, setting), seeds)
     if not counting:
-        return _without(name, "undecided", next(iter(why.values())), seeds)
+        return _without(name, setting.open, next(iter(why.values())), seeds)
     if isinstance(reference, Unfit):
-        return _without(name, reference.verdict, reference.reason, seeds)
+        return _without(name, "behind" if reference.behind else setting.open, reference.reason, seeds)
     high = float(reference.where.high[0])
     reaching = {seed: curve for seed, curve in counting.items() if curve.x[0, -1] < high}
     if not reaching:
@@ -244,7 +248,7 @@ def _measure(
     where = Range(low=np.maximum(gap.final(list(reaching.values())), reference.where.low), high=reference.where.high)
     kept, few = _reaching(reaching, where, "it")
     if not kept:
-        return _without(name, "undecided", next(iter(few.values())), seeds)
+        return _without(name, setting.open, next(iter(few.values())), seeds)
     own = list(kept.values())
     return Measured(
         name=name,
@@ -273,7 +277,7 @@ def _without(name: str, verdict: Verdict, reason: str, seeds: list[int]) -> Row:
 
 def _bare(one: Measured, reason: str, setting: Setting) -> Row:
     """Return a row with a range and no number: nothing of it could be trusted."""
-    row = _without(one.name, "undecided" if setting.ood else "none", reason, [])
+    row = _without(one.name, setting.open, reason, [])
     return replace(row, seeds=one.seeds, left_out=one.left_out, range=_ends(one.where))
 
 
@@ -309,9 +313,7 @@ class _Judge:
         conditional = estimates.shared is None
         reach = float(estimates.half.single[index] / np.sqrt(max(estimates.errors.variance[index], TINY)))
         own, base = (levels[:, 0] @ self.weights["plain"] for levels in (one.levels.own, one.levels.reference))
-        more = None
-        if found.verdict == "undecided" and found.tolerance is not None and not conditional:
-            more = self._more(index, found)
+        countable = found.verdict == "undecided" and found.tolerance is not None and not conditional
         row = Row(
             name=one.name,
             verdict=found.verdict,
@@ -328,7 +330,7 @@ class _Judge:
             weighted=self._gap("weighted", index),
             domains=tuple(DomainGap(domain=domain, **vars(self._gap(domain, index))) for domain in self.setting.tested),
             along=gap_curve(one.curves, self.reference.curves, self.weights["plain"], estimates.shared, reach),
-            more=more,
+            more=self._more(index, found) if countable else None,
         )
         return replace(row, words=reasons.of(row))
 

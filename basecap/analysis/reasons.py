@@ -16,12 +16,14 @@ FEW_DOCUMENTS = (
 )
 LOST = "the trained range is too narrow for an interval: train longer"
 #: How the reason begins where nothing can be compared because of the reference.
-UNTRAINED = "the reference has no trained range"
+REFERENCE = "the reference"
+#: The same where it has not trained enough.
+UNTRAINED = f"{REFERENCE} has no trained range"
 
 
 def no_runs(reference: str | None, waiting: bool, failed: bool) -> str:
     """Say that there is nothing to compare: of the reference by name, or of a row or several (None)."""
-    who = f"the reference {reference} " if reference else ""
+    who = f"{REFERENCE} {reference} " if reference else ""
     if waiting:
         return f"{who}has not run yet" if who else "not run yet"
     if failed:

@@ -5,7 +5,7 @@ from rich.text import Text
 
 from basecap.analysis.recall_rows import AccuracyRow, TrainedRow
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
-from basecap.analysis.rows import Gap
+from basecap.analysis.rows import Gap, Verdict
 from basecap.report.task_summary import between, percent
 from basecap.report.text_summary import SIGNS, gap_text, interval_text, runs_text, worth_interval_text, worth_text
 
@@ -26,7 +26,7 @@ def verdict_table(title: str, study: TextResults) -> Table:
     table = Table(title=Text(heading), title_justify="left")
     table.box = None
     domains = study.tested
-    for column in ("architecture", "verdict"):
+    for column in ("architecture", *(["verdict"] if study.ood_domains else [])):
         table.add_column(column, no_wrap=True)
     for column in ("gap", "interval", "as if trained on", "weighted gap", "runs", *domains):
         table.add_column(Text(column), justify="right", overflow="fold")
@@ -35,7 +35,7 @@ def verdict_table(title: str, study: TextResults) -> Table:
         worth = f"{worth_text(row.gap)} ({worth_interval_text(row.gap)})" if row.gap else "–"
         table.add_row(
             Text(row.name),
-            Text("–" if row.verdict == "none" else row.verdict, style=STYLES[row.verdict]),
+            *([_verdict(row.verdict)] if study.ood_domains else []),
             gap_text(row.gap),
             interval_text(row.gap),
             worth,
@@ -44,6 +44,10 @@ def verdict_table(title: str, study: TextResults) -> Table:
             *(_signed(by_domain.get(domain)) for domain in domains),
         )
     return table
+
+
+def _verdict(verdict: Verdict) -> Text:
+    return Text("–" if verdict == "none" else verdict, style=STYLES[verdict])
 
 
 def _signed(found: Gap | None) -> Text:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from basecap.analysis.draws import FEWEST_DOCUMENTS
 from basecap.analysis.noise import FEWEST_SPLIT
-from basecap.analysis.reasons import UNTRAINED
+from basecap.analysis.reasons import REFERENCE
 from basecap.analysis.results import StudyResults, SweepRow, TextResults
 from basecap.analysis.rows import Estimate, Gap, Row
 from basecap.progress import duration
@@ -48,8 +48,8 @@ def headline(study: TextResults) -> str:
     reference = study.reference
     if not study.comparisons:
         return f"There is nothing to compare with {reference}."
-    if any(row.words.startswith(UNTRAINED) for row in study.comparisons):
-        return f"Nothing is compared: the reference {reference} has no trained range itself."
+    if unfit := _unfit(study):
+        return f"Nothing can be compared with {reference} yet, as {unfit}."
     found = {verdict: _with_verdict(study, verdict) for verdict in VERBS}
     parts = [f"{listed(names)} {VERBS[verdict][len(names) > 1]}" for verdict, names in found.items() if names]
     if study.ood_domains and not parts:
@@ -60,21 +60,33 @@ def headline(study: TextResults) -> str:
     higher = [name for name, gap in gaps.items() if gap.low > 0]
     lower = [name for name, gap in gaps.items() if gap.high < 0]
     same = [name for name in gaps if name not in (*higher, *lower)]
+    without = [row.name for row in study.comparisons if row.gap is None and row.verdict == "none"]
     parts = [
         *([f"{listed(higher)} {'have' if len(higher) > 1 else 'has'} a higher held-out loss"] if higher else []),
         *([f"{listed(lower)} {'have' if len(lower) > 1 else 'has'} a lower held-out loss"] if lower else []),
         *([f"{listed(same)} {'show' if len(same) > 1 else 'shows'} no measurable difference"] if same else []),
+        *([f"{listed(without)} {'are' if len(without) > 1 else 'is'} not compared"] if without else []),
         *parts,
     ]
     text = f"Compared with {reference} at equal training loss: {'; '.join(parts)}. " if parts else ""
     return f"{text}This study trains on every domain that it tests, so there is no verdict."
 
 
+def _unfit(study: TextResults) -> str | None:
+    """Return why nothing can be compared with the reference, None where something can: it is not fit for it."""
+    unfit = (row.words for row in study.comparisons if row.gap is None and row.words.startswith(f"{REFERENCE} "))
+    return next(unfit, None)
+
+
 def reasons(study: TextResults) -> list[str]:
-    """Return why rows have no decision and what would give one, a sentence or two for rows of one reason."""
+    """Return why rows have no decision and what would give one, a sentence or two for rows of one reason.
+
+    What the headline says of all rows is not repeated.
+    """
     grouped: dict[str, list[Row]] = {}
+    unfit = _unfit(study)
     for row in sorted(study.comparisons, key=lambda row: row.verdict == "behind"):
-        if row.verdict in ("undecided", "behind") or row.gap is None:
+        if row.words != unfit and (row.verdict in ("undecided", "behind") or row.gap is None):
             grouped.setdefault(_reason(row), []).append(row)
     return [
         f"{listed([row.name for row in rows])}: {reason}.{_remedy(rows, study.reference)}"

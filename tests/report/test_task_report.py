@@ -199,4 +199,4 @@ def test_studies_of_text_and_of_tasks_stand_in_one_report(tmp_path):
     assert {"1-scatter-github", "2-matrix-steady", "2-entropy-mean"} <= set(page.charts)
     assert sum(tag == "h1" for tag, _ in page.tags) == 3
     said = printed(paths, tmp_path / "both")
-    assert "limited-mini: gap to base" in said and "moved-patterns: accuracy in %" in said
+    assert "limited-mini\nNothing can be compared with base yet" in said and "moved-patterns: accuracy in %" in said

@@ -40,16 +40,23 @@ def test_the_headline_says_who_keeps_degrades_is_undecided_and_behind():
         "d is undecided; e is behind."
     )
     assert headline(study()) == "There is nothing to compare with base."
-    untrained = without_gap("a", "behind", "the reference has no trained range: base ends at 4.1 nats")
-    assert headline(study(untrained)) == "Nothing is compared: the reference base has no trained range itself."
+
+
+def test_what_the_reference_lacks_is_said_once_for_all_rows():
+    lacks = "the reference has 2 evaluation points near the trained range and needs 4"
+    rows = [without_gap(name, "undecided", lacks) for name in "ab"]
+    rows.append(without_gap("c", "none", "not run yet"))
+    assert headline(study(*rows)) == f"Nothing can be compared with base yet, as {lacks}."
+    assert reasons(study(*rows)) == ["c: not run yet."]
 
 
 def test_a_mixed_study_states_differences_and_no_verdict():
     rows = [row("a", 0.3, 0.1, "none"), row("b", -0.3, 0.1, "none"), row("c", 0.0, 0.1, "none")]
     rows.append(without_gap("d", "behind", "its loss is high"))
+    rows.append(without_gap("e", "none", "it has 3 evaluation points"))
     assert headline(study(*rows, mixed=True)) == (
         "Compared with base at equal training loss: a has a higher held-out loss; b has a lower held-out loss; "
-        "c shows no measurable difference; d is behind. "
+        "c shows no measurable difference; e is not compared; d is behind. "
         "This study trains on every domain that it tests, so there is no verdict."
     )
     assert "Tolerance" not in dict(notes(study(*rows, mixed=True)))
