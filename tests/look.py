@@ -39,6 +39,15 @@ async function use() {
   found.push([`the page is no wider than the screen (${wide} of ${innerWidth})`, wide <= innerWidth]);
   const bare = [...document.querySelectorAll("button, summary, a")].filter((one) => one.tabIndex < 0);
   found.push(["buttons, links and folds can be reached with the keyboard", bare.length === 0]);
+  const cut = charts.flatMap((one) => {
+    const frame = one.querySelector("svg").getBoundingClientRect();
+    return [...one.querySelectorAll("svg text")].filter((text) => {
+      const box = text.getBoundingClientRect();
+      return text.getAttribute("opacity") !== "0" && (box.left < frame.left - 1 || box.right > frame.right + 1
+        || box.top < frame.top - 1 || box.bottom > frame.bottom + 1);
+    }).map((text) => `${one.dataset.name}: ${text.textContent}`);
+  });
+  found.push([`no chart cuts its words off (${cut.slice(0, 3).join("; ")})`, cut.length === 0]);
   const button = document.querySelector(".legend button[data-name]");
   if (button) {
     button.click(); await wait(600);
@@ -106,11 +115,13 @@ def main() -> int:
         return 0
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:
-        text, tasks = Path(folder) / "text", Path(folder) / "tasks"
+        text, mixed, tasks, joined = (Path(folder) / name for name in ("text", "mixed", "tasks", "joined"))
         write_study(text, documents=60, seeds=(0, 1, 2), more_evaluations=True)
+        published = {"source": "a paper with a long name", "values": {"mamba-2": [[2.83619, 2.30881], [2.75, 2.22]]}}
+        write_study(mixed, documents=60, ood=[], figure={"kind": "losses", "published": published})
         task_study(tasks)
-        for place in (text, tasks):
-            page = write_report([place], place).page
+        for place, studies in ((text, [text]), (mixed, [mixed]), (tasks, [tasks]), (joined, [text, mixed])):
+            page = write_report(studies, place).page
             for width in (1280, 380):
                 for dark in (False, True):
                     said = look(browser, page, width, dark)

@@ -90,7 +90,7 @@ def of(row: Row) -> str:
     assert row.gap is not None
     found = row.gap
     if row.verdict == "none":
-        return "no unseen domain: the difference at equal training loss, without a verdict"
+        return _difference(found)
     if row.verdict == "keeps":
         text = _keeps(found)
         worse = ", ".join(part.domain for part in row.domains if part.low > 0)
@@ -98,6 +98,13 @@ def of(row: Row) -> str:
     if row.verdict == "degrades":
         return "worse out of domain than the reference at equal pre-training loss"
     return f"{_undecided(found)}; {_more(row)}"
+
+
+def _difference(found: Gap) -> str:
+    """Say what the gap of a study without an unseen domain is: there is no verdict."""
+    if found.low <= 0 <= found.high:
+        return "no measurable difference"
+    return f"{'higher' if found.low > 0 else 'lower'} held-out loss at equal training loss"
 
 
 def _keeps(found: Gap) -> str:

@@ -18,7 +18,7 @@ from basecap.ops import Influence
 from basecap.ops.attention import entropy
 
 
-@evaluation("influence-entropy", unit="nats", better="lower", axes=("layer",))
+@evaluation("influence-entropy", unit="nats", better="neither", axes=("layer",))
 class InfluenceEntropy(SharedEvaluation[PreparedData]):
     """Mean entropy of the factors of past values at each position, per layer (arXiv 2505.18522, figure 4).
 

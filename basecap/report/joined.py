@@ -70,10 +70,10 @@ def _correlation(found: Correlation) -> Iterator[str]:
     """Yield a sentence on the correlation over architectures, then one on that within them."""
     if found.value is not None:
         over = f"rank correlation {_correlation_text(found.value, f'{found.architectures} architectures')}"
-        yield f"The gap and {found.other}: {over}; {_relation(found.value)}."
+        yield f"Gap and {found.other}, over architectures: {over}; {_relation(found.value)}."
     if found.within is not None:
         over = f"correlation {_correlation_text(found.within, f'{found.runs} runs')}"
-        yield f"The gap and {found.other}, runs of the same architecture: {over}; {_relation(found.within)}."
+        yield f"Gap and {found.other}, over runs of the same architecture: {over}; {_relation(found.within)}."
 
 
 def _correlation_text(found: Interval, what: str) -> str:
@@ -84,7 +84,7 @@ def _relation(found: Interval) -> str:
     """Return what the interval of a correlation says, the end of a sentence."""
     if found.low <= 0 <= found.high:
         return "as this includes 0, no relation is shown"
-    return f"where the one is higher, the other is {'higher' if found.value > 0 else 'lower'}"
+    return f"a higher value goes with a {'larger' if found.value > 0 else 'smaller'} gap"
 
 
 def front_sentences(joined: Joined) -> list[str]:

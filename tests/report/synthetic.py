@@ -31,6 +31,7 @@ def write_study(
     documents: int = 300,
     checkpoints: int = 10,
     more_evaluations: bool = False,
+    figure: dict | None = None,
 ) -> StudyRecords:
     """Write records of a study whose curves and gaps are known; the first architecture is the reference.
 
@@ -49,6 +50,7 @@ def write_study(
             "reference": next(iter(architectures), "transformer++"),
             "evals": ["domain-loss"],
             "gap": {"cost": 0.1, "from": 0.5},
+            **({} if figure is None else {"figure": figure}),
         }
     )
     records.write_environment(

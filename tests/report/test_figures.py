@@ -111,16 +111,26 @@ def test_an_architecture_has_one_colour_in_every_chart():
     assert one["height"] < 40, "seeds of an architecture share a row"
 
 
+WHOLE = {"format": ",d", "tickMinStep": 1}
+
+
 @pytest.mark.parametrize(
-    ("places", "kind"), [((256, 512, 102400), "log"), ((1, 2, 12), None), ((0, 64, 128), None)], ids=str
+    ("places", "kind", "form"),
+    [
+        ((256, 512, 102400), "log", WHOLE),
+        ((1, 2, 12), None, WHOLE),
+        ((0, 64, 128), None, WHOLE),
+        ((0, 0.5, 1), None, {}),
+    ],
+    ids=str,
 )
-def test_positions_that_double_stand_at_equal_distances(places, kind):
+def test_positions_that_double_stand_at_equal_distances(places, kind, form):
     common = {"eval": "e", "subset": "s", "metric": "m", "value": 0.5, "stderr": 0.1, "n": 1, "step": 1, "tokens": 1}
     rows = [EvaluationRow(name="other 0", seed=0, axis={"position": place}, **common) for place in places]
     found = EvaluationResults(name="e", axes=["position"], unit="nats", better="lower", rows=rows)
     encodings = [layer["encoding"]["x"] for layer in evaluation(drawn_study([0.1]), found, "m", "s")["layer"]]
     assert {encoding["scale"].get("type") for encoding in encodings} == {kind}
-    assert all(encoding["axis"] == {"values": list(places)} for encoding in encodings)
+    assert all(encoding["axis"] == {"values": list(places)} | form for encoding in encodings)
 
 
 def test_every_gap_has_its_own_tolerance_beside_it():

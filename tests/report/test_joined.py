@@ -78,10 +78,7 @@ def test_gaps_scores_and_costs_of_the_same_architectures_are_joined(tmp_path):
     (correlation,) = found.correlations
     assert correlation.architectures == 7 and correlation.value.value == pytest.approx(1.0)
     said = joined_sentences(found)[0]
-    assert (
-        "rank correlation +1.00 over 7 architectures (95" in said
-        and "where the one is higher, the other is higher" in said
-    )
+    assert "rank correlation +1.00 over 7 architectures (95" in said and "a higher value goes with a larger gap" in said
     assert front_sentences(found)[-1] == "Gap and training (runs of one, which may have shared GPU): b, a, base."
     assert [sheet.name for sheet in joined_sheets(found)] == ["joined", "correlations"]
     assert joined_from_json(json.loads(to_json(joined_to_json(found))), file) == found
@@ -144,7 +141,7 @@ def test_runs_of_one_architecture_correlate_whatever_sets_the_architectures_apar
     assert correlation.within.value == pytest.approx(x @ y / np.sqrt((x @ x) * (y @ y)))
     reach = 1.959964 / np.sqrt(14 - 7 - 2)
     assert np.arctanh(correlation.within.high) == pytest.approx(np.arctanh(correlation.within.value) + reach)
-    assert joined_sentences(found)[1].startswith("The gap and entropy mean, one, runs of the same architecture: ")
+    assert joined_sentences(found)[1].startswith("Gap and entropy mean, one, over runs of the same architecture: ")
     assert joined_from_json(json.loads(to_json(joined_to_json(found))), Path("results.json")) == found
     assert join([given, given], ["one", "two"]).correlations[1].within is None  # of other runs
 
@@ -177,6 +174,11 @@ def test_the_pareto_front_and_its_chart():
         ("cost, tokens/s", "quantitative"),
     ]  # fmt: skip
     assert gap_against(whole, gap, measure("cost", {"a": 1.0})) is None
+    lines = [
+        sum(layer["mark"]["type"] == "line" for layer in gap_against(whole, gap, replace(faster, kind=kind))["layer"])
+        for kind in ("cost", "score")
+    ]
+    assert lines == [1, 0], "an empty layer is a warning in the browser's console"
 
 
 @pytest.mark.parametrize(

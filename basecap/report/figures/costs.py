@@ -2,7 +2,7 @@
 
 from basecap.analysis.correlations import Measure
 from basecap.analysis.joined import Joined
-from basecap.report.figures.spec import Spec, chart, layer, number, unless_picked
+from basecap.report.figures.spec import Spec, chart, layer, number, titled, unless_picked
 from basecap.report.figures.style import NATS, ref, tooltip
 from basecap.report.palette import GREY, Look, looks
 from basecap.report.text_summary import gap_text, interval_text
@@ -45,12 +45,12 @@ def gap_against(joined: Joined, gap: Measure, other: Measure) -> Spec | None:
            "tooltip": [*tooltip("name", "gap", "interval", *(["front"] if costs else [])), _number(other)]}  # fmt: skip
     line = {"type": "line", "color": GREY, "strokeDash": [4, 3], "strokeWidth": 1.5}
     layers = [
-        layer(rows, line, {"x": x, "y": y}, "datum.front == 'yes'"),
+        *([layer(rows, line, {"x": x, "y": y}, "datum.front == 'yes'")] if front else []),
         layer(rows, {"type": "rule", "strokeWidth": 1.5}, {**shared, "y": number("low", title), "y2": ref("high")},
               "isValid(datum.low)"),
         layer(rows, {"type": "point", "filled": True, "size": 90}, dot),
     ]  # fmt: skip
-    heading = {"text": f"gap against {other.name}", "subtitle": other.source}
+    heading = titled(f"gap against {other.name}", other.source)
     return chart(layers, width=420, height=300, title=heading, pick=True)
 
 
@@ -76,7 +76,7 @@ def _abscissa(other: Measure) -> Spec:
     costs = other.kind == "cost"
     better = {"higher": " (more is better)", "lower": " (less is better)", "neither": ""}[other.better]
     scale = {"type": "log", "nice": False, "padding": 30} if costs else {"zero": False, "padding": 30}
-    axis = {"format": "~s" if costs else "~g", "tickCount": 4, "grid": False}
+    axis = {"format": ".3~s" if costs else "~g", "tickCount": 4, "grid": False}
     return number("x", f"{other.name}, {other.unit}{better}", scale, axis)
 
 

@@ -42,8 +42,7 @@ def evaluation(study: StudyResults, found: EvaluationResults, metric: str, subse
         height = 14 * len({(row["run"], row["subset"]) for row in rows}) + 20
         return chart(layers, width=480, height=height, pick=True)
     places = [row[axes[0]] for row in rows]
-    ticks = sorted({*places})  # a tick between two layers would mean nothing
-    look["x"] = number(axes[0], found.axes[0], _scale(places), {"values": ticks} if len(ticks) <= MANY else None)
+    look["x"] = number(axes[0], found.axes[0], _scale(places), _ticks(places))
     if len(axes) > 1:
         look["strokeDash"] = {"field": axes[1], "type": "nominal", "legend": {"title": found.axes[1]}}
     y = number("value", title, FREE)
@@ -59,6 +58,13 @@ def _scale(values: list[float]) -> Spec:
     """Return the scale of an axis: logarithmic where values span four doublings, as lengths and positions do."""
     wide = bool(values) and min(values) > 0 and max(values) >= 16 * min(values)
     return {"type": "log", "base": 2, "nice": False} if wide else FREE
+
+
+def _ticks(values: list[float]) -> Spec:
+    """Return an axis with a tick at each value, unless they are many: one between two layers would mean nothing."""
+    ticks = sorted({*values})
+    whole = {"format": ",d", "tickMinStep": 1} if all(value == int(value) for value in ticks) else {}
+    return whole if len(ticks) > MANY else whole | {"values": ticks}
 
 
 def _architectures(study: StudyResults) -> dict[str, str]:

@@ -39,7 +39,9 @@ def forest(study: TextResults, domain: str | None = None) -> Spec | None:
     names = [name for name, _ in found]
 
     def x(field: str) -> Spec:
-        return number(field, f"gap in {NATS}, positive: worse", **_around_zero(low, high))
+        found = number(field, f"gap in {NATS}, positive: worse", **_around_zero(low, high))
+        # From the right: on a phone it is longer than the axis and goes on under the names.
+        return found | {"axis": found["axis"] | {"titleAnchor": "end"}}
 
     look = {
         "y": {

@@ -47,7 +47,7 @@ def _points(study: TextResults, rows: Rows, figure: Figure, title: str | Spec) -
         for key, ends in (("x", figure.x), ("loss", figure.y))
     )
     point = {
-        "x": number("x", f"pre-training loss: smoothed training loss ({NATS})", horizontal),
+        "x": number("x", f"smoothed training loss ({NATS})", horizontal),
         "y": number("loss", f"test loss, {tested} ({NATS})", vertical),
         "color": colour(study, rows),
         "shape": shape(study, rows),

@@ -1,5 +1,6 @@
 """Vega-Lite descriptions of charts, which are JSON: a chart is a stack of layers, each with rows of data."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,8 +36,13 @@ CONFIG: Spec = {
 
 
 def published_title(source: str) -> Spec:
-    """Return the title of a chart of published numbers; each clause of their source is a line."""
-    return {"text": "published", "subtitle": source.split("; ")}
+    """Return the title of a chart of published numbers."""
+    return titled("published", source)
+
+
+def titled(title: str, source: str) -> Spec:
+    """Return a title with where the numbers come from under it, in lines that fit on a phone."""
+    return {"text": title, "subtitle": textwrap.wrap(source, 44)}
 
 
 def layer(rows: Rows, mark: Spec, encoding: Spec, where: str | None = None) -> Spec:
