@@ -75,14 +75,14 @@ class _Task(_File):
 
 
 class PublishedValue(_File):
-    """A published number, in percent, of a cell or of the mean over cells."""
+    """A published number, in percent, of a cell or of the mean over cells; None for a cross."""
 
     architecture: str
     train: str | None = None
     test: str | None = None
     length: float | None = None
     pairs: float | None = None
-    value: float
+    value: float | None
 
 
 class PublishedNumbers(_File):

@@ -28,7 +28,7 @@ def _row(entry: PublishedValue, tests: Sequence[AccuracyRow], train: Sequence[st
     own = entry.train or (train[0] if len(train) == 1 else None)
     place = (entry.architecture, own, entry.test or own)
     axis = {name: value for name, value in (("length", entry.length), ("pairs", entry.pairs)) if value is not None}
-    value = entry.value / 100
+    value = None if entry.value is None else entry.value / 100
     ours = None
     for row in tests:
         if (row.architecture, row.train, row.test) == place:
@@ -40,8 +40,8 @@ def _row(entry: PublishedValue, tests: Sequence[AccuracyRow], train: Sequence[st
         axis=axis,
         published=value,
         value=ours.value if ours else None,
-        difference=ours.value - value if ours else None,
-        within=ours.low <= value <= ours.high if ours else None,
+        difference=ours.value - value if ours and value is not None else None,
+        within=ours.low <= value <= ours.high if ours and value is not None else None,
     )
 
 

@@ -209,17 +209,18 @@ class PublishedRow:
         architecture: an entry of the study.
         train, test: tasks; None where the number names none and the study has several.
         axis: the cell; empty for the mean over cells.
-        published: the number.
+        published: the number; None where the paper has a cross, for a task that was not learned.
         value: ours.
         difference: ours minus published.
-        within: whether our interval holds the published number. These three are None without one of ours.
+        within: whether our interval holds the published number. These three are None without one of ours, the last two
+            also beside a cross.
     """
 
     architecture: str
     train: str | None
     test: str | None
     axis: dict[str, float]
-    published: float
+    published: float | None
     value: float | None
     difference: float | None
     within: bool | None

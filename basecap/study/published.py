@@ -83,7 +83,9 @@ class PublishedValue(BaseModel):
     test: Line | None = Field(None, description="test task; the training task when not given")
     length: Count | None = Field(None, description="of a cell; the mean over cells when not given")
     pairs: Count | None = Field(None, description="of a cell, likewise")
-    value: Number = Field(ge=0, le=100, description="in percent")
+    value: Number | None = Field(
+        ge=0, le=100, description="in percent; null: a cross, the model did not learn the task"
+    )
 
     @field_validator("train", "test")
     @classmethod

@@ -168,6 +168,7 @@ def test_published_numbers_stand_beside_ours(study):
         {"architecture": "one", "train": "a", "test": "b", "length": 128, "pairs": 8, "value": 12.0},
         {"architecture": "one", "train": "a", "test": "b", "length": 512, "pairs": 8, "value": 12.0},
         {"architecture": "other", "train": "a", "test": "b", "value": 50.0},
+        {"architecture": "one", "train": "b", "value": None},
     ]
     found = analysed(study(published={"source": "a paper", "metric": "accuracy", "values": values}).path).published
     assert [one.difference for one in found.rows] == [
@@ -176,8 +177,10 @@ def test_published_numbers_stand_beside_ours(study):
         pytest.approx(0.1 - 0.12),
         None,
         None,
+        None,
     ]
-    assert [one.within for one in found.rows] == [False, True, True, None, None]
+    assert [one.within for one in found.rows] == [False, True, True, None, None, None]
+    assert found.rows[-1].published is None and found.rows[-1].value is not None
     assert found.rows[1].test == "a" and found.source == "a paper"
 
 

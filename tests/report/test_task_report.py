@@ -96,9 +96,19 @@ def test_a_matrix_has_ours_the_published_number_and_the_runs(tmp_path):
     rows = {(row["train"], row["test"]): row for row in data(matrix(study, "leaning"))}
     assert len(rows) == 4
     moved = rows["a", "b"]
-    assert (moved["ours"], moved["theirs"], moved["runs"]) == ("20.0", "paper 22.4", "3 runs")
+    assert (moved["ours"], moved["theirs"], moved["runs"]) == ("20.0", "paper 22.37", "3 runs")
     assert rows["b", "a"]["theirs"] == "" and rows["a", "a"]["theirs"] == "", "a published cell is not the mean"
     assert matrix(study, "unknown") is None
+
+
+def test_a_cross_of_the_paper_is_shown_and_compared_with_nothing(tmp_path):
+    cross = {"architecture": "leaning", "train": "a", "test": "b", "value": None}
+    study = studied(tmp_path, published=PUBLISHED | {"values": [cross, cross | {"length": 128, "pairs": 4}]})
+    assert "paper ✗" in [row["theirs"] for row in data(matrix(study, "leaning"))]
+    (row,) = [one for one in study.tests if (one.architecture, one.train, one.test) == ("leaning", "a", "b")]
+    assert len(capacity(study, row, "length")["layer"]) == 3, "no diamond"
+    page, said = page_of(tmp_path)
+    assert "✗ where that has a cross: not learned" in said and "our intervals hold" not in said
 
 
 def test_curves_stand_on_the_values_of_an_axis_with_a_line_per_value_of_the_other(tmp_path):

@@ -22,7 +22,8 @@ def capacity(study: TaskResults, row: AccuracyRow, axis: str) -> Spec | None:
     published = [
         {**_place(found.axis, axis, others), "value": found.published}
         for found in (study.published.rows if study.published else ())
-        if set(axes) <= set(found.axis)
+        if found.published is not None
+        and set(axes) <= set(found.axis)
         and (found.architecture, found.train, found.test) == (row.architecture, row.train, row.test)
     ]
     places = sorted({found["place"] for found in [*rows, *published]})

@@ -1,7 +1,7 @@
 """The figure of a study of tasks: accuracy by training and test task, a heat map per architecture."""
 
 from basecap.analysis.recall_rows import AccuracyRow
-from basecap.analysis.results import TaskResults
+from basecap.analysis.results import PublishedRow, TaskResults
 from basecap.analysis.rows import Interval
 from basecap.report.figures.spec import Datum, Spec, category, chart, layer
 from basecap.report.figures.style import BROKEN, ref, share_colour, share_ink, tooltip
@@ -13,7 +13,7 @@ def matrix(study: TaskResults, architecture: str) -> Spec | None:
     Below our number are the published one and the number of runs.
     """
     published = {
-        (row.train, row.test): row.published
+        (row.train, row.test): row
         for row in (study.published.rows if study.published else ())
         if row.architecture == architecture and not row.axis
     }
@@ -43,15 +43,20 @@ def matrix(study: TaskResults, architecture: str) -> Spec | None:
     return chart(layers, width=110 * len(study.train), height=66 * len(study.test), title=architecture)
 
 
-def _cell(row: AccuracyRow, found: Interval, published: float | None) -> Datum:
+def published_text(value: float | None) -> str:
+    """Return a published share in percent as its paper prints it, a cross for None."""
+    return "✗" if value is None else f"{100 * value:.2f}"
+
+
+def _cell(row: AccuracyRow, found: Interval, published: PublishedRow | None) -> Datum:
     count = len(row.seeds)
     return {
         "name": row.architecture,
         "train": row.train,
         "test": row.test,
         **vars(found),
-        "published": published,
+        "published": published and published.published,
         "ours": f"{100 * found.value:.1f}",
-        "theirs": "" if published is None else f"paper {100 * published:.1f}",
+        "theirs": "" if published is None else f"paper {published_text(published.published)}",
         "runs": "1 run" if count == 1 else f"{count} runs",
     }
