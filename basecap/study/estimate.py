@@ -134,12 +134,12 @@ def _launches(rows: list[dict[str, Any]]) -> list[str]:
         return []
     work = sum(row["blocks"] * row[STEPS] for row in small)
     low, high = duration(work * least), duration(work * most)
+    time = low if low == high else f"{low} to {high}"
     which = f"{len(small)} of the runs" if len(small) < len(rows) else "these runs" if len(rows) > 1 else "this run"
     return [
         f"But the steps of {which} are too small to keep such a GPU busy: they wait for kernels to be launched. At "
         f"{1e3 * least:g} to {1e3 * most:g} ms a step and block, as lp-table-1 and lp-table-2 at scale gpu took on an "
-        f"H200, seven to nine runs side by side, they take {low if low == high else f'{low} to {high}'}, and longer one "
-        "after the other."
+        f"H200, seven to nine runs side by side, they take {time}, and longer one after the other."
     ]
 
 
