@@ -9,7 +9,7 @@ from numpy import ndarray
 
 from basecap.analysis import gap, reasons
 from basecap.analysis.draws import Curve, Runs, draw, enough, few_clusters, fewest_units
-from basecap.analysis.gap import FEWEST_POINTS, LARGEST_EXPONENT, LOST_DRAWS, Range
+from basecap.analysis.gap import FEWEST_POINTS, LOST_DRAWS, Range
 from basecap.analysis.gap_curve import gap_curve
 from basecap.analysis.intervals import TINY, Estimates, Levels, Table
 from basecap.analysis.losses import RunLosses
@@ -17,6 +17,7 @@ from basecap.analysis.noise import DRAWS
 from basecap.analysis.power import more_runs
 from basecap.analysis.rows import DomainGap, Gap, Interval, LeftOut, More, Row, Verdict
 from basecap.analysis.threads import side_by_side
+from basecap.analysis.worth import Lines
 
 #: While no run of an architecture has finished, those count that have seen this share of the tokens of the furthest.
 #: The mean final loss, which ends the trained range, would otherwise be that of runs in their middle.
@@ -74,14 +75,14 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """The reference's runs that count, its trained range, their levels there [n, R + 1, D], and its slope there [D]."""
+    """The reference's runs that count, its trained range, their levels there [n, R + 1, D], and how fast they fall."""
 
     seeds: list[int]
     left_out: list[LeftOut]
     curves: list[Curve]
     where: Range
     levels: ndarray
-    slope: ndarray
+    lines: Lines
 
     def levels_over(self, where: Range) -> ndarray:
         """Return the levels of the runs over another range with the same upper end, [n, R + 1, D]."""
@@ -197,7 +198,7 @@ def _reference(runs: Runs, curves: Mapping[tuple[str, int], Curve], setting: Set
         curves=list(kept.values()),
         where=where,
         levels=np.stack(side_by_side(lambda curve: gap.level(curve, where), kept.values())),
-        slope=gap.slope(list(kept.values()), setting.share),
+        lines=Lines.of(list(kept.values()), setting.share),
     )
 
 
@@ -338,19 +339,22 @@ class _Judge:
         estimates, setting = self.estimates[key], self.setting
         joint = _interval(estimates, index, estimates.half.joint)
         single = _interval(estimates, index, estimates.half.single)
-        slope = float(self.reference.slope @ self.weights[key])
-        falls = slope < 0  # not where it is NaN
-        tolerance = float(slope * math.log1p(-setting.cost)) if falls else None
+        variance = float(estimates.errors.variance[index])
+        weights = self.weights[key]
+        fall = self.reference.lines.fall(weights, self.measured[index].levels.reference[:, 0] @ weights)
+        tokens, alone = (fall.worth(found, variance) if fall.measured else None for found in (joint, single))
+        tolerance = fall.tolerance(setting.cost) if fall.measured else None
         return Gap(
             **vars(joint),
             single=single,
-            error=float(np.sqrt(estimates.errors.variance[index])),
+            error=math.sqrt(variance),
             bits_per_byte=self._bits(key, index),
-            tokens=_worth(joint, slope) if falls else None,
+            tokens=tokens,
             tolerance=tolerance,
+            tolerance_error=fall.tolerance_error(setting.cost) if fall.measured else None,
             split=estimates.split,
-            verdict=judge(joint, tolerance, estimates.split) if setting.ood else "none",
-            alone=judge(single, tolerance, estimates.split) if setting.ood else "none",
+            verdict=judge(joint, tokens, tolerance, setting.cost, estimates.split) if setting.ood else "none",
+            alone=judge(single, alone, tolerance, setting.cost, estimates.split) if setting.ood else "none",
         )
 
     def _bits(self, key: str, index: int) -> Interval:
@@ -376,24 +380,19 @@ def _interval(estimates: Estimates, index: int, half: ndarray) -> Interval:
     return Interval(value=value, low=value - reach, high=value + reach)
 
 
-def _worth(found: Interval, slope: float) -> Interval:
-    """Return after which share of its tokens the reference is as good as an architecture, by the slope of its loss.
+def judge(
+    interval: Interval, tokens: Interval | None, tolerance: float | None, cost: float, split: float | None
+) -> Verdict:
+    """Return what the interval of a gap, and that of what it is worth, say.
 
-    No share is above e^40: where the loss hardly falls, it could be any number.
+    *Keeps*: the reference is as good only after more than all but `cost` of its tokens, so that the interval ends below
+    the tolerance also with that one's own error. *Degrades*: it ends above the tolerance and begins above zero, and the
+    estimate lies beyond the difference between two groups of the reference's own runs, where that is known. Else, and
+    where there is no tolerance as the reference's loss on unseen domains does not fall, *undecided*.
     """
-    value, low, high = (math.exp(min(end / slope, LARGEST_EXPONENT)) for end in (found.value, found.high, found.low))
-    return Interval(value=value, low=low, high=high)
-
-
-def judge(interval: Interval, tolerance: float | None, split: float | None) -> Verdict:
-    """Return what an interval says.
-
-    *Keeps*: it ends below the tolerance. *Degrades*: it begins above zero, and the estimate lies beyond the difference
-    between two groups of the reference's own runs, where that is known. Else, and where there is no tolerance as the
-    reference's loss on unseen domains does not fall, *undecided*.
-    """
-    if tolerance is None:
+    if tokens is None or tolerance is None:
         return "undecided"
-    if interval.high < tolerance:
+    if tokens.low > 1 - cost:
         return "keeps"
-    return "degrades" if interval.low > 0 and (split is None or interval.value > split) else "undecided"
+    worse = interval.low > 0 and interval.high >= tolerance
+    return "degrades" if worse and (split is None or interval.value > split) else "undecided"

@@ -111,21 +111,6 @@ def scatter(curve: Curve, where: Range) -> tuple[ndarray, float]:
     return residual.T @ residual / freedom * np.sum(weights**2), freedom
 
 
-def slope(reference: Sequence[Curve], share: float) -> ndarray:
-    """Return how fast the reference's losses fall over the last part of its tokens, nats per factor of e, [D].
-
-    The least-squares line of the loss over the logarithm of tokens, all runs together, from `share` of the tokens on:
-    what a gap is worth is read off it. NaN with fewer than two evaluation points there.
-    """
-    begin = share * max(curve.trained[-1] for curve in reference)
-    kept = [curve.trained >= begin for curve in reference]
-    tokens = np.log(np.concatenate([curve.trained[keep] for curve, keep in zip(reference, kept, strict=True)]))
-    losses = np.concatenate([curve.y[:, 0, keep].T for curve, keep in zip(reference, kept, strict=True)])
-    if len(np.unique(tokens)) < 2:
-        return np.full(losses.shape[1], np.nan)
-    return np.polyfit(tokens, losses, 1)[0]
-
-
 def more_tokens(runs: Sequence[Curve], loss: float) -> float | None:
     """Return how many more tokens runs would take until their mean loss, not below `loss` now, is `loss`.
 

@@ -97,7 +97,7 @@ def of(row: Row) -> str:
         return f"{text}; measurably worse on {worse}" if worse else text
     if row.verdict == "degrades":
         return "worse out of domain than the reference at equal pre-training loss"
-    return f"{_undecided(found)}; {_more(row)}"
+    return f"{undecided(found)}; {_more(row)}"
 
 
 def _difference(found: Gap) -> str:
@@ -115,9 +115,15 @@ def _keeps(found: Gap) -> str:
     return f"any gap is smaller than the tolerance of {found.tolerance:.3f} nats"
 
 
-def _undecided(found: Gap) -> str:
+def undecided(found: Gap) -> str:
+    """Say why a gap is undecided."""
     if found.tolerance is None:
         return "the reference's loss on unseen domains does not fall while it trains"
+    if found.high < found.tolerance:
+        return (
+            f"the interval ends below the tolerance of {found.tolerance:.3f} nats, but no further below than the "
+            f"tolerance itself is uncertain (standard error {found.tolerance_error:.3f})"
+        )
     if found.low > 0:
         return f"worse, but by less than two groups of the reference's own runs differ ({found.split:.3f} nats)"
     return f"the interval includes both 0 and the tolerance of {found.tolerance:.3f} nats"

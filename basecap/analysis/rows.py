@@ -40,7 +40,8 @@ class Gap(Interval):
         bits_per_byte: the same in bits per byte.
         tokens: what it is worth: the share of the reference's tokens after which it would be as good; None where its
             loss does not fall.
-        tolerance: the largest gap that still counts as keeping the capability, None likewise.
+        tolerance, tolerance_error: the largest gap that still counts as keeping the capability, and its standard error,
+            None likewise.
         split: how far two groups of the reference's own runs differ, None when that is not measurable.
         verdict: what follows.
         alone: what would follow from `single`.
@@ -51,6 +52,7 @@ class Gap(Interval):
     bits_per_byte: Interval
     tokens: Interval | None
     tolerance: float | None
+    tolerance_error: float | None
     split: float | None
     verdict: Verdict
     alone: Verdict

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from basecap.analysis.draws import FEWEST_DOCUMENTS
 from basecap.analysis.noise import FEWEST_SPLIT
-from basecap.analysis.reasons import REFERENCE
+from basecap.analysis.reasons import REFERENCE, undecided
 from basecap.analysis.results import StudyResults, SweepRow, TextResults
 from basecap.analysis.rows import Estimate, Gap, Row
 from basecap.progress import duration
@@ -98,11 +98,7 @@ def _reason(row: Row) -> str:
     found = row.gap
     if found is None:
         return row.words
-    if found.tolerance is None:
-        return "the reference's loss on unseen domains does not fall while it trains, so no gap can be judged"
-    if found.low > 0:
-        return f"worse, but by less than two groups of the reference's own runs differ ({found.split:.3f} nats)"
-    return f"the interval includes both 0 and the tolerance of {found.tolerance:.3f} nats"
+    return undecided(found) if found.tolerance is not None else f"{undecided(found)}, so no gap can be judged"
 
 
 def _remedy(rows: Sequence[Row], reference: str) -> str:
@@ -137,8 +133,8 @@ def notes(study: TextResults) -> list[tuple[str, str]]:
         ("Intervals", _intervals(study, rows)),
         (
             "As if trained on",
-            f"80 % means: {study.reference} itself is that good after 80 % of its tokens. The interval is that of the "
-            f"gap; how fast the loss of {study.reference} falls, and so the tolerance, is taken as measured.",
+            f"80 % means: {study.reference} itself is that good after 80 % of its tokens. The interval "
+            f"includes the errors of the gap and of how fast the loss of {study.reference} falls.",
         ),
         ("Weighted gap", "domains count by how precisely they are measured, with the same weights in every row."),
         ("Trained range", _range(study)),
@@ -159,9 +155,13 @@ def _verdicts(study: TextResults, row: Row) -> list[tuple[str, str]]:
         (
             "Tolerance",
             f"a gap counts as kept if it costs less than {100 * study.cost:g} % of the tokens of {reference}: "
-            f"{found.tolerance:.3f} nats here ({differs}).",
+            f"{found.tolerance:.3f} nats here, standard error {found.tolerance_error:.3f} ({differs}).",
         ),
-        ("Keeps", "the interval ends below the tolerance."),
+        (
+            "Keeps",
+            "the interval ends below the tolerance also when the tolerance's own error is counted: that of \"as if "
+            f'trained on" lies above {100 * (1 - study.cost):g} %.',
+        ),
         (
             "Degrades",
             f"it begins above 0 and ends above the tolerance{'; the gap exceeds the A-A range' if measured else ''}.",

@@ -26,6 +26,9 @@ class World:
         points: evaluation points of a run.
         taste: standard deviation of what an architecture, and as much again a run, makes of a document.
         wobble: standard deviation of single evaluation points of a run.
+        tilt: standard deviation of how fast a run's loss out of domain falls, in nats per factor of e in tokens, about
+            the middle of the last half of them.
+        lean: how much of a run's own loss out of domain is its tilt as well: their correlation.
         cluster: documents that share half of the variance of that taste.
         speeds: how fast each architecture learns, the reference's being 1.
     """
@@ -38,6 +41,8 @@ class World:
     points: int = 20
     taste: float = 0.04
     wobble: float = 0.01
+    tilt: float = 0.0
+    lean: float = 0.0
     cluster: int = 1
     speeds: Sequence[float] = (1.0, 0.9)
 
@@ -74,9 +79,23 @@ def runs(world: World, rng: np.random.Generator) -> dict[tuple[str, int], RunLos
         speed = world.speeds[index % len(world.speeds)]
         for seed in range(world.seeds if index else world.reference_seeds):
             own = {d: difficulty[d] + architecture[d] + _taste(world, clusters, rng) for d in domains}
-            shift = rng.normal(0, world.noise[index])
-            found[name, seed] = _run(world, gap + shift, pretraining(speed, world.points), own, tokens, clusters, rng)
+            shift = rng.normal(0, 1)
+            tilt = world.lean * shift + np.sqrt(1 - world.lean**2) * rng.normal(0, 1) if world.tilt else 0.0
+            moved = gap + world.noise[index] * shift + world.tilt * tilt * _since_middle(world.points)
+            found[name, seed] = _run(world, moved, pretraining(speed, world.points), own, tokens, clusters, rng)
     return found
+
+
+def fall(points: int) -> float:
+    """Return how fast the reference's expected loss out of domain falls over the last half of its tokens."""
+    half = np.arange(1, points + 1) * 2 >= points
+    return float(np.polyfit(np.log(np.arange(1, points + 1)[half]), curve(pretraining(1.0, points))[half], 1)[0])
+
+
+def _since_middle(points: int) -> np.ndarray:
+    """Return the logarithm of tokens, zero on average over the last half of them, [K]."""
+    places = np.log(np.arange(1, points + 1))
+    return places - places[np.arange(1, points + 1) * 2 >= points].mean()
 
 
 def _taste(world: World, clusters: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -7,7 +7,7 @@ import pytest
 
 from basecap.analysis.comparison import compare_runs, judge
 from basecap.analysis.draws import FEWEST_DOCUMENTS, Curve, Draws, draw
-from basecap.analysis.gap import Range, final, more_tokens, slope, tokens_to_reach, upper_end
+from basecap.analysis.gap import Range, final, more_tokens, tokens_to_reach, upper_end
 from basecap.analysis.losses import MOST_POINTS, DomainLosses, RunLosses
 from basecap.analysis.rows import Interval, Row
 from tests.analysis.made_up import BIGRAM, OOD, REFERENCE, TRAIN, World, curve, pretraining, runs, setting
@@ -186,8 +186,10 @@ def test_a_gap_is_worth_a_finite_share_where_the_reference_hardly_falls():
     ],
 )
 def test_verdict(value, half, split, expected):
-    assert judge(Interval(value=value, low=value - half, high=value + half), 0.1, split) == expected
-    assert judge(Interval(value=value, low=value - half, high=value + half), None, split) == "undecided"
+    found = Interval(value=value, low=value - half, high=value + half)
+    shares = Interval(value=np.exp(-value), low=np.exp(-value - half), high=np.exp(half - value))
+    assert judge(found, shares, 0.1, 1 - np.exp(-0.1), split) == expected
+    assert judge(found, None, None, 0.1, split) == "undecided"
 
 
 def test_looks_widen_intervals_and_leave_the_range_between_groups_of_the_reference():
@@ -332,7 +334,6 @@ def test_ends_of_the_range_are_means_over_runs():
     where = Range(low=final(curves), high=upper_end(curves, 0.5, BIGRAM))
     assert where.low[0] == pytest.approx(np.mean([one.x[0, -1] for one in curves]))
     assert where.high[0] == pytest.approx(np.mean([one.x[0, 9] for one in curves]))
-    assert (slope(curves, 0.5) < 0).all() and np.isnan(slope(curves, 0.99)).all()
 
 
 def test_tokens_to_reach_follows_the_logarithm():

@@ -22,6 +22,7 @@ def gap(value: float, half: float, verdict: Verdict = "undecided", **changes: An
         bits_per_byte=interval,
         tokens=share,
         tolerance=TOLERANCE,
+        tolerance_error=0.01,
         split=None,
         verdict=verdict,
         alone=verdict,

@@ -92,6 +92,12 @@ def test_a_gap_within_the_range_of_equal_models_is_undecided_for_that_reason():
     assert dict(notes(study(flat)))["Tolerance"].startswith("none")
 
 
+def test_an_interval_below_the_tolerance_by_less_than_its_error_is_undecided_for_that_reason():
+    (sentence,) = reasons(study(undecided("a", runs=1, gap=gap(0.05, 0.04))))
+    assert "ends below the tolerance of 0.100 nats, but no further below than" in sentence
+    assert "(standard error 0.010)" in sentence
+
+
 def test_intervals_of_single_runs_speak_of_these_models():
     one = undecided("a", conditional=True)
     assert reasons(study(one))[0].endswith("nats. Train at least three seeds.")
@@ -116,7 +122,10 @@ def test_looks_at_a_growing_study_are_named():
 
 def test_notes_say_what_the_tolerance_is_worth_and_how_equal_models_compare():
     said = dict(notes(study(undecided("a"), cost=0.05)))
-    assert "less than 5 % of the tokens of base: 0.100 nats here (arxiv 0.100, github 0.100)" in said["Tolerance"]
+    assert (
+        "less than 5 % of the tokens of base: 0.100 nats here, standard error 0.010 (arxiv 0.100, github 0.100)"
+        in said["Tolerance"]
+    )
     assert "not measurable: fewer than 4 runs of base" in said["A-A range"]
     said = dict(notes(study(undecided("a", gap=gap(0.1, 0.1, split=0.05)))))
     assert "differ by up to 0.050 nats" in said["A-A range"] and "exceeds the A-A range" in said["Degrades"]
