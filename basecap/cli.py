@@ -158,9 +158,10 @@ def plan(
 
     from basecap.study.estimate import estimate, readable, remarks
 
-    rows = estimate(config)
+    directory = out or config.directory
+    rows = estimate(config, directory)
     print_table(f"plan of {config.title}", rows if as_json else readable(rows), as_json)
-    for line in [] if as_json else remarks(config, rows, out or config.directory):
+    for line in [] if as_json else remarks(config, rows, directory):
         typer.echo(line)
 
 

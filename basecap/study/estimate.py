@@ -18,7 +18,7 @@ from basecap.data.tokenizer import BYTES
 from basecap.evals.domain_loss import DomainLoss
 from basecap.progress import duration
 from basecap.study.config import StudyConfig
-from basecap.study.evaluation_work import evaluation_work
+from basecap.study.evaluation_work import evaluation_shares, evaluation_work
 from basecap.study.plan import RunSpec, costs, plan_evaluations, plan_runs, plan_training
 from basecap.study.start import check
 from basecap.study.workloads import Tasks, Workloads, cache_of
@@ -39,22 +39,26 @@ UTILISATION = 0.35
 #: seven to nine runs side by side on one H200: width 512, about 1,000 tokens a step. From 0.49 ms (mamba-1) to 0.74 ms
 #: (gated-deltanet) in the runs of lp-table-1 that saw 8.3M tokens (results/recall/gpu.json), 2.6 ms in lp-table-2.
 LAUNCHES = (0.5e-3, 2.6e-3)
+EVALUATING = "evaluation PFLOP"
 STEPS, RESUME, KEPT = "steps", "resume (GiB)", "weights (GiB)"
 HOURS, TIME = (f"{name} if all reach {UTILISATION:.0%}" for name in ("hours", "time"))
 
 
-def estimate(study: StudyConfig) -> list[dict[str, Any]]:
+def estimate(study: StudyConfig, out: Path) -> list[dict[str, Any]]:
     """Return one row per run; in a sweep of learning rates also the rate, if it is already known.
 
     Raises what `basecap run` raises before it prepares text.
 
     Memory is that of weights, gradients and optimiser, without activations; state is the decoding state of a sequence
-    of the training length, in fp32; hours are at one share of the matrix rate measured here, without evaluations.
+    of the training length, in fp32; hours are at one share of the matrix rate measured here. They include evaluations
+    as far as these say what they read, and none of text that is not prepared in `out`: their work is None then.
     """
     device = environment.choose_device(None)
     rate = matrix_rate(device)
     runs, rows = _with_later_seeds(study, check(study)), []
-    for run, found in zip(runs, costs(runs), strict=True):
+    workloads = _workloads(study, out)
+    shares = evaluation_shares(runs, plan_evaluations(study), workloads) if workloads else [None] * len(runs)
+    for run, found, share in zip(runs, costs(runs), shares, strict=True):
         rates = {"lr": run.rate or "the best"} if study.train.sweep else {}
         rows.append(
             {
@@ -66,15 +70,24 @@ def estimate(study: StudyConfig) -> list[dict[str, Any]]:
                 STEPS: found.steps,
                 "tokens (M)": float(f"{found.tokens / 1e6:.3g}"),
                 "PFLOP": found.flops / 1e15,
+                EVALUATING: None if share is None else share * found.flops / 1e15,
                 "weights + optimiser (GiB)": found.memory / 2**30,
                 "state (KiB)": found.state / 2**10,
                 RESUME: found.resume / 2**30,
                 KEPT: found.weights / 2**30,
                 "evaluations": found.evaluations,
-                HOURS: found.flops / (UTILISATION * rate) / 3600,
+                HOURS: (1 + (share or 0.0)) * found.flops / (UTILISATION * rate) / 3600,
             }
         )
     return rows
+
+
+def _workloads(study: StudyConfig, out: Path) -> Workloads:
+    """Return what runs train on by their training task, nothing for text that is not prepared."""
+    if study.task is not None:
+        return Tasks(study.task).workloads()
+    data = find_prepared(study.text, cache_of(study, out))
+    return {} if data is None else {None: data}
 
 
 def _with_later_seeds(study: StudyConfig, runs: list[RunSpec]) -> list[RunSpec]:
@@ -88,19 +101,23 @@ def _with_later_seeds(study: StudyConfig, runs: list[RunSpec]) -> list[RunSpec]:
 
 def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[str]:
     """Return the lines below the rows of `estimate`: the total, what it leaves out, disk, warnings."""
-    seconds, work = 3600 * sum(row[HOURS] for row in rows), sum(row["PFLOP"] for row in rows)
+    seconds, evaluating = 3600 * sum(row[HOURS] for row in rows), sum(row[EVALUATING] or 0.0 for row in rows)
+    work = sum(row["PFLOP"] for row in rows) + evaluating
+    share = f"{evaluating / work:.0%} of it for evaluations" if evaluating else "without evaluations"
     rate = work * 1000 / (UTILISATION * seconds)  # TFLOP/s, as `estimate` found it
     return [
-        f"{_all(len(rows), duration(seconds))} {UTILISATION:.0%} of this machine's matrix rate, "
+        f"{_all(len(rows), duration(seconds), share)} {UTILISATION:.0%} of this machine's matrix rate, "
         f"now {rate:.3g} TFLOP/s; at the same share of 1,000 TFLOP/s, {duration(seconds * rate / 1000)}.",
         *_launches(rows),
         *_early_ends(study),
-        "Left out: activations, which may take many times the memory of weights, gradients and optimiser; evaluations. "
-        "Architectures differ in the share they reach: `basecap bench models` measures it.",
+        "Left out: activations, which may take many times the memory of weights, gradients and optimiser"
+        f"{'' if evaluating else '; the time of evaluations'}. Architectures differ in the share they reach: `basecap "
+        "bench models` measures it.",
         f"Disk: {sum(row[RESUME] for row in rows):.3g} GiB in resume/, the last two checkpoints of each run, and "
         f"{sum(row[KEPT] for row in rows):.3g} GiB in weights/ (train.keep = {study.train.keep}).",
         *_short_runs(study),
-        *(_of_text(study, out) if study.task is None else _evaluations(study, Tasks(study.task).workloads())),
+        *(_of_text(study, out) if study.task is None else ()),
+        *_evaluations(study, _workloads(study, out)),
     ]
 
 
@@ -120,10 +137,10 @@ def _early_ends(study: StudyConfig) -> list[str]:
     return [f"Runs end earlier where they reach train.stop_at = {study.train.stop_at:g}{sweep}."]
 
 
-def _all(runs: int, time: str) -> str:
+def _all(runs: int, time: str, share: str) -> str:
     if runs == 1:
-        return f"1 run: {time}, if it reaches"
-    return f"All {runs} runs: {time} one after the other, if all reach"
+        return f"1 run: {time}, {share}, if it reaches"
+    return f"All {runs} runs: {time} one after the other, {share}, if all reach"
 
 
 def _launches(rows: list[dict[str, Any]]) -> list[str]:
@@ -146,9 +163,9 @@ def _launches(rows: list[dict[str, Any]]) -> list[str]:
 def readable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of `estimate` for people: seeds that cost the same in one row, and times with units.
 
-    Steps are left out, and the disk space, which `remarks` sums up.
+    Steps are left out, and the work of evaluations and the disk space, which `remarks` sum up.
     """
-    hidden = ("seed", STEPS, RESUME, KEPT, HOURS)
+    hidden = ("seed", STEPS, EVALUATING, RESUME, KEPT, HOURS)
     seeds: dict[tuple[tuple[str, Any], ...], list[int]] = {}
     for row in rows:
         shown = {key: value for key, value in row.items() if key not in hidden}
@@ -174,12 +191,10 @@ def _spans(numbers: list[int]) -> str:
 def _of_text(study: StudyConfig, out: Path) -> list[str]:
     """Return the lines about a study of text."""
     cache = cache_of(study, out)
-    data = find_prepared(study.text, cache)
     return [
         *sparse(study),
-        *expected_verdicts(study, data),
+        *expected_verdicts(study, find_prepared(study.text, cache)),
         *(f"Missing: {sentence}" for sentence in missing_inputs(study.text, cache)),
-        *_evaluations(study, {} if data is None else {None: data}),
     ]
 
 

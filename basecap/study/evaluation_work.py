@@ -51,8 +51,22 @@ def heavy_work(runs: Sequence[RunSpec], evaluations: Sequence[Evaluation], workl
     return [_sentence(evaluation, work) for evaluation, work in works if work is not None and work.heavy]
 
 
+def evaluation_shares(runs: Sequence[RunSpec], evaluations: Sequence[Evaluation], workloads: Workloads) -> list[float]:
+    """Return the work of each run's evaluations as a multiple of that of its training, as far as it is known."""
+    shares = [0.0] * len(runs)
+    for evaluation in evaluations:
+        for index, work in enumerate(_works(runs, evaluation, workloads)):
+            shares[index] += 0.0 if work is None else work.relative
+    return shares
+
+
 def _most_work(runs: Sequence[RunSpec], evaluation: Evaluation, workloads: Workloads) -> Work | None:
     """Return the work of an evaluation in the run where it is most beside training, None where it is unknown."""
+    return max((work for work in _works(runs, evaluation, workloads) if work is not None), default=None)
+
+
+def _works(runs: Sequence[RunSpec], evaluation: Evaluation, workloads: Workloads) -> list[Work | None]:
+    """Return the work of an evaluation in each run, None where it is unknown."""
     read: dict[tuple[str | None, int], int | None] = {}
     found = []
     for run in runs:
@@ -61,9 +75,8 @@ def _most_work(runs: Sequence[RunSpec], evaluation: Evaluation, workloads: Workl
             with faults_of(evaluation):
                 tokens = evaluation.tokens_read(workloads[run.task], run.model.max_length)
                 read[place] = None if tokens is None else int(tokens)
-        if (tokens := read[place]) is not None:
-            found.append(_work(run, evaluation, tokens))
-    return max(found, default=None)
+        found.append(None if (tokens := read[place]) is None else _work(run, evaluation, tokens))
+    return found
 
 
 def _work(run: RunSpec, evaluation: Evaluation, tokens: int) -> Work:

@@ -9,7 +9,7 @@ import yaml
 
 from basecap.data import find_prepared, prepare
 from basecap.study.config import StudyConfig, load_study
-from basecap.study.estimate import estimate, expected_verdicts, readable
+from basecap.study.estimate import estimate, expected_verdicts, readable, remarks
 from basecap.study.evaluation_work import evaluation_work, heavy_work
 from basecap.study.plan import plan_evaluations, plan_runs
 from basecap.study.workloads import Tasks
@@ -78,14 +78,40 @@ def test_documents_count_once_they_are_prepared(ample, tmp_path):
 def test_seeds_that_cost_the_same_are_one_row_and_bytes_have_257_ids(ample):
     config = StudyConfig.model_validate(ample | {"reference_seeds": [0, 1, 2, 5]})
     assert config.vocabulary == (257 if config.text.tokenizer == "bytes" else config.text.vocab)
-    rows = estimate(config)
+    rows = estimate(config, Path("nowhere"))
     shown = readable(rows)
     assert len(rows) == 3 * len(config.architectures) + 1
     assert [(row["architecture"], row["seeds"]) for row in shown] == [
         (entry.name, "0-2, 5" if entry.name == config.reference else "0-2") for entry in config.architectures
     ]
-    left_out = {"seed", "steps", "resume (GiB)", "weights (GiB)"}
+    left_out = {"seed", "steps", "evaluation PFLOP", "resume (GiB)", "weights (GiB)"}
     assert left_out <= rows[0].keys() and not left_out & shown[0].keys()
+
+
+def test_the_time_counts_evaluations_once_the_text_is_prepared(ample, tmp_path):
+    evals = [
+        "domain-loss",
+        {"copying": {"at": "end", "length": 8}},
+        {"selectivity": {"name": "chosen", "task": "mqar"}},
+    ]
+    config = StudyConfig.model_validate(ample | {"evals": evals})
+    before = estimate(config, tmp_path)
+    said = remarks(config, before, tmp_path)
+    assert {row["evaluation PFLOP"] for row in before} == {None}
+    assert "one after the other, without evaluations, if all reach" in said[0]
+    assert any("; the time of evaluations. " in line for line in said)
+    data = prepare(config.data, tmp_path / "data")
+    rows = estimate(config, tmp_path)
+    run = plan_runs(config, config.vocabulary)[0]
+    read = sum(data.sets[domain, "test"].sizes.sum() for domain in data.domains)
+    copied = plan_evaluations(config)[1].tokens_read(data, run.length)
+    assert copied > 0 and copied % 16 == 0
+    share = (run.timetable.evaluations * read + copied) / (3 * run.timetable.steps * run.timetable.step_tokens)
+    for row, old in zip(rows, before, strict=True):
+        assert row["PFLOP"] == old["PFLOP"] and row["evaluation PFLOP"] == pytest.approx(share * row["PFLOP"])
+    said = remarks(config, rows, tmp_path)
+    assert f"one after the other, {share / (1 + share):.0%} of it for evaluations, if all reach" in said[0]
+    assert "Not counted: the work of chosen." in said
 
 
 def test_evaluations_that_are_more_work_than_training_are_announced(ample, tmp_path, monkeypatch):

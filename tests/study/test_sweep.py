@@ -176,7 +176,7 @@ def test_a_sweep_is_planned_in_two_stages(path):
         (seed, 1e-2, None) for seed in (0, 1, 2)
     ]
     assert after[0].hash == runs[1].hash  # the run of the sweep becomes the run that is compared
-    rows = estimate(study)
+    rows = estimate(study, path.parent)
     assert [row["lr"] for row in rows] == RATES * 2 + ["the best"] * 3
 
 

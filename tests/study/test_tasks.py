@@ -96,16 +96,17 @@ def test_an_architecture_trains_on_its_own_tasks(content, tmp_path):
 
 def test_a_plan_counts_the_flops_of_each_length(content):
     study = StudyConfig.model_validate(content)
-    rows = estimate(study)
+    rows = estimate(study, Path("nowhere"))
     content["task"]["cells"] = CELLS[1:]
-    longer = estimate(StudyConfig.model_validate(content | {"train": content["train"] | {"epochs": 3}}))
+    longer = estimate(StudyConfig.model_validate(content | {"train": content["train"] | {"epochs": 3}}), Path("x"))
     assert rows[0]["tokens (M)"] == longer[0]["tokens (M)"]
     assert 0.9 * longer[0]["PFLOP"] < rows[0]["PFLOP"] < longer[0]["PFLOP"]
     assert not any("domain" in line or "Warning" in line for line in remarks(study, rows, Path("nowhere")))
-    day = [row | {"PFLOP": 30.24, "hours if all reach 35%": 12.0} for row in rows]  # 0.35 * 1 TFLOP/s * 86,400 s
+    # 0.35 * 1 TFLOP/s * 86,400 s
+    day = [row | {"PFLOP": 20.24, "evaluation PFLOP": 10.0, "hours if all reach 35%": 12.0} for row in rows]
     assert remarks(study, [*day, *day], Path("nowhere"))[0] == (
-        "All 4 runs: 2 days one after the other, if all reach 35% of this machine's matrix rate, now 2 TFLOP/s; "
-        "at the same share of 1,000 TFLOP/s, 5 min 46 s."
+        "All 4 runs: 2 days one after the other, 33% of it for evaluations, if all reach 35% of this "
+        "machine's matrix rate, now 2 TFLOP/s; at the same share of 1,000 TFLOP/s, 5 min 46 s."
     )
     one, large = ({**rows[0], "blocks": 8, "steps": 10_000, "PFLOP": work} for work in (1.0, 100.0))
     assert "the steps of 1 of the runs are too small" in (said := remarks(study, [one, large], Path("nowhere"))[1])
@@ -240,7 +241,8 @@ def test_a_sweep_ends_with_the_first_rate_that_is_good_enough(content, tmp_path)
     assert run(path, out) == [info]
     plain = StudyConfig.model_validate(content)
     assert any(
-        "a sweep ends with the first learning rate that does" in line for line in remarks(plain, estimate(plain), out)
+        "a sweep ends with the first learning rate that does" in line
+        for line in remarks(plain, estimate(plain, out), out)
     )
 
 
