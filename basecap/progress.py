@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TextIO, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task
 from rich.table import Column
 from rich.text import Text
 
@@ -19,6 +19,79 @@ class Advance(Protocol):
 
     def __call__(self, n: float, note: str = "") -> None:
         """Add `n` finished units."""
+
+
+class Pauses:
+    """Work of another kind between the units of a progress, such as evaluations between steps of training.
+
+    Its time is no part of the rate, and what is still to come is part of the time left.
+    """
+
+    def __init__(self, total: int = 0, clock: Callable[[], float] = time.monotonic):
+        """Take how many pauses there will be."""
+        self._left, self._clock = total, clock
+        self._since: float | None = None
+        self._before = 0.0
+        self._counted: list[float] = []
+
+    @contextmanager
+    def pause(self, *, counted: bool = True) -> Iterator[None]:
+        """Pause; one that is not `counted` is none of the total, and says nothing of how long those take."""
+        self._since = self._clock()
+        try:
+            yield
+        finally:
+            took = self._clock() - self._since
+            self._since, self._before = None, self._before + took
+            if counted:
+                self._counted.append(took)
+                self._left -= 1
+
+    @property
+    def seconds(self) -> float:
+        """The time of all pauses so far."""
+        return self._before + (0.0 if self._since is None else self._clock() - self._since)
+
+    @property
+    def left(self) -> float | None:
+        """The seconds of the pauses to come, at the pace of those so far; None while that is unknown."""
+        if self._left <= 0:
+            return 0.0
+        if not self._counted:
+            return None
+        each = sum(self._counted) / len(self._counted)
+        begun = 0.0 if self._since is None else min(each, self._clock() - self._since)
+        return self._left * each - begun
+
+
+class _Pace:
+    """Rate and time left. The first call does not count: a resumed run jumps to its checkpoint there."""
+
+    def __init__(self, total: float, pauses: Pauses, clock: Callable[[], float]):
+        self.total, self.pauses, self.clock = total, pauses, clock
+        self.done = 0.0
+        self.first: tuple[float, float] | None = None
+        self.seconds = 0.0
+
+    def advance(self, n: float) -> None:
+        self.done += n
+        working = self.clock() - self.pauses.seconds
+        self.first = self.first or (working, self.done)
+        self.seconds = working - self.first[0]
+
+    @property
+    def rate(self) -> float | None:
+        """Units per second of work, without pauses; None while unknown."""
+        units = self.done - self.first[1] if self.first else 0.0
+        return units / self.seconds if self.seconds > 0 and units > 0 else None
+
+    @property
+    def left(self) -> str:
+        """The time left in words, "" while unknown."""
+        if self.rate is None:
+            return ""
+        work, pauses = (self.total - self.done) / self.rate, self.pauses.left
+        return f"more than {duration(work)} left" if pauses is None else f"{duration(work + pauses)} left"
 
 
 #: In seconds.
@@ -90,6 +163,7 @@ def progress(
     *,
     stream: TextIO | None = None,
     every: float = 10.0,
+    pauses: Pauses | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Advance]:
     """Show the progress of work of `total` units; shows nothing when `total` is 0.
@@ -100,6 +174,7 @@ def progress(
         unit: name of a unit, in the plural.
         stream: where to write; stderr by default.
         every: seconds between lines when there is no bar.
+        pauses: work of another kind that is done in between.
         clock: returns monotonic seconds.
 
     Yields:
@@ -110,34 +185,32 @@ def progress(
     reading: 3 of 3 files (100 %); the last one
     """
     stream = stream or sys.stderr
+    pace = _Pace(total, pauses or Pauses(), clock)
     if not total:
         yield lambda n, note="": None
     elif stream.isatty() and not _SHARED:
-        with _bar(label, total, unit, stream) as advance:
+        with _bar(label, pace, unit, stream) as advance:
             yield advance
     else:
-        lines = _Lines(label, total, unit, stream, every, clock)
+        lines = _Lines(label, pace, unit, stream, every)
         yield lines.advance
         lines.close()
 
 
 class _Lines:
-    """Lines for logs. The first call does not count for the rate: a resumed run jumps to its checkpoint there."""
+    """Lines for logs."""
 
-    def __init__(self, label: str, total: float, unit: str, stream: TextIO, every: float, clock: Callable[[], float]):
-        self.label, self.total, self.unit = label, total, unit
-        self.stream, self.every, self.clock = stream, every, clock
-        self.done = 0.0
-        self.first: tuple[float, float] | None = None
+    def __init__(self, label: str, pace: _Pace, unit: str, stream: TextIO, every: float):
+        self.label, self.pace, self.unit = label, pace, unit
+        self.stream, self.every = stream, every
         self.note = ""
-        self.now = self.written = clock()
+        self.now = self.written = pace.clock()
         self.has_written = False
 
     def advance(self, n: float, note: str = "") -> None:
-        self.done += n
+        self.pace.advance(n)
         self.note = note
-        self.now = self.clock()
-        self.first = self.first or (self.now, self.done)
+        self.now = self.pace.clock()
         if self.now - self.written >= self.every:
             self.write()
 
@@ -147,13 +220,11 @@ class _Lines:
             self.write()
 
     def write(self) -> None:
-        start, before = self.first or (self.now, self.done)
-        seconds, units = self.now - start, self.done - before
-        line = f"{self.label}: {self.done:,.0f} of {self.total:,.0f} {self.unit}"
-        line += f" ({100 * self.done / max(self.total, 1):.0f} %)"
-        if seconds > 0 and units > 0:
-            left = (self.total - self.done) * seconds / units
-            line += f", {_number(units / seconds)} {self.unit}/s, {duration(left)} left"
+        pace = self.pace
+        line = f"{self.label}: {pace.done:,.0f} of {pace.total:,.0f} {self.unit}"
+        line += f" ({100 * pace.done / max(pace.total, 1):.0f} %)"
+        if pace.rate is not None:
+            line += f", {_number(pace.rate)} {self.unit}/s, {pace.left}"
         write_line(f"{line}; {self.note}" if self.note else line, self.stream)
         self.written, self.has_written = self.now, True
 
@@ -183,20 +254,11 @@ def _number(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
-class _Rate(ProgressColumn):
-    def __init__(self, unit: str, table_column: Column):
-        super().__init__(table_column)
-        self.unit = unit
-
-    def render(self, task: Task) -> Text:
-        return Text(f"{_number(task.speed)} {self.unit}/s" if task.speed else "")
-
-
 class _Label(ProgressColumn):
-    """Text that is shortened on a narrow terminal, so that the numbers stay complete."""
+    """Text, shortened on a narrow terminal unless its column may not wrap, so that the numbers stay complete."""
 
-    def __init__(self, text_of: Callable[[Task], str]):
-        super().__init__()
+    def __init__(self, text_of: Callable[[Task], str], table_column: Column | None = None):
+        super().__init__(table_column)
         self.text_of = text_of
 
     def render(self, task: Task) -> Text:
@@ -204,15 +266,22 @@ class _Label(ProgressColumn):
 
 
 @contextmanager
-def _bar(label: str, total: float, unit: str, stream: TextIO) -> Iterator[Advance]:
+def _bar(label: str, pace: _Pace, unit: str, stream: TextIO) -> Iterator[Advance]:
+    def rate(task: Task) -> str:
+        return f"{_number(pace.rate)} {unit}/s" if pace.rate else ""
+
+    def advance(n: float, note: str = "") -> None:
+        pace.advance(n)
+        bar.update(task, advance=n, note=note)
+
     columns = (
         _Label(lambda task: task.description),
         BarColumn(bar_width=None, table_column=Column(ratio=1)),  # fills the remaining width
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
-        _Rate(unit, table_column=Column(no_wrap=True)),
-        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        _Label(rate, table_column=Column(no_wrap=True)),
+        _Label(lambda task: pace.left, table_column=Column(no_wrap=True)),
         _Label(lambda task: task.fields["note"]),
     )
     with Progress(*columns, console=Console(file=stream), expand=True) as bar:
-        task = bar.add_task(label, total=total, note="")
-        yield lambda n, note="": bar.update(task, advance=n, note=note)
+        task = bar.add_task(label, total=pace.total, note="")
+        yield advance

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from basecap.progress import progress, protect_streams, share_terminal, write_line
+from basecap.progress import Pauses, progress, protect_streams, share_terminal, write_line
 
 
 class Clock:
@@ -46,6 +46,29 @@ def test_plain_lines_come_at_intervals_with_rate_and_time_left():
     lines = stream.getvalue().splitlines()
     assert lines[0] == "run [a]: 500 of 1,000 tokens (50 %), 10 tokens/s, 50 s left; loss 3.1"
     assert [line.partition(" of")[0] for line in lines] == ["run [a]: 500", "run [a]: 600", "run [a]: 700"]
+
+
+def test_pauses_are_no_part_of_the_rate_and_those_to_come_of_the_time_left():
+    stream, clock = io.StringIO(), Clock()
+    pauses = Pauses(4, clock)
+    with progress("run", total=400, stream=stream, every=9, pauses=pauses, clock=clock) as advance:
+        advance(0)
+        with pauses.pause(counted=False):  # a resumed run
+            clock.now += 3
+        for part in range(4):
+            clock.now += 10
+            advance(100, note=f"part {part}")
+            with pauses.pause():
+                clock.now += 20
+                advance(0, note="evaluating")
+    lines = [line.removeprefix("run: ").replace(" of 400 tokens", "") for line in stream.getvalue().splitlines()]
+    assert lines[:4] == [
+        "100 (25 %), 10 tokens/s, more than 30 s left; part 0",
+        "100 (25 %), 10 tokens/s, more than 30 s left; evaluating",
+        "200 (50 %), 10 tokens/s, 1 min 20 s left; part 1",
+        "200 (50 %), 10 tokens/s, 1 min left; evaluating",
+    ]
+    assert lines[-1] == "400 (100 %), 10 tokens/s, 0 s left; evaluating"
 
 
 def test_work_that_had_lines_ends_with_a_last_line():

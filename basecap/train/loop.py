@@ -24,7 +24,7 @@ from basecap.data.workload import Batch, Workload
 from basecap.errors import Interrupted, TrainingError
 from basecap.files import fsync_files, writing
 from basecap.models.language_model import LanguageModel
-from basecap.progress import progress
+from basecap.progress import Pauses, progress
 from basecap.records import RunRecords
 from basecap.train import checkpoint
 from basecap.train.average import WeightAverage
@@ -108,6 +108,7 @@ class Trainer:
         self.module = placement.processes.wrap(model)
         self._saved_step, self._saved_time = 0, time.monotonic()
         self._show: Callable[[str], None] = lambda words: None
+        self._pauses = Pauses()
 
     def note(self, words: str) -> None:
         """Show a note beside the progress until the next step, such as the current evaluation."""
@@ -132,10 +133,11 @@ class Trainer:
         """
         done = self._resume(lambda words: log(f"{label}: {words}"))
         tokens = self.timetable.step_tokens
+        self._pauses = Pauses(sum(point > done for point in self.timetable.points))
         with self._progress(label, self.timetable.steps * tokens) as advance:
             advance(done * tokens)
             self._show = partial(advance, 0)
-            if done and self._evaluate(label, evaluate, done):
+            if done and self._evaluate(label, evaluate, done, again=True):
                 return done
             batch = self._batch(done)
             while done < self.timetable.steps:
@@ -152,11 +154,15 @@ class Trainer:
                 self.note(loss)
         return None
 
-    def _evaluate(self, label: str, evaluate: Evaluate, done: int) -> bool:
-        """Evaluate if that is due and return whether the run ends here; raises Interrupted in all processes."""
+    def _evaluate(self, label: str, evaluate: Evaluate, done: int, *, again: bool = False) -> bool:
+        """Evaluate if that is due and return whether the run ends here; raises Interrupted in all processes.
+
+        `again`, where a run resumes, much may have been measured before, so it says little of the time of the others.
+        """
         if not self.timetable.evaluates(done):
             return False
-        ended = self._measure(evaluate, done)
+        with self._pauses.pause(counted=not again):
+            ended = self._measure(evaluate, done)
         if ended is None:
             self._stop(label, done)
         if ended:
@@ -207,7 +213,7 @@ class Trainer:
     def _progress(self, label: str, total: int) -> contextlib.AbstractContextManager[Callable[..., None]]:
         """Show progress in the leader only."""
         if self.placement.processes.is_leader:
-            return progress(label, total=total, unit="tokens")
+            return progress(label, total=total, unit="tokens", pauses=self._pauses)
         return contextlib.nullcontext(lambda amount, note="": None)
 
     def _resume(self, log: Callable[[str], None]) -> int:
