@@ -23,7 +23,8 @@ class Noise:
         tokens: of each run.
         reference, rows: standard deviation between runs of the reference, and of the others, pooled.
         domains: that of the reference on its quietest and its noisiest domain.
-        documents: standard error that documents add, and their number in the smallest unseen domain.
+        documents: standard error that documents add, and their number in the smallest unseen domain, or that of
+            clusters where those are drawn.
         fall: how far the reference's loss on unseen domains fell per factor of e in tokens, over the second half of
             training.
     """
@@ -43,7 +44,7 @@ class Noise:
 #: stayed between 0.044 and 0.060 and the reference's rose (results/intervals).
 MEASURED = (
     Noise(study="quickstart", size="0.1M parameters, 0.5M tokens", tokens=0.5e6, reference=0.032, rows=0.019,
-          domains=(0.017, 0.054), documents=(0.005, 107), fall=0.36),
+          domains=(0.017, 0.054), documents=(0.005, 33), fall=0.36),
     Noise(study="limited-zoo", size="30M parameters, 60M tokens", tokens=60e6, reference=0.09, rows=0.07,
           domains=(0.03, 0.15), documents=(0.016, 54), fall=0.72),
 )  # fmt: skip

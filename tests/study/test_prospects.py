@@ -99,7 +99,7 @@ def test_the_time_counts_evaluations_once_the_text_is_prepared(ample, tmp_path):
     said = remarks(config, before, tmp_path)
     assert {row["evaluation PFLOP"] for row in before} == {None}
     assert "one after the other, without evaluations, if all reach" in said[0]
-    assert any("; the time of evaluations. " in line for line in said)
+    assert any("; the time of evaluations. Architectures" in line for line in said)
     data = prepare(config.data, tmp_path / "data")
     rows = estimate(config, tmp_path)
     run = plan_runs(config, config.vocabulary)[0]
