@@ -138,7 +138,7 @@ def _more(row: Row) -> str:
         return "more seeds alone will not decide it: use more held-out documents or train longer"
     one = row.more.runs == 1
     each = "one more run of it and of the reference has" if one else f"{row.more.runs} more runs of each have"
-    took = "" if row.more.seconds is None else f" ({duration(row.more.seconds)} here)"
+    took = "" if row.more.seconds is None else f" ({duration(row.more.seconds)} of training here)"
     return f"{each} an even chance to decide it{took}"
 
 

@@ -113,7 +113,10 @@ def _remedy(rows: Sequence[Row], reference: str) -> str:
     text = ""
     if needed:
         counts = ", ".join(f"{more.runs} for {name}{_in_brackets(more.seconds)}" for name, more in needed)
-        text = f" At these estimates, more runs of each and of {reference} have an even chance to decide: {counts}."
+        times = " (in brackets: the time of training them)" if any(more.seconds for _, more in needed) else ""
+        text = (
+            f" At these estimates, more runs of each and of {reference} have an even chance to decide{times}: {counts}."
+        )
     if never:
         text += f" More runs alone will not decide {listed(never)}: use more held-out documents or train longer."
     return text

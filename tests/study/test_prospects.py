@@ -47,7 +47,7 @@ def test_intervals_are_expected_and_compared_with_what_is_tolerated(ample, tmp_p
     [
         (("seeds=[0]",), "Warning: one seed and fewer than three runs of transformer++"),
         (("train.eval_every=2000000",), "Warning: no verdict is possible with 1 evaluation point, as a curve needs 4"),
-        (("train.tokens=70000",), "about 300 training tokens per entry of the vocabulary, here 272"),
+        (("train.tokens=70000",), "about 700 training tokens per entry of the vocabulary, here 272"),
         (("data.tokenizer=bpe", "data.vocab=8192"), "per entry of the vocabulary, here 122"),
     ],
 )
