@@ -127,11 +127,14 @@ def more_tokens(runs: Sequence[Curve], loss: float) -> float | None:
 def tokens_to_reach(loss: float, tokens: ndarray, losses: ndarray) -> float | None:
     """Extrapolate the tokens after which a run reaches `loss`, which is not above its last.
 
-    From the last point on it falls as the line through the last three does, loss over the logarithm of tokens [K]: the
-    line itself may have been there already. None when it does not fall or would take forever.
+    From the last point on it falls as the line through the points of the second half of the tokens does, at least three
+    of them, loss over the logarithm of tokens [K]: the line itself may have been there already. The last three alone
+    would say that nothing falls any more, as the learning rate has decayed there. None when it does not fall or would
+    take forever.
     """
     if len(tokens) < 2:
         return None
-    fall, _ = np.polyfit(np.log(tokens[-3:]), losses[-3:], 1)
+    count = max(3, int(np.sum(2 * tokens >= tokens[-1])))
+    fall, _ = np.polyfit(np.log(tokens[-count:]), losses[-count:], 1)
     exponent = np.log(tokens[-1]) + (loss - losses[-1]) / fall if fall < 0 else np.inf
     return float(np.exp(exponent)) if exponent < LARGEST_EXPONENT else None

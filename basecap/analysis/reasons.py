@@ -72,8 +72,8 @@ def behind(loss: str, best: float, high: float, more: float | None) -> str:
 
 def _train(more: float | None) -> str:
     if more is None:
-        return "at the pace of its last points it will not get there: change train.lr, train.tokens or its size"
-    return f"train about {_rounded(more)} more tokens"
+        return "at the pace of its second half it will not get there: change train.lr, train.tokens or its size"
+    return f"train about {_rounded(more)} more tokens, at the pace of its second half"
 
 
 def _rounded(count: float) -> str:

@@ -342,6 +342,9 @@ def test_tokens_to_reach_follows_the_logarithm():
     assert tokens_to_reach(1.0, tokens, np.array([3.0, 3.0, 3.0])) is None
     assert tokens_to_reach(-1e3, tokens, np.array([5.0, 4.0, 3.0])) is None
     assert tokens_to_reach(1.0, tokens[:1], np.array([5.0])) is None
+    long = np.arange(1, 21) * 1e3  # flat over the last three, as the learning rate has decayed there
+    losses = 5 - np.log(np.minimum(long, 18e3))
+    assert 20e3 < tokens_to_reach(losses[-1] - 1, long, losses) < 100e3
 
 
 def test_one_bad_run_does_not_make_the_tokens_that_are_missing_none():
