@@ -17,7 +17,7 @@ from basecap.analysis.noise import DRAWS
 from basecap.analysis.power import more_runs
 from basecap.analysis.rows import DomainGap, Gap, Interval, LeftOut, More, Row, Verdict
 from basecap.analysis.threads import side_by_side
-from basecap.analysis.worth import Lines
+from basecap.analysis.worth import Fall, Lines, judge
 
 #: While no run of an architecture has finished, those count that have seen this share of the tokens of the furthest.
 #: The mean final loss, which ends the trained range, would otherwise be that of runs in their middle.
@@ -340,8 +340,7 @@ class _Judge:
         joint = _interval(estimates, index, estimates.half.joint)
         single = _interval(estimates, index, estimates.half.single)
         variance = float(estimates.errors.variance[index])
-        weights = self.weights[key]
-        fall = self.reference.lines.fall(weights, self.measured[index].levels.reference[:, 0] @ weights)
+        fall = self._fall(key, index)
         tokens, alone = (fall.worth(found, variance) if fall.measured else None for found in (joint, single))
         tolerance = fall.tolerance(setting.cost) if fall.measured else None
         return Gap(
@@ -357,6 +356,10 @@ class _Judge:
             alone=judge(single, alone, tolerance, setting.cost, estimates.split) if setting.ood else "none",
         )
 
+    def _fall(self, key: str, index: int) -> Fall:
+        weights = self.weights[key]
+        return self.reference.lines.fall(weights, self.measured[index].levels.reference[:, 0] @ weights)
+
     def _bits(self, key: str, index: int) -> Interval:
         """Return the interval in bits per byte, of a single domain the same times a number."""
         if key in self.in_bits:
@@ -367,7 +370,11 @@ class _Judge:
 
     def _more(self, index: int, found: Gap) -> More | None:
         one, estimates = self.measured[index], self.estimates["plain"]
-        count = more_runs(estimates, index, (len(one.seeds), len(self.reference.seeds)), found, self.setting.level)
+        assert found.tolerance is not None
+        variance = float(estimates.errors.variance[index])
+        margin = self._fall("plain", index).margin(self.setting.cost, found.high - found.value, variance)
+        needed = replace(found, tolerance=found.tolerance - margin)
+        count = more_runs(estimates, index, (len(one.seeds), len(self.reference.seeds)), needed, self.setting.level)
         if count is None:
             return None
         times = [self.setting.seconds.get(name) for name in (one.name, self.setting.reference)]
@@ -378,21 +385,3 @@ class _Judge:
 def _interval(estimates: Estimates, index: int, half: ndarray) -> Interval:
     value, reach = float(estimates.value[index]), float(half[index])
     return Interval(value=value, low=value - reach, high=value + reach)
-
-
-def judge(
-    interval: Interval, tokens: Interval | None, tolerance: float | None, cost: float, split: float | None
-) -> Verdict:
-    """Return what the interval of a gap, and that of what it is worth, say.
-
-    *Keeps*: the reference is as good only after more than all but `cost` of its tokens, so that the interval ends below
-    the tolerance also with that one's own error. *Degrades*: it ends above the tolerance and begins above zero, and the
-    estimate lies beyond the difference between two groups of the reference's own runs, where that is known. Else, and
-    where there is no tolerance as the reference's loss on unseen domains does not fall, *undecided*.
-    """
-    if tokens is None or tolerance is None:
-        return "undecided"
-    if tokens.low > 1 - cost:
-        return "keeps"
-    worse = interval.low > 0 and interval.high >= tolerance
-    return "degrades" if worse and (split is None or interval.value > split) else "undecided"

@@ -1,4 +1,4 @@
-"""What a gap is worth: the share of its tokens after which the reference itself would be that good.
+"""What a gap is worth, the share of its tokens after which the reference itself would be that good; the verdict.
 
 Over the last part of its training the reference's loss on unseen domains falls by some nats per factor of e in tokens,
 `Fall.slope`, so a gap of g nats is worth the share exp(g / slope). The slope is measured on the same few runs as the
@@ -17,7 +17,7 @@ from numpy import ndarray
 from basecap.analysis.draws import Curve
 from basecap.analysis.gap import LARGEST_EXPONENT
 from basecap.analysis.intervals import TINY
-from basecap.analysis.rows import Interval
+from basecap.analysis.rows import Interval, Verdict
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,12 @@ class Fall:
         """Return the standard error of `tolerance`."""
         return float(-math.log1p(-cost) * math.sqrt(self.variance))
 
+    def margin(self, cost: float, half: float, variance: float) -> float:
+        """Return how far below `tolerance` an interval of so much `variance` must end to count as kept, in nats."""
+        exponent = math.log1p(-cost)
+        added = max(0.0, exponent**2 * self.variance + 2 * exponent * self.shared)
+        return half * (math.sqrt(1 + added / max(variance, TINY)) - 1)
+
     def worth(self, gap: Interval, variance: float) -> Interval:
         """Return after which share of its tokens the reference is as good as an architecture, for a gap of `variance`.
 
@@ -121,3 +127,21 @@ class Fall:
 
 def _share(exponent: float) -> float:
     return math.exp(min(max(exponent, -LARGEST_EXPONENT), LARGEST_EXPONENT))
+
+
+def judge(
+    interval: Interval, tokens: Interval | None, tolerance: float | None, cost: float, split: float | None
+) -> Verdict:
+    """Return what the interval of a gap, and that of what it is worth, say.
+
+    *Keeps*: the reference is as good only after more than all but `cost` of its tokens, so that the interval ends below
+    the tolerance also with that one's own error. *Degrades*: it ends above the tolerance and begins above zero, and the
+    estimate lies beyond the difference between two groups of the reference's own runs, where that is known. Else, and
+    where there is no tolerance as the reference's loss on unseen domains does not fall, *undecided*.
+    """
+    if tokens is None or tolerance is None:
+        return "undecided"
+    if tokens.low > 1 - cost:
+        return "keeps"
+    worse = interval.low > 0 and interval.high >= tolerance
+    return "degrades" if worse and (split is None or interval.value > split) else "undecided"

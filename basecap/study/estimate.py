@@ -30,7 +30,7 @@ FEWEST_OF_THE_REFERENCE, FEWEST = 10, 4
 
 #: Training tokens per entry of the vocabulary below which models may end above the loss of a bigram model. The
 #: quickstart's reference ends above it after 390 and 584 per entry and below it after 779, in runs of that length;
-#: those of limited-zoo, which see 7,300, went below it between 730 and 1,500.
+#: models of limited-zoo, which see 7,300, went below it between 730 and 1,500.
 LEAST_PER_ENTRY = 700
 
 #: Share of the machine's matrix rate that training is assumed to reach, and the column that names it.

@@ -5,10 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from basecap.analysis.comparison import judge
 from basecap.analysis.draws import Curve
 from basecap.analysis.rows import Interval
-from basecap.analysis.worth import Fall, Lines
+from basecap.analysis.worth import Fall, Lines, judge
 
 COST = 0.1
 
@@ -70,6 +69,16 @@ def test_a_slope_without_error_leaves_the_interval_of_the_gap():
         found = fall.worth(interval(value, half), variance)
         ends = [math.exp(end / fall.slope) for end in (value, value + half, value - half)]
         assert (found.value, found.low, found.high) == pytest.approx(tuple(ends))
+
+
+@pytest.mark.parametrize("shared", [-0.0005, 0.0, 0.0005])
+def test_an_interval_that_ends_below_the_tolerance_by_the_margin_just_keeps(shared):
+    fall, variance, half = Fall(slope=-0.7, variance=0.005, shared=shared), 0.0001, 0.02
+    margin = fall.margin(COST, half, variance)
+    assert (margin > 0) == (shared <= 0)  # a positive covariance is one of errors that cancel
+    for beyond in (-1e-9, 1e-9):
+        found = interval(fall.tolerance(COST) - margin - half + beyond, half)
+        assert (verdict(fall, found, variance) == "keeps") == (beyond < 0)
 
 
 def test_a_slope_that_may_be_zero_still_lets_a_better_architecture_keep():
