@@ -23,6 +23,7 @@ from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
 from basecap.report.bundle import bundle, label
 from basecap.report.charts import Charts, charts_of, influence_charts
+from basecap.report.compiled import Compiled
 from basecap.report.figures.style import names_of
 from basecap.report.joined import (
     cell_text,
@@ -191,6 +192,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        bytecode_cache=Compiled(Path(__file__).parent / "templates"),
     )
     environment.policies |= {"json.dumps_function": _json, "json.dumps_kwargs": {}}
     environment.filters |= {
