@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -171,14 +171,36 @@ EVALUATIONS: Registry[type[Evaluation]] = Registry("evaluation", "basecap.evals"
 def evaluation(
     name: str, *, unit: str, better: Better, axes: tuple[str, ...] = ()
 ) -> Callable[[type[Evaluation]], type[Evaluation]]:
-    """Register the decorated class as an evaluation with its unit, direction and the axes of its numbers."""
+    """Register the decorated class as an evaluation with its unit, direction and the axes of its numbers.
+
+    Raises:
+        ConfigError: the class is not an `Evaluation` with the parts of one, or `better` is another word.
+    """
 
     def register(cls: type[Evaluation]) -> type[Evaluation]:
+        fault = _fault(cls, better)
+        if fault is not None:
+            raise ConfigError(f"evaluation {name!r} {fault}.")
         cls.declaration = Declaration(name=name, unit=unit, better=better, axes=axes)
         EVALUATIONS.add(name, cls, cls)
         return cls
 
     return register
+
+
+def _fault(cls: type[Evaluation], better: str) -> str | None:
+    """Return what is wrong with a class that somebody registers, and what to do; None if nothing is."""
+    if not (isinstance(cls, type) and issubclass(cls, Evaluation)):
+        return "is not a subclass of basecap.evals.Evaluation; derive it from that class"
+    if cls.__abstractmethods__:
+        return f"has no method {min(cls.__abstractmethods__)}; define it"
+    if not (isinstance(cls.Config, type) and issubclass(cls.Config, EvaluationConfig)):
+        return "has a Config that is not a subclass of basecap.evals.EvaluationConfig; derive it from that class"
+    if cls.needs not in (None, "text", "task"):
+        return f"needs {cls.needs!r}; set it to 'text' or 'task', or leave it out for both"
+    if better not in get_args(Better):
+        return f"declares better = {better!r}; set it to 'lower', 'higher' or 'neither'"
+    return None
 
 
 def build_evaluation(entry: str | dict[str, Any]) -> Evaluation:

@@ -50,7 +50,13 @@ def evaluate(evaluation: Evaluation, evaluated: EvaluatedModel) -> None:
 
 def _measure(evaluation: Evaluation, model: LanguageModel, context: Context) -> Outcome:
     with torch.no_grad():
-        return evaluation.run(model, context)
+        outcome = evaluation.run(model, context)
+    if not isinstance(outcome, Outcome):
+        raise ConfigError(
+            f"evaluation {evaluation.declaration.name!r} returns a {type(outcome).__name__}; return an Outcome of "
+            "basecap.evals."
+        )
+    return outcome
 
 
 def _record(evaluation: Evaluation, outcome: Outcome, evaluated: EvaluatedModel) -> None:

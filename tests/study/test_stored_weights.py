@@ -231,10 +231,11 @@ def test_the_disk_that_is_planned_is_the_disk_that_is_taken(path, trained):
             r"axes \['layer'\], and code entropy has \[\]",
         ),
         ([Measurement(subset="code", metric="entropy", value=1.0, n=1, axis={"layer": 0.0})] * 2, "twice; return one"),
+        (None, "returns a NoneType; return an Outcome of basecap.evals"),
     ],
 )
 def test_numbers_without_a_place_of_their_own_are_not_recorded(out, monkeypatch, measured, words):
-    monkeypatch.setattr(InfluenceEntropy, "run", lambda *_: Outcome(measurements=measured))
+    monkeypatch.setattr(InfluenceEntropy, "run", lambda *_: measured and Outcome(measurements=measured))
     failed, said = add(out, ENTROPY, at="end")
     assert failed == 1 and re.search(words, said[0]) and entropies(out) == {}
 
