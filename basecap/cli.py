@@ -169,7 +169,11 @@ def plan(
 def eval_(
     path: Annotated[Path, typer.Argument(metavar="DIR|RUN", help="directory of a study or of one run")],
     add: Annotated[
-        list[str], typer.Option("--add", help="add this evaluation (`basecap list evals`) to the study; repeatable")
+        list[str],
+        typer.Option(
+            "--add",
+            help="add this evaluation (`basecap list evals`) to the study: NAME or 'NAME: {option: value}'; repeatable",
+        ),
     ] = [],
     at: Annotated[
         str | None, typer.Option("--at", help="only at these evaluation points: every, end or a number of tokens")

@@ -60,8 +60,7 @@ class Registry(Generic[T]):
         self._discover()
         if name not in self._entries:
             hint = nearest(name, self._entries, see=f"basecap list {self.listing}")
-            plugin = "" if hint.startswith("did you mean") else " For one in your own file, add --plugin FILE."
-            raise ConfigError(f"unknown {self.kind} {name!r}: {hint}{plugin}")
+            raise ConfigError(f"unknown {self.kind} {name!r}: {hint} For one in your own file, add --plugin FILE.")
         return self._entries[name]
 
     def origin(self, name: str) -> str:
