@@ -38,7 +38,7 @@ def test_a_study_leaves_complete_records(study_file, tmp_path, monkeypatch):
     shown: list[str] = []
 
     @contextlib.contextmanager
-    def progress(label, total, unit):
+    def progress(label, total, unit, pauses=None):
         yield lambda n, note="": shown.append(note)
 
     monkeypatch.setattr("basecap.train.loop.progress", progress)
