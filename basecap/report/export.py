@@ -10,6 +10,7 @@ from basecap.analysis.results import StudyResults, TaskResults, TextResults
 from basecap.analysis.rows import Estimate
 from basecap.files import replacing, safe_name
 from basecap.report.rows import at_lowest, measured_on
+from basecap.report.scores import ScoreTable, score_table
 
 #: What a cell holds.
 Cell = str | int | float | Estimate | None
@@ -95,6 +96,25 @@ def _text(study: TextResults) -> Iterator[Sheet]:
         [found.domain, found.documents, found.tokens, found.bytes] for found in study.documents
     ]
     yield Sheet("documents", ["domain", "documents", "tokens", "bytes"], documents)
+    if (scores := score_table(study)) is not None:
+        yield _scores(scores)
+
+
+def _scores(table: ScoreTable) -> Sheet:
+    """Return the table of a paper: beside each published number what these runs scored, where they did."""
+    heads = ["architecture", *(["training speed here"] if table.timed else [])]
+    for column in table.columns:
+        heads += [f"{column} published", *([f"{column} here", "standard error"] if table.measured else [])]
+    rows: list[list[Cell]] = []
+    for row in table.rows:
+        cells: list[Cell] = [row.name, *([row.speed] if table.timed else [])]
+        for index in range(len(table.columns)):
+            own = row.measured[index] if row.measured else None
+            cells.append(row.published[index] if row.published else None)
+            if table.measured:
+                cells += [own.value, own.stderr] if own else [None, None]
+        rows.append(cells)
+    return Sheet("scores", heads, rows)
 
 
 def _tasks(study: TaskResults) -> Iterator[Sheet]:

@@ -8,6 +8,7 @@ import pytest
 from basecap.analysis import TextResults, analyse
 from basecap.errors import ConfigError
 from basecap.report import write_report
+from basecap.report.export import sheets
 from basecap.report.figures import paper
 from basecap.report.scores import score_table
 from basecap.study.config import StudyConfig, load_study
@@ -176,6 +177,10 @@ def test_scores_are_a_published_table_with_our_speed_beside_it(analysed: TextRes
     first, *others = table.rows
     assert (first.name, first.speed, first.published) == ("transformer++", 1.0, [1, 1, None, 49.8, 25.6, 16.2, 15.8])
     assert all(row.speed and not row.published for row in others)
+    (sheet,) = [sheet for sheet in sheets(found) if sheet.name == "scores"]
+    assert sheet.columns[:3] == ["architecture", "training speed here", "training speed published"]
+    assert sheet.rows[0] == ["transformer++", 1.0, *first.published] and len(sheet.rows) == 7
+    assert not [sheet for sheet in sheets(analysed) if sheet.name == "scores"]
 
 
 def test_a_study_without_a_figure_draws_none(analysed: TextResults):
