@@ -62,3 +62,24 @@ for (const button of document.querySelectorAll(".legend button"))
 document.querySelectorAll(".chart").forEach((place) => { if (!place.closest("details")) show(place); });
 document.querySelectorAll("details").forEach((part) =>
   part.addEventListener("toggle", () => part.open && part.querySelectorAll(".chart").forEach(show)));
+
+// A page that follows a study reloads itself: what its reader unfolded, picked and sorted stays.
+if (document.querySelector("meta[http-equiv=refresh]")) {
+  const sections = [...document.querySelectorAll("section")], own = `basecap ${location.pathname}`;
+  const row = (part) => part.closest("tr")?.cells[0].textContent;
+  const labelled = (selector, text) => [...document.querySelectorAll(selector)].map((part) =>
+    [JSON.stringify([sections.indexOf(part.closest("section")), row(part), text(part)]), part]);
+  const folds = labelled("details", (part) => part.querySelector("summary").textContent);
+  const names = labelled(".legend [data-name]", (button) => button.dataset.name);
+  const heads = labelled("table.sortable > thead th", (head) => [head.closest("thead").textContent, head.cellIndex]);
+  const kept = JSON.parse(sessionStorage.getItem(own) ?? "{}");
+  for (const [label, part] of folds) part.open ||= kept[label] === "open";
+  for (const [label, button] of names) button.ariaPressed = kept[label] ?? button.ariaPressed;
+  for (const [label, head] of heads)
+    while (kept[label] && head.ariaSort !== kept[label]) sort(head.closest("table"), head.cellIndex);
+  addEventListener("pagehide", () => sessionStorage.setItem(own, JSON.stringify(Object.fromEntries([
+    ...folds.filter(([, part]) => part.open).map(([label]) => [label, "open"]),
+    ...names.map(([label, button]) => [label, button.ariaPressed]),
+    ...heads.filter(([, head]) => head.ariaSort).map(([label, head]) => [label, head.ariaSort]),
+  ]))));
+}
