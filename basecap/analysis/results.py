@@ -108,7 +108,8 @@ class Failure:
 class SweepRow:
     """The learning rates that were tried for an architecture, as `basecap.records.Sweep`.
 
-    `at_edge` says that the chosen rate is the lowest or the highest of a sweep that did not end early.
+    `at_edge` says that the chosen rate is the lowest or the highest of a sweep that did not end early, as those of
+    files without `reached` did not.
     """
 
     name: str
@@ -117,7 +118,7 @@ class SweepRow:
     rates: tuple[float, ...]
     losses: tuple[float | None, ...]
     chosen: float
-    reached: bool
+    reached: bool = False
     at_edge: bool
 
 

@@ -1,5 +1,6 @@
 """From records to results, with everything that can be missing or broken."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from basecap.analysis import TextResults, analyse, curve, gap, read_results
-from basecap.analysis.results import Failure, to_json
+from basecap.analysis.results import Failure, from_json, to_json
 from basecap.analysis.rows import Row
 from basecap.errors import ConfigError, DataError
 from basecap.records import DocumentLosses, RunRecords, StudyRecords
@@ -300,3 +301,11 @@ def test_models_that_have_not_beaten_pairs_of_tokens_are_behind(tmp_path, bigram
     row = only_row(tmp_path)
     assert row.verdict == expected
     assert ("bigram" in row.words) == (expected == "behind")
+
+
+def test_a_file_of_earlier_code_is_read():
+    path = Path(__file__).parents[2] / "results/recall/results.json"
+    content = json.loads(path.read_text())
+    (study,) = from_json(content, path)
+    assert "reached" not in content["studies"][0]["sweep"][0] and not any(row.reached for row in study.sweep)
+    assert len(study.tests) == len(content["studies"][0]["tests"]) > 0
