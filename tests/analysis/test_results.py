@@ -1,6 +1,5 @@
 """From records to results, with everything that can be missing or broken."""
 
-import json
 import math
 import re
 from pathlib import Path
@@ -303,9 +302,20 @@ def test_models_that_have_not_beaten_pairs_of_tokens_are_behind(tmp_path, bigram
     assert ("bigram" in row.words) == (expected == "behind")
 
 
-def test_a_file_of_earlier_code_is_read():
-    path = Path(__file__).parents[2] / "results/recall/results.json"
-    content = json.loads(path.read_text())
-    (study,) = from_json(content, path)
-    assert "reached" not in content["studies"][0]["sweep"][0] and not any(row.reached for row in study.sweep)
-    assert len(study.tests) == len(content["studies"][0]["tests"]) > 0
+def test_a_file_of_earlier_code_is_read(tmp_path):
+    """Files of code that did not end sweeps early have no `reached`."""
+    write_study(tmp_path, architectures=TWO, documents=40)
+    content = to_json(analyse([tmp_path]))
+    content["studies"][0]["sweep"] = [
+        {
+            "name": "other",
+            "seed": 0,
+            "split": "arxiv",
+            "rates": [1e-3],
+            "losses": [2.0],
+            "chosen": 1e-3,
+            "at_edge": False,
+        }
+    ]
+    (earlier,) = from_json(content, tmp_path / "results.json")
+    assert [row.reached for row in earlier.sweep] == [False]
