@@ -40,9 +40,10 @@ def one_name_per_mixer():
 
 @pytest.mark.parametrize("name", [*one_name_per_mixer(), "transformer++ alibi", "transformer++ window"])
 def test_conforms_compiled(name, monkeypatch):
-    # Whole models at their start are those of `test_conforms`: neither the length nor the compiler touches them.
+    # `test_conforms` proves the rest. 40 tokens cross the tiny windows and chunks, and the chunks of the recurrences.
     monkeypatch.setattr("basecap.testing.check_mixer.initialisation", lambda *given: ())
-    report = check_mixer(name, length=80, longest=0, dtypes=(), compiled=True)
+    monkeypatch.setattr("basecap.testing.check_mixer.PROOFS", ())
+    report = check_mixer(name, length=40, longest=0, dtypes=(), compiled=True)
     assert {"compiled", "compiled with segments"} <= {check.name for check in report.checks}
     report.raise_failures()
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import basecap.ops
-from basecap.ops import _dispatch, top1_chunk, top1_chunk_cache, top1_chunk_step
+from basecap.ops import _dispatch, top1_chunk, top1_chunk_cache, top1_chunk_choice, top1_chunk_step
 from basecap.ops.delta_rule import delta_rule
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
 from basecap.ops.long_convolution import long_convolution
@@ -70,7 +70,8 @@ def train(op: Callable[..., tuple[Tensor, ...]], *inputs: Tensor, **history: Ten
     """Run an operator and its backward pass.
 
     In bfloat16 with a first state, packed sequences and a gradient of the final state; in float32, to take the other
-    branches and to spare time, with nothing of these.
+    branches and to spare time, with nothing of these. Heads have their usual width in bfloat16, where it decides what
+    fits on the chip; exact products in float32 are long unrolled code, the longer the wider.
     """
     if inputs[0].dtype == torch.float32:
         outputs = op(*inputs)[:1]
@@ -80,7 +81,7 @@ def train(op: Callable[..., tuple[Tensor, ...]], *inputs: Tensor, **history: Ten
 
 
 def launch_delta_rule(dtype: torch.dtype) -> None:
-    K, V = (96, 128) if dtype == torch.bfloat16 else (32, 32)
+    K, V = (96, 128) if dtype == torch.bfloat16 else (16, 16)
     q, k, v = (leaf(B, T, H, width, dtype=dtype) for width in (K, K, V))
     beta, log_decay = leaf(B, T, H), leaf(B, T, H)
     if dtype == torch.float32:
@@ -117,14 +118,14 @@ def launch_short_convolution(dtype: torch.dtype) -> None:
 
 
 def launch_ssd(dtype: torch.dtype) -> None:
-    (K, V), heads = (128, 64) if dtype == torch.bfloat16 else (32, 32), 16
+    (K, V), heads = (128, 64) if dtype == torch.bfloat16 else (16, 16), 16
     q, k, v = leaf(B, T, 1, K, dtype=dtype), leaf(B, T, 1, K, dtype=dtype), leaf(B, T, heads, V, dtype=dtype)
     train(partial(ssd, backend="triton"), q, k, v, leaf(B, T, heads), state_BHKV=leaf(B, heads, K, V))
 
 
 def launch_taylor_attention(dtype: torch.dtype) -> None:
-    V = 64 if dtype == torch.bfloat16 else 32
-    q, k, v = (leaf(1, 2 * taylor_operators.CHUNK, 1, width, dtype=dtype) for width in (16, 16, V))
+    K, V = (16, 64) if dtype == torch.bfloat16 else (8, 16)
+    q, k, v = (leaf(1, 2 * taylor_operators.CHUNK, 1, width, dtype=dtype) for width in (K, K, V))
     taylor_attention(q, k, v).sum().backward()
 
 
@@ -134,7 +135,7 @@ def launch_top1_chunk(dtype: torch.dtype) -> None:
     from basecap.ops.top1_chunk.portable import launch
 
     # Channels, mode, chunks chosen, generation of GPUs, chunk, and whether numbers are more than 32 bits reach.
-    settings = [(32, "exact", 1, 9, 128, False), (32, "approx", 1, 9, 128, False)]
+    settings = [(16, "exact", 1, 9, 128, False), (16, "approx", 1, 9, 128, False)]
     if dtype == torch.bfloat16:
         # Tiles of every size; and on Hopper, where other kernels choose and go back, and where memory adds.
         settings = [(K, mode, 1, 9, 128, False) for K in (64, 128) for mode in ("exact", "approx")]
@@ -144,7 +145,10 @@ def launch_top1_chunk(dtype: torch.dtype) -> None:
         torch.cuda.get_device_capability = lambda device, major=major: (major, 0)
         launch._index = lambda *tensors, long=long: tl.int64 if long else tl.int32
         q, k, v = (leaf(B, 4 * T, heads, K, dtype=dtype) for heads in (H, 1, 1))
-        top1_chunk(q, k, v, mode=mode, remote=remote, chunk=chunk).sum().backward()
+        if (K, mode) == (256, "exact"):  # its attention is that of the approximate choice
+            top1_chunk_choice(q, k, mode=mode, remote=remote, chunk=chunk)
+        else:
+            top1_chunk(q, k, v, mode=mode, remote=remote, chunk=chunk).sum().backward()
         if dtype == torch.bfloat16 and not long and K < 256:
             continue  # every size decodes in one setting or two
         token, cache = [x[:, :1] for x in (q, k, v)], top1_chunk_cache(B, 4 * T, 1, K, dtype=dtype, chunk=chunk)
@@ -152,7 +156,8 @@ def launch_top1_chunk(dtype: torch.dtype) -> None:
 
 
 def launch_top1_element(dtype: torch.dtype) -> None:
-    q, k, v = (leaf(B * T, heads, 64, dtype=dtype) for heads in (H, 1, 1))
+    K = 64 if dtype == torch.bfloat16 else 16
+    q, k, v = (leaf(B * T, heads, K, dtype=dtype) for heads in (H, 1, 1))
     element_operators.choose(q.detach(), k.detach(), torch.zeros(B * T, dtype=torch.int32), "gpu")
     # What the kernel would have chosen is not there to gather.
     element_operators.gather(v, torch.zeros(B * T, H, dtype=torch.int32), "gpu").sum().backward()
@@ -164,9 +169,10 @@ def launch_wkv4(dtype: torch.dtype) -> None:
 
 
 def launch_wkv6(dtype: torch.dtype) -> None:
-    for V in (64, 128):  # by chunks, and the recurrence
-        r, k, v = (leaf(B, T, H, width, dtype=dtype) for width in (64, 64, V))
-        train(wkv6, r, k, v, leaf(B, T, H, 64), leaf(H, 64), state_BHKV=leaf(B, H, 64, V))
+    K = 64 if dtype == torch.bfloat16 else 16
+    for V in (K, 128):  # by chunks, and the recurrence
+        r, k, v = (leaf(B, T, H, width, dtype=dtype) for width in (K, K, V))
+        train(wkv6, r, k, v, leaf(B, T, H, K), leaf(H, K), state_BHKV=leaf(B, H, K, V))
 
 
 def launch_wkv7(dtype: torch.dtype) -> None:
