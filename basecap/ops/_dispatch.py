@@ -36,6 +36,9 @@ IMPLEMENTATIONS: dict[str, str] = {}
 #: Separates the entries of an op that ran in several ways, for example in training and in decoding.
 ALSO = " | "
 
+#: The most programs along the second and third axis of a CUDA grid; the first axis takes 2^31 - 1.
+MOST_PROGRAMS = 65_535
+
 #: Names of the two families that most ops have.
 TRITON, EAGER = "Triton kernels", "plain PyTorch"
 
@@ -91,18 +94,23 @@ def interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 
 
-def unsupported_by_triton(x: Tensor, *, widest: int | None = None, shared: int = 0) -> str | None:
+def unsupported_by_triton(x: Tensor, *, widest: int | None = None, shared: int = 0, programs: int = 0) -> str | None:
     """Return why Triton kernels cannot run on this tensor, or None.
 
     Args:
         x: one of the op's tensors.
         widest: largest supported last dimension of `x`; None: any.
         shared: bytes of shared memory a block of the kernels takes.
+        programs: the most programs along the second or third axis of a kernel's grid.
     """
     reason = _unsupported(x.device, x.dtype, shared)
-    if reason is None and widest is not None and x.shape[-1] > widest:
+    if reason is not None:
+        return reason
+    if widest is not None and x.shape[-1] > widest:
         return f"the kernels take heads of at most {widest} channels, not {int(x.shape[-1])}"
-    return reason
+    if programs > MOST_PROGRAMS:
+        return f"a GPU launches at most {MOST_PROGRAMS:,} programs side by side, not {int(programs):,}"
+    return None
 
 
 @constant_result

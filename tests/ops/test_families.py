@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import basecap.ops
+from basecap.ops import _dispatch
 from basecap.ops._dispatch import functions_of
 from basecap.ops.top1_chunk import hopper
 from basecap.ops.top1_chunk.cache import STEP_FAMILIES
@@ -92,3 +93,35 @@ def test_what_the_gluon_kernels_need(capability, triton: str, chunk: int, shape,
     assert "in 16 bits" in hopper.supports(q, chunk)
     monkeypatch.setattr(hopper.portable, "unsupported_by_triton", lambda x, **_: "a reason")
     assert hopper.supports(q, chunk) == "a reason"
+
+
+def test_what_a_gpu_cannot_launch_runs_elsewhere(monkeypatch: pytest.MonkeyPatch):
+    """The second and third axis of a grid end at 65,535 programs: kernels refuse more rows or chunks than that."""
+    monkeypatch.setattr(_dispatch, "_unsupported", lambda *_: None)
+    number = torch.empty(1, dtype=torch.bfloat16)
+
+    def refused(*shape: int) -> set[tuple[str, str]]:
+        x = number.expand(*shape)
+        per_channel, nothing = x[:, :, 0], (None, None)
+        given = {
+            "delta_rule": (x, x, None),
+            "long_convolution": (per_channel, None),
+            "selective_scan": (per_channel,),
+            "ssd": (x, x),
+            "taylor_attention": (x, x, *nothing),
+            "top1_chunk_step": (x[:, :1], 128),
+            "wkv4": (per_channel,),
+            "wkv6": (x, x),
+            "wkv7": (x, x),
+        }
+        found = {(op, key): family.supports(*given[op]) for op in given for key, family in FAMILIES[op].items()}
+        return {place for place, reason in found.items() if reason is not None and "at most 65,535 programs" in reason}
+
+    kernels = {("delta_rule", "chunks"), ("long_convolution", "gpu"), ("ssd", "gpu")}
+    kernels |= {(op, "chunks") for op in ("wkv6", "wkv7")}
+    rows = {("selective_scan", "gpu"), ("wkv4", "gpu"), ("top1_chunk_step", "decoding")}
+    heads = {("taylor_attention", "gpu"), ("wkv6", "tokens"), ("wkv7", "tokens")}
+    assert refused(65_535, 100, 1, 16) == set()
+    assert refused(65_536, 100, 1, 16) == kernels | rows | heads
+    assert refused(8192, 100, 8, 16) == heads
+    assert refused(1, 64 * 65_536, 1, 16) == kernels

@@ -91,7 +91,7 @@ def test_only_wide_heads_of_the_delta_rule_need_it(channels: int, why_not: str, 
     taken = []
     monkeypatch.setattr(library, "delta_rule", lambda *x: taken.append(x) or ("o", "final"))
     monkeypatch.setattr(_library, "unsupported", lambda op, v, segments: None)
-    monkeypatch.setattr(library.chunks, "unsupported_by_triton", lambda x: "a reason")
+    monkeypatch.setattr(library.chunks, "unsupported_by_triton", lambda x, **_: "a reason")
     monkeypatch.setattr(_dispatch, "_off_the_gpu", lambda x: None)
     with _dispatch.recorded() as ran:
         delta_rule.delta_rule(q, k, v, beta[..., 0])

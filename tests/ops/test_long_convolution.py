@@ -173,7 +173,7 @@ def test_kernels_run_by_themselves_where_they_are_faster(monkeypatch: pytest.Mon
         return "eager"
 
     monkeypatch.setattr(package, "choose", choose)
-    monkeypatch.setattr(gpu, "unsupported_by_triton", lambda x: None)
+    monkeypatch.setattr(gpu, "unsupported_by_triton", lambda x, **_: None)
     monkeypatch.setattr(gpu, "LONGEST", 10)
     u = torch.ones(1, 70, 2, dtype=torch.bfloat16)
     long_convolution(u, torch.ones(10, 2))

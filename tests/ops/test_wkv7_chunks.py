@@ -172,7 +172,7 @@ def test_the_operator_keeps_its_promises(device: str, packs: bool):
 def test_bounded_decays_take_the_chunks(monkeypatch: pytest.MonkeyPatch):
     """Half precision of at most 128 channels does; one chunk, wider heads and float32 take the recurrence."""
     for family in (package.chunks, package.tokens):
-        monkeypatch.setattr(family, "unsupported_by_triton", lambda x: None)
+        monkeypatch.setattr(family, "unsupported_by_triton", lambda x, **_: None)
     monkeypatch.setattr(_dispatch, "_off_the_gpu", lambda x: None)
     called = []
     monkeypatch.setattr(package.chunks, "wkv7", lambda *x: called.append("chunks") or (x[3], None))

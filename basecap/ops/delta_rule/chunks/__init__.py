@@ -14,7 +14,9 @@ WIDEST = 128
 
 def supports(v_BTHV: Tensor, q_BTHK: Tensor, segments: Tensor | None) -> str | None:
     """Return why these kernels cannot run, or None."""
-    reason, K = unsupported_by_triton(v_BTHV), int(q_BTHK.shape[3])
+    (B, T), K = v_BTHV.shape[:2], int(q_BTHK.shape[3])
+    chunks = -(-T // operators.tokens_per_chunk(K, v_BTHV.dtype))
+    reason = unsupported_by_triton(v_BTHV, programs=max(B, chunks))
     if reason is None and K > WIDEST:
         return f"the kernels take heads of at most {WIDEST} channels, not {K}"
     return reason

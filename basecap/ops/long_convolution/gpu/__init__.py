@@ -8,6 +8,8 @@ from basecap.ops.long_convolution.gpu import operators
 
 RUNS, BACKEND = TRITON, "triton"
 
+#: Tokens per block.
+BT = 64
 #: The most taps for which "auto" takes the kernels: their work grows with the number of taps, that of the FFT with its
 #: logarithm.
 LONGEST = 4096
@@ -15,7 +17,10 @@ LONGEST = 4096
 
 def supports(u_BTD: Tensor, segments: Tensor | None) -> str | None:
     """Return why the kernels cannot run, or None."""
-    return unsupported_by_triton(u_BTD) if segments is None else "they take no segments"
+    B, T, D = u_BTD.shape
+    if segments is not None:
+        return "they take no segments"
+    return unsupported_by_triton(u_BTD, programs=max(B, D, -(-T // BT)))
 
 
 def slower(u_BTD: Tensor, filter_LD: Tensor) -> str | None:

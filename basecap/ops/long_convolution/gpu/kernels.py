@@ -41,6 +41,9 @@ def long_convolution_kernel(
     # Columns of late blocks have the most to do.
     i_c, i_d = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     o_c, o_t = i_c * BC + tl.arange(0, BC), tl.arange(0, BT)
+    high += i_d.to(tl.int64) * L
+    if low is not None:
+        low += i_d.to(tl.int64) * L
     # From this lag on, no tap is left, or no token.
     lags = tl.cdiv(L - 1, BT) + 1
     if BACK:
@@ -54,10 +57,9 @@ def long_convolution_kernel(
         sign = -1 if BACK else 1
         b_tap = k * BT + sign * (o_t[None, :] - o_t[:, None])
         m_tap = (b_tap >= 0) & (b_tap < L)
-        p_tap = i_d * L + b_tap
-        b_y = add_product(b_y, b_x, tl.load(high + p_tap, mask=m_tap, other=0.0), "ieee")
+        b_y = add_product(b_y, b_x, tl.load(high + b_tap, mask=m_tap, other=0.0), "ieee")
         if low is not None:
-            b_y = add_product(b_y, b_x, tl.load(low + p_tap, mask=m_tap, other=0.0), "ieee")
+            b_y = add_product(b_y, b_x, tl.load(low + b_tap, mask=m_tap, other=0.0), "ieee")
     b_t = (o_c // B)[:, None] * BT + o_t[None, :]
     p_row = ((o_c % B).to(tl.int64) * D + i_d) * T
     m = (o_c < columns)[:, None] & (b_t < T)

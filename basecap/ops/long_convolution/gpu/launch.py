@@ -5,10 +5,8 @@ import triton
 from torch import Tensor
 
 from basecap.ops._launch import dense
-from basecap.ops.long_convolution.gpu import kernels
+from basecap.ops.long_convolution.gpu import BT, kernels
 
-#: Tokens per block.
-BT = 64
 #: The most columns per program of the convolution, by the bytes of a number, and of its taps' gradient.
 BC = {2: 256, 4: 64}
 BC_TAPS = 64

@@ -13,7 +13,7 @@ BT = 16
 
 def supports(x: Tensor) -> str | None:
     """Return why the kernels cannot run, or None."""
-    return unsupported_by_triton(x)
+    return unsupported_by_triton(x, programs=len(x))
 
 
 def kept_shape(x_BTD: Tensor, A_DN: Tensor) -> tuple[int, int, int, int]:

@@ -9,6 +9,8 @@ from basecap.ops.ssd.gpu import operators
 
 RUNS, BACKEND = TRITON, "triton"
 
+#: Tokens per chunk.
+BT = 64
 #: Largest states K V of the kernels by the bytes of a number: a chunk's inputs and a whole state stay on the chip.
 LARGEST = {2: 256 * 128, 4: 128 * 64}
 
@@ -20,7 +22,8 @@ def supports(v_BTHV: Tensor, q_BTGK: Tensor) -> str | None:
         return f"there are none for {v_BTHV.dtype} and states of {int(K)} x {int(V)}"
     # What the largest kernel holds of one chunk and head, from above: its tokens, a state, and pairs of tokens.
     BK, BV = (max(16, 1 << (width - 1).bit_length()) for width in (K, V))
-    return unsupported_by_triton(v_BTHV, shared=itemsize * (64 * BK + 192 * BV + BK * BV + 8192))
+    (B, T), shared = v_BTHV.shape[:2], itemsize * (64 * BK + 192 * BV + BK * BV + 8192)
+    return unsupported_by_triton(v_BTHV, shared=shared, programs=max(B, -(-T // BT)))
 
 
 def slower(v_BTHV: Tensor) -> str | None:

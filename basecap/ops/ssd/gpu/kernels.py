@@ -62,7 +62,7 @@ def decays_fwd_kernel(
 ):  # fmt: skip
     """Sum a chunk's log decays in float64; the decays from its start to each token, from each to its end, across it."""
     i_m, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    o_h, o_t = tl.program_id(0) * BH + tl.arange(0, BH), i_m * BT + tl.arange(0, BT)
+    o_h, o_t = (tl.program_id(0) * BH + tl.arange(0, BH)).to(tl.int64), i_m * BT + tl.arange(0, BT)
     m_h, m_t = o_h < H, o_t < T
     p_log = log_decay + i_b * stride_b + o_t[:, None] * stride_t + o_h[None, :] * stride_h
     b_log = tl.load(p_log, mask=m_t[:, None] & m_h[None, :], other=0.0).to(tl.float64)

@@ -8,10 +8,8 @@ import triton
 from torch import Tensor
 
 from basecap.ops._launch import block_of, dense
-from basecap.ops.ssd.gpu import kernels
+from basecap.ops.ssd.gpu import BT, kernels
 
-#: Tokens per chunk.
-BT = 64
 #: Heads of one program where heads share queries and keys.
 HEADS = 8
 

@@ -11,12 +11,10 @@ RUNS, BACKEND = TRITON, "triton"
 
 def supports(v_BTHV: Tensor, q_BTHK: Tensor, state_BHFX: Tensor | None, segments: Tensor | None) -> str | None:
     """Return why the kernels cannot run, or None."""
-    fits = state_BHFX is None and segments is None and q_BTHK.shape[3] < 32 and v_BTHV.shape[3] <= 128
-    return (
-        unsupported_by_triton(v_BTHV)
-        if fits
-        else "they take no state, no segments and at most 31 features of 128 values"
-    )
+    B, _, H, V = v_BTHV.shape
+    if state_BHFX is not None or segments is not None or q_BTHK.shape[3] > 31 or V > 128:
+        return "they take no state, no segments and at most 31 features of 128 values"
+    return unsupported_by_triton(v_BTHV, programs=B * H)
 
 
 def taylor_attention(

@@ -9,4 +9,4 @@ RUNS, BACKEND = TRITON, "triton"
 
 def supports(q: Tensor, chunk: int) -> str | None:
     """Return why the kernels cannot run on queries [..., K] and chunks of this size, or None."""
-    return unsupported_by_triton(q, widest=256)
+    return unsupported_by_triton(q, widest=256, programs=len(q))

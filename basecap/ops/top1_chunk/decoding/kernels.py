@@ -33,7 +33,7 @@ def score_exact_kernel(
 
     Programs of one split and several heads run side by side: their keys are side by side in memory.
     """
-    g = tl.program_id(0)
+    g = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     b = tl.program_id(2).to(tl.int64)
     o_g = tl.arange(0, GP)
@@ -87,7 +87,7 @@ def score_approx_kernel(
     One query has no use for a matrix product: its scores are sums over the tile's rows.
     """
     split = tl.program_id(0)
-    g = tl.program_id(1)
+    g = tl.program_id(1).to(tl.int64)
     b = tl.program_id(2).to(tl.int64)
     o_k = tl.arange(0, BK)
     o_c = split * BN + tl.arange(0, BN)

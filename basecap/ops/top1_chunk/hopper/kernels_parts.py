@@ -27,9 +27,9 @@ def next_stage(stage, phase, S: gl.constexpr):
 def rows_for_tma(x: Tensor) -> Tensor:
     """Return x [N, H, K], or a copy of it, as TMA reads it: heads side by side, rows at multiples of 16 bytes."""
     _, H, K = x.shape
-    train_in_processes = x.stride(2) == 1 and (H == 1 or x.stride(1) == K) and x.stride(0) >= H * K
+    side_by_side = x.stride(2) == 1 and (H == 1 or x.stride(1) == K) and x.stride(0) >= H * K
     aligned = x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
-    return x if train_in_processes and aligned else x.clone(memory_format=torch.contiguous_format)
+    return x if side_by_side and aligned else x.clone(memory_format=torch.contiguous_format)
 
 
 def descriptor(x: Tensor, rows: int) -> TensorDescriptor:

@@ -9,4 +9,4 @@ RUNS, BACKEND = TRITON, "triton"
 
 def supports(v_BTD: Tensor) -> str | None:
     """Return why the kernels cannot run, or None."""
-    return unsupported_by_triton(v_BTD)
+    return unsupported_by_triton(v_BTD, programs=len(v_BTD))

@@ -16,9 +16,11 @@ WIDEST_KEYS, WIDEST_VALUES, SHARED = 128, 64, 144 * 1024
 
 def supports(v_BTHV: Tensor, r_BTHK: Tensor) -> str | None:
     """Return why these kernels cannot run, or None."""
-    values = unsupported_by_triton(v_BTHV, widest=WIDEST_VALUES, shared=SHARED)
+    B, T = v_BTHV.shape[:2]
+    chunks = -(-T // operators.tokens_per_chunk(v_BTHV.dtype))
+    values = unsupported_by_triton(v_BTHV, widest=WIDEST_VALUES, shared=SHARED, programs=max(B, chunks))
     keys = unsupported_by_triton(r_BTHK, widest=WIDEST_KEYS, shared=SHARED)
-    return values or keys or (None if r_BTHK.shape[1] > 1 else "a single token is no chunk")
+    return values or keys or (None if T > 1 else "a single token is no chunk")
 
 
 def wkv6(

@@ -61,7 +61,10 @@ class _Inputs:
 
 def _inputs(tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], starts: Tensor | None, chunk: int) -> _Inputs:
     r, k, v, log_decay, bonus = tensors
-    log_decay = log_decay if log_decay.stride(3) == 1 else log_decay.contiguous()
+    _, stride_t, stride_h, stride_k = log_decay.stride()
+    # Within a chunk and across the heads the kernels' addresses have 32 bits.
+    if stride_k != 1 or max(chunk * stride_t, log_decay.shape[2] * stride_h) >= 2**31:
+        log_decay = log_decay.contiguous()
     flags = None if starts is None else starts.to(torch.int32).contiguous()
     return _Inputs(r.contiguous(), k.contiguous(), v.contiguous(), log_decay, bonus.contiguous(), flags, chunk)
 

@@ -19,17 +19,18 @@ def supports(v_BTHV: Tensor, k_BTHK: Tensor) -> str | None:
     The kernels by tokens are more accurate in float32. For a single token in half precision these kernels read outside
     their memory on Hopper (Triton 3.6), so they do not run rows of one chunk, for which those by tokens are as fast.
     """
+    B, T, _, K = k_BTHK.shape
     reason = unsupported_by_triton(v_BTHV)
     if reason is not None:
         return reason
-    _, T, _, K = k_BTHK.shape
     if v_BTHV.dtype not in (torch.bfloat16, torch.float16):
         return "the kernels by tokens are more accurate in float32"
     if max(K, v_BTHV.shape[3]) > WIDEST:
         return f"they take heads of at most {WIDEST} channels"
-    if operators.tokens_per_chunk(K, v_BTHV.dtype) >= T:
+    tokens = operators.tokens_per_chunk(K, v_BTHV.dtype)
+    if tokens >= T:
         return "the sequence is one chunk"
-    return None
+    return unsupported_by_triton(v_BTHV, programs=max(B, -(-T // tokens)))
 
 
 def wkv7(

@@ -12,7 +12,7 @@ RUNS, BACKEND = "Triton kernels by tokens", "triton"
 
 def supports(v_BTHV: Tensor, k_BTHK: Tensor) -> str | None:
     """Return why these kernels cannot run, or None."""
-    return unsupported_by_triton(v_BTHV)
+    return unsupported_by_triton(v_BTHV, programs=v_BTHV.shape[0] * v_BTHV.shape[2])
 
 
 def wkv7(
