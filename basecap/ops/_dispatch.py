@@ -199,11 +199,16 @@ def choose(
 
 
 def functions_of(family: ModuleType) -> ModuleType:
-    """Return the module with a family's functions: the `launch` of a folder, which imports Triton or Numba.
+    """Return the module with a family's functions: the `launch` of a folder. Plain PyTorch is a module of its own."""
+    return launch_of(family.__name__) if hasattr(family, "__path__") else family
 
-    These are only needed, and only installed, where their kernels can run. Plain PyTorch is a module of its own.
+
+def launch_of(package: str | None) -> ModuleType:
+    """Return the module `launch` of a package, given as its `__package__`.
+
+    It imports Triton or Numba, which are only needed, and only installed, where their kernels can run.
     """
-    return importlib.import_module(f"{family.__name__}.launch") if hasattr(family, "__path__") else family
+    return importlib.import_module(f"{package}.launch")
 
 
 def _off_the_gpu(x: Tensor) -> str | None:

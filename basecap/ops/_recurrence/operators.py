@@ -5,17 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import launch_of
 from basecap.ops._transforms import no_second_derivatives
 
 #: Tokens between two states that are kept for backward; the states of one such chunk should stay in the cache.
 CHUNK = 32
-
-
-def _kernels():
-    # Imported here because Triton may be missing where its kernels cannot run.
-    from basecap.ops._recurrence import launch
-
-    return launch
 
 
 @torch.library.custom_op("basecap::wkv_recur", mutates_args=())
@@ -44,7 +38,7 @@ def recur(
         state: float32 [B, H, K, V].
         starts: bool [B, T], where the state is emptied before the token.
     """
-    return _kernels().recur((r, log_decay, k, v, a, b), state, starts, CHUNK)
+    return launch_of(__package__).recur((r, log_decay, k, v, a, b), state, starts, CHUNK)
 
 
 @recur.register_fake
@@ -58,7 +52,7 @@ def _(r, log_decay, k, v, a, b, state, starts):
 def recur_backward(grads: list[Tensor], inputs: list[Tensor], starts: Tensor | None, kept: Tensor) -> list[Tensor]:
     """Return the gradients of r, log_decay, k, v, (a, b) and the state; `inputs` are those without the state."""
     a, b = inputs[4:] or (None, None)
-    out = _kernels().recur_backward((grads[0], grads[1]), (*inputs[:4], a, b), kept, starts, CHUNK)
+    out = launch_of(__package__).recur_backward((grads[0], grads[1]), (*inputs[:4], a, b), kept, starts, CHUNK)
     return list(out) if len(inputs) == 6 else [*out[:4], out[6]]
 
 

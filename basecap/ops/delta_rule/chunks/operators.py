@@ -5,15 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import launch_of
 from basecap.ops._recurrence.blocks import save_scan
 from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
-
-
-def _kernels() -> Any:
-    # Imported here because Triton may be missing where its kernels cannot run.
-    from basecap.ops.delta_rule.chunks import launch
-
-    return launch
 
 
 def tokens_per_chunk(K: int, dtype: torch.dtype) -> int:
@@ -37,7 +31,7 @@ def scan(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return o [B, T, H, V], the final state [B, H, K, V] in float32; for backward the chunks' matrices and decays."""
     chunk = tokens_per_chunk(q.shape[3], q.dtype)
-    return _kernels().forward(q, k, v, beta, log_decay, state, segments, chunk)
+    return launch_of(__package__).forward(q, k, v, beta, log_decay, state, segments, chunk)
 
 
 @torch.library.custom_op("basecap::delta_rule_backward", mutates_args=())
@@ -54,7 +48,7 @@ def scan_backward(
     """
     do = torch.zeros_like(tensors[2]) if grads[0] is None else grads[0]
     chunk = kept[0].shape[-1]
-    found = _kernels().backward((do, grads[1]), tuple(tensors), tuple(optional), tuple(kept), chunk)
+    found = launch_of(__package__).backward((do, grads[1]), tuple(tensors), tuple(optional), tuple(kept), chunk)
     return [x for x in found if x is not None]
 
 

@@ -1,31 +1,24 @@
 """The kernels of the long convolution as PyTorch custom operators, one node each when compiled, saving the inputs."""
 
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import launch_of
 from basecap.ops._transforms import no_second_derivatives
-
-
-def _kernels() -> ModuleType:
-    # Imported here because Triton may be missing where its kernels cannot run.
-    from basecap.ops.long_convolution.gpu import launch
-
-    return launch
 
 
 @torch.library.custom_op("basecap::long_convolution", mutates_args=())
 def convolve(u: Tensor, filter: Tensor) -> Tensor:
     """Return [B, T, D]."""
-    return _kernels().forward(u, filter)
+    return launch_of(__package__).forward(u, filter)
 
 
 @torch.library.custom_op("basecap::long_convolution_backward", mutates_args=())
 def convolve_backward(dy: Tensor, u: Tensor, filter: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of u and of the filter, that in float32."""
-    return _kernels().backward(dy, u, filter)
+    return launch_of(__package__).backward(dy, u, filter)
 
 
 @convolve.register_fake

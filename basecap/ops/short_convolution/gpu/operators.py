@@ -5,21 +5,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import launch_of
 from basecap.ops._transforms import no_second_derivatives
-
-
-def _kernels() -> Any:
-    # Imported here because Triton may be missing where its kernels cannot run.
-    from basecap.ops.short_convolution.gpu import launch
-
-    return launch
 
 
 # The kernels take any strides; without the tag a compiled graph copies slices whose strides it has padded.
 @torch.library.custom_op("basecap::short_convolution", mutates_args=(), tags=[torch.Tag.flexible_layout])
 def convolve(x: Tensor, taps: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool) -> Tensor:
     """Return [B, T, D]; taps [W, D] and bias [D] in float32."""
-    return _kernels().forward(x, taps, bias, segments, silu)
+    return launch_of(__package__).forward(x, taps, bias, segments, silu)
 
 
 @torch.library.custom_op("basecap::short_convolution_backward", mutates_args=(), tags=[torch.Tag.flexible_layout])
@@ -27,7 +21,7 @@ def convolve_backward(
     dy: Tensor, x: Tensor, taps: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of x and, [W + 1, D], of the taps and the bias."""
-    return _kernels().backward(dy, x, taps, bias, segments, silu)
+    return launch_of(__package__).backward(dy, x, taps, bias, segments, silu)
 
 
 @convolve.register_fake

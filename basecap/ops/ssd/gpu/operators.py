@@ -5,14 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import launch_of
 from basecap.ops._transforms import no_second_derivatives
-
-
-def _kernels() -> Any:
-    # Imported here because Triton may be missing where its kernels cannot run.
-    from basecap.ops.ssd.gpu import launch
-
-    return launch
 
 
 @torch.library.custom_op("basecap::ssd", mutates_args=())
@@ -20,7 +14,7 @@ def scan(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, segments: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [B, T, H, V] and the final state [B, H, K, V]."""
-    return _kernels().forward(q, k, v, log_decay, state, segments)
+    return launch_of(__package__).forward(q, k, v, log_decay, state, segments)
 
 
 @torch.library.custom_op("basecap::ssd_backward", mutates_args=())
@@ -35,7 +29,7 @@ def scan_backward(
     segments: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of q, k, v, the log decays and the first state."""
-    return _kernels().backward((do, dfinal), q, k, v, log_decay, state, segments)
+    return launch_of(__package__).backward((do, dfinal), q, k, v, log_decay, state, segments)
 
 
 @scan.register_fake

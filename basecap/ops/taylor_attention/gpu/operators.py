@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import launch_of
 from basecap.ops._transforms import no_second_derivatives
 
 #: Tokens per chunk. Sums of features cost as much as masked tiles at about 1024 (16 features, 64 values); without any
@@ -12,17 +13,10 @@ from basecap.ops._transforms import no_second_derivatives
 CHUNK = 2048
 
 
-def _launch():
-    # Imported here because Triton may be missing where its kernels cannot run.
-    from basecap.ops.taylor_attention.gpu import launch
-
-    return launch
-
-
 @torch.library.custom_op("basecap::taylor_attention", mutates_args=())
 def attend(q: Tensor, k: Tensor, v: Tensor, eps: float, chunk: int) -> tuple[Tensor, Tensor]:
     """Return outputs [B, T, H, V] and denominators [B, T, H], float32."""
-    return _launch().forward(q, k, v, eps, chunk)
+    return launch_of(__package__).forward(q, k, v, eps, chunk)
 
 
 @attend.register_fake
@@ -35,7 +29,7 @@ def attend_backward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, norm: Tensor, do: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v."""
-    return _launch().backward(q, k, v, o, norm, do, chunk)
+    return launch_of(__package__).backward(q, k, v, o, norm, do, chunk)
 
 
 @attend_backward.register_fake

@@ -5,15 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import launch_of
 from basecap.ops._recurrence.blocks import save_scan
 from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
-
-
-def _kernels() -> Any:
-    # Imported here because Triton may be missing where its kernels cannot run.
-    from basecap.ops.wkv6.chunks import launch
-
-    return launch
 
 
 def tokens_per_chunk(dtype: torch.dtype) -> int:
@@ -42,7 +36,7 @@ def scan(
         state: float32 [B, H, K, V], or None for zeros.
         starts: bool [B, T], where the state is emptied before the token.
     """
-    return _kernels().forward(r, k, v, log_decay, bonus, state, starts, tokens_per_chunk(v.dtype))
+    return launch_of(__package__).forward(r, k, v, log_decay, bonus, state, starts, tokens_per_chunk(v.dtype))
 
 
 @torch.library.custom_op("basecap::wkv6_chunks_backward", mutates_args=())
@@ -59,7 +53,7 @@ def scan_backward(
     """
     do = torch.zeros_like(tensors[2]) if grads[0] is None else grads[0]
     chunk = tokens_per_chunk(tensors[2].dtype)
-    found = _kernels().backward((do, grads[1]), tuple(tensors), tuple(optional), tuple(kept), chunk)
+    found = launch_of(__package__).backward((do, grads[1]), tuple(tensors), tuple(optional), tuple(kept), chunk)
     return [x for x in found if x is not None]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import launch_of
 from basecap.ops._recurrence.blocks import save_scan
 from basecap.ops._transforms import no_second_derivatives
 
@@ -12,13 +13,6 @@ from basecap.ops._transforms import no_second_derivatives
 #: The exponents of half a chunk's decays, 19.5 for 64 tokens, are within the range of
 #: bfloat16 and TF32; float32 keeps more of its digits with smaller ones.
 CHUNKS = {torch.bfloat16: 64, torch.float16: 32, torch.float32: 16}
-
-
-def _kernels() -> Any:
-    # Imported here because Triton may be missing where its kernels cannot run.
-    from basecap.ops.wkv7.chunks import launch
-
-    return launch
 
 
 def tokens_per_chunk(K: int, dtype: torch.dtype) -> int:
@@ -38,7 +32,9 @@ def scan(
     segments: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return o [B, T, H, V], the final state [B, H, K, V] in float32; for backward the chunks' inverses and states."""
-    return _kernels().forward((r, log_decay, k, v, a, b), state, segments, tokens_per_chunk(r.shape[3], v.dtype))
+    return launch_of(__package__).forward(
+        (r, log_decay, k, v, a, b), state, segments, tokens_per_chunk(r.shape[3], v.dtype)
+    )
 
 
 @torch.library.custom_op("basecap::wkv7_chunks_backward", mutates_args=())
@@ -55,7 +51,7 @@ def scan_backward(
     """
     do = torch.zeros_like(tensors[3]) if grads[0] is None else grads[0]
     chunk = kept[0].shape[-1]
-    found = _kernels().backward((do, grads[1]), tuple(tensors), tuple(optional), tuple(kept), chunk)
+    found = launch_of(__package__).backward((do, grads[1]), tuple(tensors), tuple(optional), tuple(kept), chunk)
     return [x for x in found if x is not None]
 
 
