@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from basecap.bench.contenders import Contenders, Row, entries, label
+from basecap.bench.cuda_graph import captured
 from basecap.bench.models import SLOW, measure
 from basecap.environment import describe
 from basecap.errors import ConfigError
@@ -223,19 +224,6 @@ def _steps(model: LanguageModel, caches: list[BlockCache], token_B1: Tensor, sta
         cache.mixer.length = cache.feed_forward.length = start
     for _ in range(count):
         token_B1.copy_(model.step(token_B1, caches).argmax(-1, keepdim=True))
-
-
-def captured(run: Callable[[], object]) -> Callable[[], None]:
-    """Return the replay of `run` as a CUDA graph: the time of the device without that of Python."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
 
 
 def _median(run: Callable[[], object], repeats: int, device: torch.device) -> float:

@@ -9,12 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 
 from basecap.bench import peers
+from basecap.bench.cuda_graph import captured
 from basecap.environment import describe
 from basecap.errors import ConfigError
 from basecap.ops import choose, recorded
+from basecap.ops.attention.flex import block_mask
 from basecap.ops.top1_chunk import FAMILIES, top1_chunk, top1_chunk_cache, top1_chunk_fill, top1_chunk_step
 from basecap.ops.top1_chunk.grid import chunk_grid
 from basecap.ops.top1_chunk.operators import attend
@@ -96,31 +98,8 @@ def _sdpa(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
 
-def window_mask(length: int, window: int, device: torch.device, block: int = 128) -> BlockMask:
-    """Return FlexAttention's mask of a causal window, without the [T, T] matrix its own constructor makes.
-
-    `window` is a multiple of `block`, at least twice as long. Blocks of keys that lie inside the window are named so.
-    """
-    blocks = -(-length // block)
-    row = torch.arange(blocks, device=device, dtype=torch.int32)[:, None]
-    reach = window // block
-    # Distances in blocks: 0 and `reach` are cut by the window's edges, those between lie inside.
-    cut = row - torch.tensor([0, reach], device=device, dtype=torch.int32)
-    inside = row - torch.arange(1, reach, device=device, dtype=torch.int32)
-
-    def table(columns: Tensor) -> tuple[Tensor, Tensor]:
-        padded = torch.zeros(1, 1, blocks, max(blocks, columns.shape[1]), dtype=torch.int32, device=device)
-        padded[0, 0, :, : columns.shape[1]] = columns.clamp(min=0)
-        return (columns >= 0).sum(1, dtype=torch.int32)[None, None], padded[..., :blocks].contiguous()
-
-    return BlockMask.from_kv_blocks(
-        *table(cut), *table(inside), BLOCK_SIZE=block, mask_mod=lambda b, h, t, s: (t >= s) & (t - s < window),
-        seq_lengths=(length, length),
-    )  # fmt: skip
-
-
 def _window(length: int, device: torch.device) -> Attention:
-    mask = window_mask(length, WINDOW, device)
+    mask = block_mask(1, length, WINDOW, None, device)
     kernel = torch.compile(flex_attention, dynamic=False)
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -152,21 +131,6 @@ def _median(run: Callable[[], object], repeats: int) -> float:
         if at >= 2:
             times.append(begin.elapsed_time(end))
     return statistics.median(times)
-
-
-def _graph(run: Callable[[], object], times: int = 10) -> Callable[[], None]:
-    """Return the replay of `times` runs as a CUDA graph: the time of the device without that of the host."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(times):
-            run()
-    return graph.replay
 
 
 def _step(attention: Attention, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> None:
@@ -216,11 +180,11 @@ def _training(heads: int, width: int, length: int, repeats: int, device: torch.d
         # The output and three gradients are anyone's.
         extra = torch.cuda.max_memory_allocated() - before - 4 * q.numel() * q.element_size()
         with torch.no_grad():
-            forward = _median(_graph(partial(attention, q, k, v), 1), repeats)
+            forward = _median(captured(partial(attention, q, k, v)), repeats)
         row: dict[str, Any] = {
             "op": name,
             "forward ms": forward,
-            "forward+backward ms": _median(_graph(step, 1), repeats),
+            "forward+backward ms": _median(captured(step), repeats),
         }
         row |= {"launched from Python ms": _median(step, repeats), "extra bytes per token": extra / length}
         rows.append(row | _runs(ran))
@@ -241,12 +205,12 @@ def _skew(heads: int, width: int, length: int, repeats: int, device: torch.devic
     for name, choice in (("even", even), ("one chunk", even.clamp(max=0))):
         run = partial(attend, q, k, v, choice, [grid, own], CHUNK, width**-0.5, family)
         with torch.no_grad():
-            forward = _median(_graph(run, 1), repeats)
+            forward = _median(captured(run), repeats)
 
         def step(run: Callable[[], tuple[Tensor, ...]] = run) -> None:
             torch.autograd.grad(run()[0], (q, k, v), do)
 
-        both = _median(_graph(step, 1), repeats)
+        both = _median(captured(step), repeats)
         times[name] = {"forward ms": forward, "backward ms": both - forward}
     return [
         {"choice": name, **row, **{f"{key} / even": row[key] / times["even"][key] for key in row}, **_runs(ran)}
@@ -284,7 +248,7 @@ def _decode(heads: int, width: int, length: int, repeats: int, device: torch.dev
             with recorded() as ran:
                 reason = _refusal(run)
             timed: dict[str, Any] = (
-                {"step ms": _median(_graph(run), repeats) / 10} if reason is None else {"cannot run": reason}
+                {"step ms": _median(captured(run, 10), repeats) / 10} if reason is None else {"cannot run": reason}
             )
             rows.append({"op": name, **timed, **_runs(ran)})
     return _compare(rows, "step ms")
@@ -301,7 +265,7 @@ def _crossover(heads: int, width: int, length: int, repeats: int, device: torch.
         for name, attention in _contenders(tokens, device).items():
             if "flex" not in name:
                 times = max(1, min(10, 65_536 // tokens))
-                row[f"{name} ms"] = _median(_graph(partial(_step, attention, q, k, v, do), times), repeats) / times
+                row[f"{name} ms"] = _median(captured(partial(_step, attention, q, k, v, do), times), repeats) / times
         rows.append(row)
     return rows
 

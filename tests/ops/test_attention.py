@@ -212,6 +212,23 @@ def test_tiles_of_the_kernel_are_those_with_visible_pairs(window, packed):
         assert torch.equal(listed, expected)
 
 
+def test_the_last_tile_of_the_kernel_may_be_cut():
+    length, window = 700, 256
+    mask = flex.block_mask(1, length, window, None, torch.device("cpu"))
+    t = torch.arange(length)
+    assert mask.seq_lengths == (length, length)
+    visible = mask.mask_mod(0, 0, t[:, None], t[None, :])
+    assert torch.equal(visible, (t[:, None] >= t) & (t[:, None] - t < window))
+    blocks = visible.new_zeros(768, 768)
+    blocks[:length, :length] = visible
+    blocks = blocks.unflatten(0, (6, 128)).unflatten(2, (6, 128))
+    assert torch.equal(mask.to_dense()[0, 0].bool(), blocks.any(3).any(1))
+    full = torch.zeros(6, 6, dtype=torch.bool)
+    for row in range(6):
+        full[row, mask.full_kv_indices[0, 0, row, : mask.full_kv_num_blocks[0, 0, row]]] = True
+    assert torch.equal(full[:5], blocks.all(3).all(1)[:5])
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

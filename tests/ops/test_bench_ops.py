@@ -1,27 +1,10 @@
-"""The benchmark's own parts: its rival's mask, its ratios, what it refuses."""
+"""The benchmark's own parts: its ratios, what it refuses."""
 
 import pytest
 import torch
 
 from basecap.bench import ops
 from basecap.errors import ConfigError
-
-
-def test_the_rivals_window_sees_what_it_should():
-    length, window = 700, 256
-    mask = ops.window_mask(length, window, torch.device("cpu"))
-    t = torch.arange(length)
-    assert mask.seq_lengths == (length, length)
-    visible = mask.mask_mod(0, 0, t[:, None], t[None, :])
-    assert torch.equal(visible, (t[:, None] >= t) & (t[:, None] - t < window))
-    blocks = visible.new_zeros(768, 768)
-    blocks[:length, :length] = visible
-    blocks = blocks.unflatten(0, (6, 128)).unflatten(2, (6, 128))
-    assert torch.equal(mask.to_dense()[0, 0].bool(), blocks.any(3).any(1))
-    full = torch.zeros(6, 6, dtype=torch.bool)
-    for row in range(6):
-        full[row, mask.full_kv_indices[0, 0, row, : mask.full_kv_num_blocks[0, 0, row]]] = True
-    assert torch.equal(full[:5], blocks.all(3).all(1)[:5])
 
 
 def test_ratios_are_to_the_rivals_of_the_same_run():

@@ -40,7 +40,7 @@ def block_mask(batch: int, length: int, window: int | None, segments: Tensor | N
 
     Args:
         batch: B.
-        length: T, a multiple of BLOCK.
+        length: T; with segments a multiple of BLOCK.
         window: see `attention`.
         segments: see `attention`; ids do not decrease along T, so their first and last decide for a whole tile.
         device: where the mask is used.
@@ -51,7 +51,7 @@ def block_mask(batch: int, length: int, window: int | None, segments: Tensor | N
         band = (t >= s) & (t - s < window)
         return band if segments is None else band & (segments[b, t] == segments[b, s])
 
-    tile = torch.arange(length // BLOCK, device=device)
+    tile = torch.arange(-(-length // BLOCK), device=device)
     apart = BLOCK * (tile[:, None] - tile)  # from the first query to the first key
     some = (apart >= 0) & (apart - (BLOCK - 1) < window)
     every = (apart > 0) & (apart + (BLOCK - 1) < window)
@@ -60,7 +60,8 @@ def block_mask(batch: int, length: int, window: int | None, segments: Tensor | N
         some = some & (last[:, None, :] >= first[:, :, None])
         every = every & (first[:, None, :] == last[:, :, None])
     some, every = (x.expand(batch, 1, *x.shape[-2:]) if x.dim() == 2 else x[:, None] for x in (some, every))
-    return BlockMask.from_kv_blocks(*_listed(some & ~every), *_listed(every), BLOCK, visible)
+    tiles = _listed(some & ~every), _listed(every)
+    return BlockMask.from_kv_blocks(*tiles[0], *tiles[1], BLOCK, visible, seq_lengths=(length, length))
 
 
 def _listed(tiles: Tensor) -> tuple[Tensor, Tensor]:
