@@ -66,7 +66,7 @@ class Mamba2(Mixer):
         divide(self.heads, config.groups, "heads by groups")
         #: Channels of x, B and C.
         self.widths = [self.inner, config.groups * config.state, config.groups * config.state]
-        # a decay shared by all heads has a separate step size; the step sizes of the heads still scale their inputs
+        # A decay shared by all heads has a separate step size; those of the heads still scale their inputs.
         self.decays = {"full": self.heads, "one": 1, "none": 0}[config.decay]
         self.steps = self.heads + (1 if config.decay == "one" else 0)
         channels = sum(self.widths)

@@ -87,6 +87,7 @@ def test_a_wrong_path_is_found(name: str, monkeypatch: pytest.MonkeyPatch):
         outputs = op.plain(*tensors)
         return outputs * 1.001 if isinstance(outputs, torch.Tensor) else [x * 1.001 for x in outputs]
 
+    monkeypatch.setattr(module, "T", 40)
     monkeypatch.setattr(module, "DTYPES", (torch.float32,))
     monkeypatch.setattr(module, "unsupported_by_triton", lambda x: None)
     numba = None if op.numba is None else wrong

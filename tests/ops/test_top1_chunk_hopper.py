@@ -48,7 +48,7 @@ def draw(lengths: list[int], H: int, G: int, K: int) -> tuple[Tensor, ...]:
     ("lengths", "heads", "remote", "programs", "chosen"),
     [
         ([300], (2, 1), 1, 132, None),
-        ([600], (4, 2), 1, 2, None),
+        ([600], (2, 2), 1, 2, None),
         (PACKED, (2, 2), 1, 6, None),
         (PACKED, (1, 1), 2, 3, None),
         ([1200], (1, 1), 1, 3, 0),

@@ -75,7 +75,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("poisoned")
 @anywhere
 @pytest.mark.parametrize("which", ["wkv6", "wkv7"])
-@pytest.mark.parametrize(("length", "spread"), [(37, 1.0), (70, 3.0)])
+@pytest.mark.parametrize(("length", "spread"), [(37, 1.0), (65, 3.0)])
 def test_recurrence(device: str, which: str, length: int, spread: float, forced: None):
     definition, inputs = recurrence(which, length, 2, 6, spread)
     x = [part.float().to(device) for part in inputs]

@@ -247,7 +247,7 @@ def test_a_compiled_model_meets_more_lengths_than_pytorch_keeps_versions_of_by_d
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     model.compile_training()
     torch._dynamo.utils.counters.clear()
-    for length in range(4, 14):
+    for length in range(4, 13):
         tokens = torch.zeros(1, length, dtype=torch.int64)
         model(tokens, tokens).backward()
-    assert torch._dynamo.utils.counters["frames"]["ok"] == 2 * 10  # a block and the loss, for each length
+    assert torch._dynamo.utils.counters["frames"]["ok"] == 2 * 9  # a block and the loss, for each length
