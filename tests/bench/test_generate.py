@@ -14,9 +14,9 @@ from basecap.bench.contenders import ATTENTIONS, compare, entries, named, with_a
 from basecap.bench.generate import Load, read_prompts, run
 from basecap.cli import app
 from basecap.errors import ConfigError
-from basecap.mixers import ARCHITECTURES
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
+from tests._architectures import distinct_names
 
 LOAD = Load(prompt=5, new=8, batch=4, rows=2, places=2, tokens=4, repeats=1)
 
@@ -30,7 +30,7 @@ def pointers(caches) -> list[int]:
     return [tensor.data_ptr() for part in parts for tensor in part.tensors.values()]
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES.names())
+@pytest.mark.parametrize("name", distinct_names())
 def test_decoding_can_be_a_cuda_graph(name: str):
     """A step writes to tensors that stay where they are, and reads no number back to the host."""
     model = small(name).initialise(0)

@@ -1,0 +1,22 @@
+"""Which architectures the tests go through."""
+
+from basecap.mixers import ARCHITECTURES, Architecture
+
+
+def distinct_names() -> list[str]:
+    """Return the names of all architectures but those that differ from an earlier one in a size alone."""
+    found: dict[object, str] = {}
+    for name, architecture in ARCHITECTURES.items():
+        found.setdefault(_without_sizes(architecture), name)
+    return sorted(found.values())
+
+
+def _without_sizes(architecture: Architecture) -> object:
+    """Return what makes the architecture, without options that are one positive integer instead of another."""
+    layers = []
+    for choice in architecture.layers:
+        defaults = {key: field.default for key, field in choice.mixer.Config.model_fields.items()}
+        sizes = {key for key, value in choice.options.items() if type(value) is type(defaults[key]) is int}
+        kept = {key: value for key, value in choice.options.items() if key not in sizes or not defaults[key]}
+        layers.append((choice.mixer, repr(sorted(kept.items()))))
+    return architecture.backbone, tuple(layers)
