@@ -41,12 +41,16 @@ def assert_as_exact(
     *,
     first: Tensor | None = None,
     segments: Tensor | None = None,
+    eager: Recurrence | None = None,
 ) -> None:
-    """Compare a path in the inputs' dtype with the definition in float64, its errors with those of the definition."""
+    """Compare a path in the inputs' dtype with the definition in float64, its errors with those of `eager`.
+
+    Without `eager`, with those of the definition in the inputs' dtype.
+    """
     # The same rounded numbers on both sides: only the computation is judged.
     wide = [x.double() for x in inputs]
     truth = results(reference, wide, None if first is None else first.double(), segments)
-    plain = results(reference, inputs, first, segments)
+    plain = results(eager or reference, inputs, first, segments)
     actual = results(op, inputs, first, segments)
     for number, (x, y, z) in enumerate(zip(actual, plain, truth, strict=True)):
         assert_as_accurate(f"result {number}", x, y, z)

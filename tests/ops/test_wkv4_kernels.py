@@ -37,7 +37,7 @@ def parts(seed: int, batch: int, device: str) -> list[torch.Tensor]:
 def test_as_accurate_as_the_parallel_form(device: str, seed: int):
     *x, state = parts(seed, 1 + seed % 2, device)
     # In float64 the parallel form is the definition to 1e-9, see test_wkv4.
-    assert_as_exact(kernels, operators.wkv4, x, first=state)
+    assert_as_exact(kernels, operators.wkv4, x, first=state if seed else None)
 
 
 @pytest.mark.usefixtures("poisoned")

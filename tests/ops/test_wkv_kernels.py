@@ -1,4 +1,4 @@
-"""The Triton kernels behind wkv4, wkv6 and wkv7: through the interpreter in float32, on a GPU in every dtype."""
+"""The Triton kernels behind wkv6 and wkv7: through the interpreter in float32, on a GPU in every dtype."""
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ from basecap.ops import wkv7 as package_7
 from basecap.ops._dispatch import interpreted
 from basecap.ops._recurrence import operators as operators_6
 from basecap.ops.wkv4 import operators as operators_4
-from basecap.ops.wkv4 import reference as reference_4
 from basecap.ops.wkv6 import eager as eager_6
 from basecap.ops.wkv6 import reference as reference_6
 from basecap.ops.wkv6 import wkv6
@@ -27,19 +26,8 @@ on_gpu = pytest.param("cuda", marks=requires_gpu)
 anywhere = pytest.mark.parametrize("device", [pytest.param("cpu", marks=in_interpreter), on_gpu])
 
 
-@pytest.mark.usefixtures("poisoned")
-@anywhere
-@pytest.mark.parametrize("segments", [None, packed(2, [1, 6, 7, 32], 70)])
-def test_wkv4(device: str, segments: Tensor | None):
-    x = [2 * draw(0, 2, 70, 7), draw(1, 2, 70, 7), torch.exp(2 * draw(2, 7)), draw(3, 7)]
-    x = [part.float().to(device) for part in x]
-    segments = None if segments is None else segments.to(device)
-
-    def op(*args):
-        return operators_4.wkv4(*args, family="gpu")
-
-    assert_as_exact(op, reference_4.wkv4, x, segments=segments)
-    assert_as_exact(op, reference_4.wkv4, x, first=draw(5, 2, 2, 7).float().to(device), segments=segments)
+#: The ops in plain PyTorch.
+EAGER: dict[str, Recurrence] = {"wkv6": eager_6.wkv6, "wkv7": eager_7.wkv7}
 
 
 def recurrence(which: str, length: int, heads: int, keys: int, spread: float) -> tuple[Recurrence, list[Tensor]]:
@@ -79,8 +67,9 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_recurrence(device: str, which: str, length: int, spread: float, forced: None):
     definition, inputs = recurrence(which, length, 2, 6, spread)
     x = [part.float().to(device) for part in inputs]
-    assert_as_exact(kernel(which), definition, x, first=draw(9, 2, 2, 6, 6).float().to(device))
-    assert_as_exact(kernel(which), definition, x, segments=packed(2, [1, 20, length - 3], length).to(device))
+    first, segments = draw(9, 2, 2, 6, 6).float().to(device), packed(2, [1, 20, length - 3], length).to(device)
+    for history in ({"first": first}, {"segments": segments}):
+        assert_as_exact(kernel(which), definition, x, eager=EAGER[which], **history)
 
 
 @pytest.mark.parametrize("which", ["wkv6", "wkv7"])
@@ -88,8 +77,7 @@ def test_recurrence(device: str, which: str, length: int, spread: float, forced:
 @pytest.mark.parametrize("device", [on_gpu])
 def test_at_size(device: str, dtype: torch.dtype, which: str):
     _, inputs = recurrence(which, 300, 3, 64, 1.0)
-    plain = {"wkv6": eager_6.wkv6, "wkv7": eager_7.wkv7}[which]
-    assert_as_exact(kernel(which), plain, [x.to(device, dtype) for x in inputs])
+    assert_as_exact(kernel(which), EAGER[which], [x.to(device, dtype) for x in inputs])
 
 
 @pytest.mark.usefixtures("poisoned")
