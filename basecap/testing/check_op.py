@@ -7,7 +7,7 @@ exponential of a difference of two rounded sums.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -142,8 +142,8 @@ def _wide_choices(draw: Draw, width: int) -> dict[str, Tensor]:
     return _with_exact_scores(draw(1, 2 * T, 2, width), draw(1, 2 * T, 1, width), draw(1, 2 * T, 1, width))
 
 
-def _grouped(draw: Draw) -> dict[str, Tensor]:
-    return {"q": draw(B, T, 2 * H, K), "k": draw(B, T, H, K), "v": draw(B, T, H, K)}
+def _grouped(draw: Draw, length: int | None = None) -> dict[str, Tensor]:
+    return {name: draw(B, length or T, heads, K) for name, heads in (("q", 2 * H), ("k", H), ("v", H))}
 
 
 def _memory(draw: Draw) -> dict[str, Tensor]:
@@ -180,8 +180,8 @@ def _wkv4(draw: Draw) -> dict[str, Tensor]:
     return {"k": draw(B, T, D), "v": draw(B, T, D), "decay": draw(D).exp(), "bonus": draw(D)}
 
 
-def _wkv6(draw: Draw) -> dict[str, Tensor]:
-    r, k, v, decay = (draw(B, T, H, K) for _ in range(4))
+def _wkv6(draw: Draw, values: int = K) -> dict[str, Tensor]:
+    r, k, v, decay = (draw(B, T, H, width) for width in (K, K, values, K))
     return {"r": r, "k": k, "v": v, "log_decay": -(decay - 2).exp(), "bonus": draw(H, K)}
 
 
@@ -240,6 +240,15 @@ def _seventh(op: Function, half: bool = False) -> Op:
     )
 
 
+def _attention(window: int | None, length: int | None = None) -> Op:
+    return Op(
+        plain=partial(attention, window=window),
+        definition=partial(attention_reference.attention, scale=K**-0.5, window=window),
+        inputs=partial(_grouped, length=length),
+        families=attention_families,
+    )
+
+
 def _chunks(mode: Mode, chunk: int = 64, inputs: Callable[[Draw], Mapping[str, Tensor]] = _choices) -> Op:
     op, definition = (partial(function, chunk=chunk, mode=mode) for function in (top1_chunk, _dense))
     return _op_by_backend(op, definition, inputs, chunk_families)
@@ -263,6 +272,7 @@ OPS: dict[str, Op] = {
     ),
     "wkv4": _op_by_backend(wkv4, wkv4_reference.wkv4, _wkv4, wkv4_families),
     "wkv6": _op_by_backend(wkv6, wkv6_reference.wkv6, _wkv6, wkv6_families),
+    "wkv6 by tokens, heads of 96": _op_by_backend(wkv6, wkv6_reference.wkv6, partial(_wkv6, values=96), wkv6_families),
     "wkv7": _seventh(wkv7),
     "wkv7 bounded": _seventh(wkv7_bounded, half=True),
     "taylor attention": Op(
@@ -288,17 +298,14 @@ OPS: dict[str, Op] = {
         inputs=_head,
         families=linear_cross_entropy_families,
     ),
-    "attention": Op(
-        plain=attention,
-        definition=partial(attention_reference.attention, scale=K**-0.5),
-        inputs=_grouped,
-        families=attention_families,
-    ),
-    "attention window": Op(
-        plain=partial(attention, window=50),
-        definition=partial(attention_reference.attention, scale=K**-0.5, window=50),
-        inputs=_grouped,
-        families=attention_families,
+    "attention": _attention(None),
+    "attention window": _attention(50),
+    # On a GPU, lengths of whole tiles run on FlexAttention.
+    "attention window, whole tiles": replace(
+        _attention(50, length=256),
+        kernels=partial(attention, window=50),
+        plain=partial(attention_families["eager"].attention, scale=K**-0.5, window=50, slopes=None, segments=None),
+        cuda=True,
     ),
     "long convolution": _op_by_backend(
         long_convolution, long_convolution_reference.long_convolution, _filter, long_convolution_families, "filter"
