@@ -216,6 +216,10 @@ class AttentionHeads(nn.Module):
         q, k = (rotary(x, positions, self.rope_base, self.rotary_dims) for x in (q, k))
         return q, k, v
 
+    def values(self, v_BTGK: Tensor) -> Tensor:
+        """Return the values of every query head [B, T, H, K]: each group's for all of its heads."""
+        return v_BTGK.repeat_interleave(self.heads // self.groups, dim=2)
+
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Normal(0.02); gains start at 1."""
         gains = {name: ParameterRecipe(init=constant(1.0), decay=False) for name in ("q_gain", "k_gain")}

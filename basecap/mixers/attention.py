@@ -162,7 +162,7 @@ class Attention(Mixer):
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values of every query head, and the outputs of attention."""
         q, k, v = self.project(x_BTD)
-        return v.repeat_interleave(self.project.heads // self.project.groups, dim=2), self._attend(q, k, v)
+        return self.project.values(v), self._attend(q, k, v)
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Matrices by the scheme, biases 0."""

@@ -87,8 +87,7 @@ class Top1Element(Mixer):
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values of every query head, and the chosen ones."""
         q, k, v = self.project(x_BTD)
-        values = v.repeat_interleave(self.project.heads // self.project.groups, dim=2)
-        return values, top1_element(q, k, v, scale=self.scale)
+        return self.project.values(v), top1_element(q, k, v, scale=self.scale)
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Normal(0.02), the output projection shrunk with depth."""
