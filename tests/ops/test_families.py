@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import basecap.ops
+from basecap.errors import ConfigError
 from basecap.ops import _dispatch
 from basecap.ops._dispatch import functions_of
 from basecap.ops.top1_chunk import hopper
@@ -125,3 +126,21 @@ def test_what_a_gpu_cannot_launch_runs_elsewhere(monkeypatch: pytest.MonkeyPatch
     assert refused(65_536, 100, 1, 16) == kernels | rows | heads
     assert refused(8192, 100, 8, 16) == heads
     assert refused(1, 64 * 65_536, 1, 16) == kernels
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "message"),
+    [
+        ("delta_rule", [(2, 3, 1, 0), (2, 3, 1, 0), (2, 3, 1, 4), (2, 3, 1)], "K at least 1"),
+        ("linear_cross_entropy", [(2, 3), (0, 3)], "at least one row"),
+        ("ssd", [(2, 3, 1, 4), (2, 3, 1, 4), (2, 3, 0, 4), (2, 3, 0)], "positive multiple"),
+        ("taylor_attention", [(2, 3, 1, 0), (2, 3, 1, 0), (2, 3, 1, 4)], "K at least 1"),
+        ("wkv7", [(2, 3, 1, 0)] * 3 + [(2, 3, 1, 4)] + [(2, 3, 1, 0)] * 2, "K at least 1"),
+    ],
+)
+def test_inputs_without_heads_or_channels_are_refused(op: str, arguments: list[tuple[int, ...]], message: str):
+    tensors = [torch.zeros(shape) for shape in arguments]
+    if op == "linear_cross_entropy":
+        tensors.append(torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(ConfigError, match=message):
+        getattr(PACKAGES[op], op)(*tensors)

@@ -102,8 +102,8 @@ def _validate(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor |
     check_floating({"q": q, "k": k, "v": v, "beta": beta})
     if log_decay is not None:
         check_floating({"log_decay": log_decay})
-    if q.dim() != 4 or q.shape != k.shape:
-        raise ConfigError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must both be [B, T, H, K].")
+    if q.dim() != 4 or q.shape != k.shape or q.shape[3] < 1:
+        raise ConfigError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must both be [B, T, H, K] with K at least 1.")
     if v.dim() != 4 or v.shape[:3] != q.shape[:3]:
         raise ConfigError(f"v {tuple(v.shape)} must be [B, T, H, V] with B, T, H = {tuple(q.shape[:3])}.")
     for name, x in (("beta", beta), ("log_decay", log_decay)):

@@ -42,10 +42,11 @@ def linear_cross_entropy(
     check_tensor("targets", targets)
     if targets.dtype != torch.int64:
         raise ConfigError(f"targets must be torch.int64, not {targets.dtype}.")
-    if hidden.dim() < 1 or weight.dim() != 2 or hidden.shape != (*targets.shape, weight.shape[1]):
+    fits = weight.dim() == 2 and weight.shape[0] > 0 and hidden.dim() > 0
+    if not fits or hidden.shape != (*targets.shape, weight.shape[1]):
         raise ConfigError(
             f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)} and targets {tuple(targets.shape)} "
-            "do not fit; they must be [..., D], [vocab, D] and [...]."
+            "do not fit; they must be [..., D], [vocab, D] and [...], with at least one row in the vocabulary."
         )
     check_devices({"hidden": hidden, "weight": weight, "targets": targets})
     if reduction not in ("mean", "none"):

@@ -86,8 +86,8 @@ def _validate(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> None:
     check_floating({"q": q, "k": k, "v": v, "log_decay": log_decay})
     if q.dim() != 4 or q.shape != k.shape or q.shape[2] < 1:
         raise ConfigError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must both be [B, T, G, K] with G at least 1.")
-    if v.dim() != 4 or v.shape[:2] != q.shape[:2] or v.shape[2] % q.shape[2]:
-        raise ConfigError(f"v {tuple(v.shape)} must be [B, T, H, V] with H a multiple of {q.shape[2]} groups.")
+    if v.dim() != 4 or v.shape[:2] != q.shape[:2] or v.shape[2] < 1 or v.shape[2] % q.shape[2]:
+        raise ConfigError(f"v {tuple(v.shape)} must be [B, T, H, V] with H a positive multiple of {q.shape[2]} groups.")
     if log_decay.shape != v.shape[:3]:
         raise ConfigError(f"log_decay {tuple(log_decay.shape)} must be [B, T, H] = {tuple(v.shape[:3])}.")
     if v.shape[1] < 1:

@@ -98,8 +98,8 @@ def _check_eps(eps: float) -> float:
 
 def _validate(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> None:
     check_floating({"k": k, "q": q, "v": v})
-    if q.dim() != 4 or q.shape != k.shape:
-        raise ConfigError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must both be [B, T, H, K].")
+    if q.dim() != 4 or q.shape != k.shape or q.shape[3] < 1:
+        raise ConfigError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must both be [B, T, H, K] with K at least 1.")
     if v.dim() != 4 or v.shape[:3] != q.shape[:3]:
         raise ConfigError(f"v {tuple(v.shape)} must be [B, T, H, V] with B, T, H = {tuple(q.shape[:3])}.")
     if v.shape[1] < 1:

@@ -125,8 +125,9 @@ def _validate(
     given = {"log_decay": log_decay, "k": k, "a": a, "b": b}
     check_floating({"r": r, **given, "v": v})
     for name, x in given.items():
-        if r.dim() != 4 or x.shape != r.shape:
-            raise ConfigError(f"r {tuple(r.shape)} and {name} {tuple(x.shape)} must both be [B, T, H, K].")
+        if r.dim() != 4 or x.shape != r.shape or r.shape[3] < 1:
+            shapes = f"r {tuple(r.shape)} and {name} {tuple(x.shape)}"
+            raise ConfigError(f"{shapes} must both be [B, T, H, K] with K at least 1.")
     if v.dim() != 4 or v.shape[:3] != r.shape[:3]:
         raise ConfigError(f"v {tuple(v.shape)} must be [B, T, H, V] with {tuple(r.shape[:3])} in front.")
     if r.shape[1] < 1:
