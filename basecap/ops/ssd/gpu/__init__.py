@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.ops._dispatch import TRITON, unsupported_by_triton
+from basecap.ops._launch import block_of
 from basecap.ops._transforms import refuse_transforms
 from basecap.ops.ssd.gpu import operators
 
@@ -21,7 +22,7 @@ def supports(v_BTHV: Tensor, q_BTGK: Tensor) -> str | None:
     if LARGEST.get(itemsize, 0) < K * V:
         return f"there are none for {v_BTHV.dtype} and states of {int(K)} x {int(V)}"
     # What the largest kernel holds of one chunk and head, from above: its tokens, a state, and pairs of tokens.
-    BK, BV = (max(16, 1 << (width - 1).bit_length()) for width in (K, V))
+    BK, BV = block_of(K), block_of(V)
     (B, T), shared = v_BTHV.shape[:2], itemsize * (64 * BK + 192 * BV + BK * BV + 8192)
     return unsupported_by_triton(v_BTHV, shared=shared, programs=max(B, -(-T // BT)))
 
