@@ -26,20 +26,24 @@ class Declaration:
     axes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Record:
-    """One measured number: `metric` of evaluation `eval` on `subset` after `step` steps (`tokens` tokens).
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One measured number.
 
-    `n` is the number of averaged values, `stderr` has the unit of `value`, `axis` is the place on each declared axis.
-    `unit` and `better` are None where they are those of the declaration. `data` describes what was measured on where
-    that does not follow from the study, such as the data set and hash of a downstream task.
+    Attributes:
+        subset: what it was measured on, such as a domain, a task or "layer 3".
+        metric: what it is, such as "loss".
+        value: the number.
+        n: number of averaged items.
+        stderr: standard error of `value`.
+        axis: place on each axis of the declaration, and on further ones that only records keep. No two numbers of a
+            model have the same subset, metric and place.
+        unit: None for that of the declaration. "share" is shown in percent in a table of scores.
+        better: None for the direction of the declaration.
+        data: what it was measured on if that does not follow from the study, such as the name and a hash of a data set
+            that is downloaded. The report lists it, and says where it differs between runs.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    step: int
-    tokens: int
-    eval: str
     subset: str
     metric: str
     value: float
@@ -50,6 +54,17 @@ class Record:
     better: Better | None = None
     data: str | None = None
 
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Measurement):
+    """A number that evaluation `eval` measured after `step` steps, `tokens` tokens of training."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    step: int
+    tokens: int
+    eval: str
+
     @property
     def key(self) -> tuple:
         """Identity of the number: a later record with the same key replaces an earlier one."""
@@ -57,5 +72,5 @@ class Record:
 
     def row(self) -> dict[str, Any]:
         """Return the row of evals.jsonl, without the keys that few records have where this one has none."""
-        row = asdict(self)
+        row = {"step": self.step, "tokens": self.tokens, "eval": self.eval} | asdict(self)
         return {key: value for key, value in row.items() if value is not None or key not in OPTIONAL}

@@ -137,6 +137,9 @@ def test_metrics_and_records_are_read_back(records):
     assert math.isnan(run.metrics()[0]["train_loss"]) and run.metrics()[1] == {"step": 2, "train_loss": 1.5}
     run.append_evals([record(1), record(2, axis={"length": 8.0}), record(2, value=math.nan)])
     run.append_evals([record(1, value=3.0)])
+    place = '"step": 2, "tokens": 20, "eval": "domain-loss", "subset": "code", "metric": "loss"'
+    number = '"value": 2.0, "n": 5, "stderr": null, "axis": {"length": 8.0}'
+    assert (run.path / "evals.jsonl").read_text().splitlines()[1] == f"{{{place}, {number}}}"
     first, second, third = run.evals()
     assert first.value == 3.0 and second.axis == {"length": 8.0} and math.isnan(third.value)
     assert {record.step for record in run.evals() if record.eval == "domain-loss"} == {1, 2} and {

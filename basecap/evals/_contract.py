@@ -15,7 +15,7 @@ from basecap.data.workload import Workload
 from basecap.errors import ConfigError
 from basecap.evaluation_points import At
 from basecap.maps import Maps
-from basecap.measured import Better, Declaration
+from basecap.measured import Better, Declaration, Measurement
 from basecap.models.language_model import LanguageModel
 from basecap.options import configured
 from basecap.records import DocumentLosses
@@ -57,35 +57,6 @@ class Context(Generic[W]):
     def share(self, count: int) -> range:
         """Return which of `count` items this process measures: a block, so that joined parts keep the order."""
         return range(count * self.rank // self.world, count * (self.rank + 1) // self.world)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """One measured number.
-
-    Attributes:
-        subset: what it was measured on, such as a domain, a task or "layer 3".
-        metric: what it is, such as "loss".
-        value: the number.
-        n: number of averaged items.
-        stderr: standard error of `value`.
-        axis: place on each axis of the declaration, and on further ones that only records keep. No two numbers of a
-            model have the same subset, metric and place.
-        unit: None for that of the declaration. "share" is shown in percent in a table of scores.
-        better: None for the direction of the declaration.
-        data: what it was measured on if that does not follow from the study, such as the name and a hash of a data set
-            that is downloaded. The report lists it, and says where it differs between runs.
-    """
-
-    subset: str
-    metric: str
-    value: float
-    n: int
-    stderr: float | None = None
-    axis: dict[str, float] = field(default_factory=dict)
-    unit: str | None = None
-    better: Better | None = None
-    data: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

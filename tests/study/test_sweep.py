@@ -152,7 +152,8 @@ def test_what_is_chosen_and_said(planned, tmp_path, outcomes, chosen, words):
         status = "failed" if outcome is None else outcome if isinstance(outcome, str) else "finished"
         place.write_info({"name": spec.name, "status": status, "diverged": outcome is None})
         if isinstance(outcome, float):
-            place.append_evals([Record(3, 768, "sweep", "test", "loss", outcome, 100)])
+            named = {"eval": "sweep", "subset": "test", "metric": "loss", "n": 100}
+            place.append_evals([Record(step=3, tokens=768, **named, value=outcome)])
     sweep.choose_rates(records, planned, said.append)
     assert len(said) == 1 and words in said[0] and said[0].startswith("window 4: ")
     assert sweep.chosen_rates(records) == ({} if chosen is None else {"window 4": chosen})

@@ -195,7 +195,8 @@ def test_a_run_ends_where_it_is_good_enough_and_resumes_to_the_same_end(content,
 def test_an_accuracy_of_exactly_stop_at_ends_a_run(content, tmp_path):
     (spec, _), records = plan_runs(StudyConfig.model_validate(content), 36), RunRecords(tmp_path)
     for place, value in enumerate((0.5, 1.0)):
-        records.append_evals([Record(10, 640, "recall", "mqar", VALIDATION, value, 4, axis={"length": place})])
+        named = {"eval": "recall", "subset": "mqar", "metric": VALIDATION, "n": 4}
+        records.append_evals([Record(step=10, tokens=640, **named, value=value, axis={"length": place})])
     for stop_at, ends in ((0.75, True), (0.76, False), (None, False)):
         train = spec.train.model_copy(update={"stop_at": stop_at})
         assert _good_enough(replace(spec, train=train), records, 10) == ends
