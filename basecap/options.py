@@ -1,4 +1,4 @@
-"""Options of evaluations and tasks: checked, with errors that name the option."""
+"""Options of mixers, evaluations and tasks: checked, with errors that name the option."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -8,6 +8,9 @@ from pydantic import BaseModel, ValidationError
 from basecap.errors import ConfigError, describe_problem, nearest
 
 C = TypeVar("C", bound=BaseModel)
+
+#: Types of options that pydantic would convert true and false to.
+NUMBERS = (int, float, int | None, float | None)
 
 
 def configured(kind: type[C], options: Mapping[str, Any], owner: str) -> C:
@@ -21,9 +24,13 @@ def configured(kind: type[C], options: Mapping[str, Any], owner: str) -> C:
     Raises:
         ConfigError: an option is unknown, missing or invalid.
     """
-    for key in options:
+    for key, value in options.items():
         if key not in kind.model_fields:
             raise ConfigError(f"unknown option {key!r} of {owner}: {nearest(key, kind.model_fields)}")
+        if isinstance(value, bool) and kind.model_fields[key].annotation in NUMBERS:
+            raise ConfigError(
+                f"option {key!r} of {owner} cannot be {value!r}: it should be a number, not true or false."
+            )
     try:
         return kind(**options)
     except ValidationError as error:

@@ -13,7 +13,7 @@ from torch import Tensor
 from basecap.data import PreparedData
 from basecap.data.config import Count
 from basecap.data.workload import Workload
-from basecap.errors import DataError, nearest
+from basecap.errors import ConfigError, DataError, nearest
 from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
 from basecap.evals._influence import SEED, fitting_task, map_layers
 from basecap.maps import Maps, join_layers
@@ -97,7 +97,7 @@ class InfluenceMap(SharedEvaluation[Workload]):
             ]
             for key in (key for entry in value for key in entry):
                 if key not in known:
-                    raise ValueError(f"has an unknown option {key!r}: {nearest(key, known)}")
+                    raise ConfigError(f"unknown option {key!r} of an input of influence-map: {nearest(key, known)}")
             return value
 
     config: Config

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError, describe_error, nearest
@@ -19,6 +19,7 @@ from basecap.mixers._layer import LayerSpec
 from basecap.mixers._recipes import ParameterRecipe, default_recipe, generator_for
 from basecap.names import split_backbone
 from basecap.ops import Influence
+from basecap.options import configured
 from basecap.registry import Registry, source_location
 
 
@@ -199,25 +200,7 @@ class LayerChoice:
     def configure(self, hidden: int, overrides: Mapping[str, Any]) -> MixerConfig:
         """Return the options at a width: defaults < published size < variant < overrides; raises ConfigError."""
         chosen = {**self.mixer.sizes.get(hidden, {}), **self.options, **overrides}
-        fields = self.mixer.Config.model_fields
-        for key in chosen:
-            if key not in fields:
-                raise ConfigError(f"unknown option {key!r} of mixer {self.mixer.__name__}: {nearest(key, fields)}")
-            given = f"option {key!r} of mixer {self.mixer.__name__} cannot be {chosen[key]!r}"
-            if isinstance(chosen[key], bool) and fields[key].annotation in (int, float, int | None, float | None):
-                raise ConfigError(f"{given}: it should be a number.")  # pydantic would convert it to 1 or 0
-        try:
-            return self.mixer.Config(**chosen)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            if first["type"] == "missing":
-                owner = f"mixer {self.mixer.__name__} ({source_location(self.mixer)})"
-                raise ConfigError(
-                    f"option {where!r} of {owner} has no default; every option in Config needs one."
-                ) from error
-            given = f"option {where!r} of mixer {self.mixer.__name__} cannot be {first['input']!r}"
-            raise ConfigError(f"{given}: {first['msg'][0].lower()}{first['msg'][1:]}.") from error
+        return configured(self.mixer.Config, chosen, f"mixer {self.mixer.__name__}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,6 +278,11 @@ def mixer(
         if not (isinstance(cls.Config, type) and issubclass(cls.Config, MixerConfig)):
             raise ConfigError(
                 f"mixer {name!r} ({source_location(cls)}): its Config must subclass basecap.mixers.MixerConfig."
+            )
+        if required := [key for key, option in cls.Config.model_fields.items() if option.is_required()]:
+            raise ConfigError(
+                f"mixer {name!r} ({source_location(cls)}): option {required[0]!r} has no default; every option in "
+                "Config needs one."
             )
         if wrong := next(_ill_typed(options, variants, differences), None):
             raise ConfigError(f"mixer {name!r} ({source_location(cls)}): {wrong}.")

@@ -108,7 +108,7 @@ def test_options_stack_up():
     ("options", "message"),
     [
         ({"rat": 1.0}, "unknown option 'rat' of mixer Decay: did you mean 'rate'"),
-        ({"rate": "high"}, "option 'rate'"),
+        ({"rate": "high"}, "option 'rate' of mixer Decay cannot be 'high': it should be a number"),
         ({"rate": True}, "option 'rate' of mixer Decay cannot be True: it should be a number"),
         ({"heads": False}, "option 'heads' of mixer Decay cannot be False: it should be a number"),
     ],
@@ -164,8 +164,18 @@ class NoConfig(Decay):
     Config = dict
 
 
+class NeedsRate(Decay):
+    class Config(MixerConfig):
+        rate: float
+
+
 @pytest.mark.parametrize(
-    ("unfinished", "words"), [(NoStep, "lacks step; define it"), (NoConfig, "Config must subclass .*MixerConfig")]
+    ("unfinished", "words"),
+    [
+        (NoStep, "lacks step; define it"),
+        (NoConfig, "Config must subclass .*MixerConfig"),
+        (NeedsRate, "option 'rate' has no default; every option in Config needs one"),
+    ],
 )
 def test_unfinished_mixers_are_refused_with_their_place(registry, unfinished, words):
     with pytest.raises(ConfigError, match=rf"mixer 'new' \(.*test_contract\.py:\d+\):? .*{words}"):
@@ -211,17 +221,6 @@ def test_a_variant_has_its_own_source_and_differences_and_says_whose_it_is(regis
 def test_names_and_sentences_are_text(registry):
     with pytest.raises(ConfigError, match=r"mixer 'new' \(.*\.py:\d+\): summary must be text, not 3"):
         mixer("new", backbone="gpt", paper="none", summary=3)(Decay)
-
-
-class NeedsRate(Decay):
-    class Config(MixerConfig):
-        rate: float
-
-
-def test_an_option_without_default_is_named():
-    words = r"option 'rate' of mixer NeedsRate \(.*\.py:\d+\) has no default; every option in Config needs one"
-    with pytest.raises(ConfigError, match=words):
-        LayerChoice(mixer=NeedsRate).configure(8, {})
 
 
 def test_hybrid_keeps_its_pattern(registry):

@@ -95,7 +95,7 @@ def test_numbers_without_end(option: str):
 @pytest.mark.parametrize("choice", having("chunk"))
 def test_chunks_that_are_no_power_of_two(choice: LayerChoice):
     for chunk in (24, 100, 8, 512):
-        with pytest.raises(ConfigError, match=f"cannot be {chunk}: input should be 16, 32, 64, 128 or 256"):
+        with pytest.raises(ConfigError, match=f"cannot be {chunk}: it should be 16, 32, 64, 128 or 256"):
             build(choice, chunk=chunk)
 
 
