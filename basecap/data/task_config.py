@@ -33,7 +33,7 @@ class TaskSection(BaseModel):
     shifts: dict[str, tuple[Line, ...]] = Field(
         default_factory=dict,
         description="for each training task, the test tasks that its shortcut index compares with (default: all); "
-        "tasks that the study does not train on or test are ignored",
+        "ignored for tasks that --scale, --set or a study that extends this one leaves out",
     )
     options: dict[str, Any] = Field(
         default_factory=dict,

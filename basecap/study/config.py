@@ -17,7 +17,7 @@ from basecap.moved_keys import with_moved_keys
 from basecap.names import PAPER, at_scale
 from basecap.study.architectures import ArchitectureEntry, PatternEntry, Section, SizeConfig, SizeOverride, entry_keys
 from basecap.study.published import FigureConfig, PublishedSection
-from basecap.study.study_file import READ_ONLY, apply_setting, read_study
+from basecap.study.study_file import READ_ONLY, apply_setting, read_study, refuse_untested_shifts
 from basecap.study.value_errors import describe_value_error, shown
 from basecap.tasks import Readout
 from basecap.train.config import TrainSection
@@ -237,6 +237,11 @@ def load_study(study: str, settings: Sequence[str] = (), scale: str | None = Non
     content = read_study(study, scale)
     for setting in settings:
         apply_setting(content, setting)
+    for setting in settings:
+        if setting.startswith("task.shifts"):
+            layer: dict[str, Any] = {}
+            apply_setting(layer, setting)
+            refuse_untested_shifts(layer, content, f"--set {setting}")
     chosen = content.get("scale")
     where = study if chosen in (None, PAPER) else f"{study} at scale {chosen}"
     config = validate(with_moved_keys(content, "--set train"), where)

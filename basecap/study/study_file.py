@@ -81,6 +81,31 @@ def apply_setting(content: dict[str, Any], setting: str) -> None:
     place[last] = value
 
 
+def refuse_untested_shifts(layer: dict[str, Any], whole: dict[str, Any], where: str) -> None:
+    """Raise ConfigError when a layer of a study names a shift of a task that the study does not train on or test.
+
+    A layer is a file, the overrides of a scale or what --set sets. Layers above it may choose among the tasks, and the
+    shifts of the others are then ignored.
+
+    Args:
+        layer: its keys.
+        whole: those of the study up to this layer.
+        where: the layer, to be named in an error.
+    """
+    task, own = whole.get("task"), layer.get("task")
+    if not (isinstance(task, dict) and isinstance(own, dict) and isinstance(own.get("shifts"), dict)):
+        return
+    known: dict[str, Any] = {"task.train": task.get("train"), "task.test": task.get("test") or task.get("train")}
+    if not all(isinstance(names, list) for names in (*known.values(), *own["shifts"].values())):
+        return  # validation says what is wrong
+    for trained, shifts in own["shifts"].items():
+        for key, name in (("task.train", trained), *(("task.test", shift) for shift in shifts)):
+            if name not in known[key]:
+                raise ConfigError(
+                    f"{where}: task.shifts has {name!r}, which is not in {key}; add it there or remove it."
+                )
+
+
 def _find(study: str, extending: Path | None = None) -> Path:
     """Return the file of a study; raises ConfigError when there is none.
 
@@ -121,13 +146,16 @@ def _extended(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
         circle = " extends ".join(str(known) for known in (*extending, path))
         raise ConfigError(f"studies extend each other in a circle: {circle}; remove one extends.")
     content = _parse(path)
-    base = content.pop("extends", None)
-    if base is None:
-        return content
-    if not isinstance(base, str):
-        raise ConfigError(f"study file {path}: extends should be the name or file of one study.")
-    below = _extended(_find(base, path), (*extending, path))
-    return _merged({key: value for key, value in below.items() if key not in OWN}, content)
+    resolved, base = content.pop("schema", None) is not None, content.pop("extends", None)
+    whole = content
+    if base is not None:
+        if not isinstance(base, str):
+            raise ConfigError(f"study file {path}: extends should be the name or file of one study.")
+        below = _extended(_find(base, path), (*extending, path))
+        whole = _merged({key: value for key, value in below.items() if key not in OWN}, content)
+    if not resolved:  # study.yaml of a directory has all shifts of a study whose tasks --set may have changed
+        refuse_untested_shifts(content, whole, f"study file {path}")
+    return whole
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -141,7 +169,7 @@ def _parse(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"study file {path} is not a study; it must have keys such as name, data, architectures.")
     # Keys such as x-sizes are no options: they hold what anchors elsewhere in the file refer to.
-    kept = {key: value for key, value in content.items() if key != "schema" and not str(key).startswith("x-")}
+    kept = {key: value for key, value in content.items() if not str(key).startswith("x-")}
     return with_moved_keys(kept, f"study {path}")
 
 
@@ -173,8 +201,11 @@ def _at_scale(content: dict[str, Any], study: str, wanted: str | None, default: 
     scale = default if scale is None else scale
     if scale not in (None, PAPER, *scales):
         raise ConfigError(f"study {study} has no scale {scale!r}: {nearest(str(scale), [*scales, PAPER])}")
-    overrides = {} if scale in (None, PAPER) else with_moved_keys(scales[scale], f"study {study}: scales.{scale}")
-    return {**_merged(content, overrides), "scale": scale}
+    where = f"study {study}: scales.{scale}"
+    overrides = {} if scale in (None, PAPER) else with_moved_keys(scales[scale], where)
+    whole = _merged(content, overrides)
+    refuse_untested_shifts(overrides, whole, where)
+    return {**whole, "scale": scale}
 
 
 def _check_scales(scales: Any, study: str) -> None:

@@ -114,3 +114,46 @@ def test_unknown_scales_are_refused(tmp_path):
     for setting in ("scale=test", "extends=quickstart", "scales={}"):
         with pytest.raises(ConfigError, match=r"--set cannot change .*; choose a scale with --scale"):
             load_study(path, [setting])
+
+
+TASKS = {
+    "name": "tasks",
+    "task": {"train": ["mqar"], "test": ["mqar", "mqar-last"], "shifts": {"mqar": ["mqar-last"]}, "examples": 10},
+    "model": {"hidden": 16, "layers": 1},
+    "train": {"epochs": 1, "batch": 2},
+    "reference": "mamba-2",
+    "architectures": ["mamba-2"],
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "shifts", "words"),
+    [
+        (
+            "file",
+            {"mqar": ["mqar-shuffle"]},
+            r"tasks\.yaml: task\.shifts has 'mqar-shuffle', .* not in task\.test; add it",
+        ),
+        ("file", {"mqar-last": ["mqar"]}, "task.shifts has 'mqar-last', which is not in task.train"),
+        ("scale", {"mqar": ["mqar-shuffle"]}, r"scales\.test: task\.shifts has 'mqar-shuffle'"),
+        ("set", {"mqar": ["mqar-shuffle"]}, r"--set task\.shifts=.*: task\.shifts has 'mqar-shuffle'"),
+        ("set", {"mqar": "mqar-shuffle"}, r"task\.shifts\.mqar = 'mqar-shuffle': should be a list"),
+    ],
+)
+def test_shifts_of_tasks_that_are_not_tested_are_refused_where_they_are_set(tmp_path, place, shifts, words):
+    task = {**TASKS["task"], **({"shifts": shifts} if place == "file" else {})}
+    scales = {"test": {"task": {"shifts": shifts} if place == "scale" else {}}}
+    path = write(tmp_path, "tasks", {**TASKS, "task": task, "scales": scales})
+    settings = [f"task.shifts={yaml.safe_dump(shifts, default_flow_style=True).strip()}"] if place == "set" else []
+    with pytest.raises(ConfigError, match=words):
+        load_study(path, settings, "test")
+
+
+def test_shifts_of_tasks_that_are_left_out_above_are_ignored(tmp_path):
+    fewer = {"task": {"test": ["mqar"]}}
+    path = write(tmp_path, "tasks", {**TASKS, "scales": {"test": fewer}})
+    extended = write(tmp_path, "more", {"name": "more", "extends": "tasks.yaml", **fewer})
+    set_ = load_study(path, ["task.test=[mqar]"])
+    held = write(tmp_path, "study", {"schema": 1, **set_.model_dump(mode="json")})  # as a directory has it
+    for study in (load_study(path, scale="test"), load_study(extended), set_, load_study(held)):
+        assert study.task.tested == ("mqar",) and study.task.shifts == {"mqar": ("mqar-last",)}
