@@ -195,8 +195,7 @@ def _intervals(study: TextResults, rows: Sequence[Row]) -> str:
 
 def _looks(study: TextResults) -> str:
     """Return a sentence, with " " after it, about a study that got more seeds until its rows were decided, else ""."""
-    looks = study.looks
-    if looks is None:
+    if (looks := study.looks) is None:
         return ""
     counts = listed(map(str, looks.looks))
     return f"Looked at after {counts} of at most {looks.most} seeds; intervals hold over all looks together. "
@@ -216,9 +215,17 @@ def trained_models_only(study: TextResults) -> str:
         return ""
     return (
         "There are too few runs to estimate how much a result varies from seed to seed: intervals and verdicts hold "
-        "for these trained models only, not for the architectures. Train at least three seeds: run the same command "
-        "again with --set 'seeds=[0,1,2]'."
+        f"for these trained models only, not for the architectures. {_more_seeds(study)}."
     )
+
+
+def _more_seeds(study: TextResults) -> str:
+    """Return how a study gets more seeds: with --until-decided no more than its looks are planned for."""
+    if (looks := study.looks) is None:
+        return "Train at least three seeds: run the same command again with --set 'seeds=[0,1,2]'"
+    if looks.looks[-1] < looks.most:
+        return f"Train more seeds: run the same command again, with --until-decided --max-seeds {looks.most}"
+    return f"Train more seeds: run the same command with another --out and more than --max-seeds {looks.most}"
 
 
 def single_run_caution(study: TextResults) -> str:

@@ -91,7 +91,8 @@ def _begin(study: StudyConfig, records: StudyRecords, most: int) -> tuple[StudyC
         )
     if looks and looks.most != most:
         raise ConfigError(
-            f"the looks at {records.path} are planned for at most {looks.most} seeds; give --max-seeds {looks.most}."
+            f"the looks at {records.path} are planned for at most {looks.most} seeds; give --max-seeds {looks.most}, "
+            "or another --out."
         )
     if len(whole.seeds) > most:
         raise ConfigError(f"{records.path} has {len(whole.seeds)} seeds, more than --max-seeds {most}; raise that.")

@@ -103,6 +103,9 @@ def test_intervals_of_single_runs_speak_of_these_models():
     assert reasons(study(one))[0].endswith("nats. Train at least three seeds.")
     assert "too few runs" in trained_models_only(study(one)) and "seeds=[0,1,2]" in trained_models_only(study(one))
     assert trained_models_only(study(undecided("a"))) == ""
+    for looked, way in (((1,), "again, with --until-decided --max-seeds 2."), ((1, 2), "with another --out and more")):
+        words = trained_models_only(study(one, looks=Looks(most=2, looks=looked)))
+        assert f"Train more seeds: run the same command {way}" in words and "seeds=[" not in words
     assert "for these trained models only" in dict(notes(study(one)))["Intervals"]
     assert "other seeds" in dict(notes(study(undecided("a"))))["Intervals"]
 

@@ -139,7 +139,7 @@ def test_a_study_goes_on_at_the_look_it_was_at(config, found, tmp_path):
     assert StudyRecords(out).looks()["looks"] == [2, 3, 6]
     with pytest.raises(ConfigError, match="more of them at the same seeds would be another look"):
         grow(config(seeds=[*range(6)], reference_seeds=[*range(7)]), out, 8)
-    with pytest.raises(ConfigError, match="are planned for at most 8 seeds; give --max-seeds 8"):
+    with pytest.raises(ConfigError, match="are planned for at most 8 seeds; give --max-seeds 8, or another --out"):
         grow(config(), out, 9)
     change(out / "looks.json", looks=[3, 2])
     with pytest.raises(DataError, match=r"looks\.json is damaged"):
