@@ -127,6 +127,7 @@ class EnvironmentFile(_File):
     """The keys that are read in environment.json of any study."""
 
     failed_checks: dict[str, str] = {}
+    plugins: dict[str, dict[str, str]] = {}
 
 
 class RunFile(Provenance):

@@ -12,11 +12,11 @@ from basecap.errors import ConfigError
 from basecap.evals import Evaluation
 from basecap.evals.recall import Recall
 from basecap.records import StudyRecords
-from basecap.study.config import StudyConfig, restrict, validate
+from basecap.study.config import StudyConfig, restrict
 from basecap.study.jobs import Execution, check_evaluations, faults_of
 from basecap.study.merge import merge_studies
 from basecap.study.plan import Plan, RunSpec, check_points, costs, plan_evaluations, plan_runs
-from basecap.study.provenance import refuse_other, refuse_other_precision
+from basecap.study.provenance import held_study, plugin_entries, refuse_other, refuse_other_precision
 from basecap.study.sweep import chosen_rates
 from basecap.study.trial import refuse_leaks
 from basecap.study.workloads import Material, Tasks, material_of, vocabulary_of
@@ -116,7 +116,7 @@ def _merged_study(records: StudyRecords, study: StudyConfig) -> StudyConfig:
     """Return what the directory holds with this study: an earlier one's seeds and architectures too."""
     if not records.has_study:
         return study
-    return merge_studies(validate(records.study(), str(records.path / "study.yaml")), study, records.path)
+    return merge_studies(held_study(records), study, records.path)
 
 
 def _write_environment(records: StudyRecords, plan: Plan, material: Material, device: torch.device) -> None:
@@ -124,7 +124,7 @@ def _write_environment(records: StudyRecords, plan: Plan, material: Material, de
     machine = (
         held if held and (records.runs() or records.runs(sweep=True)) else environment.describe(device)
     )  # numbers stay with their machine
-    found = {**machine, **material.environment_entries()}
+    found = {**machine, **material.environment_entries(), **plugin_entries(plan.study)}
     if found != held:
         records.write_environment(found)
     records.write_declarations(evaluation.declaration for evaluation in plan.evaluations)

@@ -12,13 +12,13 @@ from basecap.errors import ConfigError
 from basecap.evaluation_points import At, includes
 from basecap.progress import progress
 from basecap.records import RunRecords, StudyRecords
-from basecap.study.config import StudyConfig, restrict, select, validate
+from basecap.study.config import StudyConfig, restrict, select
 from basecap.study.evaluation_job import Point
 from basecap.study.executors import Executor, devices_for, executor_for
 from basecap.study.jobs import Execution, Runtime, check_evaluations, report_failure
 from basecap.study.merge import with_evaluations
 from basecap.study.plan import RunSpec, check_points, model_of, plan_evaluations, plan_runs
-from basecap.study.provenance import absent_plugins, architecture_of, refuse_other
+from basecap.study.provenance import absent_plugins, architecture_of, held_study, plugin_entries, refuse_other
 from basecap.study.sweep import chosen_rates
 from basecap.study.workloads import material_of, vocabulary_of
 from basecap.train.checkpoint import stored
@@ -145,7 +145,7 @@ def evaluate_directory(
     chosen = environment.choose_device(device)
     alone = bool(RunRecords(path).info())
     records = StudyRecords(path.parent.parent if alone else path)
-    held = validate(records.study(), str(records.path / "study.yaml"))
+    held = held_study(records)
     study = with_evaluations(held, [_entry(text, at) for text in add], records.path)
     names = select(study, only) & {*only} if only else select(study, only)  # no reference unless it is named
     execution = Execution(study=study, out=records.path, device=str(chosen), plugins=tuple(plugins))
@@ -202,6 +202,8 @@ def _lock(execution: Execution, locks: contextlib.ExitStack) -> None:
 def _add(study: StudyConfig, runtime: Runtime) -> None:
     """Record what the study has gained."""
     runtime.records.create(study.model_dump(mode="json"))
+    if entries := plugin_entries(study):
+        runtime.records.write_environment({**runtime.records.environment(), **entries})
     runtime.records.write_declarations(evaluation.declaration for evaluation in runtime.evaluations)
 
 

@@ -19,6 +19,7 @@ from basecap.errors import ConfigError
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, validate
 from basecap.study.merge import merge_studies
+from basecap.study.provenance import held_study
 
 Infos = list[dict[str, Any]]
 
@@ -79,7 +80,7 @@ def _begin(study: StudyConfig, records: StudyRecords, most: int) -> tuple[StudyC
     """Return the study with what its directory holds, and the looks so far."""
     if not records.has_study:
         return study, None
-    held = validate(records.study(), str(records.path / "study.yaml"))
+    held = held_study(records)
     whole = merge_studies(held, study, records.path)
     looks = Looks.read(records)
     runs, wanted = (len(one.seeds_of(one.reference)) for one in (held, whole))

@@ -93,6 +93,7 @@ def test_other_text_from_a_changed_plugin_is_refused(study, tmp_path):
     data = {"source": "study-verses", "tokenizer": "bytes", "seq_len": 32, "train": ["a"], "ood": ["b"], "workers": 1}
     path.write_text(yaml.safe_dump(study | {"data": data}))
     infos = run(path, out, only=("transformer++",), plugins=(plugin,))
+    assert StudyRecords(out).environment()["plugins"] == {"source": {"study-verses": "verses.py"}}
     plugin.write_text(VERSES.replace("{number}", "{number} more"))
     load_anew(plugin, "study-verses")
     with pytest.raises(ConfigError, match="started with other data"):

@@ -74,6 +74,12 @@ def test_the_study_and_the_evaluation_of_the_page_run(own, tmp_path, context, mo
     found = [row for row in StudyRecords(tmp_path / "jsonl").runs()[0].evals() if row.eval == "top-token"]
     assert [row.subset for row in found] == ["web", "books", "code"]
     assert all(0 <= row.value <= 1 and row.n > 100 for row in found)
+    records = StudyRecords(tmp_path / "jsonl")
+    held = records.environment()
+    assert held["plugins"] == {"evaluation": {"top-token": "top_token.py"}}
+    records.write_environment({key: value for key, value in held.items() if key != "plugins"})
+    basecap("eval", "jsonl", *plugin[:2], "--add", "{top-token: {name: more, documents: 2, at: end}}")
+    assert records.environment() == held
 
     read = sum(row.n for row in found)
     said = " ".join(basecap("plan", "mine.yaml", *plugin).split())

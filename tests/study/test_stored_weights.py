@@ -103,6 +103,15 @@ def test_evaluations_run_where_they_say(path, tmp_path):
     assert [found.name for found in StudyRecords(tmp_path / "out").runs()[0].weights.iterdir()] == ["step-10"]
 
 
+@pytest.mark.parametrize("kind", ["evaluation", "task", "source"])
+def test_a_plugin_that_the_study_needs_is_named(out, kind):
+    records = StudyRecords(out)
+    records.write_environment({**records.environment(), "plugins": {kind: {"words": "own/my words.py"}}})
+    words = rf"out has the {kind} 'words' of a plugin that is not given; add --plugin 'own/my words\.py'\."
+    with pytest.raises(ConfigError, match=words):
+        add(out, ENTROPY)
+
+
 def test_an_architecture_whose_plugin_is_not_given_is_left_out(out):
     records = StudyRecords(out)
     study, mine = records.study(), out / "runs" / "mine-s0"
