@@ -2,12 +2,13 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from basecap import environment
 from basecap.analysis.draws import FEWEST_DOCUMENTS, FEWEST_OF_A_DOMAIN
@@ -33,12 +34,16 @@ FEWEST_OF_THE_REFERENCE, FEWEST = 10, 4
 #: models of limited-zoo, which see 7,300, went below it between 730 and 1,500.
 LEAST_PER_ENTRY = 700
 
-#: Share of the machine's matrix rate that training is assumed to reach, and the column that names it.
+#: Share of the machine's matrix rate that training is assumed to reach, and the column that names it. Of one H200's
+#: nominal rate transformers and Top-1 models reach 0.41 to 0.45 and recurrent ones 0.1 to 0.33 (results/models). Of one
+#: core of an EPYC the models of quickstart reach 0.28 to 0.34, those of lp-table-1 at scale laptop 0.16 to 0.41.
 UTILISATION = 0.35
 #: Seconds that a GPU needs for a block in a training step too small to keep it busy, bound by launching kernels, with
 #: seven to nine runs side by side on one H200: width 512, about 1,000 tokens a step. From 0.49 ms (mamba-1) to 0.74 ms
 #: (gated-deltanet) in the runs of lp-table-1 that saw 8.3M tokens (results/recall/gpu.json), 2.6 ms in lp-table-2.
 LAUNCHES = (0.5e-3, 2.6e-3)
+#: The most jobs that --per-device takes.
+MOST_ASIDE = 64
 EVALUATING = "evaluation PFLOP"
 STEPS, RESUME, KEPT = "steps", "resume (GiB)", "weights (GiB)"
 HOURS, TIME = (f"{name} if all reach {UTILISATION:.0%}" for name in ("hours", "time"))
@@ -140,7 +145,10 @@ def _early_ends(study: StudyConfig) -> list[str]:
 def _all(runs: int, time: str, share: str) -> str:
     if runs == 1:
         return f"1 run: {time}, {share}, if it reaches"
-    return f"All {runs} runs: {time} one after the other, {share}, if all reach"
+    cores = torch.get_num_threads() if environment.choose_device(None).type == "cpu" else 1
+    aside = min(cores, runs, MOST_ASIDE)
+    order = " one after the other" if aside == 1 else f", {aside} side by side (--per-device {aside})"
+    return f"All {runs} runs: {time}{order}, {share}, if all reach"
 
 
 def _launches(rows: list[dict[str, Any]]) -> list[str]:
@@ -229,18 +237,30 @@ def sparse(study: StudyConfig) -> list[str]:
 
 
 def matrix_rate(device: torch.device, seconds: float = 0.1) -> float:
-    """Measure floating-point operations per second of matrix products (bf16 on a GPU, fp32 on a CPU)."""
-    on_gpu = device.type == "cuda"
-    size = 8192 if on_gpu else 1024
-    a = torch.ones(size, size, device=device, dtype=torch.bfloat16 if on_gpu else torch.float32)
-    a @ a
-    _wait(device)
-    count, began = 0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        a @ a
-        _wait(device)
+    """Measure floating-point operations per second of matrix products (bf16 on a GPU, fp32 on all cores of a CPU).
+
+    On a CPU one thread is measured by its processor time, so that other work on the machine does not count.
+    """
+    if device.type == "cuda":
+        return _product_rate(torch.ones(8192, 8192, device=device, dtype=torch.bfloat16), time.perf_counter, seconds)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return threads * _product_rate(torch.ones(1024, 1024), time.thread_time, seconds)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _product_rate(matrix: Tensor, clock: Callable[[], float], seconds: float) -> float:
+    """Return the operations per second of the product of a matrix with itself."""
+    matrix @ matrix
+    _wait(matrix.device)
+    count, began = 0, clock()
+    while clock() - began < seconds:
+        matrix @ matrix
+        _wait(matrix.device)
         count += 1
-    return 2.0 * size**3 * count / (time.perf_counter() - began)
+    return 2.0 * len(matrix) ** 3 * count / (clock() - began)
 
 
 def _wait(device: torch.device) -> None:

@@ -98,7 +98,7 @@ def test_the_time_counts_evaluations_once_the_text_is_prepared(ample, tmp_path):
     before = estimate(config, tmp_path)
     said = remarks(config, before, tmp_path)
     assert {row["evaluation PFLOP"] for row in before} == {None}
-    assert "one after the other, without evaluations, if all reach" in said[0]
+    assert ", without evaluations, if all reach" in said[0]
     assert any("; the time of evaluations. Architectures" in line for line in said)
     data = prepare(config.data, tmp_path / "data")
     rows = estimate(config, tmp_path)
@@ -110,7 +110,7 @@ def test_the_time_counts_evaluations_once_the_text_is_prepared(ample, tmp_path):
     for row, old in zip(rows, before, strict=True):
         assert row["PFLOP"] == old["PFLOP"] and row["evaluation PFLOP"] == pytest.approx(share * row["PFLOP"])
     said = remarks(config, rows, tmp_path)
-    assert f"one after the other, {share / (1 + share):.0%} of it for evaluations, if all reach" in said[0]
+    assert f", {share / (1 + share):.0%} of it for evaluations, if all reach" in said[0]
     assert "Not counted: the work of chosen." in said
 
 

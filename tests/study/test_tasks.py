@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from basecap.analysis import TaskResults, analyse
@@ -94,7 +95,8 @@ def test_an_architecture_trains_on_its_own_tasks(content, tmp_path):
         load_study("quickstart", ["architectures=[transformer++, {use: mamba-1, tasks: [mqar]}]"])
 
 
-def test_a_plan_counts_the_flops_of_each_length(content):
+def test_a_plan_counts_the_flops_of_each_length(content, monkeypatch):
+    monkeypatch.setattr("basecap.environment.choose_device", lambda name: torch.device("cpu"))
     study = StudyConfig.model_validate(content)
     rows = estimate(study, Path("nowhere"))
     content["task"]["cells"] = CELLS[1:]
@@ -104,10 +106,12 @@ def test_a_plan_counts_the_flops_of_each_length(content):
     assert not any("domain" in line or "Warning" in line for line in remarks(study, rows, Path("nowhere")))
     # 0.35 * 1 TFLOP/s * 86,400 s
     day = [row | {"PFLOP": 20.24, "evaluation PFLOP": 10.0, "hours if all reach 35%": 12.0} for row in rows]
-    assert remarks(study, [*day, *day], Path("nowhere"))[0] == (
-        "All 4 runs: 2 days one after the other, 33% of it for evaluations, if all reach 35% of this "
-        "machine's matrix rate, now 2 TFLOP/s; at the same share of 1,000 TFLOP/s, 5 min 46 s."
-    )
+    for threads, order in ((1, " one after the other"), (3, ", 3 side by side (--per-device 3)")):
+        monkeypatch.setattr("torch.get_num_threads", lambda threads=threads: threads)
+        assert remarks(study, [*day, *day], Path("nowhere"))[0] == (
+            f"All 4 runs: 2 days{order}, 33% of it for evaluations, if all reach 35% of this machine's matrix rate, "
+            "now 2 TFLOP/s; at the same share of 1,000 TFLOP/s, 5 min 46 s."
+        )
     one, large = ({**rows[0], "blocks": 8, "steps": 10_000, "PFLOP": work} for work in (1.0, 100.0))
     assert "the steps of 1 of the runs are too small" in (said := remarks(study, [one, large], Path("nowhere"))[1])
     assert "they take 40 s to 3 min 28 s, and longer" in said  # 0.5 and 2.6 ms for each of 80,000
