@@ -24,8 +24,6 @@ FEWEST_POINTS = 4
 REACH = 0.5
 #: Largest share of draws that may lose the trained range before the interval would mislead.
 LOST_DRAWS = 0.05
-#: No run will see e^40 tokens (2e17).
-LARGEST_EXPONENT = 40.0
 #: A loss that needs more than so many times the tokens of a run is not worth waiting for.
 LONGEST = 100.0
 
@@ -114,27 +112,32 @@ def scatter(curve: Curve, where: Range) -> tuple[ndarray, float]:
 def more_tokens(runs: Sequence[Curve], loss: float) -> float | None:
     """Return how many more tokens runs would take until their mean loss, not below `loss` now, is `loss`.
 
-    It is the median over runs of what each takes to fall as far as the mean has to; None where most never would, or
-    would take more than `LONGEST` times what they have seen.
+    It is the median over runs of what each takes to fall as far as the mean has to; None where most never would.
     """
     fall = float(final(runs)[0]) - loss
     needed = [tokens_to_reach(curve.x[0, -1] - fall, curve.trained, curve.x[0]) for curve in runs]
     more = [np.inf if end is None else end - curve.trained[-1] for end, curve in zip(needed, runs, strict=True)]
     middle = float(np.median(more))
-    return max(0.0, middle) if middle < LONGEST * max(curve.trained[-1] for curve in runs) else None
+    return max(0.0, middle) if np.isfinite(middle) else None
 
 
 def tokens_to_reach(loss: float, tokens: ndarray, losses: ndarray) -> float | None:
     """Extrapolate the tokens after which a run reaches `loss`, which is not above its last.
 
-    From the last point on it falls as the line through the points of the second half of the tokens does, at least three
-    of them, loss over the logarithm of tokens [K]: the line itself may have been there already. The last three alone
-    would say that nothing falls any more, as the learning rate has decayed there. None when it does not fall or would
-    take forever.
+    From the last point on it falls as the line through the points of the second half of the tokens [K] does, at least
+    three of them: the line itself may have been there already. The last three alone would say that nothing falls any
+    more, as the learning rate has decayed there. None when it does not fall, or would take more than `LONGEST` times
+    the tokens.
+
+    Most losses fall ever more slowly, so it takes longer. Runs of quickstart's models with 16,000 to 1M tokens were
+    compared with runs 2 to 128 times as long (86 pairs): to the final loss of those it took 0.8 to 7 times as many more
+    tokens in eight pairs of ten, 2.5 times in the median; 0.8 to 3 times where they were twice as long. A line over the
+    logarithm of tokens fits long runs, but was up to a million times too high for short ones, whose losses fall faster
+    over the logarithm the longer they train.
     """
     if len(tokens) < 2:
         return None
     count = max(3, int(np.sum(2 * tokens >= tokens[-1])))
-    fall, _ = np.polyfit(np.log(tokens[-count:]), losses[-count:], 1)
-    exponent = np.log(tokens[-1]) + (loss - losses[-1]) / fall if fall < 0 else np.inf
-    return float(np.exp(exponent)) if exponent < LARGEST_EXPONENT else None
+    fall, _ = np.polyfit(tokens[-count:] / tokens[-1], losses[-count:], 1)
+    more = (loss - losses[-1]) / fall if fall < 0 else np.inf
+    return float(tokens[-1] * (1 + more)) if more < LONGEST else None

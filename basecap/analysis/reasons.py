@@ -73,7 +73,10 @@ def behind(loss: str, best: float, high: float, more: float | None) -> str:
 def _train(more: float | None) -> str:
     if more is None:
         return "at the pace of its second half it will not get there: change train.lr, train.tokens or its size"
-    return f"train about {_rounded(more)} more tokens, at the pace of its second half"
+    return (
+        f"train about {_rounded(more)} more tokens at the pace of its second half, up to four times as many if that "
+        "slows down, as it usually does"
+    )
 
 
 def _rounded(count: float) -> str:

@@ -15,9 +15,11 @@ import numpy as np
 from numpy import ndarray
 
 from basecap.analysis.draws import Curve
-from basecap.analysis.gap import LARGEST_EXPONENT
 from basecap.analysis.intervals import TINY
 from basecap.analysis.rows import Interval, Verdict
+
+#: No run will see e^40 tokens (2e17).
+LARGEST_EXPONENT = 40.0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 
 from basecap.analysis.comparison import compare_runs
 from basecap.analysis.draws import FEWEST_DOCUMENTS, Curve, Draws, draw
-from basecap.analysis.gap import Range, final, more_tokens, tokens_to_reach, upper_end
+from basecap.analysis.gap import LONGEST, Range, final, more_tokens, tokens_to_reach, upper_end
 from basecap.analysis.losses import MOST_POINTS, DomainLosses, RunLosses
 from basecap.analysis.rows import Interval, Row
 from basecap.analysis.worth import judge
@@ -337,24 +337,32 @@ def test_ends_of_the_range_are_means_over_runs():
     assert where.high[0] == pytest.approx(np.mean([one.x[0, 9] for one in curves]))
 
 
-def test_tokens_to_reach_follows_the_logarithm():
-    tokens = np.array([1e3, 1e4, 1e5])
-    assert tokens_to_reach(1.0, tokens, np.array([5.0, 4.0, 3.0])) == pytest.approx(1e7)
+def test_tokens_to_reach_follows_the_pace_of_the_second_half():
+    tokens = np.array([1e5, 2e5, 3e5])
+    assert tokens_to_reach(1.0, tokens, np.array([5.0, 4.0, 3.0])) == pytest.approx(5e5)
     assert tokens_to_reach(1.0, tokens, np.array([3.0, 3.0, 3.0])) is None
-    assert tokens_to_reach(-1e3, tokens, np.array([5.0, 4.0, 3.0])) is None
+    assert tokens_to_reach(5.0 - LONGEST, tokens, np.array([5.0, 4.9, 4.8])) is None
     assert tokens_to_reach(1.0, tokens[:1], np.array([5.0])) is None
     long = np.arange(1, 21) * 1e3  # flat over the last three, as the learning rate has decayed there
     losses = 5 - np.log(np.minimum(long, 18e3))
     assert 20e3 < tokens_to_reach(losses[-1] - 1, long, losses) < 100e3
 
 
+def test_tokens_that_a_short_run_needs_are_no_astronomic_number():
+    """A run on a plateau: over the logarithm of its tokens it falls ever faster, not ever more slowly."""
+    tokens = np.arange(1, 21) * 3e3
+    losses = 3.3 - 0.1 * (tokens / tokens[-1]) ** 2
+    assert tokens[-1] < tokens_to_reach(2.2, tokens, losses) < 10 * tokens[-1]
+
+
 def test_one_bad_run_does_not_make_the_tokens_that_are_missing_none():
-    """Two of three runs are below 3.5 already, their mean is not: it has to fall by 0.5 at 1 per factor of 10."""
+    """Two of three runs are below 3.5 already, their mean is not: it has to fall by 0.5 at 1 per 100,000 tokens."""
     falling = np.array([5.0, 4.0, 3.0])
     ends = [
-        Curve(x=falling[None] + shift, y=np.zeros((1, 1, 3)), trained=np.array([1e3, 1e4, 1e5])) for shift in (0, 0, 3)
+        Curve(x=falling[None] + shift, y=np.zeros((1, 1, 3)), trained=np.array([1e5, 2e5, 3e5])) for shift in (0, 0, 3)
     ]
-    assert more_tokens(ends, 3.5) == pytest.approx(1e5 * (10**0.5 - 1))
+    assert more_tokens(ends, 3.5) == pytest.approx(5e4)
+    assert more_tokens(ends, 3.5 - LONGEST * 3) is None
 
 
 @pytest.mark.parametrize(
