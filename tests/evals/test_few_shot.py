@@ -205,6 +205,17 @@ def test_texts_have_perplexities_with_errors_over_documents(library, context, mo
     assert (words.metric, words.n) == ("word_perplexity", 5) and words.stderr == pytest.approx(delta, rel=0.5)
 
 
+@pytest.mark.parametrize("documents", [150, 1500])
+def test_perplexities_have_errors_of_their_own_and_not_those_of_the_mean(library, documents):
+    from lm_eval.api.registry import get_aggregation
+
+    values = np.random.default_rng(0).normal(-3, 0.5, documents).tolist()
+    mean, perplexity = (library._stderr(values, get_aggregation(name)) for name in ("mean", "perplexity"))
+    assert mean == pytest.approx(np.std(values, ddof=1) / math.sqrt(documents))
+    assert perplexity == pytest.approx(math.exp(-np.mean(values)) * mean, rel=0.15)  # to first order
+    assert library._stderr(values[:1], get_aggregation("perplexity")) is None
+
+
 def test_answers_are_greedy_and_end_at_a_stop_string(library, context, tmp_path, caplog):  # noqa: F811
     asked, tokenizer = other(byte_tokenizer()), byte_tokenizer()
     prompt = "the river "

@@ -17,6 +17,7 @@ import lm_eval
 import numpy as np
 from lm_eval.api.group import Group
 from lm_eval.api.instance import Instance
+from lm_eval.api.registry import get_aggregation
 from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 
@@ -34,8 +35,11 @@ SEED = 1234
 #: Documents of each task whose prompts are looked at before training.
 LOOKED_AT = 100
 
-#: Most documents whose metric gets a standard error by the jackknife, which computes it once without each of them.
-JACKKNIFE = 1000
+#: Most groups of documents of the jackknife, which computes a metric once without each of them.
+GROUPS = 200
+
+#: Aggregations that are means, whose standard error has a closed form.
+MEANS = (np.mean, get_aggregation("mean"))
 
 #: The metric of prompts whose beginning was left out, beside those of the task.
 CUT = "cut prompts"
@@ -336,16 +340,15 @@ def _scores(task: Task, values: Mapping[str, list[Any]]) -> dict[str, Any]:
 
 
 def _stderr(items: Sequence[Any], aggregate: Callable[[Any], float]) -> float | None:
-    """Return the standard error over documents: of a mean in closed form, else by the jackknife."""
+    """Return the standard error over documents: of a mean in closed form, else by the jackknife over groups of them."""
     count = len(items)
     if count < 2:
         return None
-    if all(isinstance(item, int | float) for item in items):
+    if aggregate in MEANS:
         return float(np.std(items, ddof=1)) / math.sqrt(count)
-    if count > JACKKNIFE:
-        return None
-    without = [aggregate([*items[:index], *items[index + 1 :]]) for index in range(count)]
-    return float(np.std(without)) * math.sqrt(count - 1)
+    groups = min(count, GROUPS)
+    without = [aggregate([item for at, item in enumerate(items) if at % groups != left]) for left in range(groups)]
+    return float(np.std(without)) * math.sqrt(groups - 1)
 
 
 def _measure(name: str, scores: Mapping[str, Any], kinds: Mapping[str, Kind], data: str) -> list[Measurement]:
