@@ -16,6 +16,9 @@ from basecap.tasks import Task, build_task
 
 T = TypeVar("T")
 
+#: Default seed of the examples; no study trains with it by default.
+SEED = 2**31
+
 
 def map_layers(
     model: LanguageModel,
@@ -50,8 +53,10 @@ def map_layers(
     return found
 
 
-#: Default seed of the examples; no study trains with it by default.
-SEED = 2**31
+def normalised(factors: Tensor) -> Tensor:
+    """Return |factors| normalised to sum 1 over the last dimension; a row of zeros stays zero."""
+    sizes = factors.abs()
+    return sizes / sizes.sum(-1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)
 
 
 def fitting_task(

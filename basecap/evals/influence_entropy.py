@@ -11,7 +11,7 @@ from basecap.data import PreparedData
 from basecap.data.config import Count
 from basecap.errors import DataError
 from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
-from basecap.evals._influence import map_layers
+from basecap.evals._influence import map_layers, normalised
 from basecap.evals._openings import openings
 from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
@@ -85,9 +85,3 @@ def layer_entropies(model: LanguageModel, tokens_BT: Tensor) -> dict[int, float]
 def _mean_entropy(influence: Influence) -> float:
     B, H, T = influence.shape
     return sum(entropy(normalised(factors.float())).sum().item() for factors in influence.blocks()) / (B * H * T)
-
-
-def normalised(factors: Tensor) -> Tensor:
-    """Return |factors| normalised to sum 1 over the last dimension; a row of zeros stays zero."""
-    sizes = factors.abs()
-    return sizes / sizes.sum(-1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)

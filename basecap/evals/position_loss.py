@@ -1,7 +1,6 @@
 """Loss by position, which shows whether a model uses distant tokens."""
 
 import itertools
-import math
 from typing import Literal
 
 import numpy as np
@@ -12,6 +11,7 @@ from basecap.data.config import Count
 from basecap.errors import DataError
 from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
 from basecap.evals._openings import largest_batch, losses_of, openings
+from basecap.evals._statistics import standard_error
 from basecap.models.language_model import LanguageModel
 
 
@@ -78,9 +78,8 @@ class PositionLoss(SharedEvaluation[PreparedData]):
         found = []
         for low, high in itertools.pairwise(edges(losses.shape[1], self.config.first)):
             means = losses[:, low:high].mean(axis=1)
-            stderr = float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else None
-            place = {"position": float(high)}
-            value, n = float(means.mean()), len(means) * (high - low)
+            value, n, place = float(means.mean()), len(means) * (high - low), {"position": float(high)}
+            stderr = standard_error(means)
             found.append(Measurement(subset=domain, metric="loss", value=value, n=n, stderr=stderr, axis=place))
         return found
 

@@ -16,8 +16,9 @@ from basecap.data.workload import Workload
 from basecap.errors import DataError
 from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
 from basecap.evals._hiding import right_answers
-from basecap.evals._influence import SEED, fitting_task, map_layers
+from basecap.evals._influence import SEED, fitting_task, map_layers, normalised
 from basecap.evals._signed import ratio, signed_reads, signed_score
+from basecap.evals._statistics import standard_error
 from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
 from basecap.tasks import NOTHING, Instances, Ints, Role, Task
@@ -215,8 +216,7 @@ def reads_of(sizes_RTT: Tensor, masks: Mapping[Role, PairMasks]) -> dict[Role, N
             of zeros reads nothing.
         masks: the masks of each part.
     """
-    tiny = torch.finfo(sizes_RTT.dtype).tiny
-    shares_2NTT = (sizes_RTT / sizes_RTT.sum(-1, keepdim=True).clamp(min=tiny)).unflatten(0, (2, -1))
+    shares_2NTT = normalised(sizes_RTT).unflatten(0, (2, -1))
     reads = {}
     for part, found in masks.items():
         places, first, second = (x.to(sizes_RTT) for x in (found.places, found.first, found.second))
@@ -246,7 +246,7 @@ def measure(subset: str, prefix: str, reads: NDArray[np.float64]) -> list[Measur
             metric=prefix + metric,
             value=float(value),
             n=n,
-            stderr=float(column.std(ddof=1) / n**0.5) if n > 1 else None,
+            stderr=standard_error(column),
             unit=SCORE if metric == "score" else None,
         )
         for metric, (value, column) in columns.items()
@@ -268,6 +268,5 @@ def measure_signed(subset: str, reads: NDArray[np.float32]) -> list[Measurement]
 
 def mean_of(subset: str, metric: str, column: NDArray[np.float64]) -> Measurement:
     """Return the mean of [examples] values with its standard error."""
-    n = len(column)
-    stderr = float(column.std(ddof=1) / n**0.5) if n > 1 else None
-    return Measurement(subset=subset, metric=metric, value=float(column.mean()), n=n, stderr=stderr)
+    value, stderr = float(column.mean()), standard_error(column)
+    return Measurement(subset=subset, metric=metric, value=value, n=len(column), stderr=stderr)

@@ -143,7 +143,8 @@ def plugin_entries(study: StudyConfig) -> dict[str, Any]:
     for kind, name in [(kind, name) for kind, known in names.items() for name in known]:
         module = MODULE_OF[kind](name)
         if module.startswith(PLUGIN):
-            parts.setdefault(kind, {})[name] = _as_given(_file(module))
+            file = seen_from_here(_file(module))
+            parts.setdefault(kind, {})[name] = file.name if file.is_absolute() else str(file)
     return {"plugins": parts} if parts else {}
 
 
@@ -163,9 +164,9 @@ def held_study(records: StudyRecords) -> StudyConfig:
     return validate(records.study(), str(records.path / "study.yaml"))
 
 
-def _as_given(file: Path) -> str:
-    """Return a plugin file as a command in this directory names it; of one elsewhere, its name alone is recorded."""
-    return str(file.relative_to(Path.cwd())) if file.is_relative_to(Path.cwd()) else file.name
+def seen_from_here(file: Path) -> Path:
+    """Return a path relative to the working directory where it lies below, as a command would name it."""
+    return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
 
 
 def architecture_of(info: dict[str, Any]) -> str | None:

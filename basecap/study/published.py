@@ -2,18 +2,17 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from basecap.data.config import Count, Line, Number
+from basecap.study.architectures import Section
 from basecap.tasks import build_task
 
 Range = tuple[Number, Number]
 
 
-class PublishedConfig(BaseModel):
+class PublishedConfig(Section):
     """Numbers that a paper prints, shown beside ours."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     source: Line = Field(description="where they are published, and in which unit")
     values: dict[str, tuple[Any, ...]] = Field(
@@ -22,10 +21,8 @@ class PublishedConfig(BaseModel):
     )
 
 
-class FigureConfig(BaseModel):
-    """In which form."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+class FigureConfig(Section):
+    """The figure or table of the paper that the report draws, and its published values."""
 
     kind: Literal["losses", "entropy", "scores"] = Field(
         description="losses: test loss over smoothed training loss; entropy: influence-entropy over the mixers' option "
@@ -73,10 +70,8 @@ def _is_number(item: Any) -> bool:
     return item is None or (isinstance(item, int | float) and not isinstance(item, bool))
 
 
-class PublishedValue(BaseModel):
+class PublishedValue(Section):
     """One published number."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     architecture: Line = Field(description="entry of the study; the report says which of them has no run here")
     train: Line | None = Field(None, description="training task; the only one when not given")
@@ -100,10 +95,8 @@ class PublishedValue(BaseModel):
         return self.architecture, self.train, self.test or self.train, self.length, self.pairs
 
 
-class PublishedSection(BaseModel):
+class PublishedSection(Section):
     """Numbers that a report shows beside those of the study; no run depends on them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: Line = Field(description="where they are published, such as arXiv 2410.15678, Table 1")
     metric: Literal["accuracy", "case_accuracy"] = Field(

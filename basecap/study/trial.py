@@ -5,7 +5,6 @@ import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from basecap.progress import progress
 from basecap.records import StudyRecords
 from basecap.study.jobs import Failure, Runtime, describe_failure, report_failure
 from basecap.study.plan import RunSpec
-from basecap.study.provenance import plugin_files, starting_info
+from basecap.study.provenance import plugin_files, seen_from_here, starting_info
 from basecap.testing.check_mixer import LONGEST as CHECKED
 from basecap.testing.check_mixer import check_mixer
 from basecap.testing.check_model import LONGEST, Precision, find_leak, undisturbed
@@ -46,8 +45,8 @@ def untried(runs: Sequence[RunSpec], records: StudyRecords) -> list[RunSpec]:
         found = records.run(run.name, run.seed, run.rate)
         if found.info().get("status") == "finished" or latest(found.resume) is not None:
             begun.add(run.architecture)
-    untried = {run.architecture: run for run in reversed(runs) if run.architecture not in begun}
-    return list(untried.values())[::-1]
+    first = {run.architecture: run for run in reversed(runs) if run.architecture not in begun}
+    return list(first.values())[::-1]
 
 
 def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt) -> list[dict[str, Any]]:
@@ -205,9 +204,8 @@ def _places(config: ModelConfig) -> str:
 
 def _command(run: RunSpec) -> str:
     """Return the command that shows the details."""
-    files, here = plugin_files(run.model), Path.cwd()
-    paths = [file.relative_to(here) if file.is_relative_to(here) else file for file in files]
-    options = [("--mixer", name) for name in _checked_names(run.model)] + [("--plugin", str(path)) for path in paths]
+    options = [("--mixer", name) for name in _checked_names(run.model)]
+    options += [("--plugin", str(seen_from_here(file))) for file in plugin_files(run.model)]
     if run.model.max_length > CHECKED:
         options.append(("--length", str(min(run.model.max_length, LONGEST))))
     return shlex.join(["basecap", "check", *(word for option in options for word in option)])

@@ -7,7 +7,8 @@ import torch
 
 from basecap.errors import DataError
 from basecap.evals import build_evaluation
-from basecap.evals.influence_entropy import layer_entropies, normalised
+from basecap.evals._influence import normalised
+from basecap.evals.influence_entropy import layer_entropies
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
 from basecap.ops.attention import entropy

@@ -25,6 +25,7 @@ from basecap.data.tokenizer import Tokenizer
 from basecap.errors import BasecapError, ConfigError, DataError, describe_error, nearest
 from basecap.evals._contract import Measurement
 from basecap.evals._few_shot.library_model import REMEDY, AskedModel
+from basecap.evals._statistics import standard_error
 from basecap.measured import Better
 
 logger = logging.getLogger("basecap.evals")
@@ -341,12 +342,9 @@ def _scores(task: Task, values: Mapping[str, list[Any]]) -> dict[str, Any]:
 
 def _stderr(items: Sequence[Any], aggregate: Callable[[Any], float]) -> float | None:
     """Return the standard error over documents: of a mean in closed form, else by the jackknife over groups of them."""
-    count = len(items)
-    if count < 2:
-        return None
-    if aggregate in MEANS:
-        return float(np.std(items, ddof=1)) / math.sqrt(count)
-    groups = min(count, GROUPS)
+    if len(items) < 2 or aggregate in MEANS:
+        return standard_error(np.array(items))
+    groups = min(len(items), GROUPS)
     without = [aggregate([item for at, item in enumerate(items) if at % groups != left]) for left in range(groups)]
     return float(np.std(without)) * math.sqrt(groups - 1)
 
