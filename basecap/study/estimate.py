@@ -91,7 +91,7 @@ def _workloads(study: StudyConfig, out: Path) -> Workloads:
     """Return what runs train on by their training task, nothing for text that is not prepared."""
     if study.task is not None:
         return Tasks(study.task).workloads()
-    data = find_prepared(study.text, cache_of(study, out))
+    data = find_prepared(study.text, cache_of(study.text, out))
     return {} if data is None else {None: data}
 
 
@@ -198,7 +198,7 @@ def _spans(numbers: list[int]) -> str:
 
 def _of_text(study: StudyConfig, out: Path) -> list[str]:
     """Return the lines about a study of text."""
-    cache = cache_of(study, out)
+    cache = cache_of(study.text, out)
     return [
         *sparse(study),
         *expected_verdicts(study, find_prepared(study.text, cache)),

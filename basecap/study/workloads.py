@@ -51,7 +51,7 @@ class Text(Material):
 
     def refuse_missing(self) -> None:
         """Look for the text."""
-        check_text(self._section, _cache(self._section, self._out))
+        check_text(self._section, cache_of(self._section, self._out))
 
     def workloads(self) -> Workloads:
         """Return the prepared text, for all runs."""
@@ -60,7 +60,7 @@ class Text(Material):
     @cached_property
     def data(self) -> PreparedData:
         """The prepared text; raises as `workloads` does."""
-        data = prepare(self._section, _cache(self._section, self._out))
+        data = prepare(self._section, cache_of(self._section, self._out))
         if self._vocab is not None:
             check_vocabulary(self._vocab, data.tokenizer)
         held = StudyRecords(self._out).environment().get("data")
@@ -112,7 +112,7 @@ def vocabulary_of(workloads: Workloads) -> int:
 
 def data_of(study: StudyConfig, out: Path) -> PreparedData:
     """Return the prepared text of the study in `out`, preparing what is missing; ConfigError for a study of tasks."""
-    return prepare(study.text, _cache(study.text, out))
+    return prepare(study.text, cache_of(study.text, out))
 
 
 def recorded_data(study: StudyConfig, out: Path) -> PreparedData:
@@ -120,10 +120,6 @@ def recorded_data(study: StudyConfig, out: Path) -> PreparedData:
     return Text(study.text, study.model.vocab, out).data
 
 
-def cache_of(study: StudyConfig, out: Path) -> Path:
-    """Return the directory of the prepared text of the study in `out`."""
-    return _cache(study.text, out)
-
-
-def _cache(section: DataConfig, out: Path) -> Path:
+def cache_of(section: DataConfig, out: Path) -> Path:
+    """Return the directory of the prepared text of the section `data` of the study in `out`."""
     return Path(section.cache) if section.cache else out / "data"
