@@ -32,6 +32,7 @@ from basecap.cli_options import (
     log,
 )
 from basecap.errors import BasecapError, ConfigError, Interrupted, nearest
+from basecap.garbage import uncollected
 from basecap.progress import protect_streams
 from basecap.terminal import console, print_table, report_output_error
 
@@ -225,15 +226,14 @@ def report(
     ] = False,
 ) -> None:
     """Analyse one or several studies again and write one report, which joins several: gaps, recall and costs."""
-    from basecap.report import joined_sheets, write_live_report, write_tables
-
+    with uncollected():
+        from basecap.report import joined_sheets, write_live_report, write_tables
     directory = out or directories[0]
     if live:
         write_live_report(directories, directory, log)
     made = _report(directories, directory, costs=costs, svg=svg)
     if tables is not None:
-        joined = made.joined
-        sheets = [] if joined is None else list(joined_sheets(joined))
+        sheets = [] if made.joined is None else list(joined_sheets(made.joined))
         written = write_tables(made.studies, tables, sheets)
         typer.echo(f"tables: {len(written)} files in {tables}")
 

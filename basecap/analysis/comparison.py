@@ -16,7 +16,6 @@ from basecap.analysis.losses import RunLosses
 from basecap.analysis.noise import DRAWS
 from basecap.analysis.power import more_runs
 from basecap.analysis.rows import DomainGap, Gap, Interval, LeftOut, More, Row, Verdict
-from basecap.analysis.threads import side_by_side
 from basecap.analysis.worth import Fall, Lines, judge
 
 #: While no run of an architecture has finished, those count that have seen this share of the tokens of the furthest.
@@ -124,7 +123,7 @@ def compare_runs(names: Sequence[str], runs: Runs, setting: Setting, generator: 
     comparable = {key: run for key, run in runs.items() if _comparable(run, example, setting)}
     curves = draw(comparable, setting.train, setting.ood, setting.resamples, generator)
     reference = _reference(runs, curves, setting)
-    found = side_by_side(lambda name: _measure(name, runs, curves, reference, setting), names)
+    found = [_measure(name, runs, curves, reference, setting) for name in names]
     measured = [one for one in found if isinstance(one, Measured) and not one.lost]
     trusted = enough(example, setting.train, setting.tested)
     judge = None
@@ -197,7 +196,7 @@ def _reference(runs: Runs, curves: Mapping[tuple[str, int], Curve], setting: Set
         left_out=_left_out(why | few),
         curves=list(kept.values()),
         where=where,
-        levels=np.stack(side_by_side(lambda curve: gap.level(curve, where), kept.values())),
+        levels=np.stack([gap.level(curve, where) for curve in kept.values()]),
         lines=Lines.of(list(kept.values()), setting.share),
     )
 
@@ -303,7 +302,7 @@ class _Judge:
         self.weights = {"plain": plain, "weighted": table.precisions(len(tested))}
         self.weights |= dict(zip(setting.tested, np.eye(len(tested)), strict=True))
         bits = {key: self.weights[key] * self.bits for key in ("plain", "weighted")}
-        found = side_by_side(table.estimate, [*self.weights.values(), *bits.values()])
+        found = [table.estimate(weights) for weights in (*self.weights.values(), *bits.values())]
         self.estimates = dict(zip(self.weights, found, strict=False))
         self.in_bits = dict(zip(bits, found[len(self.weights) :], strict=True))
 

@@ -36,13 +36,13 @@ def fitted(x: ndarray, y: ndarray, at: ndarray, bandwidth: float) -> ndarray:
         kept = slice(reached[0], reached[-1] + 1)
         x, y = np.ascontiguousarray(x[:, kept]), y[..., kept]
     rows = max(1, BLOCK // (len(at) * x.shape[1]))
-    values = np.empty((len(x), len(at), len(y)))
+    values = np.empty((len(y), len(at), len(x)))
     arrays = np.empty((2, len(at), min(rows, len(x)), x.shape[1]))  # once: new memory takes longer than the arithmetic
     for first in range(0, len(x), rows):
         block = slice(first, first + rows)
         own = arrays[:, :, : len(x[block])]
-        values[block] = _fitted(x[block], y[:, block], at, few[block].any(), own)
-    return values
+        values[..., block] = _fitted(x[block], y[:, block], at, few[block].any(), own)
+    return values.transpose(2, 1, 0)
 
 
 def smoother(x: ndarray, at: ndarray, bandwidth: float) -> ndarray:
@@ -51,31 +51,47 @@ def smoother(x: ndarray, at: ndarray, bandwidth: float) -> ndarray:
 
 
 def _fitted(x: ndarray, y: ndarray, at: ndarray, few: bool, arrays: ndarray) -> ndarray:
-    """Fit curves whose bandwidth is 1, grown where it reaches `few` points; two `arrays` [G, R, K] are overwritten."""
+    """Fit curves whose bandwidth is 1, grown where it reaches `few` points; return their values, [D, G, R].
+
+    Two `arrays` [G, R, K] are overwritten.
+    """
     kernel, scratch = arrays
+    count = len(y)
+    columns = np.empty((len(x), 3 + 2 * count, x.shape[1]))
+    columns[:, 0] = 1
+    columns[:, 1] = x
+    np.multiply(x, x, out=columns[:, 2])
+    columns[:, 3 : 3 + count] = y.swapaxes(0, 1)
+    np.multiply(columns[:, 3 : 3 + count], x[:, None], out=columns[:, 3 + count :])
     np.subtract(x, at[:, None, None], out=kernel)
     np.abs(kernel, out=kernel)
-    reach: ndarray | float = 1.0
-    if few:
-        reach = _reach(kernel)
+    reach = _reach(kernel) if few else None
+    if reach is not None:
         kernel /= reach[..., None]
     np.multiply(kernel, kernel, out=scratch)
     kernel *= scratch
     np.subtract(1, kernel, out=kernel)
-    np.maximum(kernel, 0, out=kernel)
+    scratch[:] = 0  # numpy takes the maximum with an array in half the time of that with a number
+    np.maximum(kernel, scratch, out=kernel)
     np.multiply(kernel, kernel, out=scratch)
     kernel *= scratch
-    columns = np.concatenate([np.stack([np.ones_like(x), x, x * x]), y, y * x])
-    sums = np.moveaxis(columns.swapaxes(0, 1) @ kernel.transpose(1, 2, 0), 1, 0)  # over the points, [., R, G]
-    count = len(y)
+    sums = np.ascontiguousarray((columns @ kernel.transpose(1, 2, 0)).transpose(1, 2, 0))  # over points, [., G, R]
+    return _read_off(sums, at[:, None], 1.0 if reach is None else reach)
+
+
+def _read_off(sums: ndarray, at: ndarray, reach: ndarray | float) -> ndarray:
+    """Return the values of lines at places [G, 1], fitted by sums over weighted points of 1, x, x * x, y and x * y."""
+    count = len(sums[3:]) // 2
     zeroth, mean = sums[0], sums[3 : 3 + count]
     first = sums[1] - at * zeroth  # of distances to the place
     second = sums[2] - at * (sums[1] + first)
     line = sums[3 + count :] - at * mean
     spread = zeroth * second - first**2
-    flat = spread <= 1e-12 * zeroth**2 * np.transpose(reach) ** 2  # points of one abscissa have a mean, no slope
-    values = np.where(flat, mean / zeroth, (second * mean - first * line) / np.where(flat, 1.0, spread))
-    return np.moveaxis(values, 0, -1)
+    flat = spread <= 1e-12 * zeroth**2 * reach**2
+    if not flat.any():
+        return (second * mean - first * line) / spread
+    # Points of one abscissa have a mean, no slope.
+    return np.where(flat, mean / zeroth, (second * mean - first * line) / np.where(flat, 1.0, spread))
 
 
 def _reach(distance: ndarray) -> ndarray:

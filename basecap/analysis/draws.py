@@ -57,20 +57,19 @@ class Draws:
         rows = max(1, 4_000_000 // count)
         for first in range(0, draws, rows):
             part = weights[first : first + rows]
-            drawn = generator.integers(count, size=part.shape) + np.arange(len(part))[:, None] * count
+            drawn = generator.integers(count, size=part.shape)
+            drawn += np.arange(len(part))[:, None] * count
             part[:] = np.bincount(drawn.ravel(), minlength=part.size).reshape(part.shape)
         own = np.bincount(unit, weights=tokens, minlength=count)
         return cls(unit=unit, weights=weights, size=np.concatenate([[own.sum()], weights @ own]))
 
-    def summed(self, nats: ndarray) -> ndarray:
-        """Return the summed losses of documents [documents, K] in the sample and in each draw, [R + 1, K]."""
+    def sum_into(self, sums: ndarray, nats: ndarray) -> None:
+        """Write the summed losses of documents [documents, K] in the sample and in each draw to `sums` [R + 1, K]."""
         if len(nats) > self.weights.shape[1]:  # some units are of several documents
             nats, documents = np.zeros((self.weights.shape[1], nats.shape[1])), nats
             np.add.at(nats, self.unit, documents)
-        found = np.empty((len(self.size), nats.shape[1]))
-        nats.sum(0, out=found[0])
-        np.matmul(self.weights, nats, out=found[1:])
-        return found
+        nats.sum(0, out=sums[0])
+        np.matmul(self.weights, nats, out=sums[1:])
 
 
 def units(run: RunLosses, domain: str) -> ndarray:
@@ -118,23 +117,25 @@ def draw(
     if not runs:
         return {}
     found, tested = list(runs.values()), list(ood or train)
-    training = np.concatenate([run.training for run in found])
-    y = np.empty((len(tested), resamples + 1, len(training)))
-    x, tokens = np.zeros(y.shape[1:]), np.zeros((resamples + 1, 1))
-    for domain in (*train, *ood):
-        draws = Draws.of(units(found[0], domain), found[0].domains[domain].tokens, resamples, generator)
-        # All runs at once: one large product of matrices takes half as long as many small ones, and all cores.
-        sums = draws.summed(np.concatenate([run.domains[domain].nats for run in found], axis=1))
-        if domain in train:
-            x += sums
-            tokens += draws.size[:, None]
-        if domain in tested:
-            np.divide(sums, draws.size[:, None], out=y[tested.index(domain)])
-    if ood:
-        x /= tokens
-    else:
-        x[:] = training
     ends = np.cumsum([len(run.trained) for run in found]).tolist()
     places = [slice(end - len(run.trained), end) for end, run in zip(ends, found, strict=True)]
-    curves = [Curve(x=x[:, at], y=y[..., at], trained=run.trained) for at, run in zip(places, found, strict=True)]
-    return dict(zip(runs, curves, strict=True))
+    # Each run's curves lie together: they are read again for each row of the table.
+    y = [np.empty((len(tested), resamples + 1, len(run.trained))) for run in found]
+    held_out, tokens = np.zeros((resamples + 1, ends[-1])), np.zeros((resamples + 1, 1))
+    sums = np.empty_like(held_out)
+    for domain in (*train, *ood):
+        draws = Draws.of(units(found[0], domain), found[0].domains[domain].tokens, resamples, generator)
+        size = draws.size[:, None]
+        # All runs at once: one large product of matrices takes half as long as many small ones, and all cores.
+        draws.sum_into(sums, np.concatenate([run.domains[domain].nats for run in found], axis=1))
+        if domain in train and ood:
+            held_out += sums
+            tokens += size
+        if domain in tested:
+            for own, at in zip(y, places, strict=True):
+                np.divide(sums[:, at], size, out=own[tested.index(domain)])
+    curves = {}
+    for key, run, own, at in zip(runs, found, y, places, strict=True):
+        x = held_out[:, at] / tokens if ood else np.broadcast_to(run.training, own.shape[1:])
+        curves[key] = Curve(x=x, y=own, trained=run.trained)
+    return curves

@@ -90,7 +90,7 @@ def level(curve: Curve, where: Range) -> ndarray:
 
 def read_off(curve: Curve, places: ndarray, bandwidth: float) -> ndarray:
     """Return a run's fitted curves at `places` [G] in each draw, [R + 1, G, D]."""
-    return fitted(curve.x, curve.y, places, bandwidth)
+    return np.ascontiguousarray(fitted(curve.x, curve.y, places, bandwidth))
 
 
 def scatter(curve: Curve, where: Range) -> tuple[ndarray, float]:

@@ -134,20 +134,24 @@ def _points(run: Run, train: Sequence[str]) -> list[Point]:
         if record.eval == EVALUATION:
             checkpoints.setdefault(record.step, []).append(record)
     steps = sorted(checkpoints)
-    training = run.log.smoothed_loss(steps)
-    return [_point(run, checkpoints[step], float(loss), train) for step, loss in zip(steps, training, strict=True)]
+    training = run.log.smoothed_loss(steps).tolist()
+    return [_point(run, checkpoints[step], loss, train) for step, loss in zip(steps, training, strict=True)]
 
 
 def _point(run: Run, records: Sequence[Record], training: float, train: Sequence[str]) -> Point:
     """Return the evaluation point that `records` are of."""
-    domains: dict[str, dict[str, float]] = {}
-    weights: dict[str, int] = {}
+    losses: dict[str, float | None] = {}
+    bits: dict[str, float | None] = {}
+    nats, tokens = 0.0, 0
     for record in records:
-        domains.setdefault(record.subset, {})[record.metric] = record.value
-        if record.metric == "loss" and record.subset in train:
-            weights[record.subset] = record.n
-    tokens = sum(weights.values())
-    nats = sum(domains[domain]["loss"] * weight for domain, weight in weights.items())
+        domain, value = record.subset, finite(record.value)
+        if record.metric == "bits_per_byte":
+            bits[domain] = value
+        elif record.metric == "loss":
+            losses[domain] = value
+            if domain in train:
+                nats += record.value * record.n
+                tokens += record.n
     return Point(
         name=run.info.name,
         seed=run.info.seed,
@@ -155,10 +159,7 @@ def _point(run: Run, records: Sequence[Record], training: float, train: Sequence
         tokens=records[0].tokens,
         training=finite(training),
         held_out=finite(nats / tokens) if tokens else None,
-        domains={
-            name: PointLosses(loss=finite(found.get("loss")), bits_per_byte=finite(found.get("bits_per_byte")))
-            for name, found in domains.items()
-        },
+        domains={name: PointLosses(loss=losses.get(name), bits_per_byte=bits.get(name)) for name in {**losses, **bits}},
     )
 
 

@@ -1,9 +1,7 @@
 """One page per report: self-contained HTML that works without a network."""
 
-import contextlib
 import functools
-import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from basecap.analysis.joined import Joined, joined_to_json
 from basecap.analysis.results import to_json as results_to_json
 from basecap.errors import ConfigError
 from basecap.files import read, real_path
+from basecap.garbage import uncollected
 from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
 from basecap.report.bundle import bundle, label
@@ -54,18 +53,6 @@ from basecap.report.titles import titles
 Groups = dict[str, dict[str, figures.Spec]]
 
 
-@contextlib.contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Switch the search for unreachable cycles off: a report makes none, and 100,000 rows to search again and again."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
 @dataclass(frozen=True)
 class Report:
     """A report that was written: the path of its page, and what results.json holds."""
@@ -75,7 +62,7 @@ class Report:
     joined: Joined | None
 
 
-@_nothing_collected()
+@uncollected()
 def write_report(
     study_paths: Sequence[Path], out: Path, *, costs: Sequence[Path] = (), live: bool = False, svg: bool = False
 ) -> Report:

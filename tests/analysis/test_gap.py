@@ -289,7 +289,8 @@ def test_clusters_are_drawn_together_where_there_are_enough():
 def test_draws_weigh_documents_by_their_tokens():
     nats, tokens = np.array([[2.0, 4.0], [30.0, 60.0]]), np.array([1, 10])
     draws = Draws.of(np.arange(2), tokens, 1000, np.random.default_rng(0))
-    summed = draws.summed(nats)
+    summed = np.empty((1001, 2))
+    draws.sum_into(summed, nats)
     np.testing.assert_allclose(summed[0] / draws.size[0], [32 / 11, 64 / 11])
     combinations = {(float(one), float(count)) for one, count in zip(summed[:, 0], draws.size, strict=True)}
     assert combinations == {(32.0, 11.0), (4.0, 2.0), (60.0, 20.0)}

@@ -99,12 +99,13 @@ def _runs_of(
 
     `x` and `y` are read off the rows; those without one of them are left out.
     """
-    runs: dict[tuple[str, int], list[Observed]] = {}
-    for row in rows:
-        runs.setdefault((row.name, row.seed), []).append(row)
+    values = np.array([list(map(read, rows)) for read in (x, y)], dtype=float)  # None is NaN
+    runs: dict[tuple[str, int], list[int]] = {}
+    for index, row in enumerate(rows):
+        runs.setdefault((row.name, row.seed), []).append(index)
     by_name: dict[str, list[ndarray]] = {name: [] for name in names_of(study)}
     for (name, _), own in runs.items():
-        curve = np.array([list(map(read, own)) for read in (x, y)], dtype=float)  # None is NaN
+        curve = values[:, own]
         curve = curve[:, ~np.isnan(curve).any(0)]
         if curve.size:
             by_name[name].append(curve[:, np.lexsort(curve[::-1])])
