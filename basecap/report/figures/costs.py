@@ -1,11 +1,19 @@
 """The figures that help to choose: the gap of every architecture against what it costs, and against its scores."""
 
+from collections.abc import Sequence
+from math import exp, log
+
 from basecap.analysis.correlations import Measure
 from basecap.analysis.joined import Joined
-from basecap.report.figures.spec import Spec, chart, layer, number, titled, unless_picked
-from basecap.report.figures.style import NATS, ref, tooltip
+from basecap.analysis.rows import Estimate
+from basecap.report.figures.labels import Spot, named
+from basecap.report.figures.spec import Datum, Spec, chart, layer, number, titled, unless_picked
+from basecap.report.figures.style import NATS, extent, ref, tooltip
 from basecap.report.palette import GREY, Look, looks
 from basecap.report.text_summary import gap_text, interval_text
+
+#: Height of a chart, and the margin beside its first and last point, in the range of its points.
+HEIGHT, MARGIN = 300, 0.1
 
 
 def gap_against(joined: Joined, gap: Measure, other: Measure) -> Spec | None:
@@ -18,19 +26,7 @@ def gap_against(joined: Joined, gap: Measure, other: Measure) -> Spec | None:
     if len(names) < 2:
         return None
     front = pareto_front(gap, other) if costs else []
-    rows = [
-        {
-            "name": name,
-            "x": other.values[name].value,
-            "y": gap.values[name].value,
-            "low": gap.values[name].low,
-            "high": gap.values[name].high,
-            "gap": gap_text(gap.values[name]),
-            "interval": interval_text(gap.values[name]),
-            "front": "yes" if name in front else "no",
-        }
-        for name in names
-    ]
+    rows = [_row(name, gap.values[name], other.values[name].value, name in front) for name in names]
     found = [look for look in looks_of(joined) if look.name in names]
     domain = [look.name for look in found]
 
@@ -38,20 +34,60 @@ def gap_against(joined: Joined, gap: Measure, other: Measure) -> Spec | None:
         legend = {"title": None, "orient": "bottom", "columns": 2, "symbolOpacity": 1}
         return {"field": "name", "type": "nominal", "scale": {"domain": domain, "range": values}, "legend": legend}
 
-    x, title = _abscissa(other), f"gap in {NATS}, positive: worse"
-    y = number("y", title)
+    across = _across([row["x"] for row in rows], costs)
+    upwards = extent([end for row in rows for end in (row["low"], row["y"], row["high"]) if end is not None])
+    x = _abscissa(other, across)
+
+    def y(field: str) -> Spec:
+        return number(field, f"gap in {NATS}, positive: worse", {"domain": upwards, "nice": False})
+
     shared = {"x": x, "color": look([each.colour for each in found]), "opacity": unless_picked()}
-    dot = {**shared, "y": y, "shape": look([each.mark for each in found]),
+    dot = {**shared, "y": y("y"), "shape": look([each.mark for each in found]),
            "tooltip": [*tooltip("name", "gap", "interval", *(["front"] if costs else [])), _number(other)]}  # fmt: skip
     line = {"type": "line", "color": GREY, "strokeDash": [4, 3], "strokeWidth": 1.5}
+    bar = {**shared, "y": y("low"), "y2": ref("high")}
+    spots = {row["name"]: _spot(row, across, upwards, costs) for row in rows}
     layers = [
-        *([layer(rows, line, {"x": x, "y": y}, "datum.front == 'yes'")] if front else []),
-        layer(rows, {"type": "rule", "strokeWidth": 1.5}, {**shared, "y": number("low", title), "y2": ref("high")},
-              "isValid(datum.low)"),
+        *([layer(rows, line, {"x": x, "y": y("y")}, "datum.front == 'yes'")] if front else []),
+        layer(rows, {"type": "rule", "strokeWidth": 1.5}, bar, "isValid(datum.low)"),
         layer(rows, {"type": "point", "filled": True, "size": 90}, dot),
-    ]  # fmt: skip
+        *named(rows, list(spots.values()), [spots[name] for name in front], x, y("y"), HEIGHT),
+    ]
     heading = titled(f"gap against {other.name}", other.source)
-    return chart(layers, width=420, height=300, title=heading, pick=True)
+    return chart(layers, width=420, height=HEIGHT, title=heading, pick=True)
+
+
+def _row(name: str, gap: Estimate, value: float, first: bool) -> Datum:
+    """Return the data of an architecture whose cost or score is `value`, and whether it is on the Pareto front."""
+    return {
+        "name": name,
+        "x": value,
+        "y": gap.value,
+        "low": gap.low,
+        "high": gap.high,
+        "gap": gap_text(gap),
+        "interval": interval_text(gap),
+        "front": "yes" if first else "no",
+    }
+
+
+def _across(values: Sequence[float], logarithmic: bool) -> list[float]:
+    """Return the range of costs or scores to draw, with room for marks and names at its ends."""
+    ends = [log(value) for value in (min(values), max(values))] if logarithmic else [min(values), max(values)]
+    margin = MARGIN * (ends[1] - ends[0]) or 0.1
+    wide = [ends[0] - margin, ends[1] + margin]
+    return [exp(end) for end in wide] if logarithmic else wide
+
+
+def _spot(row: Datum, across: Sequence[float], upwards: Sequence[float], logarithmic: bool) -> Spot:
+    """Return where a row is drawn."""
+    ends, x = [log(end) for end in across] if logarithmic else across, row["x"]
+    top, y, bottom = (
+        (upwards[1] - (row["y"] if value is None else value)) / (upwards[1] - upwards[0])
+        for value in (row["high"], row["y"], row["low"])
+    )
+    share = ((log(x) if logarithmic else x) - ends[0]) / (ends[1] - ends[0])
+    return Spot(name=row["name"], x=share, y=y, top=top, bottom=bottom)
 
 
 def looks_of(joined: Joined) -> list[Look]:
@@ -72,10 +108,10 @@ def pareto_front(gap: Measure, cost: Measure) -> list[str]:
     return sorted(front, key=lambda name: points[name])
 
 
-def _abscissa(other: Measure) -> Spec:
+def _abscissa(other: Measure, domain: list[float]) -> Spec:
     costs = other.kind == "cost"
     better = {"higher": " (more is better)", "lower": " (less is better)", "neither": ""}[other.better]
-    scale = {"type": "log", "nice": False, "padding": 30} if costs else {"zero": False, "padding": 30}
+    scale = {"domain": domain, "nice": False, **({"type": "log"} if costs else {"zero": False})}
     axis = {"format": ".3~s" if costs else "~g", "tickCount": 4, "grid": False}
     return number("x", f"{other.name}, {other.unit}{better}", scale, axis)
 
