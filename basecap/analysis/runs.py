@@ -50,7 +50,7 @@ def read_runs(records: StudyRecords, names: Sequence[str], kind: type[RunFile] =
 
 
 def describe(run: Run) -> RunRow:
-    """Return the row of a run."""
+    """Return the row of a run. Without its training log, its tokens are those at its last evaluation point."""
     info, log = run.info, run.log
     return RunRow(
         name=info.name,
@@ -61,7 +61,7 @@ def describe(run: Run) -> RunRow:
         parameters=info.parameters,
         state_bytes=info.state_bytes,
         seconds=finite(sum(log.seconds.tolist())) if len(log) else None,
-        tokens=int(log.tokens[-1]) if len(log) else 0,
+        tokens=int(log.tokens[-1]) if len(log) else max((record.tokens for record in run.evals), default=0),
         tokens_per_s=finite(float(np.median(log.tokens_per_s))) if len(log) else None,
     )
 

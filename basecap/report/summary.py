@@ -42,11 +42,12 @@ def summarise(study: StudyResults) -> Summary:
 
 def _text(study: TextResults) -> Summary:
     cautions = [trained_models_only(study), single_run_caution(study), unfinished(study), *remarks(study)]
+    needed = "do not need it" if study.ood_domains else "at equal training loss need it"
     return Summary(
         question=question(study),
         headline=headline(study),
         reasons=reasons(study),
-        cautions=[sentence for sentence in cautions if sentence],
+        cautions=[sentence for sentence in (*cautions, _without_log(study, f"gaps {needed}")) if sentence],
         rates=rates_text(study.sweep, "held-out text of the training domains"),
     )
 
@@ -56,6 +57,14 @@ def _tasks(study: TaskResults) -> Summary:
         question=recall_question(study),
         headline=recall_headline(study),
         reasons=recall_reasons(study),
-        cautions=recall_cautions(study),
+        cautions=[*recall_cautions(study), *filter(None, [_without_log(study, "accuracies do not need it")])],
         rates=rates_text(study.sweep, "validation examples"),
     )
+
+
+def _without_log(study: StudyResults, needed: str) -> str:
+    """Return a sentence about runs whose training steps are not there, but their evaluations; "" without any."""
+    runs = sum(run.seconds is None and run.tokens > 0 for run in study.runs)
+    which = "all runs" if runs == len(study.runs) else f"{runs} of {len(study.runs)} runs"
+    what = f"The training log (metrics.jsonl) of {which} is missing, and with it training loss, speed and time"
+    return f"{what}; {needed}." if runs else ""

@@ -185,6 +185,24 @@ def test_a_mixed_study_shows_differences_without_verdicts(tmp_path):
     assert re.search(r"other +[+-]0\.\d{3} ", printed(records)) and "so there is no verdict" in printed(records, 400)
 
 
+@pytest.mark.parametrize(
+    ("ood", "needed"), [(None, "gaps do not need it"), ([], "gaps at equal training loss need it")]
+)
+def test_a_page_without_training_logs_says_what_is_missing(tmp_path, ood, needed):
+    options = {} if ood is None else {"ood": ood}
+    records = write_study(tmp_path, architectures=TWO, documents=60, seeds=(0, 1), **options)
+    write_report([tmp_path], tmp_path)
+    (whole,) = read_results(tmp_path)
+    for run in records.runs():
+        (run.path / "metrics.jsonl").unlink()
+    page = Page(write_report([tmp_path], tmp_path).page)
+    (study,) = read_results(tmp_path)
+    assert f"(metrics.jsonl) of all runs is missing, and with it training loss, speed and time; {needed}." in page.text
+    assert [row.gap for row in study.comparisons] == [row.gap if ood is None else None for row in whole.comparisons]
+    assert [(run.tokens, run.seconds) for run in study.runs] == [(run.tokens, None) for run in whole.runs]
+    assert "training" not in page.charts and "smoothed training loss" not in page.text
+
+
 def test_results_are_not_replaced_when_the_records_of_their_runs_are_gone(tmp_path):
     copy, other, empty = (
         write_study(tmp_path / name, architectures=TWO, seeds=()) for name in ("copy", "other", "empty")
