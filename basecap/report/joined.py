@@ -91,7 +91,7 @@ def front_sentences(joined: Joined) -> list[str]:
     """Return the Pareto front of the gap and each cost, a sentence each."""
     gaps, costs = ([measure for measure in joined.measures if measure.kind == kind] for kind in ("gap", "cost"))
     return [
-        f"Gap and {cost.name} ({cost.source}): {', '.join(found)}."
+        f"Gap against {cost.name} ({cost.source}): {', '.join(found)}."
         for cost in costs
         if gaps and len(found := figures.pareto_front(gaps[0], cost)) > 0
     ]

@@ -79,7 +79,7 @@ def test_gaps_scores_and_costs_of_the_same_architectures_are_joined(tmp_path):
     assert correlation.architectures == 7 and correlation.value.value == pytest.approx(1.0)
     said = joined_sentences(found)[0]
     assert "rank correlation +1.00 over 7 architectures (95" in said and "a higher value goes with a larger gap" in said
-    assert front_sentences(found)[-1] == "Gap and training (runs of one, which may have shared GPU): b, a, base."
+    assert front_sentences(found)[-1] == "Gap against training (runs of one, which may have shared GPU): b, a, base."
     assert [sheet.name for sheet in joined_sheets(found)] == ["joined", "correlations"]
     assert joined_from_json(json.loads(to_json(joined_to_json(found))), file) == found
     with pytest.raises(DataError, match="is damaged at 'joined'"):

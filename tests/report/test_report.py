@@ -241,7 +241,7 @@ def test_only_charts_that_are_there_are_described(tmp_path, documents, pictures)
     write_study(tmp_path, architectures=TWO, documents=documents, ood=["github"])
     page = Page(write_report([tmp_path], tmp_path).page)
     assert {"gaps", "gap-along-training"} & set(page.charts) == pictures
-    assert ("Thin bar:" in page.text) == ("Right: the gap at each" in page.text) == bool(pictures)
+    assert ("Thin bar:" in page.text) == ("the gap at each loss" in page.text) == bool(pictures)
     assert ("Tolerance" in page.text) == ("By domain" in page.text) == bool(pictures)
 
 

@@ -6,7 +6,8 @@ from basecap.report.figures.style import colour, names_of, ref, shape, tooltip
 
 #: Where a value need not be compared with zero.
 FREE: Spec = {"zero": False}
-
+#: Few enough labels for a phone.
+FEW: Spec = {"tickCount": 6}
 #: Places on an axis from which on ticks stand at round numbers instead.
 MANY = 13
 
@@ -36,11 +37,11 @@ def evaluation(study: StudyResults, found: EvaluationResults, metric: str, subse
     if not found.axes:
         look |= _rows_of_subsets(study, rows)
         layers = [
-            layer(rows, {"type": "rule"}, {**look, "x": number("low", title, FREE), "x2": ref("high")}),
-            layer(rows, dot, {**look, **mark, "x": number("value", title, FREE)}),
+            layer(rows, {"type": "rule"}, {**look, "x": number("low", title, FREE, FEW), "x2": ref("high")}),
+            layer(rows, dot, {**look, **mark, "x": number("value", title, FREE, FEW)}),
         ]
         height = 14 * len({(row["run"], row["subset"]) for row in rows}) + 20
-        return chart(layers, width=480, height=height, pick=True)
+        return chart(layers, width=480, height=height, title=found.name, pick=True)
     places = [row[axes[0]] for row in rows]
     look["x"] = number(axes[0], found.axes[0], _scale(places), _ticks(places))
     if len(axes) > 1:

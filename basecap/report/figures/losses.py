@@ -89,7 +89,8 @@ def training(study: TextResults) -> Spec | None:
     def y(field: str) -> Spec:
         return number(field, f"loss ({NATS})", {"zero": False})
 
-    return chart(_band_line_marks(study, lines, marks, x, y, "tokens"), width=480, height=320, pick=True)
+    layers = _band_line_marks(study, lines, marks, x, y, "tokens")
+    return chart(layers, width=480, height=320, title="training", pick=True)
 
 
 def _runs_of(
