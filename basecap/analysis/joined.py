@@ -201,7 +201,7 @@ def _of_runs(studies: Sequence[StudyResults], titles: Sequence[str]) -> Iterator
         runs = [run for run in study.runs if run.tokens_per_s is not None and len(run.machines) == 1]
         for machine, group in groupby(sorted(runs, key=lambda run: run.machines[0]), key=lambda run: run.machines[0]):
             speeds = [(run.name, run.tokens_per_s or 0.0) for run in group]
-            yield _cost("tokens_per_s", f"runs of {title}, which may have shared {machine}", speeds)
+            yield _cost("tokens_per_s", f"runs of {title} on {machine}, which they may share", speeds)
         states = [(run.name, float(run.state_bytes)) for run in study.runs if run.state_bytes is not None]
         if states:
             length = study.settings["data"].get("seq_len")

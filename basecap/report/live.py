@@ -22,9 +22,7 @@ def write_live_report(study_paths: Sequence[Path], out: Path, log: Callable[[str
     studies = [StudyRecords(path) for path in study_paths]
     seen = None
     while True:
-        busy = any(
-            study.busy for study in studies
-        )  # checked before the records are read: later changes count next time
+        busy = any(study.busy for study in studies)  # before the records are read: later changes count next time
         found = [study.state() for study in studies]
         if found != seen or not busy:
             page = write_report(study_paths, out, live=busy).page

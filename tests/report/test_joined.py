@@ -68,7 +68,7 @@ def test_gaps_scores_and_costs_of_the_same_architectures_are_joined(tmp_path):
     names = [(measure.name, measure.source) for measure in found.measures]
     assert names == [
         ("gap", "one"), ("gap", "two"), ("entropy mean", "one"), ("decoding", "GPU, prompt 3"),
-        ("state", "GPU, prompt 3"), ("training", "runs of one, which may have shared GPU"),
+        ("state", "GPU, prompt 3"), ("training", "runs of one on GPU, which they may share"),
     ]  # fmt: skip
     values = [{name: each.value for name, each in measure.values.items()} for measure in found.measures]
     assert values[0] == {"base": 0.0, **GAPS} and values[1] == {"base": 0.0, "a": 0.3}
@@ -79,7 +79,7 @@ def test_gaps_scores_and_costs_of_the_same_architectures_are_joined(tmp_path):
     assert correlation.architectures == 7 and correlation.value.value == pytest.approx(1.0)
     said = joined_sentences(found)[0]
     assert "rank correlation +1.00 over 7 architectures (95" in said and "a higher value goes with a larger gap" in said
-    assert front_sentences(found)[-1] == "Gap against training (runs of one, which may have shared GPU): b, a, base."
+    assert front_sentences(found)[-1] == "Gap against training (runs of one on GPU, which they may share): b, a, base."
     assert [sheet.name for sheet in joined_sheets(found)] == ["joined", "correlations"]
     assert joined_from_json(json.loads(to_json(joined_to_json(found))), file) == found
     with pytest.raises(DataError, match="is damaged at 'joined'"):
