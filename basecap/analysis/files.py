@@ -1,6 +1,5 @@
 """The parts of study.yaml and of a run's records that the analysis reads, checked: people may have edited them."""
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -9,7 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from basecap.errors import DataError, describe_problem
-from basecap.files import read_array
 from basecap.records import RunRecords
 
 
@@ -174,15 +172,12 @@ def parse(content: dict[str, Any], kind: type[File], path: Path | str) -> File:
 
 def read_metrics(run: RunRecords) -> list[Metrics]:
     """Return the rows of metrics.jsonl; raises DataError naming the line where a key is wrong, as `parse`."""
-    path = run.path / "metrics.jsonl"
-    with contextlib.suppress(ValidationError):  # damaged, or with a number that was not finite
-        return _METRICS.validate_json(read_array(path))
     try:
         return _METRICS.validate_python(run.metrics())
     except ValidationError as error:
         problem = error.errors()[0]
         index, *loc = problem["loc"]
-        raise _damaged(f"{path}:{int(index) + 1}", problem, loc) from error
+        raise _damaged(f"{run.path / 'metrics.jsonl'}:{int(index) + 1}", problem, loc) from error
 
 
 def _damaged(path: Path | str, problem: ErrorDetails, loc: Sequence[int | str]) -> DataError:

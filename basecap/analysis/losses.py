@@ -115,4 +115,5 @@ def _joined(run: RunRecords, domain: str, found: Sequence[History], order: Seque
         )
     parts = [history.nats[:, place] for history, place in zip(found, places, strict=True)]
     nats = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return DomainLosses(nats=nats[order].T, tokens=tokens[0], bytes=sizes[0], clusters=clusters[0])
+    nats = nats if [*order] == [*range(len(nats))] else nats[order]  # nothing to copy where a run was never resumed
+    return DomainLosses(nats=nats.T, tokens=tokens[0], bytes=sizes[0], clusters=clusters[0])

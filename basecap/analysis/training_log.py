@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy import ndarray
+from pydantic_core import from_json
 
 from basecap.analysis.files import read_metrics
+from basecap.files import read_array
 from basecap.records import RunRecords
 
 #: The training loss at an evaluation point is its mean over the last twentieth of the steps so far.
@@ -26,13 +28,13 @@ class TrainingLog:
     @classmethod
     def read(cls, run: RunRecords) -> "TrainingLog":
         """Read metrics.jsonl; raises DataError for a damaged row."""
-        rows = read_metrics(run)
+        columns = _columns(run)
         return cls(
-            step=np.array([row.step for row in rows], dtype=np.int64),
-            tokens=np.array([row.tokens for row in rows], dtype=np.int64),
-            loss=np.array([row.train_loss for row in rows], dtype=np.float64),
-            tokens_per_s=np.array([row.tokens_per_s for row in rows], dtype=np.float64),
-            seconds=np.array([row.seconds for row in rows], dtype=np.float64),
+            step=columns["step"],
+            tokens=columns["tokens"],
+            loss=columns["train_loss"],
+            tokens_per_s=columns["tokens_per_s"],
+            seconds=columns["seconds"],
         )
 
     def __len__(self) -> int:
@@ -44,3 +46,17 @@ class TrainingLog:
         starts = np.searchsorted(self.step, np.multiply(steps, 1 - SMOOTHING), side="right")
         recent = [self.loss[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
         return np.array([np.add.reduce(part) / len(part) if len(part) else np.nan for part in recent])
+
+
+def _columns(run: RunRecords) -> dict[str, ndarray]:
+    """Return the columns of metrics.jsonl. Rows are checked one by one only where a column is not of its type."""
+    kinds = {"step": int, "tokens": int, "train_loss": float, "tokens_per_s": float, "seconds": float}
+    try:
+        rows = from_json(read_array(run.path / "metrics.jsonl"))
+        found = {name: np.array([row[name] for row in rows]) for name in kinds}
+    except (ValueError, TypeError, KeyError):  # damaged
+        found = {}
+    if not found or any(column.dtype != kinds[name] for name, column in found.items()):
+        checked = read_metrics(run)
+        found = {name: np.array([getattr(row, name) for row in checked], kinds[name]) for name in kinds}
+    return found
