@@ -17,7 +17,7 @@ from basecap.analysis.joined import Joined, joined_to_json
 from basecap.analysis.results import to_json as results_to_json
 from basecap.errors import ConfigError
 from basecap.files import read, real_path
-from basecap.garbage import uncollected
+from basecap.interpreter import uncollected
 from basecap.records import StudyRecords, safe_name
 from basecap.report import figures
 from basecap.report.bundle import bundle, label
