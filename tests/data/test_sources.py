@@ -209,8 +209,12 @@ def test_directories_that_hold_nothing_are_refused(tmp_path):
     (tmp_path / "notes").mkdir()
     assert "--set data.path=DIR" in refused(source="slimpajama", train=["c4"])
     assert "is not a directory" in refused(source="text", path=str(tmp_path / "no"), train=["c4"])
-    assert "train has no .jsonl.zst file" in refused(source="slimpajama", path=str(tmp_path), train=["c4"])
+    assert "train has no .jsonl or .jsonl.zst file" in refused(source="slimpajama", path=str(tmp_path), train=["c4"])
     assert "domain 'notes' is empty" in refused(source="text", path=str(tmp_path), train=["notes"])
+    words = "has no domain 'notes' (notes.jsonl, notes.jsonl.zst or such files below notes/): known: none."
+    assert words in refused(source="jsonl", path=str(tmp_path), train=["notes"])
+    words = "has no domain 'web' (a folder web/ of text files): known: notes."
+    assert words in refused(source="text", path=str(tmp_path), train=["web"])
 
 
 @pytest.mark.parametrize("source", ["text", "jsonl"])

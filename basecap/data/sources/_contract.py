@@ -120,9 +120,9 @@ class Source(ABC):
             raise DataError(f"data.path {path} is not a directory{below}; give the directory of the text.")
         return path
 
-    def missing(self, domain: str, known: Iterable[str]) -> DataError:
-        """Return the error for a domain that is not in the directory."""
-        return DataError(f"{self.config.path} has no domain {domain!r}: {nearest(domain, known)}")
+    def missing(self, domain: str, needs: str, known: Iterable[str]) -> DataError:
+        """Return the error for a domain that is not in the directory; `needs` says which files it should have."""
+        return DataError(f"{self.config.path} has no domain {domain!r} ({needs}): {nearest(domain, known)}")
 
 
 def files_below(directory: Path) -> list[Path]:

@@ -19,8 +19,11 @@ class JsonLines(Source):
             single = [directory / f"{domain}{suffix}" for suffix in SUFFIXES]
             files = [path for path in single if path.is_file()] + record_files(directory / domain)
             if not files:
-                there = [path for path in directory.iterdir() if path.is_dir() or path.name.endswith(SUFFIXES)]
-                raise self.missing(domain, {path.name.partition(".")[0] for path in there} - {"", domain})
+                records = {
+                    path.relative_to(directory).parts[0] for end in SUFFIXES for path in directory.rglob(f"*{end}")
+                }
+                needs = f"{domain}.jsonl, {domain}.jsonl.zst or such files below {domain}/"
+                raise self.missing(domain, needs, {name.partition(".")[0] for name in records} - {""})
             found += [Part(f"{domain}/{self.name_of(path)}", (path,)) for path in files]
         return found
 

@@ -47,7 +47,8 @@ class SlimPajama(Source):
             files = record_files(directory / split)
             if not files:
                 raise DataError(
-                    f"{directory / split} has no .jsonl.zst file; set data.path to the directory that contains train/."
+                    f"{directory / split} has no .jsonl or .jsonl.zst file; set data.path to the directory that "
+                    "contains train/, validation/ and test/."
                 )
             found += [Part(self.name_of(path), (path,), split) for path in files]
         if wanted:

@@ -23,7 +23,8 @@ class TextFiles(Source):
         for domain in (*self.config.train, *self.config.ood):
             folder = directory / domain
             if not folder.is_dir():
-                raise self.missing(domain, (path.name for path in directory.iterdir() if path.is_dir()))
+                known = (path.name for path in directory.iterdir() if path.is_dir())
+                raise self.missing(domain, f"a folder {domain}/ of text files", known)
             group: list[Path] = []
             size = 0
             for path in files_below(folder):
