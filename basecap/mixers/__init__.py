@@ -15,8 +15,9 @@ from basecap.mixers._contract import (
     mixer,
 )
 from basecap.mixers._faults import build_mixer, declared_cost, error_location, refuse_other_shape
+from basecap.mixers._forward_only import ForwardOnly
 from basecap.mixers._layer import LayerSpec
-from basecap.mixers._parts import positions_of
+from basecap.mixers._parts import ShortConvolution, positions_of, rms_norm, rotary
 from basecap.mixers._recipes import (
     Initialiser,
     ParameterRecipe,
@@ -39,6 +40,7 @@ __all__ = [
     "ARCHITECTURES",
     "Architecture",
     "Cache",
+    "ForwardOnly",
     "Initialiser",
     "LayerChoice",
     "LayerSpec",
@@ -46,6 +48,7 @@ __all__ = [
     "MixerConfig",
     "ParameterRecipe",
     "Scheme",
+    "ShortConvolution",
     "Start",
     "Variant",
     "build_mixer",
@@ -67,6 +70,8 @@ __all__ = [
     "positions_of",
     "refuse_other_shape",
     "residual_std",
+    "rms_norm",
+    "rotary",
     "scaled_orthogonal",
     "shift_delta",
     "small_normal",

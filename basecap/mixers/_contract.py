@@ -274,7 +274,10 @@ def mixer(
             if not isinstance(given, str):
                 raise ConfigError(f"mixer {name!r} ({source_location(cls)}): {key} must be text, not {given!r}.")
         if missing := ", ".join(sorted(cls.__abstractmethods__)):
-            raise ConfigError(f"mixer {name!r} ({source_location(cls)}) lacks {missing}; define it.")
+            advice = "define it"
+            if {"init_cache", "step", "state_bytes"} <= cls.__abstractmethods__:
+                advice = "define them, or derive from basecap.mixers.ForwardOnly, which needs forward and flops only"
+            raise ConfigError(f"mixer {name!r} ({source_location(cls)}) lacks {missing}; {advice}.")
         if not (isinstance(cls.Config, type) and issubclass(cls.Config, MixerConfig)):
             raise ConfigError(
                 f"mixer {name!r} ({source_location(cls)}): its Config must subclass basecap.mixers.MixerConfig."

@@ -11,6 +11,7 @@ position cannot average out; in lower precision they are root mean squares, so t
 
 import inspect
 import math
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -249,8 +250,14 @@ def raised(subject: str, cls: type[Mixer], name: str, error: BaseException) -> C
     broken = f"failed: {str(error).rstrip('.?')}"
     if not isinstance(error, BasecapError):  # those are sentences for people
         place = Path(error_location(error, cls) or source_location(cls)).name
-        broken = f"raised {describe_error(error)} ({place}){_on_dtypes(error)}"
+        broken = f"raised {describe_error(error)} ({place}{_given(error)}){_on_dtypes(error)}"
     return Check(subject=subject, name=name, error=None, allowed=None, broken=broken)
+
+
+def _given(error: BaseException) -> str:
+    """Return the shape of the input of the mixer that raised `error`, "" when none was running."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code is Layers._chain.__code__]
+    return f", for x {list(frames[-1].f_locals['x'].shape)}" if frames else ""
 
 
 def _on_dtypes(error: BaseException) -> str:

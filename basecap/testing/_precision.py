@@ -1,5 +1,6 @@
 """The checks of lower precision and compiled graphs, which must compute the same as float64 in eager mode."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from functools import cached_property
 
@@ -56,7 +57,7 @@ class Lower:
         broken = f"the output of {name} is {actual.dtype}"
         yield self.harness.check(f"{name} keeps {self.word}", float(not kept), 0.0, broken)
         error = root_mean_square(actual.double() - expected) / root_mean_square(self._y)
-        broken = f"{name} in {self.word} differs too much from float64"
+        broken = f"{name} in {self.word} differs too much from float64; {_advice(self.dtype)}"
         yield self.harness.check(f"{name} in {self.word}", error, self._allowed, broken)
 
 
@@ -72,7 +73,8 @@ def _gradient_precision(harness: Harness, dtype: torch.dtype, word: str) -> Chec
     moved.load_state_dict(harness.moved_parameters(harness.layers, dtype), strict=False)
     shifted = gradients(moved, harness.move("x", harness.x, dtype), harness.weight)
     master = torch.float32 if dtype.itemsize < 4 else dtype
-    with torch.autocast(harness.device.type, dtype=dtype, enabled=master != dtype):
+    with torch.autocast(harness.device.type, dtype=dtype, enabled=master != dtype), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # a remark about speed
         low = gradients(_copy(harness, master), harness.x.to(master), harness.weight.to(master))
     largest_size = max(root_mean_square(grad) for grad in true.values())
     rows = []
@@ -88,8 +90,15 @@ def _gradient_precision(harness: Harness, dtype: torch.dtype, word: str) -> Chec
         f"gradients in {word}",
         error,
         allowed,
-        f"the gradient of {harness.own_name(name)} in {word} differs too much from float64",
+        f"the gradient of {harness.own_name(name)} in {word} differs too much from float64; {_advice(dtype)}",
     )
+
+
+def _advice(dtype: torch.dtype) -> str:
+    """Return the usual cause of an error in a precision."""
+    if dtype.itemsize < 4:
+        return "compute sums over time and exponentials in torch.promote_types(x.dtype, torch.float32)"
+    return "look for differences of large numbers, such as exp(a) * exp(-b) for exp(a - b), and set the eps of norms"
 
 
 def compilation(harness: Harness) -> Iterator[Check]:

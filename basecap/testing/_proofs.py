@@ -301,7 +301,7 @@ def state_bytes(harness: Harness) -> Iterator[Check]:
         for length in (1, harness.length, 10 * harness.length):
             declared, measured = declared_cost(built, "state_bytes", length), empty_cache(built, 1, length).nbytes
             broken = (
-                f"{harness.place('state_bytes')} returns {declared} for {length} tokens in {dtype}, but "
+                f"{harness.place('state_bytes')} returns {declared} for length {length} in {dtype}, but "
                 f"{harness.place('init_cache')} makes tensors of {measured} bytes"
             )
             yield harness.check(f"state bytes at {length}, {dtype}", abs(declared - measured), 0.0, broken)

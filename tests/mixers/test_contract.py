@@ -160,6 +160,10 @@ class NoStep(Decay):
     step = Mixer.step
 
 
+class OnlyForward(Decay):
+    init_cache, step, state_bytes = Mixer.init_cache, Mixer.step, Mixer.state_bytes
+
+
 class NoConfig(Decay):
     Config = dict
 
@@ -173,6 +177,7 @@ class NeedsRate(Decay):
     ("unfinished", "words"),
     [
         (NoStep, "lacks step; define it"),
+        (OnlyForward, r"lacks init_cache, state_bytes, step; define them, or derive from basecap\.mixers\.ForwardOnly"),
         (NoConfig, "Config must subclass .*MixerConfig"),
         (NeedsRate, "option 'rate' has no default; every option in Config needs one"),
     ],

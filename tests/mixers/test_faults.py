@@ -125,7 +125,7 @@ def test_check_says_where_a_mixer_raised(register):
     lines, first = inspect.getsourcelines(FailingForward)
     number = first + next(index for index, line in enumerate(lines) if "# here" in line)
     assert [row["result"].startswith("raised TypeError: ") for row in rows] == [True]
-    assert rows[0]["result"].endswith(f"(test_faults.py:{number}).")
+    assert rows[0]["result"].endswith(f"(test_faults.py:{number}, for x [2, 147, 64]).")
 
 
 @pytest.mark.parametrize(("mixer", "found"), [(WidthOne, r"\[2, 147, 1\]"), (ReturnsNothing, "NoneType")])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from basecap.mixers import Cache, Mixer
+from basecap.mixers import Cache, ForwardOnly, Mixer
 from basecap.testing._harness import Report
 from basecap.testing.check_all import check_all
 from basecap.testing.check_mixer import check_mixer
@@ -73,7 +73,9 @@ def test_a_proof_that_raises_leaves_the_others_standing(register):
     report = check_mixer(register(HasNoStep), length=32, longest=0, dtypes=(torch.float32,))
     found = failures(report)
     line = line_of(HasNoStep.step, "# step")
-    assert found == {"decoding": f"broken: decoding raised ArithmeticError (test_check_mixer.py:{line})."}
+    assert found == {
+        "decoding": f"broken: decoding raised ArithmeticError (test_check_mixer.py:{line}, for x [2, 1, 64])."
+    }
     assert {"derivatives", "forward in float32", "recipe"} <= {check.name for check in report.checks if check.passed}
 
 
@@ -147,7 +149,10 @@ class RaisesForward(RunningMean):
 def test_a_layer_that_raises_leaves_the_next_one_standing(register):
     report = checked(register(RaisesForward, CountsInWords))
     assert [check.name for check in report.failures] == ["forward", "state bytes"]
-    assert f"(test_check_mixer.py:{line_of(RaisesForward.forward, '# raises')})" in report.failures[0].message
+    assert (
+        f"(test_check_mixer.py:{line_of(RaisesForward.forward, '# raises')}, for x [2, 32, 64])"
+        in report.failures[0].message
+    )
 
 
 class DividesByZero(RunningMean):
@@ -400,3 +405,48 @@ def test_what_is_drawn_in_init_is_found(register):
     assert list(found) == ["recipe"] and "differ in share; let recipe() draw" in found["recipe"]
     found = failures(checked(register(DrawsATensor)))
     assert "built again" in found and "a tensor that is no parameter" in found["built again"]
+
+
+class RefusesALength(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        if x_BTD.shape[1] == 10:
+            raise ArithmeticError  # length
+        return super().forward(x_BTD, segments)
+
+
+def test_an_exception_comes_with_the_shape_of_the_input(register):
+    found = failures(checked(register(RefusesALength)))
+    line = line_of(RefusesALength.forward, "# length")
+    words = f"causality raised ArithmeticError (test_check_mixer.py:{line}, for x [2, 10, 64])."
+    assert found["causality"].endswith(words)
+
+
+class LosesPrecision(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        return super().forward(x_BTD, segments) * (1.001 if x_BTD.dtype == torch.float32 else 1)
+
+
+def test_a_loss_of_precision_is_found_with_its_usual_cause(register):
+    found = failures(check_mixer(register(LosesPrecision), length=32, longest=0, dtypes=(torch.float32,)))
+    assert "differs too much from float64; look for differences of large numbers" in found["forward in float32"]
+
+
+class Recomputes(ForwardOnly):
+    """The running mean without decoding of its own."""
+
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.mean = RunningMean(config, layer)
+
+    def forward(self, x_BTD, segments=None):
+        return self.mean(x_BTD, segments)
+
+    def flops(self, length):
+        return self.mean.flops(length)
+
+
+def test_a_mixer_of_a_forward_alone_decodes(register):
+    report = check_mixer(register(Recomputes), length=32, longest=40)
+    report.raise_failures()
+    names = {check.name for check in report.checks}
+    assert {"decode", "prefill 16, then decode", "state bytes at 320, torch.bfloat16"} <= names
