@@ -22,6 +22,9 @@ from basecap.cli_options import (
     LARGEST,
     AsJson,
     Device,
+    LongLength,
+    NewMixer,
+    Only,
     Out,
     PerDevice,
     Plugins,
@@ -92,9 +95,7 @@ def run(
     scale: Scale = None,
     out: Out = None,
     settings: Settings = [],
-    only: Annotated[
-        list[str], typer.Option("--only", help="run only this architecture and the reference; repeatable")
-    ] = [],
+    only: Only = [],
     plugin: Plugins = [],
     device: Device = None,
     per_device: PerDevice = 1,
@@ -144,9 +145,7 @@ def plan(
     scale: Scale = None,
     out: Out = None,
     settings: Settings = [],
-    only: Annotated[
-        list[str], typer.Option("--only", help="plan only this architecture and the reference; repeatable")
-    ] = [],
+    only: Only = [],
     plugin: Plugins = [],
     as_json: AsJson = False,
 ) -> None:
@@ -240,7 +239,7 @@ def report(
 
 @app.command("list", epilog="Example: basecap list mixers")
 def list_(
-    what: Annotated[str, typer.Argument(help="mixers, backbones, studies, evals, tasks, domains or settings")],
+    what: Annotated[str, typer.Argument(help="mixers, backbones, studies, evals, tasks, domains or settings")] = "",
     plugin: Plugins = [],
     as_json: AsJson = False,
 ) -> None:
@@ -282,18 +281,14 @@ def check(
             help="check only this mixer; repeatable (default: mixers and tasks of --plugin, else all mixers and ops)",
         ),
     ] = [],
-    length: Annotated[
-        int,
-        typer.Option(min=32, max=LARGEST, help="length of the long test sequence, for causality and decoding"),
-    ] = 1100,
+    length: LongLength = 1100,
     device: Device = None,
     plugin: Plugins = [],
+    new: NewMixer = None,
     only_failed: Annotated[bool, typer.Option("--failed", help="print failed checks only")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Test every mixer, and each op in every implementation that runs on this machine, against its reference.
-
-    With --plugin its mixers and tasks.
+    """Test every mixer and op, or the mixers and tasks of --plugin, against its reference.
 
     Exits with code 1 if a check fails.
     """
@@ -301,7 +296,12 @@ def check(
     from basecap.mixers import ARCHITECTURES
     from basecap.tasks import TASKS
     from basecap.testing.check_all import check_all, failures, lengths, registered_by
+    from basecap.testing.new_mixer import write_mixer
 
+    if new is not None:
+        name = write_mixer(new)
+        log(f"{new}: mixer {name!r}; write your own in its place, then basecap check --plugin {new}")
+        plugin = [*plugin, new]
     load_plugins(plugin)
     rows: list[dict[str, Any]] = []
     stopped, unchecked = False, list[str]()

@@ -40,6 +40,13 @@ PerDevice = Annotated[
         "--per-device", "--per-gpu", min=1, max=64, help="jobs at a time on each GPU or on the CPU; for small models"
     ),
 ]
+LongLength = Annotated[
+    int, typer.Option(min=32, max=LARGEST, help="length of the long test sequence, for causality and decoding")
+]
+Only = Annotated[list[str], typer.Option("--only", help="take only this architecture and the reference; repeatable")]
+NewMixer = Annotated[
+    Path | None, typer.Option("--new", help="write a mixer to start from to this Python file, and check it")
+]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", callback=writable_file, help="also write all results to this file")
 ]

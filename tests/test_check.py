@@ -1,6 +1,7 @@
 """`basecap check` on the command line."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ import torch
 from typer.testing import CliRunner
 
 from basecap.cli import app
+from basecap.errors import ConfigError
 from basecap.testing import check_all
+from basecap.testing.new_mixer import write_mixer
 
 PLUGIN = """
 from basecap.mixers import mixer
@@ -54,3 +57,31 @@ def test_the_mixers_of_a_plugin_file_are_checked_by_default(monkeypatch: pytest.
     plugin.write_text(PLUGIN)
     done = CliRunner().invoke(app, ["check", "--device", "cpu", "--plugin", str(plugin), "--json"])
     assert [row["subject"] for row in json.loads(done.stdout)] == ["of a file"]
+
+
+def test_new_writes_a_mixer_and_checks_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(check_all, "_mixer_rows", rows)
+    file = tmp_path / "of_check_new.py"
+    done = CliRunner().invoke(app, ["check", "--device", "cpu", "--new", str(file), "--json"])
+    assert [row["subject"] for row in json.loads(done.stdout)] == ["of-check-new"]
+    assert f"basecap check --plugin {file}" in done.stderr
+    assert "class OfCheckNew(ForwardOnly):" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("mamba_2.py", "there is a mixer 'mamba-2' already; choose another name."),
+        ("here.py", "exists; choose another name."),
+        ("gone/my_mixer.py", "cannot be written (No such file or directory); choose another place."),
+        *(
+            (name, "must be lower case with underscores, such as my_mixer.py.")
+            for name in ("My.py", "a__b.py", "a.txt")
+        ),
+    ],
+)
+def test_new_refuses_what_would_make_no_mixer(tmp_path: Path, file: str, words: str):
+    (tmp_path / "here.py").write_text("kept")
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        write_mixer(tmp_path / file)
+    assert (tmp_path / "here.py").read_text() == "kept" and len(list(tmp_path.iterdir())) == 1

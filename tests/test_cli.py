@@ -182,6 +182,7 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
         (("run", "quikstart"), "quickstart"),
         (("plan", "none.yaml"), "does not exist"),
         (("list", "mixer"), "mixers"),
+        (("list",), "cannot list '': known: backbones, domains, evals, mixers, settings, studies, tasks."),
         (("run", "quickstart", "--only", "bassed"), "based"),
         (("run", "quickstart", "--set", "train.tokns=1"), "tokens"),
         (("run", "quickstart", "--plugin", "none.py"), "does not exist"),

@@ -11,6 +11,7 @@ from basecap import mixers
 from basecap.mixers import Mixer
 from basecap.registry import load_plugin
 from basecap.testing.check_mixer import check_mixer
+from basecap.testing.new_mixer import write_mixer
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -32,6 +33,12 @@ def test_the_example_mixers_pass_the_conformance_suite(page, file, names, tmp_pa
     for name in names:
         report = check_mixer(name)
         assert report.checks and not report.failures, report.failures
+
+
+def test_the_mixer_of_check_new_is_that_of_the_readme(tmp_path, monkeypatch):
+    monkeypatch.delitem(mixers.ARCHITECTURES._entries, "running-mean", raising=False)  # of the test above
+    assert write_mixer(tmp_path / "running_mean.py") == "running-mean"
+    assert f"```python\n{(tmp_path / 'running_mean.py').read_text()}```" in README
 
 
 @pytest.mark.parametrize("page", ["README.md", "basecap/ops/top1_chunk/README.md"])

@@ -1,4 +1,10 @@
-"""Sequence-mixing operations, usable without the rest of the package.
+"""Sequence-mixing operations, usable without the rest of the package: they need torch and triton only.
+
+    from basecap.ops import top1_chunk, top1_element    # attention by Top-1 selection, and its decoding steps
+    from basecap.ops.delta_rule import delta_rule       # any other op is in the folder of its name
+
+`help(OP)` has shapes, dtypes and errors, `README.md` in its folder the mathematics. Invalid arguments raise
+`basecap.errors.ConfigError`; GPUs run kernels, CPUs plain PyTorch.
 
 The folders of all ops have the same shape; `_dispatch` says what a family is.
 
