@@ -181,6 +181,8 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
     [
         (("run", "quikstart"), "quickstart"),
         (("plan", "none.yaml"), "does not exist"),
+        (("plan", "mamba-2"), "see `basecap list studies`. To train a mixer, run quickstart --only NAME."),
+        (("run", "mine.py"), "mine.py is Python, not a study; write for example quickstart --plugin mine.py."),
         (("list", "mixer"), "mixers"),
         (("list",), "cannot list '': known: backbones, domains, evals, mixers, settings, studies, tasks."),
         (("run", "quickstart", "--only", "bassed"), "based"),

@@ -118,6 +118,8 @@ def _find(study: str, extending: Path | None = None) -> Path:
     if path.is_dir():
         raise ConfigError(f"{by}{path} is a directory; give the YAML file of a study.")
     if path.suffix not in (".yaml", ".yml"):
+        if path.suffix == ".py" and not extending:
+            raise ConfigError(f"{study} is Python, not a study; write for example quickstart --plugin {study}.")
         if path.is_file():
             raise ConfigError(f"{by}{study} is not called .yaml; give the YAML file of a study, or rename it.")
         if study in RENAMED:
@@ -127,7 +129,9 @@ def _find(study: str, extending: Path | None = None) -> Path:
         if papers:
             raise ConfigError(f"{by}unknown study {study!r}: did you mean {' or '.join(map(repr, papers))}?")
         known = [name for name in library() if _numbers(name) == _numbers(study)]  # another figure is no typing error
-        raise ConfigError(f"{by}unknown study {study!r}: {nearest(study, known, see='basecap list studies')}")
+        hint = nearest(study, known, see="basecap list studies")
+        mixer = "" if extending or "?" in hint else " To train a mixer, run quickstart --only NAME."
+        raise ConfigError(f"{by}unknown study {study!r}: {hint}{mixer}")
     return path
 
 
