@@ -48,7 +48,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
     for name in ("top_token.py", "csv_files.py"):
         Path(name).write_text(block(f"# {name}\n"))
     study = yaml.safe_load(block("name: mine\n"))
-    assert study["architectures"][1]["use"] == "gated-average"  # of docs/mixers.md, which has its own test
+    assert study["architectures"] == ["transformer++", "rwkv-7"]
     small = {
         "seeds": [0],
         "train": study["train"] | {"tokens": 512},
