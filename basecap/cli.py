@@ -35,7 +35,7 @@ from basecap.cli_options import (
     log,
 )
 from basecap.errors import BasecapError, ConfigError, Interrupted, nearest
-from basecap.interpreter import loading_lightly
+from basecap.interpreter import uncollected
 from basecap.progress import protect_streams
 from basecap.terminal import console, print_table, report_output_error
 
@@ -225,7 +225,7 @@ def report(
     ] = False,
 ) -> None:
     """Analyse one or several studies again and write one report, which joins several: gaps, recall and costs."""
-    with loading_lightly():
+    with uncollected():
         from basecap.report import joined_sheets, write_live_report, write_tables
     directory = out or directories[0]
     if live:

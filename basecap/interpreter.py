@@ -1,8 +1,7 @@
-"""The process that Python runs in: its search for unreachable cycles of objects, and its threads of BLAS."""
+"""Python's search for unreachable cycles of objects."""
 
 import contextlib
 import gc
-import os
 from collections.abc import Iterator
 
 
@@ -19,14 +18,3 @@ def uncollected() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
-
-
-@contextlib.contextmanager
-def loading_lightly() -> Iterator[None]:
-    """Load the modules of a command that computes for a second: without search for cycles, OpenBLAS with one thread.
-
-    Its other threads would spin for longer than they save. Where numpy is loaded already, their number stays.
-    """
-    os.putenv("OPENBLAS_NUM_THREADS", "1")
-    with uncollected():
-        yield

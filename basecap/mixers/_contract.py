@@ -274,10 +274,7 @@ def mixer(
             if not isinstance(given, str):
                 raise ConfigError(f"mixer {name!r} ({source_location(cls)}): {key} must be text, not {given!r}.")
         if missing := ", ".join(sorted(cls.__abstractmethods__)):
-            advice = "define it"
-            if {"init_cache", "step", "state_bytes"} <= cls.__abstractmethods__:
-                advice = "define them, or derive from basecap.mixers.ForwardOnly, which needs forward and flops only"
-            raise ConfigError(f"mixer {name!r} ({source_location(cls)}) lacks {missing}; {advice}.")
+            raise ConfigError(f"mixer {name!r} ({source_location(cls)}) lacks {missing}; {_remedy(cls)}.")
         if not (isinstance(cls.Config, type) and issubclass(cls.Config, MixerConfig)):
             raise ConfigError(
                 f"mixer {name!r} ({source_location(cls)}): its Config must subclass basecap.mixers.MixerConfig."
@@ -305,6 +302,13 @@ def mixer(
         return cls
 
     return register
+
+
+def _remedy(cls: type[Mixer]) -> str:
+    """Return how to complete a mixer that lacks methods."""
+    if {"init_cache", "step", "state_bytes"} <= cls.__abstractmethods__:
+        return "define them, or derive from basecap.mixers.ForwardOnly, which needs forward and flops only"
+    return "define it"
 
 
 def _ill_typed(options: object, variants: object, differences: object) -> Iterator[str]:
