@@ -1,7 +1,7 @@
 """Evaluations of stored weights: what finished runs have not been measured by, without training again."""
 
 import contextlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
@@ -45,14 +45,19 @@ def evaluate_stored(runs: Sequence[RunSpec], runtime: Runtime, executor: Executo
     group = runtime.group
     points = group.run_on_leader(lambda: [point for run in runs for point in _unmeasured(run, runtime, at)])
     due = [point for point in points if point.weights is not None]
-    failed = 0
+    failed, ran = 0, Counter[str]()
     with progress("evaluations", total=len(due) * group.is_leader, unit="points") as advance:
         for point, failures in executor.evaluate(due, partial(advance, 0)):
             advance(1, note=point.run.label)
             for name, failure in failures.items() if group.is_leader else ():
                 report_failure(f"{name} of {point.run.label} failed at step {point.step}", failure, runtime.log)
             failed += len(failures)
+            lost = ", ".join(failures).split(", ")  # a killed process loses all evaluations of its point at once
+            ran.update(name for name in point.evaluations if name not in lost)
     if group.is_leader:
+        for name, count in ran.items():
+            points_of = f"{count} evaluation point{'' if count == 1 else 's'}"
+            runtime.log(f"{name} ran on the weights of {points_of}; the report has its numbers.")
         _log_missing([point for point in points if point.weights is None], runtime.log)
     return failed
 

@@ -77,8 +77,9 @@ def test_a_finished_study_gains_the_numbers_that_training_would_have_given(path,
     assert list(expected) == [2, 4, 6, 8, 10]
     failed, said = add(out, ENTROPY)
     assert failed == 0 and said == [
+        "influence-entropy ran on the weights of 3 evaluation points; the report has its numbers.",
         "influence-entropy: missing at 2 evaluation points of transformer++ (seed 0) (tokens: 512, 1536), whose "
-        "weights are not stored; new runs store more with train.keep."
+        "weights are not stored; new runs store more with train.keep.",
     ]
     assert entropies(out) == {step: expected[step] for step in (4, 8, 10)}
     records = StudyRecords(out)
@@ -86,7 +87,7 @@ def test_a_finished_study_gains_the_numbers_that_training_would_have_given(path,
     assert records.study()["evals"] == ["domain-loss", {"influence-entropy": {"length": 32, "split": "test"}}]
     held = (records.runs()[0].path / "evals.jsonl").read_bytes()
     assert run(path, out, (*SETTINGS, "train.keep=all"))[0]["status"] == "finished"  # a study that lacks it keeps it
-    assert add(out) == (0, said) and (records.runs()[0].path / "evals.jsonl").read_bytes() == held
+    assert add(out) == (0, said[1:]) and (records.runs()[0].path / "evals.jsonl").read_bytes() == held
 
 
 def test_a_study_that_names_more_evaluations_gets_them_without_training(path, out):
@@ -121,7 +122,10 @@ def test_an_architecture_whose_plugin_is_not_given_is_left_out(out):
     write_json(mine / "run.json", info)
     assert add(out, ENTROPY, at="end") == (
         0,
-        ["mine is left out, as its plugin is not given; add --plugin mine.py."],
+        [
+            "mine is left out, as its plugin is not given; add --plugin mine.py.",
+            "influence-entropy ran on the weights of 1 evaluation point; the report has its numbers.",
+        ],
     )
     with pytest.raises(ConfigError, match="unknown mixer 'mine'"):
         add(out, only=("mine",))
@@ -130,7 +134,7 @@ def test_an_architecture_whose_plugin_is_not_given_is_left_out(out):
 @pytest.mark.parametrize(("at", "steps"), [("end", [10]), ("2048", [8]), ("[1024, 2048]", [4, 8])])
 def test_an_added_evaluation_runs_where_asked(out, at, steps):
     place = StudyRecords(out).runs()[0].path
-    assert add(place, ENTROPY, at=at) == (0, []) and list(entropies(out)) == steps
+    assert add(place, ENTROPY, at=at)[0] == 0 and list(entropies(out)) == steps
 
 
 def test_one_damaged_point_costs_no_other(out):
@@ -152,7 +156,10 @@ def test_a_killed_process_costs_its_own_point_alone(out, monkeypatch):
     monkeypatch.setattr(WorkerPool, "run", run)
     failed, said = add(out, ENTROPY, at="[1024, 2048, 2560]", per_device=2)
     killed = "its process was killed, possibly out of memory; free memory and run the same command again."
-    assert failed == 1 and said == [f"influence-entropy of transformer++ (seed 0) failed at step 4: {killed}"]
+    assert failed == 1 and said == [
+        f"influence-entropy of transformer++ (seed 0) failed at step 4: {killed}",
+        "influence-entropy ran on the weights of 2 evaluation points; the report has its numbers.",
+    ]
 
 
 def test_what_measures_nothing_is_asked_once(out, monkeypatch):
@@ -163,7 +170,8 @@ def test_what_measures_nothing_is_asked_once(out, monkeypatch):
         return Outcome(measurements=[])
 
     monkeypatch.setattr(InfluenceEntropy, "run", run)
-    assert add(out, ENTROPY, at="end") == add(out) == (0, []) and len(asked) == 1
+    assert add(out, ENTROPY, at="end")[0] == 0
+    assert add(out) == (0, []) and len(asked) == 1
 
 
 def test_runs_trained_before_weights_were_stored_are_evaluated_from_their_checkpoints(out):
