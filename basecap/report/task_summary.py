@@ -140,7 +140,7 @@ def _regions(study: TaskResults) -> list[str]:
 
 def _published(study: TaskResults) -> list[str]:
     found = study.published
-    if found is None:
+    if found is None or not any(row.recalls for row in study.trained):  # published models recall
         return []
     pairs = [(row, row.difference) for row in found.rows if row.difference is not None]
     if not pairs:

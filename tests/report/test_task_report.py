@@ -101,6 +101,13 @@ def test_a_matrix_has_ours_the_published_number_and_the_runs(tmp_path):
     assert matrix(study, "unknown") is None
 
 
+def test_models_that_do_not_recall_are_not_compared_with_published_ones(tmp_path):
+    published = PUBLISHED | {"values": [{"architecture": "weak", "train": "a", "test": "a", "value": 99.0}]}
+    task_study(tmp_path, architectures=("weak",), published=published)
+    _, said = page_of(tmp_path)
+    assert "No architecture recalls" in said and "our intervals hold" not in said
+
+
 def test_a_cross_of_the_paper_is_shown_and_compared_with_nothing(tmp_path):
     cross = {"architecture": "leaning", "train": "a", "test": "b", "value": None}
     study = studied(tmp_path, published=PUBLISHED | {"values": [cross, cross | {"length": 128, "pairs": 4}]})
