@@ -98,7 +98,7 @@ def test_a_finished_study_gains_scores_and_keeps_those_it_has(study, tasks, tmp_
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(study))
     run(path, tmp_path / "out")
-    assert add(tmp_path / "out", f"few-shot: {{tasks: [choices], path: '{tasks}'}}") == (0, [])
+    assert add(tmp_path / "out", f"few-shot: {{tasks: [choices], path: '{tasks}'}}")[0] == 0
     records = StudyRecords(tmp_path / "out").runs()[0]
     held = (records.path / "evals.jsonl").read_bytes()
     more = f"few-shot: {{tasks: [word, choices], shots: {{choices: 1}}, path: '{tasks}'"
@@ -106,7 +106,8 @@ def test_a_finished_study_gains_scores_and_keeps_those_it_has(study, tasks, tmp_
         ConfigError, match=r"other options \(tasks is .*give yours another name: few-shot: \{name: NAME"
     ):
         add(tmp_path / "out", more + "}")
-    assert add(tmp_path / "out", more + ", name: more}") == (0, [])
+    failed, said = add(tmp_path / "out", more + ", name: more}")
+    assert failed == 0 and said == ["more ran on the weights of 1 evaluation point; the report has its numbers."]
     after = (records.path / "evals.jsonl").read_bytes()
     assert after.startswith(held) and b'"few-shot"' not in after[len(held) :]
     found = {(row.eval, row.subset, row.metric): row for row in records.evals()}
