@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from basecap.bench.contenders import Contenders, Row, entries, label
-from basecap.bench.cuda_graph import captured
 from basecap.bench.models import SLOW, measure
+from basecap.cuda_graph import captured
 from basecap.environment import describe
 from basecap.errors import ConfigError
 from basecap.models.blocks import BlockCache

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
 from basecap.bench import peers
-from basecap.bench.cuda_graph import captured
+from basecap.cuda_graph import captured
 from basecap.environment import describe
 from basecap.errors import ConfigError
 from basecap.ops import choose, recorded

@@ -44,7 +44,7 @@ ALWAYS_COUNTED = (
 )
 
 #: Training options that change no number, and that the hash of a run never counts.
-NEVER_COUNTED = ("keep",)
+NEVER_COUNTED = ("keep", "cuda_graphs")
 
 #: What evaluations measure on and studies train on.
 WORDS = {"text": "text", "task": "tasks"}

@@ -95,6 +95,11 @@ class TrainSection(BaseModel):
     )
     checkpointing: bool = Field(False, description="recompute activations in the backward pass")
     compile: bool | None = Field(None, description="use torch.compile (default: on a GPU only)")
+    cuda_graphs: bool = Field(
+        False,
+        description="on one GPU, replay forward and backward passes as CUDA graphs: the same numbers, several times as "
+        "fast where steps are too small to keep the GPU busy; each length of sequences takes the memory of a pass",
+    )
 
     @field_validator("lr")
     @classmethod

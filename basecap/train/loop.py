@@ -11,7 +11,7 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from basecap.train.average import WeightAverage
 from basecap.train.config import Timetable, TrainConfig
 from basecap.train.diagnose import first_bad_module
 from basecap.train.distributed import Processes
+from basecap.train.graphs import GradientGraphs
 from basecap.train.interruption import immediate, requested
 from basecap.train.optim import build_optimiser, clip_gradients, set_learning_rate
 from basecap.train.schedule import learning_rate, warmup_steps
@@ -106,6 +107,8 @@ class Trainer:
         if placement.device.type == "cuda" if config.compile is None else config.compile:
             model.compile_training()
         self.module = placement.processes.wrap(model)
+        graphed = config.cuda_graphs and placement.device.type == "cuda" and placement.processes.world == 1
+        self.graphs = GradientGraphs(self._backward) if graphed else None
         self._saved_step, self._saved_time = 0, time.monotonic()
         self._show: Callable[[str], None] = lambda words: None
         self._pauses = Pauses()
@@ -254,7 +257,6 @@ class Trainer:
             schedule=config.schedule,
         )
         set_learning_rate(self.optimiser, rate)
-        self.optimiser.zero_grad(set_to_none=True)
         loss = self._accumulate(batch)
         norm = clip_gradients(self.model, config)
         following = self._batch(step + 1)
@@ -290,14 +292,30 @@ class Trainer:
         group, device = self.placement.processes, self.placement.device
         counts = [int((part.targets >= 0).sum()) for part in self._split(batch)]
         share = group.mean(torch.full((), sum(counts), dtype=torch.float64, device=device)).clamp(min=1 / group.world)
+        shares = [(count / share).float() for count in counts]
+        parts = list(self._split(batch.to(device)))
+        backward = self._graphs_for(parts, shares)
+        self.optimiser.zero_grad(set_to_none=self.graphs is None)
         total = torch.zeros((), device=device)
-        for index, (part, count) in enumerate(zip(self._split(batch.to(device)), counts, strict=True)):
-            with group.without_sync(self.module, last=index + 1 == len(counts)):
-                with self.placement.autocast():
-                    loss = self.module(*part.parts) * (count / share).float()
-                loss.backward()
-            total += loss.detach()
+        for index, (part, own) in enumerate(zip(parts, shares, strict=True)):
+            with group.without_sync(self.module, last=index + 1 == len(parts)):
+                total += backward(part, own)
         return total
+
+    def _graphs_for(self, parts: Sequence[Batch], shares: Sequence[Tensor]) -> Callable[[Batch, Tensor], Tensor]:
+        """Return the pass through the CUDA graphs of these micro-batches, or `_backward` without graphs."""
+        if self.graphs is None or parts[0].segments is not None:  # kernels may depend on the values of segments
+            return self._backward
+        for part, share in zip(parts, shares, strict=True):
+            self.graphs.prepare(part, share)
+        return self.graphs
+
+    def _backward(self, part: Batch, share: Tensor) -> Tensor:
+        """Add the gradients of a micro-batch, times its share of the targets; return its loss, scaled likewise."""
+        with self.placement.autocast():
+            loss = self.module(*part.parts) * share
+        loss.backward()
+        return loss.detach()
 
     def _refuse(self, step: int, batch: Batch, what: Literal["loss", "gradients"]) -> None:
         """Raise TrainingError in all processes; it names the first bad parameter or module of any of them."""
