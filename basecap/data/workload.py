@@ -19,12 +19,10 @@ class Batch:
     Attributes:
         inputs: int64 [B, T].
         targets: int64 [B, T], the token to predict at each position, -1 for none.
-        segments: int64 [B, T], number of the document within the row; None if each row is one document.
     """
 
     inputs: "Tensor"
     targets: "Tensor"
-    segments: "Tensor | None" = None
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -32,20 +30,18 @@ class Batch:
 
     def to(self, device: "torch.device") -> "Batch":
         """Return the batch on a device; the copy to a GPU is asynchronous."""
-        inputs, targets = (part.to(device, non_blocking=True) for part in (self.inputs, self.targets))
-        return Batch(inputs, targets, self.segments if self.segments is None else self.segments.to(device))
+        return Batch(*(part.to(device, non_blocking=True) for part in self.parts))
 
     def split(self, rows: int) -> Iterator["Batch"]:
         """Yield the batch in parts of `rows` rows."""
         for first in range(0, len(self), rows):
             part = slice(first, first + rows)
-            segments = self.segments if self.segments is None else self.segments[part]
-            yield Batch(self.inputs[part], self.targets[part], segments)
+            yield Batch(self.inputs[part], self.targets[part])
 
     @property
-    def parts(self) -> tuple["Tensor", "Tensor", "Tensor | None"]:
+    def parts(self) -> tuple["Tensor", "Tensor"]:
         """The arguments of a training forward pass."""
-        return self.inputs, self.targets, self.segments
+        return self.inputs, self.targets
 
 
 class Workload(ABC):

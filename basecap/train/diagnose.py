@@ -6,9 +6,7 @@ from torch import Tensor, nn
 from basecap.models.blocks import Block, total
 
 
-def first_bad_module(
-    model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor, segments_BT: Tensor | None = None
-) -> str | None:
+def first_bad_module(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor) -> str | None:
     """Return the first parameter or module, in the order of computation, with NaN or infinity, such as "module head".
 
     Returns None if a forward pass over these tokens has neither.
@@ -30,7 +28,7 @@ def first_bad_module(
     handles = [module.register_forward_hook(hook(name)) for name, module in model.named_modules() if name]
     try:
         with torch.no_grad():
-            loss = model(tokens_BT, targets_BT, segments_BT)
+            loss = model(tokens_BT, targets_BT)
     finally:
         for handle in handles:
             handle.remove()

@@ -52,6 +52,8 @@ class GradientGraphs:
         try:
             replay = self._capture(lambda: loss.copy_(self._backward(own, scale)))
         except RuntimeError as error:
+            if "out of memory" in str(error):
+                raise
             reason = str(error).splitlines()[0].rstrip(".")
             raise ConfigError(
                 f"the training step cannot be captured as a CUDA graph ({reason}); set train.cuda_graphs=false."

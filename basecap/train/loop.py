@@ -11,7 +11,7 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -294,21 +294,16 @@ class Trainer:
         share = group.mean(torch.full((), sum(counts), dtype=torch.float64, device=device)).clamp(min=1 / group.world)
         shares = [(count / share).float() for count in counts]
         parts = list(self._split(batch.to(device)))
-        backward = self._graphs_for(parts, shares)
+        if self.graphs is not None:
+            for part, own in zip(parts, shares, strict=True):
+                self.graphs.prepare(part, own)
+        backward = self.graphs or self._backward
         self.optimiser.zero_grad(set_to_none=self.graphs is None)
         total = torch.zeros((), device=device)
         for index, (part, own) in enumerate(zip(parts, shares, strict=True)):
             with group.without_sync(self.module, last=index + 1 == len(parts)):
                 total += backward(part, own)
         return total
-
-    def _graphs_for(self, parts: Sequence[Batch], shares: Sequence[Tensor]) -> Callable[[Batch, Tensor], Tensor]:
-        """Return the pass through the CUDA graphs of these micro-batches, or `_backward` without graphs."""
-        if self.graphs is None or parts[0].segments is not None:  # kernels may depend on the values of segments
-            return self._backward
-        for part, share in zip(parts, shares, strict=True):
-            self.graphs.prepare(part, share)
-        return self.graphs
 
     def _backward(self, part: Batch, share: Tensor) -> Tensor:
         """Add the gradients of a micro-batch, times its share of the targets; return its loss, scaled likewise."""

@@ -101,7 +101,7 @@ def test_evaluations_see_no_dropout_and_training_does(model, stream, tmp_path):
     """A mixer of one's own may drop out: its losses would be compared with those of others that do not."""
     modes = {True: [], False: []}
     model.blocks[0].mixer.register_forward_hook(lambda mixer, inputs, output: modes[mixer.training].append(mixer))
-    tokens = stream.batch(0, 0, BATCH).parts[:2]
+    tokens = stream.batch(0, 0, BATCH).parts
 
     def evaluate(model: LanguageModel, step: int, tokens_done: int) -> None:
         model.token_losses(*tokens)
@@ -152,7 +152,7 @@ class MixedStream(RandomStream):
 
     def batch(self, seed, step, batch, rank=0, world=1):
         whole = super().batch(seed, step, batch, rank, world)
-        return Batch(*(part.reshape(-1, self.length // 4) for part in whole.parts[:2]))
+        return Batch(*(part.reshape(-1, self.length // 4) for part in whole.parts))
 
 
 def test_micro_batches_of_short_sequences_hold_as_many_tokens(model, tmp_path):
