@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
+from basecap.errors import ConfigError, nearest
 from basecap.names import split_backbone
 from basecap.study.study_file import READ_ONLY, library, read_study
 
@@ -30,6 +31,7 @@ def _in_other_backbones() -> list[str]:
 
 
 def _mixers(full: bool) -> list[dict[str, Any]]:
+    """Architectures that a study compares, with parameters and decoding state."""
     from basecap.mixers import ARCHITECTURES
     from basecap.models.config import model_config
     from basecap.models.language_model import outline
@@ -62,12 +64,14 @@ def _mixers(full: bool) -> list[dict[str, Any]]:
 
 
 def _backbones(full: bool) -> list[dict[str, Any]]:
+    """Blocks that mixers are built into."""
     from basecap.models import BACKBONES
 
     return [{"name": name, "summary": entry.summary, "paper": entry.paper} for name, entry in BACKBONES.items()]
 
 
 def _studies(full: bool) -> list[dict[str, Any]]:
+    """Built-in studies, for `basecap run` and `basecap plan`."""
     rows = []
     for name, path in library().items():
         content = read_study(name)
@@ -81,6 +85,7 @@ def _studies(full: bool) -> list[dict[str, Any]]:
 
 
 def _evals(full: bool) -> list[dict[str, Any]]:
+    """Evaluations that a study takes under evals, and `basecap eval` adds."""
     from basecap.evals import EVALUATIONS
 
     rows = []
@@ -103,6 +108,7 @@ def _evals(full: bool) -> list[dict[str, Any]]:
 
 
 def _tasks(full: bool) -> list[dict[str, Any]]:
+    """Synthetic tasks that a study takes under task.train and task.test."""
     from basecap.tasks import TASKS, build_task
 
     rows = []
@@ -133,6 +139,7 @@ def is_task(name: str) -> bool:
 
 
 def _domains(full: bool) -> list[dict[str, Any]]:
+    """Domains of text that a study takes under data.train and data.ood, by their source."""
     from basecap.data.sources import SOURCES
 
     return [
@@ -143,6 +150,7 @@ def _domains(full: bool) -> list[dict[str, Any]]:
 
 
 def _settings(full: bool) -> list[dict[str, Any]]:
+    """Keys of a study file, which --set overrides."""
     from basecap.study.config import StudyConfig
 
     read_only = [{"key": key, "default": "", "description": words} for key, words in READ_ONLY.items()]
@@ -186,3 +194,17 @@ CATALOGUES: dict[str, Callable[[bool], list[dict[str, Any]]]] = {
     "domains": _domains,
     "settings": _settings,
 }
+
+
+def catalogue(what: str, full: bool) -> tuple[str, list[dict[str, Any]]]:
+    """Return the title and the rows of a list, those of the lists themselves for ""; raises ConfigError.
+
+    Args:
+        what: key of CATALOGUES, or "".
+        full: whether to take all columns (for JSON).
+    """
+    if not what:
+        return "lists", [{"list": name, "summary": rows.__doc__} for name, rows in CATALOGUES.items()]
+    if what not in CATALOGUES:
+        raise ConfigError(f"cannot list {what!r}: {nearest(what, CATALOGUES)}")
+    return TITLES.get(what, what), CATALOGUES[what](full)

@@ -244,12 +244,11 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List the available mixers, studies, evaluations and so on, one line each."""
-    from basecap.catalogue import CATALOGUES, TITLES
+    from basecap.catalogue import catalogue
 
     load_plugins(plugin)
-    if what not in CATALOGUES:
-        raise ConfigError(f"cannot list {what!r}: {nearest(what, CATALOGUES)}")
-    print_table(TITLES.get(what, what), CATALOGUES[what](as_json), as_json)
+    title, rows = catalogue(what, as_json)
+    print_table(title, rows, as_json)
 
 
 @app.command(epilog='Example: basecap generate runs/quickstart/runs/transformer++-s0 "The list of"')

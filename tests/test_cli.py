@@ -128,10 +128,12 @@ def test_plan_and_lists_answer_without_writing(study_file, tmp_path, basecap, mo
     assert [row["architecture"] for row in rows] == ["transformer++", "window 4"]
     assert rows[0]["parameters (M)"] > 0 and rows[0]["hours if all reach 35%"] > 0
     assert rows[0]["weights + optimiser (GiB)"] == pytest.approx(rows[0]["parameters (M)"] * 16e6 / 2**30, rel=0.1)
-    for what in ("mixers", "backbones", "studies", "evals", "tasks", "domains", "settings"):
-        code, printed, err = basecap("list", what, "--json")
+    lists = json.loads(basecap("list", "--json")[1])
+    assert "settings" in [row["list"] for row in lists]
+    for row in lists:
+        code, printed, err = basecap("list", row["list"], "--json")
         assert code == 0, err
-        assert json.loads(printed)
+        assert json.loads(printed) and row["summary"]
     assert "width 768, 32,000 token ids" in basecap("list", "mixers")[1]
     assert set(tmp_path.iterdir()) == there
 
@@ -184,7 +186,7 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
         (("plan", "mamba-2"), "see `basecap list studies`. To train a mixer, run quickstart --only NAME."),
         (("run", "mine.py"), "mine.py is Python, not a study; write for example quickstart --plugin mine.py."),
         (("list", "mixer"), "mixers"),
-        (("list",), "cannot list '': known: backbones, domains, evals, mixers, settings, studies, tasks."),
+        (("list", "xyz"), "cannot list 'xyz': known: backbones, domains, evals, mixers, settings, studies, tasks."),
         (("run", "quickstart", "--only", "bassed"), "based"),
         (("run", "quickstart", "--set", "train.tokns=1"), "tokens"),
         (("run", "quickstart", "--plugin", "none.py"), "does not exist"),
