@@ -34,7 +34,7 @@ from basecap.cli_options import (
     load_plugins,
     log,
 )
-from basecap.errors import BasecapError, ConfigError, Interrupted, nearest
+from basecap.errors import BasecapError, Interrupted
 from basecap.interpreter import uncollected
 from basecap.progress import protect_streams
 from basecap.terminal import console, print_table, report_output_error

@@ -15,6 +15,7 @@ from basecap.data.tokenizer import BYTES
 from basecap.errors import ConfigError, nearest
 from basecap.moved_keys import with_moved_keys
 from basecap.names import PAPER, at_scale
+from basecap.records import StudyRecords
 from basecap.study.architectures import ArchitectureEntry, PatternEntry, Section, SizeConfig, SizeOverride, entry_keys
 from basecap.study.published import FigureConfig, PublishedSection
 from basecap.study.study_file import READ_ONLY, apply_setting, read_study, refuse_untested_shifts
@@ -244,7 +245,14 @@ def load_study(study: str, settings: Sequence[str] = (), scale: str | None = Non
             refuse_untested_shifts(layer, content, f"--set {setting}")
     chosen = content.get("scale")
     where = study if chosen in (None, PAPER) else f"{study} at scale {chosen}"
-    config = validate(with_moved_keys(content, "--set train"), where)
+    try:
+        config = validate(with_moved_keys(content, "--set train"), where)
+    except ConfigError:
+        if Path(study).name == "study.yaml":  # of a directory, whose records name its plugin files
+            from basecap.study.recorded_plugins import refuse_absent_plugins  # imports torch
+
+            refuse_absent_plugins(StudyRecords(Path(study).parent))
+        raise
     names = [entry.name for entry in config.architectures]
     if config.reference not in names and config.task is None:
         for entry in config.architectures:  # a misspelt name is no other reference

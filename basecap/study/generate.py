@@ -39,12 +39,17 @@ def continue_text(
     from basecap import environment
     from basecap.models.generate import generate
     from basecap.study.provenance import refuse_other_plugins
+    from basecap.study.recorded_plugins import refuse_absent_plugins
     from basecap.study.workloads import recorded_data
     from basecap.train.checkpoint import load_model, stored_config
 
     refuse_other_plugins(RunRecords(run), stored_config(RunRecords(run).resume))
     out = run.parent.parent
-    study = validate(StudyRecords(out).study(), str(out / "study.yaml"))
+    try:
+        study = validate(StudyRecords(out).study(), str(out / "study.yaml"))
+    except ConfigError:
+        refuse_absent_plugins(StudyRecords(out))
+        raise
     place = environment.choose_device(device)
     model = load_model(RunRecords(run).resume).to(place)
     tokenizer = recorded_data(study, out).tokenizer

@@ -1,20 +1,17 @@
 """What is recorded about the origin of the numbers of a run or study, and what must not change when it is resumed."""
 
 import hashlib
-import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from basecap import environment
-from basecap.analysis.files import EnvironmentFile, Provenance, parse
+from basecap.analysis.files import Provenance, parse
 from basecap.data.hashes import file_digest
-from basecap.data.sources import SOURCES
 from basecap.errors import ConfigError
-from basecap.evals import EVALUATIONS
 from basecap.mixers import ARCHITECTURES
 from basecap.models import BACKBONES
 from basecap.models.config import ModelConfig
@@ -22,19 +19,12 @@ from basecap.records import RunRecords, StudyRecords
 from basecap.registry import PLUGIN
 from basecap.study.config import StudyConfig, validate
 from basecap.study.plan import RunSpec
-from basecap.tasks import build_task
+from basecap.study.recorded_plugins import MODULE_OF, refuse_absent_plugins
 from basecap.train.checkpoint import latest
 from basecap.train.loop import resolve
 
 #: Keys of run.json about the machine. Directories of earlier versions lack them.
 MACHINE = ("device", "precision", "packages")
-
-#: The module that defines a part of a study, by its kind; raises ConfigError for an unknown name.
-MODULE_OF: Mapping[str, Callable[[str], str]] = {
-    "evaluation": EVALUATIONS.module,
-    "task": lambda name: type(build_task(name)).__module__,
-    "source": SOURCES.module,
-}
 
 
 def starting_info(records: RunRecords, run: RunSpec, device: torch.device) -> dict[str, Any]:
@@ -150,17 +140,7 @@ def plugin_entries(study: StudyConfig) -> dict[str, Any]:
 
 def held_study(records: StudyRecords) -> StudyConfig:
     """Return the study of a directory; raises ConfigError when a plugin file that it needs is not loaded."""
-    path = records.path / "environment.json"
-    absent: dict[str, str] = {}
-    for kind, files in parse(records.environment(), EnvironmentFile, path).plugins.items():
-        for name, file in files.items():
-            try:
-                MODULE_OF[kind](name)
-            except ConfigError:
-                absent[f"{kind} {name!r}"] = file
-    if absent:
-        options = " ".join(f"--plugin {shlex.quote(file)}" for file in dict.fromkeys(absent.values()))
-        raise ConfigError(f"{records.path} has the {', '.join(absent)} of a plugin that is not given; add {options}.")
+    refuse_absent_plugins(records)
     return validate(records.study(), str(records.path / "study.yaml"))
 
 

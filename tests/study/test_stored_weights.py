@@ -17,6 +17,7 @@ from basecap.files import write_json
 from basecap.processes import WorkerKilled, WorkerPool
 from basecap.records import Record, StudyRecords
 from basecap.study.config import load_study
+from basecap.study.generate import continue_text
 from basecap.study.plan import costs, plan_runs
 from basecap.study.stored_weights import evaluate_directory
 from tests.study._execute import change, run
@@ -111,6 +112,18 @@ def test_a_plugin_that_the_study_needs_is_named(out, kind):
     words = rf"out has the {kind} 'words' of a plugin that is not given; add --plugin 'own/my words\.py'\."
     with pytest.raises(ConfigError, match=words):
         add(out, ENTROPY)
+
+
+def test_the_plugin_of_a_source_is_named_where_its_study_is_read(out):
+    records = StudyRecords(out)
+    study = records.study()
+    records.create(study | {"data": study["data"] | {"source": "words"}})
+    records.write_environment({**records.environment(), "plugins": {"source": {"words": "words.py"}}})
+    words = r"out has the source 'words' of a plugin that is not given; add --plugin words\.py\."
+    with pytest.raises(ConfigError, match=words):
+        load_study(str(out / "study.yaml"))
+    with pytest.raises(ConfigError, match=words):
+        continue_text(records.runs()[0].path, "the", 1, temperature=0.0, top_k=None, seed=0, device="cpu")
 
 
 def test_an_architecture_whose_plugin_is_not_given_is_left_out(out):
