@@ -38,7 +38,7 @@ class Setting:
         resamples: draws of documents.
         draws: of errors, behind each interval.
         bigram: held-out loss of a bigram model on the training domains, None where it was not measured.
-        waiting: architectures that have not run.
+        waiting: whether the reference has not run.
         failed: architectures with a run that failed.
         seconds: training time of one run by architecture.
     """
@@ -52,7 +52,7 @@ class Setting:
     resamples: int = 2000
     draws: int = DRAWS
     bigram: float | None = None
-    waiting: Collection[str] = ()
+    waiting: bool = False
     failed: Collection[str] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
@@ -211,7 +211,7 @@ def _reaching(curves: Mapping[int, Curve], where: Range, who: str) -> tuple[dict
 
 def _no_runs(name: str, setting: Setting) -> str:
     known = name if name == setting.reference else None
-    return reasons.no_runs(known, name in setting.waiting, name in setting.failed)
+    return reasons.no_runs(known, setting.waiting, name in setting.failed)
 
 
 def _left_out(why: Mapping[int, str]) -> list[LeftOut]:

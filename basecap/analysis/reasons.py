@@ -24,8 +24,8 @@ UNTRAINED = f"{REFERENCE} has no trained range"
 def no_runs(reference: str | None, waiting: bool, failed: bool) -> str:
     """Say that there is nothing to compare: of the reference by name, or of a row or several (None)."""
     who = f"{REFERENCE} {reference} " if reference else ""
-    if waiting:
-        return f"{who}has not run yet" if who else "not run yet"
+    if who and waiting:
+        return f"{who}has not run yet"
     if failed:
         return f"{who}failed before an evaluation point with finite losses"
     return f"{who}has no evaluation point with finite losses" if who else "no evaluation point with finite losses"

@@ -279,7 +279,7 @@ class TextResults(_Results):
         resamples: draws of documents.
         train_domains, ood_domains: trained on, never seen.
         few_clusters: domains with too few clusters of documents to draw those.
-        comparisons: a row per architecture but the reference.
+        comparisons: a row per architecture that has runs, but the reference.
         points: a row per evaluation point.
         documents: held-out documents by domain.
         overlap: held-out text that is in the training text.

@@ -42,6 +42,7 @@ def analyse_text(records: StudyRecords) -> TextResults:
     train, ood = study.data.train, study.data.ood
     names = [entry.name for entry in study.architectures]
     runs = read_runs(records, names)
+    ran = {run.info.name for run in runs}
     losses, failures = _load(runs, (*train, *ood))
     environment = _environment(records)
     described = [describe(run) for run in runs]
@@ -57,11 +58,11 @@ def analyse_text(records: StudyRecords) -> TextResults:
         resamples=RESAMPLES,
         draws=enough_draws(level),
         bigram=environment.bigram_loss,
-        waiting=set(names) - {run.info.name for run in runs},
+        waiting=study.reference not in ran,
         failed={run.info.name for run in runs if run.info.status == "failed"},
         seconds=_seconds(described),
     )
-    others = [name for name in names if name != study.reference]
+    others = [name for name in names if name != study.reference and name in ran]
     return TextResults(
         name=study.name,
         names=names,

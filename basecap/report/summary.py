@@ -13,6 +13,7 @@ from basecap.report.text_summary import (
     single_run_caution,
     trained_models_only,
     unfinished,
+    untrained,
 )
 
 
@@ -46,7 +47,7 @@ def _text(study: TextResults) -> Summary:
     return Summary(
         question=question(study),
         headline=headline(study),
-        reasons=reasons(study),
+        reasons=[*reasons(study), *untrained(study)],
         cautions=[sentence for sentence in (*cautions, _without_log(study, f"gaps {needed}")) if sentence],
         rates=rates_text(study.sweep, "held-out text of the training domains"),
     )

@@ -167,7 +167,7 @@ def recall_cautions(study: TaskResults) -> list[str]:
         *([SINGLE] if single else []),
         *([f"Not finished: {', '.join(named)}. {_shown(running, counting)}"] if running else []),
         *([f"{PASSED_OVER}: {listed(passed)}."] if passed else []),
-        *([f"Not measured yet: {listed(study.waiting)}."] if study.waiting and study.trained else []),
+        *([f"Not measured: {listed(study.waiting)}."] if study.waiting and study.trained else []),
         *([f"Published numbers without one of ours: {listed(_unmet(unmet))}."] if unmet else []),
         *edge_text(study.sweep),
         *mixed_data_text(study),

@@ -53,7 +53,7 @@ def headline(study: TextResults) -> str:
     found = {verdict: _with_verdict(study, verdict) for verdict in VERBS}
     parts = [f"{listed(names)} {VERBS[verdict][len(names) > 1]}" for verdict, names in found.items() if names]
     if study.ood_domains and not parts:
-        return f"No other architecture has run yet, so there is nothing to compare with {reference}."
+        return f"There is nothing to compare with {reference}."
     if study.ood_domains:
         return f"Out of domain at equal pre-training loss, compared with {reference}: {'; '.join(parts)}."
     gaps = {row.name: row.gap for row in study.comparisons if row.gap is not None}
@@ -124,6 +124,13 @@ def _remedy(rows: Sequence[Row], reference: str) -> str:
 
 def _in_brackets(seconds: float | None) -> str:
     return "" if seconds is None else f" ({duration(seconds)})"
+
+
+def untrained(study: TextResults) -> list[str]:
+    """Return a sentence on the architectures without runs, such as those that --only left out; none for none."""
+    ran = {run.name for run in study.runs}
+    names = [name for name in study.names if name not in ran]
+    return [f"Not trained: {listed(names)}."] if names else []
 
 
 def notes(study: TextResults) -> list[tuple[str, str]]:

@@ -116,7 +116,7 @@ def test_names_from_outside_are_text_everywhere(tmp_path):
     ("options", "said"),
     [
         ({"architectures": {"base": (1.0, 0.0)}}, "nothing to compare"),
-        ({"seeds": ()}, "not run yet"),
+        ({"seeds": ()}, "Not trained: base and "),
         ({"checkpoints": 3}, "train.eval_every"),
         ({"documents": 1}, "no interval can be trusted"),
         ({"documents": 1, "ood": []}, "no interval can be trusted"),

@@ -45,9 +45,9 @@ def test_the_headline_says_who_keeps_degrades_is_undecided_and_behind():
 def test_what_the_reference_lacks_is_said_once_for_all_rows():
     lacks = "the reference has 2 evaluation points near the trained range and needs 4"
     rows = [without_gap(name, "undecided", lacks) for name in "ab"]
-    rows.append(without_gap("c", "none", "not run yet"))
+    rows.append(without_gap("c", "none", "no evaluation point"))
     assert headline(study(*rows)) == f"Nothing can be compared with base yet, as {lacks}."
-    assert reasons(study(*rows)) == ["c: not run yet."]
+    assert reasons(study(*rows)) == ["c: no evaluation point."]
 
 
 def test_a_mixed_study_states_differences_and_no_verdict():
