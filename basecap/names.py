@@ -6,6 +6,8 @@ from basecap.errors import ConfigError
 
 #: Name of the scale that the keys of a study file outside `scales` describe.
 PAPER = "paper"
+#: Name of the scale of a few steps, which shows that a study runs.
+TEST = "test"
 
 
 def split_backbone(name: str) -> tuple[str, str | None]:

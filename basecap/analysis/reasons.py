@@ -6,6 +6,7 @@ from dataclasses import replace
 from basecap.analysis.draws import FEWEST_DOCUMENTS, FEWEST_OF_A_DOMAIN
 from basecap.analysis.gap import FEWEST_POINTS
 from basecap.analysis.rows import Gap, Row
+from basecap.names import TEST
 from basecap.progress import duration
 
 OTHER_DOCUMENTS = "it was evaluated on other documents than the reference"
@@ -14,6 +15,8 @@ FEW_DOCUMENTS = (
     f"fewer than {FEWEST_DOCUMENTS} held-out documents, or fewer than {FEWEST_OF_A_DOMAIN} of one training domain: "
     "no interval can be trusted"
 )
+#: What is said at the scale `TEST` in place of reasons and warnings.
+TEST_SCALE = f"Scale {TEST} shows that the study runs; it is too small for verdicts."
 LOST = "the trained range is too narrow for an interval: train longer"
 #: How the reason begins where nothing can be compared because of the reference.
 REFERENCE = "the reference"

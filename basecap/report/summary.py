@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
+from basecap.analysis.reasons import TEST_SCALE
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
+from basecap.names import TEST
 from basecap.report.task_summary import recall_cautions, recall_headline, recall_question, recall_reasons
 from basecap.report.text_summary import (
     headline,
+    listed,
     question,
     rates_text,
     reasons,
@@ -13,7 +16,6 @@ from basecap.report.text_summary import (
     single_run_caution,
     trained_models_only,
     unfinished,
-    untrained,
 )
 
 
@@ -46,11 +48,24 @@ def _text(study: TextResults) -> Summary:
     needed = "do not need it" if study.ood_domains else "at equal training loss need it"
     return Summary(
         question=question(study),
-        headline=headline(study),
-        reasons=[*reasons(study), *untrained(study)],
+        headline=TEST_SCALE if _is_test(study) else headline(study),
+        reasons=[*reasons(study), *_untrained(study)],
         cautions=[sentence for sentence in (*cautions, _without_log(study, f"gaps {needed}")) if sentence],
         rates=rates_text(study.sweep, "held-out text of the training domains"),
     )
+
+
+def _is_test(study: TextResults) -> bool:
+    """Whether nothing is compared only because the scale is meant to show that everything runs."""
+    reference_ran = any(point.name == study.reference for point in study.points)
+    return study.scale == TEST and reference_ran and all(row.gap is None for row in study.comparisons)
+
+
+def _untrained(study: TextResults) -> list[str]:
+    """Return a sentence on the architectures without runs, such as those that --only left out; none for none."""
+    ran = {run.name for run in study.runs}
+    names = [name for name in study.names if name not in ran]
+    return [f"Not trained: {listed(names)}."] if names else []
 
 
 def _tasks(study: TaskResults) -> Summary:

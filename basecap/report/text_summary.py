@@ -126,13 +126,6 @@ def _in_brackets(seconds: float | None) -> str:
     return "" if seconds is None else f" ({duration(seconds)})"
 
 
-def untrained(study: TextResults) -> list[str]:
-    """Return a sentence on the architectures without runs, such as those that --only left out; none for none."""
-    ran = {run.name for run in study.runs}
-    names = [name for name in study.names if name not in ran]
-    return [f"Not trained: {listed(names)}."] if names else []
-
-
 def notes(study: TextResults) -> list[tuple[str, str]]:
     """Return what a reader of the table needs to know as (term, what it means); none where no row has a gap."""
     rows = [row for row in study.comparisons if row.gap is not None]

@@ -14,9 +14,11 @@ from basecap import environment
 from basecap.analysis.draws import FEWEST_DOCUMENTS, FEWEST_OF_A_DOMAIN
 from basecap.analysis.losses import EVALUATION
 from basecap.analysis.power import MOST_RUNS, Noise, expected_half_width, expected_tolerance, noise_of
+from basecap.analysis.reasons import TEST_SCALE
 from basecap.data import DocumentSet, PreparedData, find_prepared, missing_inputs
 from basecap.data.tokenizer import BYTES
 from basecap.evals.domain_loss import DomainLoss
+from basecap.names import TEST
 from basecap.progress import duration
 from basecap.study.config import StudyConfig
 from basecap.study.evaluation_work import evaluation_shares, evaluation_work
@@ -199,9 +201,9 @@ def _spans(numbers: list[int]) -> str:
 def _of_text(study: StudyConfig, out: Path) -> list[str]:
     """Return the lines about a study of text."""
     cache = cache_of(study.text, out)
+    verdicts = [*sparse(study), *expected_verdicts(study, find_prepared(study.text, cache))]
     return [
-        *sparse(study),
-        *expected_verdicts(study, find_prepared(study.text, cache)),
+        *([TEST_SCALE] if study.scale == TEST else verdicts),
         *(f"Missing: {sentence}" for sentence in missing_inputs(study.text, cache)),
     ]
 

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from basecap.analysis.results import Overlap, SweepRow
+from basecap.analysis.results import Overlap, Point, SweepRow
 from basecap.analysis.rows import LeftOut
 from basecap.analysis.sequential import Looks
+from basecap.report.summary import summarise
 from basecap.report.text_summary import (
     EDGE,
     duration_text,
@@ -48,6 +49,13 @@ def test_what_the_reference_lacks_is_said_once_for_all_rows():
     rows.append(without_gap("c", "none", "no evaluation point"))
     assert headline(study(*rows)) == f"Nothing can be compared with base yet, as {lacks}."
     assert reasons(study(*rows)) == ["c: no evaluation point."]
+
+
+def test_the_scale_of_a_few_steps_asks_for_no_more_evaluation_points():
+    point = Point(name="base", seed=0, step=1, tokens=1, training=None, held_out=None, domains={})
+    found = study(without_gap("a", "undecided", "the reference has 2 evaluation points"), scale="test", points=[point])
+    assert summarise(found).headline == "Scale test shows that the study runs; it is too small for verdicts."
+    assert summarise(replace(found, points=[])).headline.startswith("Nothing can be compared with base yet")
 
 
 def test_a_mixed_study_states_differences_and_no_verdict():

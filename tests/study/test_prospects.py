@@ -55,6 +55,13 @@ def test_what_may_rule_a_verdict_out_is_warned_of(ample, tmp_path, settings, wor
     assert words in said(ample, tmp_path, *settings) and "Warning" not in said(ample, tmp_path)
 
 
+def test_a_scale_of_a_few_steps_gets_one_sentence_in_place_of_warnings(ample, tmp_path):
+    config = StudyConfig.model_validate(ample | {"seeds": [0], "scale": "test"})
+    lines = remarks(config, estimate(config, tmp_path), tmp_path)
+    assert lines[-1] == "Scale test shows that the study runs; it is too small for verdicts."
+    assert not any(line.startswith("Warning") for line in lines)
+
+
 def test_a_study_of_all_its_domains_has_no_verdicts(ample, tmp_path):
     assert said(ample, tmp_path, "data.train=[prose, notes, code]", "data.ood=[]").endswith("no verdicts.")
 
