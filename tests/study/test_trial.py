@@ -59,6 +59,7 @@ def test_what_cannot_run_fails_before_anything_trains(study, plugin, tmp_path, c
     (found,) = analyse([out])
     assert found.failed_checks == {"trial good": unchecked.removeprefix("trial good ")}
     assert remarks(found)[0] == f"{unchecked}."
+    assert said.pop().startswith("Training continues with transformer++, trial good; press Ctrl-C to stop.")
     assert [line.partition(" failed before training: ")[0] for line in said] == list(failing)  # once for both seeds
     assert len(infos) == 16
     for info in infos:
