@@ -36,10 +36,12 @@ FEWEST_OF_THE_REFERENCE, FEWEST = 10, 4
 #: models of limited-zoo, which see 7,300, went below it between 730 and 1,500.
 LEAST_PER_ENTRY = 700
 
-#: Share of the machine's matrix rate that training is assumed to reach, and the column that names it. Of one H200's
-#: nominal rate transformers and Top-1 models reach 0.41 to 0.45 and recurrent ones 0.1 to 0.33 (results/models). Of one
-#: core of an EPYC the models of quickstart reach 0.28 to 0.34, those of lp-table-1 at scale laptop 0.16 to 0.41.
-UTILISATION = 0.35
+#: Shares of the machine's matrix rate that training is assumed to reach, the higher first. Of one H200's nominal rate
+#: transformers and Top-1 models reach 0.41 to 0.45 and recurrent ones 0.1 to 0.33 (results/models). Of one core of an
+#: EPYC the models of quickstart reach 0.26 to 0.34, those of lp-table-1 at scale laptop 0.16 to 0.41; of two cores, two
+#: runs side by side, all of quickstart reaches 0.22: its 5 min 34 s include evaluations, start and report.
+UTILISATION = (0.4, 0.15)
+SHARES = f"{UTILISATION[1]:.0%} to {UTILISATION[0]:.0%}"
 #: Seconds that a GPU needs for a block in a training step too small to keep it busy, bound by launching kernels, with
 #: seven to nine runs side by side on one H200: width 512, about 1,000 tokens a step. From 0.49 ms (mamba-1) to 0.74 ms
 #: (gated-deltanet) in the runs of lp-table-1 that saw 8.3M tokens (results/recall/gpu.json), 2.6 ms in lp-table-2.
@@ -48,7 +50,9 @@ LAUNCHES = (0.5e-3, 2.6e-3)
 MOST_ASIDE = 64
 EVALUATING = "evaluation PFLOP"
 STEPS, RESUME, KEPT = "steps", "resume (GiB)", "weights (GiB)"
-HOURS, TIME = (f"{name} if all reach {UTILISATION:.0%}" for name in ("hours", "time"))
+#: Columns of the times at these shares: for JSON, and for people.
+HOURS = tuple(f"hours if all reach {share:.0%}" for share in UTILISATION)
+TIME = f"time if all reach {SHARES}"
 
 
 def estimate(study: StudyConfig, out: Path) -> list[dict[str, Any]]:
@@ -57,7 +61,7 @@ def estimate(study: StudyConfig, out: Path) -> list[dict[str, Any]]:
     Raises what `basecap run` raises before it prepares text.
 
     Memory is that of weights, gradients and optimiser, without activations; state is the decoding state of a sequence
-    of the training length, in fp32; hours are at one share of the matrix rate measured here. They include evaluations
+    of the training length, in fp32; hours are at two shares of the matrix rate measured here. They include evaluations
     as far as these say what they read, and none of text that is not prepared in `out`: their work is None then.
     """
     device = environment.choose_device(None)
@@ -83,7 +87,10 @@ def estimate(study: StudyConfig, out: Path) -> list[dict[str, Any]]:
                 RESUME: found.resume / 2**30,
                 KEPT: found.weights / 2**30,
                 "evaluations": found.evaluations,
-                HOURS: (1 + (share or 0.0)) * found.flops / (UTILISATION * rate) / 3600,
+                **{
+                    hours: (1 + (share or 0.0)) * found.flops / (reached * rate) / 3600
+                    for hours, reached in zip(HOURS, UTILISATION, strict=True)
+                },
             }
         )
     return rows
@@ -108,13 +115,13 @@ def _with_later_seeds(study: StudyConfig, runs: list[RunSpec]) -> list[RunSpec]:
 
 def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[str]:
     """Return the lines below the rows of `estimate`: the total, what it leaves out, disk, warnings."""
-    seconds, evaluating = 3600 * sum(row[HOURS] for row in rows), sum(row[EVALUATING] or 0.0 for row in rows)
+    seconds, evaluating = _seconds(rows), sum(row[EVALUATING] or 0.0 for row in rows)
     work = sum(row["PFLOP"] for row in rows) + evaluating
     share = f"{evaluating / work:.0%} of it for evaluations" if evaluating else "without evaluations"
-    rate = work * 1000 / (UTILISATION * seconds)  # TFLOP/s, as `estimate` found it
+    rate = work * 1000 / (UTILISATION[0] * seconds[0])  # TFLOP/s, as `estimate` found it
     return [
-        f"{_all(len(rows), duration(seconds), share)} {UTILISATION:.0%} of this machine's matrix rate, "
-        f"now {rate:.3g} TFLOP/s; at the same share of 1,000 TFLOP/s, {duration(seconds * rate / 1000)}.",
+        f"{_all(len(rows), _span(*seconds), share)} {SHARES} of this machine's matrix rate, now {rate:.3g} TFLOP/s; "
+        f"at the same shares of 1,000 TFLOP/s, {_span(*(time * rate / 1000 for time in seconds))}.",
         *_launches(rows),
         *_early_ends(study),
         "Left out: activations, which may take many times the memory of weights, gradients and optimiser"
@@ -154,19 +161,18 @@ def _all(runs: int, time: str, share: str) -> str:
 
 
 def _launches(rows: list[dict[str, Any]]) -> list[str]:
-    """Return a line about the runs that a GPU of 1,000 TFLOP/s could not train at that share of it; none for none."""
+    """Return a line about the runs that a GPU of 1,000 TFLOP/s could not train at these shares of it; none for none."""
     least, most = LAUNCHES
-    small = [row for row in rows if row["PFLOP"] / UTILISATION < least * row["blocks"] * row[STEPS]]
+    small = [row for row in rows if row["PFLOP"] / UTILISATION[0] < least * row["blocks"] * row[STEPS]]
     if not small:
         return []
     work = sum(row["blocks"] * row[STEPS] for row in small)
-    low, high = duration(work * least), duration(work * most)
-    time = low if low == high else f"{low} to {high}"
     which = f"{len(small)} of the runs" if len(small) < len(rows) else "these runs" if len(rows) > 1 else "this run"
     return [
         f"But the steps of {which} are too small to keep such a GPU busy: they wait for kernels to be launched. At "
         f"{1e3 * least:g} to {1e3 * most:g} ms a step and block, as lp-table-1 and lp-table-2 at scale gpu took on an "
-        f"H200, seven to nine runs side by side, they take {time}, and longer one after the other."
+        f"H200, seven to nine runs side by side, they take {_span(work * least, work * most)}, and longer "
+        "one after the other."
     ]
 
 
@@ -175,12 +181,23 @@ def readable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     Steps are left out, and the work of evaluations and the disk space, which `remarks` sum up.
     """
-    hidden = ("seed", STEPS, EVALUATING, RESUME, KEPT, HOURS)
+    hidden = ("seed", STEPS, EVALUATING, RESUME, KEPT, *HOURS)
     seeds: dict[tuple[tuple[str, Any], ...], list[int]] = {}
     for row in rows:
         shown = {key: value for key, value in row.items() if key not in hidden}
-        seeds.setdefault(tuple((shown | {TIME: duration(3600 * row[HOURS])}).items()), []).append(row["seed"])
+        seeds.setdefault(tuple((shown | {TIME: _span(*_seconds([row]))}).items()), []).append(row["seed"])
     return [{first: name, "seeds": _spans(own), **dict(rest)} for ((first, name), *rest), own in seeds.items()]
+
+
+def _seconds(rows: list[dict[str, Any]]) -> list[float]:
+    """Return the time of all rows together at each share."""
+    return [3600 * sum(row[hours] for row in rows) for hours in HOURS]
+
+
+def _span(low: float, high: float) -> str:
+    """Return two times in seconds as "10 s to 20 s", as one where they read the same."""
+    shortest, longest = duration(low), duration(high)
+    return shortest if shortest == longest else f"{shortest} to {longest}"
 
 
 def _spans(numbers: list[int]) -> str:

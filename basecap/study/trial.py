@@ -81,11 +81,11 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt) -> list
     for name, failure in failures.items():
         report_failure(f"{name} failed before training", failure, runtime.log)
     unfinished = [run for run in runs if runtime.run_records(run).info().get("status") != "finished"]
-    names = ", ".join(dict.fromkeys(run.architecture for run in unfinished if run.architecture not in failures))
-    if failures and names:
+    others = dict.fromkeys(run.architecture for run in unfinished if run.architecture not in failures)
+    if failures and others:
         runtime.log(
-            f"Training continues with {names}; press Ctrl-C to stop. The same command resumes it, and tries again what "
-            "failed."
+            f"Training continues with {', '.join(others)}; press Ctrl-C to stop. The same command resumes it, "
+            "and tries again what failed."
         )
     return infos
 

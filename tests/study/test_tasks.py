@@ -104,13 +104,14 @@ def test_a_plan_counts_the_flops_of_each_length(content, monkeypatch):
     assert rows[0]["tokens (M)"] == longer[0]["tokens (M)"]
     assert 0.9 * longer[0]["PFLOP"] < rows[0]["PFLOP"] < longer[0]["PFLOP"]
     assert not any("domain" in line or "Warning" in line for line in remarks(study, rows, Path("nowhere")))
-    # 0.35 * 1 TFLOP/s * 86,400 s
-    day = [row | {"PFLOP": 20.24, "evaluation PFLOP": 10.0, "hours if all reach 35%": 12.0} for row in rows]
+    # 0.4 * 1 TFLOP/s * 86,400 s
+    work = {"PFLOP": 24.56, "evaluation PFLOP": 10.0, "hours if all reach 40%": 12.0, "hours if all reach 15%": 32.0}
+    day = [row | work for row in rows]
     for threads, order in ((1, " one after the other"), (3, ", 3 side by side (--per-device 3)")):
         monkeypatch.setattr("torch.get_num_threads", lambda threads=threads: threads)
         assert remarks(study, [*day, *day], Path("nowhere"))[0] == (
-            f"All 4 runs: 2 days{order}, 33% of it for evaluations, if all reach 35% of this machine's matrix rate, "
-            "now 2 TFLOP/s; at the same share of 1,000 TFLOP/s, 5 min 46 s."
+            f"All 4 runs: 2 days to 5 days{order}, 29% of it for evaluations, if all reach 15% to 40% of this "
+            "machine's matrix rate, now 2 TFLOP/s; at the same shares of 1,000 TFLOP/s, 5 min 46 s to 15 min 22 s."
         )
     one, large = ({**rows[0], "blocks": 8, "steps": 10_000, "PFLOP": work} for work in (1.0, 100.0))
     assert "the steps of 1 of the runs are too small" in (said := remarks(study, [one, large], Path("nowhere"))[1])
