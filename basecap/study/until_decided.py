@@ -137,5 +137,5 @@ def _describe_look(rows: Sequence[Row], open_: Collection[str], when: str, goes_
     if behind:
         parts.append(f"behind, needs more tokens and gets no more seeds: {', '.join(behind)}")
     if without := [row.name for row in rows if row.verdict == "none"]:
-        parts.append(f"without a run: {', '.join(without)}")
+        parts.append(f"without a result: {', '.join(without)}")
     return f"{when}: {'; '.join(parts) or 'every row is decided'}{'; adding seeds' if goes_on else ''}."

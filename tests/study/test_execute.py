@@ -151,6 +151,7 @@ def test_a_killed_process_costs_its_own_run_alone(study, tmp_path):
     recorded = {found.info()["name"]: found.info() for found in StudyRecords(out).runs()}
     assert recorded == {info["name"]: info for info in infos}
     assert said.pop(0).startswith("killed fails ")  # checks of its decoding, which it lacks
+    assert said.pop(1).startswith("Training continues with transformer++, killed; ")
     assert said == [
         f"early failed before training: {recorded['early']['message']}",
         f"killed (seed 0) failed: {recorded['killed']['message']}",
