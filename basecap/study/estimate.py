@@ -42,10 +42,11 @@ LEAST_PER_ENTRY = 700
 #: runs side by side, all of quickstart reaches 0.22: its 5 min 34 s include evaluations, start and report.
 UTILISATION = (0.4, 0.15)
 SHARES = f"{UTILISATION[1]:.0%} to {UTILISATION[0]:.0%}"
-#: Seconds that a GPU needs for a block in a training step too small to keep it busy, bound by launching kernels, with
-#: seven to nine runs side by side on one H200: width 512, about 1,000 tokens a step. From 0.49 ms (mamba-1) to 0.74 ms
-#: (gated-deltanet) in the runs of lp-table-1 that saw 8.3M tokens (results/recall/gpu.json), 2.6 ms in lp-table-2.
-LAUNCHES = (0.5e-3, 2.6e-3)
+#: Seconds that a GPU needs for a block in a training step too small to keep it busy, with seven to nine runs side by
+#: side: width 512, about 1,000 tokens a step. On an H200 from 0.49 ms (mamba-1) to 0.74 ms (gated-deltanet) in the runs
+#: of lp-table-1 that saw 8.3M tokens (results/recall/gpu.json), 2.6 ms in lp-table-2; with train.cuda_graphs on an H100
+#: from 0.11 ms (top1-chunk-exact) to 0.43 ms (all runs, with compiling; results/recall/gpu-clean.json).
+LAUNCHES, GRAPHS = (0.5e-3, 2.6e-3), (0.11e-3, 0.43e-3)
 #: The most jobs that --per-device takes.
 MOST_ASIDE = 64
 EVALUATING = "evaluation PFLOP"
@@ -122,7 +123,7 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
     return [
         f"{_all(len(rows), _span(*seconds), share)} {SHARES} of this machine's matrix rate, now {rate:.3g} TFLOP/s; "
         f"at the same shares of 1,000 TFLOP/s, {_span(*(time * rate / 1000 for time in seconds))}.",
-        *_launches(rows),
+        *_launches(study, rows),
         *_early_ends(study),
         "Left out: activations, which may take many times the memory of weights, gradients and optimiser"
         f"{'' if evaluating else '; the time of evaluations'}. Architectures differ in the share they reach: `basecap "
@@ -160,19 +161,21 @@ def _all(runs: int, time: str, share: str) -> str:
     return f"All {runs} runs: {time}{order}, {share}, if all reach"
 
 
-def _launches(rows: list[dict[str, Any]]) -> list[str]:
+def _launches(study: StudyConfig, rows: list[dict[str, Any]]) -> list[str]:
     """Return a line about the runs that a GPU of 1,000 TFLOP/s could not train at these shares of it; none for none."""
-    least, most = LAUNCHES
+    graphs = study.train.cuda_graphs
+    least, most = GRAPHS if graphs else LAUNCHES
     small = [row for row in rows if row["PFLOP"] / UTILISATION[0] < least * row["blocks"] * row[STEPS]]
     if not small:
         return []
     work = sum(row["blocks"] * row[STEPS] for row in small)
     which = f"{len(small)} of the runs" if len(small) < len(rows) else "these runs" if len(rows) > 1 else "this run"
+    where = "an H100 as CUDA graphs" if graphs else "an H200"
     return [
-        f"But the steps of {which} are too small to keep such a GPU busy: they wait for kernels to be launched. At "
-        f"{1e3 * least:g} to {1e3 * most:g} ms a step and block, as lp-table-1 and lp-table-2 at scale gpu took on an "
-        f"H200, seven to nine runs side by side, they take {_span(work * least, work * most)}, and longer "
-        "one after the other."
+        f"But the steps of {which} are too small to keep such a GPU busy. At {1e3 * least:g} to {1e3 * most:g} ms a "
+        f"step and block, as recall at scale gpu took on {where}, seven to nine runs side by side, they take "
+        f"{_span(work * least, work * most)}, and longer one after the other"
+        + ("." if graphs else "; train.cuda_graphs=true makes them faster.")
     ]
 
 
