@@ -66,13 +66,12 @@ class Correlation:
 
 
 def correlations(measures: Sequence[Measure]) -> Iterator[Correlation]:
-    """Yield the correlation of the first gap with each score."""
-    gap = next((measure for measure in measures if measure.kind == "gap"), None)
-    if gap is None:
-        return
-    for other in measures:
+    """Yield the correlation of the gap with each score."""
+    gaps = [measure for measure in measures if measure.kind == "gap"]
+    for other in measures if gaps else ():
         if other.kind != "score":
             continue
+        gap = gap_beside(gaps, other)
         names = [name for name in gap.values if name in other.values]
         pairs = np.array([[gap.values[name].value, other.values[name].value] for name in names]).reshape(-1, 2)
         groups = _groups(gap.by_run, other.by_run) if gap.source == other.source else []
@@ -84,6 +83,11 @@ def correlations(measures: Sequence[Measure]) -> Iterator[Correlation]:
             runs=sum(len(group) for group in groups),
             within=within(groups),
         )
+
+
+def gap_beside(gaps: Sequence[Measure], other: Measure) -> Measure:
+    """Return the gap to relate a score or cost to: that of the same study if it has one, else the first."""
+    return next((gap for gap in gaps if gap.source == other.source), gaps[0])
 
 
 def _groups(

@@ -1,6 +1,6 @@
 """Several studies over the same architectures, side by side: gaps, other evaluations, costs, and how they correlate."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
@@ -16,6 +16,8 @@ from basecap.analysis.rows import Estimate
 from basecap.errors import ConfigError, DataError
 from basecap.names import split_backbone
 
+#: Largest ratio of the training speeds of two runs of an architecture on one machine that had it to themselves.
+SAME_SPEED = 1.25
 #: Numbers of a cost file: key of a row -> name, unit, whether more or less is better.
 COSTS: dict[str, tuple[str, str, Literal["lower", "higher"]]] = {
     "tokens_per_s": ("training", "tokens/s", "higher"),
@@ -33,7 +35,7 @@ class Joined:
         reference: the architecture that gaps are relative to; None without a gap.
         names: architectures in the order of the studies, as their own charts draw them.
         measures: gaps, scores, then costs.
-        correlations: of the first gap with every score.
+        correlations: of the gap with every score.
     """
 
     reference: str | None
@@ -54,7 +56,8 @@ def join(studies: Sequence[StudyResults], titles: Sequence[str], costs: Sequence
         costs: the files.
 
     Raises:
-        ConfigError: studies of text with different references, or studies without an architecture in common.
+        ConfigError: studies of text with different references, studies without an architecture in common, or a cost
+            file without one of theirs.
         DataError: a cost file that cannot be read.
     """
     _refuse_references(studies, titles)
@@ -194,26 +197,30 @@ def _scores(study: StudyResults, found: EvaluationResults, title: str) -> Iterat
 
 
 def _of_runs(studies: Sequence[StudyResults], titles: Sequence[str]) -> Iterator[Measure]:
-    """Yield what the runs of studies of text cost: the training speed on each machine, and the size of the state."""
+    """Yield what the runs of studies of text cost: the training speed on each machine, and the size of the state.
+
+    Where runs of one architecture differ in speed, they shared the machine with other runs, some more than others: such
+    speeds do not compare architectures.
+    """
     for study, title in zip(studies, titles, strict=True):
         if isinstance(study, TaskResults):
             continue
         runs = [run for run in study.runs if run.tokens_per_s is not None and len(run.machines) == 1]
         for machine, group in groupby(sorted(runs, key=lambda run: run.machines[0]), key=lambda run: run.machines[0]):
-            speeds = [(run.name, run.tokens_per_s or 0.0) for run in group]
-            yield _cost("tokens_per_s", f"runs of {title} on {machine}, which they may share", speeds)
-        states = [(run.name, float(run.state_bytes)) for run in study.runs if run.state_bytes is not None]
+            speeds: dict[str, list[float]] = {}
+            for run in group:
+                speeds.setdefault(run.name, []).append(run.tokens_per_s or 0.0)
+            if all(max(own) <= SAME_SPEED * min(own) for own in speeds.values()):
+                yield _cost("tokens_per_s", f"runs of {title} on {machine}, which they may share", speeds)
+        states = {run.name: [float(run.state_bytes)] for run in study.runs if run.state_bytes is not None}
         if states:
             length = study.settings["data"].get("seq_len")
             yield _cost("state_bytes", f"{title}, a sequence of {length} tokens in float32", states)
 
 
-def _cost(key: str, source: str, found: Sequence[tuple[str, float]]) -> Measure:
+def _cost(key: str, source: str, found: Mapping[str, Sequence[float]]) -> Measure:
     """Return a cost with the median over the runs of each architecture."""
-    values: dict[str, list[float]] = {}
-    for architecture, value in found:
-        values.setdefault(architecture, []).append(value)
-    medians = {name: Estimate(value=median(own), low=None, high=None) for name, own in values.items()}
+    medians = {name: Estimate(value=median(own), low=None, high=None) for name, own in found.items()}
     return _of_cost(key, source, medians)
 
 
@@ -226,11 +233,11 @@ def _of_files(paths: Sequence[Path], known: Sequence[str]) -> list[Measure]:
     """Return what cost files measure of architectures that a study has too; files of one device and load count as one.
 
     A row counts for the architecture of its name, else for that without its backbone ("top1-chunk-exact in rwkv-7"); of
-    several rows of an architecture, with different attention, the best.
+    several rows of an architecture, with different attention, the best. Raises ConfigError for a file without any.
     """
     values: dict[tuple[str, str], dict[str, Estimate]] = {}
     for path in paths:
-        found = _read(path)
+        found, used = _read(path), False
         load = found.get("load", found.get("setting", {}))
         shown = [f"{key} {value}" for key, value in load.items() if key in ("prompt", "length", "batch")]
         source = f"{found['environment'].get('device', 'unknown device')}, {', '.join(shown)}"
@@ -240,7 +247,12 @@ def _of_files(paths: Sequence[Path], known: Sequence[str]) -> list[Measure]:
                 own = values.setdefault((key, source), {})
                 best = max if COSTS[key][2] == "higher" else min
                 number = best(own[called].value, row[key]) if called in own else row[key]
-                own[called] = Estimate(value=number, low=None, high=None)
+                own[called], used = Estimate(value=number, low=None, high=None), True
+        if not used:
+            raise ConfigError(
+                f"{path} has no cost of an architecture of these studies; measure some with `basecap bench`, for "
+                f"example --use {known[0]!r}."
+            )
     return [_of_cost(key, source, own) for (key, source), own in values.items()]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from basecap.analysis.correlations import FEWEST, Correlation, Measure
+from basecap.analysis.correlations import FEWEST, Correlation, Measure, gap_beside
 from basecap.analysis.joined import COSTS, Joined
 from basecap.analysis.rows import Estimate, Interval
 from basecap.report import figures
@@ -18,10 +18,24 @@ def joined_charts(joined: Joined) -> dict[str, figures.Spec]:
     known = {found.other for found in joined.correlations if found.value is not None}
     others = [*costs, *(score for score in scores if f"{score.name}, {score.source}" in known)]
     charts = {
-        f"gap-against-{number}-{other.name.replace(' ', '-')}": figures.gap_against(joined, gaps[0], other)
+        f"gap-against-{number}-{other.name.replace(' ', '-')}": figures.gap_against(
+            joined, gap_beside(gaps, other), other
+        )
         for number, other in enumerate(others if gaps else [], start=1)
     }
     return {name: chart for name, chart in charts.items() if chart is not None}
+
+
+def charted(joined: Joined) -> list[str]:
+    """Return the architectures that charts of the join can show: those with a gap and with another number."""
+    gaps = {name for measure in joined.measures if measure.kind == "gap" for name in measure.values}
+    others = {name for measure in joined.measures if measure.kind != "gap" for name in measure.values}
+    return [name for name in joined.names if name in gaps & others]
+
+
+def measured(joined: Joined) -> list[str]:
+    """Return the architectures with any number."""
+    return [name for name in joined.names if any(name in measure.values for measure in joined.measures)]
 
 
 def cell_text(measure: Measure, found: Estimate | None) -> str:
@@ -44,7 +58,7 @@ def ends_text(measure: Measure, found: Estimate | None) -> str:
     if found is None or found.low is None or found.high is None:
         return ""
     low, high = (cell_text(measure, Estimate(value=end, low=None, high=None)) for end in (found.low, found.high))
-    return f"{low} to {high}"
+    return f"{low} … {high}"
 
 
 def joined_sentences(joined: Joined) -> list[str]:

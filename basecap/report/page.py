@@ -26,10 +26,12 @@ from basecap.report.compiled import Compiled
 from basecap.report.figures.style import names_of
 from basecap.report.joined import (
     cell_text,
+    charted,
     ends_text,
     front_sentences,
     joined_charts,
     joined_sentences,
+    measured,
     missing_costs,
 )
 from basecap.report.palette import ON_DARK, looks
@@ -41,6 +43,7 @@ from basecap.report.text_summary import (
     duration_text,
     gap_text,
     interval_text,
+    listed,
     notes,
     runs_text,
     size_text,
@@ -140,7 +143,9 @@ def _joined(joined: Joined, named: Sequence[str], charts: dict[str, figures.Spec
             charts=charts,
             sentences=joined_sentences(joined),
             fronts=front_sentences(joined),
-            looks=figures.looks_of(joined),
+            gaps=[measure for measure in joined.measures if measure.kind == "gap"],
+            measured=measured(joined),
+            looks=[look for look in figures.looks_of(joined) if look.name in charted(joined)],
             missing=missing_costs(joined),
             cell=cell_text,
             ends=ends_text,
@@ -201,6 +206,7 @@ def _environment() -> Environment:
         "measured_on": measured_on,
         "scores": score_table,
         "looks": lambda study: looks(names_of(study), study.reference),
+        "listed": listed,
         "yaml": lambda content: yaml.safe_dump(without_null(content), sort_keys=False, allow_unicode=True),
         "spec": _in_page,
     }

@@ -17,7 +17,7 @@ from basecap.analysis.rows import Estimate
 from basecap.cli import app
 from basecap.errors import ConfigError, DataError
 from basecap.report.figures.costs import gap_against, pareto_front
-from basecap.report.joined import front_sentences, joined_charts, joined_sentences, joined_sheets
+from basecap.report.joined import charted, front_sentences, joined_charts, joined_sentences, joined_sheets, measured
 from tests.report.made_up import row, run_row, study
 from tests.report.synthetic import write_study
 
@@ -64,7 +64,8 @@ def test_gaps_scores_and_costs_of_the_same_architectures_are_joined(tmp_path):
     ]
     for file, own in zip(files, (rows[1:], rows[:1]), strict=True):
         file.write_text(json.dumps({"environment": {"device": "GPU"}, "load": {"prompt": 3, "new": 2}, "rows": own}))
-    found = join([one_study(), study(row("a", 0.3, 0.1), name="other")], ["one", "two"], files)
+    other = study(row("a", 0.3, 0.1), name="other", names=["base", "a", "unknown"])
+    found = join([one_study(), other], ["one", "two"], files)
     names = [(measure.name, measure.source) for measure in found.measures]
     assert names == [
         ("gap", "one"), ("gap", "two"), ("entropy mean", "one"), ("decoding", "GPU, prompt 3"),
@@ -74,7 +75,8 @@ def test_gaps_scores_and_costs_of_the_same_architectures_are_joined(tmp_path):
     assert values[0] == {"base": 0.0, **GAPS} and values[1] == {"base": 0.0, "a": 0.3}
     assert values[2] == pytest.approx({name: 1.0 + 10 * gap for name, gap in {"base": 0.0, **GAPS}.items()})
     assert values[3] == {"a": 6.0} and values[4] == {"a": 7} and values[5] == SPEEDS
-    assert found.reference == "base" and found.names == ["base", *GAPS]
+    assert found.reference == "base" and found.names == ["base", *GAPS, "unknown"]
+    assert measured(found) == charted(found) == ["base", *GAPS]
     (correlation,) = found.correlations
     assert correlation.architectures == 7 and correlation.value.value == pytest.approx(1.0)
     said = joined_sentences(found)[0]
@@ -96,6 +98,25 @@ def test_the_state_of_a_sequence_needs_no_file_of_costs():
         "2-state",
         "3-entropy-mean",
     }
+
+
+def test_speeds_of_runs_that_shared_a_machine_unequally_are_no_cost():
+    runs = [
+        run_row(name, seed, machines=["GPU"], tokens_per_s=speed) for name, speed in SPEEDS.items() for seed in (0, 1)
+    ]
+    alike = join([replace(one_study(), runs=runs)], ["one"])
+    runs[-1] = replace(runs[-1], tokens_per_s=2 * SPEEDS["f"])
+    unlike = join([replace(one_study(), runs=runs)], ["one"])
+    assert [measure.name for measure in alike.measures] == ["gap", "entropy mean", "training"]
+    assert [measure.name for measure in unlike.measures] == ["gap", "entropy mean"]
+
+
+def test_a_score_is_related_to_the_gap_of_its_own_study():
+    first, second = study(row("a", 0.3, 0.1), name="other"), one_study()
+    found = join([first, second], ["one", "two"])
+    assert [correlation.gap for correlation in found.correlations] == ["gap, two"]
+    drawn = joined_charts(found)["gap-against-3-entropy-mean"]["datasets"]["data-0"]
+    assert {spot["name"]: spot["y"] for spot in drawn} == {"base": 0.0, **GAPS}
 
 
 def test_few_architectures_have_no_correlation():
@@ -143,7 +164,8 @@ def test_runs_of_one_architecture_correlate_whatever_sets_the_architectures_apar
     assert np.arctanh(correlation.within.high) == pytest.approx(np.arctanh(correlation.within.value) + reach)
     assert joined_sentences(found)[1].startswith("Gap and entropy mean, one, over runs of the same architecture: ")
     assert joined_from_json(json.loads(to_json(joined_to_json(found))), Path("results.json")) == found
-    assert join([given, given], ["one", "two"]).correlations[1].within is None  # of other runs
+    two = join([given, replace(given, comparisons=[])], ["one", "two"]).correlations[1]
+    assert two.gap == "gap, one" and two.within is None  # of other runs
 
 
 def test_correlations_within_architectures_cover_and_need_enough_runs():
@@ -195,6 +217,13 @@ def test_the_pareto_front_and_its_chart():
 def test_studies_that_cannot_be_joined_are_refused(studies, error):
     with pytest.raises(ConfigError, match=error):
         join(studies, ["one", "two"])
+
+
+def test_a_file_of_costs_of_other_architectures_is_refused(tmp_path):
+    file = tmp_path / "costs.json"
+    file.write_text('{"environment": {}, "rows": [{"architecture": "stranger", "tokens_per_s": 5.0}]}')
+    with pytest.raises(ConfigError, match=r"costs.json has no cost of an architecture of these .* --use 'base'"):
+        join([one_study()], ["one"], [file])
 
 
 @pytest.mark.parametrize(
