@@ -2,9 +2,11 @@
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
 from basecap.analysis.rows import Estimate
@@ -219,12 +221,16 @@ IN_LATEX = {mark: f"\\{mark}" for mark in "&%$#_{}"} | {
 }  # fmt: skip
 
 
-#: Characters of the longest text in a column of LaTeX that does not break.
-LONG = 40
+#: Characters of the longest text in a column of LaTeX that does not break, and of a line of its head.
+LONG, BROAD = 40, 18
+#: A hyphen that is a minus.
+NEGATIVE = re.compile(r"(?<!\w)-(?=\d)")
+#: From here on decimals say nothing.
+LARGE = 1000
 
 
 def to_latex(sheet: Sheet) -> str:
-    """Return a table as a LaTeX tabular that needs no package; long text breaks, in columns as wide as fits a page."""
+    """Return a table as a LaTeX tabular that needs no package; long text and long heads break."""
     cells = [[_printed(cell) for cell in row] for row in sheet.rows]
     places = []
     for place in range(len(sheet.columns)):
@@ -234,21 +240,46 @@ def to_latex(sheet: Sheet) -> str:
             places.append(r"p{0.27\linewidth}")
         else:
             places.append("l")
-    head, *body = [
-        " & ".join("".join(IN_LATEX.get(mark, mark) for mark in " ".join(cell.split())) for cell in line) + r" \\"
-        for line in [sheet.columns, *cells]
-    ]
+    lines = [[_head(column, place) for column, place in zip(sheet.columns, places, strict=True)]]
+    for row, texts in zip(sheet.rows, cells, strict=True):
+        lines.append(
+            [
+                _in_latex(text) if isinstance(cell, str) else NEGATIVE.sub("$-$", _in_latex(text))
+                for cell, text in zip(row, texts, strict=True)
+            ]
+        )
+    head, *body = [" & ".join(line) + r" \\" for line in lines]
     begin = [r"{\footnotesize\setlength{\tabcolsep}{3pt}", rf"\begin{{tabular}}{{@{{}}{''.join(places)}@{{}}}}"]
     return "\n".join([*begin, r"\hline", head, r"\hline", *body, r"\hline", r"\end{tabular}}", ""])
 
 
+def _head(column: str, place: str) -> str:
+    """Return the name of a column that is aligned as `place` says, in lines."""
+    first, *more = map(_in_latex, wrap(column, BROAD))
+    if not more:
+        return first
+    lines = r" \\ ".join([first, *more])
+    return rf"\shortstack[{'r' if place == 'r' else 'l'}]{{{lines}}}"
+
+
+def _in_latex(text: str) -> str:
+    return "".join(IN_LATEX.get(mark, mark) for mark in " ".join(text.split()))
+
+
 def _printed(cell: Cell) -> str:
     if isinstance(cell, Estimate):
-        ends = "" if cell.low is None else f" ({cell.low:.3f} … {cell.high:.3f})"
-        return f"{cell.value:.3f}{ends}"
+        ends = "" if cell.low is None or cell.high is None else f" ({_fixed(cell.low)} … {_fixed(cell.high)})"
+        return f"{_fixed(cell.value)}{ends}"
     if cell is None:
         return "–"
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+    if isinstance(cell, float):
+        return f"{cell:.0f}" if abs(cell) >= LARGE else f"{cell:.4g}"
+    return str(cell)
+
+
+def _fixed(value: float) -> str:
+    """Return a number with three decimals, none where it is large, and never as "-0.000"."""
+    return f"{value:.0f}" if abs(value) >= LARGE else f"{round(value, 3) + 0.0:.3f}"
 
 
 #: Suffix of a file -> what makes its text.
