@@ -162,6 +162,7 @@ def test_losses_are_drawn_over_the_smoothed_training_loss(analysed: TextResults)
 def test_entropies_are_drawn_over_the_temperature(analysed: TextResults):
     ours, theirs = drawn(analysed)
     rows = {row["name"]: row for row in rows_of(ours)}
+    assert ours["title"] == "measured here, on 32 tokens"
     assert sorted(row["temperature"] for row in rows.values()) == [0.25, 0.5, 1, 2, 4, 8] and theirs is None
     assert rows["temperature 0.25"]["entropy"] < rows["temperature 8"]["entropy"] < 3.5  # nats of 32 places
     assert all(name == f"temperature {row['temperature']:g}" for name, row in rows.items())

@@ -43,4 +43,10 @@ def entropy(study: TextResults, figure: Figure) -> tuple[Spec | None, None]:
         layer(rows, {"type": "line", "strokeWidth": 1.2, "color": "#1b1b1b"}, {"x": x, "y": y | {"aggregate": "mean"}}),
         layer(rows, {"type": "point", "filled": True, "size": 70}, point),
     ]
-    return chart(layers, width=420, height=320, title="measured here", pick=True), None
+    return chart(layers, width=420, height=320, title=f"measured here{_length(study)}", pick=True), None
+
+
+def _length(study: TextResults) -> str:
+    """Return the length of the documents, which entropy depends on; "" where the study does not give it."""
+    found = [entry[EVALUATION] for entry in study.settings["evals"] if isinstance(entry, dict) and EVALUATION in entry]
+    return f", on {found[0]['length']:,} tokens" if found and "length" in found[0] else ""
