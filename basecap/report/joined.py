@@ -102,12 +102,13 @@ def _relation(found: Interval) -> str:
 
 
 def front_sentences(joined: Joined) -> list[str]:
-    """Return the Pareto front of the gap and each cost, a sentence each."""
+    """Return the Pareto front of the gap and each cost that has a chart, a sentence each."""
     gaps, costs = ([measure for measure in joined.measures if measure.kind == kind] for kind in ("gap", "cost"))
     return [
-        f"Gap against {cost.name} ({cost.source}): {', '.join(found)}."
+        f"Gap against {cost.name} ({cost.source}): {', '.join(figures.pareto_front(gap, cost))}."
         for cost in costs
-        if gaps and len(found := figures.pareto_front(gaps[0], cost)) > 0
+        for gap in gaps[:1]
+        if figures.compared(gap, cost)
     ]
 
 

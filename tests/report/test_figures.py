@@ -1,13 +1,31 @@
 """The charts stay readable whatever the intervals are: what is drawn, over which range, and what its legend names."""
 
 from dataclasses import replace
+from itertools import combinations
 
+import numpy as np
 import pytest
 
 from basecap.analysis.results import EvaluationResults, EvaluationRow, Point, PointLosses
 from basecap.analysis.rows import DomainGap
 from basecap.report.figures import evaluation, forest, gap_curve, scatter
+from basecap.report.palette import BLACK, COLOURS, ON_DARK
 from tests.report.made_up import TOLERANCE, gap, row, study
+
+
+def seen(colour: str) -> np.ndarray:
+    """Return where a colour stands in the space CIELAB, in which equal distances look about equally different."""
+    levels = np.array([int(colour[place : place + 2], 16) for place in (1, 3, 5)]) / 255
+    light = np.where(levels <= 0.04045, levels / 12.92, ((levels + 0.055) / 1.055) ** 2.4)
+    x, y, z = np.cbrt([[0.434, 0.376, 0.190], [0.213, 0.715, 0.072], [0.018, 0.109, 0.873]] @ light)
+    return np.array([116 * y, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_no_two_colours_of_architectures_look_alike(dark):
+    colours = [ON_DARK.get(colour, colour) if dark else colour for colour in (BLACK, *COLOURS)]
+    places = [seen(colour) for colour in colours]
+    assert min(float(np.linalg.norm(a - b)) for a, b in combinations(places, 2)) > 20
 
 
 def drawn_study(gaps, *, wide=3.0, narrow=0.1, skipped=()):

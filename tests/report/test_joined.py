@@ -195,7 +195,9 @@ def test_the_pareto_front_and_its_chart():
         ("architecture", "nominal"), ("gap", "nominal"), ("interval", "nominal"), ("on the Pareto front", "nominal"),
         ("cost, tokens/s", "quantitative"),
     ]  # fmt: skip
-    assert gap_against(whole, gap, measure("cost", {"a": 1.0})) is None
+    for alike in ({"a": 1.0}, {"a": 1.0, "b": 1.0}):
+        assert gap_against(whole, gap, measure("cost", alike)) is None
+        assert front_sentences(replace(whole, measures=[gap, measure("cost", alike)])) == []
     lines = [
         sum(layer["mark"]["type"] == "line" for layer in gap_against(whole, gap, replace(faster, kind=kind))["layer"])
         for kind in ("cost", "score")

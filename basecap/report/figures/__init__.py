@@ -2,7 +2,7 @@
 
 from basecap.report.figures.capacity import capacity
 from basecap.report.figures.cells import axes_of, cells
-from basecap.report.figures.costs import gap_against, looks_of, pareto_front
+from basecap.report.figures.costs import compared, gap_against, looks_of, pareto_front
 from basecap.report.figures.evaluations import evaluation
 from basecap.report.figures.gaps import forest, gap_curve
 from basecap.report.figures.hardest_cells import hardest_cells
@@ -22,6 +22,7 @@ __all__ = [
     "axes_of",
     "capacity",
     "cells",
+    "compared",
     "evaluation",
     "forest",
     "gap_against",

@@ -17,13 +17,12 @@ HEIGHT, MARGIN = 300, 0.1
 
 
 def gap_against(joined: Joined, gap: Measure, other: Measure) -> Spec | None:
-    """The gap with its interval against a cost or a score. None below two architectures.
+    """The gap with its interval against a cost or a score; None with nothing to compare.
 
-    The Pareto front of a cost is a line. The axis of a cost is logarithmic, so what costs nothing is not drawn.
+    The Pareto front of a cost is a line.
     """
     costs = other.kind == "cost"
-    names = [name for name in gap.values if name in other.values and (other.values[name].value > 0 or not costs)]
-    if len(names) < 2:
+    if not (names := compared(gap, other)):
         return None
     front = pareto_front(gap, other) if costs else []
     rows = [_row(name, gap.values[name], other.values[name].value, name in front) for name in names]
@@ -55,6 +54,17 @@ def gap_against(joined: Joined, gap: Measure, other: Measure) -> Spec | None:
     ]
     heading = titled(f"gap against {other.name}", other.source)
     return chart(layers, width=420, height=HEIGHT, title=heading, pick=True)
+
+
+def compared(gap: Measure, other: Measure) -> list[str]:
+    """Return the architectures in a chart, none where all have the same cost or score, or there is only one.
+
+    The axis of a cost is logarithmic, so what costs nothing is not drawn.
+    """
+    drawn = [name for name in gap.values if name in other.values]
+    if other.kind == "cost":
+        drawn = [name for name in drawn if other.values[name].value > 0]
+    return drawn if len({other.values[name].value for name in drawn}) > 1 else []
 
 
 def _row(name: str, gap: Estimate, value: float, first: bool) -> Datum:
