@@ -10,6 +10,7 @@ from basecap.errors import ConfigError
 from basecap.evals import build_evaluation
 from basecap.study.config import StudyConfig
 from basecap.study.value_errors import shown
+from basecap.train.config import CHANGES_NO_NUMBER
 
 T = TypeVar("T")
 
@@ -20,7 +21,8 @@ def merge_studies(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyC
     Seeds, architectures, evaluations and tasks of `wanted` come after those that are held.
 
     Words, the figure, published numbers, where and by how many processes text is prepared, when evaluations run, which
-    weights stay and which evaluation point counts are those of `wanted`: no number of a run depends on them.
+    weights stay, whether CUDA graphs run and which evaluation point counts are those of `wanted`: no number of a run
+    depends on them.
 
     Raises:
         ConfigError: they differ in anything else, or in what an architecture of one name is.
@@ -42,7 +44,7 @@ def merge_studies(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyC
                 "data": _data(study, wanted),
                 "task": _task(study, held, wanted),
                 "published": wanted.published,
-                "train": study.train.model_copy(update={"keep": wanted.train.keep}),
+                "train": study.train.model_copy(update={key: getattr(wanted.train, key) for key in CHANGES_NO_NUMBER}),
                 "evals": with_evaluations(held, wanted.evals, where).evals,
                 "architectures": tuple(entries.values()),
                 **seeds,

@@ -21,7 +21,7 @@ from basecap.study.architectures import ArchitectureEntry
 from basecap.study.config import StudyConfig
 from basecap.study.value_errors import describe_value_error
 from basecap.train.checkpoint import KEPT
-from basecap.train.config import Timetable, TrainConfig
+from basecap.train.config import CHANGES_NO_NUMBER, Timetable, TrainConfig
 
 #: Training options that the hash of a run always counts. Any other counts where it differs from its default: an option
 #: that is added later leaves the hashes of recorded runs as they are.
@@ -42,9 +42,6 @@ ALWAYS_COUNTED = (
     "checkpointing",
     "compile",
 )
-
-#: Training options that change no number, and that the hash of a run never counts.
-NEVER_COUNTED = ("keep", "cuda_graphs")
 
 #: What evaluations measure on and studies train on.
 WORDS = {"text": "text", "task": "tasks"}
@@ -107,7 +104,7 @@ class RunSpec:
         options = self.train.model_dump(mode="json")
         changed = self.train.model_dump(mode="json", exclude_defaults=True)
         train = {key: options[key] for key in options if key in ALWAYS_COUNTED or key in changed}
-        train = {key: value for key, value in train.items() if key not in NEVER_COUNTED}
+        train = {key: value for key, value in train.items() if key not in CHANGES_NO_NUMBER}
         train["seeds"] = [self.seed]  # where the seed was when there were only `train.seeds`
         content: list[Any] = [self.name, self.seed, self.model.model_dump(mode="json"), train]
         if self.examples is not None:

@@ -138,6 +138,10 @@ class TrainSection(BaseModel):
         return self.lr if isinstance(self.lr, tuple) else ()
 
 
+#: Options that change no number: they may differ between the runs of a study, whose hashes do not count them.
+CHANGES_NO_NUMBER = ("keep", "cuda_graphs")
+
+
 class TrainConfig(TrainSection):
     """How one run trains: with one learning rate, for a number of tokens."""
 

@@ -32,6 +32,12 @@ def test_another_summary_is_no_other_study(made):
     assert merge_studies(made([A], summary="old"), made([A], summary="new"), Path("out")) == made([A], summary="new")
 
 
+def test_options_that_change_no_number_make_no_other_study(made):
+    changed = made([A], train={"keep": "all", "cuda_graphs": True})
+    assert merge_studies(made([A]), changed, Path("out")) == changed
+    assert merge_studies(changed, made([A]), Path("out")) == made([A])
+
+
 def test_where_and_by_how_many_text_is_prepared_makes_no_other_study(made, study):
     moved = made([A], data=study["data"] | {"cache": "elsewhere", "workers": 2})
     assert merge_studies(made([A]), moved, Path("out")) == moved
