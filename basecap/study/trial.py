@@ -34,6 +34,9 @@ from basecap.train.optim import build_optimiser, clip_gradients
 #: Length of the sequences of the conformance checks before training.
 SHORT = 64
 
+#: Words of errors when memory is full: on a GPU in an allocation or in a kernel, and on a CPU.
+NO_MEMORY = ("out of memory", "DefaultCPUAllocator")
+
 #: Tries runs and yields each of them with why it cannot train, None where it can.
 Attempt = Callable[[Sequence[RunSpec]], Iterable[tuple[RunSpec, Failure | None]]]
 
@@ -148,14 +151,23 @@ def _run(run: RunSpec, evaluations: Sequence[Evaluation], workload: Workload, pl
 def _memory_message(run: RunSpec, placement: DevicePlacement) -> str:
     rows = run.train.forward_batch(placement.processes.world)
     return (
-        f"{rows} sequences of {run.length} tokens do not fit into the memory of {placement.device}; "
-        "lower train.micro_batch or set train.checkpointing=true."
+        f"{rows} sequences of {run.length} tokens do not fit into the memory of {placement.device}"
+        f"{_held_elsewhere(placement.device)}; lower train.micro_batch or set train.checkpointing=true."
     )
 
 
+def _held_elsewhere(device: torch.device) -> str:
+    """Say how much of a GPU's memory other processes hold; "" where that is little."""
+    if device.type != "cuda":
+        return ""
+    free, total = torch.cuda.mem_get_info(device)
+    held = total - free - torch.cuda.memory_reserved(device)
+    return f", of which other processes hold {held / total:.0%}" if held > total / 10 else ""
+
+
 def _lacks_memory(error: BaseException) -> bool:
-    """Whether a device or this machine had no room; PyTorch has no error of its own for the latter."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+    """Whether a device or this machine had no room; PyTorch has no one error for that."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in NO_MEMORY)
 
 
 def refuse_leaks(runs: Sequence[RunSpec], device: torch.device) -> None:

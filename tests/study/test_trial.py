@@ -13,6 +13,7 @@ from basecap.registry import load_plugin
 from basecap.report.text_summary import remarks
 from basecap.study.config import load_study, select
 from basecap.study.execute import execute
+from basecap.study.trial import _held_elsewhere
 from tests.study._execute import PLUGIN
 
 #: Name of a mixer -> what its forward returns, and how the message of its failed runs begins.
@@ -72,6 +73,14 @@ def test_what_cannot_run_fails_before_anything_trains(study, plugin, tmp_path, c
     line = 1 + (FAIL + "x").splitlines().index('    raise kind("from a plugin")  # here')
     assert f"IndexError: from a plugin ({plugin}:{line})" in {info["message"] for info in infos}
     assert "Traceback" in caplog.text and "# here" in caplog.text
+
+
+@pytest.mark.parametrize(("free", "words"), [(1, ", of which other processes hold 75%"), (14, "")])
+def test_a_gpu_that_others_fill_is_named(free, words, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 20))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 4)
+    assert _held_elsewhere(torch.device("cuda")) == words
+    assert _held_elsewhere(torch.device("cpu")) == ""
 
 
 def test_a_trial_leaves_nothing_behind(study, plugin, tmp_path, monkeypatch):
