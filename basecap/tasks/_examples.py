@@ -168,7 +168,7 @@ def _choices(found: Instances, row: int) -> list[Text]:
     """Return the right tokens of every group by region."""
     choices = [] if found.choices is None else found.choices[row].tolist()
     return [
-        Text(f"right for {group}: ").append(", ".join(f"{token} (region {at})" for at, token in enumerate(tokens)))
+        Text(f"right for {group}: ").append(", ".join(f"{token} (region {at})" for at, token in enumerate(tokens, 1)))
         for group, tokens in enumerate(choices)
     ]
 

@@ -137,3 +137,8 @@ def test_numbers_of_layers_are_a_heat_map_of_the_last_evaluation_point():
     assert next(row["stderr"] for row in tiles(chart) if row["run"] == "a") == pytest.approx(0.1 / 2**0.5)
     x, y = (chart["layer"][0]["encoding"][axis]["scale"]["domain"] for axis in "xy")
     assert (x, y) == ([0, 10], ["b", "a"]) and figures.layers(found, "other", ["a"]) is None
+    scores = replace(found, rows=[replace(row, unit="from -1 to 1") for row in rows])
+    for one, unit, far in ((found, "share", 0.4), (scores, "from -1 to 1", 1.0)):
+        chart = figures.layers(one, "m", ["a"])
+        assert chart["title"]["subtitle"] == unit
+        assert chart["layer"][0]["encoding"]["color"]["scale"]["domain"] == [-far, 0, far]

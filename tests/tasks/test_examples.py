@@ -52,7 +52,7 @@ def test_roles_have_colours_and_regions_their_values():
     text = inspect_task("mqar-position-robustness", ["vocab=100"], 1, 80)
     styles = {text.plain[span.start : span.end].strip(): str(span.style) for span in text.spans}
     assert (styles["k0"], styles["v0"], styles["q0"]) == ("blue", "green", "bold magenta")
-    assert "(region 3)" in text.plain
+    assert "(region 4)" in text.plain
     assert "in brackets" in inspect_task("mqar-k2v2", ["closing=true"], 1, 80).plain
 
 

@@ -11,6 +11,8 @@ from basecap.report.figures.style import ref, tooltip
 
 #: The subset of a number of one layer, as evaluations name it.
 LAYER = re.compile(r"layer (\d+)")
+#: The unit of a score, as `selectivity` names it.
+SCORE = "from -1 to 1"
 
 
 def has_layers(found: EvaluationResults) -> bool:
@@ -23,7 +25,8 @@ def layers(found: EvaluationResults, metric: str, names: Sequence[str]) -> Spec 
 
     Standard errors, shown by the pointer, cover the variation between examples.
 
-    Blue is positive and red negative, strongest at the largest number of the figure.
+    Blue is positive and red negative, strongest at the largest number of the figure; of scores at 1, so that scores
+    near 0 look like it.
 
     Args:
         found: the evaluation, whose subsets are "layer 0", "layer 1" and so on.
@@ -54,7 +57,8 @@ def layers(found: EvaluationResults, metric: str, names: Sequence[str]) -> Spec 
         return None
     drawn = [name for name in names if any(row["run"] == name for row in rows)]
     numbers = sorted({number for _, number in values})
-    far = max(abs(row["value"]) for row in rows) or 1.0
+    unit, _ = found.kind_of(metric)
+    far = 1.0 if unit == SCORE else max(abs(row["value"]) for row in rows) or 1.0
     look: Spec = {
         "x": category("layer", numbers, "layer", {"labelAngle": 0}),
         "y": category("run", drawn, None, {"title": None, "labelLimit": 240}),
@@ -66,5 +70,5 @@ def layers(found: EvaluationResults, metric: str, names: Sequence[str]) -> Spec 
         layer(rows, {"type": "rect", "stroke": "#eeeeee"}, squares),
         layer(rows, {"type": "text", "fontSize": 12}, {**look, "text": ref("text")}),
     ]
-    title = {"text": f"{found.name}: {metric}", "subtitle": found.unit}
+    title = {"text": f"{found.name}: {metric}", "subtitle": unit}
     return chart(drawings, width=max(46 * len(numbers), 160), height=24 * len(drawn), title=title)
