@@ -38,7 +38,7 @@ from basecap.report.palette import ON_DARK, looks
 from basecap.report.rows import at_lowest, by_architecture, capacities, final_losses, measured_on, without_null
 from basecap.report.scores import score_table
 from basecap.report.summary import summarise
-from basecap.report.task_summary import between, percent, points
+from basecap.report.task_summary import between, known_tasks, percent, points
 from basecap.report.text_summary import (
     duration_text,
     gap_text,
@@ -203,6 +203,7 @@ def _environment() -> Environment:
         "capacities": capacities,
         "size_text": size_text,
         "final": final_losses,
+        "known_tasks": known_tasks,
         "measured_on": measured_on,
         "scores": score_table,
         "looks": lambda study: looks(names_of(study), study.reference),

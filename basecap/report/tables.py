@@ -60,6 +60,8 @@ def _signed(found: Gap | None) -> Text:
 def recall_table(title: str, study: TaskResults) -> Table:
     """Return a row per architecture and training task of a study of tasks: accuracy on each test task."""
     signs = f"✓ still recalls, ✗ loses, ? undecided, … own pattern below {100 * study.learned:g} %"
+    if any(row.measured == "some" for row in study.trained):
+        signs += ", in the cells trained in"
     table = Table(title=Text(f"{title}: accuracy in %, mean over cells ({signs})"), title_justify="left")
     table.box = None
     for column in ("architecture", "trained on"):

@@ -34,6 +34,14 @@ def recall_question(study: TaskResults) -> str:
     )
 
 
+def known_tasks(study: TaskResults) -> list[tuple[str, str]]:
+    """Return name and summary of each task of a study that is registered under its name."""
+    from basecap.tasks import TASKS  # reports of text need none
+
+    known = dict(TASKS.items())
+    return [(name, known[name].summary) for name in dict.fromkeys([*study.train, *study.test]) if name in known]
+
+
 def recall_headline(study: TaskResults) -> str:
     """Return two sentences: who recalls on its own pattern, and who does when the pattern changes."""
     if not study.trained:
@@ -88,7 +96,7 @@ def _moved(study: TaskResults) -> str:
 
 def recall_reasons(study: TaskResults) -> list[str]:
     """Return a sentence for each finding that the headline leaves out."""
-    return [*_untrained(study), *_losses(study), *_regions(study), *_published(study)]
+    return [*_untrained(study), *_all_cells(study), *_losses(study), *_regions(study), *_published(study)]
 
 
 def _untrained(study: TaskResults) -> list[str]:
@@ -101,6 +109,19 @@ def _untrained(study: TaskResults) -> list[str]:
         tasks = listed(f"{train} ({value})" for train, value in found)
         named.append(f"{name} ({found[0][1]})" if len(study.train) == 1 else f"{name} on {tasks}")
     return [f"Below {100 * study.learned:g} % on the own pattern: {'; '.join(named)}."] if named else []
+
+
+def _all_cells(study: TaskResults) -> list[str]:
+    """Return what is recalled of the own pattern where cells are tested that were not trained in."""
+    own = {(row.architecture, row.train): row for row in study.tests if row.test == row.train}
+    parts = []
+    for row in study.trained:
+        if row.recalls and row.measured == "some":
+            found = own[row.architecture, row.train]
+            least = min(found.cells, key=lambda cell: cell.accuracy.value)
+            lowest = f"lowest {percent(least.accuracy.value)}{cell_text(least.axis)}"
+            parts.append(f"{label(study, row)} {percent(found.accuracy.value)} ({lowest})")
+    return [f"Own pattern in all cells, also those not trained in: {'; '.join(parts)}."] if parts else []
 
 
 def _losses(study: TaskResults) -> list[str]:
@@ -121,6 +142,7 @@ def _losses(study: TaskResults) -> list[str]:
 
 
 def _regions(study: TaskResults) -> list[str]:
+    """Return which region is read most by the runs that answer most queries from one of them."""
     recalling = [(row.architecture, row.train) for row in study.trained if row.recalls]
     sentences = []
     for test in study.test:
@@ -128,9 +150,11 @@ def _regions(study: TaskResults) -> list[str]:
         for row in study.tests:
             if row.test == test and row.regions and (row.architecture, row.train) in recalling:
                 shares = [part.value for part in row.regions]
+                if sum(shares) < 0.5:
+                    continue
                 most = max(range(len(shares)), key=shares.__getitem__)
                 reader = f"{label(study, row)} ({percent(shares[most])})"
-                equal = row.regions[most].low <= 1 / len(shares)  # an equal share lies in the interval
+                equal = row.regions[most].low <= sum(shares) / len(shares)  # an equal share lies in the interval
                 region = "no region more than the others" if equal else f"region {most + 1} of {len(shares)}"
                 readers.setdefault(region, []).append(reader)
         parts = [f"{region} by {listed(names)}" for region, names in sorted(readers.items())]

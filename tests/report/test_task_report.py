@@ -11,8 +11,9 @@ from basecap.analysis.results import to_json
 from basecap.records import Declaration, Record, StudyRecords
 from basecap.report import terminal_table, write_report
 from basecap.report.figures import capacity, cells, hardest_cells, matrix, regions
+from basecap.report.task_summary import known_tasks, recall_reasons
 from tests.report.synthetic import write_study
-from tests.report.synthetic_tasks import write_task_study
+from tests.report.synthetic_tasks import answers, write_task_study
 from tests.report.test_report import EVIL, Page
 
 CELLS = tuple({"length": length, "pairs": pairs} for length in (64.0, 128.0) for pairs in (1.0, 4.0))
@@ -154,6 +155,19 @@ def test_architectures_stand_side_by_side_in_the_hardest_cells(tmp_path):
         for pairs in (1.0, 4.0)
     }
     assert hardest_cells(study, "unknown") is None
+
+
+def test_a_few_answers_name_no_region_and_tasks_that_basecap_has_are_explained(tmp_path):
+    study = studied(tmp_path, architectures=("one",), train=("mqar", "b"), regions={"b": (0.3, 0.1)})
+    assert not any(reason.startswith("Read most") for reason in recall_reasons(study))
+    assert [name for name, _ in known_tasks(study)] == ["mqar"]
+
+
+def test_a_model_that_fails_in_cells_that_it_was_not_trained_in_is_named(tmp_path):
+    records = task_study(tmp_path, architectures=("steady",), train=("a",), cells=CELLS[:2])
+    records.run("steady", 0).append_evals([row for cell in CELLS[2:] for row in answers(50, "a", cell, 0.2)])
+    _, said = page_of(tmp_path)
+    assert "also those not trained in: steady 60.0 % (lowest 20.0 %, length 128, pairs 1)." in said
 
 
 def test_bars_end_at_one_and_name_what_is_read_from_no_region(tmp_path):

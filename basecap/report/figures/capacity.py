@@ -12,7 +12,7 @@ def capacity(study: TaskResults, row: AccuracyRow, axis: str) -> Spec | None:
     """Accuracy of one row of `tests` against `axis`, a line per value of the other axis, intervals as thin lines.
 
     Published numbers of single cells are open diamonds. None where the cells do not vary over `axis`, or vary over
-    more than one other.
+    more than one other, or there is neither a line of two places nor a published number.
     """
     axes = axes_of(study)
     if axis not in axes or len(axes) > 2 or not all(set(axes) <= set(cell.axis) for cell in row.cells):
@@ -26,6 +26,8 @@ def capacity(study: TaskResults, row: AccuracyRow, axis: str) -> Spec | None:
         and set(axes) <= set(found.axis)
         and (found.architecture, found.train, found.test) == (row.architecture, row.train, row.test)
     ]
+    if not published and len({found["line"] for found in rows}) == len(rows):
+        return None
     places = sorted({found["place"] for found in [*rows, *published]})
     lines = sorted({found["line"] for found in rows})
     shown = [
@@ -36,7 +38,7 @@ def capacity(study: TaskResults, row: AccuracyRow, axis: str) -> Spec | None:
     legend = {"title": others[0], "orient": "bottom", "columns": 8} if others else None
     by_line: Spec = {"field": "line", "type": "nominal", "legend": legend}
     look = {
-        "x": number("place", axis, scale, {"values": places, "format": "~s", "grid": False}),
+        "x": number("place", axis, scale, {"values": places, "format": ",", "grid": False}),
         "color": {**by_line, "scale": {"domain": lines, "scheme": "viridis"}},
     }
     mark: Spec = {

@@ -32,7 +32,7 @@ def regions(study: TaskResults, test: str) -> Spec | None:
             "field": "region",
             "type": "nominal",
             "scale": {"domain": labels, "range": [*_blues(count), "#dddddd"]},
-            "legend": {"title": "region that is read", "orient": "bottom", "values": labels, "columns": 3},
+            "legend": {"title": "region that is read", "orient": "bottom", "values": labels, "columns": count + 1},
         },
         "tooltip": tooltip("name", "region", "value", "low", "high"),
     }
