@@ -33,14 +33,6 @@ def wants_gradients(*tensors: Tensor | None) -> bool:
     return any((x if torch.compiler.is_compiling() else _unmapped(x)).requires_grad for x in given)
 
 
-def refuse_forward_mode(op: str, *tensors: Tensor | None) -> None:
-    """Raise ConfigError for forward-mode derivatives, which custom operators would silently return as zeros."""
-    if torch.compiler.is_compiling():
-        return
-    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors if x is not None):
-        raise ConfigError(f"{op} has no forward-mode derivatives (jvp, jacfwd); use torch.autograd.grad or backward().")
-
-
 def refuse_transforms(op: str, *tensors: Tensor | None) -> None:
     """Raise ConfigError for derivatives of custom operators other than the backward pass of torch.autograd.
 
@@ -50,9 +42,10 @@ def refuse_transforms(op: str, *tensors: Tensor | None) -> None:
         op: name of the op, for the message.
         tensors: the tensors that the operators take.
     """
-    refuse_forward_mode(op, *tensors)
     if torch.compiler.is_compiling():
         return
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors if x is not None):
+        raise ConfigError(f"{op} has no forward-mode derivatives (jvp, jacfwd); use torch.autograd.grad or backward().")
     levels = functorch.get_interpreter_stack() or ()
     if any(level.key() == functorch.TransformType.Grad for level in levels) and wants_gradients(*tensors):
         raise ConfigError(_BY_TORCH_FUNC.format(op=op))

@@ -44,6 +44,7 @@ kernels = partial(pytest.param, marks=in_interpreter)
 OPS = [
     pytest.param(lambda x: top1_chunk(x, x, x, chunk=16), heads, id="top1_chunk"),
     pytest.param(lambda x: top1_element(heads, heads, x), heads, id="top1_element"),
+    pytest.param(lambda x: top1_element(x, x, heads), heads, id="top1_element scores"),
     pytest.param(lambda x: selective_scan(x, x.abs(), rates, reads, reads)[0], rows, id="scan"),
     pytest.param(lambda x: short_convolution(x, taps), rows, id="short_convolution"),
     pytest.param(lambda x: wkv4(x, x, channels.abs(), channels)[0], rows, id="wkv4"),

@@ -7,7 +7,7 @@ from basecap.ops._dispatch import Backend, choose
 from basecap.ops._influence import Influence, wide
 from basecap.ops._selection.checks import check_cache, check_heads, check_packing
 from basecap.ops._shapes import check_scale
-from basecap.ops._transforms import refuse_forward_mode, refuse_transforms, wants_gradients
+from basecap.ops._transforms import refuse_create_graph, refuse_transforms, wants_gradients
 from basecap.ops.attention import attention
 from basecap.ops.top1_element import operators, reference
 from basecap.ops.top1_element.operators import FAMILIES
@@ -48,13 +48,12 @@ def top1_element(
         [B, T, H, K] in the dtype of v, memory O(T).
 
     Raises:
-        ConfigError (of `basecap.errors`): shapes, dtypes or devices that do not match, or an unavailable backend.
+        ConfigError: shapes, dtypes or devices that do not match, or an unavailable backend.
     """
     check_heads({"q": q, "k": k, "v": v})
     scale = check_scale(scale, q.shape[3])
     check_packing(q, segments, cu_seqlens)
-    refuse_forward_mode("top1_element", q, k)
-    refuse_transforms("top1_element", v)
+    refuse_transforms("top1_element", q, k, v)
     family = choose("top1_element", backend, FAMILIES, q)
     if q.shape[0] == 0:
         # An empty batch; the sums are 0 and keep the gradients of k and v defined.
@@ -66,6 +65,9 @@ def top1_element(
     o = operators.gather(v.flatten(0, 1), choice, family).unflatten(0, q.shape[:2])
     if wants_gradients(q, k):
         soft = attention(q, k, v.detach(), scale=scale, segments=segments)
+        if soft.requires_grad and not torch.compiler.is_compiling():
+            # Some of PyTorch's attention kernels have second derivatives, which would lack the terms of v.
+            soft.register_hook(lambda grad: refuse_create_graph("top1_element"))
         o = o + (soft - soft.detach())
     return o
 
