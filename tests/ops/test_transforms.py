@@ -20,6 +20,7 @@ from basecap.ops.ssd import ssd
 from basecap.ops.taylor_attention import taylor_attention
 from basecap.ops.wkv4 import wkv4
 from basecap.ops.wkv6 import wkv6
+from basecap.ops.wkv7.chunks.operators import scan as wkv7_chunks
 
 in_interpreter = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
 pytestmark = [
@@ -102,9 +103,19 @@ def test_batched_gradients_are_those_one_by_one_or_refused(op, x):
 
 
 @in_interpreter
-def test_the_recurrence_of_rwkv_has_no_second_derivatives_either():
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda x: recur(x, -x.abs(), x, x, None, None, torch.zeros(1, H, K, K), None),
+        lambda x: wkv7_chunks(x, -x.abs(), x, x, x, x, None, None),
+    ],
+    ids=["by tokens", "by chunks"],
+)
+def test_the_recurrences_of_rwkv_7_have_neither_batched_nor_second_derivatives(op):
     x = heads.clone().requires_grad_()
-    o, *_ = recur(x, -x.abs(), x, x, None, None, torch.zeros(1, H, K, K), None)
+    o, *_ = op(x)
+    with pytest.raises(ConfigError, match="has no batched gradients"):
+        torch.autograd.grad(o, x, o.detach()[None], is_grads_batched=True, retain_graph=True)
     with pytest.raises(ConfigError, match="has no second derivatives"):
         torch.autograd.grad(torch.autograd.grad(o.sum(), x, create_graph=True)[0].sum(), x)
 

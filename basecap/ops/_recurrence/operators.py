@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from basecap.ops._dispatch import launch_of
-from basecap.ops._transforms import no_second_derivatives
+from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
 
 #: Tokens between two states that are kept for backward; the states of one such chunk should stay in the cache.
 CHUNK = 32
@@ -69,6 +69,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _gradients(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    refuse_batched_gradients("the recurrence of RWKV", grad_o, grad_final)
     kept, starts, *tensors = ctx.saved_tensors
     (B, _, H, K), V = tensors[0].shape, tensors[3].shape[3]
     grad_o = kept.new_zeros(tensors[3].shape) if grad_o is None else grad_o

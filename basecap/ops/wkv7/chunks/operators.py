@@ -7,7 +7,7 @@ from torch import Tensor
 
 from basecap.ops._dispatch import launch_of
 from basecap.ops._recurrence.blocks import save_scan
-from basecap.ops._transforms import no_second_derivatives
+from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
 
 #: The most tokens per chunk; float32 is only for the tests, see `wkv7_bounded`.
 #: The exponents of half a chunk's decays, 19.5 for 64 tokens, are within the range of
@@ -70,6 +70,7 @@ def _(grads, tensors, optional, kept):
 
 
 def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    refuse_batched_gradients("wkv7", do, dfinal)
     *tensors, state, segments, inverse, states = ctx.saved_tensors
     grads = scan_backward([do, dfinal], tensors, [state, segments], [inverse, states])
     return *grads[:6], None if state is None else grads[6], None
