@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from basecap.testing._harness import root_mean_square
+
 #: Maps activations [B, T, D] and segment ids [B, T], or None, to outputs [B, T, D].
 Mix = Callable[[Tensor, Tensor | None], Tensor]
 
@@ -44,7 +46,7 @@ class Probe:
         """
         before = (mix(self.x, self.segments) if y is None else y).detach().double()
         after = mix(self.changed, self.segments if self.later is None else self.later).detach().double()
-        return (after - before).where(self.own[..., None], 0), _root_mean_square(before)
+        return (after - before).where(self.own[..., None], 0), root_mean_square(before)
 
     def gradient(self, mix: Mix) -> tuple[Tensor, float]:
         """Return the gradient of outputs on `own` with respect to x, zero on `own`, and its root mean square there."""
@@ -54,16 +56,12 @@ class Probe:
             loss = (y * self.weight.to(y.dtype)).where(self.own[..., None], 0).sum()
             (grad,) = torch.autograd.grad(loss, x)
         grad = grad.double()
-        return grad.where(~self.own[..., None], 0), _root_mean_square(grad[self.own])
+        return grad.where(~self.own[..., None], 0), root_mean_square(grad[self.own])
 
     def moved(self, draw: Callable[[], Tensor], share: float) -> "Probe":
         """Return the probe with each input and weight changed by `share` of itself, up or down as `draw` returns."""
         factor, weight = 1 + share * draw(), self.weight * (1 + share * draw())
         return replace(self, x=self.x * factor, changed=self.changed * factor, weight=weight)
-
-
-def _root_mean_square(x: Tensor) -> float:
-    return x.square().mean().sqrt().item()
 
 
 def future(x: Tensor, other: Tensor, weight: Tensor, cuts: Sequence[int]) -> Probe:

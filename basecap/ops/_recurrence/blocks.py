@@ -105,10 +105,10 @@ def starts(segments_BT: Tensor | None) -> Tensor | None:
     return F.pad(changes, (1, 0))
 
 
-def empty_state(r_BTHK: Tensor, v_BTHV: Tensor) -> Tensor:
+def empty_state(k_BTGK: Tensor, v_BTHV: Tensor) -> Tensor:
     """Return zeros [B, H, K, V] in float32."""
-    B, _, H, K = r_BTHK.shape
-    return v_BTHV.new_zeros(B, H, K, v_BTHV.shape[3], dtype=torch.float32)
+    B, _, H, V = v_BTHV.shape
+    return v_BTHV.new_zeros(B, H, k_BTGK.shape[3], V, dtype=torch.float32)
 
 
 def save_scan(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -6,9 +6,8 @@ from torch import Tensor
 
 from basecap.ops._recurrence import kernels
 
-#: Value channels per program, warps per program and tokens loaded ahead, forward and backward.
-FORWARD = (16, 1, 4)
-BACKWARD = (16, 1, 4)
+#: Value channels per program, warps per program and tokens loaded ahead.
+VALUES, WARPS, STAGES = 16, 1, 4
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
@@ -21,7 +20,7 @@ def recur(inputs: Inputs, state: Tensor, starts: Tensor | None, chunk: int) -> t
     o = state.new_empty(v.shape)
     final = state.new_empty(B, H, K, V)
     kept = state.new_empty(B * H, triton.cdiv(T, chunk), K, V)
-    grid, tile = _tiles(r, v, a, FORWARD, chunk)
+    grid, tile = _tiles(r, v, a, chunk)
     if B:
         kernels.recur_fwd_kernel[grid](
             r, log_decay, k, v, a, b, state.contiguous(), _flags(starts), o, final, kept, T, H, K, V,
@@ -37,7 +36,7 @@ def recur_backward(
     r, log_decay, k, v, a, b = _contiguous(inputs)
     B, T, H, K = r.shape
     V = v.shape[3]
-    grid, tile = _tiles(r, v, a, BACKWARD, chunk)
+    grid, tile = _tiles(r, v, a, chunk)
     wide = kept.new_empty
     dr, dw, dk = (wide(grid[0], B, T, H, K) for _ in range(3))
     da, db = (wide(grid[0], B, T, H, K) if part is not None else wide(grid[0], 0) for part in (a, b))
@@ -66,11 +65,8 @@ def _flags(starts: Tensor | None) -> Tensor | None:
     return None if starts is None else starts.to(torch.int32).contiguous()
 
 
-def _tiles(
-    r: Tensor, v: Tensor, a: Tensor | None, tuned: tuple[int, int, int], chunk: int
-) -> tuple[tuple[int, int], dict[str, int]]:
-    values, warps, stages = tuned
-    BV = min(values, triton.next_power_of_2(v.shape[3]))
+def _tiles(r: Tensor, v: Tensor, a: Tensor | None, chunk: int) -> tuple[tuple[int, int], dict[str, int]]:
+    BV = min(VALUES, triton.next_power_of_2(v.shape[3]))
     BK = triton.next_power_of_2(r.shape[3])
-    tile = {"DELTA": a is not None, "CHUNK": chunk, "BK": BK, "BV": BV, "STAGES": stages, "num_warps": warps}
+    tile = {"DELTA": a is not None, "CHUNK": chunk, "BK": BK, "BV": BV, "STAGES": STAGES, "num_warps": WARPS}
     return (triton.cdiv(v.shape[3], BV), r.shape[0] * r.shape[2]), tile

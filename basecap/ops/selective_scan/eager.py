@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.ops._dispatch import EAGER
+from basecap.ops._recurrence.blocks import starts
 
 RUNS, BACKEND = EAGER, "eager"
 
@@ -86,11 +87,8 @@ def _prepare(x: Tensor, dt: Tensor, A_DN: Tensor, B: Tensor, C: Tensor, segments
     wide = torch.promote_types(dt.dtype, torch.float32)
     x, dt = (_cut(part, wide)[..., None, :] for part in (x, dt))
     B, C = (_cut(part, wide)[..., None] for part in (B, C))
-    begins = None
-    if segments is not None:
-        begins = torch.zeros_like(segments, dtype=torch.bool)
-        begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
-        begins = _cut(begins[..., None], torch.bool)[..., None]
+    new = starts(segments)
+    begins = None if new is None else _cut(new[..., None], torch.bool)[..., None]
     return _Pieces(x=x, dt=dt, B=B, C=C, A_ND=A_DN.to(wide).T.contiguous(), begins=begins)
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, check_backend, choose
+from basecap.ops._dispatch import Backend, choose
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, is_number
 from basecap.ops.taylor_attention import eager, gpu, reference
@@ -46,7 +46,6 @@ def taylor_attention(
     Raises:
         ConfigError: shapes, dtypes or devices that do not match, or an invalid eps or backend.
     """
-    check_backend(backend)
     eps = _check_eps(eps)
     _validate(q_BTHK, k_BTHK, v_BTHV, state_BHFX)
     check_segments(segments, v_BTHV.shape[:2])

@@ -5,11 +5,10 @@ earlier chunks enter through one matrix per head (arXiv 2402.18668, section 3.1)
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.ops._dispatch import EAGER
-from basecap.ops._recurrence.blocks import ids_of_chunks
+from basecap.ops._recurrence.blocks import chunks, ids_of_chunks
 
 RUNS, BACKEND = EAGER, "eager"
 
@@ -47,18 +46,12 @@ def taylor_attention(
     chunk: int = 128,
 ) -> Tensor:
     """Return outputs [B, T, H, V], computed in float32 or wider; memory O(T * (chunk + K^2) + T / chunk * K^2 V)."""
-    _, T, _, K = q_BTHK.shape
-    V = v_BTHV.shape[3]
+    (_, T, _, V), K = v_BTHV.shape, q_BTHK.shape[3]
     wide = torch.promote_types(v_BTHV.dtype, torch.float32)
     C = min(chunk, T)
-    M = -(-T // C)
-    tail = M * C - T
-
-    def cut(x: Tensor) -> Tensor:
-        """[B, T, H, X] to [B, H, M, C, X]; what pads the last chunk is later than every token."""
-        return F.pad(x.to(wide), (0, 0, 0, 0, 0, tail)).unflatten(1, (M, C)).movedim(3, 1)
-
-    q, k, v = cut(q_BTHK), cut(k_BTHK), _with_one(cut(v_BTHV))
+    # What pads the last chunk is later than every token.
+    q, k, v = (chunks(x.to(wide), C) for x in (q_BTHK, k_BTHK, v_BTHV))
+    v = _with_one(v)
     ids_BMC = ids_of_chunks(segments, C)
     ids = None if ids_BMC is None else ids_BMC[:, None]
     x = q @ k.transpose(-1, -2) * K**-0.5
@@ -66,7 +59,7 @@ def taylor_attention(
     if ids is not None:
         visible = visible & (ids[..., :, None] == ids[..., None, :])
     total = (1 + x + x.square() / 2).masked_fill(~visible, 0) @ v
-    if M > 1 or state_BHFX is not None:
+    if T > C or state_BHFX is not None:
         total = total + _from_before(q, k, v, ids, state_BHFX)
     o = total[..., :V] / (total[..., V:] + eps)
     return o.flatten(2, 3)[:, :, :T].transpose(1, 2).to(v_BTHV.dtype)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from basecap.ops._dispatch import EAGER
+from basecap.ops._influence import visible
 
 RUNS, BACKEND = EAGER, "eager"
 
@@ -58,8 +59,5 @@ def weights(k_BTD: Tensor, decay_D: Tensor, bonus_D: Tensor, segments: Tensor | 
     t = torch.arange(T, device=k_BTD.device)
     age = t[:, None] - t[None, :]
     weight_DTT = torch.where(age == 0, bonus_D[:, None, None], -(age - 1) * decay_D[:, None, None])
-    visible = age >= 0
-    if segments is not None:
-        visible = visible & (segments[:, :, None] == segments[:, None, :])[:, None]
     scores = k_BTD.transpose(1, 2)[:, :, None, :] + weight_DTT
-    return scores.masked_fill(~visible, -math.inf).softmax(-1)
+    return scores.masked_fill(~visible(T, segments, k_BTD.device), -math.inf).softmax(-1)

@@ -1,10 +1,10 @@
 """State-space duality over chunks of tokens, in Triton; see README.md."""
 
-import torch
 from torch import Tensor
 
 from basecap.ops._dispatch import TRITON, unsupported_by_triton
 from basecap.ops._launch import block_of
+from basecap.ops._recurrence.blocks import empty_state
 from basecap.ops._transforms import refuse_transforms
 from basecap.ops.ssd.gpu import operators
 
@@ -42,8 +42,7 @@ def ssd(
     final: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [B, T, H, V] and the final state in float32, also without `final`."""
-    (B, _, H, V), K = v_BTHV.shape, q_BTGK.shape[3]
-    state = v_BTHV.new_zeros(B, H, K, V, dtype=torch.float32) if state_BHKV is None else state_BHKV
+    state = empty_state(k_BTGK, v_BTHV) if state_BHKV is None else state_BHKV
     refuse_transforms("ssd", q_BTGK, k_BTGK, v_BTHV, log_decay_BTH, state)
     o, last = operators.scan(q_BTGK, k_BTGK, v_BTHV, log_decay_BTH, state, segments)
     return o, last
