@@ -202,7 +202,7 @@ def test_runs_repeat_bit_for_bit(device, dtype):
 @pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=in_interpreter)])
 @pytest.mark.parametrize("mode", ["exact", "approx"])
 @pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # the interpreter's maximum, which skips NaN
-def test_queries_that_are_no_numbers_choose_nothing(mode: str, backend: str):
+def test_queries_that_are_no_numbers_choose_nothing_and_such_chunks_are_not_chosen(mode: str, backend: str):
     generator = torch.Generator().manual_seed(0)
     q, k = (F.rms_norm(torch.randn(1, 128, 1, 16, generator=generator), (16,)) for _ in range(2))
     lost = torch.zeros(128, dtype=torch.bool)
@@ -213,6 +213,13 @@ def test_queries_that_are_no_numbers_choose_nothing(mode: str, backend: str):
     whole = top1_chunk_choice(q, k, chunk=16, mode=mode, backend=backend)
     assert (choice[0, lost] == -1).all()
     assert torch.equal(choice[0, ~lost], whole[0, ~lost])
+    k[:, 20] = float("nan")
+    choice = top1_chunk_choice(q, k, chunk=16, mode=mode, backend=backend)
+    assert (choice != 1).all() and (choice[0, 16:] >= 0).all()
+    cache = top1_chunk_cache(1, 128, 1, 16, chunk=16)
+    top1_chunk_fill(k[:, :-1], q[:, :-1], cache, chunk=16)
+    o = top1_chunk_step(q[:, -1:], k[:, -1:], q[:, -1:], cache, 127, chunk=16, mode=mode, backend=backend)
+    assert o.isfinite().all()
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=in_interpreter)])

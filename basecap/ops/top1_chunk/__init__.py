@@ -44,8 +44,8 @@ def top1_chunk(
     """Attend, with one softmax, to the past of the own chunk and to the best earlier chunks of the sequence.
 
     The keys are cut into chunks of C from the start of each sequence. A query scores every chunk before its own and
-    attends to all keys of the `remote` best ones. The choice has no gradient; ties go to the earlier chunk. Source:
-    arXiv 2505.18522, section 5 and appendix D, where `remote` is 1.
+    attends to all keys of the `remote` best ones. The choice has no gradient; ties go to the earlier chunk, and a chunk
+    whose score is NaN is never chosen. Source: arXiv 2505.18522, section 5 and appendix D, where `remote` is 1.
 
     It supports first-order derivatives by torch.autograd; transforms of torch.func (grad, vjp, jvp, vmap) raise.
 

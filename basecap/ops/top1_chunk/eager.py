@@ -67,7 +67,7 @@ def _best(scores_THM: Tensor, first: Tensor, own: Tensor, low: int, remote: int)
     """Return int32 [T, H, remote], the best chunks of first <= c < own; column 0 of `scores_THM` is chunk `low`."""
     c = torch.arange(low, low + scores_THM.shape[2], dtype=torch.int32, device=own.device)
     candidate = (c >= first[:, None]) & (c < own[:, None])
-    scores = scores_THM.masked_fill(~candidate[:, None], float("-inf"))
+    scores = scores_THM.masked_fill(~candidate[:, None] | scores_THM.isnan(), float("-inf"))
     chosen = []
     for _ in range(remote):
         best = scores.amax(-1, keepdim=True)
@@ -224,6 +224,7 @@ def _attend_cache(
             score = (torch.einsum("bgrk,bmcgk->bgrmc", q_BGRK.to(wide), k_BMCGK) * scale).logsumexp(-1)
         else:
             score = torch.einsum("bgrk,bmgk->bgrm", q_BGRK.to(wide), cache["sums"][:, :full])
+        score = score.masked_fill(score.isnan(), float("-inf"))
         chosen = score.sort(dim=-1, descending=True, stable=True).indices[..., :remote]
         inside = torch.arange(chunk, device=q.device)
         place = torch.cat([(chosen[..., None] * chunk + inside).flatten(3), local], dim=3)

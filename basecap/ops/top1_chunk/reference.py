@@ -51,7 +51,7 @@ def visible(
         score_BHTM = torch.einsum("bhts,bms->bhtm", s_BHTT, share_BMT.to(s_BHTT.dtype))
     earlier_BTM = torch.arange(M, device=q_BTHK.device) < chunk_BT[..., None]
     same_BTM = torch.einsum("bts,bms->btm", (segments[:, :, None] == segments[:, None]).float(), member_BMT.float()) > 0
-    score_BHTM = score_BHTM.masked_fill(~(earlier_BTM & same_BTM)[:, None], float("-inf"))
+    score_BHTM = score_BHTM.masked_fill(~(earlier_BTM & same_BTM)[:, None] | score_BHTM.isnan(), float("-inf"))
     if choice_BTHM is None:
         # A stable sort puts the lowest index first among equals.
         order = score_BHTM.sort(dim=-1, descending=True, stable=True).indices[..., :remote]
