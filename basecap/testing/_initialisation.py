@@ -18,7 +18,7 @@ from basecap.mixers import ARCHITECTURES
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
 from basecap.names import split_backbone
-from basecap.testing._harness import BATCH, Check, judge, tiny_options
+from basecap.testing._harness import BATCH, SEED, Check, judge, tiny_options
 
 #: Numbers of blocks; the others are compared with the first.
 DEPTHS = (12, 24, 48)
@@ -43,9 +43,7 @@ class Start:
     broken: list[str]
 
 
-def initialisation(
-    name: str, hidden: int, device: torch.device, options: Mapping[str, Any], seed: int
-) -> Iterator[Check]:
+def initialisation(name: str, hidden: int, device: torch.device, options: Mapping[str, Any]) -> Iterator[Check]:
     """Freshly initialised models of 12, 24 and 48 blocks have finite activations of moderate size and guess uniformly.
 
     Args:
@@ -53,7 +51,6 @@ def initialisation(
         hidden: model width.
         device: where to run.
         options: of the mixers, on top of the architecture's and of `Mixer.tiny`.
-        seed: of parameters and tokens.
     """
     use, backbone = split_backbone(name)
     tiny = {k: v for choice in ARCHITECTURES.get(use).layers for k, v in tiny_options(choice, hidden).items()}
@@ -61,8 +58,8 @@ def initialisation(
     config = model_config(use, hidden=hidden, vocab=VOCAB, pattern=(layer,), backbone=backbone, max_length=LENGTH)
     usual = torch.tensor(math.nan)
     for depth in DEPTHS:
-        model = LanguageModel(config.model_copy(update={"depth": depth})).initialise(seed).to(device)
-        start = _start(model, seed)
+        model = LanguageModel(config.model_copy(update={"depth": depth})).initialise(SEED).to(device)
+        start = _start(model)
         usual = start.last if depth == DEPTHS[0] else usual
         for what, error, allowed, broken in (
             # Logits of unit variance add half a nat to the logarithm of the vocabulary.
@@ -77,11 +74,11 @@ def initialisation(
             yield judge(name, f"initialised {what}, {depth} layers", float(error), allowed, broken)
 
 
-def _start(model: LanguageModel, seed: int) -> Start:
+def _start(model: LanguageModel) -> Start:
     stream: list[Tensor] = []
     for module in (model.blocks[0], model.norm):
         module.register_forward_pre_hook(lambda module, inputs: stream.append(inputs[0]))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(SEED)
     tokens = torch.randint(VOCAB, (BATCH, LENGTH + 1), generator=generator).to(model.embedding.weight.device)
     loss = model(tokens[:, :-1], tokens[:, 1:])
     parameters = dict(model.named_parameters())

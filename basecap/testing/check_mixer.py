@@ -21,7 +21,6 @@ from basecap.testing._proofs import COSTS, FOUNDATIONS, LONG_PROOFS, PROOFS, fin
 LENGTH = 147
 #: Default length of the long test sequence, for causality and decoding: longer than blocks of 512 and 1,024.
 LONGEST = 1100
-SEED = 0
 
 
 def check_mixer(
@@ -64,7 +63,7 @@ def check_mixer(
     for number, choice in enumerate(choices, 1):
         subject = name if len(architecture.layers) == 1 else f"{name}, layer {number}"
         try:
-            harness = Harness(choice, subject, hidden, length, device, options, SEED)
+            harness = Harness(choice, subject, hidden, length, device, options)
         except ConfigError:
             raise
         except (Exception, SystemExit) as error:  # whatever the author's code raises
@@ -76,7 +75,7 @@ def check_mixer(
                 later = {f"forward on {longest} tokens": long} if longest > length else {}
                 checks += _others(harness, dtypes, compiled, later)
     if all(check.passed for check in checks):
-        start = partial(initialisation, name, hidden, device, options, SEED)
+        start = partial(initialisation, name, hidden, device, options)
         checks += attempt(name, choices[0].mixer, start, "initialisation")
     return Report(architecture=name, checks=tuple(checks))
 
@@ -119,6 +118,6 @@ def _title(prove: Callable[[Harness], Iterator[Check]]) -> str:
 def _long(
     choice: LayerChoice, subject: str, hidden: int, length: int, device: torch.device, options: Mapping[str, Any]
 ) -> Iterator[Check]:
-    harness = Harness(choice, subject, hidden, length, device, options, SEED, last=True)
+    harness = Harness(choice, subject, hidden, length, device, options, last=True)
     for prove in LONG_PROOFS:
         yield from attempt(subject, choice.mixer, partial(prove, harness), f"{_title(prove)} on {length} tokens")

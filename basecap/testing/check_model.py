@@ -225,7 +225,7 @@ class Subject:
         for generic in (True, False):
             self.model = LanguageModel(config).initialise(0)
             if generic:
-                make_generic(self.model, 0)
+                make_generic(self.model)
             self.model.to(device, setting.dtype)
             self._buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
             with torch.no_grad():
