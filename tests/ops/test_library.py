@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from basecap.ops import _dispatch, _library, delta_rule
+from basecap.ops import _dispatch, delta_rule
 from basecap.ops.delta_rule import library
 from tests.ops._recurrences import draw
 
@@ -14,13 +14,13 @@ from tests.ops._recurrences import draw
 @pytest.fixture(autouse=True)
 def forget():
     _dispatch._log_once.cache_clear()
-    _library._refusal.cache_clear()
+    library._refusal.cache_clear()
 
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that takes anything on any card."""
-    monkeypatch.setattr(_library, "_installed", lambda op, device: None)
+    monkeypatch.setattr(library, "_installed", lambda device: None)
 
 
 def on_card(*shape: int, dtype: torch.dtype = torch.bfloat16) -> SimpleNamespace:
@@ -42,40 +42,30 @@ def on_card(*shape: int, dtype: torch.dtype = torch.bfloat16) -> SimpleNamespace
     ],
 )
 def test_known_bad_versions_are_refused_by_name(fla: str, triton: str, capability: tuple[int, int], reason: str | None):
-    found = _library.known_bad("the delta rule", fla, triton, capability)
+    found = library.known_bad(fla, triton, capability)
     assert found == reason or reason in found
 
 
-def test_a_fault_of_one_op_is_not_held_against_another():
-    assert _library.known_bad("some op", "0.6.0", "3.6.0", (9, 0)) is None
-    assert "older" in _library.known_bad("some op", "0.5.9", "3.6.0", (9, 0))
-
-
-def test_faults_name_ops_that_exist():
-    assert {fault.op for fault in _library.FAULTS} == {library.OP}
-
-
 def test_versions_and_card_are_asked_for(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_library.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(_library, "version", {"fla-core": "0.6.0", "triton": "3.6.0"}.__getitem__)
+    monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(library, "version", {"fla-core": "0.6.0", "triton": "3.6.0"}.__getitem__)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     v = on_card(2, 5, 3, 64)
-    assert "Triton 3.6.0" in _library.unsupported("the delta rule", v, None)
-    assert _library.unsupported("some op", v, None) is None
-    monkeypatch.setattr(_library, "version", lambda name: importlib.metadata.version(f"no-{name}"))
-    _library._refusal.cache_clear()
-    assert "release of no-fla-core is unknown" in _library.unsupported("some op", v, None)
-    monkeypatch.setattr(_library.importlib.util, "find_spec", lambda name: None)
-    _library._refusal.cache_clear()
-    assert "basecap[gpu]" in _library.unsupported("some op", v, None)
+    assert "Triton 3.6.0" in library.unsupported(v, None)
+    monkeypatch.setattr(library, "version", lambda name: importlib.metadata.version(f"no-{name}"))
+    library._refusal.cache_clear()
+    assert "release of no-fla-core is unknown" in library.unsupported(v, None)
+    monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: None)
+    library._refusal.cache_clear()
+    assert "basecap[gpu]" in library.unsupported(v, None)
 
 
 @pytest.mark.usefixtures("installed")
 def test_tensors_the_library_does_not_take():
-    assert _library.unsupported("some op", torch.ones(1), None) == "the tensors are on cpu"
-    assert "torch.float32" in _library.unsupported("some op", on_card(1, dtype=torch.float32), None)
-    assert "packed" in _library.unsupported("some op", on_card(1), torch.zeros(1, 1))
-    assert _library.unsupported("some op", on_card(1, dtype=torch.float16), None) is None
+    assert library.unsupported(torch.ones(1), None) == "the tensors are on cpu"
+    assert "torch.float32" in library.unsupported(on_card(1, dtype=torch.float32), None)
+    assert "packed" in library.unsupported(on_card(1), torch.zeros(1, 1))
+    assert library.unsupported(on_card(1, dtype=torch.float16), None) is None
 
 
 WIDTHS = "they are used for heads of 129 to 256 channels, not"
@@ -90,7 +80,7 @@ def test_only_wide_heads_of_the_delta_rule_need_it(channels: int, why_not: str, 
     q, k, v, beta = (draw(seed, 1, 3, 2, channels).float() for seed in range(4))
     taken = []
     monkeypatch.setattr(library, "delta_rule", lambda *x: taken.append(x) or ("o", "final"))
-    monkeypatch.setattr(_library, "unsupported", lambda op, v, segments: None)
+    monkeypatch.setattr(library, "unsupported", lambda v, segments: None)
     monkeypatch.setattr(library.chunks, "unsupported_by_triton", lambda x, **_: "a reason")
     monkeypatch.setattr(_dispatch, "_off_the_gpu", lambda x: None)
     with _dispatch.recorded() as ran:
