@@ -302,7 +302,7 @@ def largest(actual: Tensor, expected: Tensor, scale: Tensor | None = None) -> fl
         return math.inf
     if not actual.numel():
         return 0.0
-    size = (expected if scale is None else scale).double().square().mean().sqrt()
+    size = root_mean_square(expected if scale is None else scale)
     return ((actual.double() - expected.double()).abs().max() / size).item()
 
 
