@@ -187,9 +187,13 @@ class Harness:
         if actual.shape != expected.shape:
             broken += f": one is {list(actual.shape)}, the other {list(expected.shape)}"
         elif error > self.allowed:
-            apart = (actual - expected).abs().amax((0, 2)) > self.allowed * root_mean_square(self.y)
-            broken += f", first at position {apart.nonzero()[0].item()}"
+            broken += f", first at position {self.first_apart(actual, expected)}"
         return self.check(name, error, self.allowed, broken)
+
+    def first_apart(self, actual: Tensor, expected: Tensor) -> int:
+        """Return the first position at which two results [B, T, D] differ by more than the excusable error."""
+        apart = (actual - expected).abs().amax((0, 2)) > self.allowed * root_mean_square(self.y)
+        return int(apart.nonzero()[0].item())
 
     def check_zero(self, name: str, moved: Tensor, size: float, broken: str) -> Check:
         """Return the check that `moved` [B, T, D], float64, is zero to the excusable error, as a share of `size`."""

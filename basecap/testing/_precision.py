@@ -7,8 +7,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from basecap.testing._derivatives import gradients, worst
 from basecap.testing._harness import BATCH, Check, Harness, Layers, largest, root_mean_square, roundoff
-from basecap.testing._proofs import decode, gradients, worst
+from basecap.testing._proofs import decode
 
 
 class Lower:

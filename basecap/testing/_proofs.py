@@ -3,8 +3,7 @@
 `_harness.py` defines the tolerance for rounding; there is no other.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from basecap.mixers import Cache, Mixer, declared_cost, initialise
 from basecap.ops import Influence
 from basecap.testing import _causality
+from basecap.testing._derivatives import derivatives
 from basecap.testing._harness import BATCH, SEED, Check, Harness, Layers, empty_cache, largest, roundoff
 from basecap.testing._narrowing import float64
 
@@ -78,35 +78,40 @@ def evaluation(layers: Layers) -> Iterator[None]:
 @torch.no_grad()
 def causality(harness: Harness) -> Iterator[Check]:
     """Later inputs change no earlier output; a shorter sequence gives the start of the longer one."""
-    other = harness.random("other future", *harness.x.shape)
     for cut in sorted(_causality.choose_cuts(harness.length)):
-        probe = _causality.future(harness.x, other, harness.weight, [cut] * BATCH)
-        yield _sees_no_future(harness, f"causality before {cut}", probe, f"outputs before position {cut}")
+        yield _sees_no_future(harness, cut)
         yield harness.same(
             f"length {cut}",
             harness.layers(harness.x[:, :cut]),
             harness.y[:, :cut],
             _of_length(harness, cut),
         )
-    cut = harness.length // 3
-    probe = _causality.future(harness.x, other, harness.weight, [cut] * BATCH)
-    forward = harness.place("forward")
+    cut, forward = harness.length // 3, harness.place("forward")
     broken = (
         f"{forward} sees the future in evaluation mode only: outputs before position {cut} change with later inputs"
     )
     with evaluation(harness.layers):
-        yield harness.check_zero("causality in evaluation mode", *probe.movement(harness.layers), broken)
+        yield harness.check_zero(
+            "causality in evaluation mode", *_future(harness, cut).movement(harness.layers), broken
+        )
 
 
-def _sees_no_future(harness: Harness, name: str, probe: _causality.Probe, outputs: str) -> Check:
+def _future(harness: Harness, cut: int) -> _causality.Probe:
+    other = harness.random("other future", *harness.x.shape)
+    return _causality.future(harness.x, other, harness.weight, [cut] * harness.batch)
+
+
+def _sees_no_future(harness: Harness, cut: int, where: str = "", of: str = "") -> Check:
+    probe = _future(harness, cut)
     moved, size = probe.movement(harness.layers, harness.y)
     mode = ""
     if moved.abs().max() > harness.allowed * size:
         with evaluation(harness.layers):
             other, other_size = probe.movement(harness.layers)
         mode = " in training mode only" if other.abs().max() <= harness.allowed * other_size else ""
+    outputs = f"{where}outputs before position {cut}{of}"
     broken = f"{harness.place('forward')} sees the future{mode}: {outputs} change with later inputs"
-    return harness.check_zero(name, moved, size, broken)
+    return harness.check_zero(f"causality before {cut}{of}", moved, size, broken)
 
 
 def _of_length(harness: Harness, cut: int) -> str:
@@ -118,8 +123,8 @@ def _of_length(harness: Harness, cut: int) -> str:
 
 def causal_gradients(harness: Harness) -> Iterator[Check]:
     """Earlier outputs have no gradient with respect to later inputs."""
-    cut, other = harness.length // 3, harness.random("other future", *harness.x.shape)
-    probe = _causality.future(harness.x, other, harness.weight, [cut] * BATCH)
+    cut = harness.length // 3
+    probe = _future(harness, cut)
     forward = harness.place("forward")
     lost = not harness.layers(harness.x.clone().requires_grad_()).requires_grad
     broken = f"the output of {forward} has no gradient; do not use torch.no_grad, detach or NumPy there"
@@ -151,13 +156,25 @@ def decoding(harness: Harness) -> Iterator[Check]:
             "the length of the prompt"
         )
         yield harness.check(f"{name}: cache length", float(lengths != {T}), 0.0, broken)
-        yield harness.same(name, y, harness.y, _of_decoding(harness, prompt))
+        yield _decodes(harness, name, y, prompt)
 
 
-def _of_decoding(harness: Harness, prompt: int) -> str:
+def _decodes(harness: Harness, name: str, y: Tensor, prompt: int, where: str = "", of: str = "") -> Check:
+    """Return the check that `y`, decoded, is the start of forward's output, or that forward leaks where they differ.
+
+    Causality is tested at a few positions; decoding has not read what follows, so it shows a leak at any other.
+    """
     step, prefill = harness.place("step"), harness.place("prefill")
     how = step if prompt == 0 else prefill if prompt == harness.length else f"{step} after a prefill of {prompt} tokens"
-    return f"the output of {how} differs from that of {harness.place('forward')}"
+    expected, broken = (
+        harness.y[:, : y.shape[1]],
+        f"the output of {how} differs from that of {harness.place('forward')}",
+    )
+    found = harness.same(name, y, expected, where + broken)
+    if found.passed or y.shape != expected.shape:
+        return found
+    leak = _sees_no_future(harness, harness.first_apart(y, expected) + 1, where, of)
+    return found if leak.passed else leak
 
 
 def decode(layers: Layers, x: Tensor, caches: list[Cache], prompt: int) -> Tensor:
@@ -172,10 +189,8 @@ def long_causality(harness: Harness) -> Iterator[Check]:
 
     The layer is the second of its model, so a fault may also depend on `layer.index`.
     """
-    T, x, cut = harness.length, harness.x, harness.length - harness.length // 32
-    probe = _causality.future(x, harness.random("other future", *x.shape), harness.weight, [cut])
-    outputs = f"{LATER}, outputs before position {cut} of {T}"
-    yield _sees_no_future(harness, f"causality before {cut} of {T}", probe, outputs)
+    T = harness.length
+    yield _sees_no_future(harness, T - T // 32, f"{LATER}, ", f" of {T}")
     cut = 2 * T // 3
     broken = f"{LATER}, {_of_length(harness, cut)}"
     yield harness.same(f"length {cut} of {T}", harness.layers(harness.x[:, :cut]), harness.y[:, :cut], broken)
@@ -190,7 +205,7 @@ def long_decoding(harness: Harness) -> Iterator[Check]:
     caches = harness.layers.init_cache(harness.batch, T)
     name = f"prefill {prompt}, then decode to {end} of {T}"
     y = decode(harness.layers, harness.x[:, :end], caches, prompt)
-    yield harness.same(name, y, harness.y[:, :end], f"{LATER}, {_of_decoding(harness, prompt)}")
+    yield _decodes(harness, name, y, prompt, f"{LATER}, ", f" of {T}")
 
 
 @torch.no_grad()
@@ -235,62 +250,6 @@ def batches(harness: Harness) -> Iterator[Check]:
     forward = harness.place("forward")
     broken = f"{forward} mixes the rows of a batch: the output of a row alone differs from its output in a batch"
     yield harness.same("batch invariance", alone, harness.y, broken)
-
-
-def derivatives(harness: Harness) -> Iterator[Check]:
-    """Backward is the derivative of forward: central differences along a random direction per parameter."""
-    grads = gradients(harness.layers, harness.x, harness.weight)
-    lost = sorted(harness.own_name(name) for name in dict(harness.layers.named_parameters()).keys() - grads.keys())
-    yield harness.check("every parameter learns", len(lost), 0.0, f"no gradient reaches {', '.join(lost)}")
-    if not all(mixer.exact_gradient for mixer in harness.layers.mixers):
-        return
-    point = {"x": harness.x, **{name: p.detach() for name, p in harness.layers.named_parameters()}}
-    name, error, allowed = worst(
-        [(name, *_derivative_error(harness, point, name, grad)) for name, grad in grads.items()]
-    )
-    broken = f"the gradient of {harness.own_name(name)} differs from the numerical derivative"
-    yield harness.check("derivatives", error, allowed, broken)
-
-
-def worst(rows: list[tuple[str, float, float]]) -> tuple[str, float, float]:
-    """Return the (name, error, allowed) with the largest ratio of error to allowed, a NaN before all others."""
-    return max(rows, key=lambda row: math.inf if math.isnan(row[1]) else row[1] / row[2])
-
-
-@torch.no_grad()
-def _derivative_error(harness: Harness, point: Mapping[str, Tensor], name: str, grad: Tensor) -> tuple[float, float]:
-    """Return (error, allowed) of one directional derivative, both relative to the size of the gradient."""
-    direction = harness.random(f"direction {name}", *point[name].shape)
-
-    def loss(distance: float) -> tuple[float, float]:
-        there = {**point, name: point[name] + distance * direction}
-        terms = torch.func.functional_call(harness.layers, there, (there.pop("x"),)) * harness.weight
-        return terms.sum().item(), terms.abs().sum().item()
-
-    h = 1e-6
-    (ahead, size), (behind, _) = loss(h), loss(-h)
-    (far_ahead, _), (far_behind, _) = loss(2 * h), loss(-2 * h)
-    near, far = (ahead - behind) / (2 * h), (far_ahead - far_behind) / (4 * h)
-    # Richardson: (near - far) / 3 is the truncation error of `near`; the loss itself is known to rounding.
-    error, truncation = abs(near - (grad * direction).sum().item()), abs(near - far) / 3
-    allowed = harness.slack(torch.float64) * truncation + harness.allowed * size / h
-    scale = max(torch.linalg.vector_norm(grad).item(), torch.finfo(torch.float64).tiny)
-    return error / scale, allowed / scale
-
-
-def gradients(
-    layers: nn.Module, x: Tensor, weight: Tensor, run: Callable[[Tensor], Tensor] | None = None
-) -> dict[str, Tensor]:
-    """Return the gradients of sum(weight * layers(x)) by parameter name, and that of the input as "x".
-
-    Parameters that no gradient reaches are left out. `run` stands for a compiled form of `layers`.
-    """
-    x = x.detach().clone().requires_grad_()
-    wanted = {"x": x, **dict(layers.named_parameters())}
-    y = layers(x) if run is None else run(x)
-    loss = (y.to(weight.dtype) * weight).sum()
-    grads = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
-    return {name: grad for name, grad in zip(wanted, grads, strict=True) if grad is not None}
 
 
 def state_bytes(harness: Harness) -> Iterator[Check]:

@@ -27,6 +27,8 @@ from basecap.testing._narrowing import Watch
 LONGEST = 4096
 #: Shorter sequences, for models that do not fit into memory or cannot be computed at that length.
 SHORTER = (1024, 128)
+#: Length of the sequences that are cut at every position, for leaks between two neighbours at the edge of a chunk.
+NEAR = 64
 #: Vocabulary size, small because activations replace the embeddings.
 VOCAB = 64
 #: Number of documents that stay the same while the others of their row change.
@@ -75,7 +77,8 @@ class Setting:
         dtype: of parameters and inputs.
         words: the precision, for messages.
         autocast: context of every pass.
-        rows: sequences in a pass, as many as there are places to look at if there are fewer.
+        rows: sequences in a pass, as many as there are places to look at if there are fewer. With a row for every
+            position of a sequence, each is a place to look at.
     """
 
     length: int
@@ -137,8 +140,10 @@ def find_leak(config: ModelConfig, device: torch.device, training: Precision) ->
         for length in _lengths(config.max_length)
         for dtype in (torch.float64, torch.float32)  # a kernel may not support double precision
     ]
-    for settings in (wide, [own]):
-        for claims in (_evaluation, _training, _packed):
+    near = [replace(setting, length=min(config.max_length, NEAR), rows=NEAR) for setting in wide[:2]]
+    every = (_evaluation, _training, _packed)
+    for settings, proofs in ((wide, every), (near, (_evaluation,)), ([own], every)):
+        for claims in proofs:
             found = _first_that_runs(partial(_fault, config, device, claims), settings)
             if found is None:
                 continue
@@ -253,7 +258,8 @@ class Subject:
 
     def future(self) -> tuple[Probe, list[int]]:
         """Return the probe of later inputs, and for each row the first position that changes."""
-        cuts = choose_cuts(self.setting.length)[: self.setting.rows]
+        length, rows = self.setting.length, self.setting.rows
+        cuts = list(range(1, length)) if rows >= length - 1 else choose_cuts(length)[:rows]
         x, other, weight = (self.random(name, len(cuts)) for name in ("x", "other", "weight"))
         return future(x, other, weight, cuts), cuts
 

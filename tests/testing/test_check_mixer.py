@@ -92,6 +92,14 @@ class Leaks(RunningMean):
         return super().forward(x_BTD, segments) + 1e-3 * x_BTD.flip(1)
 
 
+class LeaksAtOnePosition(RunningMean):
+    """No position at which causality is tested lies between 6 and 7."""
+
+    def forward(self, x_BTD, segments=None):
+        ahead = (torch.arange(x_BTD.shape[1]) == 6)[:, None] * x_BTD.roll(-1, 1)
+        return super().forward(x_BTD, segments) + 1e-3 * ahead
+
+
 class LeaksInTraining(RunningMean):
     def forward(self, x_BTD, segments=None):
         return super().forward(x_BTD, segments) + (1e-3 * x_BTD.flip(1) if self.training else 0.0)
@@ -117,6 +125,11 @@ class DropsInTraining(RunningMean):
     ("mixer", "name", "words"),
     [
         (Leaks, "causality before 1", r"sees the future: outputs before position 1 change .*, by .*e-.* allowed\."),
+        (
+            LeaksAtOnePosition,
+            "causality before 7",
+            "sees the future: outputs before position 7 .* first at position 6,",
+        ),
         (LeaksInTraining, "causality before 1", "sees the future in training mode only: outputs before position 1 ch"),
         (LeaksBackwards, "causal gradients", "before position 10 have gradients with respect to inputs after it"),
         (Detaches, "output has a gradient", r"has no gradient; do not use torch\.no_grad"),

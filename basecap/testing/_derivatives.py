@@ -1,0 +1,65 @@
+"""The proof that backward is the derivative of forward, in float64."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from basecap.testing._harness import Check, Harness
+
+
+def derivatives(harness: Harness) -> Iterator[Check]:
+    """Backward is the derivative of forward: central differences along a random direction per parameter."""
+    grads = gradients(harness.layers, harness.x, harness.weight)
+    lost = sorted(harness.own_name(name) for name in dict(harness.layers.named_parameters()).keys() - grads.keys())
+    yield harness.check("every parameter learns", len(lost), 0.0, f"no gradient reaches {', '.join(lost)}")
+    if not all(mixer.exact_gradient for mixer in harness.layers.mixers):
+        return
+    point = {"x": harness.x, **{name: p.detach() for name, p in harness.layers.named_parameters()}}
+    name, error, allowed = worst(
+        [(name, *_derivative_error(harness, point, name, grad)) for name, grad in grads.items()]
+    )
+    broken = f"the gradient of {harness.own_name(name)} differs from the numerical derivative"
+    yield harness.check("derivatives", error, allowed, broken)
+
+
+def worst(rows: list[tuple[str, float, float]]) -> tuple[str, float, float]:
+    """Return the (name, error, allowed) with the largest ratio of error to allowed, a NaN before all others."""
+    return max(rows, key=lambda row: math.inf if math.isnan(row[1]) else row[1] / row[2])
+
+
+@torch.no_grad()
+def _derivative_error(harness: Harness, point: Mapping[str, Tensor], name: str, grad: Tensor) -> tuple[float, float]:
+    """Return (error, allowed) of one directional derivative, both relative to the size of the gradient."""
+    direction = harness.random(f"direction {name}", *point[name].shape)
+
+    def loss(distance: float) -> tuple[float, float]:
+        there = {**point, name: point[name] + distance * direction}
+        terms = torch.func.functional_call(harness.layers, there, (there.pop("x"),)) * harness.weight
+        return terms.sum().item(), terms.abs().sum().item()
+
+    h = 1e-6
+    (ahead, size), (behind, _) = loss(h), loss(-h)
+    (far_ahead, _), (far_behind, _) = loss(2 * h), loss(-2 * h)
+    near, far = (ahead - behind) / (2 * h), (far_ahead - far_behind) / (4 * h)
+    # Richardson: (near - far) / 3 is the truncation error of `near`; the loss itself is known to rounding.
+    error, truncation = abs(near - (grad * direction).sum().item()), abs(near - far) / 3
+    allowed = harness.slack(torch.float64) * truncation + harness.allowed * size / h
+    scale = max(torch.linalg.vector_norm(grad).item(), torch.finfo(torch.float64).tiny)
+    return error / scale, allowed / scale
+
+
+def gradients(
+    layers: nn.Module, x: Tensor, weight: Tensor, run: Callable[[Tensor], Tensor] | None = None
+) -> dict[str, Tensor]:
+    """Return the gradients of sum(weight * layers(x)) by parameter name, and that of the input as "x".
+
+    Parameters that no gradient reaches are left out. `run` stands for a compiled form of `layers`.
+    """
+    x = x.detach().clone().requires_grad_()
+    wanted = {"x": x, **dict(layers.named_parameters())}
+    y = layers(x) if run is None else run(x)
+    loss = (y.to(weight.dtype) * weight).sum()
+    grads = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+    return {name: grad for name, grad in zip(wanted, grads, strict=True) if grad is not None}
