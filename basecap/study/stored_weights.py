@@ -1,8 +1,8 @@
 """Evaluations of stored weights: what finished runs have not been measured by, without training again."""
 
 import contextlib
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def evaluate_stored(runs: Sequence[RunSpec], runtime: Runtime, executor: Executo
     group = runtime.group
     points = group.run_on_leader(lambda: [point for run in runs for point in _unmeasured(run, runtime, at)])
     due = [point for point in points if point.weights is not None]
-    failed, ran = 0, Counter[str]()
+    failed, ran = 0, defaultdict[str, list[Point]](list)
     with progress("evaluations", total=len(due) * group.is_leader, unit="points") as advance:
         for point, failures in executor.evaluate(due, partial(advance, 0)):
             advance(1, note=point.run.label)
@@ -53,13 +53,24 @@ def evaluate_stored(runs: Sequence[RunSpec], runtime: Runtime, executor: Executo
                 report_failure(f"{name} of {point.run.label} failed at step {point.step}", failure, runtime.log)
             failed += len(failures)
             lost = ", ".join(failures).split(", ")  # a killed process loses all evaluations of its point at once
-            ran.update(name for name in point.evaluations if name not in lost)
+            for name in (name for name in point.evaluations if name not in lost):
+                ran[name].append(point)
     if group.is_leader:
-        for name, count in ran.items():
-            points_of = f"{count} evaluation point{'' if count == 1 else 's'}"
-            runtime.log(f"{name} ran on the weights of {points_of}; the report has its numbers.")
+        _log_ran(ran, runtime)
         _log_missing([point for point in points if point.weights is None], runtime.log)
     return failed
+
+
+def _log_ran(ran: Mapping[str, Sequence[Point]], runtime: Runtime) -> None:
+    """Log for each evaluation where it ran, and which runs it found nothing to measure in."""
+    for name, points in ran.items():
+        empty = [point for point in points if name in runtime.run_records(point.run).unmeasured()]
+        if count := len(points) - len(empty):
+            points_of = f"{count} evaluation point{'' if count == 1 else 's'}"
+            runtime.log(f"{name} ran on the weights of {points_of}; the report has its numbers.")
+        if empty:
+            labels = sorted({point.run.label for point in empty})
+            runtime.log(f"{name} has no numbers for {_listed(labels)}: it does not apply to such models.")
 
 
 def _log_missing(points: Sequence[Point], log: Callable[[str], None]) -> None:
