@@ -361,7 +361,7 @@ def hybrid(
 def divide(whole: int, parts: int, what: str) -> int:
     """Return whole // parts; raises ConfigError unless `parts` is a positive divisor."""
     if parts < 1 or whole % parts:
-        raise ConfigError(f"{what} does not divide: {whole} into {parts}; choose a divisor of {whole}.")
+        raise ConfigError(f"cannot divide {what}: {whole} is not a multiple of {parts}; choose a divisor of {whole}.")
     return whole // parts
 
 

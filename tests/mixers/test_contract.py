@@ -357,5 +357,5 @@ def test_choose_heads(hidden, heads, expected):
 
 @pytest.mark.parametrize(("whole", "parts"), [(64, 7), (64, 0), (64, -2)])
 def test_what_does_not_divide_is_refused(whole, parts):
-    with pytest.raises(ConfigError, match=f"width by heads does not divide: 64 into {parts}"):
+    with pytest.raises(ConfigError, match=f"cannot divide width by heads: 64 is not a multiple of {parts}"):
         divide(whole, parts, "width by heads")

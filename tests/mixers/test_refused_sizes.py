@@ -36,7 +36,7 @@ def build(choice: LayerChoice, hidden: int = HIDDEN, **options: object) -> None:
 @pytest.mark.parametrize("choice", having("heads"))
 def test_heads_that_do_not_divide_the_width(choice: LayerChoice):
     build(choice, heads=4)
-    with pytest.raises(ConfigError, match=r"by heads does not divide: \d+ into 7; choose a divisor of"):
+    with pytest.raises(ConfigError, match=r"by heads: \d+ is not a multiple of 7; choose a divisor of"):
         build(choice, heads=7)
     for heads in (0, -4):
         with pytest.raises(ConfigError, match="option 'heads' of mixer"):
@@ -49,7 +49,7 @@ def test_groups_that_do_not_divide_the_heads(option: str):
     assert choices
     for choice in choices:
         build(choice, heads=4, **{option: 2})
-        with pytest.raises(ConfigError, match=f"heads by {option} does not divide: 4 into 3"):
+        with pytest.raises(ConfigError, match=f"cannot divide heads by {option}: 4 is not a multiple of 3"):
             build(choice, heads=4, **{option: 3})
 
 

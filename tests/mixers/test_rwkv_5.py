@@ -56,7 +56,7 @@ def test_parameters(hidden: int, millions: float):
 
 def test_heads_of_64():
     assert fresh("rwkv-5", 128).bonus.shape == (2, 64)
-    with pytest.raises(ConfigError, match="does not divide"):
+    with pytest.raises(ConfigError, match="is not a multiple of"):
         fresh("rwkv-5", 32, heads=3)
 
 

@@ -74,5 +74,5 @@ def test_parameters(hidden: int, millions: float):
 
 
 def test_heads_must_divide():
-    with pytest.raises(ConfigError, match="does not divide"):
+    with pytest.raises(ConfigError, match="is not a multiple of"):
         fresh("rwkv-6", 32, heads=5)

@@ -107,5 +107,5 @@ def test_parameters(hidden: int, millions: float):
 
 
 def test_heads_must_divide():
-    with pytest.raises(ConfigError, match="does not divide"):
+    with pytest.raises(ConfigError, match="is not a multiple of"):
         fresh("rwkv-7", 32, heads=5)
