@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from basecap.testing._harness import root_mean_square
+from basecap.testing._harness import block_edge, root_mean_square
 
 #: Maps activations [B, T, D] and segment ids [B, T], or None, to outputs [B, T, D].
 Mix = Callable[[Tensor, Tensor | None], Tensor]
@@ -82,7 +82,7 @@ def choose_cuts(length: int) -> list[int]:
     A leak within blocks shows at a cut inside one; a leak across the edge of blocks, whose size is usually a power of
     two, at a multiple of it; a leak of a block's first position just after that.
     """
-    power = 1 << max(0, (length - 1).bit_length() - 1)  # the largest one below the length
+    power = block_edge(length)
     later = power + power // 2
     wanted = (length // 3, later, length - 1, power, power + 1, later + 1, 1)
     return [cut for cut in dict.fromkeys(wanted) if 0 < cut < length]

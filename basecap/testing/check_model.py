@@ -20,7 +20,7 @@ from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel, outline
 from basecap.ops import recorded
 from basecap.testing._causality import Probe, choose_cuts, documents, future
-from basecap.testing._harness import make_generic, roundoff
+from basecap.testing._harness import block_edge, make_generic, roundoff
 from basecap.testing._narrowing import Watch
 
 #: The longest test sequence in float64; the studies train on 2,048 tokens, and most blocks are shorter.
@@ -277,11 +277,16 @@ class Subject:
         return Probe(x=x, changed=torch.where(own[..., None], x, other), own=own, weight=weight)
 
     def documents(self) -> Probe:
-        """Return the probe of the longest of the packed documents that end at the positions of `choose_cuts`."""
+        """Return the probe of some of the packed documents that end at the positions of `choose_cuts`.
+
+        These are the longest ones and that which begins at an edge between blocks.
+        """
         length = self.setting.length
         ends = torch.tensor(sorted(choose_cuts(length)))
         ids = torch.searchsorted(ends, torch.arange(length), right=True)
-        held = ids.bincount().argsort(descending=True, stable=True)[: min(HELD, self.setting.rows)].tolist()
+        longest = ids.bincount().argsort(descending=True, stable=True).tolist()
+        edge = int(ids[min(block_edge(length), length - 1)])
+        held = list(dict.fromkeys([*longest[: HELD - 1], edge, *longest]))[: min(HELD, self.setting.rows)]
         segments = ids.expand(len(held), -1).to(self.device)
         x, other, weight = (self.random(name, len(held)) for name in ("x", "other", "weight"))
         return documents(x, other, weight, segments, held)

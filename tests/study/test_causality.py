@@ -30,6 +30,11 @@ FORWARDS = {
     ),
     "proof edge": ("x + x.roll(-1, 1) * (torch.arange(x.shape[1]) == 19)[:, None]", 128, f"{FUTURE} 20 .*19 of 64"),
     "proof late": ("torch.cat([x[:, :1024], x.roll(-1, 1)[:, 1024:]], 1)", 1400, f"{FUTURE} 1399 .* --length 1400"),
+    "proof boundary": (
+        "x + x.roll(1, 1) * (torch.arange(x.shape[1]) == 16)[:, None]",
+        32,
+        "mixes packed documents: outputs of one change with the inputs of others .first at position 16 of 32",
+    ),
     "proof training": ("x + 1e-3 * x.roll(-1, 1) if self.training else x", 32, ONLY.format("training")),
     "proof statistics": (
         "torch.nn.functional.batch_norm(x.mT, x.new_zeros(16), x.new_ones(16), training=self.training).mT",

@@ -458,6 +458,22 @@ class Recomputes(ForwardOnly):
         return self.mean.flops(length)
 
 
+class ForgetsABoundary(Recomputes):
+    """Starts no new document between two blocks."""
+
+    def forward(self, x_BTD, segments=None):
+        y = super().forward(x_BTD, segments)
+        if segments is None:
+            return y
+        missed = (segments != segments.roll(1, 1)) & (torch.arange(x_BTD.shape[1]) == 16)
+        return y + missed[..., None] * x_BTD.roll(1, 1)
+
+
+def test_a_document_that_begins_at_the_edge_of_a_block_is_tested(register):
+    found = failures(checked(register(ForgetsABoundary)))
+    assert list(found) == ["packed segments"] and "mixes packed documents" in found["packed segments"]
+
+
 def test_a_mixer_of_a_forward_alone_decodes(register):
     report = check_mixer(register(Recomputes), length=32, longest=40)
     report.raise_failures()
