@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO, cast
@@ -65,25 +66,37 @@ class Pauses:
 
 
 class _Pace:
-    """Rate and time left. The first call does not count: a resumed run jumps to its checkpoint there."""
+    """Rate and time left. The first call does not count: a resumed run jumps to its checkpoint there.
+
+    The rate is that of the later half of the work, as first steps compile and others measure which kernels are fast.
+    """
 
     def __init__(self, total: float, pauses: Pauses, clock: Callable[[], float]):
         self.total, self.pauses, self.clock = total, pauses, clock
         self.done = 0.0
-        self.first: tuple[float, float] | None = None
-        self.seconds = 0.0
+        #: Seconds of work and units done, from the middle of the work on.
+        self.marks: deque[tuple[float, float]] = deque()
+        self.begun = 0.0
 
     def advance(self, n: float) -> None:
         self.done += n
         working = self.clock() - self.pauses.seconds
-        self.first = self.first or (working, self.done)
-        self.seconds = working - self.first[0]
+        if not self.marks:
+            self.begun = working
+        elapsed = working - self.begun
+        if not self.marks or working - self.marks[-1][0] >= elapsed / 100:  # few marks for any number of steps
+            self.marks.append((working, self.done))
+        while len(self.marks) > 2 and self.marks[1][0] <= self.begun + elapsed / 2:
+            self.marks.popleft()
 
     @property
     def rate(self) -> float | None:
         """Units per second of work, without pauses; None while unknown."""
-        units = self.done - self.first[1] if self.first else 0.0
-        return units / self.seconds if self.seconds > 0 and units > 0 else None
+        if not self.marks:
+            return None
+        (since, before), (now, done) = self.marks[0], self.marks[-1]
+        units, seconds = done - before, now - since
+        return units / seconds if seconds > 0 and units > 0 else None
 
     @property
     def left(self) -> str:

@@ -149,3 +149,15 @@ def test_closed_streams_get_descriptors_of_their_own(monkeypatch):
     for stream in (sys.stdout, sys.stderr):
         assert os.get_inheritable(stream.fileno())
         stream.close()
+
+
+def test_a_slow_start_is_no_part_of_the_rate_for_long():
+    stream, clock = io.StringIO(), Clock()
+    with progress("run", total=1000, unit="steps", stream=stream, clock=clock) as advance:
+        advance(0)
+        for step in range(121):
+            clock.now += 1 if step else 100
+            advance(1)
+    lines = stream.getvalue().splitlines()
+    assert "0.01 steps/s, 27 h 45 min left" in lines[0]
+    assert lines[-1] == "run: 121 of 1,000 steps (12 %), 1 steps/s, 14 min 39 s left"
