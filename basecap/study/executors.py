@@ -18,7 +18,7 @@ from basecap.progress import share_terminal, write_line
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
 from basecap.study.evaluation_job import Point, evaluate_point
-from basecap.study.jobs import KILLED, Execution, Failure, Runtime
+from basecap.study.jobs import KILLED, Execution, Failure, Runtime, lacks_memory
 from basecap.study.plan import RunSpec, plan_evaluations
 from basecap.study.provenance import starting_info
 from basecap.study.training_job import train_run
@@ -106,6 +106,7 @@ class ProcessExecutor(Executor):
         """Take what the jobs share and a device for each process; a process starts with its first job."""
         self.execution = execution
         self.log = log
+        self.crowded = len(set(devices)) < len(devices)
         threads = max(1, torch.get_num_threads() // len(devices))
         self.pool = WorkerPool(_begin, [replace(execution, device=device, threads=threads) for device in devices])
 
@@ -125,16 +126,29 @@ class ProcessExecutor(Executor):
                 yield run, Failure(message=f"{KILLED}.")
 
     def train(self, runs: Sequence[RunSpec]) -> list[dict[str, Any]]:
-        """Return each run's info; raises Interrupted when a signal came, after each process wrote a checkpoint."""
+        """Return each run's info; raises Interrupted when a signal came, after each process wrote a checkpoint.
+
+        A run that found no memory beside others continues after them, alone.
+        """
         records = StudyRecords(self.execution.out)
         infos = {run.label: records.run(run.name, run.seed, run.rate).info() for run in runs}
         waiting = [run for run in runs if infos[run.label].get("status") != "finished"]
-        for run, future in self.pool.run(_train, waiting):
+        infos |= self._train(waiting)
+        for run in waiting if self.crowded else ():
+            if infos[run.label]["status"] == "failed" and lacks_memory(infos[run.label]["message"]):
+                self.log(f"{run.label}: continues with no other run beside it.")
+                infos |= self._train([run])
+        return [infos[run.label] for run in runs]
+
+    def _train(self, runs: Sequence[RunSpec]) -> dict[str, dict[str, Any]]:
+        """Return each run's info by its label."""
+        infos = {}
+        for run, future in self.pool.run(_train, runs):
             try:
                 infos[run.label] = future.result()
             except WorkerKilled:
                 infos[run.label] = _record_killed(self.execution, run, self.log)
-        return [infos[run.label] for run in runs]
+        return infos
 
     def evaluate(
         self, points: Sequence[Point], show: Callable[[str], None]

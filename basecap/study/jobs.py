@@ -25,6 +25,9 @@ logger = logging.getLogger("basecap.study")
 #: Why a job failed whose worker was killed.
 KILLED = "its process was killed, possibly out of memory; free memory and run the same command again"
 
+#: Words of errors when memory is full: on a GPU in an allocation or in a kernel, on a CPU, and in Python.
+NO_MEMORY = ("out of memory", "DefaultCPUAllocator", "MemoryError")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
@@ -69,6 +72,11 @@ class Runtime:
     def run_records(self, run: RunSpec) -> RunRecords:
         """Return the records of a run; touches no file."""
         return self.records.run(run.name, run.seed, run.rate)
+
+
+def lacks_memory(message: str) -> bool:
+    """Whether a job failed because a device or this machine had no room; PyTorch has no one error for that."""
+    return any(words in message for words in NO_MEMORY)
 
 
 def describe_failure(error: BaseException) -> Failure:

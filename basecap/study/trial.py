@@ -19,7 +19,7 @@ from basecap.models.language_model import LanguageModel
 from basecap.ops import IMPLEMENTATIONS
 from basecap.progress import progress
 from basecap.records import StudyRecords
-from basecap.study.jobs import Failure, Runtime, describe_failure, report_failure
+from basecap.study.jobs import Failure, Runtime, describe_failure, lacks_memory, report_failure
 from basecap.study.plan import RunSpec
 from basecap.study.provenance import plugin_files, seen_from_here, starting_info
 from basecap.testing.check_mixer import LONGEST as CHECKED
@@ -27,15 +27,12 @@ from basecap.testing.check_mixer import check_mixer
 from basecap.testing.check_model import LONGEST, Precision, find_leak, undisturbed
 from basecap.train.checkpoint import latest
 from basecap.train.diagnose import first_bad_module
-from basecap.train.distributed import Processes
+from basecap.train.distributed import Processes, error_sentence
 from basecap.train.loop import DevicePlacement
 from basecap.train.optim import build_optimiser, clip_gradients
 
 #: Length of the sequences of the conformance checks before training.
 SHORT = 64
-
-#: Words of errors when memory is full: on a GPU in an allocation or in a kernel, and on a CPU.
-NO_MEMORY = ("out of memory", "DefaultCPUAllocator")
 
 #: Tries runs and yields each of them with why it cannot train, None where it can.
 Attempt = Callable[[Sequence[RunSpec]], Iterable[tuple[RunSpec, Failure | None]]]
@@ -113,7 +110,7 @@ def try_run(run: RunSpec, runtime: Runtime) -> Failure | None:
             _run(run, runtime.evaluations, runtime.workloads[run.task], placement)
         except (Exception, SystemExit) as error:  # a fault of one architecture must not cost the others
             failure = replace(describe_failure(error), ops=dict(sorted(IMPLEMENTATIONS.items())))
-            if _lacks_memory(error):
+            if lacks_memory(error_sentence(error)):
                 failure = replace(failure, message=_memory_message(run, placement))
     if failure is not None:
         gc.collect()  # its traceback kept the model alive in a reference cycle
@@ -163,11 +160,6 @@ def _held_elsewhere(device: torch.device) -> str:
     free, total = torch.cuda.mem_get_info(device)
     held = total - free - torch.cuda.memory_reserved(device)
     return f", of which other processes hold {held / total:.0%}" if held > total / 10 else ""
-
-
-def _lacks_memory(error: BaseException) -> bool:
-    """Whether a device or this machine had no room; PyTorch has no one error for that."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in NO_MEMORY)
 
 
 def refuse_leaks(runs: Sequence[RunSpec], device: torch.device) -> None:

@@ -101,7 +101,7 @@ def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, 
         def take(self, job, spec):
             taken.append((spec.name, spec.seed, self.device))
             future = Future()
-            future.set_result({"name": spec.name, "seed": spec.seed})
+            future.set_result({"name": spec.name, "seed": spec.seed, "status": "finished"})
             return future
 
     monkeypatch.setattr("basecap.processes._Worker", Worker)
@@ -134,30 +134,50 @@ def test_processes_that_train_one_run_together_share_no_device():
 
 
 def test_a_killed_process_costs_its_own_run_alone(study, tmp_path):
-    """Killed in a trial step, which costs an architecture its runs, or while it trains, which costs the run."""
+    """Killed in a trial step, which costs an architecture its runs, or while it trains, which costs the run.
+
+    What lacks memory, or may have, trains again when the others have ended: "crowded" succeeds then, "killed" does not.
+    """
     plugin, path, out = tmp_path / "killed.py", tmp_path / "tiny.yaml", tmp_path / "out"
     fatal = PLUGIN.replace("x * torch.nan", "os._exit(9)")
     killed = fatal.replace('"breaks"', '"killed"').replace("self.calls >= 3", "WORKS and self.calls >= 3")
     early = fatal.replace('"breaks"', '"early"').replace("self.calls >= 3", "WORKS")
-    head = "import multiprocessing, os\nWORKS = multiprocessing.parent_process() is not None\n"
-    plugin.write_text(head + killed + early)
-    path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", "early", "killed"]}))
+    crowded = PLUGIN.replace('"breaks"', '"crowded"').replace("x * torch.nan if", "lack() if WORKS and first() and")
+    full = tmp_path / "full"
+    head = f"""
+import multiprocessing, os
+from pathlib import Path
+WORKS, FULL = multiprocessing.parent_process() is not None, Path({str(full)!r})
+
+def first():
+    return not FULL.exists()
+
+def lack():
+    FULL.touch()
+    raise MemoryError("no room")
+"""
+    plugin.write_text(head + killed + early + crowded)
+    path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", "early", "killed", "crowded"]}))
     load_plugin(plugin)
     config, said = load_study(str(path)), []
     only = select(config, [])
     infos = execute(config, out, only=only, device="cpu", plugins=[plugin], log=said.append, per_device=2)
-    statuses = [("early", "failed"), ("transformer++", "finished"), ("killed", "failed")]
-    assert [(info["name"], info["status"]) for info in infos] == statuses
+    statuses = [("early", "failed"), ("transformer++", "finished"), ("killed", "failed"), ("crowded", "finished")]
+    assert full.exists() and [(info["name"], info["status"]) for info in infos] == statuses
     recorded = {found.info()["name"]: found.info() for found in StudyRecords(out).runs()}
     assert recorded == {info["name"]: info for info in infos}
-    assert said.pop(0).startswith("killed fails ")  # checks of its decoding, which it lacks
-    assert said.pop(1).startswith("Training continues with transformer++, killed; ")
-    assert said == [
+    assert said[0].startswith("killed fails ") and said[1].startswith("crowded fails ")  # they lack decoding
+    assert said[3].startswith("Training continues with transformer++, killed, crowded; ")
+    again = f"killed (seed 0) failed: {recorded['killed']['message']}"
+    assert [said[2], *said[4:]] == [
         f"early failed before training: {recorded['early']['message']}",
-        f"killed (seed 0) failed: {recorded['killed']['message']}",
+        again,
+        "killed (seed 0): continues with no other run beside it.",
+        again,
+        "crowded (seed 0): continues with no other run beside it.",
     ]
-    assert all("was killed, possibly out of memory" in line for line in said)
-    assert [len(losses(out)[name]) for name, _ in statuses] == [0, 10, 2]
+    assert all("was killed, possibly out of memory" in recorded[name]["message"] for name in ("early", "killed"))
+    assert [len(losses(out)[name]) for name, _ in statuses] == [0, 10, 2, 10]
 
 
 def test_a_directory_takes_more_seeds_and_architectures(study, tmp_path):
