@@ -67,6 +67,8 @@ class Mixer(nn.Module, ABC):
     #: Whether forward, prefill and step take a third argument `shared`, a dict for one pass through the model, in which
     #: the first layer stores values for later layers.
     takes_shared: ClassVar[bool] = False
+    #: Whether the mixer works on longer sequences than it was trained on. False if it has parameters for each position.
+    takes_longer: ClassVar[bool] = True
     #: Small values of the options that set a size, for the conformance suite, so that short sequences have several
     #: heads and cross windows and chunks. Options that Config lacks, and lengths that are None, are ignored.
     tiny: ClassVar[Mapping[str, Any]] = {"heads": 2, "head_dim": 32, "chunk": 16, "window": 16}

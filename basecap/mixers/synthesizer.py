@@ -48,6 +48,7 @@ class Synthesizer(Mixer):
         rope_base: float = Field(10_000.0, gt=0)
 
     sizes: ClassVar = {768: {"heads": 12}, 2048: {"heads": 16}}
+    takes_longer = False
 
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)

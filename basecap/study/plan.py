@@ -211,13 +211,14 @@ def plan_runs(study: StudyConfig, vocab: int, chosen: Mapping[str, float] | None
 
 
 def _refuse_untrained_positions(name: str, model: ModelConfig, workload: TaskData | None) -> None:
-    """Raise ConfigError when learned positions are tested that no training example reaches."""
+    """Raise ConfigError when positions with parameters of their own are tested that no training example reaches."""
     if workload is None or workload.longest_test <= workload.length:
         return
-    if BACKBONES.get(model.backbone).positions == "learned":
+    mixers = [choice.mixer for layer in model.layers for choice in ARCHITECTURES.get(layer.use).layers]
+    if BACKBONES.get(model.backbone).positions == "learned" or not all(mixer.takes_longer for mixer in mixers):
         raise ConfigError(
-            f"architecture {name!r} has learned positions, and {workload.task!r} trains only {workload.length} of "
-            f"them; leave out tests of {workload.longest_test} tokens, or that architecture."
+            f"architecture {name!r} has parameters for each position, and {workload.task!r} trains only those of "
+            f"{workload.length}; leave out tests of {workload.longest_test} tokens, or that architecture."
         )
 
 

@@ -1,6 +1,7 @@
 """Studies that train on tasks: planned, run, resumed, grown, ended early; what does not work is refused."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -264,9 +265,13 @@ def test_a_sweep_ends_with_the_first_rate_that_is_good_enough(content, tmp_path)
         ({"evals": ["position-loss"]}, "'position-loss' measures on text, and this study trains on tasks"),
         ({"model": {"hidden": 16, "vocab": 30}}, r"model\.vocab = 30 is less than the tasks' 36"),
         ({"evals": [{"recall": {"at": "end"}}], "train": {"epochs": 1, "stop_at": 0.5}}, r"train\.stop_at needs"),
-        (
-            {"architectures": ["transformer"], "task": {"train": ["mqar"], "cells": CELLS[:1], "test_cells": CELLS}},
-            "'transformer' has learned positions, and 'mqar' trains only 8 of them; leave out tests of 16 tokens",
+        *(
+            (
+                {"architectures": [name], "task": {"train": ["mqar"], "cells": CELLS[:1], "test_cells": CELLS}},
+                f"'{re.escape(name)}' has parameters for each position, and 'mqar' trains only those of 8; leave out "
+                "tests of 16 tokens",
+            )
+            for name in ("transformer", "transformer++ random qk")
         ),
     ],
 )
