@@ -124,8 +124,9 @@ def _find(study: str, extending: Path | None = None) -> Path:
             raise ConfigError(f"{by}{study} is not called .yaml; give the YAML file of a study, or rename it.")
         if study in RENAMED:
             raise ConfigError(f"{by}study {study!r} is now called {RENAMED[study]}; give that name.")
-        # "figure-6" and "bc-figure-6" are bc-figure-6a and bc-figure-6b.
-        papers = [name for name in library() if re.search(rf"(^|-){re.escape(study)}[a-z]?$", name)]
+        # "figure-6", "bc-figure-6" and "bc-figure-6z" may be bc-figure-6a or bc-figure-6b.
+        figure = re.escape(re.sub(r"(?<=\d)[a-z]$", "", study))
+        papers = [name for name in library() if re.search(rf"(^|-){figure}[a-z]?$", name)]
         if papers:
             raise ConfigError(f"{by}unknown study {study!r}: did you mean {' or '.join(map(repr, papers))}?")
         known = [name for name in library() if _numbers(name) == _numbers(study)]  # another figure is no typing error

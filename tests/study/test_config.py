@@ -417,7 +417,7 @@ def test_unknown_study_and_setting(tmp_path):
         load_study("figure-3a")
     with pytest.raises(ConfigError, match=r"did you mean 'bc-table-3' or 'lp-table-3'\?"):
         load_study("table-3")
-    for name in ("bc-figure-2", "figure-2"):
+    for name in ("bc-figure-2", "figure-2", "bc-figure-2z"):
         with pytest.raises(ConfigError, match="did you mean 'bc-figure-2a' or 'bc-figure-2b' or 'bc-figure-2c'"):
             load_study(name)
     for name in ("bc-figure-5", "bc-figure-17", "limited-11m"):  # none of another number
