@@ -1,10 +1,13 @@
 """Text from a trained run of a study."""
 
+import logging
 from pathlib import Path
 
 from basecap.errors import ConfigError, nearest
 from basecap.records import RunRecords, StudyRecords
 from basecap.study.config import validate
+
+logger = logging.getLogger("basecap.study")
 
 
 def continue_text(
@@ -18,6 +21,8 @@ def continue_text(
     device: str | None,
 ) -> str:
     """Return `prompt` and its continuation by the model in `run` (DIR/runs/NAME-sSEED).
+
+    Logs a warning if its architecture failed checks before it trained: it may decode other than it trains.
 
     Raises:
         ConfigError: `run` is not the directory of a run, its text or its plugin is another or missing, or `prompt` is
@@ -37,8 +42,9 @@ def continue_text(
     import torch  # here, as this takes seconds: a wrong directory is refused at once
 
     from basecap import environment
+    from basecap.analysis.runs import failed_checks
     from basecap.models.generate import generate
-    from basecap.study.provenance import refuse_other_plugins
+    from basecap.study.provenance import architecture_of, refuse_other_plugins
     from basecap.study.recorded_plugins import refuse_absent_plugins
     from basecap.study.workloads import recorded_data
     from basecap.train.checkpoint import load_model, stored_config
@@ -55,5 +61,8 @@ def continue_text(
     tokenizer = recorded_data(study, out).tokenizer
     ids = tokenizer.encode(prompt) or [tokenizer.end_of_text]
     start = torch.tensor([ids], dtype=torch.int64, device=place)
+    name = architecture_of(RunRecords(run).info())
+    if fault := failed_checks(StudyRecords(out)).get(name or ""):
+        logger.warning("%s %s.", name, fault)
     added = generate(model, start, tokens, temperature=temperature, top_k=top_k, seed=seed)
     return prompt + tokenizer.decode(added[0].tolist())

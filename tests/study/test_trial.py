@@ -13,6 +13,7 @@ from basecap.registry import load_plugin
 from basecap.report.text_summary import remarks
 from basecap.study.config import load_study, select
 from basecap.study.execute import execute
+from basecap.study.generate import continue_text
 from basecap.study.trial import _held_elsewhere
 from tests.study._execute import PLUGIN
 
@@ -63,6 +64,11 @@ def test_what_cannot_run_fails_before_anything_trains(study, plugin, tmp_path, c
     assert said.pop().startswith("Training continues with transformer++, trial good; press Ctrl-C to stop.")
     assert [line.partition(" failed before training: ")[0] for line in said] == list(failing)  # once for both seeds
     assert len(infos) == 16
+    assert "Traceback" in caplog.text and "# here" in caplog.text
+    caplog.clear()
+    run = StudyRecords(out).run("trial good", 0).path
+    continue_text(run, "the", 1, temperature=0.0, top_k=None, seed=0, device="cpu")
+    assert caplog.messages == [f"{unchecked}."]
     for info in infos:
         records, begins = StudyRecords(out).run(info["name"], info["seed"]), failing.get(info["name"])
         assert records.info() == info
@@ -72,7 +78,6 @@ def test_what_cannot_run_fails_before_anything_trains(study, plugin, tmp_path, c
         assert ("traceback" in info) == ((begins is not None and "Error" in begins) or "do not fit" in info["message"])
     line = 1 + (FAIL + "x").splitlines().index('    raise kind("from a plugin")  # here')
     assert f"IndexError: from a plugin ({plugin}:{line})" in {info["message"] for info in infos}
-    assert "Traceback" in caplog.text and "# here" in caplog.text
 
 
 @pytest.mark.parametrize(("free", "words"), [(1, ", of which other processes hold 75%"), (14, "")])
