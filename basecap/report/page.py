@@ -34,7 +34,7 @@ from basecap.report.joined import (
     measured,
     missing_costs,
 )
-from basecap.report.palette import ON_DARK, looks
+from basecap.report.palette import ON_DARK, Look, looks
 from basecap.report.rows import at_lowest, by_architecture, capacities, final_losses, measured_on, without_null
 from basecap.report.scores import score_table
 from basecap.report.summary import summarise
@@ -206,12 +206,19 @@ def _environment() -> Environment:
         "known_tasks": known_tasks,
         "measured_on": measured_on,
         "scores": score_table,
-        "looks": lambda study: looks(names_of(study), study.reference),
+        "looks": _drawn_looks,
         "listed": listed,
         "yaml": lambda content: yaml.safe_dump(without_null(content), sort_keys=False, allow_unicode=True),
         "spec": _in_page,
     }
     return environment
+
+
+def _drawn_looks(study: StudyResults, groups: Groups) -> list[Look]:
+    """Return the looks of the architectures that any chart of a study draws, for the legend of the page."""
+    charts = [chart for group in groups.values() for chart in group.values()]
+    names = {row.get("name") for chart in charts for rows in chart["datasets"].values() for row in rows}
+    return [look for look in looks(names_of(study), study.reference) if look.name in names]
 
 
 def _json(content: Any) -> str:

@@ -128,6 +128,8 @@ def test_poor_studies_still_make_a_page(tmp_path, options, said):
     records = write_study(tmp_path, **{"architectures": TWO, "documents": 40, "ood": ["github"]} | options)
     page = Page(write_report([tmp_path], tmp_path).page)
     (study,) = read_results(tmp_path)
+    legend = [attributes["data-name"] for tag, attributes in page.tags if tag == "button" and "data-name" in attributes]
+    assert legend == [name for name in study.names if name in {point.name for point in study.points}]
     allowed = {"undecided", "behind", "none"} if study.ood_domains else {"none"}
     assert {row.verdict for row in study.comparisons} <= allowed
     assert printed(records).startswith("limited-mini\n")  # no table of dashes
