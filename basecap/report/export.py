@@ -225,32 +225,41 @@ IN_LATEX = {mark: f"\\{mark}" for mark in "&%$#_{}"} | {
 LONG, BROAD = 40, 18
 #: A hyphen that is a minus.
 NEGATIVE = re.compile(r"(?<!\w)-(?=\d)")
+#: What a table of LaTeX begins with: one that is wider than the text is made smaller.
+BEGIN = r"""% needs \usepackage{graphicx}
+{\footnotesize\setlength{\tabcolsep}{3pt}%
+\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%
+"""
 #: From here on decimals say nothing.
 LARGE = 1000
 
 
 def to_latex(sheet: Sheet) -> str:
-    """Return a table as a LaTeX tabular that needs no package; long text and long heads break."""
-    cells = [[_printed(cell) for cell in row] for row in sheet.rows]
+    """Return a table as a LaTeX tabular, at most as wide as the text; long text and long heads break."""
     places = []
     for place in range(len(sheet.columns)):
         if not any(isinstance(row[place], str) for row in sheet.rows):
             places.append("r")
-        elif max(len(row[place]) for row in cells) > LONG:
+        elif max(len(_printed(row[place])) for row in sheet.rows) > LONG:
             places.append(r"p{0.27\linewidth}")
         else:
             places.append("l")
     lines = [[_head(column, place) for column, place in zip(sheet.columns, places, strict=True)]]
-    for row, texts in zip(sheet.rows, cells, strict=True):
-        lines.append(
-            [
-                _in_latex(text) if isinstance(cell, str) else NEGATIVE.sub("$-$", _in_latex(text))
-                for cell, text in zip(row, texts, strict=True)
-            ]
-        )
+    lines += [[_latex_cell(cell) for cell in row] for row in sheet.rows]
     head, *body = [" & ".join(line) + r" \\" for line in lines]
-    begin = [r"{\footnotesize\setlength{\tabcolsep}{3pt}", rf"\begin{{tabular}}{{@{{}}{''.join(places)}@{{}}}}"]
-    return "\n".join([*begin, r"\hline", head, r"\hline", *body, r"\hline", r"\end{tabular}}", ""])
+    begin = rf"{BEGIN}\begin{{tabular}}{{@{{}}{''.join(places)}@{{}}}}"
+    return "\n".join([begin, r"\hline", head, r"\hline", *body, r"\hline", r"\end{tabular}}}", ""])
+
+
+def _latex_cell(cell: Cell) -> str:
+    """Return a cell of LaTeX: an interval is small, below its value."""
+    text = _in_latex(_printed(cell))
+    if isinstance(cell, str):
+        return text
+    value, bracket, interval = NEGATIVE.sub("$-$", text).partition(" (")
+    if not bracket:
+        return value
+    return rf"\begin{{tabular}}[t]{{@{{}}r@{{}}}}{value} \\ \scriptsize ({interval}\end{{tabular}}"
 
 
 def _head(column: str, place: str) -> str:
