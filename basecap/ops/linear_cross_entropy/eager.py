@@ -21,4 +21,4 @@ def rows(logits_NV: Tensor, targets_N: Tensor, count: Tensor) -> tuple[Tensor, T
     losses = -log_probabilities.gather(1, index).masked_fill(~kept, 0.0)[:, 0]
     gradient = log_probabilities.exp()
     gradient.scatter_add_(1, index, -torch.ones_like(index, dtype=gradient.dtype))
-    return losses, (gradient * (kept / count)).to(logits_NV.dtype)
+    return losses, (gradient * (kept.to(wide) / count)).to(logits_NV.dtype)
