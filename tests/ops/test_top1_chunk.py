@@ -216,10 +216,14 @@ def test_queries_that_are_no_numbers_choose_nothing_and_such_chunks_are_not_chos
     k[:, 20] = float("nan")
     choice = top1_chunk_choice(q, k, chunk=16, mode=mode, backend=backend)
     assert (choice != 1).all() and (choice[0, 16:] >= 0).all()
+    v = q.masked_fill(k.isnan(), float("nan"))
     cache = top1_chunk_cache(1, 128, 1, 16, chunk=16)
-    top1_chunk_fill(k[:, :-1], q[:, :-1], cache, chunk=16)
-    o = top1_chunk_step(q[:, -1:], k[:, -1:], q[:, -1:], cache, 127, chunk=16, mode=mode, backend=backend)
-    assert o.isfinite().all()
+    top1_chunk_fill(k[:, :-1], v[:, :-1], cache, chunk=16)
+    for remote in (1, 7):
+        options = {"chunk": 16, "mode": mode, "remote": remote, "backend": backend}
+        o = top1_chunk_step(q[:, -1:], k[:, -1:], v[:, -1:], cache, 127, **options)
+        torch.testing.assert_close(o, top1_chunk(q, k, v, **options)[:, -1:])
+        assert o.isfinite().all()
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=in_interpreter)])

@@ -217,7 +217,7 @@ def _attend_cache(
     remote = min(remote, full)
     q_BGRK = q[:, 0].unflatten(1, (G, H // G))
     local = torch.arange(full * chunk, length, device=q.device).expand(B, G, H // G, -1)
-    place = local
+    place, hidden = local, torch.zeros_like(local, dtype=torch.bool)
     if remote:
         if exact:
             k_BMCGK = k[:, : full * chunk].unflatten(1, (full, chunk)).to(wide)
@@ -225,11 +225,16 @@ def _attend_cache(
         else:
             score = torch.einsum("bgrk,bmgk->bgrm", q_BGRK.to(wide), cache["sums"][:, :full])
         score = score.masked_fill(score.isnan(), float("-inf"))
-        chosen = score.sort(dim=-1, descending=True, stable=True).indices[..., :remote]
+        best, chosen = (x[..., :remote, None] for x in score.sort(dim=-1, descending=True, stable=True))
+        none = best == float("-inf")
         inside = torch.arange(chunk, device=q.device)
-        place = torch.cat([(chosen[..., None] * chunk + inside).flatten(3), local], dim=3)
+        # The own token stands for a chunk that is not chosen, and is hidden: NaN would count even with weight 0.
+        remote_place = torch.where(none, length - 1, chosen * chunk + inside).flatten(3)
+        place = torch.cat([remote_place, local], dim=3)
+        hidden = torch.cat([none.expand(-1, -1, -1, -1, chunk).flatten(3), hidden], dim=3)
     row = torch.arange(B, device=q.device)[:, None, None, None]
     head = torch.arange(G, device=q.device)[:, None, None]
     s = torch.einsum("bgrk,bgrsk->bgrs", q_BGRK.to(wide), k[row, place, head].to(wide)) * scale
+    s = s.masked_fill(hidden, float("-inf"))
     o = torch.einsum("bgrs,bgrsk->bgrk", s.softmax(-1).to(v.dtype), v[row, place, head])
     return o.reshape(B, 1, H, K)
