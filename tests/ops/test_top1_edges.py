@@ -79,6 +79,8 @@ def test_an_element_that_is_no_number_is_not_chosen(place: str, backend: str):
     clean = top1_element_choice(q, k, segments=segments, backend=backend)
     (q if place == "query" else k)[:, 60] = float("nan")
     found = top1_element_choice(q, k, segments=segments, backend=backend)
+    weights = top1_element_weights(q, k, segments=segments)
+    assert torch.equal(weights.argmax(-1), found.mT) and (weights.sum(-1) == 1).all()
     position = torch.arange(T)[:, None]
     assert (found <= position).all() and (found >= position // 50 * 50).all()
     same = torch.arange(T) != 60 if place == "query" else torch.arange(T) < 60

@@ -17,7 +17,8 @@ def scores(q_BTHK: Tensor, k_BTGK: Tensor, scale: float, segments: Tensor | None
 
 
 def one_hot(scores_BHTT: Tensor) -> Tensor:
-    """Return [B, H, T, T], 1 at the first of the highest scores of each query, else 0."""
+    """Return [B, H, T, T], 1 at the first of the highest scores of each query, else 0; a NaN is the lowest."""
+    scores_BHTT = scores_BHTT.masked_fill(scores_BHTT.isnan(), torch.finfo(scores_BHTT.dtype).min)
     best = scores_BHTT == scores_BHTT.amax(-1, keepdim=True)
     return (best & (best.cumsum(-1) == 1)).to(scores_BHTT.dtype)
 
