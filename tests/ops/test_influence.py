@@ -166,6 +166,13 @@ def test_influence_times_the_values_is_the_output(name: str, packed: bool):
     torch.testing.assert_close(found.mean_size(), matrix.abs().mean(1))
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_segments_may_be_truth_values(name: str):
+    segments = torch.tensor([[False] * 20 + [True] * 25, [False] * 1 + [True] * 44])
+    matrix = CASES[name].influence(segments).whole()
+    assert torch.equal(matrix, CASES[name].influence(segments.long()).whole())
+
+
 def test_influence_of_outputs_and_values_with_factors_of_their_own():
     found, reads, writes = Influence.of(draw(B, H, T, T)), draw(B, T, H, seed=1), draw(B, T, H, seed=2)
     expected = torch.einsum("bth,bhts,bsh->bhts", reads, found.whole(), writes)

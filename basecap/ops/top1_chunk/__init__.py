@@ -160,10 +160,8 @@ def influence(
     choice_BTHR = top1_chunk_choice(q, k, chunk=chunk, mode=mode, scale=scale, remote=remote, segments=segments)
     chunk, scale, _ = check_options(q, chunk, mode, scale, remote)
     B, T, H, _ = q.shape
-    since = torch.arange(T, device=q.device).expand(B, T)
-    if segments is not None:
-        since = since - torch.searchsorted(segments, segments)
-    own_BT = since // chunk
+    grid, own = chunk_grid(q, chunk, segments, None)
+    own_BT = (own - grid[own.long(), 2]).view(B, T)
     past = visible(T, segments, q.device)
 
     def factors(heads: slice) -> Tensor:
