@@ -89,7 +89,9 @@ def _prepare(x: Tensor, dt: Tensor, A_DN: Tensor, B: Tensor, C: Tensor, segments
     B, C = (_cut(part, wide)[..., None] for part in (B, C))
     new = starts(segments)
     begins = None if new is None else _cut(new[..., None], torch.bool)[..., None]
-    return _Pieces(x=x, dt=dt, B=B, C=C, A_ND=A_DN.to(wide).T.contiguous(), begins=begins)
+    # Padding, steps of 0, must leave a state as it is even where A is infinite; half, since A is multiplied by log2(e).
+    A_ND = A_DN.to(wide).T.contiguous().clamp(min=torch.finfo(wide).min / 2)
+    return _Pieces(x=x, dt=dt, B=B, C=C, A_ND=A_ND, begins=begins)
 
 
 def _states(decay: Tensor, added: Tensor, state: Tensor) -> Tensor:

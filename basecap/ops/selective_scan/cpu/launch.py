@@ -38,7 +38,9 @@ def _inputs(x: Tensor, dt: Tensor, A_DN: Tensor, B: Tensor, C: Tensor, segments:
     new = starts(segments)
     begins = torch.zeros(x.shape[:2], dtype=torch.bool) if new is None else new
     x, dt, B, C = (part.detach().float().contiguous() for part in (x, dt, B, C))
-    return _Inputs(x, dt, (A_DN.detach().float().T / math.log(2)).contiguous(), B, C, begins)
+    # Finite, so that a decay of 0 has the gradient 0.
+    A_ND = (A_DN.detach().float().T / math.log(2)).contiguous().clamp_(min=torch.finfo(torch.float32).min)
+    return _Inputs(x, dt, A_ND, B, C, begins)
 
 
 def forward(
