@@ -167,7 +167,8 @@ def assert_kernels_accurate(device: str, dtype: torch.dtype, sizes: tuple[int, .
 @in_interpreter
 @pytest.mark.parametrize("segmented", [False, True])
 @pytest.mark.parametrize(
-    "sizes", [(2, 2, 1, 1, 3, 2), (2, 150, 2, 4, 8, 5), (1, 128, 1, 2, 16, 20), (1, 70, 1, 10, 70, 4)]
+    "sizes",
+    [(2, 1, 1, 1, 3, 2), (2, 2, 1, 1, 3, 2), (2, 150, 2, 4, 8, 5), (1, 128, 1, 2, 16, 20), (1, 70, 1, 10, 70, 4)],
 )
 def test_kernels_in_the_interpreter(sizes: tuple[int, ...], segmented: bool):
     assert_kernels_accurate("cpu", torch.float32, sizes, packed(*sizes[:2]) // 4 if segmented else None)

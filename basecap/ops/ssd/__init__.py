@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, choose
+from basecap.ops._dispatch import Backend, check_backend, choose
 from basecap.ops._influence import Influence, of_heads, visible, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, finite_log_decay
 from basecap.ops.ssd import eager, gpu, reference
@@ -53,13 +53,14 @@ def ssd(
     given = {"q": q_BTGK, "k": k_BTGK, "v": v_BTHV, "log_decay": log_decay_BTH}
     check_devices({**given, "state": state_BHKV, "segments": segments})
     log_decay_BTH = finite_log_decay(log_decay_BTH)
-    run = FAMILIES[choose("ssd", backend, FAMILIES, v_BTHV, q_BTGK, slower=gpu.slower(v_BTHV))]
     # Under autocast the states would be rounded to half precision between chunks.
     with torch.autocast(v_BTHV.device.type, enabled=False):
         q, k = q_BTGK.to(v_BTHV.dtype), k_BTGK.to(v_BTHV.dtype)
-        if T == 1 and state_BHKV is not None:
+        if T == 1 and state_BHKV is not None and backend != "triton":
+            check_backend(backend)
             o, state = eager.step(q, k, v_BTHV, log_decay_BTH, state_BHKV)
         else:
+            run = FAMILIES[choose("ssd", backend, FAMILIES, v_BTHV, q_BTGK, slower=gpu.slower(v_BTHV))]
             o, state = run.ssd(q, k, v_BTHV, log_decay_BTH, state_BHKV, segments, final=final)
     return o, state if final else state.new_empty(0)
 
