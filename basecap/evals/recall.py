@@ -11,7 +11,7 @@ from basecap.data.config import Count
 from basecap.data.task_data import TaskData
 from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
 from basecap.models.language_model import LanguageModel
-from basecap.tasks import NOTHING, Instances, Ints, Task
+from basecap.tasks import NOTHING, Instances, Ints
 
 #: Maximum number of logits computed at a time.
 LOGITS = 2**25
@@ -59,7 +59,7 @@ class Recall(SharedEvaluation[TaskData]):
 
     def trial(self, model: LanguageModel, context: Context[TaskData]) -> None:
         """Predict the answers of one batch of the longest examples."""
-        longest = max((cell for cells in context.data.tests.values() for cell in cells), key=_length)
+        longest = max((cell for cells in context.data.tests.values() for cell in cells), key=lambda cell: cell.length)
         examples = context.data.held_out("test", longest)
         rows = max(1, self.config.tokens_per_batch // longest.length)
         answers(model, context, torch.from_numpy(examples.inputs[:rows]), torch.from_numpy(examples.groups[:rows]))
@@ -97,7 +97,3 @@ def _scores(examples: Instances, predictions: Ints, *, regions: bool) -> Iterato
         found = examples.region(predictions)
         for region in range(examples.choices.shape[2]):
             yield f"region_{region + 1}", np.count_nonzero(found == region) / values, values
-
-
-def _length(cell: Task) -> int:
-    return cell.length

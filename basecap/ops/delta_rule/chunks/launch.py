@@ -55,8 +55,7 @@ class _Inputs:
     @property
     def columns(self) -> dict[str, int]:
         """The whole keys and the columns of a state that one program of a walk keeps in registers."""
-        _, _, K, V, _ = self.sizes
-        return {"BK": block_of(K), "BV": min(32 if K > 128 else 64, block_of(V))}
+        return {"BK": block_of(self.sizes[2]), "BV": min(64, block_of(self.sizes[3]))}
 
     def walk_grid(self) -> tuple[int, int, int]:
         """Blocks of columns, heads, rows."""
