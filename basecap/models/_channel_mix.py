@@ -1,11 +1,13 @@
 """RWKV's channel mixing: the feed-forward half of its blocks, which also reads the previous token."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
-from basecap.errors import ConfigError, nearest
 from basecap.mixers import (
     Cache,
+    LayerSpec,
     ParameterRecipe,
     constant,
     depth_ratios,
@@ -15,9 +17,6 @@ from basecap.mixers import (
     shift_delta,
 )
 
-#: The generations of RWKV whose channel mixing is known.
-GENERATIONS = (4, 5, 6, 7)
-
 
 class ChannelMix(nn.Module):
     """value(relu(key(x_k))^2), times sigmoid(receptance(x_r)) up to the sixth generation.
@@ -26,25 +25,13 @@ class ChannelMix(nn.Module):
     RWKV-5 and RWKV-6 arXiv 2404.05892, RWKV-7 arXiv 2503.14456).
     """
 
-    def __init__(self, kind: str, hidden: int, inner: int, index: int, depth: int):
-        """Build the layer.
-
-        Args:
-            kind: "rwkv-" and the generation, 4 to 7.
-            hidden: model width.
-            inner: width of the squared ReLU.
-            index: index of the layer, from 0.
-            depth: the number of layers.
-        """
+    def __init__(self, generation: Literal[4, 5, 6, 7], layer: LayerSpec, inner: int):
+        """Build the layer of a generation of RWKV, with a squared ReLU of width `inner`."""
         super().__init__()
-        kinds = {f"rwkv-{generation}": generation for generation in GENERATIONS}
-        if kind not in kinds:
-            raise ConfigError(f"unknown channel mixing {kind!r}: {nearest(kind, kinds)}")
-        self.generation = kinds[kind]
-        self.hidden = hidden
-        self.index = index
-        self.depth = depth
-        self.gated = self.generation < 7
+        hidden = layer.hidden
+        self.generation = generation
+        self.layer = layer
+        self.gated = generation < 7
         self.share_k = nn.Parameter(torch.empty(hidden))
         self.key = nn.Linear(hidden, inner, bias=False)
         self.value = nn.Linear(inner, hidden, bias=False)
@@ -64,7 +51,7 @@ class ChannelMix(nn.Module):
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
         """Return the empty decoding state: the last token's activations, [B, D]."""
-        return Cache(tensors={"last": self.key.weight.new_zeros(batch, self.hidden)})
+        return Cache(tensors={"last": self.key.weight.new_zeros(batch, self.layer.hidden)})
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Mix one more token, updating `cache`."""
@@ -77,17 +64,18 @@ class ChannelMix(nn.Module):
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Shares by depth; key orthogonal, value and receptance zero."""
-        power = depth_ratios(self.index, self.depth)[1] ** {4: 1, 5: 1, 6: 3, 7: 4}[self.generation]
+        D, layer = self.layer.hidden, self.layer
+        power = depth_ratios(layer.index, layer.depth)[1] ** {4: 1, 5: 1, 6: 3, 7: 4}[self.generation]
         zero = ParameterRecipe(init=constant(0.0))
         # The fourth generation scales tall orthogonal matrices up, later ones do not.
         key = scaled_orthogonal(1.0) if self.generation == 4 else orthogonal()
         recipes = {
-            "share_k": mixing_share(self.hidden, power),
+            "share_k": mixing_share(D, power),
             "key.weight": ParameterRecipe(init=key),
             "value.weight": zero,
         }
         if self.gated:
-            recipes |= {"share_r": mixing_share(self.hidden, power), "receptance.weight": zero}
+            recipes |= {"share_r": mixing_share(D, power), "receptance.weight": zero}
         return recipes
 
     def flops(self, length: int) -> float:
@@ -97,4 +85,4 @@ class ChannelMix(nn.Module):
 
     def state_bytes(self, length: int) -> int:
         """Bytes of `init_cache(1, length)` in the module's dtype."""
-        return self.hidden * self.key.weight.element_size()
+        return self.layer.hidden * self.key.weight.element_size()

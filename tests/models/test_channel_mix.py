@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from basecap.errors import ConfigError
+from basecap.mixers import LayerSpec
 from basecap.models._channel_mix import ChannelMix
 
-KINDS = ["rwkv-4", "rwkv-5", "rwkv-6", "rwkv-7"]
+GENERATIONS = [4, 5, 6, 7]
 
 
-def build(kind: str, index: int = 1, depth: int = 3, dtype: torch.dtype = torch.float64) -> ChannelMix:
-    layer = ChannelMix(kind, 32, 96, index, depth).to(dtype)
+def build(generation: int) -> ChannelMix:
+    layer = ChannelMix(generation, LayerSpec(hidden=32, index=1, depth=3), 96).double()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -37,37 +37,32 @@ def inputs(batch: int = 2, length: int = 9) -> Tensor:
     return torch.randn(batch, length, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_formula(kind: str):
-    layer, x = build(kind), inputs()
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_formula(generation: int):
+    layer, x = build(generation), inputs()
     expected = torch.stack([formula(layer, row) for row in x])
     torch.testing.assert_close(layer(x), expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients(kind: str):
-    layer, x = build(kind), inputs(1, 4).requires_grad_()
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_gradients(generation: int):
+    layer, x = build(generation), inputs(1, 4).requires_grad_()
     assert torch.autograd.gradcheck(layer, (x,))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_segments_do_not_leak(kind: str):
-    layer, x = build(kind), inputs()
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_segments_do_not_leak(generation: int):
+    layer, x = build(generation), inputs()
     segments = torch.tensor([[0, 0, 0, 0, 1, 1, 2, 2, 2]]).expand(2, -1)
     parts = torch.cat([layer(x[:, :4]), layer(x[:, 4:6]), layer(x[:, 6:])], dim=1)
     torch.testing.assert_close(layer(x, segments), parts)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_decoding_equals_forward(kind: str):
-    layer, x = build(kind), inputs()
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_decoding_equals_forward(generation: int):
+    layer, x = build(generation), inputs()
     cache = layer.init_cache(2, 9)
     out = [layer.prefill(x[:, :5], cache)] + [layer.step(x[:, t : t + 1], cache) for t in range(5, 9)]
     torch.testing.assert_close(torch.cat(out, dim=1), layer(x))
     assert cache.length == 9
     assert cache.nbytes == 2 * layer.state_bytes(9)
-
-
-def test_unknown_kind():
-    with pytest.raises(ConfigError, match="rwkv-4"):
-        ChannelMix("rwkv4", 32, 96, 0, 1)
