@@ -1,5 +1,7 @@
 """Shared by the families of associative recall: positions of queries, size checks, and the lookup of answers."""
 
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
@@ -20,6 +22,12 @@ class RecallConfig(TaskConfig):
     power: float = Field(
         0.01, gt=0, le=4, description="exponent a of the query gaps, p(g) proportional to g**(a-1); 1: uniform"
     )
+
+
+class FilledConfig(RecallConfig):
+    """Options of tasks with a choice of filler."""
+
+    empty: Literal["random", "zeros"] = Field("random", description="filler between pairs and queries")
 
 
 def power_law(slots: int, power: float) -> NDArray[np.float64]:
@@ -66,6 +74,15 @@ def query_places(draws: Draws, config: RecallConfig, context: int, width: int) -
     """Return the start of each query, in slots of `width` tokens after the context: int64 [N, P]."""
     slots = (config.length - context) // width
     return context + width * draws.slots("queries", config.pairs, slots, power_law(slots, config.power))
+
+
+def write_filler(draws: Draws, canvas: Canvas, config: FilledConfig, tokens: range, keys: Ints) -> None:
+    """Write filler to all positions: zeros, or random ones of `tokens`, in clean mode without the example's keys."""
+    if config.empty == "zeros":
+        canvas.inputs.fill(0)
+    else:
+        avoid = keys if config.mode == "clean" else None
+        canvas.inputs[:] = draws.tokens("filler", canvas.inputs.shape[1], tokens.start, tokens.stop, avoid)
 
 
 def write_pairs(canvas: Canvas, starts: Ints, keys: Ints, values: Ints) -> None:

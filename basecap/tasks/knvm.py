@@ -15,7 +15,7 @@ from basecap.tasks._contract import Answers, Cell, Task, task
 from basecap.tasks._draws import Draws, Ints
 from basecap.tasks._instances import NOTHING, Canvas, Role
 from basecap.tasks._recall import RecallConfig, need_room, need_tokens, query_places
-from basecap.tasks.mqar import SPECIAL, fill, published_cells
+from basecap.tasks.mqar import SPECIAL, published_cells
 
 #: Tokens around a pair, between key and value, and in place of a queried value.
 SEPARATOR, SEPARATOR_KV, MASK = 10, 11, 12
@@ -139,7 +139,7 @@ class Knvm(Task):
         else:
             context = c.pairs * width
             starts = width * np.arange(c.pairs)[None]
-        fill(draws, canvas, c.vocab, None)
+        canvas.inputs[:] = draws.tokens("filler", c.length, SPECIAL, self.vocabulary)
         self._write(canvas, starts, keys, Role.KEY)
         gaps = c.model_copy(update={"power": 1.0}) if c.shared else c
         places = query_places(draws, gaps, context, width)

@@ -13,7 +13,7 @@ from pydantic import Field
 from basecap.tasks._contract import Answers, Cell, Task, task
 from basecap.tasks._draws import Draws, Ints
 from basecap.tasks._instances import Canvas
-from basecap.tasks._recall import RecallConfig, followers, need_room, need_tokens, queries, write_pairs
+from basecap.tasks._recall import FilledConfig, followers, need_room, need_tokens, queries, write_filler, write_pairs
 
 #: Number of ids reserved for special tokens; filler starts after them and the vocabulary is longer by them.
 SPECIAL = 20
@@ -28,18 +28,7 @@ def published_cells(ceiling: int) -> tuple[Cell, ...]:
     return tuple({"length": n, "pairs": 2**k} for n in lengths for k in range((n // ceiling).bit_length()))
 
 
-def fill(draws: Draws, canvas: Canvas, vocab: int, avoid: Ints | None) -> None:
-    """Fill the examples with random tokens of [20, vocab + 20) that are not in their rows of `avoid`."""
-    canvas.inputs[:] = draws.tokens("filler", canvas.inputs.shape[1], SPECIAL, vocab + SPECIAL, avoid)
-
-
-class PlacedConfig(RecallConfig):
-    """Options of recall with single tokens."""
-
-    empty: Literal["random", "zeros"] = Field("random", description="filler between pairs and queries")
-
-
-class MqarConfig(PlacedConfig):
+class MqarConfig(FilledConfig):
     """Options of MQAR."""
 
     positions: Literal["standard", "last", "shuffle"] = Field(
@@ -95,7 +84,7 @@ class Mqar(Task):
         starts = 2 * np.arange(c.pairs)[None] + (context - 2 * c.pairs if c.positions == "last" else 0)
         if c.positions == "shuffle":
             starts = 2 * draws.slots("places", c.pairs, context // 2)
-        write_filler(draws, canvas, c, keys)
+        write_filler(draws, canvas, c, range(SPECIAL, self.vocabulary), keys)
         write_pairs(canvas, starts, keys, values)
         queries(draws, canvas, c, context, keys, values)
 
@@ -104,7 +93,7 @@ class Mqar(Task):
         return followers(inputs, asked)
 
 
-class PositionRobustnessConfig(PlacedConfig):
+class PositionRobustnessConfig(FilledConfig):
     """Options of position robustness."""
 
     empty: Literal["random", "zeros"] = Field("zeros", description="filler between pairs and queries")
@@ -156,7 +145,7 @@ class PositionRobustness(Task):
         else:
             drawn = half + draws.distinct("values", c.pairs * REGIONS, c.vocab - half)
             values = drawn.reshape(draws.size, c.pairs, REGIONS)
-        write_filler(draws, canvas, c, keys)
+        write_filler(draws, canvas, c, range(SPECIAL, self.vocabulary), keys)
         for region in range(REGIONS):
             starts = region * (context // REGIONS) + 2 * np.arange(c.pairs)[None]
             write_pairs(canvas, starts, keys, values[:, :, region])
@@ -166,11 +155,3 @@ class PositionRobustness(Task):
     def solve(self, inputs: Ints, asked: Ints) -> Answers:
         """Return the tokens after the queried key in the context."""
         return followers(inputs, asked)
-
-
-def write_filler(draws: Draws, canvas: Canvas, config: PlacedConfig, keys: Ints) -> None:
-    """Write filler to all positions."""
-    if config.empty == "zeros":
-        canvas.inputs.fill(0)
-    else:
-        fill(draws, canvas, config.vocab, keys if config.mode == "clean" else None)

@@ -6,7 +6,6 @@ mqar_example_configs).
 """
 
 import math
-from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -16,38 +15,27 @@ from basecap.tasks._contract import Answers, Cell, Task, task
 from basecap.tasks._draws import Draws, Ints
 from basecap.tasks._instances import Canvas, Role
 from basecap.tasks._recall import (
-    RecallConfig,
+    FilledConfig,
     followers,
     need_room,
     need_tokens,
     queries,
     query_places,
+    write_filler,
     write_pairs,
 )
 
 _SOURCE = "arXiv 2312.04927; HazyResearch/zoology"
 
 
-class ZoologyConfig(RecallConfig):
+class ZoologyConfig(FilledConfig):
     """Options of all three forms."""
 
     vocab: int = Field(8192, ge=8, le=2**24, description="number of token ids: 0, then keys, then values")
-    empty: Literal["random", "zeros"] = Field(
-        "random", description="filler of the other positions (random_non_queries in the authors' code)"
-    )
 
 
 def _cells(*pairs: tuple[int, int]) -> tuple[Cell, ...]:
     return tuple({"length": length, "pairs": count} for length, count in pairs)
-
-
-def _write_filler(draws: Draws, canvas: Canvas, config: ZoologyConfig, keys: Ints) -> None:
-    """Fill the examples with zeros or random tokens; in clean mode without their keys."""
-    if config.empty == "zeros":
-        canvas.inputs.fill(0)
-    else:
-        avoid = keys if config.mode == "clean" else None
-        canvas.inputs[:] = draws.tokens("filler", canvas.inputs.shape[1], 0, config.vocab, avoid)
 
 
 class _Zoology(Task):
@@ -94,7 +82,7 @@ class ZoologyMqar(_Zoology):
         half = c.vocab // 2
         keys = 1 + draws.distinct("keys", c.pairs, half - 1)
         values = half + draws.distinct("values", c.pairs, c.vocab - half)
-        _write_filler(draws, canvas, c, keys)
+        write_filler(draws, canvas, c, range(c.vocab), keys)
         for number in range(c.passes):
             write_pairs(canvas, 2 * (number * c.pairs + np.arange(c.pairs))[None], keys, values)
         queries(draws, canvas, c, 2 * c.pairs * c.passes, keys, values)
@@ -145,7 +133,7 @@ class Forgetting(_Zoology):
         # a cyclic shift by 1 to size - 1 gives every value except the original one
         shift = 1 + draws.below("new values", c.updates, c.vocab - half - 1)
         new = half + (unlike - half + shift) % (c.vocab - half)
-        _write_filler(draws, canvas, c, keys)
+        write_filler(draws, canvas, c, range(c.vocab), keys)
         write_pairs(canvas, 2 * np.arange(c.pairs)[None], keys, values)
         again = 2 * (c.pairs + np.arange(c.updates))[None]
         canvas.write(again, np.take_along_axis(keys, changed, axis=1), Role.KEY, changed)
@@ -202,7 +190,7 @@ class Compositional(_Zoology):
         order = draws.slots("order", c.pairs, c.pairs)
         keys = (np.take_along_axis(first, order // side, axis=1), np.take_along_axis(second, order % side, axis=1))
         values = 2 * third + draws.distinct("values", c.pairs, c.vocab - 2 * third)
-        _write_filler(draws, canvas, c, np.concatenate([first, second], axis=1))
+        write_filler(draws, canvas, c, range(c.vocab), np.concatenate([first, second], axis=1))
         starts = 3 * np.arange(c.pairs)[None]
         places = query_places(draws, c, 3 * c.pairs, 3)
         numbers = np.arange(c.pairs)
