@@ -70,10 +70,10 @@ def orthogonal(gain: float = 1.0) -> Initialiser:
     return Start(f"orthogonal, gain {gain:.4g}", fill)
 
 
-def default_recipe(module: nn.Module, std: float = 0.02) -> dict[str, ParameterRecipe]:
+def default_recipe(module: nn.Module) -> dict[str, ParameterRecipe]:
     """Recipes for the parameters of the standard layers inside `module`.
 
-    Weights of Linear and Embedding: normal(std), with weight decay. Weights of norms: 1, biases: 0, without it. The
+    Weights of Linear and Embedding: normal(0.02), with weight decay. Weights of norms: 1, biases: 0, without it. The
     caller adds recipes for other parameters; building a model with a parameter without a recipe is an error.
     """
     recipes = {}
@@ -83,7 +83,7 @@ def default_recipe(module: nn.Module, std: float = 0.02) -> dict[str, ParameterR
             if name == "bias" and isinstance(child, nn.Linear | nn.LayerNorm | nn.GroupNorm):
                 recipes[full] = ParameterRecipe(init=constant(0.0), decay=False)
             elif isinstance(child, nn.Linear | nn.Embedding):
-                recipes[full] = ParameterRecipe(init=normal(std))
+                recipes[full] = ParameterRecipe(init=normal(0.02))
             elif isinstance(child, nn.RMSNorm | nn.LayerNorm | nn.GroupNorm):
                 recipes[full] = ParameterRecipe(init=constant(1.0), decay=False)
     return recipes
@@ -95,9 +95,9 @@ def generator_for(seed: int, name: str) -> torch.Generator:
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
-def residual_std(layer: LayerSpec, branches: int = 2, std: float = 0.02) -> float:
-    """Standard deviation of a projection into the residual stream: std / sqrt(number of such projections)."""
-    return std / math.sqrt(branches * layer.depth)
+def residual_std(layer: LayerSpec) -> float:
+    """Standard deviation of a projection into the residual stream: 0.02 / sqrt(number of them), two for each block."""
+    return 0.02 / math.sqrt(2 * layer.depth)
 
 
 def matrices(scheme: Scheme, layer: LayerSpec) -> tuple[ParameterRecipe, ParameterRecipe]:

@@ -32,15 +32,15 @@ class StateSpaceConfig(MixerConfig):
     )
 
 
-def step_size_bias(low: float = 1e-3, high: float = 0.1, floor: float = 1e-4) -> Initialiser:
-    """Inverse softplus of step sizes drawn log-uniformly from [low, high] (arXiv 2312.00752, section 3.6)."""
+def step_size_bias() -> Initialiser:
+    """Inverse softplus of step sizes drawn log-uniformly from [0.001, 0.1] (arXiv 2312.00752, section 3.6)."""
 
     def fill(parameter: Tensor, generator: torch.Generator) -> None:
-        parameter.uniform_(math.log(low), math.log(high), generator=generator)
-        dt = parameter.exp().clamp(min=floor)
+        parameter.uniform_(math.log(1e-3), math.log(0.1), generator=generator)
+        dt = parameter.exp()
         parameter.copy_(dt + torch.log(-torch.expm1(-dt)))
 
-    return Start(f"inverse softplus of log-uniform in [{low:g}, {high:g}]", fill)
+    return Start("inverse softplus of log-uniform in [0.001, 0.1]", fill)
 
 
 def log_of_uniform(low: float, high: float) -> Initialiser:

@@ -345,7 +345,6 @@ def test_initialisers(init, check):
 
 def test_residual_projections_shrink_with_depth():
     assert residual_std(LayerSpec(hidden=8, depth=12)) == pytest.approx(0.02 / 24**0.5)
-    assert residual_std(LayerSpec(hidden=8, depth=12), branches=1, std=1.0) == pytest.approx(12**-0.5)
 
 
 @pytest.mark.parametrize(
