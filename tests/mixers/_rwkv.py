@@ -4,8 +4,6 @@ import torch
 from torch import Tensor
 
 from basecap.mixers import ARCHITECTURES, LayerSpec, Mixer, initialise
-from basecap.models.config import model_config
-from basecap.models.language_model import LanguageModel
 
 
 def draw(seed: int, *shape: int) -> Tensor:
@@ -29,12 +27,6 @@ def fresh(name: str, hidden: int = 32, index: int = 1, depth: int = 3, **options
     module = choice.mixer(choice.configure(hidden, options), spec).to(torch.float64)
     initialise(module, module.recipe(), 0)
     return module
-
-
-def parameters(name: str, hidden: int, tied: bool = True) -> int:
-    """Return the number of parameters of the published model of this width, vocabulary 32,000."""
-    with torch.device("meta"):
-        return LanguageModel(model_config(name, hidden=hidden, vocab=32_000, tied=tied)).parameters_count()
 
 
 def outputs_and_gradients(run, x: Tensor, wanted: list[Tensor]) -> list[Tensor]:

@@ -212,12 +212,7 @@ def test_parameters_of_the_published_sizes():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"heads": 64}, "RoPE needs an even head size, not 1"),
         ({"rotary_fraction": 0.01}, "leaves RoPE none to rotate"),
-        ({"heads": 7}, "cannot divide channels by heads: 64 is not a multiple of 7"),
-        ({"heads": 4, "kv_heads": 3}, "cannot divide heads by kv_heads: 4 is not a multiple of 3"),
-        ({"heads": 0}, "heads"),
-        ({"window": 0}, "window"),
         ({"temperature": 0.0}, "temperature"),
         ({"position": "rotary"}, "position"),
         ({"windw": 3}, "did you mean 'window'"),

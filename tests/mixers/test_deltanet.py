@@ -1,12 +1,10 @@
 """DeltaNet: parity with the paper's formula written out, published sizes."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from basecap.errors import ConfigError
-from basecap.mixers import ARCHITECTURES, LayerSpec, initialise
+from basecap.mixers import LayerSpec, initialise
 from basecap.mixers.deltanet import DeltaNet
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
@@ -49,16 +47,8 @@ def test_published_size():
     memory = model.blocks[0].mixer.memory
     assert (memory.heads, memory.key_dim, memory.value_dim) == (8, 96, 96)
     assert model.config.depth == 12
-    assert round(model.parameters_count() / 1e6, 1) == 109.7
 
 
 def test_state_is_constant_in_length():
     mixer = DeltaNet(DeltaNet.Config(heads=2), LayerSpec(hidden=12))
     assert mixer.state_bytes(10) == mixer.state_bytes(100_000) == 4 * (2 * 6 * 6 + 3 * 36)
-
-
-def test_sizes_that_do_not_divide_are_refused():
-    choice = ARCHITECTURES.get("deltanet").layers[0]
-    config = choice.configure(64, {"heads": 5})
-    with pytest.raises(ConfigError, match="divide"):
-        DeltaNet(config, LayerSpec(hidden=64))

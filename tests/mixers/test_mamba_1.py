@@ -11,18 +11,6 @@ from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 from tests.mixers._parity import check_equals_module
 
-NAMES = [
-    "mamba-1",
-    "mamba-1 decay one",
-    "mamba-1 decay none",
-    "mamba-1 decay none w/o conv",
-    "mamba-1 w/o conv",
-    "mamba-1 state x2",
-    "mamba-1 state x4",
-    "mamba-1 global selection",
-    "mamba-1 global selection lm",
-]
-
 
 def build(name: str, hidden: int = 16, index: int = 7, **options: object) -> Mixer:
     choice = ARCHITECTURES.get(name).layers[0]
@@ -52,27 +40,6 @@ def test_parity_with_transformers():
         (ours.out_proj.weight, theirs.out_proj.weight),
     ]
     check_equals_module(ours, theirs, pairs)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_decoding_continues_a_prompt(name: str):
-    module = build(name)
-    x = draw(2, 23, 16)
-    expected = module(x)
-    cache = module.init_cache(2, 23)
-    assert cache.nbytes == 2 * module.state_bytes(23)
-    parts = [module.prefill(x[:, :19], cache)] + [module.step(x[:, t : t + 1], cache) for t in range(19, 23)]
-    torch.testing.assert_close(torch.cat(parts, dim=1), expected)
-    assert cache.length == 23
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_packed_sequences_do_not_see_each_other(name: str):
-    module = build(name)
-    x = draw(1, 40, 16)
-    segments = torch.tensor([[0] * 3 + [1] * 20 + [4] * 17])
-    apart = [module(x[:, :3]), module(x[:, 3:23]), module(x[:, 23:])]
-    torch.testing.assert_close(module(x, segments), torch.cat(apart, dim=1))
 
 
 @pytest.mark.parametrize("name", ["mamba-1", "mamba-1 decay one", "mamba-1 global selection"])
@@ -108,7 +75,6 @@ def test_global_selection_for_language_modelling_stands_in_every_eighth_layer():
 @pytest.mark.parametrize(
     ("name", "length", "millions"),
     [
-        ("mamba-1", 2048, 115.096),
         ("mamba-1 global selection", 512, 115.096 + 4.755),
         ("mamba-1 global selection lm", 2048, 115.096 + 2.364),
     ],

@@ -1,4 +1,4 @@
-"""RWKV-7 against its formulas written anew, the values it shares between layers, its recipe, its counts."""
+"""RWKV-7 against its formulas written anew, the values it shares between layers, its ranks."""
 
 import math
 
@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from basecap.errors import ConfigError
 from basecap.mixers import Mixer
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
-from tests.mixers._rwkv import build, draw, fresh, normalised, outputs_and_gradients, parameters, previous
+from tests.mixers._rwkv import build, draw, normalised, outputs_and_gradients, previous
 
 
 def formula(m: Mixer, x_BTD: Tensor, first_BTD: Tensor) -> Tensor:
@@ -99,13 +98,3 @@ def test_ranks(hidden: int, ranks: tuple[int, ...]):
     with torch.device("meta"):
         mixer = LanguageModel(model_config("rwkv-7", hidden=hidden, vocab=8, layers=2)).blocks[1].mixer
     assert tuple(low.down.shape[1] for low in (mixer.decay, mixer.rate, mixer.first, mixer.gate)) == ranks
-
-
-@pytest.mark.parametrize(("hidden", "millions"), [(768, 114.9), (2048, 1327.7)])
-def test_parameters(hidden: int, millions: float):
-    assert round(parameters("rwkv-7", hidden) / 1e6, 1) == millions
-
-
-def test_heads_must_divide():
-    with pytest.raises(ConfigError, match="is not a multiple of"):
-        fresh("rwkv-7", 32, heads=5)

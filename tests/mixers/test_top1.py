@@ -143,12 +143,7 @@ def test_full_cache_is_refused(name):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("top1-element", {"heads": 64}, "even head size"),
         ("top1-element", {"temperature": -1.0}, "temperature"),
-        ("top1-chunk-exact", {"chunk": 100}, "chunk"),
-        ("top1-chunk-exact", {"chunk": 8}, "chunk"),
-        ("top1-chunk-exact", {"remote": 0}, "remote"),
-        ("top1-chunk-approx", {"kv_heads": 3}, "heads by kv_heads"),
         ("top1-chunk-approx", {"mode": "aprox"}, "mode"),
     ],
 )

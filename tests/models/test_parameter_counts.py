@@ -128,7 +128,8 @@ def test_the_pythia_of_133_million():
 
 
 def test_the_hyena_of_153_million():
-    assert build("hyena", 864, vocab=50_257).parameters_count() // 1_000_000 == 153
+    model = build("hyena", 864, vocab=50_257)
+    assert (model.config.depth, model.parameters_count() // 1_000_000) == (18, 153)
 
 
 @pytest.mark.parametrize("vocab", [20_000, 32_000, 50_277])
