@@ -338,12 +338,6 @@ class StudyRecords:
         """Write the analysis."""
         write_json(self.path / "results.json", results)
 
-    def results(self) -> dict[str, Any]:
-        """Return the analysis; raises DataError when there is none."""
-        if (results := read_json(self.path / "results.json")) is not None:
-            return results
-        raise DataError(f"{self.path / 'results.json'} is missing; run `basecap report {self.path}` to write it.")
-
     def write_report(self, page: str, figures: dict[str, str]) -> Path:
         """Write report.html and its figures (by file name); return the path of report.html."""
         files = {f"figures/{name}": figure for name, figure in figures.items()} | {"report.html": page}

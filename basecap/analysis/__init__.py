@@ -2,6 +2,6 @@
 
 from basecap.analysis.joined import join
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
-from basecap.analysis.studies import analyse, read_joined, read_results
+from basecap.analysis.studies import analyse
 
-__all__ = ["StudyResults", "TaskResults", "TextResults", "analyse", "join", "read_joined", "read_results"]
+__all__ = ["StudyResults", "TaskResults", "TextResults", "analyse", "join"]

@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from basecap.analysis.correlations import Correlation, Measure, correlations
@@ -44,9 +43,6 @@ class Joined:
     correlations: list[Correlation]
 
 
-_JOINED: TypeAdapter[Joined | None] = TypeAdapter(Joined | None, config=ConfigDict(defer_build=True))
-
-
 def join(studies: Sequence[StudyResults], titles: Sequence[str], costs: Sequence[Path] = ()) -> Joined:
     """Join studies, and files that `basecap bench models` or `bench generate` wrote with --json.
 
@@ -74,19 +70,6 @@ def join(studies: Sequence[StudyResults], titles: Sequence[str], costs: Sequence
     references = [study.reference for study in studies if isinstance(study, TextResults)]  # all the same
     reference = references[0] if any(measure.kind == "gap" for measure in measures) else None
     return Joined(reference=reference, names=names, measures=measures, correlations=list(correlations(measures)))
-
-
-def joined_to_json(joined: Joined) -> dict[str, Any]:
-    """Return what results.json holds of a join under `joined`."""
-    return {"joined": joined}
-
-
-def joined_from_json(content: dict[str, Any], path: Path) -> Joined | None:
-    """Return the join in the content of results.json, read from `path`; None without one; DataError if damaged."""
-    try:
-        return _JOINED.validate_python(content.get("joined"))
-    except ValidationError as error:
-        raise DataError(f"{path} is damaged at 'joined'; write it again with `basecap report`.") from error
 
 
 def _refuse_references(studies: Sequence[StudyResults], titles: Sequence[str]) -> None:

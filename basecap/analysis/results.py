@@ -1,20 +1,15 @@
 """The results of studies as results.json holds them: all numbers that a report shows.
 
-These classes are the schema of that file, which docs/results.md describes. `to_json` and `from_json` are the only
-functions that know it as JSON.
+These classes are the schema of that file, which docs/results.md describes.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from typing import Any, Literal
 
 from basecap.analysis.recall_rows import AccuracyRow, ShiftRow, ShortcutRow, TrainedRow
 from basecap.analysis.rows import Row
 from basecap.analysis.sequential import Looks
-from basecap.errors import DataError, describe_problem
 from basecap.measured import Better
 
 
@@ -108,8 +103,7 @@ class Failure:
 class SweepRow:
     """The learning rates that were tried for an architecture, as `basecap.records.Sweep`.
 
-    `at_edge` says that the chosen rate is the lowest or the highest of a sweep that did not end early, as those of
-    files without `reached` did not.
+    `at_edge` says that the chosen rate is the lowest or the highest of a sweep that did not end early.
     """
 
     name: str
@@ -118,7 +112,7 @@ class SweepRow:
     rates: tuple[float, ...]
     losses: tuple[float | None, ...]
     chosen: float
-    reached: bool = False
+    reached: bool
     at_edge: bool
 
 
@@ -288,7 +282,7 @@ class TextResults(_Results):
 
     kind: Literal["text"] = "text"
     cost: float
-    share: Annotated[float, Field(alias="from")]
+    share: float
     level: float
     looks: Looks | None
     resamples: int
@@ -343,10 +337,6 @@ class TaskResults(_Results):
 
 StudyResults = TextResults | TaskResults
 
-_STUDIES: TypeAdapter[list[StudyResults]] = TypeAdapter(
-    list[Annotated[StudyResults, Field(discriminator="kind")]], config=ConfigDict(defer_build=True)
-)
-
 
 def to_json(studies: Sequence[StudyResults]) -> dict[str, Any]:
     """Return what results.json holds of studies, as `basecap.files.write_json` takes it: rows stay dataclasses."""
@@ -356,21 +346,3 @@ def to_json(studies: Sequence[StudyResults]) -> dict[str, Any]:
 def _renamed(content: dict[str, Any]) -> dict[str, Any]:
     """Return the attributes of a study by their names in the file, where "from" may be a key."""
     return {"from" if key == "share" else key: value for key, value in content.items()}
-
-
-def from_json(content: dict[str, Any], path: Path) -> list[StudyResults]:
-    """Return the studies of results.json; keys of later versions are skipped.
-
-    Args:
-        content: of the file.
-        path: where it was read, for messages.
-
-    Raises:
-        DataError: a key is missing or has another type.
-    """
-    try:
-        return _STUDIES.validate_python(content.get("studies"))
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in ("studies", *problem["loc"]))
-        raise DataError(f"{path} is damaged at {where!r} ({describe_problem(problem)}); write it again.") from error

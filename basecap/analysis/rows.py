@@ -41,7 +41,7 @@ class Gap(Interval):
         tokens: what it is worth: the share of the reference's tokens after which it would be as good; None where its
             loss does not fall.
         tolerance, tolerance_error: the largest gap that still counts as keeping the capability, and its standard error,
-            None likewise; files written before it was measured have no error.
+            None likewise.
         split: how far two groups of the reference's own runs differ, None when that is not measurable.
         verdict: what follows.
         alone: what would follow from `single`.
@@ -52,7 +52,7 @@ class Gap(Interval):
     bits_per_byte: Interval
     tokens: Interval | None
     tolerance: float | None
-    tolerance_error: float | None = None
+    tolerance_error: float | None
     split: float | None
     verdict: Verdict
     alone: Verdict

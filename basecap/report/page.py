@@ -13,7 +13,7 @@ from markupsafe import Markup
 from pydantic_core import to_json
 
 from basecap.analysis import StudyResults, analyse, join
-from basecap.analysis.joined import Joined, joined_to_json
+from basecap.analysis.joined import Joined
 from basecap.analysis.results import to_json as results_to_json
 from basecap.errors import ConfigError
 from basecap.files import read, real_path
@@ -97,7 +97,7 @@ def write_report(
     joined: Joined | None = join(studies, named, costs)
     if joined and joined.reference is None and len(studies) == 1 and not costs:
         joined = None  # it says no more than the study's own part
-    found = results_to_json(studies) | ({} if joined is None else joined_to_json(joined))
+    found = results_to_json(studies) | ({} if joined is None else {"joined": joined})
     records.refuse_lost_results(found, [failure.message for study in studies for failure in study.failures])
     records.write_results(found)
     drawn = [

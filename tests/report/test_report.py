@@ -3,6 +3,7 @@
 import io
 import re
 import shutil
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,9 +11,9 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from basecap.analysis import analyse, read_results
-from basecap.analysis.results import to_json
+from basecap.analysis import StudyResults, analyse
 from basecap.errors import ConfigError, DataError
+from basecap.files import read_json
 from basecap.records import StudyRecords, Sweep
 from basecap.report import terminal_table, write_report
 from basecap.report.bundle import bundle
@@ -55,15 +56,15 @@ class Page(HTMLParser):
         return [attributes["data-name"] for tag, attributes in self.tags if tag == "div" and "data-name" in attributes]
 
 
-def printed(records: StudyRecords, width: int = 160) -> str:
+def printed(studies: Sequence[StudyResults], paths: Sequence[Path], width: int = 160) -> str:
     out = io.StringIO()
-    Console(width=width, file=out).print(terminal_table(read_results(records.path), [records.path]))
+    Console(width=width, file=out).print(terminal_table(studies, paths))
     return out.getvalue()
 
 
 def test_one_offline_page_with_every_part(tmp_path):
     architectures = {**TWO, "same": (1.0, 0.0)}
-    records = write_study(tmp_path, architectures=architectures, documents=60, seeds=(0, 1), more_evaluations=True)
+    write_study(tmp_path, architectures=architectures, documents=60, seeds=(0, 1), more_evaluations=True)
     path = write_report([tmp_path], tmp_path).page
     page = Page(path)
     assert path == tmp_path / "report.html" and path.stat().st_size < 5e6
@@ -92,15 +93,15 @@ def test_one_offline_page_with_every_part(tmp_path):
     ):
         assert words in page.text
     assert sum(tag == "tr" for tag, _ in page.tags) > 30
-    assert read_results(tmp_path)[0].name == records.study()["name"] and not (tmp_path / "figures").exists()
+    assert not (tmp_path / "figures").exists()
 
 
 def test_names_from_outside_are_text_everywhere(tmp_path):
     records = write_study(tmp_path, architectures={"base": (1.0, 0.0), EVIL: (1.0, 0.1)}, ood=[EVIL], documents=40)
     run = records.run(EVIL, 0)
     run.write_info({**run.info(), "status": "failed", "message": f"{EVIL} [bold]broke[/bold]"})
-    path = write_report([tmp_path], tmp_path, svg=True).page
-    page = Page(path)
+    report = write_report([tmp_path], tmp_path, svg=True)
+    path, page = report.page, Page(report.page)
     assert "<script>alert" not in path.read_text()
     assert page.text.count(EVIL) > 5
     assert len([tag for tag, _ in page.tags if tag == "script"]) == len(page.charts) + 2
@@ -109,7 +110,7 @@ def test_names_from_outside_are_text_everywhere(tmp_path):
     for file in files:
         assert re.fullmatch(r"[\w+,=.-]+\.svg", file.name)
         assert not [node for node in ElementTree.parse(file).iter() if node.tag.endswith("script")]
-    assert f"{EVIL} [bold]broke[/bold]" in printed(records, width=400)
+    assert f"{EVIL} [bold]broke[/bold]" in printed(report.studies, [tmp_path], width=400)
 
 
 @pytest.mark.parametrize(
@@ -125,15 +126,15 @@ def test_names_from_outside_are_text_everywhere(tmp_path):
     ids=["one run", "nothing yet", "few points", "one document", "no unseen domain", "one is behind"],
 )
 def test_poor_studies_still_make_a_page(tmp_path, options, said):
-    records = write_study(tmp_path, **{"architectures": TWO, "documents": 40, "ood": ["github"]} | options)
-    page = Page(write_report([tmp_path], tmp_path).page)
-    (study,) = read_results(tmp_path)
+    write_study(tmp_path, **{"architectures": TWO, "documents": 40, "ood": ["github"]} | options)
+    report = write_report([tmp_path], tmp_path)
+    page, text, (study,) = Page(report.page), printed(report.studies, [tmp_path]), report.studies
     legend = [attributes["data-name"] for tag, attributes in page.tags if tag == "button" and "data-name" in attributes]
     assert legend == [name for name in study.names if name in {point.name for point in study.points}]
     allowed = {"undecided", "behind", "none"} if study.ood_domains else {"none"}
     assert {row.verdict for row in study.comparisons} <= allowed
-    assert printed(records).startswith("limited-mini\n")  # no table of dashes
-    assert "limited-mini" in page.text and said in page.text and said in printed(records)
+    assert text.startswith("limited-mini\n")  # no table of dashes
+    assert "limited-mini" in page.text and said in page.text and said in text
     assert not re.search(r"\bnan\b", page.text, re.IGNORECASE)
 
 
@@ -160,12 +161,11 @@ def test_several_studies_in_one_page(tmp_path, monkeypatch):
     paths = [Path("one"), Path("two")]
     for path in paths:
         write_study(path, architectures=TWO, documents=40, seeds=(0, 1), ood=["github"])
-    page = Page(write_report(paths, tmp_path / "both").page)
+    report = write_report(paths, tmp_path / "both")
+    page, text = Page(report.page), printed(report.studies, paths, 300)
     assert sum(tag == "h1" for tag, _ in page.tags) == 3 and "Which should I use?" in page.text
-    out = io.StringIO()
-    Console(width=300, file=out).print(terminal_table(read_results(tmp_path / "both"), paths))
     for path in paths:  # the studies have one name
-        assert f"limited-mini ({path})" in page.text and f"limited-mini ({path}): gap" in out.getvalue()
+        assert f"limited-mini ({path})" in page.text and f"limited-mini ({path}): gap" in text
     assert {"1-gaps", "2-gaps"} <= set(page.charts) and len(set(page.charts)) == len(page.charts)
     assert "too few runs" not in page.text
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
@@ -176,15 +176,16 @@ def test_several_studies_in_one_page(tmp_path, monkeypatch):
 
 
 def test_a_mixed_study_shows_differences_without_verdicts(tmp_path):
-    records = write_study(tmp_path, architectures=TWO, documents=40, seeds=(0, 1), train=["c4"], ood=[])
-    page = Page(write_report([tmp_path], tmp_path).page)
+    write_study(tmp_path, architectures=TWO, documents=40, seeds=(0, 1), train=["c4"], ood=[])
+    report = write_report([tmp_path], tmp_path)
+    page, text = Page(report.page), printed(report.studies, [tmp_path], 400)
     for said in ("Differences at equal training loss", "so there is no verdict", "The same over the held-out loss"):
         assert said in page.text
     assert not [attributes for _, attributes in page.tags if "badge" in attributes.get("class", "")]
     assert {"gaps", "gap-along-training", "scatter-c4-enlarged", "scatter-c4", "scatter-c4-held-out-loss"} <= set(
         page.charts
     )
-    assert re.search(r"other +[+-]0\.\d{3} ", printed(records)) and "so there is no verdict" in printed(records, 400)
+    assert re.search(r"other +[+-]0\.\d{3} ", text) and "so there is no verdict" in text
 
 
 @pytest.mark.parametrize(
@@ -193,12 +194,11 @@ def test_a_mixed_study_shows_differences_without_verdicts(tmp_path):
 def test_a_page_without_training_logs_says_what_is_missing(tmp_path, ood, needed):
     options = {} if ood is None else {"ood": ood}
     records = write_study(tmp_path, architectures=TWO, documents=60, seeds=(0, 1), **options)
-    write_report([tmp_path], tmp_path)
-    (whole,) = read_results(tmp_path)
+    (whole,) = write_report([tmp_path], tmp_path).studies
     for run in records.runs():
         (run.path / "metrics.jsonl").unlink()
-    page = Page(write_report([tmp_path], tmp_path).page)
-    (study,) = read_results(tmp_path)
+    report = write_report([tmp_path], tmp_path)
+    page, (study,) = Page(report.page), report.studies
     assert f"(metrics.jsonl) of all runs is missing, and with it training loss, speed and time; {needed}." in page.text
     assert [row.gap for row in study.comparisons] == [row.gap if ood is None else None for row in whole.comparisons]
     assert [(run.tokens, run.seconds) for run in study.runs] == [(run.tokens, None) for run in whole.runs]
@@ -222,7 +222,7 @@ def test_results_are_not_replaced_when_the_records_of_their_runs_are_gone(tmp_pa
     ):
         with pytest.raises(error, match=words):
             write_report([study.path for study in studies], out.path)
-        assert out.results() == results
+        assert read_json(out.path / "results.json") == results
     with pytest.raises(DataError, match=said):
         copy.refuse_lost_results()
     (copy.path / "runs").mkdir()  # they were removed to be trained again
@@ -249,9 +249,8 @@ def test_only_charts_that_are_there_are_described(tmp_path, documents, pictures)
 
 def test_terminal_table(tmp_path):
     architectures = {**TWO, "same": (1.0, 0.0), "slow": (0.02, 0.0)}
-    records = write_study(tmp_path, architectures=architectures, documents=60, seeds=(0, 1, 2))
-    records.write_results(to_json(analyse([tmp_path])))
-    text = printed(records)
+    write_study(tmp_path, architectures=architectures, documents=60, seeds=(0, 1, 2))
+    text = printed(analyse([tmp_path]), [tmp_path])
     found = r"other +degrades +\+0\.\d{3} +\+0\.\d{3} … \+0\.\d{3} +\d+ % \(\d+ … \d+ %\) +\+0\.\d{3} ✗ +3 / 3 "
     assert re.search(found, text) and re.search(r"slow +behind +–( +–)+", text)
     for said in ("same keeps the capability", "- slow: its held-out loss ends at"):
@@ -260,9 +259,9 @@ def test_terminal_table(tmp_path):
 
 
 def test_one_seed_gives_a_verdict_on_these_trained_models(tmp_path):
-    records = write_study(tmp_path, architectures=TWO, documents=40, ood=["github"])
-    page = Page(write_report([tmp_path], tmp_path).page)
-    for text in (page.text, printed(records, 400)):
+    write_study(tmp_path, architectures=TWO, documents=40, ood=["github"])
+    report = write_report([tmp_path], tmp_path)
+    for text in (Page(report.page).text, printed(report.studies, [tmp_path], 400)):
         assert "too few runs to estimate" in text and "these trained models only" in text and "degrades" in text
 
 

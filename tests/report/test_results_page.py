@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from basecap.analysis import analyse
-from basecap.analysis.joined import join, joined_to_json
+from basecap.analysis.joined import join
 from basecap.analysis.results import to_json
 from basecap.files import SCHEMA
 from basecap.records import StudyRecords, Sweep
@@ -40,7 +40,7 @@ def test_every_key_is_documented_and_every_documented_key_is_there(tmp_path):
     tasks = task_study(tmp_path / "tasks", architectures=("leaning",), regions={"b": (0.7, 0.1)}, published=PUBLISHED)
     records = StudyRecords(tmp_path)
     studies = analyse([text.path, tasks.path])
-    records.write_results(to_json(studies) | joined_to_json(join(studies[:1], ["text"])))
+    records.write_results(to_json(studies) | {"joined": join(studies[:1], ["text"])})
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["schema"] == SCHEMA and f"now {SCHEMA}." in PAGE.read_text()
     found = set(keys_of(results))

@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from basecap.analysis import TaskResults, analyse, read_results
+from basecap.analysis import TaskResults, analyse
 from basecap.analysis.results import to_json
 from basecap.records import Declaration, Record, StudyRecords
 from basecap.report import terminal_table, write_report
@@ -51,9 +51,9 @@ def page_of(path) -> tuple[Page, str]:
     return page, re.sub(r"\s+", " ", page.text)
 
 
-def printed(paths, out) -> str:
+def printed(*paths) -> str:
     text = io.StringIO()
-    Console(width=400, file=text).print(terminal_table(read_results(out), paths))
+    Console(width=400, file=text).print(terminal_table(analyse(paths), paths))
     return text.getvalue()
 
 
@@ -68,7 +68,7 @@ def test_a_page_with_every_part(tmp_path):
     assert not [attributes for _, attributes in page.tags if {"src", "href", "action", "data"} & set(attributes)]
     assert {"matrix-leaning", "regions-b", "cells-weak,a,a", "cells-weak,a,b", "learning-a"} <= set(page.charts)
     assert {"hardest-cells-a", "capacity-length-leaning,a,a", "capacity-pairs-leaning,a,a"} <= set(page.charts)
-    for text in (said, printed([tmp_path], tmp_path)):
+    for text in (said, printed(tmp_path)):
         for words in (
             "On the pattern it was trained on, leaning recalls 95 % or more of the queried values; weak does not "
             "(30.0 %). When the pattern changes, leaning loses up to 80.0 points.",
@@ -85,7 +85,7 @@ def test_a_page_with_every_part(tmp_path):
 
 def test_the_terminal_shows_each_architecture_and_training_task(tmp_path):
     studied(tmp_path, seeds=(0, 1))
-    text = printed([tmp_path], tmp_path)
+    text = printed(tmp_path)
     assert re.search(r"leaning +b +2 +20\.0 \(\d+\.\d … \d+\.\d\) ✗ +100\.0 \(\d+\.\d … 100\.0\)", text)
     assert re.search(r"weak +a +2 +30\.0 \(\d+\.\d … \d+\.\d\) … ", text) and "Where there is one run" not in text
     assert "On the pattern they were trained on, steady and leaning recall 95 % or more" in text
@@ -210,7 +210,7 @@ def test_names_from_outside_are_text_everywhere(tmp_path):
     page = Page(write_report([tmp_path], tmp_path).page)
     assert "<script>alert" not in (tmp_path / "report.html").read_text() and page.text.count(EVIL) > 5
     assert len([tag for tag, _ in page.tags if tag == "script"]) == len(page.charts) + 2
-    assert f"{EVIL} [bold]broke[/bold]" in printed([tmp_path], tmp_path)
+    assert f"{EVIL} [bold]broke[/bold]" in printed(tmp_path)
 
 
 def test_studies_of_text_and_of_tasks_stand_in_one_report(tmp_path):
@@ -230,5 +230,5 @@ def test_studies_of_text_and_of_tasks_stand_in_one_report(tmp_path):
     page = Page(write_report(paths, tmp_path / "both").page)
     assert {"1-scatter-github", "2-matrix-steady", "2-entropy-mean"} <= set(page.charts)
     assert sum(tag == "h1" for tag, _ in page.tags) == 3
-    said = printed(paths, tmp_path / "both")
+    said = printed(*paths)
     assert "limited-mini\nNothing can be compared with base yet" in said and "moved-patterns: accuracy in %" in said
