@@ -32,8 +32,6 @@ DRAWS, LEFT_OUT = 40_000, 100
 MOST_DRAWS = 400_000
 #: Their seed.
 DRAW_SEED = 11
-#: One in so many errors shows roughly how large the largest ones are.
-SAMPLED = 16
 #: Eigenvalues of a covariance below this share of the largest are rounding errors.
 NEGLIGIBLE = 1e-12
 #: Splits of the reference's runs that are looked at, at most; their seed.
@@ -179,7 +177,8 @@ def half_widths(errors: ndarray, level: float) -> HalfWidths:
     largest = np.zeros(count)
     ordered = []
     for own in distances:
-        index = _order_from(own, first)
+        index = np.argpartition(own, first)[first:]
+        index = index[np.argsort(own[index])]
         largest[index] = np.maximum(largest[index], np.arange(first, count))
         ordered.append(own[index])
     single, joint = (
@@ -187,18 +186,6 @@ def half_widths(errors: ndarray, level: float) -> HalfWidths:
         for rank in ((1 - level) * count, np.quantile(largest, 1 - level))
     )
     return HalfWidths(single=single, joint=joint)
-
-
-def _order_from(values: ndarray, first: int) -> ndarray:
-    """Return the places of the largest values in ascending order, from rank `first`: argsort(values)[first:]."""
-    # Some of the values say roughly where that rank is: what is surely below it need not be put in any order.
-    some = values[::SAMPLED]
-    rank = first / len(values) * len(some)
-    low = max(0, int(rank - 5 * math.sqrt(len(some) - rank)))
-    above = np.flatnonzero(values >= np.partition(some, low)[low])
-    if len(above) < len(values) - first:  # the sample was not like the rest
-        above = np.arange(len(values))
-    return above[np.argsort(values[above])][first - len(values) :]
 
 
 def split_range(values: ndarray, level: float) -> float | None:
