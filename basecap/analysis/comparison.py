@@ -15,7 +15,7 @@ from basecap.analysis.intervals import TINY, Estimates, Levels, Table
 from basecap.analysis.losses import RunLosses
 from basecap.analysis.noise import DRAWS
 from basecap.analysis.power import more_runs
-from basecap.analysis.rows import DomainGap, Gap, Interval, LeftOut, More, Row, Verdict
+from basecap.analysis.rows import LEVEL, DomainGap, Gap, Interval, LeftOut, More, Row, Verdict
 from basecap.analysis.worth import Fall, Lines, judge
 
 #: While no run of an architecture has finished, those count that have seen this share of the tokens of the furthest.
@@ -48,7 +48,7 @@ class Setting:
     ood: Sequence[str]
     share: float = 0.5
     cost: float = 0.1
-    level: float = 0.05
+    level: float = LEVEL
     resamples: int = 2000
     draws: int = DRAWS
     bigram: float | None = None

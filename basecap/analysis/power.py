@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from basecap.analysis.intervals import TINY, Estimates
-from basecap.analysis.rows import Gap
+from basecap.analysis.rows import LEVEL, Gap
 from basecap.analysis.student import student_quantile
 
 #: More additional runs than these are not proposed.
@@ -105,9 +105,7 @@ def expected_tolerance(noise: Noise, cost: float) -> float:
     return -noise.fall * math.log1p(-cost)
 
 
-def expected_half_width(
-    noise: Noise, rows: int, runs: int, reference_runs: int, documents: int | None = None, level: float = 0.05
-) -> float:
+def expected_half_width(noise: Noise, rows: int, runs: int, reference_runs: int, documents: int | None = None) -> float:
     """Return the half-width of simultaneous intervals to expect of a study, in nats per token.
 
     Args:
@@ -116,7 +114,6 @@ def expected_half_width(
         runs: of each of them.
         reference_runs: of the reference.
         documents: in the unseen domain with the fewest, or clusters of them; None: as many as the measured study had.
-        level: probability that the intervals together leave out something true.
 
     Returns:
         Infinity where no variance of runs can be estimated.
@@ -126,4 +123,4 @@ def expected_half_width(
     error, count = noise.documents
     variance = noise.rows**2 / runs + noise.reference**2 / reference_runs
     variance += error**2 * count / (documents or count)
-    return reach(rows, runs, reference_runs, level) * math.sqrt(variance)
+    return reach(rows, runs, reference_runs, LEVEL) * math.sqrt(variance)

@@ -10,9 +10,9 @@ from basecap.analysis.files import TaskRunFile, TaskStudyFile, parse
 from basecap.analysis.published import with_published
 from basecap.analysis.recall_rows import AccuracyRow, CellRow, ShiftRow, ShortcutRow, TrainedRow, Verdict
 from basecap.analysis.results import Failure, LearningPoint, TaskPoint, TaskResults
-from basecap.analysis.rows import Interval
+from basecap.analysis.rows import LEVEL, Interval
 from basecap.analysis.runs import Run, curve, describe, evaluations, failed_checks, read_runs, sweeps
-from basecap.analysis.shares import LEVEL, Share, estimate
+from basecap.analysis.shares import Share, estimate
 from basecap.analysis.task_runs import (
     ACCURACY,
     CASES,

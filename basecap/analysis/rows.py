@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal
 
+#: Probability that intervals leave out something true: those of a table together, over all looks at the study.
+LEVEL = 0.05
+
 Verdict = Literal["keeps", "degrades", "undecided", "behind", "none"]
 
 

@@ -15,11 +15,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from basecap.analysis.rows import Interval
+from basecap.analysis.rows import LEVEL, Interval
 from basecap.analysis.student import student_quantile
-
-#: Probability that an interval leaves out what is true.
-LEVEL = 0.05
 
 Key = TypeVar("Key")
 
@@ -32,20 +29,20 @@ class Share:
     examples: int
 
 
-def wilson(share: Share, level: float = LEVEL) -> tuple[float, float]:
+def wilson(share: Share) -> tuple[float, float]:
     """Return the ends of Wilson's interval of a share.
 
     >>> [round(end, 4) for end in wilson(Share(1.0, 100))]
     [0.963, 1.0]
     """
-    z = NormalDist().inv_cdf(1 - level / 2)
+    z = NormalDist().inv_cdf(1 - LEVEL / 2)
     p, n = share.value, share.examples
     middle = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * sqrt(max(p * (1 - p), 0.0) / n + z * z / (4 * n * n))
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def estimate(units: Sequence[Mapping[Key, Share]], weights: Mapping[Key, float], level: float = LEVEL) -> Interval:
+def estimate(units: Sequence[Mapping[Key, Share]], weights: Mapping[Key, float]) -> Interval:
     """Estimate a weighted sum of shares: the mean over runs, and an interval.
 
     All runs answer the same examples, so their scatter leaves out what other examples would change: with two runs or
@@ -54,7 +51,6 @@ def estimate(units: Sequence[Mapping[Key, Share]], weights: Mapping[Key, float],
     Args:
         units: the shares of each run, at least one; every key of `weights` is in each.
         weights: of the shares; a mean has weights that add up to 1, a difference weights of both signs.
-        level: probability that the interval leaves out what is true.
     """
     values = np.array([sum(weight * unit[key].value for key, weight in weights.items()) for unit in units])
     value = float(values.mean())
@@ -62,14 +58,14 @@ def estimate(units: Sequence[Mapping[Key, Share]], weights: Mapping[Key, float],
     for key, weight in weights.items():
         shares = [unit[key] for unit in units]
         pooled = Share(float(np.mean([share.value for share in shares])), min(share.examples for share in shares))
-        down, up = (abs(end - pooled.value) for end in wilson(pooled, level))
+        down, up = (abs(end - pooled.value) for end in wilson(pooled))
         if weight < 0:
             down, up = up, down
         below += (weight * down) ** 2
         above += (weight * up) ** 2
     scatter = 0.0
     if len(values) > 1:
-        scatter = student_quantile(len(values) - 1, 1 - level / 2) * float(values.std(ddof=1)) / sqrt(len(values))
+        scatter = student_quantile(len(values) - 1, 1 - LEVEL / 2) * float(values.std(ddof=1)) / sqrt(len(values))
     least, most = (sum(sign * max(0.0, sign * weight) for weight in weights.values()) for sign in (-1, 1))
     low, high = value - max(sqrt(below), scatter), value + max(sqrt(above), scatter)
     return Interval(value=value, low=float(max(low, least)), high=float(min(high, most)))

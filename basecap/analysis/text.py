@@ -12,18 +12,14 @@ from basecap.analysis.files import TextStudyFile, parse
 from basecap.analysis.losses import EVALUATION, load
 from basecap.analysis.noise import enough_draws
 from basecap.analysis.results import DocumentCount, Failure, Overlap, Point, PointLosses, RunRow, TextResults
-from basecap.analysis.rows import finite
+from basecap.analysis.rows import LEVEL, finite
 from basecap.analysis.runs import Run, curve, describe, evaluations, failed_checks, read_runs, sweeps
 from basecap.analysis.sequential import Looks
 from basecap.errors import DataError
 from basecap.records import Record, StudyRecords
 
-#: Draws of documents behind every interval.
-RESAMPLES = 2000
 #: Seed of the draws: the same records give the same results.
 DRAW_SEED = 2025
-#: Probability that the intervals of a table leave out something true, over all looks at the study.
-LEVEL = 0.05
 
 
 class _Environment(BaseModel):
@@ -55,7 +51,6 @@ def analyse_text(records: StudyRecords) -> TextResults:
         share=study.gap.share,
         cost=study.gap.cost,
         level=level,
-        resamples=RESAMPLES,
         draws=enough_draws(level),
         bigram=environment.bigram_loss,
         waiting=study.reference not in ran,
@@ -74,7 +69,7 @@ def analyse_text(records: StudyRecords) -> TextResults:
         confidence=1 - LEVEL,
         level=setting.level,
         looks=looks,
-        resamples=RESAMPLES,
+        resamples=setting.resamples,
         train_domains=train,
         ood_domains=ood,
         few_clusters=few_clusters(next(iter(losses.values())), (*train, *ood)) if losses else [],
