@@ -13,7 +13,7 @@ from basecap.report.figures import VEGA_LITE
 _IN_PAGE = '<script data-bundle="{label}">(.*?)</script>'
 
 
-def bundle(page: bytes = b"") -> str:
+def bundle(page: bytes) -> str:
     """Return the scripts as a page includes them, without "</script".
 
     Making them takes two seconds, so they are taken from `page`, an earlier report of the same versions, where they are

@@ -11,7 +11,7 @@ from basecap.report.page import write_report
 PAUSE = 2.0
 
 
-def write_live_report(study_paths: Sequence[Path], out: Path, log: Callable[[str], None], pause: float = PAUSE) -> Path:
+def write_live_report(study_paths: Sequence[Path], out: Path, log: Callable[[str], None]) -> Path:
     """Write the report whenever records change; the page reloads itself until the studies end.
 
     Returns once no process runs a study and every started run has ended.
@@ -30,4 +30,4 @@ def write_live_report(study_paths: Sequence[Path], out: Path, log: Callable[[str
         if not busy:
             return page
         seen = found
-        time.sleep(pause)
+        time.sleep(PAUSE)

@@ -47,6 +47,8 @@ SHARES = f"{UTILISATION[1]:.0%} to {UTILISATION[0]:.0%}"
 #: of lp-table-1 that saw 8.3M tokens (results/recall/gpu.json), 2.6 ms in lp-table-2; with train.cuda_graphs on an H100
 #: from 0.11 ms (top1-chunk-exact) to 0.43 ms (all runs, with compiling; results/recall/gpu-clean.json).
 LAUNCHES, GRAPHS = (0.5e-3, 2.6e-3), (0.11e-3, 0.43e-3)
+#: Seconds for which the matrix rate is measured.
+MEASURED = 0.1
 #: The most jobs that --per-device takes.
 MOST_ASIDE = 64
 EVALUATING = "evaluation PFLOP"
@@ -258,27 +260,27 @@ def sparse(study: StudyConfig) -> list[str]:
     ]
 
 
-def matrix_rate(device: torch.device, seconds: float = 0.1) -> float:
+def matrix_rate(device: torch.device) -> float:
     """Measure floating-point operations per second of matrix products (bf16 on a GPU, fp32 on all cores of a CPU).
 
     On a CPU one thread is measured by its processor time, so that other work on the machine does not count.
     """
     if device.type == "cuda":
-        return _product_rate(torch.ones(8192, 8192, device=device, dtype=torch.bfloat16), time.perf_counter, seconds)
+        return _product_rate(torch.ones(8192, 8192, device=device, dtype=torch.bfloat16), time.perf_counter)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return threads * _product_rate(torch.ones(1024, 1024), time.thread_time, seconds)
+        return threads * _product_rate(torch.ones(1024, 1024), time.thread_time)
     finally:
         torch.set_num_threads(threads)
 
 
-def _product_rate(matrix: Tensor, clock: Callable[[], float], seconds: float) -> float:
+def _product_rate(matrix: Tensor, clock: Callable[[], float]) -> float:
     """Return the operations per second of the product of a matrix with itself."""
     matrix @ matrix
     _wait(matrix.device)
     count, began = 0, clock()
-    while clock() - began < seconds:
+    while clock() - began < MEASURED:
         matrix @ matrix
         _wait(matrix.device)
         count += 1

@@ -102,7 +102,7 @@ class ProcessExecutor(Executor):
     is left because of a signal passes it on to the processes and waits for them to write their checkpoints.
     """
 
-    def __init__(self, execution: Execution, devices: Sequence[str], log: Callable[[str], None] = print):
+    def __init__(self, execution: Execution, devices: Sequence[str], log: Callable[[str], None]):
         """Take what the jobs share and a device for each process; a process starts with its first job."""
         self.execution = execution
         self.log = log

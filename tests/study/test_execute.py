@@ -107,7 +107,7 @@ def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, 
     monkeypatch.setattr("basecap.processes._Worker", Worker)
     runs = [spec for spec in plan_runs(study, byte_tokenizer().vocab_size) if spec.seed < 2 or spec.name == "window 4"]
     execution = Execution(study=study, out=out, device="cpu")
-    infos = ProcessExecutor(execution, ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1", "cuda:2"]).train(runs)
+    infos = ProcessExecutor(execution, ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1", "cuda:2"], print).train(runs)
     assert [(info["name"], info["seed"]) for info in infos] == [(spec.name, spec.seed) for spec in runs]
     assert len(taken) == 3 and {device for _, _, device in taken} == {"cuda:0", "cuda:1", "cuda:2"}
 

@@ -3,7 +3,7 @@
 from basecap.analysis.recall_rows import AccuracyRow
 from basecap.analysis.results import TaskResults
 from basecap.report.figures.spec import Spec, category, chart, layer
-from basecap.report.figures.style import ref, share_colour, share_ink, tooltip
+from basecap.report.figures.style import SHARE_COLOUR, SHARE_INK, ref, tooltip
 
 
 def axes_of(study: TaskResults) -> list[str]:
@@ -39,8 +39,8 @@ def cells(study: TaskResults, row: AccuracyRow) -> Spec | None:
         "y": category("upwards", upwards[::-1], axes[1]),
     }
     shown = [*places, *tooltip("value", "low", "high", "whole cases", "examples")]
-    squares = layer(rows, {"type": "rect"}, {**look, "color": share_colour("value"), "tooltip": shown})
-    numbers = layer(rows, {"type": "text", "fontSize": 13}, {**look, "text": ref("text"), "color": share_ink("value")})
+    squares = layer(rows, {"type": "rect"}, {**look, "color": SHARE_COLOUR, "tooltip": shown})
+    numbers = layer(rows, {"type": "text", "fontSize": 13}, {**look, "text": ref("text"), "color": SHARE_INK})
     return chart([squares, numbers], width=56 * len(across), height=27 * len(upwards), title=title_of(row))
 
 

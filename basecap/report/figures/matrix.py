@@ -4,7 +4,7 @@ from basecap.analysis.recall_rows import AccuracyRow
 from basecap.analysis.results import PublishedRow, TaskResults
 from basecap.analysis.rows import Interval
 from basecap.report.figures.spec import Datum, Spec, category, chart, layer
-from basecap.report.figures.style import BROKEN, ref, share_colour, share_ink, tooltip
+from basecap.report.figures.style import BROKEN, SHARE_COLOUR, SHARE_INK, ref, tooltip
 
 
 def matrix(study: TaskResults, architecture: str) -> Spec | None:
@@ -29,12 +29,12 @@ def matrix(study: TaskResults, architecture: str) -> Spec | None:
         "x": category("train", study.train, "trained on", {"labelAngle": 0, "labelExpr": BROKEN}),
         "y": category("test", study.test, "tested on", {"labelExpr": BROKEN}),
     }
-    ink = {**look, "color": share_ink("value")}
+    ink = {**look, "color": SHARE_INK}
     shown = tooltip("name", "train", "test", "value", "low", "high", "published")
     frame = {"type": "rect", "filled": False, "stroke": "black", "strokeWidth": 2}
     ours = {"type": "text", "fontSize": 17, "fontWeight": 600, "dy": -10}
     layers = [
-        layer(rows, {"type": "rect"}, {**look, "color": share_colour("value"), "tooltip": shown}),
+        layer(rows, {"type": "rect"}, {**look, "color": SHARE_COLOUR, "tooltip": shown}),
         layer(rows, frame, look, "datum.train == datum.test"),
         layer(rows, ours, {**ink, "text": ref("ours")}),
         layer(rows, {"type": "text", "fontSize": 11, "dy": 8}, {**ink, "text": ref("theirs")}),

@@ -56,7 +56,7 @@ def chart(
     *,
     width: int,
     height: int,
-    title: str | Spec | None = None,
+    title: str | Spec | None,
     pick: bool = False,
     stretches: bool = True,
 ) -> Spec:
@@ -100,7 +100,7 @@ def unless_picked(full: float = 1.0, faded: float = 0.08) -> Spec:
     return {"condition": {"test": IS_PICKED, "value": full}, "value": faded}
 
 
-def number(field: str, title: str | None = None, scale: Spec | None = None, axis: Spec | None = None) -> Spec:
+def number(field: str, title: str, scale: Spec | None = None, axis: Spec | None = None) -> Spec:
     """Return the encoding of a number as a position."""
     return {
         "field": field,
@@ -111,7 +111,7 @@ def number(field: str, title: str | None = None, scale: Spec | None = None, axis
     }
 
 
-def category(field: str, values: Sequence[Any], title: str | None = None, axis: Spec | None = None) -> Spec:
+def category(field: str, values: Sequence[Any], title: str | None, axis: Spec | None = None) -> Spec:
     """Return the encoding of one of `values` as a position, side by side in their order."""
     return {
         "field": field,

@@ -93,17 +93,14 @@ PERCENT: Spec = {"format": ".0%", "tickCount": 5}
 SHARE: Spec = {"domain": [0, 1], "nice": False}
 #: A label that breaks long names behind hyphens, for axes that are narrow on a phone.
 BROKEN = r"split(replace(datum.label, /-(?=[^-]{6})/g, '-\n'), '\n')"
-
-
-def share_colour(field: str) -> Spec:
-    """Return the colour of a share in a heat map, from white to dark blue."""
-    return {"field": field, "type": "quantitative", "scale": {"domain": [0, 1], "scheme": "blues"}, "legend": None}
-
-
-def share_ink(field: str) -> Spec:
-    """Return the colour of a number printed over the colour of a share."""
-    return {"condition": {"test": f"datum.{field} > 0.55", "value": "white"}, "value": "black"}
-
+#: Colour of a share in a heat map, from white to dark blue, and of a number printed over it; both of the field "value".
+SHARE_COLOUR: Spec = {
+    "field": "value",
+    "type": "quantitative",
+    "scale": {"domain": [0, 1], "scheme": "blues"},
+    "legend": None,
+}
+SHARE_INK: Spec = {"condition": {"test": "datum.value > 0.55", "value": "white"}, "value": "black"}
 
 #: Field of a row -> its name in tooltips, where that differs.
 TITLES = {
