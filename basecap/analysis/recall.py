@@ -19,6 +19,7 @@ from basecap.analysis.task_runs import (
     EVALUATION,
     REGION,
     VALIDATION,
+    Cell,
     Key,
     TaskRun,
     by_step,
@@ -31,8 +32,6 @@ from basecap.records import StudyRecords
 LEARNED = 0.95
 #: Accuracy that a model may lose under a shift and still count as recalling there.
 TOLERATED = 0.05
-
-Cell = tuple[tuple[str, float], ...]
 
 
 def analyse_tasks(records: StudyRecords) -> TaskResults:

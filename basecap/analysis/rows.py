@@ -1,18 +1,33 @@
 """The rows of the table of verdicts, as results.json holds them."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Literal
+from typing import Literal, TypeVar
 
 #: Probability that intervals leave out something true: those of a table together, over all looks at the study.
 LEVEL = 0.05
 
 Verdict = Literal["keeps", "degrades", "undecided", "behind", "none"]
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 
 
 def finite(value: float | None) -> float | None:
     """Return a number, None where it is not finite: JSON has no such number."""
     return None if value is None or not isfinite(value) else value
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return items by their key, in the order of the first of each.
+
+    >>> grouped([1, 2, 3], lambda item: item % 2)
+    {1: [1, 3], 0: [2]}
+    """
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
 from basecap.analysis.files import TaskRunFile
+from basecap.analysis.rows import grouped
 from basecap.analysis.runs import Run
 from basecap.analysis.shares import Share
 from basecap.records import Record
@@ -20,13 +22,17 @@ VALIDATION, VALIDATION_CASES = "validation_accuracy", "validation_case_accuracy"
 REGION = "region_"
 
 
+#: The (axis, value) pairs of a record: its place in the grid of its task.
+Cell = tuple[tuple[str, float], ...]
+
+
 class Key(NamedTuple):
-    """What a share is about; `cell` holds the (axis, value) pairs of the record."""
+    """What a share is about."""
 
     train: str
     test: str
     metric: str
-    cell: tuple[tuple[str, float], ...]
+    cell: Cell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +99,8 @@ def select_point(run: Run, checkpoint: str) -> TaskRun | None:
 
 def by_step(records: Iterable[Record]) -> dict[int, list[Record]]:
     """Return the records of shares that were measured, by evaluation point."""
-    points: dict[int, list[Record]] = {}
-    for record in records:
-        if record.eval == EVALUATION and record.n > 0 and isfinite(record.value):
-            points.setdefault(record.step, []).append(record)
-    return dict(sorted(points.items()))
+    shares = (record for record in records if record.eval == EVALUATION and record.n > 0 and isfinite(record.value))
+    return dict(sorted(grouped(shares, attrgetter("step")).items()))
 
 
 def validation_accuracy(records: Sequence[Record]) -> float | None:
@@ -129,6 +132,6 @@ def _shares(task: str, records: Sequence[Record]) -> dict[Key, Share]:
     return shares
 
 
-def cell_of(record: Record) -> tuple[tuple[str, float], ...]:
+def cell_of(record: Record) -> Cell:
     """Return the place of a record in the grid of its task."""
     return tuple(record.axis.items())

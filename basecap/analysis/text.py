@@ -1,6 +1,7 @@
 """The analysis of a study of text: the gaps of its architectures, and the data behind them."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from basecap.analysis.files import TextStudyFile, parse
 from basecap.analysis.losses import EVALUATION, load
 from basecap.analysis.noise import enough_draws
 from basecap.analysis.results import DocumentCount, Failure, Overlap, Point, PointLosses, RunRow, TextResults
-from basecap.analysis.rows import LEVEL, finite
+from basecap.analysis.rows import LEVEL, finite, grouped
 from basecap.analysis.runs import Run, curve, describe, evaluations, failed_checks, read_runs, sweeps
 from basecap.analysis.sequential import Looks
 from basecap.errors import DataError
@@ -125,10 +126,8 @@ def _load(runs: Sequence[Run], domains: Sequence[str]) -> tuple[Runs, list[Failu
 
 def _points(run: Run, train: Sequence[str]) -> list[Point]:
     """Return the run's evaluation points."""
-    checkpoints: dict[int, list[Record]] = {}
-    for record in run.evals:
-        if record.eval == EVALUATION:
-            checkpoints.setdefault(record.step, []).append(record)
+    own = (record for record in run.evals if record.eval == EVALUATION)
+    checkpoints = grouped(own, attrgetter("step"))
     steps = sorted(checkpoints)
     training = run.log.smoothed_loss(steps).tolist()
     return [_point(run, checkpoints[step], loss, train) for step, loss in zip(steps, training, strict=True)]

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import mean, median
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from basecap.analysis.results import RunRow, StudyResults, TaskResults, TextResults
-from basecap.analysis.rows import Estimate, Row
+from basecap.analysis.rows import Estimate, Row, grouped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +79,6 @@ class FinalRow:
     runs: list[FinalRun]
 
 
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-Named = TypeVar("Named", bound=_Named)
-
-
 def at_lowest(row: Row) -> Estimate | None:
     """Return the gap at the lowest loss that an architecture and the reference have both seen, with its interval."""
     along = row.along
@@ -98,7 +91,7 @@ def at_lowest(row: Row) -> Estimate | None:
 def by_architecture(study: StudyResults) -> list[ArchitectureRow]:
     """Return a row per architecture: the costs of its runs together, and the runs themselves."""
     rows = []
-    for name, runs in grouped(study.runs).items():
+    for name, runs in grouped(study.runs, attrgetter("name")).items():
         rates = [run.tokens_per_s for run in runs if run.tokens_per_s is not None]
         seconds = [run.seconds for run in runs if run.seconds is not None]
         states = [run.status for run in runs]
@@ -158,7 +151,7 @@ def final_losses(study: TextResults) -> list[FinalRow]:
             means=[_mean(column) for column in zip(*(run.losses for run in own), strict=True)],
             runs=own,
         )
-        for name, own in grouped(runs).items()
+        for name, own in grouped(runs, attrgetter("name")).items()
     ]
 
 
@@ -172,14 +165,6 @@ def without_null(content: Any) -> Any:
     if isinstance(content, dict):
         return {key: without_null(value) for key, value in content.items() if value is not None}
     return [without_null(value) for value in content] if isinstance(content, list) else content
-
-
-def grouped(rows: Sequence[Named]) -> dict[str, list[Named]]:
-    """Return rows by their name, in the order of the first of each."""
-    found: dict[str, list[Named]] = {}
-    for row in rows:
-        found.setdefault(row.name, []).append(row)
-    return found
 
 
 def measured_on(study: StudyResults) -> list[DataRow]:

@@ -1,16 +1,15 @@
 """A study of tasks in words: its question, findings and cautions."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from operator import attrgetter
 
-from basecap.analysis.recall_rows import AccuracyRow, ShiftRow, ShortcutRow, TrainedRow
+from basecap.analysis.recall_rows import AccuracyRow, ShiftRow, TrainedRow
 from basecap.analysis.results import PublishedRow, RunRow, TaskResults
-from basecap.analysis.rows import Interval
+from basecap.analysis.rows import Interval, grouped
 from basecap.report.text_summary import checks_text, edge_text, listed, mixed_data_text
 
-#: A row of one of the tables of a study of tasks.
-TableRow = TypeVar("TableRow", AccuracyRow, ShiftRow, ShortcutRow, TrainedRow)
-
+#: What rows are grouped by.
+ARCHITECTURE = attrgetter("architecture")
 #: A caution about runs whose best point lacks tests.
 PASSED_OVER = "A better evaluation point does not count, as not every test task was measured there"
 #: A caution about intervals of single runs.
@@ -53,7 +52,7 @@ def _own(study: TaskResults) -> str:
     recalling: dict[str, list[str]] = {}
     best: dict[str, float | None] = {}
     every: list[str] = []
-    for name, rows in _by_architecture(study.trained).items():
+    for name, rows in grouped(study.trained, ARCHITECTURE).items():
         recalling[name] = [row.train for row in rows if row.recalls]
         best[name] = max((row.own.value for row in rows if row.own), default=None)
         if len(recalling[name]) == len(rows):
@@ -75,7 +74,7 @@ def _moved(study: TaskResults) -> str:
     if not study.shifts:
         return "This study tests on no other pattern."
     holds, loses, undecided = [], [], []
-    for name, rows in _by_architecture(study.shifts).items():
+    for name, rows in grouped(study.shifts, ARCHITECTURE).items():
         judged = [row for row in rows if row.verdict != "untrained"]
         verdicts = {row.verdict for row in judged}
         if "loses" in verdicts:
@@ -104,7 +103,7 @@ def _untrained(study: TaskResults) -> list[str]:
     if not any(row.recalls for row in study.trained):
         return []
     named = []
-    for name, rows in _by_architecture([row for row in study.trained if not row.recalls]).items():
+    for name, rows in grouped((row for row in study.trained if not row.recalls), ARCHITECTURE).items():
         found = [(row.train, percent(row.own.value if row.own else None)) for row in rows]
         tasks = listed(f"{train} ({value})" for train, value in found)
         named.append(f"{name} ({found[0][1]})" if len(study.train) == 1 else f"{name} on {tasks}")
@@ -127,7 +126,7 @@ def _all_cells(study: TaskResults) -> list[str]:
 def _losses(study: TaskResults) -> list[str]:
     tests = {(row.architecture, row.train, row.test): row for row in study.tests}
     sentences = []
-    for name, rows in _by_architecture(study.shifts).items():
+    for name, rows in grouped(study.shifts, ARCHITECTURE).items():
         judged = [row for row in rows if row.verdict in ("loses", "undecided")]
         if judged:
             row = worst(judged)
@@ -206,10 +205,7 @@ def _shown(running: Sequence[RunRow], counting: set[tuple[str, int]]) -> str:
 
 def _unmet(rows: Sequence[PublishedRow]) -> list[str]:
     """Return which published numbers have none of ours beside them, by architecture."""
-    counts: dict[str, int] = {}
-    for row in rows:
-        counts[row.architecture] = counts.get(row.architecture, 0) + 1
-    return [f"{count} of {name}" for name, count in counts.items()]
+    return [f"{len(own)} of {name}" for name, own in grouped(rows, ARCHITECTURE).items()]
 
 
 def worst(rows: Sequence[ShiftRow]) -> ShiftRow:
@@ -252,10 +248,3 @@ def points(value: float | None, signed: bool = False) -> str:
     if value is None:
         return "–"
     return f"{100 * value:+.1f} points" if signed else f"{100 * value:.1f} points"
-
-
-def _by_architecture(rows: Sequence[TableRow]) -> dict[str, list[TableRow]]:
-    found: dict[str, list[TableRow]] = {}
-    for row in rows:
-        found.setdefault(row.architecture, []).append(row)
-    return found

@@ -6,7 +6,7 @@ from basecap.analysis.draws import FEWEST_DOCUMENTS
 from basecap.analysis.noise import FEWEST_SPLIT
 from basecap.analysis.reasons import REFERENCE, undecided
 from basecap.analysis.results import StudyResults, SweepRow, TextResults
-from basecap.analysis.rows import Estimate, Gap, Row
+from basecap.analysis.rows import Estimate, Gap, Row, grouped
 from basecap.progress import duration
 from basecap.report.rows import measured_on
 
@@ -83,14 +83,15 @@ def reasons(study: TextResults) -> list[str]:
 
     What the headline says of all rows is not repeated.
     """
-    grouped: dict[str, list[Row]] = {}
     unfit = _unfit(study)
-    for row in sorted(study.comparisons, key=lambda row: row.verdict == "behind"):
-        if row.words != unfit and (row.verdict in ("undecided", "behind") or row.gap is None):
-            grouped.setdefault(_reason(row), []).append(row)
+    without = [
+        row
+        for row in sorted(study.comparisons, key=lambda row: row.verdict == "behind")
+        if row.words != unfit and (row.verdict in ("undecided", "behind") or row.gap is None)
+    ]
     return [
         f"{listed([row.name for row in rows])}: {reason}.{_remedy(rows, study.reference)}"
-        for reason, rows in grouped.items()
+        for reason, rows in grouped(without, _reason).items()
     ]
 
 

@@ -119,13 +119,13 @@ def test_damaged_maps_are_named(tmp_path):
         influence_charts(study(), StudyRecords(tmp_path))
 
 
-def test_numbers_of_layers_are_a_heat_map_of_the_last_evaluation_point():
-    common = {"seed": 0, "tokens": 1, "eval": "e", "metric": "m", "n": 4, "axis": {}}
+def test_numbers_of_layers_are_a_heat_map():
+    common = {"seed": 0, "step": 2, "tokens": 1, "eval": "e", "metric": "m", "n": 4, "axis": {}}
     rows = [
-        EvaluationRow(name=name, step=step, subset=f"layer {layer}", value=value, stderr=0.1, **common)
-        for name, step, layer, value in (("a", 1, 0, 0.9), ("a", 2, 0, -0.2), ("a", 2, 10, 0.4), ("b", 2, 0, 0.1))
+        EvaluationRow(name=name, subset=f"layer {layer}", value=value, stderr=0.1, **common)
+        for name, layer, value in (("a", 0, -0.2), ("a", 10, 0.4), ("b", 0, 0.1))
     ]
-    rows.append(replace(rows[1], seed=1, value=0.4))
+    rows.append(replace(rows[0], seed=1, value=0.4))
     found = EvaluationResults(name="e", axes=[], unit="share", better="neither", rows=rows)
     assert figures.has_layers(found) and not figures.has_layers(replace(found, rows=[replace(rows[0], subset="all")]))
     chart = figures.layers(found, "m", ["b", "a", "c"])

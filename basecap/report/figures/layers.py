@@ -33,13 +33,10 @@ def layers(found: EvaluationResults, metric: str, names: Sequence[str]) -> Spec 
         metric: which of its numbers.
         names: the runs from the top down; those without numbers are left out.
     """
-    last: dict[tuple[str, int], int] = {}
-    for row in found.rows:
-        last[row.name, row.seed] = max(row.step, last.get((row.name, row.seed), 0))
     values: dict[tuple[str, int], list[float]] = {}
     errors: dict[tuple[str, int], list[float]] = {}
     for row in found.rows:
-        if row.metric == metric and row.value is not None and row.step == last[row.name, row.seed]:
+        if row.metric == metric and row.value is not None:
             number = int(row.subset.removeprefix("layer "))
             values.setdefault((row.name, number), []).append(row.value)
             errors.setdefault((row.name, number), []).append(row.stderr or 0.0)
