@@ -61,8 +61,8 @@ class Correlation:
     other: str
     architectures: int
     value: Interval | None
-    runs: int = 0
-    within: Interval | None = None
+    runs: int
+    within: Interval | None
 
 
 def correlations(measures: Sequence[Measure]) -> Iterator[Correlation]:

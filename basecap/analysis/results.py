@@ -4,7 +4,7 @@ These classes are the schema of that file, which docs/results.md describes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from basecap.analysis.recall_rows import AccuracyRow, ShiftRow, ShortcutRow, TrainedRow
@@ -38,7 +38,7 @@ class RunRow:
     seconds: float | None
     tokens: int
     tokens_per_s: float | None
-    state_bytes: int | None = None
+    state_bytes: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +120,8 @@ class SweepRow:
 class PointLosses:
     """The losses on one domain at an evaluation point; None where they are not finite."""
 
-    loss: float | None = None
-    bits_per_byte: float | None = None
+    loss: float | None
+    bits_per_byte: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +258,7 @@ class _Results:
     sweep: list[SweepRow]
     settings: dict[str, Any]
     environment: dict[str, Any]
-    failed_checks: dict[str, str] = field(default_factory=dict)
+    failed_checks: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,8 +292,8 @@ class TextResults(_Results):
     comparisons: list[Row]
     points: list[Point]
     documents: list[DocumentCount]
-    overlap: list[Overlap] = field(default_factory=list)
-    text_note: str | None = None
+    overlap: list[Overlap]
+    text_note: str | None
 
     @property
     def tested(self) -> list[str]:

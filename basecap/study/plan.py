@@ -74,9 +74,9 @@ class RunSpec:
     model: ModelConfig
     train: TrainConfig
     lengths: Mapping[int, float]
-    sweep: bool = False
-    task: str | None = None
-    examples: str | None = None
+    sweep: bool
+    task: str | None
+    examples: str | None
 
     @property
     def length(self) -> int:

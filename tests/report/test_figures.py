@@ -182,7 +182,13 @@ def test_without_a_variance_of_runs_lines_have_no_band():
 def test_the_trained_range_is_shaded_over_the_loss_that_it_is_a_range_of(mixed):
     points = [
         Point(
-            name="a", seed=seed, step=1, tokens=10, held_out=x, training=x + 0.1, domains={"arxiv": PointLosses(loss=y)}
+            name="a",
+            seed=seed,
+            step=1,
+            tokens=10,
+            held_out=x,
+            training=x + 0.1,
+            domains={"arxiv": PointLosses(loss=y, bits_per_byte=None)},
         )
         for seed, shift in ((0, 0.0), (1, 0.2), (2, 0.1))
         for x, y in ((3.1, 4.0 + shift), (3.5, 5.0 + shift), (6.0, 8.0 + shift))
