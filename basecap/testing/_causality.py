@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from basecap.testing._harness import block_edge, root_mean_square
+from basecap.testing._harness import root_mean_square
 
 #: Maps activations [B, T, D] and segment ids [B, T], or None, to outputs [B, T, D].
 Mix = Callable[[Tensor, Tensor | None], Tensor]
@@ -70,10 +70,23 @@ def future(x: Tensor, other: Tensor, weight: Tensor, cuts: Sequence[int]) -> Pro
     return Probe(x=x, changed=torch.where(own[..., None], x, other), own=own, weight=weight)
 
 
-def documents(x: Tensor, other: Tensor, weight: Tensor, segments: Tensor, held: Sequence[int]) -> Probe:
-    """Return the probe whose row r takes all inputs except those of segment `held[r]` from `other` [B, T, D]."""
-    own = segments == torch.tensor(held, device=x.device)[:, None]
-    return Probe(x=x, changed=torch.where(own[..., None], x, other), own=own, weight=weight, segments=segments)
+def packed(x: Tensor, other: Tensor, weight: Tensor, own: Tensor) -> Probe:
+    """Return the probe of documents that begin with each run of `own`, bool [B, T], and take the rest from `other`.
+
+    What follows a run is of the same document, and after the change of a document of its own.
+    """
+    segments = 2 * (own & ~own.roll(1, 1)).cumsum(1)
+    changed = torch.where(own[..., None], x, other)
+    return Probe(x=x, changed=changed, own=own, weight=weight, segments=segments, later=segments + ~own)
+
+
+def runs(length: int, period: int) -> Tensor:
+    """Return bool [period, T], true but for short gaps, with a run that begins and one that ends at every position.
+
+    Row r has its gaps `period` positions apart, one position earlier than row r - 1.
+    """
+    position = torch.arange(length) + torch.arange(period)[:, None]
+    return position % period > period // 32
 
 
 def choose_cuts(length: int) -> list[int]:
@@ -82,7 +95,7 @@ def choose_cuts(length: int) -> list[int]:
     A leak within blocks shows at a cut inside one; a leak across the edge of blocks, whose size is usually a power of
     two, at a multiple of it; a leak of a block's first position just after that.
     """
-    power = block_edge(length)
+    power = 1 << max(0, (length - 1).bit_length() - 1)  # the largest one below the length
     later = power + power // 2
     wanted = (length // 3, later, length - 1, power, power + 1, later + 1, 1)
     return [cut for cut in dict.fromkeys(wanted) if 0 < cut < length]

@@ -220,12 +220,12 @@ class Harness:
         return parameter.removeprefix("mixers.0.") if len(self.layers.mixers) == 1 else parameter
 
     def segments(self) -> Tensor:
-        """Return [2, T] ids with one boundary between blocks and others off every grid, and segments of one token."""
+        """Return [2, T] ids with boundaries off every grid, segments of one token and a padding segment at the end."""
         T = self.length
         rows = []
-        for cuts in ([1, 6, T // 3, 2 * T // 3 + 1, block_edge(T)], [T // 5, T // 5 + 1, T // 5 + 2, T - 3]):
+        for cuts in ([1, 6, T // 3, 2 * T // 3 + 1], [T // 5, T // 5 + 1, T // 5 + 2, T - 3]):
             marks = torch.zeros(T, dtype=torch.int64)
-            marks[cuts] = torch.tensor([1, 1, 3, 4, 1][: len(cuts)])
+            marks[cuts] = torch.tensor([1, 1, 3, 4])
             rows.append(marks.cumsum(0))
         return torch.stack(rows).to(self.device)
 
@@ -308,11 +308,6 @@ def largest(actual: Tensor, expected: Tensor, scale: Tensor | None = None) -> fl
         return 0.0
     size = root_mean_square(expected if scale is None else scale)
     return ((actual.double() - expected.double()).abs().max() / size).item()
-
-
-def block_edge(length: int) -> int:
-    """Return the largest power of two below `length`, an edge between blocks of most sizes; 1 if there is none."""
-    return 1 << max(0, (length - 1).bit_length() - 1)
 
 
 def root_mean_square(x: Tensor) -> float:

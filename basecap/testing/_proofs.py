@@ -18,6 +18,8 @@ from basecap.testing._narrowing import float64
 
 #: Begins messages about the long test sequence, which is tested in the second layer.
 LATER = "with layer.index 1"
+#: Sequences in a pass that has many.
+ROWS = 16
 
 
 def shape(harness: Harness) -> Check:
@@ -86,14 +88,16 @@ def causality(harness: Harness) -> Iterator[Check]:
             harness.y[:, :cut],
             _of_length(harness, cut),
         )
-    cut, forward = harness.length // 3, harness.place("forward")
-    broken = (
-        f"{forward} sees the future in evaluation mode only: outputs before position {cut} change with later inputs"
-    )
     with evaluation(harness.layers):
-        yield harness.check_zero(
-            "causality in evaluation mode", *_future(harness, cut).movement(harness.layers), broken
-        )
+        y = harness.layers(harness.x)
+        apart = largest(y, harness.y) > harness.allowed
+        for cut in [harness.length // 3] + [harness.first_apart(y, harness.y) + 1] * apart:
+            broken = (
+                f"{harness.place('forward')} sees the future in evaluation mode only: outputs before position {cut} "
+                "change with later inputs"
+            )
+            moved = _future(harness, cut).movement(harness.layers, y)
+            yield harness.check_zero("causality in evaluation mode", *moved, broken)
 
 
 def _future(harness: Harness, cut: int) -> _causality.Probe:
@@ -210,12 +214,17 @@ def long_decoding(harness: Harness) -> Iterator[Check]:
 
 @torch.no_grad()
 def packing(harness: Harness) -> Iterator[Check]:
-    """The output of a packed segment equals that of a separate sequence."""
-    packed = harness.layers(harness.x, harness.segments())
+    """The output of a packed segment equals that of a separate sequence, wherever it begins and ends."""
+    own = _causality.runs(harness.length, harness.length // 2).to(harness.device)
+    position = torch.arange(harness.length, device=harness.device)
+    begins = own != own.roll(1, 1)
+    begins[:, 0] = True
+    within = position - torch.where(begins, position, 0).cummax(1).values
+    parity = own.long()
     yield harness.same(
         "packed segments",
-        packed,
-        _separate_outputs(harness),
+        _in_parts(harness, harness.x[parity, within], begins.cumsum(1)),
+        harness.y[parity, within],
         f"{harness.place('forward')} mixes packed documents: with `segments`, the output of a segment differs from "
         "that of a separate sequence",
     )
@@ -228,17 +237,16 @@ def packing(harness: Harness) -> Iterator[Check]:
     )
 
 
-def _separate_outputs(harness: Harness) -> Tensor:
-    rows = []
-    for x_TD, ids in zip(harness.x, harness.segments(), strict=True):
-        _, counts = ids.unique_consecutive(return_counts=True)
-        rows.append(torch.cat([harness.layers(part[None])[0] for part in x_TD.split(counts.tolist())]))
-    return torch.stack(rows)
+def _in_parts(harness: Harness, x: Tensor, segments: Tensor) -> Tensor:
+    """Return the outputs of many sequences, without the memory that all of them at once would need."""
+    return torch.cat([harness.layers(*part) for part in zip(x.split(ROWS), segments.split(ROWS), strict=True)])
 
 
 def packed_gradients(harness: Harness) -> Iterator[Check]:
     """The outputs of a packed segment have no gradient with respect to the inputs of another."""
-    probe = _causality.documents(harness.x, harness.x, harness.weight, harness.segments(), [2] * BATCH)
+    own = _causality.runs(harness.length, harness.length // 8).to(harness.device)
+    x, weight = (harness.random(f"packed {name}", len(own), *harness.x.shape[1:]) for name in ("x", "weight"))
+    probe = _causality.packed(x, x, weight, own)
     broken = f"outputs of {harness.place('forward')} in one segment have gradients with respect to another"
     yield harness.check_zero("packed gradients", *probe.gradient(harness.layers), broken)
 

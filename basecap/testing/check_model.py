@@ -19,20 +19,21 @@ from basecap.mixers import ARCHITECTURES, generator_for
 from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel, outline
 from basecap.ops import recorded
-from basecap.testing._causality import Probe, choose_cuts, documents, future
-from basecap.testing._harness import block_edge, make_generic, roundoff
+from basecap.testing._causality import Probe, choose_cuts, future, packed, runs
+from basecap.testing._harness import make_generic, roundoff
 from basecap.testing._narrowing import Watch
 
 #: The longest test sequence in float64; the studies train on 2,048 tokens, and most blocks are shorter.
 LONGEST = 4096
 #: Shorter sequences, for models that do not fit into memory or cannot be computed at that length.
 SHORTER = (1024, 128)
-#: Length of the sequences that are cut at every position, for leaks between two neighbours at the edge of a chunk.
-NEAR = 64
+#: Lengths of the sequences that are cut at every position, for leaks between neighbours at the edges of chunks: longer
+#: than those of 128 tokens, with a part of one at the end; then for models that want whole ones.
+NEAR = (136, 128)
 #: Vocabulary size, small because activations replace the embeddings.
 VOCAB = 64
-#: Number of documents that stay the same while the others of their row change.
-HELD = 3
+#: Most sequences in a pass in the precision of training.
+FEW_ROWS = 3
 
 #: Smallest change of an output that counts as a leak, relative to the root mean square of all outputs. float32, the
 #: most precise dtype of training, rounds by 6e-8: a sixtieth of that is lost when it is added to the activations,
@@ -54,7 +55,8 @@ NARROW_LEAK = 8 * roundoff(torch.float32)
 RANDOM = 0.1
 
 #: What a model with a leak does.
-ROWS, FUTURE, MIXES = "mixes the sequences of a batch", "sees the future", "mixes packed documents"
+ROWS, FUTURE = "mixes the sequences of a batch", "sees the future"
+PACKED = "mixes packed documents or sees the future in them"
 
 Autocast = Callable[[], contextlib.AbstractContextManager]
 
@@ -77,8 +79,8 @@ class Setting:
         dtype: of parameters and inputs.
         words: the precision, for messages.
         autocast: context of every pass.
-        rows: sequences in a pass, as many as there are places to look at if there are fewer. With a row for every
-            position of a sequence, each is a place to look at.
+        rows: most sequences in a pass, and most places to look at.
+        everywhere: look at every position, in as many passes as that takes.
     """
 
     length: int
@@ -86,6 +88,7 @@ class Setting:
     words: str
     autocast: Autocast = contextlib.nullcontext
     rows: int = 8
+    everywhere: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,16 +136,18 @@ def find_leak(config: ModelConfig, device: torch.device, training: Precision) ->
         dtype=torch.float32,
         words="bf16" if training.bf16 else "fp32",
         autocast=training.autocast,
-        rows=min(training.rows, HELD),
+        rows=min(training.rows, FEW_ROWS),
     )
-    wide = [
-        Setting(length=length, dtype=dtype, words=str(dtype).removeprefix("torch."))
-        for length in _lengths(config.max_length)
-        for dtype in (torch.float64, torch.float32)  # a kernel may not support double precision
-    ]
-    near = [replace(setting, length=min(config.max_length, NEAR), rows=NEAR) for setting in wide[:2]]
-    every = (_evaluation, _training, _packed)
-    for settings, proofs in ((wide, every), (near, (_evaluation,)), ([own], every)):
+    wide, near = (
+        [
+            Setting(length=length, dtype=dtype, words=str(dtype).removeprefix("torch."), everywhere=everywhere)
+            for length in lengths
+            for dtype in (torch.float64, torch.float32)  # a kernel may not support double precision
+        ]
+        for lengths, everywhere in ((_lengths(config.max_length), False), (_near(config.max_length), True))
+    )
+    every = (_evaluation, _training, _packed, _packed_gradients)
+    for settings, proofs in ((wide, every), (near, (_evaluation, _packed)), ([own], every)):
         for claims in proofs:
             found = _first_that_runs(partial(_fault, config, device, claims), settings)
             if found is None:
@@ -157,6 +162,10 @@ def _lengths(longest: int) -> list[int]:
     """Return the lengths to try, that of the study too where it is longer: chunks may need it."""
     lengths = [longest] if longest <= LONGEST else [LONGEST, longest]
     return lengths + [length for length in SHORTER if length < longest]
+
+
+def _near(longest: int) -> list[int]:
+    return list(dict.fromkeys(min(longest, length) for length in NEAR))
 
 
 def _first_that_runs(prove: Callable[[Setting], Fault | None], settings: Sequence[Setting]) -> Fault | None:
@@ -239,7 +248,12 @@ class Subject:
         raise ArithmeticError("not finite")
 
     def __call__(self, x_BTD: Tensor, segments: Tensor | None) -> Tensor:
-        """Return the final activations; random numbers and buffers are the same in each call."""
+        """Return the final activations; random numbers and buffers are the same in each pass."""
+        parts = x_BTD.split(self.setting.rows)
+        ids = segments.split(self.setting.rows) if segments is not None else [None] * len(parts)
+        return torch.cat([self._pass(*part) for part in zip(parts, ids, strict=True)])
+
+    def _pass(self, x_BTD: Tensor, segments: Tensor | None) -> Tensor:
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
                 buffer.copy_(self._buffers[name])
@@ -259,37 +273,29 @@ class Subject:
     def future(self) -> tuple[Probe, list[int]]:
         """Return the probe of later inputs, and for each row the first position that changes."""
         length, rows = self.setting.length, self.setting.rows
-        cuts = list(range(1, length)) if rows >= length - 1 else choose_cuts(length)[:rows]
-        x, other, weight = (self.random(name, len(cuts)) for name in ("x", "other", "weight"))
-        return future(x, other, weight, cuts), cuts
+        cuts = list(range(1, length)) if self.setting.everywhere else choose_cuts(length)[:rows]
+        return future(*self._inputs(len(cuts)), cuts), cuts
 
-    def packed_future(self) -> tuple[Probe, list[int]]:
-        """Return the probe of later inputs and boundaries: what follows belongs to other documents, or to the same."""
-        probe, cuts = self.future()
-        position = torch.arange(self.setting.length, device=self.device)
-        segments = torch.stack([(position >= cut // 2).long() + (position >= cut) for cut in cuts])
-        return replace(probe, segments=segments.clamp(max=1), later=segments), cuts
+    def packed(self) -> Probe:
+        """Return the probe of packed documents: what comes before them, and what follows in them or in others."""
+        length = self.setting.length
+        if self.setting.everywhere:
+            own = runs(length, length // 2)
+        else:
+            position = torch.arange(length)
+            cuts = choose_cuts(length)[: self.setting.rows]
+            own = torch.stack([(position >= cut // 2) & (position < cut) for cut in cuts])
+        return packed(*self._inputs(len(own)), own.to(self.device))
 
     def rows(self) -> Probe:
-        """Return the probe of two sequences, of which the first must not depend on the second."""
-        x, other, weight = (self.random(name, 2) for name in ("x", "other", "weight"))
-        own = torch.tensor([True, False], device=self.device)[:, None].expand(x.shape[:2])
+        """Return the probe of sequences of which the second must not depend on its neighbours."""
+        x, other, weight = self._inputs(min(3, self.setting.rows))
+        own = (torch.arange(len(x), device=self.device) == 1)[:, None].expand(x.shape[:2])
         return Probe(x=x, changed=torch.where(own[..., None], x, other), own=own, weight=weight)
 
-    def documents(self) -> Probe:
-        """Return the probe of some of the packed documents that end at the positions of `choose_cuts`.
-
-        These are the longest ones and that which begins at an edge between blocks.
-        """
-        length = self.setting.length
-        ends = torch.tensor(sorted(choose_cuts(length)))
-        ids = torch.searchsorted(ends, torch.arange(length), right=True)
-        longest = ids.bincount().argsort(descending=True, stable=True).tolist()
-        edge = int(ids[min(block_edge(length), length - 1)])
-        held = list(dict.fromkeys([*longest[: HELD - 1], edge, *longest]))[: min(HELD, self.setting.rows)]
-        segments = ids.expand(len(held), -1).to(self.device)
-        x, other, weight = (self.random(name, len(held)) for name in ("x", "other", "weight"))
-        return documents(x, other, weight, segments, held)
+    def _inputs(self, rows: int) -> Iterator[Tensor]:
+        """Yield x, other inputs and weights of the outputs, each [rows, T, D]."""
+        return (self.random(name, rows) for name in ("x", "other", "weight"))
 
 
 def _shallow(config: ModelConfig) -> ModelConfig:
@@ -336,19 +342,16 @@ def _training(subject: Subject) -> Iterator[Claim]:
 
 def _packed(subject: Subject) -> Iterator[Claim]:
     subject.model.train()
-    probe = subject.documents()
-    rows = len(probe.x)
-    moves = ["outputs of one change with the inputs of others"] * rows
-    yield Claim(probe=probe, measure=lambda p: p.movement(subject), fault=MIXES, broken=moves)
-    feels = ["outputs of one have gradients with respect to others of its row"] * rows
-    yield Claim(probe=probe, measure=lambda p: p.gradient(subject), fault=MIXES, broken=feels)
-    probe, cuts = subject.packed_future()
-    moves = [f"with segments, outputs before position {cut} change with later inputs or documents" for cut in cuts]
-    yield Claim(probe=probe, measure=lambda p: p.movement(subject), fault=FUTURE, broken=moves)
-    feels = [
-        f"with segments, outputs before position {cut} have gradients with respect to later inputs" for cut in cuts
-    ]
-    yield Claim(probe=probe, measure=lambda p: p.gradient(subject), fault=FUTURE, broken=feels)
+    probe = subject.packed()
+    broken = ["outputs of a document change with others, or with its own later inputs"] * len(probe.own)
+    yield Claim(probe=probe, measure=lambda p: p.movement(subject), fault=PACKED, broken=broken)
+
+
+def _packed_gradients(subject: Subject) -> Iterator[Claim]:
+    subject.model.train()
+    probe = subject.packed()
+    broken = ["outputs of a document have gradients with respect to others, or to its own later inputs"] * len(probe.own)
+    yield Claim(probe=probe, measure=lambda p: p.gradient(subject), fault=PACKED, broken=broken)
 
 
 @contextlib.contextmanager
