@@ -16,6 +16,7 @@ from basecap.study.trial import refuse_leaks
 from tests.study._execute import PLUGIN, run
 
 FUTURE = "sees the future: outputs before position"
+PACKED = "mixes packed documents or sees the future in them: outputs of a document"
 ONLY = "sees the future in {} mode only: outputs before position"
 
 #: Name of a mixer -> what its forward returns, the tokens of a sequence, and what is said of it.
@@ -28,12 +29,12 @@ FORWARDS = {
         1024,
         FUTURE,
     ),
-    "proof edge": ("x + x.roll(-1, 1) * (torch.arange(x.shape[1]) == 19)[:, None]", 128, f"{FUTURE} 20 .*19 of 64"),
+    "proof edge": ("x + x.roll(-1, 1) * (torch.arange(x.shape[1]) == 19)[:, None]", 128, f"{FUTURE} 20 .*19 of 128"),
     "proof late": ("torch.cat([x[:, :1024], x.roll(-1, 1)[:, 1024:]], 1)", 1400, f"{FUTURE} 1399 .* --length 1400"),
     "proof boundary": (
-        "x + x.roll(1, 1) * (torch.arange(x.shape[1]) == 16)[:, None]",
-        32,
-        "mixes packed documents: outputs of one change with the inputs of others .first at position 16 of 32",
+        "x + x.roll(1, 1) * (torch.arange(x.shape[1]) == 100)[:, None]",
+        128,
+        f"{PACKED} change with others, or with its own later inputs .first at position 100 of 128",
     ),
     "proof training": ("x + 1e-3 * x.roll(-1, 1) if self.training else x", 32, ONLY.format("training")),
     "proof statistics": (
@@ -43,22 +44,22 @@ FORWARDS = {
     ),
     "proof batch": ("x - x.mean(0, keepdim=True)", 32, "mixes the sequences of a batch: outputs of one .* in float64"),
     "proof evaluation": ("x if self.training else x + 1e-3 * x.roll(-1, 1)", 32, ONLY.format("evaluation")),
-    "proof documents": ("self.out(means(x, None))", 32, "mixes packed documents: outputs of one change with the"),
+    "proof documents": ("self.out(means(x, None))", 32, f"{PACKED} change with others"),
     "proof backward": ("Backward.apply(x)", 32, f"{FUTURE} 10 have gradients with respect to later inputs"),
     "proof packed backward": (
         "x if segments is None else Backward.apply(x)",
         32,
-        "mixes packed .* of one have gradients",
+        f"{PACKED} have gradients with respect to others",
     ),
     "proof packed ahead": (
         "x if segments is None else x + 1e-3 * x.roll(-1, 1) * (segments == segments.roll(-1, 1))[..., None]",
         32,
-        f"{FUTURE[:17]}with segments, outputs before position 10 change with later inputs or documents",
+        PACKED,
     ),
     "proof boundaries": (
         "x if segments is None else x + (segments != segments.roll(-1, 1))[..., None]",
         32,
-        f"{FUTURE[:17]}with segments, outputs before position",
+        PACKED,
     ),
     "proof faint": ("means(x, segments) + 1e-6 * x.roll(-1, 1)", 32, FUTURE),
     "proof faint single": ("(x + 1e-6 * x.roll(-1, 1)).float().to(x.dtype)", 32, FUTURE),

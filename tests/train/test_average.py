@@ -101,7 +101,6 @@ def test_a_failing_evaluation_leaves_the_weights_as_they_were(model):
     assert torch.equal(model.embedding.weight, held) and not average.values["embedding.weight"].any()
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch.compile looks at it
 def test_compiled_training_goes_on_after_an_evaluation_of_the_average(model, stream, tmp_path, monkeypatch):
     compiled = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: compiled(function, backend="eager"))

@@ -242,7 +242,6 @@ def test_gradients_are_limited_together_or_each(model):
         assert (gradients.norm() <= 0.501) if by == "norm" else (gradients == -0.5).all()
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch.compile looks at it
 def test_a_compiled_model_meets_more_lengths_than_pytorch_keeps_versions_of_by_default(model, monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     model.compile_training()
