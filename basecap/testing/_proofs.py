@@ -216,7 +216,7 @@ def long_decoding(harness: Harness) -> Iterator[Check]:
 
 @torch.no_grad()
 def packing(harness: Harness) -> Iterator[Check]:
-    """The output of a packed segment equals that of a separate sequence, wherever it begins and ends."""
+    """The output of a packed segment equals that of a separate sequence; segments begin and end at every position."""
     own = _causality.runs(harness.length, harness.length // 2).to(harness.device)
     position = torch.arange(harness.length, device=harness.device)
     begins = own != own.roll(1, 1)
