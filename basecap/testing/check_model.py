@@ -8,7 +8,7 @@ way, so it must not be refused.
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -350,7 +350,8 @@ def _packed(subject: Subject) -> Iterator[Claim]:
 def _packed_gradients(subject: Subject) -> Iterator[Claim]:
     subject.model.train()
     probe = subject.packed()
-    broken = ["outputs of a document have gradients with respect to others, or to its own later inputs"] * len(probe.own)
+    feels = "outputs of a document have gradients with respect to others, or to its own later inputs"
+    broken = [feels] * len(probe.own)
     yield Claim(probe=probe, measure=lambda p: p.gradient(subject), fault=PACKED, broken=broken)
 
 
