@@ -293,9 +293,9 @@ class Subject:
         own = (torch.arange(len(x), device=self.device) == 1)[:, None].expand(x.shape[:2])
         return Probe(x=x, changed=torch.where(own[..., None], x, other), own=own, weight=weight)
 
-    def _inputs(self, rows: int) -> Iterator[Tensor]:
-        """Yield x, other inputs and weights of the outputs, each [rows, T, D]."""
-        return (self.random(name, rows) for name in ("x", "other", "weight"))
+    def _inputs(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return x, other inputs and weights of the outputs, each [rows, T, D]."""
+        return self.random("x", rows), self.random("other", rows), self.random("weight", rows)
 
 
 def _shallow(config: ModelConfig) -> ModelConfig:
