@@ -20,9 +20,9 @@ def merge_studies(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyC
 
     Seeds, architectures, evaluations and tasks of `wanted` come after those that are held.
 
-    Words, the figure, published numbers, where and by how many processes text is prepared, when evaluations run, which
-    weights stay, whether CUDA graphs run and which evaluation point counts are those of `wanted`: no number of a run
-    depends on them.
+    Words, the figure, published numbers, where text is, where and by how many processes it is prepared, when
+    evaluations run, which weights stay, whether CUDA graphs run and which evaluation point counts are those of
+    `wanted`: no number of a run depends on them.
 
     Raises:
         ConfigError: they differ in anything else, or in what an architecture of one name is.
@@ -62,10 +62,10 @@ def merge_studies(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyC
 
 
 def _data(study: StudyConfig, wanted: StudyConfig) -> DataConfig | None:
-    """Return the text of a study, with the cache and workers of `wanted`."""
+    """Return the text of a study with where `wanted` has it: that it is the same text is checked by its content."""
     if study.data is None or wanted.data is None:
         return study.data
-    return study.data.model_copy(update={"cache": wanted.data.cache, "workers": wanted.data.workers})
+    return study.data.model_copy(update={key: getattr(wanted.data, key) for key in ("path", "cache", "workers")})
 
 
 def _task(study: StudyConfig, held: StudyConfig, wanted: StudyConfig) -> TaskSection | None:

@@ -38,8 +38,8 @@ def test_options_that_change_no_number_make_no_other_study(made):
     assert merge_studies(changed, made([A]), Path("out")) == made([A])
 
 
-def test_where_and_by_how_many_text_is_prepared_makes_no_other_study(made, study):
-    moved = made([A], data=study["data"] | {"cache": "elsewhere", "workers": 2})
+def test_where_text_is_and_how_it_is_prepared_makes_no_other_study(made, study):
+    moved = made([A], data=study["data"] | {"path": "moved", "cache": "elsewhere", "workers": 2})
     assert merge_studies(made([A]), moved, Path("out")) == moved
     assert merge_studies(moved, made([A]), Path("out")) == made([A])
     with pytest.raises(ConfigError, match=r"data\.seq_len is 32 there and 16 here"):
