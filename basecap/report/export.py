@@ -67,12 +67,12 @@ def _text(study: TextResults) -> Iterator[Sheet]:
             gaps.append([row.name, found.alone, found.single, at_lowest(row), row.weighted])
             runs = [len(row.seeds), len(row.reference_seeds)]
             ranges.append([row.name, found.bits_per_byte, found.tolerance, low, high, *runs])
-    yield Sheet("verdicts", ["architecture", "verdict", "gap", "as if trained on", "why"], verdicts)
+    yield Sheet("verdicts", ["architecture", "verdict", "gap", "as if trained on, share", "why"], verdicts)
     heads = ["architecture", "verdict alone", "gap alone", "gap at lowest shared loss alone", "weighted gap"]
     yield Sheet("gaps", heads, gaps)
-    heads = ["architecture", "bits per byte", "tolerance", "range from", "range to", "runs", "reference runs"]
+    heads = ["architecture", "gap, bits per byte", "tolerance", "range from", "range to", "runs", "reference runs"]
     yield Sheet("ranges", heads, ranges)
-    heads = ["architecture", "domain", "verdict", "gap", "as if trained on", "bits per byte", "tolerance"]
+    heads = ["architecture", "domain", "verdict", "gap", "as if trained on, share", "gap, bits per byte", "tolerance"]
     by_domain: list[list[Cell]] = [
         [row.name, part.domain, part.verdict, part, part.tokens, part.bits_per_byte, part.tolerance]
         for row in study.comparisons

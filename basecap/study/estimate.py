@@ -120,7 +120,8 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
     """Return the lines below the rows of `estimate`: the total, what it leaves out, disk, warnings."""
     seconds, evaluating = _seconds(rows), sum(row[EVALUATING] or 0.0 for row in rows)
     work = sum(row["PFLOP"] for row in rows) + evaluating
-    share = f"{evaluating / work:.0%} of it for evaluations" if evaluating else "without evaluations"
+    part = "under 1%" if evaluating < 0.005 * work else f"{evaluating / work:.0%}"
+    share = f"{part} of it for evaluations" if evaluating else "without evaluations"
     rate = work * 1000 / (UTILISATION[0] * seconds[0])  # TFLOP/s, as `estimate` found it
     return [
         f"{_all(len(rows), _span(*seconds), share)} {SHARES} of this machine's matrix rate, now {rate:.3g} TFLOP/s; "

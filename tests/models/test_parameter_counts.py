@@ -130,6 +130,8 @@ def test_the_pythia_of_133_million():
 def test_the_hyena_of_153_million():
     model = build("hyena", 864, vocab=50_257)
     assert (model.config.depth, model.parameters_count() // 1_000_000) == (18, 153)
+    (run,) = [run for run in plan_runs(load_study("lp-figure-11"), vocab=512) if run.architecture == "hyena"]
+    assert (run.model.depth, run.model.hidden) == (18, 864)
 
 
 @pytest.mark.parametrize("vocab", [20_000, 32_000, 50_277])

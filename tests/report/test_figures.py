@@ -146,7 +146,9 @@ def test_positions_that_double_stand_at_equal_distances(places, kind, form):
     common = {"eval": "e", "subset": "s", "metric": "m", "value": 0.5, "stderr": 0.1, "n": 1, "step": 1, "tokens": 1}
     rows = [EvaluationRow(name="other 0", seed=0, axis={"position": place}, **common) for place in places]
     found = EvaluationResults(name="e", axes=["position"], unit="nats", better="lower", rows=rows)
-    encodings = [layer["encoding"]["x"] for layer in evaluation(drawn_study([0.1]), found, "m", "s")["layer"]]
+    chart = evaluation(drawn_study([0.1]), found, "m", "s")
+    assert chart["title"] == "e, s"
+    encodings = [layer["encoding"]["x"] for layer in chart["layer"]]
     assert {encoding["scale"].get("type") for encoding in encodings} == {kind}
     assert all(encoding["axis"] == {"values": list(places)} | form for encoding in encodings)
 

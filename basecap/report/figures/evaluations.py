@@ -52,7 +52,8 @@ def evaluation(study: StudyResults, found: EvaluationResults, metric: str, subse
         layer(rows, {"type": "rule"}, {**look, "y": number("low", title, FREE), "y2": ref("high")}),
         layer(rows, dot, {**look, **mark, "y": y}),
     ]
-    return chart(layers, width=480, height=300, title=subset, pick=True)
+    name = f"{found.name}, {subset}" if subset else found.name
+    return chart(layers, width=480, height=300, title=name, pick=True)
 
 
 def _scale(values: list[float]) -> Spec:
