@@ -120,7 +120,7 @@ def pareto_front(gap: Measure, cost: Measure) -> list[str]:
 
 def _abscissa(other: Measure, domain: list[float]) -> Spec:
     costs = other.kind == "cost"
-    better = {"higher": " (more is better)", "lower": " (less is better)", "neither": ""}[other.better]
+    better = "" if other.better == "neither" else f" ({other.better} is better)"
     scale = {"domain": domain, "nice": False, **({"type": "log"} if costs else {"zero": False})}
     axis = {"format": ".3~s" if costs else "~g", "tickCount": 4, "grid": False}
     return number("x", f"{other.name}, {other.unit}{better}", scale, axis)
