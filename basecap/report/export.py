@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
@@ -136,7 +136,7 @@ def _tasks(study: TaskResults) -> Iterator[Sheet]:
             row.architecture,
             row.train,
             row.test,
-            ", ".join(f"{axis} {value:g}" for axis, value in cell.axis.items()),
+            _cell(cell.axis),
             cell.accuracy,
             cell.case_accuracy,
             cell.examples,
@@ -145,6 +145,15 @@ def _tasks(study: TaskResults) -> Iterator[Sheet]:
         for cell in row.cells
     ]
     yield Sheet("cells", [*place, "cell", "accuracy", "case accuracy", "examples"], cells)
+    published: list[list[Cell]] = [
+        [row.architecture, row.train, row.test, _cell(row.axis) or "mean", row.published, row.value, row.difference]
+        for row in (study.published.rows if study.published else ())
+    ]
+    yield Sheet("published", [*place, "cell", "published", "ours", "difference"], published)
+
+
+def _cell(axis: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in axis.items())
 
 
 def _common(study: StudyResults) -> Iterator[Sheet]:

@@ -75,7 +75,7 @@ def joined_sentences(joined: Joined) -> list[str]:
         return [f"A correlation of the gap with other evaluations needs {FEWEST} architectures with both; here {here}."]
     if few:
         sentences.append(
-            f"A correlation needs {FEWEST} architectures with both numbers: too few have {', '.join(few)}."
+            f"A correlation needs {FEWEST} architectures with both numbers: too few have {'; '.join(few)}."
         )
     return sentences
 

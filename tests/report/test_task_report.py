@@ -10,6 +10,7 @@ from basecap.analysis import TaskResults, analyse
 from basecap.analysis.results import to_json
 from basecap.records import Declaration, Record, StudyRecords
 from basecap.report import terminal_table, write_report
+from basecap.report.export import sheets
 from basecap.report.figures import capacity, cells, hardest_cells, matrix, regions
 from basecap.report.task_summary import known_tasks, recall_reasons
 from tests.report.synthetic import write_study
@@ -94,6 +95,8 @@ def test_the_terminal_shows_each_architecture_and_training_task(tmp_path):
 
 def test_a_matrix_has_ours_the_published_number_and_the_runs(tmp_path):
     study = studied(tmp_path, published=PUBLISHED, seeds=(0, 1, 2))
+    (sheet,) = [sheet for sheet in sheets(study) if sheet.name == "published"]
+    assert [row[4:6] for row in sheet.rows] == [[row.published, row.value] for row in study.published.rows]
     rows = {(row["train"], row["test"]): row for row in data(matrix(study, "leaning"))}
     assert len(rows) == 4
     moved = rows["a", "b"]
