@@ -15,6 +15,7 @@ from basecap.maps import Maps
 from basecap.records import StudyRecords
 from basecap.report import figures
 from basecap.report.charts import influence_charts
+from basecap.report.palette import ON_DARK
 from tests.report import made_up
 from tests.report.made_up import run_row
 
@@ -51,7 +52,10 @@ def tiles(chart) -> list[dict]:
 
 
 def test_each_layer_is_a_picture_of_its_own_with_its_score():
-    rows = tiles(figures.influence("mine, seed 0", MAPS, {1: 0.5}))
+    chart = figures.influence("mine, seed 0", MAPS, {1: 0.5})
+    (text,) = [layer["mark"] for layer in chart["layer"] if layer["mark"]["type"] == "text"]
+    assert text["color"] in ON_DARK  # it stands on the page itself
+    rows = tiles(chart)
     assert [row["title"] for row in rows] == ["layer 0", "layer 1, selectivity 0.50", "layer 5"]
     assert np.array_equal(pixels(rows[0]["url"]), 255 - 255 * np.eye(3))
     assert (pixels(rows[1]["url"]) == 128).all()  # the square root of 1/4 is half black

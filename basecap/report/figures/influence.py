@@ -11,6 +11,7 @@ import numpy as np
 from basecap.maps import Maps
 from basecap.report.figures.spec import Spec, chart, layer
 from basecap.report.figures.style import ref
+from basecap.report.palette import BLACK
 
 #: Layers in a row, and the side of a heat map with what is between two, in pixels.
 COLUMNS, SIDE, GAP, TITLE = 4, 140, 12, 24
@@ -51,7 +52,7 @@ def influence(name: str, maps: Maps, scores: Mapping[int, float]) -> Spec:
 
     look = {"x": at("left", width), "y": at("top", height, downwards=True)}
     picture = {"type": "image", "width": SIDE, "height": SIDE, "align": "left", "baseline": "top"}
-    text = {"type": "text", "align": "left", "baseline": "bottom", "dy": -8, "fontSize": 11}
+    text = {"type": "text", "align": "left", "baseline": "bottom", "dy": -8, "fontSize": 11, "color": BLACK}
     frame = {"type": "rect", "filled": False, "stroke": "#cccccc"}
     layers = [
         layer(tiles, picture, {**look, "url": ref("url"), "description": ref("title")}),
