@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 #: Prefix of the module names of plugin files.
 PLUGIN = "basecap_plugin_"
+#: SHA-256 of the code that a plugin's module was loaded from, by its name: the file may change while a study runs.
+_loaded: dict[str, str] = {}
 
 
 class Registry(Generic[T]):
@@ -137,7 +139,8 @@ def load_plugin(path: Path) -> None:
     before = Registry.total
     try:
         with contextlib.chdir("."):  # the plugin may enter another directory; paths of the command line stay valid
-            spec.loader.exec_module(module)
+            code = path.read_bytes()
+            exec(compile(code, path, "exec"), module.__dict__)
     except ConfigError:
         del sys.modules[name]
         raise
@@ -148,6 +151,12 @@ def load_plugin(path: Path) -> None:
     if Registry.total == before:
         del sys.modules[name]
         raise ConfigError(f"plugin file {path} registers nothing; put @mixer(...) above its class.")
+    _loaded[name] = hashlib.sha256(code).hexdigest()
+
+
+def plugin_digest(module: str) -> str:
+    """Return the SHA-256 of the code that a plugin's module was loaded from."""
+    return _loaded[module]
 
 
 def _line(error: BaseException, path: Path) -> int | None:

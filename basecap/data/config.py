@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from basecap.data.hashes import digest, file_digest
+from basecap.data.hashes import digest
 from basecap.data.sources import SOURCES, plugin_of
 from basecap.errors import ConfigError, nearest
+from basecap.registry import plugin_digest
 
 #: Part of every hash; increase it when the meaning of an option or of a stored file changes.
 FORMAT = 2
@@ -123,9 +124,8 @@ class DataConfig(BaseModel):
 
     @property
     def code(self) -> str | None:
-        """SHA-256 of the plugin file that defines the source, None for a built-in source."""
-        plugin = plugin_of(self.source)
-        return None if plugin is None else file_digest(plugin)
+        """SHA-256 of the plugin that defines the source, None for a built-in source."""
+        return None if plugin_of(self.source) is None else plugin_digest(SOURCES.module(self.source))
 
     @property
     def hash(self) -> str:

@@ -16,7 +16,7 @@ from basecap.mixers import ARCHITECTURES
 from basecap.models import BACKBONES
 from basecap.models.config import ModelConfig
 from basecap.records import RunRecords, StudyRecords
-from basecap.registry import PLUGIN
+from basecap.registry import PLUGIN, plugin_digest
 from basecap.study.config import StudyConfig, validate
 from basecap.study.plan import RunSpec
 from basecap.study.recorded_plugins import MODULE_OF, refuse_absent_plugins
@@ -174,7 +174,12 @@ def _is_file(name: str) -> bool:
 
 def plugin_files(model: ModelConfig) -> list[Path]:
     """Return the plugin files that a model's parts are defined in."""
-    return [_file(module) for module in _modules(model) if module.startswith(PLUGIN)]
+    return [_file(module) for module in _plugins(model)]
+
+
+def _plugins(model: ModelConfig) -> list[str]:
+    """Return the modules of these files."""
+    return [module for module in _modules(model) if module.startswith(PLUGIN)]
 
 
 def _modules(model: ModelConfig) -> list[str]:
@@ -191,7 +196,7 @@ def _file(module: str) -> Path:
 
 def _sources(model: ModelConfig) -> dict[str, str]:
     """Return the plugin files of a model by their digests, and the packages by those of their version and module."""
-    found = {file_digest(file): file.name for file in plugin_files(model)}
+    found = {plugin_digest(module): _file(module).name for module in _plugins(model)}
     for module in _modules(model):
         package = ARCHITECTURES.package_of(module) or BACKBONES.package_of(module)
         if package is not None:

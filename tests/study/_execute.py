@@ -3,6 +3,10 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from basecap import registry
+from basecap.data.hashes import file_digest
 from basecap.study.config import load_study, select
 from basecap.study.execute import execute
 
@@ -100,3 +104,8 @@ def change(path: Path, **changes: object) -> None:
     """Change keys of a JSON file; None removes one."""
     content = {**json.loads(path.read_text()), **changes}
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def as_if_loaded_now(plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a plugin count as loaded from its present file, as in another process."""
+    monkeypatch.setitem(registry._loaded, f"{registry.PLUGIN}{plugin.stem}", file_digest(plugin))

@@ -16,7 +16,7 @@ from basecap.records import StudyRecords
 from basecap.registry import load_plugin
 from basecap.study.generate import continue_text
 from tests.data.test_preparation import load_anew
-from tests.study._execute import PLUGIN, STEADY, VERSES, change, run
+from tests.study._execute import PLUGIN, STEADY, VERSES, as_if_loaded_now, change, run
 
 
 def test_another_study_in_the_directory_is_refused(study_file, tmp_path):
@@ -31,14 +31,17 @@ def test_a_study_that_is_running_is_refused_at_once(study_file, tmp_path):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["lock"]
 
 
-def test_another_version_of_a_plugin_is_refused(study, tmp_path):
+def test_another_version_of_a_plugin_is_refused(study, tmp_path, monkeypatch):
     plugin, path = tmp_path / "steady.py", tmp_path / "tiny.yaml"
     plugin.write_text(STEADY)
     load_plugin(plugin)
     path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", "steady"]}))
     infos = run(path, tmp_path / "out", plugins=(plugin,))
     assert run(path, tmp_path / "out", plugins=(plugin,)) == infos
-    plugin.write_text(STEADY + "# changed")
+    plugin.write_text(STEADY + "# changed")  # the loaded code is what trains
+    (added,) = run(path, tmp_path / "out", only=("steady",), plugins=(plugin,), settings=("seeds=[1]",))[1:]
+    assert added["plugins"] == infos[1]["plugins"]
+    as_if_loaded_now(plugin, monkeypatch)
     with pytest.raises(
         ConfigError, match=r"steady-s0 was trained with another version of steady\.py; restore that one"
     ):
@@ -68,6 +71,7 @@ def test_a_run_is_tied_to_its_own_plugin_alone(study, tmp_path, monkeypatch):
     assert [sorted(info["plugins"].values()) for info in infos] == [["first.py"], ["first.py", "second.py"]]
 
     plugins[1].write_text(plugins[1].read_text() + "# changed")
+    as_if_loaded_now(plugins[1], monkeypatch)
     assert run(path, out, only=("first",), plugins=plugins) == infos[:1]
     with pytest.raises(ConfigError, match=r"second-s0 was trained with another version of second\.py"):
         run(path, out, plugins=plugins)
