@@ -5,11 +5,10 @@ A file grows by blocks, each a header (`HEAD`: kind, step, size and checksum of 
 `bytes` and `clusters` [sum of counts], int64. A block of `NATS` holds the losses at a step of the documents described
 last, float64. The last block of a step counts. A block that a killed process left unfinished is last, and ignored.
 
-Earlier versions wrote a file per step: an .npz of these arrays, the oldest without `clusters`. They are still read.
+Archived records may have a file per step, an .npz of these arrays. They are read too, and never written.
 """
 
 import contextlib
-import io
 import json
 import struct
 import zipfile
@@ -91,7 +90,7 @@ def append_losses(path: Path, step: int, losses: dict[str, DocumentLosses]) -> N
 
 
 def read_losses(path: Path, steps: Iterable[int]) -> list[History]:
-    """Return the losses at `steps`, from a file and from those that earlier versions wrote beside it.
+    """Return the losses at `steps`, from a file and from those of single steps beside it.
 
     Raises:
         DataError: losses of a step are missing, or a file is damaged.
@@ -100,11 +99,7 @@ def read_losses(path: Path, steps: Iterable[int]) -> list[History]:
     with _naming_damage(path):
         found = list(_read(path, wanted))
     missing = sorted(wanted.difference(*(history.steps for history in found)))
-    older = {step: path.with_name(f"{path.stem}-{step}.npz") for step in missing}
-    for step, file in older.items():
-        if not file.exists():
-            raise DataError(f"{path} lacks the losses at step {step}; remove {_run(path)} to train it again.")
-    return [*_read_older(older), *found]
+    return [*(_read_step(path, step) for step in missing), *found]
 
 
 def forget_losses(path: Path, step: int) -> None:
@@ -188,30 +183,12 @@ def _slices(subsets: Iterable[str], counts: Iterable[int]) -> dict[str, slice]:
     return {name: slice(first, end) for name, first, end in zip(subsets, [0, *ends], ends, strict=False)}
 
 
-def _read_older(paths: dict[int, Path]) -> Iterator[History]:
-    """Yield the losses of files by step. Arrays that are alike by their checksums are read once."""
-    known: dict[tuple[str, int, int], np.ndarray] = {}
-    described: dict[tuple[int, ...], Documents] = {}
-    found: dict[tuple[int, ...], dict[int, np.ndarray]] = {}
-    for step, path in paths.items():
-        with _naming_damage(path), zipfile.ZipFile(io.BytesIO(path.read_bytes())) as file:
-            arrays = {}
-            for member in file.infolist():
-                key = member.filename, member.CRC, member.file_size
-                if key not in known:
-                    known[key] = np.load(io.BytesIO(file.read(member)), allow_pickle=False)
-                arrays[member.filename.removesuffix(".npy")] = known[key]
-            nats = arrays.pop("nats")
-            same = tuple(id(array) for _, array in sorted(arrays.items()))
-            if same not in described:
-                described[same] = _older_documents(arrays)
-        found.setdefault(same, {})[step] = nats
-    for same, own in found.items():
-        yield History(described[same], [*own], np.stack([*own.values()]))
-
-
-def _older_documents(arrays: dict[str, np.ndarray]) -> Documents:
-    subsets = _slices(arrays["subsets"].tolist(), arrays["counts"].tolist())
-    plain = [np.arange(part.stop - part.start) for part in subsets.values()]
-    clusters = arrays.get("clusters", np.concatenate([np.empty(0, np.int64), *plain]))
-    return Documents(subsets, arrays["tokens"], arrays["bytes"], clusters)
+def _read_step(path: Path, step: int) -> History:
+    """Return the losses of a file of one step; raises DataError when there is none."""
+    file = path.with_name(f"{path.stem}-{step}.npz")
+    if not file.exists():
+        raise DataError(f"{path} lacks the losses at step {step}; remove {_run(path)} to train it again.")
+    with _naming_damage(file), file.open("rb") as raw, np.load(raw, allow_pickle=False) as arrays:
+        subsets = _slices(arrays["subsets"].tolist(), arrays["counts"].tolist())
+        documents = Documents(subsets, arrays["tokens"], arrays["bytes"], arrays["clusters"])
+        return History(documents, [step], arrays["nats"][None])

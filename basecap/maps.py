@@ -51,7 +51,7 @@ def join_layers(parts: Sequence[Maps]) -> Maps:
     )
 
 
-#: Arrays that mark positions; files written by earlier versions lack them.
+#: Arrays that mark positions.
 MARKS = ("keys", "values", "asked")
 
 
@@ -81,8 +81,7 @@ def read_last(paths: Iterable[Path]) -> dict[str, Maps]:
 def _read(path: Path) -> Maps:
     try:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in ("layers", "largest", "sizes")}
-            arrays |= {name: file[name] for name in MARKS if name in file}
+            arrays = {name: file[name] for name in ("layers", "largest", "sizes", *MARKS)}
             return Maps(input=str(file["input"]), tokens=int(file["tokens"]), **arrays)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is damaged ({error}); remove it.") from error

@@ -50,7 +50,6 @@ from basecap.files import (
 )
 from basecap.maps import Maps, read_last, write_maps
 from basecap.measured import Declaration, Record
-from basecap.moved_keys import with_moved_keys
 from basecap.processes import is_locked, locked
 from basecap.yaml_text import parse_yaml
 
@@ -95,8 +94,7 @@ class RunRecords:
     @property
     def resume(self) -> Path:
         """Directory of the checkpoints that the run resumes from."""
-        earlier = self.path / "checkpoints"  # its name in runs of older versions, which resume and continue there
-        return earlier if earlier.is_dir() else self.path / "resume"
+        return self.path / "resume"
 
     @property
     def weights(self) -> Path:
@@ -169,7 +167,7 @@ class RunRecords:
 
     def maps(self) -> dict[str, Maps]:
         """Return the last maps of each evaluation; raises DataError for a damaged file."""
-        return read_last(self._numbered("maps"))
+        return read_last(self._maps)
 
     def rewind(self, step: int) -> None:
         """Remove everything recorded after the checkpoint of `step`, including the evaluation at that step.
@@ -185,15 +183,16 @@ class RunRecords:
                 rows = [row for row in rows if row["step"] < first]
                 with replacing(path) as file:
                     file.write(encode_lines(rows))
-        for path in (*self._numbered("documents"), *self._numbered("maps")):
+        for path in self._maps:
             if int(path.stem.rpartition("-")[2]) >= step:
                 path.unlink()
         for path in (self.path / "documents").glob("*.losses"):
             forget_losses(path, step)
 
-    def _numbered(self, directory: str) -> list[Path]:
-        """Return the files of a directory that are called EVALUATION-STEP.npz."""
-        return [path for path in (self.path / directory).glob("*.npz") if path.stem.rpartition("-")[2].isdecimal()]
+    @property
+    def _maps(self) -> list[Path]:
+        """The files of maps, which are called EVALUATION-STEP.npz."""
+        return [path for path in (self.path / "maps").glob("*.npz") if path.stem.rpartition("-")[2].isdecimal()]
 
     def _documents_path(self, eval: str) -> Path:
         return self.path / "documents" / f"{safe_name(eval)}.losses"
@@ -279,7 +278,7 @@ class StudyRecords:
             study = parse_yaml(text)
         except ValueError as error:
             raise DataError(f"{path} {error}; restore or remove it.") from error
-        return with_moved_keys(without_schema(study, path), str(path))
+        return _with_current_keys(without_schema(study, path))
 
     def write_environment(self, environment: dict[str, Any]) -> None:
         """Write the versions and the device that the study started with, and the hash of the data manifest."""
@@ -345,6 +344,16 @@ class StudyRecords:
             with replacing(self.path / name) as file:
                 file.write(content.encode())
         return self.path / "report.html"
+
+
+def _with_current_keys(study: dict[str, Any]) -> dict[str, Any]:
+    """Return a study with the keys that archived records have elsewhere, or no more, at their place."""
+    train, gap = study.get("train"), study.get("gap")
+    if isinstance(train, dict) and "seeds" in train:
+        study = study | {"seeds": train["seeds"], "train": {key: train[key] for key in train if key != "seeds"}}
+    if isinstance(gap, dict):
+        study = study | {"gap": {key: gap[key] for key in gap if key != "tolerance"}}
+    return study
 
 
 def _refuse(foreign: Sequence[Path]) -> None:

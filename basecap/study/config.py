@@ -13,7 +13,6 @@ from basecap.data.config import Count, DataConfig, Number
 from basecap.data.task_config import TaskSection
 from basecap.data.tokenizer import BYTES
 from basecap.errors import ConfigError, nearest
-from basecap.moved_keys import with_moved_keys
 from basecap.names import PAPER, at_scale
 from basecap.records import StudyRecords
 from basecap.study.architectures import ArchitectureEntry, PatternEntry, Section, SizeConfig, SizeOverride, entry_keys
@@ -246,7 +245,7 @@ def load_study(study: str, settings: Sequence[str] = (), scale: str | None = Non
     chosen = content.get("scale")
     where = study if chosen in (None, PAPER) else f"{study} at scale {chosen}"
     try:
-        config = validate(with_moved_keys(content, "--set train"), where)
+        config = validate(content, where)
     except ConfigError:
         if Path(study).name == "study.yaml":  # of a directory, whose records name its plugin files
             from basecap.study.recorded_plugins import refuse_absent_plugins  # imports torch
@@ -339,8 +338,9 @@ def validate(content: dict[str, Any], study: str) -> StudyConfig:
 def _nearest_key(place: Sequence[Any]) -> str:
     """Return a hint for the unknown key at `place`: the section that has it, else the nearest that its own has."""
     *parents, last = place
-    others = [name for name in ("train", "data", "task", "model", "gap") if last in _keys([name])]
-    return f"did you mean '{others[0]}.{last}'?" if others and len(parents) < 2 else nearest(str(last), _keys(parents))
+    others = [f"{name}.{last}" for name in ("train", "data", "task", "model", "gap") if last in _keys([name])]
+    others += [last] if last in _keys([]) else []
+    return f"did you mean {others[0]!r}?" if others and len(parents) < 2 else nearest(str(last), _keys(parents))
 
 
 def _keys(place: list[Any]) -> list[str]:

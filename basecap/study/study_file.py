@@ -10,7 +10,6 @@ from typing import Any
 
 from basecap.errors import ConfigError, nearest
 from basecap.files import read
-from basecap.moved_keys import MOVED_SEEDS, RENAMED, log_move, with_moved_keys
 from basecap.names import PAPER
 from basecap.yaml_text import parse_yaml
 
@@ -57,9 +56,6 @@ def read_study(study: str, scale: str | None = None) -> dict[str, Any]:
 def apply_setting(content: dict[str, Any], setting: str) -> None:
     """Set the key of a study's `content` that "a.b=value" names, the value in YAML; raises ConfigError."""
     key, equals, text = setting.partition("=")
-    if key == "train.seeds":
-        log_move(f"--set {setting}", MOVED_SEEDS)
-        key = "seeds"
     *parents, last = key.split(".")
     if not equals or not all([*parents, last]):
         raise ConfigError(f"--set {setting!r} is not of the form a.b=value; write for example train.lr=3e-4.")
@@ -122,11 +118,10 @@ def _find(study: str, extending: Path | None = None) -> Path:
             raise ConfigError(f"{study} is Python, not a study; write for example quickstart --plugin {study}.")
         if path.is_file():
             raise ConfigError(f"{by}{study} is not called .yaml; give the YAML file of a study, or rename it.")
-        if study in RENAMED:
-            raise ConfigError(f"{by}study {study!r} is now called {RENAMED[study]}; give that name.")
-        # "figure-6", "bc-figure-6" and "bc-figure-6z" may be bc-figure-6a or bc-figure-6b.
+        # "figure-6a" may be bc-figure-6a; "figure-6", "bc-figure-6" and "bc-figure-6z" also bc-figure-6b.
         figure = re.escape(re.sub(r"(?<=\d)[a-z]$", "", study))
-        papers = [name for name in library() if re.search(rf"(^|-){figure}[a-z]?$", name)]
+        papers = [name for name in library() if name.endswith(f"-{study}")]
+        papers = papers or [name for name in library() if re.search(rf"(^|-){figure}[a-z]?$", name)]
         if papers:
             raise ConfigError(f"{by}unknown study {study!r}: did you mean {' or '.join(map(repr, papers))}?")
         known = [name for name in library() if _numbers(name) == _numbers(study)]  # another figure is no typing error
@@ -174,8 +169,7 @@ def _parse(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"study file {path} is not a study; it must have keys such as name, data, architectures.")
     # Keys such as x-sizes are no options: they hold what anchors elsewhere in the file refer to.
-    kept = {key: value for key, value in content.items() if not str(key).startswith("x-")}
-    return with_moved_keys(kept, f"study {path}")
+    return {key: value for key, value in content.items() if not str(key).startswith("x-")}
 
 
 @functools.cache
@@ -207,7 +201,7 @@ def _at_scale(content: dict[str, Any], study: str, wanted: str | None, default: 
     if scale not in (None, PAPER, *scales):
         raise ConfigError(f"study {study} has no scale {scale!r}: {nearest(str(scale), [*scales, PAPER])}")
     where = f"study {study}: scales.{scale}"
-    overrides = {} if scale in (None, PAPER) else with_moved_keys(scales[scale], where)
+    overrides = {} if scale in (None, PAPER) else scales[scale]
     whole = _merged(content, overrides)
     refuse_untested_shifts(overrides, whole, where)
     return {**whole, "scale": scale}

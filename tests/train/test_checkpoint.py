@@ -219,8 +219,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_that_is_said(saved
     assert len(log) == 1
 
 
-@pytest.mark.parametrize("store", ["resume", "checkpoints"])
-def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one_to_the_bit(store, model, stream, tmp_path):
+def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one_to_the_bit(model, stream, tmp_path):
     placement, log = DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32"), []
     options = config(checkpoint_every=5 * BATCH * LENGTH)
 
@@ -233,7 +232,6 @@ def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one_to_the_bit(store
     records = RunRecords(tmp_path)
     losses = train(records)
     assert sorted(path.name for path in records.resume.iterdir()) == ["step-15", "step-20"] and not log
-    records.resume.rename(tmp_path / store)  # runs of older versions have theirs in `checkpoints`
     flip_bit(records.resume / "step-20" / "model.safetensors")
     assert train(records) == losses
     assert log == [
@@ -241,15 +239,7 @@ def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one_to_the_bit(store
         "resuming from step-15.",
         "test: resumed at step 15 of 20.",
     ]
-    assert sorted(path.name for path in (tmp_path / store).iterdir()) == ["step-15", "step-20"]
-
-
-def test_a_checkpoint_of_an_earlier_version_has_no_checksums(saved):
-    state = json.loads((saved / "step-8" / "state.json").read_text())
-    (saved / "step-8" / "state.json").write_text(json.dumps({**state, "schema": 1}))
-    (saved / "step-8" / "SHA256SUMS").unlink()
-    assert checkpoint.intact(saved, pytest.fail) == saved / "step-8"
-    assert not checkpoint.load_model(saved).training
+    assert sorted(path.name for path in records.resume.iterdir()) == ["step-15", "step-20"]
 
 
 def test_a_checkpoint_of_discarded_steps_goes_when_the_next_is_written(saved, model):
