@@ -188,7 +188,7 @@ def eval_(
     from basecap.records import RunRecords, StudyRecords
 
     points = None if at is None else parse_at(at)
-    directory = path.parent.parent if RunRecords(path).info() else path
+    directory = RunRecords(path).study if RunRecords(path).info() else path
     StudyRecords(directory).study()
     load_plugins(plugin)
 

@@ -5,16 +5,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from basecap.errors import ConfigError
-from basecap.yaml_text import parse_yaml
+from basecap.yaml_text import parse_yaml, read_number
 
 
 def _at(value: Any) -> Any:
     """Validate the option `at`: return "every", "end" or a tuple of tokens, else raise ValueError."""
-    tokens = value if isinstance(value, list | tuple) else [value]
     if value in ("every", "end"):
         return value
-    if tokens and all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in tokens):
-        return tuple(tokens)
+    counts = [read_number(count) for count in (value if isinstance(value, list | tuple) else [value])]
+    if counts and all(isinstance(count, int | float) and count > 0 and count % 1 == 0 for count in counts):
+        return tuple(map(int, counts))
     raise ValueError("should be every, end or a list of tokens, such as [1000000]")
 
 
@@ -30,7 +30,7 @@ def includes(at: At, tokens: int, last: bool) -> bool:
 def parse_at(text: str) -> At:
     """Return the evaluation points that `--at` names; raises ConfigError.
 
-    >>> parse_at("end"), parse_at("1000000")
+    >>> parse_at("end"), parse_at("1e6")
     ('end', (1000000,))
     """
     try:

@@ -22,6 +22,7 @@ loses at most part of the last one. JSON is strict: a number that is not finite 
 import contextlib
 import dataclasses
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,11 @@ class RunRecords:
 
     def __init__(self, path: Path):
         self.path = Path(path)
+
+    @property
+    def study(self) -> Path:
+        """Directory of the study that the run is part of."""
+        return Path(os.path.normpath(self.path / ".." / ".."))  # `parent` of a path such as . is none
 
     @property
     def resume(self) -> Path:

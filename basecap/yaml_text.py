@@ -30,7 +30,7 @@ class _Checks(Composer):
             children = [child for pair in node.value for child in (pair if isinstance(pair, tuple) else (pair,))]
             size = 1 + sum(self._size(child, known) for child in children)
             if size > LARGEST_YAML:
-                problem = f"its aliases expand to more than {LARGEST_YAML:,} values"
+                problem = f"it has more than {LARGEST_YAML:,} values, aliases expanded"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
             known[id(node)] = size
         return known[id(node)]
@@ -83,6 +83,17 @@ if yaml.__with_libyaml__:
             Resolver.__init__(self)
 
     _Fast = _FastLoader
+
+
+def read_number(value: Any) -> Any:
+    """Convert text such as "1e9", which YAML reads as text, to a number; ValueError for booleans; others stay."""
+    if isinstance(value, bool):
+        raise ValueError("should be a number, not true or false")
+    if isinstance(value, str):
+        for kind in (int, float):
+            with contextlib.suppress(ValueError):
+                return kind(value)
+    return value
 
 
 def parse_yaml(text: str | bytes) -> Any:

@@ -1,8 +1,7 @@
 """The section `data` of a study: source of the text, tokenizer, training and test domains."""
 
-import contextlib
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -10,24 +9,14 @@ from basecap.data.hashes import digest
 from basecap.data.sources import SOURCES, plugin_of
 from basecap.errors import ConfigError, nearest
 from basecap.registry import plugin_digest
+from basecap.yaml_text import read_number
 
 #: Part of every hash; increase it when the meaning of an option or of a stored file changes.
 FORMAT = 2
 
 
-def _number(value: Any) -> Any:
-    """Convert text such as "1e9" (which YAML reads as text) to a number; refuse booleans, which pydantic accepts."""
-    if isinstance(value, bool):
-        raise ValueError("should be a number, not true or false")
-    if isinstance(value, str):
-        for kind in (int, float):
-            with contextlib.suppress(ValueError):
-                return kind(value)
-    return value
-
-
-Count = Annotated[int, BeforeValidator(_number)]
-Number = Annotated[float, BeforeValidator(_number)]
+Count = Annotated[int, BeforeValidator(read_number)]
+Number = Annotated[float, BeforeValidator(read_number)]
 #: One line of text, usable in tables, figures and paths.
 Line = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f]*$")]
 

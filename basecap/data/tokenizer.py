@@ -62,7 +62,13 @@ class Tokenizer:
     def _library(self) -> Any:
         import tokenizers
 
-        tokenizer = tokenizers.Tokenizer.from_str(self.description)
+        try:
+            tokenizer = tokenizers.Tokenizer.from_str(self.description)
+        except Exception as error:  # the library raises no class of its own
+            raise ConfigError(
+                f"the tokenizers library cannot read this tokenizer ({error}); install the version that wrote it, or "
+                "give another with --set data.tokenizer=FILE."
+            ) from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True
@@ -94,7 +100,7 @@ class Tokenizer:
             return cls(file.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"tokenizer {file} cannot be read ({error.strerror}); give a tokenizer.json.") from error
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ConfigError(
                 f"{file} is not a valid tokenizer.json; give one with --set data.tokenizer=FILE."
             ) from error

@@ -50,7 +50,7 @@ def continue_text(
     from basecap.train.checkpoint import load_model, stored_config
 
     refuse_other_plugins(RunRecords(run), stored_config(RunRecords(run).resume))
-    out = run.parent.parent
+    out = RunRecords(run).study
     try:
         study = validate(StudyRecords(out).study(), str(out / "study.yaml"))
     except ConfigError:

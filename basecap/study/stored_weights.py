@@ -10,6 +10,7 @@ from typing import Any
 from basecap import environment
 from basecap.errors import ConfigError
 from basecap.evaluation_points import At, includes
+from basecap.files import real_path
 from basecap.progress import progress
 from basecap.records import RunRecords, StudyRecords
 from basecap.study.config import StudyConfig, restrict, select
@@ -160,7 +161,7 @@ def evaluate_directory(
     """
     chosen = environment.choose_device(device)
     alone = bool(RunRecords(path).info())
-    records = StudyRecords(path.parent.parent if alone else path)
+    records = StudyRecords(RunRecords(path).study if alone else path)
     held = held_study(records)
     study = with_evaluations(held, [_entry(text, at) for text in add], records.path)
     names = select(study, only) & {*only} if only else select(study, only)  # no reference unless it is named
@@ -228,7 +229,7 @@ def _finished(runs: Sequence[RunSpec], runtime: Runtime, path: Path | None) -> l
     found, finished = [], False
     for run in runs:
         records = runtime.run_records(run)
-        if path is not None and records.path.name != path.name:
+        if path is not None and real_path(records.path) != real_path(path):
             continue
         if records.info().get("status") != "finished":
             continue
@@ -250,9 +251,9 @@ def _entry(text: str, at: At | None) -> str | dict[str, Any]:
         entry = parse_yaml(text)
     except ValueError as error:
         raise ConfigError(f"--add {text!r} {error}; write the name of an evaluation.") from error
-    named = {entry: {}} if isinstance(entry, str) else entry
-    if not isinstance(named, dict) or len(named) != 1:
+    named = {entry: None} if isinstance(entry, str) else entry
+    name, options = next(iter(named.items())) if isinstance(named, dict) and len(named) == 1 else (None, None)
+    if name is None or not isinstance(options, dict | None):
         raise ConfigError(f"--add {text!r} is not an evaluation; write NAME or 'NAME: {{option: value}}'.")
-    ((name, options),) = named.items()
     options = {**(options or {}), **({} if at is None else {"at": at if isinstance(at, str) else list(at)})}
     return {name: options} if options else name

@@ -149,15 +149,18 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
     path = tmp_path / "tokenizer.json"
     with pytest.raises(ConfigError, match="cannot be read"):
         Tokenizer.load(path)
-    for content in ("{", "[" * 100_000, "[]", "{}", '{"model": {"vocab": {}}, "added_tokens": 3}'):
+    byte_level = json.loads(BYTES.description)
+    odd = json.dumps(byte_level | {"pre_tokenizer": "ByteLevel"})
+    for content in ("{", "[" * 100_000, "[]", "{}", '{"model": {"vocab": {}}, "added_tokens": 3}', odd):
         path.write_text(content)
         with pytest.raises(ConfigError, match="is not a valid tokenizer"):
             Tokenizer.load(path)
-    content = json.loads(BYTES.description)
-    content["added_tokens"] = []
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(byte_level | {"added_tokens": []}))
     with pytest.raises(ConfigError, match="end-of-text"):
         Tokenizer.load(path)
+    path.write_text(json.dumps(byte_level | {"model": byte_level["model"] | {"type": "of a later version"}}))
+    with pytest.raises(ConfigError, match=r"library cannot read this tokenizer .*; install the version that wrote it"):
+        Tokenizer.load(path).encode("a")
 
 
 def test_a_hub_that_gives_nothing_is_said_in_one_sentence(monkeypatch):

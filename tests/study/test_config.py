@@ -325,9 +325,9 @@ BOMBS = (
 def test_aliases_that_stand_for_millions_of_values_are_refused_at_once(tmp_path, bomb):
     path, began = tmp_path / "study.yaml", time.process_time()
     path.write_text("x-rest:\n" + textwrap.indent(bomb, "  "))
-    with pytest.raises(ConfigError, match=r"is not valid YAML at line \d+ \(its aliases expand to more than 100,000"):
+    with pytest.raises(ConfigError, match=r"is not valid YAML at line \d+ \(it has more than 100,000 values, aliases"):
         load_study(str(path))
-    with pytest.raises(ConfigError, match=r"its aliases expand to more than"):
+    with pytest.raises(ConfigError, match="it has more than 100,000 values"):
         load_study("quickstart", [f"data={{{bomb}}}".replace("\n", ", ")])
     assert time.process_time() - began < 5
 

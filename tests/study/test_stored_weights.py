@@ -144,10 +144,10 @@ def test_an_architecture_whose_plugin_is_not_given_is_left_out(out):
         add(out, only=("mine",))
 
 
-@pytest.mark.parametrize(("at", "steps"), [("end", [10]), ("2048", [8]), ("[1024, 2048]", [4, 8])])
-def test_an_added_evaluation_runs_where_asked(out, at, steps):
-    place = StudyRecords(out).runs()[0].path
-    assert add(place, ENTROPY, at=at)[0] == 0 and list(entropies(out)) == steps
+@pytest.mark.parametrize(("at", "steps"), [("end", [10]), ("2048", [8]), ("[1024, 2.048e3]", [4, 8])])
+def test_an_added_evaluation_runs_where_asked(out, at, steps, monkeypatch):
+    monkeypatch.chdir(StudyRecords(out).runs()[0].path)
+    assert add(Path(), ENTROPY, at=at)[0] == 0 and list(entropies(out)) == steps
 
 
 def test_one_damaged_point_costs_no_other(out):
@@ -200,7 +200,8 @@ def test_runs_trained_before_weights_were_stored_are_evaluated_from_their_checkp
         (["influence-entropy: {length: 32, lenght: 3}"], None, "unknown option 'lenght'"),
         (["domain-loss: {split: validation}"], None, r"domain-loss' with other options \(split is 'test' there and "),
         (["[domain-loss]"], None, "is not an evaluation; write NAME"),
-        ([ENTROPY], "5", r"--at: transformer\+\+ \(seed 0\) has no evaluation point after 5 tokens; .* after 512\."),
+        (["copying: 5"], None, "is not an evaluation; write NAME"),
+        ([ENTROPY], "5e0", r"--at: transformer\+\+ \(seed 0\) has no evaluation point after 5 tokens; .* after 512\."),
         ([ENTROPY], "never", "--at 'never' should be every, end or a number of tokens"),
     ],
 )
@@ -228,7 +229,7 @@ def test_what_cannot_be_evaluated_is_said(out, tmp_path):
     ("setting", "words"),
     [
         (
-            "evals=[{domain-loss: {at: 5}}]",
+            "evals=[{domain-loss: {at: 5e0}}]",
             r"evals: domain-loss: at: .* has no evaluation point after 5 tokens; the ne",
         ),
         ("evals=[{domain-loss: {at: [x]}}]", r"should be every, end or a list of tokens, such as \[1000000\]"),
