@@ -353,7 +353,7 @@ class StudyRecords:
 
 
 def _with_current_keys(study: dict[str, Any]) -> dict[str, Any]:
-    """Return a study with the keys that archived records have elsewhere, or no more, at their place."""
+    """Return a study with the keys of archived records, some of which have moved and one of which is no longer used."""
     train, gap = study.get("train"), study.get("gap")
     if isinstance(train, dict) and "seeds" in train:
         study = study | {"seeds": train["seeds"], "train": {key: train[key] for key in train if key != "seeds"}}

@@ -140,7 +140,7 @@ def load_plugin(path: Path) -> None:
     try:
         with contextlib.chdir("."):  # the plugin may enter another directory; paths of the command line stay valid
             code = path.read_bytes()
-            exec(compile(code, path, "exec"), module.__dict__)
+            exec(compile(code, path, "exec", dont_inherit=True), module.__dict__)
     except ConfigError:
         del sys.modules[name]
         raise

@@ -207,7 +207,7 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
         (("bench", "ops", "--length", "5"), "(see `basecap bench ops --help`)."),
         (("generate", "nowhere", "the", "--tokens", "9" * 23), "invalid value for '--tokens': "),
         (("bench", "models", "--hidden", "9" * 23), "invalid value for '--hidden': "),
-        (("plan", "quickstart", "--set", "seeds=abc"), "each entry of which should be a whole number."),
+        (("plan", "quickstart", "--set", "seeds=abc"), "each entry should be a whole number."),
         (("plan", ""), "error: . is a directory"),
         (("plan", "quickstart", "--set", "data.seq_len=1"), "data.seq_len = 1: should be greater than or equal to 2."),
         (("plan", "quickstart", "--set", "architectures=[transformer++, mamba2]"), "did you mean 'mamba-2'?"),

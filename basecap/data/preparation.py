@@ -26,13 +26,16 @@ from basecap.data.shards import Limits, Shard, token_counts, write_shard
 from basecap.data.sources import SOURCES, SPLITS, Part, Source, Split, plugin_of
 from basecap.data.tokenizer import Tokenizer, byte_tokenizer, is_local, refuse_missing_file, train_bpe
 from basecap.errors import BasecapError, DataError, nearest
-from basecap.files import FULL
+from basecap.files import FULL, replacing
 from basecap.processes import WorkerKilled, WorkerPool, locked
 from basecap.progress import progress
 from basecap.registry import load_plugin
 
 #: Characters per vocabulary entry that a tokenizer is trained on, divided equally among the training domains.
 SAMPLE = 2_000
+
+#: What helps where the cache cannot be written.
+CACHE = "another directory with data.cache"
 
 #: Number of parts searched for keys to suggest.
 SUGGESTION_PARTS = 16
@@ -150,7 +153,8 @@ def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
     parts = sorted(source.parts(), key=lambda part: (part.split == "train", digest(part.name)))
     tokenizer = _make_tokenizer(config, source, parts)
     path = cache / f"tokenizer-{tokenizer.fingerprint}.json"
-    _write_atomically(path, tokenizer.description)
+    with replacing(path, CACHE) as file:
+        file.write(tokenizer.description.encode())
     directory = cache / "shards"
     directory.mkdir(exist_ok=True)
     before = set(directory.iterdir())
@@ -187,7 +191,8 @@ def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
         "overlap": asdict(overlap),
         "remark": remark,
     }
-    _write_atomically(record, json.dumps(content, indent=1))
+    with replacing(record, CACHE) as file:
+        file.write(json.dumps(content, indent=1).encode())
     return prepared
 
 
@@ -282,9 +287,3 @@ def _begin_worker(start: tuple[Callable[[Part], Path], Path | None]) -> None:
 
 def _write_in_worker(part: Part) -> Path:
     return _worker["write"](part)
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    unfinished = path.with_suffix(".partial")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)

@@ -91,7 +91,7 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt) -> list
 
 
 def _record(faults: Mapping[str, str | None], records: StudyRecords) -> None:
-    """Write into environment.json what is wrong with each architecture, for the report; None: nothing any more."""
+    """Write into environment.json what is wrong with each architecture, for the report; None removes its entry."""
     held = records.environment()
     before = held.get("failed_checks", {})
     found = {name: fault for name, fault in (before | faults).items() if fault is not None}
@@ -159,7 +159,7 @@ def _held_elsewhere(device: torch.device) -> str:
         return ""
     free, total = torch.cuda.mem_get_info(device)
     held = total - free - torch.cuda.memory_reserved(device)
-    return f", of which other processes hold {held / total:.0%}" if held > total / 10 else ""
+    return f" ({held / total:.0%} is held by other processes)" if held > total / 10 else ""
 
 
 def refuse_leaks(runs: Sequence[RunSpec], device: torch.device) -> None:
@@ -196,7 +196,7 @@ def failed_checks(run: RunSpec, device: torch.device) -> str | None:
         return None
     count = f"{len(broken)} check{'s' if len(broken) > 1 else ''}"
     first = broken[0].rstrip(".")
-    return f"fails {count} of basecap check ({first}); it trains all the same; for details run {_command(run)}"
+    return f"fails {count} of basecap check ({first}); it is trained anyway; for details run {_command(run)}"
 
 
 def _built_in(config: ModelConfig) -> bool:

@@ -44,7 +44,7 @@ def describe_value_error(problem: ErrorDetails, section: type[BaseModel], conten
     if len(below) == 1 and wrong[0]["type"] == "missing":
         return f"should be a list with {1 + len(wrong)} entries."
     if len(below) == 1:
-        return f"should be a list, each entry of which {words}."
+        return f"should be a list; each entry {words}."
     return f"should be a list, but not {text}: {' '.join(map(str, [*below[1:], words]))}."
 
 

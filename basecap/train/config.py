@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from basecap.data.config import Count, Number
+from basecap.data.workload import share_of
 from basecap.errors import ConfigError
 
 Beta = Annotated[Number, Field(ge=0, lt=1)]
@@ -122,9 +123,7 @@ class TrainSection(BaseModel):
 
         Raises ConfigError if `batch` is not divisible by `world`, or a process's share by `micro_batch`.
         """
-        share, left = divmod(self.batch, world)
-        if left:
-            raise ConfigError(f"train.batch = {self.batch} is not divisible by the {world} processes; change it.")
+        share = share_of(self.batch, world)
         size = self.micro_batch or share
         if share % size:
             raise ConfigError(

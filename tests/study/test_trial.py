@@ -49,7 +49,8 @@ def plugin(tmp_path_factory):
 
 def test_what_cannot_run_fails_before_anything_trains(study, plugin, tmp_path, caplog):
     path, out = tmp_path / "tiny.yaml", tmp_path / "out"
-    study["train"] |= {"tokens": 512, "eval_every": 512, "micro_batch": 4, "seeds": [0, 1]}
+    study["train"] |= {"tokens": 512, "eval_every": 512, "micro_batch": 4}
+    study["seeds"] = [0, 1]
     path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", *FORWARDS]}))
     config, said = load_study(str(path)), []
     with caplog.at_level(logging.DEBUG, "basecap.study"):
@@ -80,7 +81,7 @@ def test_what_cannot_run_fails_before_anything_trains(study, plugin, tmp_path, c
     assert f"IndexError: from a plugin ({plugin}:{line})" in {info["message"] for info in infos}
 
 
-@pytest.mark.parametrize(("free", "words"), [(1, ", of which other processes hold 75%"), (14, "")])
+@pytest.mark.parametrize(("free", "words"), [(1, " (75% is held by other processes)"), (14, "")])
 def test_a_gpu_that_others_fill_is_named(free, words, monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 20))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 4)
