@@ -221,7 +221,8 @@ class StudyRecords:
             self.study()
         else:
             foreign = [path for path in entries(self.path) if path.name not in ALLOWED_BEFORE and path.name[0] != "."]
-            _refuse([path for path in foreign if path.name != "runs" or not path.is_dir() or not self.runs()])
+            may_hold_runs = (self.path / "runs").is_dir() and (self.runs() or not entries(self.path / "runs"))
+            _refuse([path for path in foreign if path.name != "runs" or not may_hold_runs])
 
     def refuse_foreign_report(self) -> None:
         """Raise ConfigError or DataError when a report written here would replace files that basecap did not write."""

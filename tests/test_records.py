@@ -47,7 +47,8 @@ def test_one_process_at_a_time_runs_a_study(records):
 
 @pytest.mark.parametrize("name", ["report.html", "notes", "runs"])
 def test_a_directory_of_something_else_is_refused(tmp_path, name):
-    (tmp_path / "data").mkdir()
+    for ours in {"data", "runs"} - {name}:
+        (tmp_path / ours).mkdir()
     assert not StudyRecords(tmp_path).has_study
     StudyRecords(tmp_path).refuse_foreign()
     (tmp_path / name).write_text("mine")
