@@ -177,6 +177,9 @@ def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
     opened, limits = [Shard(shard) for shard in shards], _limits(config)
     prepared = PreparedData(config, tokenizer, opened, limits)
     if config.cluster is not None and not any(found.labelled for found in prepared.held_out.values()):
+        if not source.has_records:
+            what = "no held-out document is in a folder of its domain"
+            raise DataError(f"{what}, as data.cluster = {config.cluster!r} needs; leave it out.")
         known = {key for part in parts[:SUGGESTION_PARTS] for key in source.keys(part)}
         raise DataError(
             f"no held-out document has the key data.cluster = {config.cluster!r}: {nearest(config.cluster, known)}"

@@ -154,7 +154,9 @@ class InfluenceMap(SharedEvaluation[Workload]):
         own = self.config.model_dump(exclude={"inputs"})
         found = []
         for entry in self.config.inputs or ({},):
-            options = {**own, **entry, "options": {**own["options"], **entry.get("options", {})}}
+            options = {**own, **entry}
+            if isinstance(options["options"], dict):
+                options["options"] = own["options"] | options["options"]
             found.append(_read(configured(self.Config, options, "an input of influence-map"), data, longest))
         return found
 

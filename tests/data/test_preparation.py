@@ -414,6 +414,12 @@ def test_clusters_are_the_labels_that_records_carry(tmp_path):
     assert found["c4", "train"] == (None, None)
     with pytest.raises(DataError, match=r"no held-out document has the key .* 'meta\.site\.ix': did you mean 'meta\.s"):
         prepare(config.model_copy(update={"cluster": "meta.site.ix"}), tmp_path / "cache")
+    (tmp_path / "notes").mkdir()
+    for number in range(60):
+        (tmp_path / "notes" / f"{number}.txt").write_text(words("c4", number))
+    config = DataConfig(**{**options, "source": "text"}, train=["notes"], cluster="path", overlap=None)
+    with pytest.raises(DataError, match=r"is in a folder of its domain, as data\.cluster = 'path' needs; leave it out"):
+        prepare(config, tmp_path / "cache")
 
 
 def test_two_preparations_at_once_share_the_work(options, tmp_path):

@@ -100,6 +100,11 @@ def test_what_cannot_be_drawn_is_refused(context):  # noqa: F811
         ({"length": 4096}, ConfigError, "length"),
         ({"text": "a cat", "task": "mqar"}, ConfigError, "cannot be combined"),
         ({"texts": "a cat"}, ConfigError, "text"),
+        (
+            {"inputs": [{"options": 5}]},
+            ConfigError,
+            "'options' of an input of influence-map cannot be 5",
+        ),
         ({"inputs": [{"tasks": "mqar"}]}, ConfigError, r"'tasks' of an input of influence-map: did you mean 'task'\?$"),
         (
             {"inputs": [{**TASK, "number": -1}]},
