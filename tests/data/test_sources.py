@@ -65,6 +65,7 @@ def test_jsonl_takes_files_and_folders(tmp_path):
     write_lines(tmp_path / "notes.jsonl", records)
     write_lines(tmp_path / "web" / "a" / "1.jsonl.zst", records[:3])
     write_lines(tmp_path / "web" / "2.jsonl", records[3:5])
+    (tmp_path / "web" / "._2.jsonl").write_bytes(b"\0\5\26\7")  # as macOS writes them
     found = documents(source="jsonl", path=str(tmp_path), train=["notes"], ood=["web"])
     assert sorted(document.text for document in found if document.domain == "notes") == sorted(
         record["text"] for record in records
@@ -75,7 +76,7 @@ def test_jsonl_takes_files_and_folders(tmp_path):
 
 
 def test_text_takes_folders(tmp_path):
-    for name in ("one.txt", "deep/er/two.md", ".hidden"):
+    for name in ("one.txt", "deep/er/two.md", ".hidden", ".git/HEAD"):
         path = tmp_path / "notes" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"über {name}", encoding="utf-8")

@@ -126,8 +126,12 @@ class Source(ABC):
 
 
 def files_below(directory: Path) -> list[Path]:
-    """Return the sorted files below a directory; raises DataError for a link that is not followed, which hides text."""
-    paths = sorted(directory.rglob("*"))
+    """Return the sorted files below a directory, without hidden ones (.git, ._NAME of macOS).
+
+    Raises DataError for a link that is not followed, which hides text.
+    """
+    found = sorted(directory.rglob("*"))
+    paths = [path for path in found if not any(part[0] == "." for part in path.relative_to(directory).parts)]
     for path in paths:
         if path.is_symlink() and not path.is_file():
             what = "to a folder" if path.exists() else "without a target"

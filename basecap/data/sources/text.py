@@ -12,7 +12,7 @@ PART_BYTES = 32 << 20
 
 @source("text")
 class TextFiles(Source):
-    """Every file below `path/<domain>/` is one document in UTF-8; names that start with a dot are skipped."""
+    """Every file below `path/<domain>/` is one document in UTF-8; hidden files and folders are skipped."""
 
     has_records = False
 
@@ -28,8 +28,6 @@ class TextFiles(Source):
             group: list[Path] = []
             size = 0
             for path in files_below(folder):
-                if path.name[0] == ".":
-                    continue
                 if group and size + path.stat().st_size > PART_BYTES:
                     found.append(Part(self.name_of(group[0]), tuple(group)))
                     group, size = [], 0
