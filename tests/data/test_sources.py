@@ -79,7 +79,7 @@ def test_text_takes_folders(tmp_path):
     for name in ("one.txt", "deep/er/two.md", ".hidden", ".git/HEAD"):
         path = tmp_path / "notes" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"über {name}", encoding="utf-8")
+        path.write_text(f"über {name}", encoding="utf-8-sig")
     found = documents(source="text", path=str(tmp_path), train=["notes"])
     assert sorted(document.text for document in found) == ["über deep/er/two.md", "über one.txt"]
     wanted = {None: [None, None], "path": [None, "deep"], "path/2": [None, "deep/er"]}

@@ -43,7 +43,7 @@ class TextFiles(Source):
         domain = part.name.partition("/")[0]
         for path in part.paths:
             try:
-                text = path.read_text(encoding="utf-8")
+                text = path.read_text(encoding="utf-8-sig")  # Windows may write a byte order mark
             except UnicodeDecodeError as error:
                 raise DataError(f"{path} is not text in UTF-8 ({error.reason}); convert or remove it.") from error
             place = path.relative_to(self.directory() / domain)
