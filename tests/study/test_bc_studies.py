@@ -15,7 +15,7 @@ from basecap.study.config import StudyConfig, load_study
 from basecap.study.estimate import sparse
 from basecap.study.execute import execute
 from basecap.study.plan import Cost, costs, plan_evaluations, plan_runs
-from basecap.study.study_file import RENAMED, library, read_study
+from basecap.study.study_file import library, read_study
 from tests.study.conftest import write_text
 
 STUDIES = [name for name in library() if name.startswith("bc-")]
@@ -86,11 +86,6 @@ def test_downstream_scores_belong_to_the_published_size():
         assert len(figure.measured) == count and measured == asked["tasks"]
         for scale in SCALES[1:]:
             assert "few-shot" not in str(load_study(name, scale=scale).evals)
-
-
-def test_former_names_lead_to_present_ones():
-    for former, present in RENAMED.items():
-        assert former not in library() and set(re.findall(r"bc-[\w-]+", present)) <= set(library())
 
 
 @pytest.mark.parametrize(
