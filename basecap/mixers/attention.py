@@ -145,7 +145,7 @@ class Attention(Mixer):
         slopes, bias = self._slopes(q.device), None
         if slopes is not None:
             age = (cache.length - 1 - torch.arange(seen, device=q.device)) % capacity
-            bias = -slopes[:, None] * age
+            bias = -slopes.double()[:, None] * age  # in float64 the products are exact, like the scores
         return self.out(attention_step(q, keys, values, scale=self.scale, bias_HS=bias).flatten(2))
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
