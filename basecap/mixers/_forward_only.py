@@ -1,8 +1,10 @@
 """A base class for mixers that have no decoding of their own yet."""
 
+import torch
 from torch import Tensor
 
-from basecap.mixers._contract import Cache, Mixer
+from basecap.mixers._contract import Cache, Mixer, MixerConfig
+from basecap.mixers._layer import LayerSpec
 from basecap.mixers._parts import remember
 
 
@@ -12,10 +14,14 @@ class ForwardOnly(Mixer):
     Right for every causal mixer without `takes_shared`, and as slow as a forward pass for each token.
     """
 
+    def __init__(self, config: MixerConfig, layer: LayerSpec):
+        super().__init__(config, layer)
+        # Has the dtype and device of the module, which may have no parameters.
+        self.register_buffer("_like", torch.empty(0), persistent=False)
+
     def init_cache(self, batch: int, max_length: int) -> Cache:
         """Return room for the inputs, [batch, max_length, D]."""
-        inputs_BTD = next(self.parameters()).new_zeros(batch, max_length, self.layer.hidden)
-        return Cache(tensors={"inputs": inputs_BTD})
+        return Cache(tensors={"inputs": self._like.new_zeros(batch, max_length, self.layer.hidden)})
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Mix the next token."""
@@ -32,4 +38,4 @@ class ForwardOnly(Mixer):
 
     def state_bytes(self, length: int) -> int:
         """All inputs so far."""
-        return length * self.layer.hidden * next(self.parameters()).element_size()
+        return length * self.layer.hidden * self._like.element_size()
