@@ -196,7 +196,11 @@ def test_forward_mode_is_refused_and_not_zero(name: str):
 def test_tracing_leaves_nothing_for_others():
     inputs = [x[:, :53] for x in drawn()]
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        top1_chunk(*(mode.from_tensor(x) for x in inputs), chunk=16)
+        fake = [mode.from_tensor(x) for x in inputs]
+        top1_chunk(*fake, chunk=16)
+        bounds = mode.from_tensor(torch.tensor([0, 20, 53]))
+        for op in (top1_chunk, top1_element):
+            assert op(*(x[:1] for x in fake), cu_seqlens=bounds).shape == (1, 53, H, K)
     assert top1_chunk(*inputs, chunk=16).isfinite().all()
 
 

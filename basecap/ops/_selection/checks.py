@@ -47,8 +47,9 @@ def check_packing(x_BTHK: Tensor, segments: Tensor | None, cu_seqlens: Tensor | 
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
         raise ConfigError("cu_seqlens must be an integer vector of at least two bounds, [0, ..., T].")
     increasing = (cu_seqlens[1:] > cu_seqlens[:-1]).all() & (cu_seqlens[0] == 0) & (cu_seqlens[-1] == length)
-    if cu_seqlens.is_cuda or torch.compiler.is_compiling():
-        # Without waiting for the device: a violation stops the program at the next synchronisation.
+    if cu_seqlens.is_cuda or torch.compiler.is_compiling() or type(cu_seqlens) is not Tensor:
+        # Without reading the numbers, which would wait for the device and which traced tensors lack: a violation stops
+        # the program at the next synchronisation.
         torch._assert_async(increasing, "cu_seqlens must increase strictly from 0 to T.")
     elif not increasing:
         raise ConfigError(f"cu_seqlens must increase strictly from 0 to T = {length}.")
