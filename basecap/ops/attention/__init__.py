@@ -39,8 +39,8 @@ def attention(
         segments: int64 [B, T], see `Mixer.forward`.
 
     Returns:
-        [B, T, H, V] in the dtype of q. Full attention runs on PyTorch's SDPA; on a GPU the other forms run on
-        FlexAttention, elsewhere as blocks of SDPA with a mask.
+        [B, T, H, V] in the dtype of q, or in autocast's where SDPA runs without slopes. Full attention runs on
+        PyTorch's SDPA; on a GPU the other forms run on FlexAttention, elsewhere as blocks of SDPA with a mask.
 
     Raises:
         ConfigError: shapes, dtypes or devices that do not match, an invalid scale, or a window below 1.
@@ -88,7 +88,7 @@ def attention_step(
         bias_HS: added to the scores.
 
     Returns:
-        [B, 1, H, V] in the dtype of q.
+        [B, 1, H, V] in the dtype of q, or in autocast's without a bias.
 
     Raises:
         ConfigError: shapes, dtypes or devices that do not match, or an invalid scale.
