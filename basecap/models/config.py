@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 from basecap.errors import ConfigError, nearest
 from basecap.mixers import ARCHITECTURES, LayerSpec, Mixer, build_mixer
 from basecap.models.backbones import BACKBONES
+from basecap.options import configured
 from basecap.tasks import Readout
 
 
@@ -81,19 +82,20 @@ def model_config(
         max_length: longest training sequence in tokens.
 
     Raises:
-        ConfigError: an unknown name, or a pattern longer than the depth.
+        ConfigError: an unknown name, an invalid size, or a pattern longer than the depth.
     """
     family = ARCHITECTURES.get(use).backbone if backbone is None else backbone
     chosen = BACKBONES.get(family)
     depth = chosen.depth(hidden, layers)
     if pattern is not None and len(pattern) > depth:
         raise ConfigError(f"a pattern of {len(pattern)} layers does not fit into {depth} blocks; give more layers.")
-    return ModelConfig(
-        hidden=hidden,
-        vocab=vocab,
-        depth=depth,
-        backbone=family,
-        layers=pattern or (LayerConfig(use=use),),
-        tied=chosen.tied if tied is None else tied,
-        max_length=max_length,
-    )
+    options = {
+        "hidden": hidden,
+        "vocab": vocab,
+        "depth": depth,
+        "backbone": family,
+        "layers": pattern or (LayerConfig(use=use),),
+        "tied": chosen.tied if tied is None else tied,
+        "max_length": max_length,
+    }
+    return configured(ModelConfig, options, "the model")

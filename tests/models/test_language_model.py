@@ -118,6 +118,16 @@ def test_unknown_names_get_the_nearest_one():
         LanguageModel(wrong)
 
 
+@pytest.mark.parametrize(
+    ("size", "name"),
+    [({"hidden": 0}, "hidden"), ({"vocab": 1}, "vocab"), ({"layers": 0}, "depth"), ({"max_length": 0}, "max_length")],
+    ids=str,
+)
+def test_sizes_that_build_no_model_are_refused(size, name):
+    with pytest.raises(ConfigError, match=rf"option '{name}' of the model cannot be [01]: it should be "):
+        model_config("mamba-2", **{"hidden": 32, "vocab": VOCAB, **size})
+
+
 def test_learned_positions_refuse_to_run_past_their_end():
     model = small("transformer", max_length=16)
     with pytest.raises(ConfigError, match="16"):

@@ -62,7 +62,7 @@ class Backbone:
     def depth(self, hidden: int, layers: int | None) -> int:
         """Return the number of blocks for `layers` Transformer layers (published depth, else 12, when None)."""
         layers = self.depths.get(hidden, 12) if layers is None else layers
-        return max(1, round(layers * self.depth_factor))
+        return round(layers * self.depth_factor)
 
     def make_norm(self, hidden: int) -> nn.Module:
         """Return a fresh normalisation layer of width `hidden`."""
