@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from basecap.errors import ConfigError
 from basecap.mixers import ParameterRecipe, default_recipe, initialise, normal, positions_of
-from basecap.models.backbones import BACKBONES
+from basecap.models.backbones import BACKBONES, Backbone
 from basecap.models.blocks import Block, BlockCache, Stream, total
 from basecap.models.config import ModelConfig
 from basecap.models.decoder import Decoder
@@ -34,7 +34,6 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         self.checkpointing = checkpointing
-        self.backbone = BACKBONES.get(config.backbone)
         self.embedding = _embedding(config.vocab, config.hidden)
         learned = self.backbone.positions == "learned"
         self.positions = _embedding(config.max_length, config.hidden) if learned else None
@@ -130,6 +129,11 @@ class LanguageModel(nn.Module):
         Tokens are int64 [B, T]; raises ConfigError as `hidden` does.
         """
         return nn.functional.linear(self.hidden(tokens_BT, segments_BT), self.head_weight)
+
+    @property
+    def backbone(self) -> Backbone:
+        """The backbone by its name; as an attribute its functions could not be pickled."""
+        return BACKBONES.get(self.config.backbone)
 
     @property
     def head_weight(self) -> Tensor:

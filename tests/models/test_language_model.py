@@ -1,5 +1,7 @@
 """The language model around any mixer: loss, decoding, sizes, initialisation."""
 
+import pickle
+
 import pytest
 import torch
 
@@ -104,6 +106,12 @@ def test_hybrid_pattern_is_repeated():
 def test_config_survives_json():
     config = model_config("transformer++ window", hidden=64, vocab=VOCAB, layers=2)
     assert ModelConfig.model_validate_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize("backbone", BACKBONES.names())
+def test_models_can_be_pickled(backbone: str):
+    model, batch = small(backbone=backbone), tokens(2, 12)
+    assert torch.equal(pickle.loads(pickle.dumps(model)).logits(batch), model.logits(batch))
 
 
 def test_unknown_names_get_the_nearest_one():
