@@ -29,7 +29,6 @@ from basecap.ops import (
     wkv6,
     wkv7,
 )
-from basecap.ops.top1_chunk import grid
 from basecap.ops.top1_chunk import influence as chunk_influence
 from basecap.ops.top1_element import influence as element_influence
 
@@ -190,7 +189,10 @@ def test_influence_of_outputs_and_values_with_factors_of_their_own():
         lambda: ssd.influence(q, k, decay, segments=torch.zeros(1, T, dtype=torch.int64)),
         lambda: taylor_attention.influence(q, k, eps=-1),
         lambda: chunk_influence(x_q, x_k, chunk=15),
+        lambda: chunk_influence(None, x_k),
         lambda: element_influence(x_q, x_k[:1]),
+        lambda: element_influence(None, x_k),
+        lambda: short_convolution.influence(taps[0], batch=B, length=T),
         lambda: wkv4.influence(keys, bonus[:, 0], bonus[0]),
         lambda: wkv6.influence(q, k, wkv[1], bonus[1:]),
         lambda: wkv7.influence(*wkv[:4], heads(0, K + 1)),
@@ -234,4 +236,3 @@ def test_memory_of_1024_tokens_at_full_size(name: str):
                 for block in islice(mixer.influence(x).blocks(), 3):  # the others are like these
                     total += block.abs().sum(1)
         assert 2**22 < live.most < 2**30
-    grid._uniform.cache_clear()  # it keeps tensors for later calls, which need numbers

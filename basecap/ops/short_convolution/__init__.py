@@ -86,4 +86,7 @@ def influence(weight_DW: Tensor, *, batch: int, length: int, segments: Tensor | 
     Raises:
         ConfigError: shapes, dtypes or devices that do not match.
     """
+    check_floating({"weight": weight_DW})
+    if weight_DW.dim() != 2 or weight_DW.shape[1] < 1:
+        raise ConfigError(f"weight {tuple(weight_DW.shape)} must be [D, width] with at least one tap.")
     return filter_influence(weight_DW.flip(1).T, batch=batch, length=length, segments=segments)

@@ -156,6 +156,7 @@ def influence(
 
     The arguments are those of `top1_chunk_choice`, except the backend; raises ConfigError as it does.
     """
+    check_heads({"q": q, "k": k})
     q, k = wide(q, k)
     choice_BTHR = top1_chunk_choice(q, k, chunk=chunk, mode=mode, scale=scale, remote=remote, segments=segments)
     chunk, scale, _ = check_options(q, chunk, mode, scale, remote)

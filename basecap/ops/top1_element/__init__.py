@@ -102,6 +102,7 @@ def influence(q: Tensor, k: Tensor, *, segments: Tensor | None = None) -> Influe
 
     The arguments are those of `top1_element_choice`, except the backend; raises ConfigError as it does.
     """
+    check_heads({"q": q, "k": k})
     q, k = wide(q, k)
     choice_BTH = top1_element_choice(q, k, segments=segments)
     B, T, H, _ = q.shape
