@@ -140,6 +140,7 @@ class LanguageModel(nn.Module):
         """The output matrix [vocab, D]."""
         return self.embedding.weight if self.head is None else self.head.weight
 
+    @torch.no_grad()
     def init_cache(self, batch: int, max_length: int) -> Caches:
         """Return the empty decoding state for `batch` sequences of at most `max_length` tokens.
 
@@ -154,8 +155,11 @@ class LanguageModel(nn.Module):
         self._check_positions(max_length)
         return [block.init_cache(batch, max_length) for block in self._blocks]
 
+    @torch.no_grad()  # else the caches would keep the graphs of all their tokens
     def prefill(self, tokens_BT: Tensor, caches: Caches) -> Tensor:
         """Read a prompt, int64 [B, T], into empty `caches`; return the logits of the token after it [B, vocab].
+
+        The logits have no gradient, as those of `step` have none.
 
         Raises:
             ConfigError: an empty prompt, one longer than the learned positions, or caches that have seen tokens.
@@ -170,6 +174,7 @@ class LanguageModel(nn.Module):
             x, added = prefill(x, added, cache, shared)
         return self._prompt_logits(x, added)
 
+    @torch.no_grad()
     def step(self, tokens_B1: Tensor, caches: Caches) -> Tensor:
         """Read one more token, int64 [B, 1]; return the logits of the token after it [B, vocab].
 

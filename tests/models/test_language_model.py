@@ -36,6 +36,7 @@ def test_loss_decoding_and_state_agree_in_every_block_family(backbone: str):
     torch.testing.assert_close(model.prefill(batch[:, :5], caches), logits[:, 4])
     for t in range(5, 11):
         torch.testing.assert_close(model.step(batch[:, t : t + 1], caches), logits[:, t])
+    assert not any(x.requires_grad for cache in caches for x in cache.mixer.tensors.values())
     single = model.init_cache(1, 12)
     assert sum(cache.nbytes for cache in single) == model.state_bytes(12)
 
