@@ -28,6 +28,8 @@ def test_mean_loss_and_gradients_are_the_definition(chunk: int):
     ours = linear_cross_entropy(hidden, weight, targets, chunk=chunk)
     expected = reference(hidden, weight, targets)
     torch.testing.assert_close(ours, expected)
+    with torch.no_grad():
+        assert torch.equal(linear_cross_entropy(hidden, weight, targets, chunk=chunk), ours)
     found = torch.autograd.grad(3 * ours, (hidden, weight))
     wanted = torch.autograd.grad(3 * expected, (hidden, weight))
     for a, b in zip(found, wanted, strict=True):
@@ -56,8 +58,11 @@ def test_autocast_error_is_that_of_the_dtype():
 def test_one_compiled_graph():
     hidden, weight, targets = inputs(torch.float32)
     compiled = torch.compile(linear_cross_entropy, backend="aot_eager", fullgraph=True)
-    loss = compiled(hidden, weight, targets)
-    torch.testing.assert_close(loss, linear_cross_entropy(hidden, weight, targets))
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients):
+            loss = compiled(hidden, weight, targets)
+        assert loss.requires_grad == gradients
+        torch.testing.assert_close(loss, linear_cross_entropy(hidden, weight, targets))
 
 
 def test_all_targets_left_out_gives_zero():

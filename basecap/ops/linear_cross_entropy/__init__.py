@@ -8,7 +8,7 @@ from torch import Tensor
 from basecap.errors import ConfigError, nearest
 from basecap.ops._dispatch import Backend, check_backend, choose
 from basecap.ops._shapes import check_devices, check_floating, check_tensor, is_whole
-from basecap.ops._transforms import refuse_all_transforms
+from basecap.ops._transforms import refuse_all_transforms, wants_gradients
 from basecap.ops.linear_cross_entropy.loss import FAMILIES, MeanLoss, token_losses
 
 
@@ -61,4 +61,4 @@ def linear_cross_entropy(
             return token_losses(flat, weight, wanted, chunk).view(targets.shape)
     refuse_all_transforms("linear_cross_entropy", flat, weight)
     family = choose("linear_cross_entropy", backend, FAMILIES, hidden)
-    return MeanLoss.apply(flat, weight, wanted, chunk, family)
+    return MeanLoss.apply(flat, weight, wanted, chunk, family, wants_gradients(flat, weight))

@@ -41,26 +41,30 @@ class MeanLoss(torch.autograd.Function):
     """Mean cross-entropy over the targets that are not negative."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int, family: str) -> Tensor:
-        """Return the scalar loss by one of FAMILIES, keeping the gradients with respect to hidden and weight."""
+    def forward(
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int, family: str, keep: bool
+    ) -> Tensor:
+        """Return the scalar loss by one of FAMILIES; `keep` the gradients with respect to hidden and weight."""
         dtype = _product_dtype(hidden_ND)
         weight = weight_VD.to(dtype)
         count = (targets_N >= 0).sum().clamp(min=1)
         loss = torch.zeros((), dtype=_wide(dtype), device=hidden_ND.device)
         grad_hidden = []
-        grad_weight = torch.zeros(weight_VD.shape, dtype=_wide(dtype), device=weight_VD.device)
+        grad_weight = torch.zeros(weight_VD.shape if keep else 0, dtype=_wide(dtype), device=weight_VD.device)
         for h, wanted in zip(hidden_ND.split(chunk), targets_N.split(chunk), strict=True):
             logits = h.to(dtype) @ weight.T
             losses, gradient = FAMILIES[family].rows(logits, wanted, count)
             loss = loss + losses.sum()
-            grad_hidden.append((gradient @ weight).to(hidden_ND.dtype))
-            grad_weight += gradient.T @ h.to(dtype)
-        ctx.save_for_backward(torch.cat(grad_hidden), grad_weight.to(weight_VD.dtype))
+            if keep:
+                grad_hidden.append((gradient @ weight).to(hidden_ND.dtype))
+                grad_weight += gradient.T @ h.to(dtype)
+        if keep:
+            ctx.save_for_backward(torch.cat(grad_hidden), grad_weight.to(weight_VD.dtype))
         return loss / count
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         """Scale the gradients kept by the forward pass."""
         refuse_create_graph("linear_cross_entropy")  # what was kept has no derivatives
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad_loss, grad_weight * grad_loss, None, None, None
+        return grad_hidden * grad_loss, grad_weight * grad_loss, None, None, None, None
