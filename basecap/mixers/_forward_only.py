@@ -14,9 +14,11 @@ class ForwardOnly(Mixer):
     Right for every causal mixer without `takes_shared`, and as slow as a forward pass for each token.
     """
 
+    #: Empty, with the dtype and device of the module, which may have no parameters.
+    _like: Tensor
+
     def __init__(self, config: MixerConfig, layer: LayerSpec):
         super().__init__(config, layer)
-        # Has the dtype and device of the module, which may have no parameters.
         self.register_buffer("_like", torch.empty(0), persistent=False)
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
