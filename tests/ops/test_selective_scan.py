@@ -169,8 +169,9 @@ def test_only_rows_of_moderate_length_are_walked_whole(monkeypatch: pytest.Monke
     spans = []
     monkeypatch.setattr(launch, "_walk", lambda given, carried, span, **rest: spans.append(span))
     monkeypatch.setattr(launch.kernels, "carry_fwd_kernel", {(1, 1, 1): lambda *given, **options: None})
-    launch.forward(x, dt, A, Bs, Cs)
-    launch.forward(*(tensor[:, :-1] for tensor in (x, dt)), A, *(tensor[:, :-1] for tensor in (Bs, Cs)))
+    for length in (launch.WHOLE + 1, launch.WHOLE):
+        x, dt, Bs, Cs = (tensor[:, :length] for tensor in (x, dt, Bs, Cs))
+        launch.forward(x, dt, A, Bs, Cs, None, None, keep=False)
     assert spans == [launch.SPAN, launch.SPAN, launch.WHOLE]
 
 

@@ -109,9 +109,10 @@ def forward(
     A_DN: Tensor,
     B_BTN: Tensor,
     C_BTN: Tensor,
-    state_BDN: Tensor | None = None,
-    segments: Tensor | None = None,
-    keep: bool = False,
+    state_BDN: Tensor | None,
+    segments: Tensor | None,
+    *,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return outputs [B, T, D] in the dtype of x, the final state [B, D, N] in float32, and what `backward` takes.
 
