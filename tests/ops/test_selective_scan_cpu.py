@@ -31,6 +31,18 @@ def test_threads_of_the_cpu_change_nothing(monkeypatch: pytest.MonkeyPatch):
     assert all(torch.equal(a, b) for a, b in zip(alone, parted, strict=True))
 
 
+def test_the_default_dtype_changes_nothing():
+    tensors = inputs(2, 9, 4, 3, dtype=torch.float32)
+    run = functools.partial(values_and_gradients, functools.partial(selective_scan, backend="numba"), tensors, None)
+    expected = run()
+    torch.set_default_dtype(torch.float16)
+    try:
+        found = run()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def test_kernels_of_the_cpu_leave_what_they_are_given_alone():
     # With one state a transposed tensor is its own copy.
     tensors = inputs(2, 9, 4, 1, dtype=torch.float32)

@@ -63,7 +63,7 @@ def forward(
     state = torch.zeros(B, N, D, dtype=torch.float64)
     if state_BDN is not None:
         state.copy_(state_BDN.detach().mT)
-    y, kept = torch.zeros(x_BTD.shape), torch.empty(shape if keep else (0, 0, 0, 0))
+    y, kept = inputs.x.new_zeros(x_BTD.shape), inputs.x.new_empty(shape if keep else (0, 0, 0, 0))
     inputs.launch(kernels.scan_fwd_kernel, [*inputs.tensors(), state, y, kept])
     return y.to(x_BTD.dtype), state.mT.float().contiguous(), kept if keep else kept.flatten()
 
