@@ -1,5 +1,6 @@
 """Text from a trained model, token by token through the caches."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -35,8 +36,13 @@ def generate(
         stop: takes the tokens added so far [B, n]; no more are added once it returns true.
 
     Raises:
-        ConfigError: an empty prompt, or more tokens than the model has learned positions.
+        ConfigError: an empty prompt, more tokens than the model has learned positions, a temperature that is negative
+            or not finite, or `top_k` below 1.
     """
+    if not 0 <= temperature < math.inf:
+        raise ConfigError(f"temperature is {temperature}; give 0 or a positive number.")
+    if top_k is not None and top_k < 1:
+        raise ConfigError(f"top_k is {top_k}; give at least 1, or None for all tokens.")
     if prompt_BT.shape[1] == 0:
         raise ConfigError("the prompt has no token; give at least one character.")
     generator = torch.Generator(device=prompt_BT.device).manual_seed(seed)

@@ -156,6 +156,9 @@ def test_generation_follows_the_most_probable_token_and_the_seed():
     assert torch.equal(sampled[0], sampled[1]) and not torch.equal(sampled[0], sampled[2])
     with pytest.raises(ConfigError, match="prompt"):
         generate(model, prompt[:, :0], 3)
+    for options in ({"temperature": -1.0}, {"temperature": float("nan")}, {"temperature": 1.0, "top_k": 0}):
+        with pytest.raises(ConfigError, match="give "):
+            generate(model, prompt, 3, **options)
 
 
 def test_every_architecture_names_a_block_family():
