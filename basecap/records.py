@@ -259,8 +259,8 @@ class StudyRecords:
 
     @property
     def busy(self) -> bool:
-        """Whether a process runs the study, or a run is not finished."""
-        return is_locked(self.path) or any(run.info().get("status") == "running" for run in self.runs())
+        """Whether a process runs the study."""
+        return is_locked(self.path)
 
     def state(self) -> dict[Path, tuple[int, int]]:
         """Return modification time and size of each file that the report depends on, to detect changes."""

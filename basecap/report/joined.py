@@ -120,7 +120,7 @@ def joined_sheets(joined: Joined) -> Iterator[Sheet]:
             "architecture",
             *(f"{measure.name}, {measure.unit} ({measure.source})" for measure in joined.measures),
         ],
-        rows=[[name, *(measure.values.get(name) for measure in joined.measures)] for name in joined.names],
+        rows=[[name, *(measure.values.get(name) for measure in joined.measures)] for name in measured(joined)],
     )
     if joined.correlations:
         yield Sheet(

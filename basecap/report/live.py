@@ -14,7 +14,7 @@ PAUSE = 2.0
 def write_live_report(study_paths: Sequence[Path], out: Path, log: Callable[[str], None]) -> Path:
     """Write the report whenever records change; the page reloads itself until the studies end.
 
-    Returns once no process runs a study and every started run has ended.
+    Returns once no process runs a study.
 
     Raises:
         ConfigError, DataError: as `write_report`.

@@ -317,7 +317,7 @@ def unfinished(study: TextResults) -> str:
     parts = []
     for inside, words in groups.items():
         some = [run for run in running if ((run.name, run.seed) in compared) == inside]
-        named = ", ".join(f"{run.name} (seed {run.seed}) at {run.tokens / 1e6:.1f}M tokens" for run in some)
+        named = ", ".join(f"{run.name} (seed {run.seed}) at {run.tokens:,} tokens" for run in some)
         parts += [f"{words}: {named}"] if some else []
     return f"Not finished, {'; '.join(parts)}. Run the study again to resume."
 

@@ -305,7 +305,7 @@ def select(study: StudyConfig, only: Sequence[str]) -> set[str]:
         if name not in names:
             hint = nearest(name, names)
             if not hint.startswith("did"):
-                hint += " Set architectures, or any_architecture=true, to compare others."
+                hint += " To compare others, add --set any_architecture=true, or list them under architectures."
             raise ConfigError(f"study {study.name} has no architecture {name!r}: {hint}")
     return {*only, study.reference} & names if only else names
 

@@ -396,5 +396,5 @@ def _few_tokens(study: StudyConfig, data: PreparedData | None) -> Iterator[str]:
         yield (
             f"no verdict is possible where models end above the loss of a bigram model, as they may with fewer than "
             f"about {LEAST_PER_ENTRY} training tokens per entry of the vocabulary, here {tokens / size:.0f}; raise "
-            "train.tokens or lower data.vocab."
+            f"train.tokens{' or lower data.vocab' if study.text.tokenizer == 'bpe' else ''}."
         )

@@ -1,12 +1,12 @@
 """Tables as files: numbers in full, and no name that becomes a column, a tag or a command."""
 
 import csv
+from contextlib import ExitStack
 
 import pytest
 
 from basecap.analysis.rows import Estimate
 from basecap.errors import DataError
-from basecap.records import StudyRecords
 from basecap.report import write_live_report, write_tables
 from basecap.report.export import Sheet, to_csv, to_latex, to_markdown
 from tests.report.made_up import row, study, without_gap
@@ -54,18 +54,20 @@ def test_printed_numbers_are_short_and_never_minus_zero():
 def test_a_live_report_follows_a_study_to_its_end(tmp_path, monkeypatch):
     records = write_study(tmp_path, architectures={"base": (1.0, 0.0)}, documents=5, checkpoints=2, ood=["github"])
     run = records.run("base", 0)
-    run.write_info({**run.info(), "status": "running"})
+    run.write_info({**run.info(), "status": "running"})  # and stays so: the process is killed
     pages = []
+    with ExitStack() as process:
+        process.enter_context(records.locked())
 
-    def goes_on(_):
-        pages.append((tmp_path / "report.html").read_text())
-        run.write_info({**run.info(), "status": "finished" if len(pages) == 2 else "running"})
+        def goes_on(_):
+            pages.append((tmp_path / "report.html").read_text())
+            run.write_info({**run.info(), "tokens": len(pages)})
+            if len(pages) == 2:
+                process.close()
 
-    monkeypatch.setattr("basecap.report.live.time.sleep", goes_on)
-    said = []
-    write_live_report([tmp_path], tmp_path, said.append)
+        monkeypatch.setattr("basecap.report.live.time.sleep", goes_on)
+        said = []
+        write_live_report([tmp_path], tmp_path, said.append)
     assert len(pages) == 2 and all('http-equiv="refresh"' in page for page in pages)
     assert 'http-equiv="refresh"' not in (tmp_path / "report.html").read_text()
-    with records.locked():
-        assert StudyRecords(tmp_path).busy
-    assert not StudyRecords(tmp_path).busy and "still running" in said[0] and "still running" not in said[-1]
+    assert "still running" in said[0] and "still running" not in said[-1]

@@ -80,7 +80,9 @@ def test_gaps_scores_and_costs_of_the_same_architectures_are_joined(tmp_path):
     said = joined_sentences(found)[0]
     assert "rank correlation +1.00 over 7 architectures (95" in said and "a higher value goes with a larger gap" in said
     assert front_sentences(found)[-1] == "Gap against training (runs of one on GPU, which they may share): b, a, base."
-    assert [sheet.name for sheet in joined_sheets(found)] == ["joined", "correlations"]
+    sheet, other = joined_sheets(found)
+    assert (sheet.name, other.name) == ("joined", "correlations")
+    assert [line[0] for line in sheet.rows] == ["base", *GAPS]
 
 
 def test_the_state_of_a_sequence_needs_no_file_of_costs():
