@@ -95,6 +95,8 @@ def entry_keys(item: Any) -> Any:
     named = [entry[key] for key in ("name", "use") if key in entry]
     if not named:
         return entry
+    if "layers" in entry and "use" not in entry:
+        raise ValueError(f"{named[0]!r} has layers and no use; add one, such as use: transformer++, for its backbone")
     use, backbone = split_backbone(str(named[-1]))
     if backbone is not None and "backbone" in entry:
         raise ValueError(f"{named[-1]!r} names a backbone, and so does the key backbone; leave out one of them")

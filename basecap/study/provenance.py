@@ -118,7 +118,7 @@ def refuse_other_plugins(records: RunRecords, model: ModelConfig) -> None:
         if _is_file(name):
             what, how = f"another version of {name}", "restore that one with --plugin"
         raise ConfigError(
-            f"{records.path} was trained with {what}; {how}, give another --out, or remove that directory."
+            f"{records.path} was trained with {what}; {how}, or train again into another --out."
         )
 
 

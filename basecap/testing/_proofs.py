@@ -132,8 +132,10 @@ def causal_gradients(harness: Harness) -> Iterator[Check]:
     cut = harness.length // 3
     probe = _future(harness, cut)
     forward = harness.place("forward")
-    lost = not harness.layers(harness.x.clone().requires_grad_()).requires_grad
-    broken = f"the output of {forward} has no gradient; do not use torch.no_grad, detach or NumPy there"
+    x = harness.x.clone().requires_grad_()
+    y = harness.layers(x)
+    lost = not y.requires_grad or torch.autograd.grad(y.sum(), x, allow_unused=True)[0] is None
+    broken = f"the output of {forward} has no gradient in its input; do not use torch.no_grad, detach or NumPy there"
     yield harness.check("output has a gradient", float(lost), 0.0, broken)
     broken = (
         f"{forward} sees the future if gradients are enabled: outputs before position {cut} change with later inputs"

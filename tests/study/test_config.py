@@ -90,6 +90,7 @@ def test_an_architecture_can_stand_in_another_body(tmp_path):
     [
         ({"use": "mamba-2 in rwkv-7", "backbone": "gpt"}, "names a backbone, and so does the key backbone"),
         ({"use": "mamba-2", "layers": ["mamba-2 in rwkv-7"]}, "no backbone of its own"),
+        ({"layers": ["mamba-2", "transformer++"]}, "'other' has layers and no use"),
     ],
 )
 def test_a_backbone_is_named_once_and_for_whole_models(entry, words, tmp_path):

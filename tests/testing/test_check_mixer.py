@@ -113,7 +113,7 @@ class LeaksBackwards(RunningMean):
 
 class Detaches(RunningMean):
     def forward(self, x_BTD, segments=None):
-        return super().forward(x_BTD, segments).detach()
+        return super().forward(x_BTD.detach(), segments)
 
 
 class DropsInTraining(RunningMean):
@@ -132,7 +132,7 @@ class DropsInTraining(RunningMean):
         ),
         (LeaksInTraining, "causality before 1", "sees the future in training mode only: outputs before position 1 ch"),
         (LeaksBackwards, "causal gradients", "before position 10 have gradients with respect to inputs after it"),
-        (Detaches, "output has a gradient", r"has no gradient; do not use torch\.no_grad"),
+        (Detaches, "output has a gradient", r"has no gradient in its input; do not use torch\.no_grad"),
         (DropsInTraining, "repetition", "different outputs .* in training mode only; .* dropout to 0 in the attribute"),
     ],
 )
