@@ -189,14 +189,13 @@ def failed_checks(run: RunSpec, device: torch.device) -> str | None:
         try:
             with undisturbed(device):
                 report = check_mixer(name, length=SHORT, longest=0, dtypes=(), device=device)
-            broken += [check.message for check in report.failures]
+            broken += [f"{check.name}: {check.broken}" for check in report.failures]
         except BasecapError as error:  # such as a default that does not fit the small model of the checks
             return f"cannot be checked: {error}"
     if not broken:
         return None
     count = f"{len(broken)} check{'s' if len(broken) > 1 else ''}"
-    first = broken[0].rstrip(".")
-    return f"fails {count} of basecap check ({first}); it is trained anyway; for details run {_command(run)}"
+    return f"fails {count} of basecap check ({broken[0]}); it is trained anyway; for details run {_command(run)}"
 
 
 def _built_in(config: ModelConfig) -> bool:

@@ -57,7 +57,7 @@ def test_what_cannot_run_fails_before_anything_trains(study, plugin, tmp_path, c
         infos = execute(config, out, only=select(config, []), device="cpu", plugins=[plugin], log=said.append)
     failing = {name: begins for name, (_, begins) in FORWARDS.items() if begins is not None}
     unchecked = said.pop(0)  # its dropout breaks no causality, so it trains
-    assert unchecked.startswith("trial good fails 1 check of basecap check (trial good: repetition failed: ")
+    assert unchecked.startswith("trial good fails 1 check of basecap check (repetition: ")
     assert unchecked.endswith(f"run basecap check --mixer 'trial good' --plugin {plugin}")
     (found,) = analyse([out])
     assert found.failed_checks == {"trial good": unchecked.removeprefix("trial good ")}
