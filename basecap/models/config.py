@@ -88,7 +88,9 @@ def model_config(
     chosen = BACKBONES.get(family)
     depth = chosen.depth(hidden, layers)
     if pattern is not None and len(pattern) > depth:
-        raise ConfigError(f"a pattern of {len(pattern)} layers does not fit into {depth} blocks; give more layers.")
+        raise ConfigError(
+            f"a pattern of {len(pattern)} layers does not fit into {depth} blocks; shorten it, or raise model.layers."
+        )
     options = {
         "hidden": hidden,
         "vocab": vocab,

@@ -117,9 +117,7 @@ def refuse_other_plugins(records: RunRecords, model: ModelConfig) -> None:
         what, how = f"{name}, not with what is installed", "install that one"
         if _is_file(name):
             what, how = f"another version of {name}", "restore that one with --plugin"
-        raise ConfigError(
-            f"{records.path} was trained with {what}; {how}, or train again into another --out."
-        )
+        raise ConfigError(f"{records.path} was trained with {what}; {how}, or train again into another --out.")
 
 
 def plugin_entries(study: StudyConfig) -> dict[str, Any]:

@@ -43,7 +43,8 @@ def test_another_version_of_a_plugin_is_refused(study, tmp_path, monkeypatch):
     assert added["plugins"] == infos[1]["plugins"]
     as_if_loaded_now(plugin, monkeypatch)
     with pytest.raises(
-        ConfigError, match=r"steady-s0 was trained with another version of steady\.py; restore that one with --plugin, or train"
+        ConfigError,
+        match=r"steady-s0 was trained with another version of steady\.py; restore that one with --plugin, or train",
     ):
         run(path, tmp_path / "out", plugins=(plugin,))
     with pytest.raises(ConfigError, match=r"another version of steady\.py"):

@@ -47,8 +47,8 @@ def test_intervals_are_expected_and_compared_with_what_is_tolerated(ample, tmp_p
     [
         (("seeds=[0]",), "Warning: one seed and fewer than three runs of transformer++"),
         (("train.eval_every=2000000",), "Warning: no verdict is possible with 1 evaluation point, as a curve needs 4"),
-        (("train.tokens=70000",), "about 700 training tokens per entry of the vocabulary, here 272; raise train.tokens."),
-        (("data.tokenizer=bpe", "data.vocab=8192"), "of the vocabulary, here 122; raise train.tokens or lower data.vocab."),
+        (("train.tokens=70000",), "700 training tokens per entry of the vocabulary, here 272; raise train.tokens."),
+        (("data.tokenizer=bpe", "data.vocab=8192"), "vocabulary, here 122; raise train.tokens or lower data.vocab."),
     ],
 )
 def test_what_may_rule_a_verdict_out_is_warned_of(ample, tmp_path, settings, words):
