@@ -4,7 +4,6 @@ import atexit
 import gc
 import io
 import logging
-import re
 import signal
 import sys
 from collections.abc import Collection, Sequence
@@ -18,6 +17,7 @@ from typer.core import TyperGroup
 from basecap import __version__
 from basecap.cli_bench import bench_app
 from basecap.cli_data import data_app
+from basecap.cli_errors import UsageError, usage_message
 from basecap.cli_options import (
     LARGEST,
     AsJson,
@@ -41,9 +41,6 @@ from basecap.terminal import console, print_table, report_output_error
 
 if TYPE_CHECKING:
     from basecap.report import Report
-
-#: Raised by typer for invalid arguments. Some releases take this class from click, others define their own.
-_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 # torch takes a second to import: each command imports what it needs after it has checked its arguments, so that --help,
 # lists and error messages come at once.
@@ -361,10 +358,10 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument not in ("--debug", "-v", "--verbose")]
     try:
         sys.exit(app(arguments, prog_name="basecap", standalone_mode=False))
-    except (BasecapError, _UsageError) as error:
+    except (BasecapError, UsageError) as error:
         if debug:
             raise
-        message = str(error) if isinstance(error, BasecapError) else _usage_message(error)
+        message = str(error) if isinstance(error, BasecapError) else usage_message(error)
         if message:  # empty after `--help`
             typer.echo(f"error: {message}", err=True)
         sys.exit(2)
@@ -384,15 +381,6 @@ def _show_traces() -> None:
     logger = logging.getLogger("basecap")
     logger.addHandler(logging.StreamHandler())
     logger.setLevel(logging.DEBUG)
-
-
-def _usage_message(error: Any) -> str:
-    """Return typer's message about invalid arguments as one sentence, empty when it printed the help instead."""
-    message = error.format_message().replace(": Input should", ": should", 1)
-    message = re.sub(r" \(Possible options: (.*)\)$", r"; did you mean \1?", message[:1].lower() + message[1:])
-    message = message.replace(". Did you mean", "; did you mean")
-    command = error.ctx.command_path if error.ctx else "basecap"
-    return message and f"{message.rstrip('.')} (see `{command} --help`)."
 
 
 if __name__ == "__main__":

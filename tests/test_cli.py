@@ -15,7 +15,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from basecap.cli import _usage_message, main
+from basecap.cli import main
+from basecap.cli_errors import usage_message
 from basecap.errors import ConfigError, DataError
 from basecap.report.bundle import label
 from basecap.terminal import store, writable_file
@@ -222,6 +223,7 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
         (("plan", "quickstart", "--only", ""), "--only '' is not an architecture; give a name of"),
         (("plan", "x" * 300), "x cannot be read (File name too long); fix that"),
         (("run",), "(see `basecap run --help`)."),
+        (("check", "mine.py"), "write --plugin mine.py (see `basecap check --help`)."),
         (("data", "prepar"), "no such command 'prepar'"),
         (("--frob",), "--frob"),
     ],
@@ -243,7 +245,7 @@ def test_bad_input_gets_one_sentence(arguments, words, refused):
 )
 def test_messages_of_typer_become_one_sentence(given, expected):
     error = SimpleNamespace(format_message=lambda: given, ctx=None)
-    found = _usage_message(error)
+    found = usage_message(error)
     assert found.startswith(expected) and bool(found) == bool(given)
 
 
@@ -268,7 +270,7 @@ LIGHT = (
 )
 PROGRAM = f"""
 import sys
-from basecap.cli import _usage_message, main
+from basecap.cli import main
 codes = []
 for arguments in {LIGHT!r}:
     sys.argv = ["basecap", *arguments]

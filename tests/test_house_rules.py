@@ -37,7 +37,7 @@ FLOORS = (
     ("study",),
     ("bench",),
     ("catalogue", "terminal"),
-    ("cli_options",),
+    ("cli_errors", "cli_options"),
     ("cli_bench", "cli_data"),
     ("cli",),
 )
@@ -57,6 +57,7 @@ NAMELESS = (
     "cli.py",
     "cli_bench.py",
     "cli_data.py",
+    "cli_errors.py",
     "cli_options.py",
     "terminal.py",
     "catalogue.py",
