@@ -12,9 +12,9 @@ from basecap.report.export import sheets
 from basecap.report.figures import paper
 from basecap.report.scores import score_table
 from basecap.study.config import StudyConfig, load_study
-from basecap.study.estimate import sparse
 from basecap.study.execute import execute
 from basecap.study.plan import Cost, costs, plan_evaluations, plan_runs
+from basecap.study.prospects import sparse
 from basecap.study.study_file import library, read_study
 from tests.study.conftest import write_text
 

@@ -15,8 +15,8 @@ from basecap.data.shards import MIN_DOCUMENTS
 from basecap.data.sources._reference import LONGEST, SHORTEST
 from basecap.errors import BasecapError, ConfigError
 from basecap.study.config import COST, StudyConfig, load_study, select
-from basecap.study.estimate import sparse
 from basecap.study.plan import costs, plan_evaluations, plan_runs
+from basecap.study.prospects import sparse
 from basecap.study.study_file import library, read_study
 from basecap.yaml_text import parse_yaml
 

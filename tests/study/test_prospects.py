@@ -8,10 +8,12 @@ import pytest
 import yaml
 
 from basecap.data import find_prepared, prepare
+from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, load_study
-from basecap.study.estimate import estimate, expected_verdicts, readable, remarks
+from basecap.study.estimate import estimate, readable, remarks
 from basecap.study.evaluation_work import evaluation_work, heavy_work
 from basecap.study.plan import plan_evaluations, plan_runs
+from basecap.study.prospects import expected_verdicts
 from basecap.study.workloads import Tasks
 from tests.study.conftest import write_text
 
@@ -93,6 +95,20 @@ def test_seeds_that_cost_the_same_are_one_row_and_bytes_have_257_ids(ample):
     ]
     left_out = {"seed", "steps", "evaluation PFLOP", "resume (GiB)", "weights (GiB)"}
     assert left_out <= rows[0].keys() and not left_out & shown[0].keys()
+
+
+def test_finished_runs_are_told_from_those_that_are_left(ample, tmp_path):
+    ample["train"]["lr"] = [0.01, 0.02]
+    config = StudyConfig.model_validate(ample | {"seeds": [0, 1]})
+    rows = estimate(config, tmp_path)
+    assert not any("Finished" in line for line in remarks(config, rows, tmp_path))
+    for row in rows:
+        rate = None if row["lr"] == "the best" else row["lr"]
+        StudyRecords(tmp_path).run(row["architecture"], row["seed"], rate).write_info({"status": "finished"})
+        last = next(line for line in remarks(config, rows, tmp_path) if line.startswith(f"Finished in {tmp_path}: "))
+    assert f" {len(rows)} of {len(rows)} runs; none is left to train." in last
+    StudyRecords(tmp_path).run(row["architecture"], row["seed"], rate).write_info({"status": "running"})
+    assert f"{len(rows) - 1} of {len(rows)} runs; those left take" in " ".join(remarks(config, rows, tmp_path))
 
 
 def test_the_time_counts_evaluations_once_the_text_is_prepared(ample, tmp_path):
