@@ -57,12 +57,12 @@ def _fitted(x: ndarray, y: ndarray, at: ndarray, few: bool, arrays: ndarray) -> 
     """
     kernel, scratch = arrays
     count = len(y)
-    columns = np.empty((len(x), 3 + 2 * count, x.shape[1]))
-    columns[:, 0] = 1
-    columns[:, 1] = x
-    np.multiply(x, x, out=columns[:, 2])
-    columns[:, 3 : 3 + count] = y.swapaxes(0, 1)
-    np.multiply(columns[:, 3 : 3 + count], x[:, None], out=columns[:, 3 + count :])
+    columns = np.empty((3 + 2 * count, *x.shape))
+    columns[0] = 1
+    columns[1] = x
+    np.multiply(x, x, out=columns[2])
+    columns[3 : 3 + count] = y
+    np.multiply(y, x, out=columns[3 + count :])
     np.subtract(x, at[:, None, None], out=kernel)
     np.abs(kernel, out=kernel)
     reach = _reach(kernel) if few else None
@@ -70,12 +70,11 @@ def _fitted(x: ndarray, y: ndarray, at: ndarray, few: bool, arrays: ndarray) -> 
         kernel /= reach[..., None]
     np.multiply(kernel, kernel, out=scratch)
     kernel *= scratch
+    np.clip(kernel, 0, 1, out=kernel)  # takes a third of the time of a maximum with a number
     np.subtract(1, kernel, out=kernel)
-    scratch[:] = 0  # numpy takes the maximum with an array in half the time of that with a number
-    np.maximum(kernel, scratch, out=kernel)
     np.multiply(kernel, kernel, out=scratch)
     kernel *= scratch
-    sums = np.ascontiguousarray((columns @ kernel.transpose(1, 2, 0)).transpose(1, 2, 0))  # over points, [., G, R]
+    sums = np.ascontiguousarray((columns.swapaxes(0, 1) @ kernel.transpose(1, 2, 0)).transpose(1, 2, 0))  # [., G, R]
     return _read_off(sums, at[:, None], 1.0 if reach is None else reach)
 
 

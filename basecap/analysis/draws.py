@@ -61,7 +61,9 @@ class Draws:
             drawn += np.arange(len(part))[:, None] * count
             part[:] = np.bincount(drawn.ravel(), minlength=part.size).reshape(part.shape)
         own = np.bincount(unit, weights=tokens, minlength=count)
-        return cls(unit=unit, weights=weights, size=np.concatenate([[own.sum()], weights @ own]))
+        # In this thread, as a product of BLAS would wait for its other threads: 10 ms for a sum of 0.3 ms.
+        size = np.concatenate([[own.sum()], np.einsum("ru,u->r", weights, own)])
+        return cls(unit=unit, weights=weights, size=size)
 
     def sum_into(self, sums: ndarray, nats: ndarray) -> None:
         """Write the summed losses of documents [documents, K] in the sample and in each draw to `sums` [R + 1, K]."""
