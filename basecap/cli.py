@@ -36,7 +36,7 @@ from basecap.cli_options import (
 )
 from basecap.errors import BasecapError, Interrupted
 from basecap.interpreter import uncollected
-from basecap.progress import protect_streams
+from basecap.streams import protect_streams
 from basecap.terminal import console, print_table, report_output_error
 
 if TYPE_CHECKING:

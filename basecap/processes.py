@@ -1,7 +1,6 @@
-"""Processes on one machine: locks between them, and a pool of workers that do jobs side by side."""
+"""A pool of processes that do jobs side by side."""
 
 import contextlib
-import fcntl
 import multiprocessing
 import os
 import pickle
@@ -11,11 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Generic, TypeVar
-
-from basecap.errors import ConfigError
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -23,35 +18,6 @@ R = TypeVar("R")
 
 #: Raised by the future of a job whose worker was killed.
 WorkerKilled = BrokenProcessPool
-
-
-@contextmanager
-def locked(directory: Path, busy: str | None = None) -> Iterator[None]:
-    """Hold the lock of a directory, which is created; the lock ends with the process.
-
-    Args:
-        directory: directory of the file `lock`.
-        busy: message of the ConfigError when another process holds the lock; None waits for that process.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if busy is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(busy) from error
-        yield
-
-
-def is_locked(directory: Path) -> bool:
-    """Return whether a process holds the lock of a directory; creates no file."""
-    try:
-        with (directory / "lock").open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        return False
-    return False
 
 
 class WorkerPool(Generic[S]):

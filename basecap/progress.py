@@ -1,18 +1,18 @@
 """Progress of long work: a bar with the remaining time on a terminal, otherwise a line every few seconds."""
 
-import contextlib
-import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TextIO, cast
+from typing import Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task
 from rich.table import Column
 from rich.text import Text
+
+from basecap.streams import protect_streams
 
 
 class Advance(Protocol):
@@ -117,48 +117,6 @@ def share_terminal() -> None:
     """Print lines instead of bars from now on, because other processes write to the same terminal."""
     _SHARED[:] = [True]
     protect_streams()
-
-
-def protect_streams() -> None:
-    """From now on lose messages on stderr that cannot be written, and output where stdout is closed.
-
-    Otherwise a full disk under a log, or a terminal that is gone, would end a run.
-    """
-    if sys.stdout is None:
-        sys.stdout = _nowhere()
-    if sys.stderr is None:
-        sys.stderr = _nowhere()
-    elif not isinstance(sys.stderr, _LossyStream):
-        sys.stderr = cast(TextIO, _LossyStream(sys.stderr))
-
-
-def _nowhere() -> TextIO:
-    """Return a stream to /dev/null, also for workers.
-
-    It takes the lowest free descriptor, that of the closed stream: a file there would receive messages of C libraries.
-    """
-    descriptor = os.open(os.devnull, os.O_WRONLY)
-    os.set_inheritable(descriptor, True)
-    return os.fdopen(descriptor, "w")
-
-
-class _LossyStream:
-    """A stream that loses what cannot be written."""
-
-    def __init__(self, stream: TextIO):
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 def write_line(line: str, stream: TextIO | None = None) -> None:

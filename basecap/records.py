@@ -49,13 +49,15 @@ from basecap.files import (
     write_json,
     writing,
 )
+from basecap.locks import is_locked, locked
 from basecap.maps import Maps, read_last, write_maps
 from basecap.measured import Declaration, Record
-from basecap.processes import is_locked, locked
 from basecap.yaml_text import parse_yaml
 
 #: Files that a directory may contain before its study starts: the lock and prepared text.
 ALLOWED_BEFORE = ("lock", "data")
+#: What an analysis takes from runs alone.
+MEASURED = ("points", "documents")
 
 
 @dataclass(frozen=True)
@@ -236,14 +238,17 @@ class StudyRecords:
 
         `replaced_by` is None before training, which may replace deleted runs if the directory `runs` still exists.
         """
+        starts, found = replaced_by is None, _measured(replaced_by)
+        if found == {*MEASURED} and self.runs():
+            return  # it holds all there can be: the file, which may be large, need not be read
         try:
-            held, starts = _measured(read_json(self.path / "results.json")), replaced_by is None
+            held = _measured(read_json(self.path / "results.json"))
         except (AttributeError, TypeError, DataError) as error:
             if self.runs():
                 return  # results.json will be computed again from them
             raise DataError(f"{self.path / 'results.json'} is damaged; restore or remove it.") from error
         kept = not self.has_study or ((self.path / "runs").is_dir() if starts else self.runs())
-        if (held and not kept) or (not starts and held - _measured(replaced_by)):
+        if (held and not kept) or (not starts and held - found):
             lost = f"runs that are not in {self.path}" + (f" ({failures[0].rstrip('.')})" if failures else "")
             what = f"{self.path / 'results.json'} has results of {lost}"
             raise DataError(f"{what}; restore the runs, remove results.json or give another --out.")
@@ -369,5 +374,5 @@ def _refuse(foreign: Sequence[Path]) -> None:
 
 
 def _measured(results: dict[str, Any] | None) -> set[str]:
-    """Return which of "points" and "documents" an analysis has results of."""
-    return {key for study in (results or {}).get("studies", []) for key in ("points", "documents") if study.get(key)}
+    """Return which of `MEASURED` an analysis has results of."""
+    return {key for study in (results or {}).get("studies", []) for key in MEASURED if study.get(key)}

@@ -32,7 +32,7 @@ def print_table(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
 
 def console() -> Console:
     """Return a console on standard output, 160 columns wide when that is not a terminal."""
-    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
+    return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 160)
 
 
 def _cell(value: Any) -> str:

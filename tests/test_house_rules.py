@@ -20,7 +20,7 @@ TESTS = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "tests").r
 #: its rooms do not import each other, except downwards.
 FLOORS = (
     ("errors", "names", "yaml_text", "__init__"),
-    ("cuda_graph", "evaluation_points", "files", "interpreter", "options", "processes"),
+    ("cuda_graph", "evaluation_points", "files", "interpreter", "locks", "options", "processes", "streams"),
     ("documents", "maps", "measured"),
     ("registry", "progress", "records"),
     ("tasks",),

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from basecap.progress import Pauses, progress, protect_streams, share_terminal, write_line
+from basecap.progress import Pauses, progress, share_terminal, write_line
+from basecap.streams import protect_streams
 
 
 class Clock:

@@ -27,7 +27,8 @@ from basecap.data.sources import SOURCES, SPLITS, Part, Source, Split, plugin_of
 from basecap.data.tokenizer import Tokenizer, byte_tokenizer, is_local, refuse_missing_file, train_bpe
 from basecap.errors import BasecapError, DataError, nearest
 from basecap.files import FULL, replacing
-from basecap.processes import WorkerKilled, WorkerPool, locked
+from basecap.locks import locked
+from basecap.processes import WorkerKilled, WorkerPool
 from basecap.progress import progress
 from basecap.registry import load_plugin
 

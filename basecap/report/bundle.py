@@ -5,8 +5,6 @@ import re
 from functools import cache
 from importlib.metadata import version
 
-import vl_convert
-
 from basecap.report.figures import VEGA_LITE
 
 #: The scripts in a page, after what `label` returns.
@@ -28,6 +26,8 @@ def bundle(page: bytes) -> str:
 
 @cache
 def _made() -> str:
+    import vl_convert  # a large library, which few reports need
+
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE).replace("</script", "<\\/script")
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import vl_convert
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -105,16 +104,23 @@ def write_report(
         for index, (study, path) in enumerate(zip(studies, study_paths, strict=True), start=1)
     ]
     across = {} if joined is None else joined_charts(joined)
-    images = {
-        f"{name}.svg": vl_convert.vegalite_to_svg(chart, vl_version=figures.VEGA_LITE)
-        for groups in ((*drawn, {"joined": across}) if svg else ())
-        for charts in groups.values()
-        for name, chart in charts.items()
-    }
+    images = _images([*drawn, {"joined": across}]) if svg else {}
     choice = "" if joined is None else _joined(joined, named, across)
     scripts = bundle(read(out / "report.html") or b"")
     page = records.write_report(_page(studies, named, drawn, choice, scripts, live), images)
     return Report(page=page, studies=studies, joined=joined)
+
+
+def _images(drawn: Sequence[Groups]) -> dict[str, str]:
+    """Return every chart as SVG by file name."""
+    import vl_convert  # a large library, which few reports need
+
+    return {
+        f"{name}.svg": vl_convert.vegalite_to_svg(chart, vl_version=figures.VEGA_LITE)
+        for groups in drawn
+        for charts in groups.values()
+        for name, chart in charts.items()
+    }
 
 
 def _refuse_repeated(paths: Sequence[Path]) -> None:
