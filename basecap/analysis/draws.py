@@ -18,6 +18,9 @@ FEWEST_DOCUMENTS = 30
 #: of the tokens, nominal 95 % intervals were true in 45 % of simulated studies.
 FEWEST_OF_A_DOMAIN = 10
 
+#: Units that are drawn at a time: larger arrays do not fit into a processor's cache, and new memory takes longer.
+BLOCK = 50_000
+
 #: The losses of every run that has some, by architecture and seed.
 Runs = dict[tuple[str, int], RunLosses]
 
@@ -54,7 +57,7 @@ class Draws:
         """Draw units of documents that have so many tokens each, [documents]."""
         count = int(unit.max()) + 1
         weights = np.empty((draws, count))
-        rows = max(1, 4_000_000 // count)
+        rows = max(1, BLOCK // count)
         for first in range(0, draws, rows):
             part = weights[first : first + rows]
             drawn = generator.integers(count, size=part.shape)
