@@ -224,6 +224,8 @@ def report(
     """Analyse one or several studies again and write one report, which joins several: gaps, recall and costs."""
     with uncollected():
         from basecap.report import joined_sheets, write_live_report, write_tables
+
+        gc.freeze()  # modules stay: no later search for cycles goes through them
     directory = out or directories[0]
     if live:
         write_live_report(directories, directory, log)
