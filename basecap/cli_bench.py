@@ -39,26 +39,26 @@ def bench_ops(
     _finish(found, json_file)
 
 
-Use = Annotated[
+BenchOnly = Annotated[
     list[str],
     typer.Option(
-        "--use", help="only this architecture, or 'X in rwkv-7' for another backbone; repeatable (default: all)"
+        "--only", help="only this architecture, or 'X in rwkv-7' for another backbone; repeatable (default: all)"
     ),
 ]
 BenchStudy = Annotated[
     str | None,
     typer.Option(
-        "--study", help="architectures, options, width and vocabulary of a study; --use then picks from its names"
+        "--study", help="architectures, options, width and vocabulary of a study; --only then picks from its names"
     ),
 ]
 Hidden = Annotated[int, typer.Option(min=1, max=LARGEST, help="model width")]
 
 
 @bench_app.command(
-    "models", epilog="Example: basecap bench models --use transformer++ --use mamba-2 --json models.json"
+    "models", epilog="Example: basecap bench models --only transformer++ --only mamba-2 --json models.json"
 )
 def bench_models(
-    use: Use = [],
+    only: BenchOnly = [],
     study: BenchStudy = None,
     scale: Scale = None,
     hidden: Hidden = 768,
@@ -80,7 +80,7 @@ def bench_models(
     from basecap.environment import choose_device
 
     load_plugins(plugin)
-    models = _contenders(study, use, scale, hidden, length)
+    models = _contenders(study, only, scale, hidden, length)
     first = next(iter(models.values()))
     setting = Setting(hidden=first.hidden, vocab=first.vocab, length=first.max_length, batch=batch)
     found = bench(models, setting, device=choose_device(device), peer=peer, save=partial(store, path=json_file))
@@ -90,7 +90,7 @@ def bench_models(
 
 @bench_app.command("generate", epilog="Example: basecap bench generate --study bc-table-3 --json generate.json")
 def bench_generate(
-    use: Use = [],
+    only: BenchOnly = [],
     study: BenchStudy = None,
     scale: Scale = None,
     hidden: Hidden = 768,
@@ -114,7 +114,7 @@ def bench_generate(
 
     load_plugins(plugin)
     load = Load(prompt=prompt, new=new, batch=batch, rows=rows)
-    models = _contenders(study, use, scale, hidden, load.length)
+    models = _contenders(study, only, scale, hidden, load.length)
     found = bench(models, load, device=choose_device(device), save=partial(store, path=json_file))
     print_table("generation", [shown(row) for row in found["rows"]], as_json=False)
     _finish(found, json_file)
@@ -125,12 +125,12 @@ def _refuse_scale_alone(study: str | None, scale: str | None) -> None:
         raise ConfigError("--scale is that of a study; give one with --study.")
 
 
-def _contenders(study: str | None, use: list[str], scale: str | None, hidden: int, length: int | None) -> "Contenders":
+def _contenders(study: str | None, only: list[str], scale: str | None, hidden: int, length: int | None) -> "Contenders":
     from basecap.bench.contenders import named, of_study
 
     if study is None:
-        return named(use, hidden=hidden, vocab=VOCAB, length=length or LENGTH)
-    return of_study(study, use, scale=scale, length=length)
+        return named(only, hidden=hidden, vocab=VOCAB, length=length or LENGTH)
+    return of_study(study, only, scale=scale, length=length)
 
 
 def _finish(found: dict[str, Any], path: Path | None) -> None:

@@ -234,7 +234,7 @@ def _of_files(paths: Sequence[Path], known: Sequence[str]) -> list[Measure]:
         if not used:
             raise ConfigError(
                 f"{path} has no cost of an architecture of these studies; measure some with `basecap bench`, for "
-                f"example --use {known[0]!r}."
+                f"example --only {known[0]!r}."
             )
     return [_of_cost(key, source, own) for (key, source), own in values.items()]
 

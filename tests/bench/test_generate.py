@@ -155,7 +155,7 @@ def test_a_study_gives_its_architectures(tmp_path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(generate, "_measure", lambda config, *more: measured.append(config) or row)
     file = tmp_path / "found.json"
     sizes = ["--prompt", "4", "--new", "32", "--batch", "1", "--json", str(file)]
-    command = ["bench", "generate", "--device", "cpu", "--study", "bc-table-3", "--scale", "test", "--use", "rwkv-7"]
+    command = ["bench", "generate", "--device", "cpu", "--study", "bc-table-3", "--scale", "test", "--only", "rwkv-7"]
     done = CliRunner().invoke(app, [*command, *sizes])
     assert done.exit_code == 0, done.output
     rows = json.loads(file.read_text())["rows"]
@@ -192,8 +192,8 @@ def test_decoding_is_measured_at_different_places(new: int, starts: list[int]):
         (["--batch", "6", "--rows", "4"], "4 prompts at once do not divide a batch of 6; choose a divisor."),
         (["--new", "5"], "decoding is measured over 32 tokens at a time; raise --new from 5."),
         (["--scale", "test"], "--scale is that of a study; give one with --study."),
-        (["--use", "mamba2"], "did you mean 'mamba-2'"),
-        (["--study", "bc-table-3", "--use", "rwkv7"], "did you mean 'rwkv-7'"),
+        (["--only", "mamba2"], "did you mean 'mamba-2'"),
+        (["--study", "bc-table-3", "--only", "rwkv7"], "did you mean 'rwkv-7'"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(options: list[str], error: str):

@@ -135,8 +135,8 @@ def test_an_interrupted_run_keeps_its_rows(monkeypatch: pytest.MonkeyPatch, tmp_
 
     monkeypatch.setattr(models, "_own", interrupt)
     file = tmp_path / "models.json"
-    uses = [part for name in NAMES for part in ("--use", name)]
-    result = CliRunner().invoke(app, ["bench", "models", *uses, "--device", "cpu", "--json", str(file)])
+    only = [part for name in NAMES for part in ("--only", name)]
+    result = CliRunner().invoke(app, ["bench", "models", *only, "--device", "cpu", "--json", str(file)])
     assert result.exit_code == 130
     assert "measurements that finished" in result.output
     assert [row["architecture"] for row in json.loads(file.read_text())["rows"]] == NAMES[:1]

@@ -220,7 +220,7 @@ def test_studies_that_cannot_be_joined_are_refused(studies, error):
 def test_a_file_of_costs_of_other_architectures_is_refused(tmp_path):
     file = tmp_path / "costs.json"
     file.write_text('{"environment": {}, "rows": [{"architecture": "stranger", "tokens_per_s": 5.0}]}')
-    with pytest.raises(ConfigError, match=r"costs.json has no cost of an architecture of these .* --use 'base'"):
+    with pytest.raises(ConfigError, match=r"costs.json has no cost of an architecture of these .* --only 'base'"):
         join([one_study()], ["one"], [file])
 
 
