@@ -200,7 +200,7 @@ def recall_cautions(study: TaskResults) -> list[str]:
 def _shown(running: Sequence[RunRow], counting: set[tuple[str, int]]) -> str:
     some = any((run.name, run.seed) in counting for run in running)
     how = "Where no run of a row is finished, it shows how far they are. " if some else ""
-    return f"{how}Run the study again to resume."
+    return f"{how}Run the same command again, with its --set and --only, to resume."
 
 
 def _unmet(rows: Sequence[PublishedRow]) -> list[str]:

@@ -319,7 +319,7 @@ def unfinished(study: TextResults) -> str:
         some = [run for run in running if ((run.name, run.seed) in compared) == inside]
         named = ", ".join(f"{run.name} (seed {run.seed}) at {run.tokens:,} tokens" for run in some)
         parts += [f"{words}: {named}"] if some else []
-    return f"Not finished, {'; '.join(parts)}. Run the study again to resume."
+    return f"Not finished, {'; '.join(parts)}. Run the same command again, with its --set and --only, to resume."
 
 
 def listed(names: Iterable[str]) -> str:

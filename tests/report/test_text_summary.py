@@ -216,7 +216,8 @@ def test_runs_that_are_not_at_their_end_or_not_compared_are_named():
     found = study(*rows, runs=runs)
     assert unfinished(found) == (
         "Not finished, compared at their latest evaluation points: a (seed 0) at 30,081,024 tokens; "
-        "not compared: a (seed 1) at 30,081,024 tokens. Run the study again to resume."
+        "not compared: a (seed 1) at 30,081,024 tokens. "
+        "Run the same command again, with its --set and --only, to resume."
     )
     assert remarks(found) == [
         "Left out of the comparison: base seed 3 (it diverged). 3 runs of base are compared.",
