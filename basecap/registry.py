@@ -1,5 +1,6 @@
 """The registry class for everything that has a name: mixers, backbones, evaluations, sources, tasks."""
 
+import ast
 import contextlib
 import hashlib
 import importlib
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 #: Prefix of the module names of plugin files.
 PLUGIN = "basecap_plugin_"
-#: SHA-256 of the code that a plugin's module was loaded from, by its name: the file may change while a study runs.
+#: SHA-256 of the code that a plugin's module was loaded from, by its name: the files may change while a study runs.
 _loaded: dict[str, str] = {}
 
 
@@ -120,14 +121,32 @@ def source_location(defined_by: type | Callable) -> str:
     return f"{inspect.getsourcefile(defined_by)}:{inspect.getsourcelines(defined_by)[1]}"
 
 
-def load_plugin(path: Path) -> None:
-    """Import a plugin file, so that a study can name what it registers; raises ConfigError when that fails."""
+def load_plugin(path: Path, digest: str | None = None) -> str:
+    """Import a plugin file, so that a study can name what it registers, unless it is loaded; return its digest.
+
+    Args:
+        path: the file.
+        digest: that of another process, whose code this process must have; None: any.
+
+    Raises:
+        ConfigError: the file cannot be imported or registers nothing, or the digest is another.
+    """
     path = real_path(path)
     name = PLUGIN + path.stem
     if name in sys.modules and sys.modules[name].__file__ != str(path):  # a file of the same name in another directory
         name += f"_{hashlib.sha256(str(path).encode()).hexdigest()[:6]}"
-    if name in sys.modules:
-        return
+    if name not in sys.modules:
+        _loaded[name] = _import_plugin(path, name)
+    if digest not in (None, _loaded[name]):
+        raise ConfigError(
+            f"plugin file {path}, or a file beside it that it imports, changed since this command started; run the "
+            "same command again."
+        )
+    return _loaded[name]
+
+
+def _import_plugin(path: Path, name: str) -> str:
+    """Import a plugin file as module `name` and return its digest; raises ConfigError when that fails."""
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
         raise ConfigError(f"plugin file {path} {what}; give the path of a Python file.")
@@ -151,11 +170,54 @@ def load_plugin(path: Path) -> None:
     if Registry.total == before:
         del sys.modules[name]
         raise ConfigError(f"plugin file {path} registers nothing; put @mixer(...) above its class.")
-    _loaded[name] = hashlib.sha256(code).hexdigest()
+    digest = hashlib.sha256(code)
+    for file, content in sorted(_imported_beside(path.parent, code).items()):
+        digest.update(f"{file.relative_to(path.parent).as_posix()}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def _imported_beside(folder: Path, code: bytes) -> dict[Path, bytes]:
+    """Return the files in the folder of a plugin that its code imports, also through one another, with their content.
+
+    Of a package in that folder these are all files. What they are does not depend on what else this process imported.
+    """
+    found: dict[Path, bytes] = {}
+    waiting = [code]
+    while waiting:
+        for top in _imports(waiting.pop()) - {__package__}:  # a plugin may lie beside basecap itself
+            files = [] if _found_in(top) != folder else [folder / f"{top}.py", *(folder / top).rglob("*.py")]
+            new = {file: file.read_bytes() for file in files if file.is_file() and file not in found}
+            found |= new
+            waiting += new.values()
+    return found
+
+
+def _imports(code: bytes) -> set[str]:
+    """Return the top-level names of the modules that code imports by absolute names, also in its functions."""
+    try:
+        nodes = list(ast.walk(ast.parse(code)))
+    except (SyntaxError, ValueError):  # a file of a package that nothing imports
+        return set()
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return {name.partition(".")[0] for name in names}
+
+
+def _found_in(top: str) -> Path | None:
+    """Return the directory in which Python finds a top-level module or package, None when it finds no such file."""
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # made by hand, as __main__ may be
+        return None
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:  # a package
+        return real_path(Path(spec.submodule_search_locations[0])).parent
+    return real_path(Path(spec.origin)).parent if spec.has_location and spec.origin else None
 
 
 def plugin_digest(module: str) -> str:
-    """Return the SHA-256 of the code that a plugin's module was loaded from."""
+    """Return the SHA-256 of the code that a plugin's module was loaded from, with what it imports beside it."""
     return _loaded[module]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from basecap.data.hashes import file_digest
 from basecap.errors import ConfigError
 from basecap.registry import PLUGIN, Registry, load_plugin
 
@@ -69,6 +70,34 @@ def test_plugins_of_one_name_in_two_directories_are_two_modules(tmp_path):
         load_plugin(file)
     held = [sys.modules[name].__file__ for name in sys.modules if name.startswith(f"{PLUGIN}alike")]
     assert held == [str(file) for file in files]
+
+
+def test_the_digest_of_a_plugin_holds_the_files_beside_it_that_it_imports(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    plugin, package = tmp_path / "helped.py", tmp_path / "helper_package"
+    package.mkdir()
+    files = [plugin, tmp_path / "helper_module.py", package / "__init__.py", package / "deep.py"]
+    files[0].write_text(f"{REGISTERS}import sys\n\n\ndef later():\n    import helper_module\n")
+    files[1].write_text("from helper_package import deep\n")
+    for file in (*files[2:], tmp_path / "sys.py", tmp_path / "stranger.py"):
+        file.write_text("")
+
+    def digest() -> str:
+        sys.modules.pop(f"{PLUGIN}helped", None)  # as in a new process
+        return load_plugin(plugin)
+
+    seen = [digest()]
+    for file in files:
+        file.write_text(f"{file.read_text()}# changed\n")
+        seen.append(digest())
+    assert len(set(seen)) == 5
+    for name in ("sys.py", "stranger.py"):
+        (tmp_path / name).write_text("# changed\n")
+    assert digest() == seen[-1]
+    files[1].unlink()
+    assert digest() == file_digest(plugin)  # as runs recorded it that know of no other file
+    with pytest.raises(ConfigError, match=r"helped\.py, or a file beside it .*, changed since this command started"):
+        load_plugin(plugin, seen[0])
 
 
 def install(site: Path, version: str, text: str) -> Path:

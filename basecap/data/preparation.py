@@ -267,7 +267,7 @@ def _write_parts(
     if workers == 1:
         yield from map(write, parts)
         return
-    with WorkerPool(_begin_worker, [(write, plugin_of(config.source))] * workers) as pool:
+    with WorkerPool(_begin_worker, [(write, plugin_of(config.source), config.code)] * workers) as pool:
         for part, future in zip(parts, pool.run_in_order(_write_in_worker, parts), strict=True):
             try:
                 yield future.result()
@@ -281,11 +281,11 @@ def _write_parts(
 _worker: dict[str, Callable[[Part], Path]] = {}
 
 
-def _begin_worker(start: tuple[Callable[[Part], Path], Path | None]) -> None:
+def _begin_worker(start: tuple[Callable[[Part], Path], Path | None, str | None]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process, and prints what there is to say
-    write, plugin = start
+    write, plugin, digest = start
     if plugin is not None:
-        load_plugin(plugin)
+        load_plugin(plugin, digest)
     _worker["write"] = write
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from basecap import environment
 from basecap.records import StudyRecords
+from basecap.registry import load_plugin
 from basecap.study.config import StudyConfig
 from basecap.study.evaluation_work import heavy_work
 from basecap.study.executors import devices_for, executor_for
@@ -54,7 +55,8 @@ def execute(
     with listening(), processes(chosen) as group, contextlib.ExitStack() as held:
         checked = check(study, group.world)
         devices = devices_for(chosen, device, group.world, per_device)
-        execution = Execution(study=study, out=out, device=str(chosen), plugins=tuple(plugins))
+        loaded = {path: load_plugin(path) for path in plugins}
+        execution = Execution(study=study, out=out, device=str(chosen), plugins=loaded)
         plan = group.run_on_leader(lambda: start_study(execution, checked, only, held))
         execution = replace(execution, study=plan.study)
         records, workloads = StudyRecords(out), material_of(plan.study, out).workloads()

@@ -183,8 +183,8 @@ def _begin(execution: Execution) -> None:
     if execution.device == "cpu" and execution.threads is not None:
         torch.set_num_threads(execution.threads)  # more threads than cores would wait for each other
     install(deferring=True)  # between jobs the parent ends this process
-    for plugin in execution.plugins:
-        load_plugin(plugin)
+    for plugin, digest in execution.plugins.items():
+        load_plugin(plugin, digest)
     _runtime[:] = [
         Runtime(
             records=StudyRecords(execution.out),

@@ -5,7 +5,7 @@ import itertools
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,12 +40,15 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """What every run of a study shares. It crosses process boundaries, so it holds no open file and no tensor."""
+    """What every run of a study shares. It crosses process boundaries, so it holds no open file and no tensor.
+
+    `plugins` maps each plugin file to the digest of the code that this command loaded.
+    """
 
     study: StudyConfig
     out: Path
     device: str
-    plugins: tuple[Path, ...] = ()
+    plugins: Mapping[Path, str] = field(default_factory=dict)
     threads: int | None = None
 
 

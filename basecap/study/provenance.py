@@ -116,7 +116,8 @@ def refuse_other_plugins(records: RunRecords, model: ModelConfig) -> None:
             name = next((was for digest, was in held.items() if digest not in now), name)
         what, how = f"{name}, not with what is installed", "install that one"
         if _is_file(name):
-            what, how = f"another version of {name}", "restore that one with --plugin"
+            what = f"another version of {name}, or of a file beside it that it imports"
+            how = "restore that one with --plugin"
         raise ConfigError(f"{records.path} was trained with {what}; {how}, or train again into another --out.")
 
 

@@ -13,6 +13,7 @@ from basecap.evaluation_points import At, includes
 from basecap.files import real_path
 from basecap.progress import progress
 from basecap.records import RunRecords, StudyRecords
+from basecap.registry import load_plugin
 from basecap.study.config import StudyConfig, restrict, select
 from basecap.study.evaluation_job import Point
 from basecap.study.executors import Executor, devices_for, executor_for
@@ -165,7 +166,8 @@ def evaluate_directory(
     held = held_study(records)
     study = with_evaluations(held, [_entry(text, at) for text in add], records.path)
     names = select(study, only) & {*only} if only else select(study, only)  # no reference unless it is named
-    execution = Execution(study=study, out=records.path, device=str(chosen), plugins=tuple(plugins))
+    loaded = {path: load_plugin(path) for path in plugins}
+    execution = Execution(study=study, out=records.path, device=str(chosen), plugins=loaded)
     with listening(), processes(chosen) as group, contextlib.ExitStack() as locks:
         devices = devices_for(chosen, device, group.world, per_device)
         group.run_on_leader(lambda: _lock(execution, locks))
