@@ -1,10 +1,12 @@
 """A pool of processes that do jobs side by side."""
 
 import contextlib
+import math
 import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +20,18 @@ R = TypeVar("R")
 
 #: Raised by the future of a job whose worker was killed.
 WorkerKilled = BrokenProcessPool
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use, which may be fewer than the machine has; at least 1.
+
+    The scheduler of a cluster, `taskset` or a container may restrict the cores, or the share of their time.
+    """
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # there is no cgroup (version 2), or its quota is "max"
+        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
+        cores = min(cores, math.ceil(quota / period))
+    return cores
 
 
 class WorkerPool(Generic[S]):

@@ -73,7 +73,9 @@ class DataConfig(BaseModel):
         description="directory of the token shards, which studies can share (default: DIR/data). Prepared text is not "
         "read again unless the code of its plugin changes: remove the directory when the text has changed",
     )
-    workers: Count | None = Field(None, ge=1, description="processes that prepare text (default: one per core)")
+    workers: Count | None = Field(
+        None, ge=1, description="processes that prepare text (default: one per core that this process may use)"
+    )
 
     @model_validator(mode="after")
     def _names_are_known(self) -> "DataConfig":

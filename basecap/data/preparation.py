@@ -6,7 +6,6 @@ can be opened without the original text.
 """
 
 import json
-import os
 import shutil
 import signal
 from collections import Counter
@@ -28,7 +27,7 @@ from basecap.data.tokenizer import Tokenizer, byte_tokenizer, is_local, refuse_m
 from basecap.errors import BasecapError, DataError, nearest
 from basecap.files import FULL, replacing
 from basecap.locks import locked
-from basecap.processes import WorkerKilled, WorkerPool
+from basecap.processes import WorkerKilled, WorkerPool, usable_cores
 from basecap.progress import progress
 from basecap.registry import load_plugin
 
@@ -263,7 +262,7 @@ def _write_parts(
     config: DataConfig, write: Callable[[Part], Path], parts: Sequence[Part]
 ) -> Generator[Path, None, None]:
     """Yield the shards of `parts` in order, written by up to `config.workers` processes."""
-    workers = min(config.workers or os.cpu_count() or 1, len(parts))
+    workers = min(config.workers or usable_cores(), len(parts))
     if workers == 1:
         yield from map(write, parts)
         return
