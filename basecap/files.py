@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,24 @@ def replacing(path: Path, other: str = "another directory") -> Iterator[Any]:
     finally:
         with contextlib.suppress(OSError):  # the first error is already raised
             partial.unlink(missing_ok=True)
+
+
+def move_directory(path: Path, target: Path) -> None:
+    """Rename a directory, also to another disk: `target` is whole as soon as it exists. Raises OSError."""
+    try:
+        path.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        partial = target.parent / ".partial"  # may be there from a killed process
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            shutil.copytree(path, partial / target.name)
+            fsync_files(partial)
+            (partial / target.name).rename(target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(path)
 
 
 def real_path(path: Path) -> Path:

@@ -1,5 +1,6 @@
 """The files of a study: nothing half written, nothing silently lost, every damage named."""
 
+import errno
 import json
 import math
 import resource
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from basecap.errors import ConfigError, DataError
-from basecap.files import read_json
+from basecap.files import move_directory, read_json
 from basecap.records import Declaration, DocumentLosses, Record, StudyRecords, safe_name
 
 STUDY = {"name": "tiny", "data": {"train": ["prose"], "ood": ["code"]}, "train": {"lr": 1e-3}}
@@ -97,6 +98,27 @@ def test_a_study_behind_a_link_is_the_same_study(records, tmp_path_factory):
     with records.locked(), taken, StudyRecords(link).locked():
         pass
     assert StudyRecords(link).study() == STUDY
+
+
+def test_a_directory_moves_to_another_disk_and_is_whole_there(tmp_path, monkeypatch):
+    path, target, rename = tmp_path / "here" / "run", tmp_path / "there" / "run", Path.rename
+
+    def rename_on_one_disk(this: Path, other: Path) -> Path:
+        if ("there" in this.parts) != ("there" in other.parts):
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return rename(this, other)
+
+    monkeypatch.setattr(Path, "rename", rename_on_one_disk)
+    (path / "weights").mkdir(parents=True)
+    (path / "weights" / "file").write_text("1")
+    (target.parent / ".partial" / "run" / "weights").mkdir(parents=True)  # a killed process left it
+    move_directory(path, target)
+    assert [found.relative_to(target.parent).as_posix() for found in sorted(target.parent.rglob("*"))] == [
+        "run",
+        "run/weights",
+        "run/weights/file",
+    ]
+    assert not path.exists()
 
 
 def test_a_link_to_nowhere_is_called_broken(tmp_path):

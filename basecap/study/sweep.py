@@ -18,7 +18,7 @@ from basecap.data import PreparedData
 from basecap.data.task_data import TaskData
 from basecap.data.workload import Batch
 from basecap.evals import Context, Evaluation, EvaluationConfig, Measurement, Outcome, build_evaluation
-from basecap.files import writing
+from basecap.files import move_directory, writing
 from basecap.models.language_model import LanguageModel
 from basecap.records import Declaration, Record, RunRecords, StudyRecords, Sweep
 from basecap.study.plan import RunSpec
@@ -161,4 +161,4 @@ def _move(records: StudyRecords, sweep: Sweep) -> None:
     swept, place = records.run(sweep.name, sweep.seed, sweep.chosen), records.run(sweep.name, sweep.seed)
     if swept.info() and not place.info():
         with writing(place.path):
-            swept.path.rename(place.path)
+            move_directory(swept.path, place.path)
