@@ -74,7 +74,7 @@ def test_autocast_changes_no_gradient():
 @pytest.mark.parametrize("backend", ["eager", "triton"])
 @pytest.mark.parametrize("place", ["query", "key"])
 def test_an_element_that_is_no_number_is_not_chosen(place: str, backend: str):
-    q, k, _ = drawn()
+    q, k, v = drawn()
     segments = torch.arange(T).expand(B, T) // 50
     clean = top1_element_choice(q, k, segments=segments, backend=backend)
     (q if place == "query" else k)[:, 60] = float("nan")
@@ -87,6 +87,10 @@ def test_an_element_that_is_no_number_is_not_chosen(place: str, backend: str):
     assert torch.equal(found[:, same], clean[:, same])
     if place == "key":
         assert (found[:, 61:] != 60).all()
+        o, trained = (
+            top1_element(q, k.requires_grad_(wanted), v, segments=segments, backend=backend) for wanted in (False, True)
+        )
+        assert torch.equal(trained, o) and o.isfinite().all()
 
 
 @pytest.mark.parametrize("backend", ["eager", "triton"])

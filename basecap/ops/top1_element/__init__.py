@@ -1,5 +1,7 @@
 """Top-1 element selection: attention whose output is the value of the best key (arXiv 2505.18522, section 4)."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -68,8 +70,26 @@ def top1_element(
         if soft.requires_grad and not torch.compiler.is_compiling():
             # Some of PyTorch's attention kernels have second derivatives, which would lack the terms of v.
             soft.register_hook(lambda grad: refuse_create_graph("top1_element"))
-        o = o + (soft - soft.detach())
+        o = _StraightThrough.apply(o, soft)
     return o
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Returns its first argument; both get its gradient. A difference to add would be NaN where the second is."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(o: Tensor, soft: Tensor) -> Tensor:
+        return o.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor]:
+        return do, do
 
 
 def top1_element_choice(q: Tensor, k: Tensor, *, segments: Tensor | None = None, backend: Backend = "auto") -> Tensor:
