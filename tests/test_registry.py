@@ -24,11 +24,23 @@ REGISTERS = (
         ("import sys\n\nsys.exit()\n", 3, "SystemExit; fix it"),
         ("import json\n\njson.loads('')\n", 3, "JSONDecodeError: "),
         ("raise ValueError('one\\ntwo')\n", 1, "ValueError: one; fix it."),
+        ("import not_there\n", 1, "ModuleNotFoundError: No module named 'not_there'; install it."),
+        (
+            "import basecap.none\n",
+            1,
+            "ModuleNotFoundError: No module named 'basecap.none'; fix it.",
+        ),
+        (
+            "import lies_beside\n",
+            1,
+            "ModuleNotFoundError: No module named 'lies_beside'; to import it from beside",
+        ),
     ],
 )
 def test_a_plugin_that_cannot_be_imported_names_its_line(text, line, words, tmp_path):
     path = tmp_path / "wrong.py"
     path.write_text(text)
+    (tmp_path / "lies_beside.py").write_text("")
     with pytest.raises(ConfigError) as refused:
         load_plugin(path)
     assert str(refused.value).startswith(f"plugin file {path}:{line} cannot be imported: {words}")
