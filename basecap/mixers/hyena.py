@@ -11,7 +11,7 @@ from basecap.mixers._contract import Cache, Mixer, MixerConfig, mixer
 from basecap.mixers._layer import LayerSpec
 from basecap.mixers._parts import ShortConvolution, fourier_flops, remember
 from basecap.mixers._recipes import ParameterRecipe, constant, default_recipe, normal, residual_std, values
-from basecap.ops import Influence
+from basecap.ops import Influence, without_autocast
 from basecap.ops.long_convolution import influence, long_convolution
 
 
@@ -38,7 +38,7 @@ class ImplicitFilter(nn.Module):
         wide = torch.promote_types(self.positions.dtype, torch.float32)
         device = self.positions.device
         # In half precision neighbouring positions would be equal.
-        with torch.autocast(device.type, enabled=False):
+        with without_autocast(device):
             h = self.positions[:L].to(wide)
             for layer in (self.first, *self.inner):
                 h = torch.sin(self.frequency.to(wide) * F.linear(h, layer.weight.to(wide), layer.bias.to(wide)))

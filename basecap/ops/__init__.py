@@ -14,7 +14,7 @@ The folders of all ops have the same shape; `_dispatch` says what a family is.
     NAME/           any other family: kernels in Triton, Gluon or Numba, or calls of a library
 """
 
-from basecap.ops._dispatch import IMPLEMENTATIONS, choose, recorded, unsupported_by_triton
+from basecap.ops._dispatch import IMPLEMENTATIONS, choose, recorded, unsupported_by_triton, without_autocast
 from basecap.ops._influence import Influence
 from basecap.ops._saved import keep_choice
 from basecap.ops._shapes import check_devices, check_segments
@@ -47,4 +47,5 @@ __all__ = [
     "top1_element_step",
     "top1_element_weights",
     "unsupported_by_triton",
+    "without_autocast",
 ]

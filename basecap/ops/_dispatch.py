@@ -15,7 +15,7 @@ import importlib
 import importlib.util
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from types import ModuleType
 from typing import Any, Literal, TypeVar
@@ -83,6 +83,11 @@ def recorded() -> Iterator[dict[str, str]]:
         found.update(IMPLEMENTATIONS)
         IMPLEMENTATIONS.clear()
         IMPLEMENTATIONS.update(held)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which autocast rounds nothing on this device; "meta", where shapes are traced, has none."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def interpreted() -> bool:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import without_autocast
+
 #: Maximum number of factors in a block of several heads: 64 MiB in float32. Computing them takes up to ten times that.
 BLOCK = 2**24
 
@@ -68,7 +70,7 @@ class Influence:
 
     def _block(self, heads: slice) -> Tensor:
         # Autocast would round scores and states.
-        with torch.autocast(self.device.type, enabled=False):
+        with without_autocast(self.device):
             return self.factors(heads)
 
 

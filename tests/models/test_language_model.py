@@ -10,7 +10,7 @@ from basecap.mixers import ARCHITECTURES
 from basecap.models import BACKBONES
 from basecap.models.config import LayerConfig, ModelConfig, model_config
 from basecap.models.generate import generate
-from basecap.models.language_model import LanguageModel
+from basecap.models.language_model import LanguageModel, outline
 
 VOCAB = 61
 
@@ -96,6 +96,14 @@ def test_reference_has_its_published_size(hidden: int, low: float, high: float):
     with torch.device("meta"):
         model = LanguageModel(model_config("transformer++", hidden=hidden, vocab=32_000))
     assert low < model.parameters_count() < high
+
+
+@pytest.mark.parametrize("name", ["transformer++", "hyena", "top1-chunk-exact"])
+def test_a_step_is_traced_on_meta(name: str):
+    model = outline(model_config(name, hidden=64, vocab=VOCAB, max_length=32))
+    batch = torch.zeros(2, 32, dtype=torch.int64, device="meta")
+    model(batch, batch).backward()
+    assert all(x.grad is not None and x.grad.shape == x.shape for x in model.parameters())
 
 
 def test_hybrid_pattern_is_repeated():

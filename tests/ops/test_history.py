@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from basecap.errors import ConfigError
 from basecap.ops import check_devices, check_segments
@@ -126,6 +127,16 @@ def test_tensors_of_several_devices_are_refused_by_name(case: Case):
             case.op(**given | {argument: given[argument].to("meta")})
     with pytest.raises(ConfigError, match=f" is on cpu but {first.partition('_')[0]} on meta"):
         case.op(**given | {first: given[first].to("meta")})
+
+
+@every_case
+def test_tensors_on_meta_give_the_shapes(case: Case):
+    want, found = (
+        tree_leaves(case.op(**{argument: x.to(device) for argument, x in case.inputs.items()}))
+        for device in ("cpu", "meta")
+    )
+    assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in want]
+    assert {x.device.type for x in found} == {"meta"}
 
 
 def test_the_checks_break_no_compiled_graph():

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from basecap.ops._dispatch import without_autocast
+
 RUNS, BACKEND = "PyTorch's SDPA", "eager"
 
 
@@ -57,7 +59,7 @@ def biased(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, bias: Tensor, scale: 
     """
     wide = torch.promote_types(q_BHTK.dtype, torch.float32)
     q, k, v, bias = (x.to(wide) for x in (q_BHTK, k_BGSK, v_BGSV, bias))
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         o_BHTV = F.scaled_dot_product_attention(q, k, v, bias, scale=scale, enable_gqa=grouped)
     return o_BHTV.to(q_BHTK.dtype)
 

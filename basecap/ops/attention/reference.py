@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from basecap.ops._dispatch import without_autocast
+
 
 def weights(
     q_BTHK: Tensor,
@@ -16,7 +18,7 @@ def weights(
     B, T, H, _ = q_BTHK.shape
     k_BTHK = k_BTGK.repeat_interleave(H // k_BTGK.shape[2], dim=2)
     # Autocast would round the scores.
-    with torch.autocast(q_BTHK.device.type, enabled=False):
+    with without_autocast(q_BTHK.device):
         scores_BHTT = torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) * scale
     t = torch.arange(T, device=q_BTHK.device)
     distance = t[:, None] - t[None, :]

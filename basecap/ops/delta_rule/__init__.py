@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, check_backend, choose
+from basecap.ops._dispatch import Backend, check_backend, choose, without_autocast
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, finite_log_decay
 from basecap.ops.delta_rule import chunks, eager, library
@@ -56,13 +56,13 @@ def delta_rule(
         log_decay_BTH = finite_log_decay(log_decay_BTH)
     if T == 1 and state_BHKV is not None and backend != "triton":
         check_backend(backend)
-        with torch.autocast(v_BTHV.device.type, enabled=False):
+        with without_autocast(v_BTHV.device):
             return eager.step(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
     run = FAMILIES[choose("delta_rule", backend, FAMILIES, v_BTHV, q_BTHK, segments)]
     if run is library:
         return library.delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV, segments)
     # Under autocast the states would be rounded to half precision between chunks.
-    with torch.autocast(v_BTHV.device.type, enabled=False):
+    with without_autocast(v_BTHV.device):
         out: tuple[Tensor, Tensor] = run.delta_rule(
             q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV, segments
         )

@@ -19,7 +19,9 @@ FAMILIES = {"gpu": gpu, "eager": eager}
 
 def _product_dtype(hidden: Tensor) -> torch.dtype:
     kind = hidden.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return hidden.dtype
+    return torch.get_autocast_dtype(kind)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -1,10 +1,9 @@
 """Causal convolution with filters as long as the sequence (Hyena, arXiv 2302.10866): as matrix products or by FFT."""
 
-import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, choose
+from basecap.ops._dispatch import Backend, choose, without_autocast
 from basecap.ops._influence import Influence, visible, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments
 from basecap.ops.long_convolution import eager, gpu, reference
@@ -44,7 +43,7 @@ def long_convolution(
         return u_BTD + filter_LD.sum().to(u_BTD.dtype)
     slower = gpu.slower(u_BTD, filter_LD)
     run = FAMILIES[choose("long_convolution", backend, FAMILIES, u_BTD, segments, slower=slower)]
-    with torch.autocast(u_BTD.device.type, enabled=False):
+    with without_autocast(u_BTD.device):
         y_BTD: Tensor = run.long_convolution(u_BTD, filter_LD, segments)
     return y_BTD
 

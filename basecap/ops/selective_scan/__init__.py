@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, choose
+from basecap.ops._dispatch import Backend, choose, without_autocast
 from basecap.ops._influence import Influence, visible, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops._transforms import refuse_transforms, wants_gradients
@@ -53,7 +53,7 @@ def selective_scan(
     wide = dt_BTD if dt_BTD.dtype == torch.float64 else x_BTD
     run = choose("selective_scan", backend, FAMILIES, wide) if x_BTD.numel() and N else "eager"
     # Under autocast the products with the states would be rounded to half precision.
-    with torch.autocast(x_BTD.device.type, enabled=False):
+    with without_autocast(x_BTD.device):
         inputs = (x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, state_BDN)
         refuse_transforms("selective_scan", *inputs)
         training = operators.TRAINING if wants_gradients(*inputs) else ""

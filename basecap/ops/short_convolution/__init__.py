@@ -2,11 +2,10 @@
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
-from basecap.ops._dispatch import Backend, check_backend, choose
+from basecap.ops._dispatch import Backend, check_backend, choose, without_autocast
 from basecap.ops._influence import Influence
 from basecap.ops._shapes import check_devices, check_floating, check_segments
 from basecap.ops.long_convolution import influence as filter_influence
@@ -69,7 +68,7 @@ def short_convolution(
     # Kernels read at least one number.
     run = FAMILIES[choose("short_convolution", backend, FAMILIES, x_BTD, width)] if x_BTD.numel() else eager
     # Under autocast the sums would be rounded to half precision.
-    with torch.autocast(x_BTD.device.type, enabled=False):
+    with without_autocast(x_BTD.device):
         y_BTD: Tensor = run.short_convolution(x_BTD, weight_DW, bias_D, segments, silu)
     return y_BTD
 

@@ -1,10 +1,9 @@
 """State-space duality: linear attention with one decay per head and token (Mamba-2, arXiv 2405.21060)."""
 
-import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, check_backend, choose
+from basecap.ops._dispatch import Backend, check_backend, choose, without_autocast
 from basecap.ops._influence import Influence, of_heads, visible, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, finite_log_decay
 from basecap.ops.ssd import eager, gpu, reference
@@ -54,7 +53,7 @@ def ssd(
     check_devices({**given, "state": state_BHKV, "segments": segments})
     log_decay_BTH = finite_log_decay(log_decay_BTH)
     # Under autocast the states would be rounded to half precision between chunks.
-    with torch.autocast(v_BTHV.device.type, enabled=False):
+    with without_autocast(v_BTHV.device):
         q, k = q_BTGK.to(v_BTHV.dtype), k_BTGK.to(v_BTHV.dtype)
         if T == 1 and state_BHKV is not None and backend != "triton":
             check_backend(backend)

@@ -1,10 +1,9 @@
 """Linear attention with the second-order Taylor expansion of exp as its kernel (Based, arXiv 2402.18668)."""
 
-import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, choose
+from basecap.ops._dispatch import Backend, choose, without_autocast
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, is_number
 from basecap.ops.taylor_attention import eager, gpu, reference
@@ -52,7 +51,7 @@ def taylor_attention(
     check_devices({"q": q_BTHK, "k": k_BTHK, "v": v_BTHV, "state": state_BHFX, "segments": segments})
     run = FAMILIES[choose("taylor_attention", backend, FAMILIES, v_BTHV, q_BTHK, state_BHFX, segments)]
     # Under autocast the sums would be rounded to half precision.
-    with torch.autocast(v_BTHV.device.type, enabled=False):
+    with without_autocast(v_BTHV.device):
         o_BTHV: Tensor = run.taylor_attention(q_BTHK, k_BTHK, v_BTHV, state_BHFX, segments, eps)
     return o_BTHV
 
@@ -65,7 +64,7 @@ def taylor_state(k_BTHK: Tensor, v_BTHV: Tensor, state_BHFX: Tensor | None = Non
     """
     _validate(k_BTHK, k_BTHK, v_BTHV, state_BHFX)
     check_devices({"k": k_BTHK, "v": v_BTHV, "state": state_BHFX})
-    with torch.autocast(v_BTHV.device.type, enabled=False):
+    with without_autocast(v_BTHV.device):
         added = eager.sums(k_BTHK, v_BTHV)
         return added if state_BHFX is None else state_BHFX + added
 

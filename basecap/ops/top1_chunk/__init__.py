@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from basecap.ops._dispatch import Backend, choose
+from basecap.ops._dispatch import Backend, choose, without_autocast
 from basecap.ops._influence import Influence, of_heads, visible, wide
 from basecap.ops._selection.checks import check_heads, check_packing
 from basecap.ops._transforms import refuse_mapping, refuse_transforms
@@ -138,7 +138,7 @@ def top1_chunk_weights(
     check_heads({"q": q, "k": k})
     chunk, scale, remote = check_options(q, chunk, mode, scale, remote)
     check_packing(q, segments, None)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         return reference.weights(q, k, chunk, mode, scale, remote, segments)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import EAGER
+from basecap.ops._dispatch import EAGER, without_autocast
 
 RUNS, BACKEND = EAGER, "eager"
 
@@ -192,7 +192,7 @@ def decode(
     if (length + 1) % chunk == 0:
         sum_keys(cache, length // chunk, length // chunk + 1, chunk)
     # Under autocast the scores would be rounded to half precision.
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         return _attend_cache(q, cache, length + 1, chunk, exact, scale, remote)
 
 

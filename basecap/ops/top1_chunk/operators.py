@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import functions_of
+from basecap.ops._dispatch import functions_of, without_autocast
 from basecap.ops._saved import save_under_checkpointing
 from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
 from basecap.ops.top1_chunk import eager, hopper, portable
@@ -32,7 +32,7 @@ def choose(
     """Return int32 [N, H, remote], the chosen chunks, -1 where there is none."""
     run = functions_of(FAMILIES[family]).choose
     grid, own = layout
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         return run(q, k, grid, own, chunk, exact, scale, remote)
 
 
@@ -58,7 +58,7 @@ def attend(
     """Return o [N, H, K]; and for the backward pass the logsumexp of the attended scores [N, H] and an index."""
     run = functions_of(FAMILIES[family]).attend
     grid, own = layout
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         return run(q, k, v, choice, grid, own, chunk, scale)
 
 
@@ -80,7 +80,7 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk, dv; `saved` is q, k, v, o, logsumexp, index, choice and the layout."""
     run = functions_of(FAMILIES[family]).attend_backward
-    with torch.autocast(do.device.type, enabled=False):
+    with without_autocast(do.device):
         return run(do, saved, chunk, scale)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import Backend, choose
+from basecap.ops._dispatch import Backend, choose, without_autocast
 from basecap.ops._influence import Influence, wide
 from basecap.ops._selection.checks import check_cache, check_heads, check_packing
 from basecap.ops._shapes import check_scale
@@ -113,7 +113,7 @@ def top1_element_weights(q: Tensor, k: Tensor, *, segments: Tensor | None = None
     """
     check_heads({"q": q, "k": k})
     check_packing(q, segments, None)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         return reference.one_hot(reference.scores(q, k, 1.0, segments))
 
 
@@ -159,7 +159,7 @@ def top1_element_step(q: Tensor, k: Tensor, v: Tensor, cache: dict[str, Tensor],
     G = k.shape[2]
     wide = torch.promote_types(cache["k"].dtype, torch.float32)
     q_BGRK = q[:, 0].unflatten(1, (G, H // G)).to(wide)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         scores = torch.einsum("bgrk,bsgk->bgrs", q_BGRK, cache["k"][:, : length + 1].to(wide))
     scores = scores.masked_fill(scores.isnan(), float("-inf"))
     best = scores == scores.amax(-1, keepdim=True)

@@ -6,7 +6,7 @@
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import functions_of
+from basecap.ops._dispatch import functions_of, without_autocast
 from basecap.ops._saved import save_under_checkpointing
 from basecap.ops._transforms import no_second_derivatives
 from basecap.ops.top1_element import eager, gpu
@@ -20,7 +20,7 @@ def choose(q: Tensor, k: Tensor, first: Tensor, family: str) -> Tensor:
     """Return int32 [N, H], the row of the chosen key; `first` int32 [N] is the start of each token's sequence."""
     run = functions_of(FAMILIES[family]).choose
     # Under autocast plain PyTorch would round the scores to half precision.
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         return run(q, k, first)
 
 

@@ -1,10 +1,9 @@
 """RWKV-4's exponentially decaying weighted average of values (arXiv 2305.13048)."""
 
-import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, choose
+from basecap.ops._dispatch import Backend, choose, without_autocast
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops._transforms import refuse_transforms
@@ -50,7 +49,7 @@ def wkv4(
     check_devices({"k": k_BTD, "state": state_B2D})
     refuse_transforms("wkv4", k_BTD, v_BTD, decay_D, bonus_D, state_B2D)
     family = choose("wkv4", backend, FAMILIES, v_BTD)
-    with torch.autocast(v_BTD.device.type, enabled=False):
+    with without_autocast(v_BTD.device):
         return operators.wkv4(k_BTD, v_BTD, decay_D, bonus_D, state_B2D, segments, family)
 
 

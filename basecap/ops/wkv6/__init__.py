@@ -1,10 +1,9 @@
 """The recurrence of RWKV-5 (constant decay per channel) and RWKV-6 (data-dependent decay), arXiv 2404.05892."""
 
-import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, choose
+from basecap.ops._dispatch import Backend, choose, without_autocast
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops.wkv6 import chunks, eager, tokens
@@ -52,7 +51,7 @@ def wkv6(
     given = {"r": r_BTHK, "k": k_BTHK, "v": v_BTHV, "log_decay": log_decay_BTHK, "bonus": bonus_HK}
     check_devices({**given, "state": state_BHKV, "segments": segments})
     run = FAMILIES[choose("wkv6", backend, FAMILIES, v_BTHV, r_BTHK)]
-    with torch.autocast(v_BTHV.device.type, enabled=False):
+    with without_autocast(v_BTHV.device):
         out: tuple[Tensor, Tensor] = run.wkv6(r_BTHK, k_BTHK, v_BTHV, log_decay_BTHK, bonus_HK, state_BHKV, segments)
     return out
 

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from types import ModuleType
 
-import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import choose
+from basecap.ops._dispatch import choose, without_autocast
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops.wkv7 import chunks, eager, tokens
@@ -84,7 +83,7 @@ def _run(
 ) -> tuple[Tensor, Tensor]:
     _, _, k, v, _, _ = inputs
     run = families[choose("wkv7", "auto", families, v, k)]
-    with torch.autocast(v.device.type, enabled=False):
+    with without_autocast(v.device):
         out: tuple[Tensor, Tensor] = run.wkv7(*inputs, state, segments)
     return out
 
