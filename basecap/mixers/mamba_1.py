@@ -34,11 +34,12 @@ from basecap.ops.ssd import ssd
 
 GLOBAL_SELECTION = (
     "ZetangForward/Global_Mamba@859b5695e7a05d880371d70fb10da6bba699afb0: models/custom_mamba_v3_fast_dev.py, "
-    "models/modules/longconv.py, models/MambaPreTrainedModel.py, models/configuration_mamba.py"
+    "models/modules/longconv.py, models/configuration_mamba.py, src/train_dev2.py"
 )
-EMBEDDING = (
-    "The embedding has std 0.02 and the output projection is shrunk with depth, as in mamba-1, so that the long "
-    "convolution alone differs; Global_Mamba's defaults are std 0.1 and no shrinking."
+START = (
+    "It starts and decays as mamba-1 does, so that the long convolution alone differs. In Global_Mamba both have an "
+    "embedding of std 0.1, an output projection not shrunk with depth, and a step-size bias of 0, so that step sizes "
+    "start at 0.69: the class inherits a start that knows only the mixer of transformers. All parameters decay there."
 )
 
 
@@ -64,14 +65,14 @@ EMBEDDING = (
             summary="step sizes gated by a long convolution in every layer",
             paper="arXiv 2410.15678, section 4.2",
             source=GLOBAL_SELECTION,
-            differences=(EMBEDDING,),
+            differences=(START,),
         ),
         "mamba-1 global selection lm": Variant(
             options={"global_every": 8},
             summary="step sizes gated by a long convolution in every eighth layer, as for language modelling",
             paper="arXiv 2410.15678, section 4.2",
             source=GLOBAL_SELECTION,
-            differences=(EMBEDDING,),
+            differences=(START,),
         ),
     },
 )

@@ -12,7 +12,7 @@ def mamba() -> Backbone:
         eps=1e-5,
         depth_factor=2.0,
         differences=(
-            "The authors publish no trainer: matrices, the embedding and the taps of convolutions decay; biases, gains "
-            "of norms and what the code marks `_no_weight_decay` do not.",
+            "Mamba's authors publish no trainer: matrices, the embedding and the taps of convolutions decay; biases, "
+            "gains of norms and what the code marks `_no_weight_decay` do not.",
         ),
     )
