@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
-import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -156,6 +155,8 @@ def _import_plugin(path: Path, name: str) -> str:
         raise ConfigError(f"plugin file {path} is not a Python file; its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # it may import the files beside it; what is installed comes first
     before = Registry.total
     try:
         with contextlib.chdir("."):  # the plugin may enter another directory; paths of the command line stay valid
@@ -167,8 +168,9 @@ def _import_plugin(path: Path, name: str) -> str:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         where = f"{path}:{_line(error, path)}".removesuffix(":None")
-        why = f"{describe_error(error)}; {_remedy(error, path.parent)}"
-        raise ConfigError(f"plugin file {where} cannot be imported: {why}.") from error
+        missing = isinstance(error, ModuleNotFoundError) and "." not in (error.name or ".")  # else its package is there
+        remedy = "install it" if missing else "fix it"
+        raise ConfigError(f"plugin file {where} cannot be imported: {describe_error(error)}; {remedy}.") from error
     if Registry.total == before:
         del sys.modules[name]
         raise ConfigError(f"plugin file {path} registers nothing; put @mixer(...) above its class.")
@@ -221,16 +223,6 @@ def _found_in(top: str) -> Path | None:
 def plugin_digest(module: str) -> str:
     """Return the SHA-256 of the code that a plugin's module was loaded from, with what it imports beside it."""
     return _loaded[module]
-
-
-def _remedy(error: BaseException, folder: Path) -> str:
-    """Return what to do about an error in the import of a plugin in this folder."""
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    if missing is None or "." in missing:  # with a dot, its package is there
-        return "fix it"
-    if (folder / f"{missing}.py").is_file() or (folder / missing).is_dir():
-        return f"to import it from beside the plugin, set PYTHONPATH={shlex.quote(str(folder))}"
-    return "install it"
 
 
 def _line(error: BaseException, path: Path) -> int | None:
