@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from basecap.errors import ConfigError
+
+#: Width up to which the words of a column are kept in one line.
+NARROW = 10
 
 
 def print_table(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
@@ -23,11 +27,23 @@ def print_table(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
     columns = list(dict.fromkeys(column for row in rows for column in row))
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for column in columns:
-        number = all(isinstance(row.get(column), int | float | None) for row in rows)
-        table.add_column(column, justify="right" if number else "left", no_wrap=column == columns[0], overflow="fold")
+        cells = [row.get(column) for row in rows]
+        number = all(isinstance(cell, int | float | None) for cell in cells)
+        wide = max(map(len, (*column.split(), *map(_cell, cells))))
+        whole = number or column == columns[0] or wide <= NARROW  # a number in two lines reads as another one
+        table.add_column(
+            textwrap.fill(column, wide, break_long_words=False),
+            justify="right" if number else "left",
+            no_wrap=whole,
+            min_width=wide if whole else None,
+            overflow="fold",
+        )
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
-    console().print(table)
+    screen = console()
+    needed = screen.measure(table, options=screen.options.update(width=sys.maxsize)).minimum
+    screen.width = max(screen.width, needed)
+    screen.print(table)
 
 
 def console() -> Console:

@@ -14,7 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from rich.console import Console
 
+from basecap import terminal
 from basecap.cli import main
 from basecap.cli_errors import usage_message
 from basecap.errors import ConfigError, DataError
@@ -366,3 +368,19 @@ def test_a_benchmark_writes_through_a_link_and_over_no_device(tmp_path):
     assert writable_file(tmp_path / "link.json") == tmp_path / "rows.json"
     with pytest.raises(ConfigError, match="/dev/null cannot be written"):
         writable_file(Path("/dev/null"))
+
+
+def test_a_narrow_terminal_breaks_sentences_but_no_number(monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "console", lambda: Console(width=40, markup=False))
+    rows = [
+        {
+            "architecture": "transformer++ no position",
+            "parameters (M)": 1234.5,
+            "PFLOP": 0.0004186,
+            "time": "10 s to 26 s",
+        }
+    ]
+    terminal.print_table("plan", rows, as_json=False)
+    printed = capsys.readouterr().out
+    assert "transformer++ no position" in printed and "1234" in printed and "0.0004186" in printed
+    assert "10 s to 26 s" not in printed and "parameters" in printed

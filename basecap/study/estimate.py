@@ -36,9 +36,8 @@ MEASURED = 0.1
 MOST_ASIDE = 64
 EVALUATING = "evaluation PFLOP"
 STEPS, RESUME, KEPT = "steps", "resume (GiB)", "weights (GiB)"
-#: Columns of the times at these shares: for JSON, and for people.
+#: Columns of the times at these shares.
 HOURS = tuple(f"hours if all reach {share:.0%}" for share in UTILISATION)
-TIME = f"time if all reach {SHARES}"
 
 
 def estimate(study: StudyConfig, out: Path) -> list[dict[str, Any]]:
@@ -182,14 +181,19 @@ def _launches(study: StudyConfig, rows: list[dict[str, Any]]) -> list[str]:
 def readable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of `estimate` for people: seeds that cost the same in one row, and times with units.
 
-    Steps are left out, and the work of evaluations and the disk space, which `remarks` sum up.
+    Steps, blocks and evaluation points are left out, and the work of evaluations and the disk space, which `remarks`
+    sum up.
     """
-    hidden = ("seed", STEPS, EVALUATING, RESUME, KEPT, *HOURS)
+    hidden = ("seed", STEPS, "blocks", "evaluations", EVALUATING, RESUME, KEPT, *HOURS)
     seeds: dict[tuple[tuple[str, Any], ...], list[int]] = {}
     for row in rows:
-        shown = {key: value for key, value in row.items() if key not in hidden}
-        seeds.setdefault(tuple((shown | {TIME: _span(*_seconds([row]))}).items()), []).append(row["seed"])
+        shown = {key: _rounded(value) for key, value in row.items() if key not in hidden}
+        seeds.setdefault(tuple((shown | {"time": _span(*_seconds([row]))}).items()), []).append(row["seed"])
     return [{first: name, "seeds": _spans(own), **dict(rest)} for ((first, name), *rest), own in seeds.items()]
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
 def _seconds(rows: list[dict[str, Any]]) -> list[float]:

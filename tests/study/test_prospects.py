@@ -93,7 +93,7 @@ def test_seeds_that_cost_the_same_are_one_row_and_bytes_have_257_ids(ample):
     assert [(row["architecture"], row["seeds"]) for row in shown] == [
         (entry.name, "0-2, 5" if entry.name == config.reference else "0-2") for entry in config.architectures
     ]
-    left_out = {"seed", "steps", "evaluation PFLOP", "resume (GiB)", "weights (GiB)"}
+    left_out = {"seed", "steps", "blocks", "evaluations", "evaluation PFLOP", "resume (GiB)", "weights (GiB)"}
     assert left_out <= rows[0].keys() and not left_out & shown[0].keys()
 
 
