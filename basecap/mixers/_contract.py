@@ -165,7 +165,10 @@ def initialise(module: nn.Module, recipes: Mapping[str, ParameterRecipe], seed: 
             hint = nearest(own, [_owner(module, other)[1] for other in parameters])
             raise ConfigError(f"{owner}: recipe() names {own!r}, which is not a parameter; {hint}")
         example = f"{{**super().recipe(), {own!r}: ParameterRecipe(init=normal(0.02))}}"
-        raise ConfigError(f"{owner}: parameter {own!r} has no recipe; give it one in recipe(), such as {example}.")
+        raise ConfigError(
+            f"{owner}: parameter {own!r} has no recipe; give it one in recipe(), such as {example}, with both names "
+            "from basecap.mixers."
+        )
     with torch.no_grad():
         for name, parameter in parameters.items():
             start = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")

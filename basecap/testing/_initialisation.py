@@ -23,6 +23,9 @@ from basecap.testing._harness import BATCH, SEED, Check, judge, tiny_options
 #: Numbers of blocks; the others are compared with the first.
 DEPTHS = (12, 24, 48)
 LENGTH, VOCAB = 16, 64
+#: The usual remedies.
+START = "start the projection into the residual stream with normal(residual_std(layer)) in recipe()"
+NORM = "where a norm divides by values far below 1, give it a larger eps"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +67,15 @@ def initialisation(name: str, hidden: int, device: torch.device, options: Mappin
         for what, error, allowed, broken in (
             # Logits of unit variance add half a nat to the logarithm of the vocabulary.
             ("loss", abs(start.loss - math.log(VOCAB)), 0.5, "the loss is not that of a uniform guess"),
-            ("activations", start.last, 1.0 + depth, "the blocks amplify their normalised inputs"),
+            ("activations", start.last, 1.0 + depth, f"the blocks amplify their normalised inputs; {START}"),
             ("fading", start.first / start.last, 1.0 + depth, "the blocks lose the embeddings"),
-            ("growth", start.last / usual, 2 * depth / DEPTHS[0], f"activations outgrow those of {DEPTHS[0]} layers"),
-            ("gradients", start.sensitivity, 1.0 + depth, "the blocks amplify gradients"),
+            (
+                "growth",
+                start.last / usual,
+                2 * depth / DEPTHS[0],
+                f"activations outgrow those of {DEPTHS[0]} layers; {START}",
+            ),
+            ("gradients", start.sensitivity, 1.0 + depth, f"the blocks amplify gradients; {NORM}"),
             ("fading gradients", 1 / start.sensitivity, 1.0 + depth, "the blocks lose gradients"),
             ("parameters", len(start.broken), 0.0, f"no finite gradient for {', '.join(start.broken)}"),
         ):

@@ -229,8 +229,8 @@ def packing(harness: Harness) -> Iterator[Check]:
         "packed segments",
         _in_parts(harness, harness.x[parity, within], begins.cumsum(1)),
         harness.y[parity, within],
-        f"{harness.place('forward')} mixes packed documents: with `segments`, the output of a segment differs from "
-        "that of a separate sequence",
+        f"{harness.place('forward')} mixes packed documents, which begin where `segments` changes: the output of one "
+        "differs from that of a separate sequence",
     )
     one = torch.full((BATCH, harness.length), 7, dtype=torch.int64, device=harness.device)
     yield harness.same(
