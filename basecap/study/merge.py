@@ -20,9 +20,9 @@ def merge_studies(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyC
 
     Seeds, architectures, evaluations and tasks of `wanted` come after those that are held.
 
-    Words, the figure, published numbers, where text is, where and by how many processes it is prepared, when
-    evaluations run, which weights stay, whether CUDA graphs run and which evaluation point counts are those of
-    `wanted`: no number of a run depends on them.
+    Words, the figure, published numbers, what --only takes, where text is, where and by how many processes it is
+    prepared, when evaluations run, which weights stay, whether CUDA graphs run and which evaluation point counts are
+    those of `wanted`: no number of a run depends on them.
 
     Raises:
         ConfigError: they differ in anything else, or in what an architecture of one name is.
@@ -41,6 +41,7 @@ def merge_studies(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyC
             update={
                 "summary": wanted.summary,
                 "figure": wanted.figure,
+                "any_architecture": wanted.any_architecture,
                 "data": _data(study, wanted),
                 "task": _task(study, held, wanted),
                 "published": wanted.published,

@@ -19,7 +19,10 @@ def check_heads(tensors: dict[str, Tensor]) -> None:
                 f"{name} is {x.dtype} on {x.device}, {first} is {like.dtype} on {like.device}; use the same for both."
             )
         if x.shape[:2] != like.shape[:2] or x.shape[3] != like.shape[3]:
-            raise ConfigError(f"{name} {tuple(x.shape)} must have the B, T and K of {first} {tuple(like.shape)}.")
+            raise ConfigError(
+                f"{name} {tuple(x.shape)} must have the B, T and K of {first} {tuple(like.shape)}; both are "
+                "[B, T, heads, K], time before heads."
+            )
     k = tensors["k"]
     v = tensors.get("v", k)
     if v.shape != k.shape:
