@@ -28,18 +28,17 @@ LARGEST_SHARE = 10
 def question(study: TextResults) -> str:
     """Return two sentences: the question of a study, and its architectures."""
     reference, trained = study.reference, listed(study.train_domains)
-    others = len(study.names) - 1
-    of = f"{others} architecture{'' if others == 1 else 's'}"
+    others = len(study.comparisons) or len(study.names) - 1
+    of = "1 architecture and compares it" if others == 1 else f"{others} architectures and compares them"
     if study.ood_domains:
         unseen = listed(study.ood_domains)
         return (
             f"Once two models predict unseen text of {trained} equally well, do they also predict {unseen}, which they "
-            f"never saw, equally well? This study tests {of} and compares them with {reference}, the reference for "
-            "base capability."
+            f"never saw, equally well? This study tests {of} with {reference}, the reference for base capability."
         )
     return (
         f"Once two models predict their training text equally well, do they predict unseen text of {trained} equally "
-        f"well too? This study tests {of} and compares them with {reference}."
+        f"well too? This study tests {of} with {reference}."
     )
 
 

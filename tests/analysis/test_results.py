@@ -16,6 +16,7 @@ from basecap.analysis.rows import Row
 from basecap.errors import ConfigError, DataError
 from basecap.records import DocumentLosses, RunRecords, StudyRecords
 from basecap.report.summary import summarise
+from basecap.report.text_summary import question
 from tests.report.synthetic import write_study
 
 TWO = {"base": (1.0, 0.0), "other": (1.0, 0.2)}
@@ -161,10 +162,11 @@ def test_runs_of_other_seeds_are_compared_and_a_missing_reference_is_said(tmp_pa
 
 
 def test_an_architecture_that_was_left_out_has_no_row(tmp_path):
-    records = write_study(tmp_path, architectures=TWO, documents=40)
+    records = write_study(tmp_path, architectures=TWO | {"third": (0.9, 0.0)}, documents=40)
     (records.run("other", 0).path / "run.json").unlink()
     found = study(tmp_path)
-    assert found.comparisons == [] and summarise(found).reasons == ["Not trained: other."]
+    assert [row.name for row in found.comparisons] == ["third"] and "Not trained: other." in summarise(found).reasons
+    assert "This study tests 1 architecture and compares it with base" in question(found)
 
 
 def test_a_failed_run_is_told_and_its_checkpoints_still_count(tmp_path):
