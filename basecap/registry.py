@@ -34,6 +34,8 @@ class Registry(Generic[T]):
 
     #: Number of entries in all registries together.
     total: ClassVar[int] = 0
+    #: Module name and directory of the plugin file that is being imported.
+    plugin: ClassVar[tuple[str, Path] | None] = None
 
     def __init__(self, kind: str, package: str, listing: str):
         """Create an empty registry of entries called `kind`, defined in `package`, shown by `basecap list LISTING`."""
@@ -48,7 +50,7 @@ class Registry(Generic[T]):
     def add(self, name: str, entry: T, defined_by: type | Callable, module: str | None = None) -> None:
         """Register `entry` under `name`; raises ConfigError when the name is taken.
 
-        Its module is `module`, by default that of `defined_by`.
+        Its module is `module`, by default that of `defined_by`, or the plugin that imports it from beside itself.
         """
         if name in self._entries:
             places = f"{source_location(self._defined_by[name])} and {source_location(defined_by)}"
@@ -56,7 +58,7 @@ class Registry(Generic[T]):
         Registry.total += 1
         self._entries[name] = entry
         self._defined_by[name] = defined_by
-        self._modules[name] = module or defined_by.__module__
+        self._modules[name] = _owner(module or defined_by.__module__)
 
     def get(self, name: str) -> T:
         """Return the entry called `name`; raises ConfigError with the nearest name when there is none."""
@@ -116,6 +118,15 @@ class Registry(Generic[T]):
         return None
 
 
+def _owner(module: str) -> str:
+    """Return the plugin that is importing `module` from beside itself, else `module`."""
+    top = module.partition(".")[0]
+    if Registry.plugin is None or top == __package__ or top.startswith(PLUGIN):
+        return module
+    name, folder = Registry.plugin
+    return name if _found_in(top) == folder else module
+
+
 def source_location(defined_by: type | Callable) -> str:
     """Return file:line of a class or function. Takes milliseconds, as it reads the source file."""
     return f"{inspect.getsourcefile(defined_by)}:{inspect.getsourcelines(defined_by)[1]}"
@@ -158,6 +169,7 @@ def _import_plugin(path: Path, name: str) -> str:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # it may import the files beside it; what is installed comes first
     before = Registry.total
+    Registry.plugin = name, path.parent
     try:
         with contextlib.chdir("."):  # the plugin may enter another directory; paths of the command line stay valid
             code = path.read_bytes()
@@ -171,6 +183,8 @@ def _import_plugin(path: Path, name: str) -> str:
         missing = isinstance(error, ModuleNotFoundError) and "." not in (error.name or ".")  # else its package is there
         remedy = "install it" if missing else "fix it"
         raise ConfigError(f"plugin file {where} cannot be imported: {describe_error(error)}; {remedy}.") from error
+    finally:
+        Registry.plugin = None
     if Registry.total == before:
         del sys.modules[name]
         raise ConfigError(f"plugin file {path} registers nothing; put @mixer(...) above its class.")

@@ -104,6 +104,17 @@ def test_the_digest_of_a_plugin_holds_the_files_beside_it_that_it_imports(tmp_pa
         load_plugin(plugin, seen[0])
 
 
+def test_what_a_plugin_imports_from_beside_itself_belongs_to_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    things = 'THINGS = Registry("thing", "basecap.mixers", "things")\nTHINGS.add("a", 1, Thing)\n'
+    (tmp_path / "thing_module.py").write_text(
+        f"from basecap.registry import Registry\n\n\nclass Thing:\n    pass\n\n\n{things}"
+    )
+    (tmp_path / "imports_only.py").write_text("import thing_module\n")
+    load_plugin(tmp_path / "imports_only.py")
+    assert sys.modules["thing_module"].THINGS.module("a") == f"{PLUGIN}imports_only"
+
+
 def install(site: Path, version: str, text: str) -> Path:
     """Make `site` hold the package fancy-mixers, whose one module declares itself; return the module's file."""
     about, module = site / "fancy_mixers.dist-info", site / "fancy_mixers.py"

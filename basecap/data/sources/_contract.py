@@ -144,7 +144,7 @@ SOURCES: Registry[type[Source]] = Registry("source", "basecap.data.sources", "do
 
 def plugin_of(name: str) -> Path | None:
     """Return the plugin file that defines a source, None for a built-in one; raises ConfigError for an unknown name."""
-    module = sys.modules[SOURCES.get(name).__module__]
+    module = sys.modules[SOURCES.module(name)]
     return Path(module.__file__ or "") if module.__name__.startswith(PLUGIN) else None
 
 
