@@ -1,5 +1,7 @@
 """The tables of studies for a terminal."""
 
+import textwrap
+
 from rich.table import Table
 from rich.text import Text
 
@@ -68,7 +70,8 @@ def recall_table(title: str, study: TaskResults) -> Table:
         table.add_column(column, no_wrap=True)
     table.add_column("runs", justify="right")
     for task in study.test:
-        table.add_column(Text(task), justify="right", overflow="fold")
+        # A long name breaks at a hyphen, above numbers of up to 20 characters.
+        table.add_column(Text(textwrap.fill(task, 20)), justify="right", overflow="fold")
     tests = {(row.architecture, row.train, row.test): row for row in study.tests}
     verdicts = {(row.architecture, row.train, row.test): row.verdict for row in study.shifts}
     for row in study.trained:
