@@ -23,6 +23,8 @@ T = TypeVar("T")
 PLUGIN = "basecap_plugin_"
 #: SHA-256 of the code that a plugin's module was loaded from, by its name: the files may change while a study runs.
 _loaded: dict[str, str] = {}
+#: Plugins by the modules beside them that they imported and that registered something.
+_owners: dict[str, str] = {}
 
 
 class Registry(Generic[T]):
@@ -58,7 +60,7 @@ class Registry(Generic[T]):
         Registry.total += 1
         self._entries[name] = entry
         self._defined_by[name] = defined_by
-        self._modules[name] = _owner(module or defined_by.__module__)
+        self._modules[name] = _claimed(module or defined_by.__module__)
 
     def get(self, name: str) -> T:
         """Return the entry called `name`; raises ConfigError with the nearest name when there is none."""
@@ -118,13 +120,19 @@ class Registry(Generic[T]):
         return None
 
 
-def _owner(module: str) -> str:
-    """Return the plugin that is importing `module` from beside itself, else `module`."""
+def owner(module: str) -> str:
+    """Return the plugin that imported a module from beside itself, else the module."""
+    return _owners.get(module, module)
+
+
+def _claimed(module: str) -> str:
+    """Return the owner of a module that registers something now."""
     top = module.partition(".")[0]
-    if Registry.plugin is None or top == __package__ or top.startswith(PLUGIN):
-        return module
-    name, folder = Registry.plugin
-    return name if _found_in(top) == folder else module
+    if Registry.plugin is not None and top != __package__ and not top.startswith(PLUGIN):
+        name, folder = Registry.plugin
+        if _found_in(top) == folder:
+            _owners[module] = name
+    return owner(module)
 
 
 def source_location(defined_by: type | Callable) -> str:
@@ -174,12 +182,13 @@ def _import_plugin(path: Path, name: str) -> str:
         with contextlib.chdir("."):  # the plugin may enter another directory; paths of the command line stay valid
             code = path.read_bytes()
             exec(compile(code, path, "exec", dont_inherit=True), module.__dict__)
+        beside = _imported_beside(path, code)
     except ConfigError:
         del sys.modules[name]
         raise
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        where = f"{path}:{_line(error, path)}".removesuffix(":None")
+        where = _place(error, path)
         missing = isinstance(error, ModuleNotFoundError) and "." not in (error.name or ".")  # else its package is there
         remedy = "install it" if missing else "fix it"
         raise ConfigError(f"plugin file {where} cannot be imported: {describe_error(error)}; {remedy}.") from error
@@ -189,21 +198,30 @@ def _import_plugin(path: Path, name: str) -> str:
         del sys.modules[name]
         raise ConfigError(f"plugin file {path} registers nothing; put @mixer(...) above its class.")
     digest = hashlib.sha256(code)
-    for file, content in sorted(_imported_beside(path.parent, code).items()):
+    for file, content in sorted(beside.items()):
         digest.update(f"{file.relative_to(path.parent).as_posix()}\n".encode() + content)
     return digest.hexdigest()
 
 
-def _imported_beside(folder: Path, code: bytes) -> dict[Path, bytes]:
-    """Return the files in the folder of a plugin that its code imports, also through one another, with their content.
+def _imported_beside(path: Path, code: bytes) -> dict[Path, bytes]:
+    """Return the files beside a plugin that its code imports, also through one another, with their content.
 
-    Of a package in that folder these are all files. What they are does not depend on what else this process imported.
+    Of a package these are all files. Raises ConfigError where another plugin brought a module of the same name.
     """
+    folder = path.parent
+    others = {Path(sys.modules[name].__file__ or "").parent for name in _loaded if name in sys.modules} - {folder}
     found: dict[Path, bytes] = {}
     waiting = [code]
     while waiting:
         for top in _imports(waiting.pop()) - {__package__}:  # a plugin may lie beside basecap itself
-            files = [] if _found_in(top) != folder else [folder / f"{top}.py", *(folder / top).rglob("*.py")]
+            place, files = _found_in(top), [folder / f"{top}.py", *(folder / top).rglob("*.py")]
+            if place in others and any(file.is_file() for file in files):
+                raise ConfigError(
+                    f"plugin file {path} imports {top!r}, which another plugin has imported from {place}, not the one "
+                    "beside it; rename one."
+                )
+            if place != folder:
+                continue
             new = {file: file.read_bytes() for file in files if file.is_file() and file not in found}
             found |= new
             waiting += new.values()
@@ -239,9 +257,11 @@ def plugin_digest(module: str) -> str:
     return _loaded[module]
 
 
-def _line(error: BaseException, path: Path) -> int | None:
-    """Return the line of the file where `error` was raised or called from, or the line of its syntax error."""
-    if isinstance(error, SyntaxError) and error.filename == str(path):
-        return error.lineno
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    return lines[-1] if lines else None
+def _place(error: BaseException, path: Path) -> str:
+    """Return FILE:LINE, in a plugin file or one beside it, where `error` was raised or called from, or is in syntax."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [(frame.filename, frame.lineno) for frame in frames]
+    if isinstance(error, SyntaxError) and error.filename:
+        places.append((error.filename, error.lineno))
+    near = [f"{file}:{line}" for file, line in places if Path(file).parent == path.parent]
+    return near[-1].removesuffix(":None") if near else str(path)

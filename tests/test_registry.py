@@ -7,7 +7,7 @@ import pytest
 
 from basecap.data.hashes import file_digest
 from basecap.errors import ConfigError
-from basecap.registry import PLUGIN, Registry, load_plugin
+from basecap.registry import PLUGIN, Registry, load_plugin, owner
 
 #: A plugin of one entry.
 REGISTERS = (
@@ -104,6 +104,28 @@ def test_the_digest_of_a_plugin_holds_the_files_beside_it_that_it_imports(tmp_pa
         load_plugin(plugin, seen[0])
 
 
+def test_a_plugin_is_not_given_the_file_beside_another_plugin(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    first, second = files = [tmp_path / place / f"imports_{place}.py" for place in ("here", "there")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(f"{REGISTERS}import same_name_beside\n")
+        file.with_name("same_name_beside.py").write_text("")
+    load_plugin(first)
+    with pytest.raises(
+        ConfigError, match=r"there\.py imports 'same_name_beside', which another .* from .*here, .*rename"
+    ):
+        load_plugin(second)
+
+
+def test_an_error_beside_a_plugin_names_its_own_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "fails_beside.py").write_text("x = 1\n1 / 0\n")
+    (tmp_path / "imports_it.py").write_text("import fails_beside\n")
+    with pytest.raises(ConfigError, match=r"^plugin file \S*/fails_beside\.py:2 cannot be imported: ZeroDivisionError"):
+        load_plugin(tmp_path / "imports_it.py")
+
+
 def test_what_a_plugin_imports_from_beside_itself_belongs_to_it(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     things = 'THINGS = Registry("thing", "basecap.mixers", "things")\nTHINGS.add("a", 1, Thing)\n'
@@ -112,7 +134,7 @@ def test_what_a_plugin_imports_from_beside_itself_belongs_to_it(tmp_path, monkey
     )
     (tmp_path / "imports_only.py").write_text("import thing_module\n")
     load_plugin(tmp_path / "imports_only.py")
-    assert sys.modules["thing_module"].THINGS.module("a") == f"{PLUGIN}imports_only"
+    assert sys.modules["thing_module"].THINGS.module("a") == owner("thing_module") == f"{PLUGIN}imports_only"
 
 
 def install(site: Path, version: str, text: str) -> Path:

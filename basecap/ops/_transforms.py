@@ -9,6 +9,7 @@ from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 
 from basecap.errors import ConfigError
+from basecap.ops._dispatch import constant_result
 
 _BY_TORCH_FUNC = (
     "{op} cannot be transformed by torch.func (grad, vjp, jvp, vmap) here; "
@@ -33,6 +34,13 @@ def wants_gradients(*tensors: Tensor | None) -> bool:
     return any((x if torch.compiler.is_compiling() else _unmapped(x)).requires_grad for x in given)
 
 
+@constant_result
+def _differentiated() -> bool:
+    """Return whether code is traced inside torch.func.grad, vjp or jvp."""
+    kinds = functorch.TransformType.Grad, functorch.TransformType.Jvp
+    return any(level.key() in kinds for level in functorch.get_interpreter_stack() or ())
+
+
 def refuse_transforms(op: str, *tensors: Tensor | None) -> None:
     """Raise ConfigError for derivatives of custom operators other than the backward pass of torch.autograd.
 
@@ -43,6 +51,8 @@ def refuse_transforms(op: str, *tensors: Tensor | None) -> None:
         tensors: the tensors that the operators take.
     """
     if torch.compiler.is_compiling():
+        if _differentiated():  # compiled code would return zeros
+            raise ConfigError(_BY_TORCH_FUNC.format(op=op))
         return
     if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors if x is not None):
         raise ConfigError(f"{op} has no forward-mode derivatives (jvp, jacfwd); use torch.autograd.grad or backward().")

@@ -118,8 +118,9 @@ def report_failure(what: str, failure: Failure, log: Callable[[str], None]) -> N
 
 
 def _plugin_line(error: BaseException) -> str:
-    """Return " (FILE:LINE)" of the last line of a plugin that an error came through, else nothing."""
+    """Return " (FILE:LINE)" of the last line of a plugin, or a file beside it, that an error came through, or ""."""
     files = [getattr(module, "__file__", None) for name, module in [*sys.modules.items()] if name.startswith(PLUGIN)]
+    folders = {Path(file).parent for file in files if file}
     cause = error.__cause__ if isinstance(error, SharedError) and error.__cause__ else error
-    frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if frame.filename in files]
+    frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if Path(frame.filename).parent in folders]
     return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

@@ -8,12 +8,13 @@ from basecap.data.sources import SOURCES
 from basecap.errors import ConfigError
 from basecap.evals import EVALUATIONS
 from basecap.records import StudyRecords
+from basecap.registry import owner
 from basecap.tasks import build_task
 
 #: The module that defines a part of a study, by its kind; raises ConfigError for an unknown name.
 MODULE_OF: Mapping[str, Callable[[str], str]] = {
     "evaluation": EVALUATIONS.module,
-    "task": lambda name: type(build_task(name)).__module__,
+    "task": lambda name: owner(type(build_task(name)).__module__),
     "source": SOURCES.module,
 }
 

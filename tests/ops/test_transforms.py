@@ -73,6 +73,12 @@ def test_transforms_name_what_works(op, x):
             transformed()
 
 
+def test_compiled_transforms_are_no_zero():
+    gradient = torch.func.grad(lambda x: top1_element(x, heads, heads).sum())
+    with pytest.raises(ConfigError, match=r"top1_element cannot be transformed by torch\.func"):
+        torch.compile(gradient, backend="eager")(heads)
+
+
 @every_op
 def test_forward_mode_is_no_zero(op, x):
     with pytest.raises(ConfigError, match=r"torch\.autograd\.grad"):
