@@ -187,8 +187,8 @@ def _import_plugin(path: Path, name: str) -> str:
         del sys.modules[name]
         raise
     except (Exception, SystemExit) as error:
+        where = place_in_plugins(error) or path
         del sys.modules[name]
-        where = _place(error, path)
         missing = isinstance(error, ModuleNotFoundError) and "." not in (error.name or ".")  # else its package is there
         remedy = "install it" if missing else "fix it"
         raise ConfigError(f"plugin file {where} cannot be imported: {describe_error(error)}; {remedy}.") from error
@@ -257,11 +257,12 @@ def plugin_digest(module: str) -> str:
     return _loaded[module]
 
 
-def _place(error: BaseException, path: Path) -> str:
-    """Return FILE:LINE, in a plugin file or one beside it, where `error` was raised or called from, or is in syntax."""
-    frames = traceback.extract_tb(error.__traceback__)
-    places = [(frame.filename, frame.lineno) for frame in frames]
+def place_in_plugins(error: BaseException) -> str | None:
+    """Return FILE:LINE, the last in a plugin file or one beside it, that an error came through or is in, if any."""
+    files = [getattr(module, "__file__", None) for name, module in [*sys.modules.items()] if name.startswith(PLUGIN)]
+    folders = {Path(file).parent for file in files if file}
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         places.append((error.filename, error.lineno))
-    near = [f"{file}:{line}" for file, line in places if Path(file).parent == path.parent]
-    return near[-1].removesuffix(":None") if near else str(path)
+    near = [f"{file}:{line}" for file, line in places if Path(file).parent in folders]
+    return near[-1].removesuffix(":None") if near else None

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import logging
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ import torch
 from basecap.errors import BasecapError, ConfigError
 from basecap.evals import Evaluation
 from basecap.records import RunRecords, StudyRecords
-from basecap.registry import PLUGIN
+from basecap.registry import place_in_plugins
 from basecap.study.config import StudyConfig
 from basecap.study.plan import RunSpec
 from basecap.study.workloads import Workloads
@@ -119,8 +118,5 @@ def report_failure(what: str, failure: Failure, log: Callable[[str], None]) -> N
 
 def _plugin_line(error: BaseException) -> str:
     """Return " (FILE:LINE)" of the last line of a plugin, or a file beside it, that an error came through, or ""."""
-    files = [getattr(module, "__file__", None) for name, module in [*sys.modules.items()] if name.startswith(PLUGIN)]
-    folders = {Path(file).parent for file in files if file}
-    cause = error.__cause__ if isinstance(error, SharedError) and error.__cause__ else error
-    frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if Path(frame.filename).parent in folders]
-    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    place = place_in_plugins(error.__cause__ if isinstance(error, SharedError) and error.__cause__ else error)
+    return f" ({place})" if place else ""
