@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from basecap.errors import ConfigError, describe_error, nearest
-from basecap.files import real_path
+from basecap.system.files import real_path
 
 T = TypeVar("T")
 

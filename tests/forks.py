@@ -13,8 +13,8 @@ import torch
 from basecap.cli import main
 
 FORKS = multiprocessing.get_context("forkserver")
-#: The first step of an optimiser imports torch._dynamo, the command `run` basecap.study.execute.
-IMPORTED = ("torch._dynamo", "basecap.study.execute", "tests.train.interruptions", "tests.train.two_processes")
+#: The first step of an optimiser imports torch._dynamo, the command `run` basecap.run.execute.
+IMPORTED = ("torch._dynamo", "basecap.run.execute", "tests.train.interruptions", "tests.train.two_processes")
 FORKS.set_forkserver_preload([__name__, *IMPORTED])
 
 

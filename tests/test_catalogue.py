@@ -1,6 +1,6 @@
 """The lists name everything that a study can name."""
 
-from basecap.catalogue import CATALOGUES
+from basecap.cli.lists import CATALOGUES
 from basecap.data.sources import SOURCES
 from basecap.train.config import TrainConfig
 

@@ -16,12 +16,12 @@ import pytest
 import yaml
 from rich.console import Console
 
-from basecap import terminal
 from basecap.cli import main
-from basecap.cli_errors import usage_message
+from basecap.cli import output as terminal
+from basecap.cli.output import store, writable_file
+from basecap.cli.usage import usage_message
 from basecap.errors import ConfigError, DataError
 from basecap.report.bundle import label
-from basecap.terminal import store, writable_file
 from tests.report.synthetic import write_study
 from tests.study._execute import PLUGIN
 from tests.study.conftest import study, study_file  # noqa: F401 (fixtures)
@@ -323,8 +323,8 @@ def test_output_that_cannot_be_written_is_one_sentence():
 @pytest.mark.parametrize(
     ("command", "place", "number"),
     [
-        (["run"], "basecap.study.execute.execute", signal.SIGINT),
-        (["data", "prepare"], "basecap.study.workloads.data_of", signal.SIGTERM),
+        (["run"], "basecap.run.execute.execute", signal.SIGINT),
+        (["data", "prepare"], "basecap.plan.workloads.data_of", signal.SIGTERM),
     ],
 )
 def test_an_interruption_says_how_to_go_on(command, place, number, tmp_path, monkeypatch, basecap):

@@ -6,7 +6,7 @@ import platform
 import pytest
 import torch
 
-from basecap import environment
+from basecap.system import environment
 
 
 class Libc:
@@ -35,7 +35,7 @@ def test_the_code_that_trains_is_part_of_the_version(tmp_path, monkeypatch: pyte
         return environment.describe(torch.device("cpu"))["basecap"]
 
     real = version()
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "environment.py"))
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "system" / "environment.py"))
     for folder in ("ops", "report"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "module.py").write_text("x = 1\n")

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from basecap.interpreter import uncollected
+from basecap.system.interpreter import uncollected
 
 
 def test_the_search_for_cycles_is_as_before_after_an_error():

@@ -13,7 +13,7 @@ names = [module.name for module in pkgutil.walk_packages(basecap.__path__, "base
 for name in names:
     if not name.rpartition(".")[2].startswith(kernels):
         importlib.import_module(name)
-from basecap.catalogue import CATALOGUES
+from basecap.cli.lists import CATALOGUES
 print(len(CATALOGUES["mixers"](False)))
 """
 

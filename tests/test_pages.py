@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import typer
 
-from basecap.catalogue import is_task
 from basecap.cli import app
+from basecap.cli.lists import is_task
 from basecap.registry import load_plugin
 from basecap.study.config import load_study, select, with_named
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from basecap.progress import Pauses, progress, share_terminal, write_line
-from basecap.streams import protect_streams
+from basecap.system.progress import Pauses, progress, share_terminal, write_line
+from basecap.system.streams import protect_streams
 
 
 class Clock:
@@ -99,7 +99,7 @@ def test_no_work_shows_nothing():
 
 def test_a_terminal_that_processes_share_gets_lines(monkeypatch):
     """Bars of several processes would overwrite each other."""
-    monkeypatch.setattr("basecap.progress._SHARED", [])
+    monkeypatch.setattr("basecap.system.progress._SHARED", [])
     monkeypatch.setattr("sys.stderr", sys.stderr)  # restored afterwards
     share_terminal()
     stream = Terminal()

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from basecap.errors import ConfigError, DataError
-from basecap.files import move_directory, read_json
-from basecap.records import Declaration, DocumentLosses, Record, StudyRecords, safe_name
+from basecap.records import StudyRecords
+from basecap.records.documents import DocumentLosses
+from basecap.records.measured import Declaration, Record
+from basecap.system.files import move_directory, read_json, safe_name
 
 STUDY = {"name": "tiny", "data": {"train": ["prose"], "ood": ["code"]}, "train": {"lr": 1e-3}}
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from basecap.analysis.recall_rows import AccuracyRow, ShiftRow, ShortcutRow, TrainedRow
 from basecap.analysis.rows import Row
 from basecap.analysis.sequential import Looks
-from basecap.measured import Better
+from basecap.analysis.tasks.recall_rows import AccuracyRow, ShiftRow, ShortcutRow, TrainedRow
+from basecap.records.measured import Better
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,7 +339,7 @@ StudyResults = TextResults | TaskResults
 
 
 def to_json(studies: Sequence[StudyResults]) -> dict[str, Any]:
-    """Return what results.json holds of studies, as `basecap.files.write_json` takes it: rows stay dataclasses."""
+    """Return what results.json holds of studies, for `system.files.write_json`: rows stay dataclasses."""
     return {"studies": [_renamed(vars(study)) for study in studies]}
 
 

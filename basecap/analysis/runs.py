@@ -6,12 +6,13 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from basecap.analysis.files import EnvironmentFile, RunFile, parse
 from basecap.analysis.results import CurvePoint, EvaluationResults, EvaluationRow, Failure, RunRow, SweepRow
 from basecap.analysis.rows import finite
+from basecap.analysis.study_files import EnvironmentFile, RunFile, parse
 from basecap.analysis.training_log import TrainingLog
 from basecap.errors import DataError
-from basecap.records import Record, RunRecords, StudyRecords
+from basecap.records import RunRecords, StudyRecords
+from basecap.records.measured import Record
 
 #: Points of a drawn training curve, spread evenly over the logarithm of the steps.
 CURVE_POINTS = 300

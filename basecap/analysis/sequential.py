@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from basecap.analysis.files import parse
+from basecap.analysis.study_files import parse
 from basecap.records import StudyRecords
 
 POWER = 2

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from basecap.analysis.recall import analyse_tasks
 from basecap.analysis.results import StudyResults
-from basecap.analysis.text import analyse_text
+from basecap.analysis.tasks.task_study import analyse_tasks
+from basecap.analysis.text.text_study import analyse_text
 from basecap.records import StudyRecords
 
 

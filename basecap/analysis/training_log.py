@@ -7,9 +7,9 @@ import numpy as np
 from numpy import ndarray
 from pydantic_core import from_json
 
-from basecap.analysis.files import read_metrics
-from basecap.files import read_array
+from basecap.analysis.study_files import read_metrics
 from basecap.records import RunRecords
+from basecap.system.files import read_array
 
 #: The training loss at an evaluation point is its mean over the last twentieth of the steps so far.
 SMOOTHING = 0.05

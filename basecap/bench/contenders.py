@@ -14,8 +14,8 @@ from basecap.mixers import ARCHITECTURES
 from basecap.models.config import ModelConfig, model_config
 from basecap.models.language_model import LanguageModel, outline
 from basecap.names import split_backbone
+from basecap.plan.runs import model_of
 from basecap.study.config import load_study, select
-from basecap.study.plan import model_of
 
 #: Models by the name that their rows have.
 Contenders = dict[str, ModelConfig]

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from basecap.bench import peers
 from basecap.bench.contenders import Contenders, Row, compare, entries, label, with_attention
-from basecap.environment import describe
 from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
 from basecap.ops import recorded
-from basecap.progress import progress
+from basecap.system.environment import describe
+from basecap.system.progress import progress
 from basecap.train.config import TrainConfig
 from basecap.train.optim import build_optimiser
 

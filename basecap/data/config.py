@@ -9,7 +9,7 @@ from basecap.data.hashes import digest
 from basecap.data.sources import SOURCES, plugin_of
 from basecap.errors import ConfigError, nearest
 from basecap.registry import plugin_digest
-from basecap.yaml_text import read_number
+from basecap.system.yaml_text import read_number
 
 #: Part of every hash; increase it when the meaning of an option or of a stored file changes.
 FORMAT = 2

@@ -13,12 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from basecap.data.config import Line
 from basecap.data.workload import Workload
 from basecap.errors import ConfigError
-from basecap.evaluation_points import At
-from basecap.maps import Maps
-from basecap.measured import Better, Declaration, Measurement
 from basecap.models.language_model import LanguageModel
 from basecap.options import configured
-from basecap.records import DocumentLosses
+from basecap.records.documents import DocumentLosses
+from basecap.records.evaluation_points import At
+from basecap.records.maps import Maps
+from basecap.records.measured import Better, Declaration, Measurement
 from basecap.registry import Registry
 
 

@@ -15,7 +15,7 @@ from basecap.data import DocumentSet, PreparedData
 from basecap.data.config import Count
 from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
 from basecap.models.language_model import LanguageModel
-from basecap.records import DocumentLosses
+from basecap.records.documents import DocumentLosses
 
 #: Shortest padded length. Windows are padded to powers of two from here, so that there are few different shapes.
 SHORTEST = 64

@@ -14,8 +14,8 @@ from basecap.data.config import Count
 from basecap.errors import ConfigError
 from basecap.evals._contract import Context, EvaluationConfig, Outcome, SharedEvaluation, evaluation
 from basecap.evals._few_shot.scoring import Scorer
-from basecap.evaluation_points import At
 from basecap.models.language_model import LanguageModel
+from basecap.records.evaluation_points import At
 
 NEEDS, REMEDY = "few-shot needs lm-evaluation-harness", "pip install 'basecap[eval]', or remove few-shot"
 

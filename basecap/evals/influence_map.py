@@ -16,10 +16,10 @@ from basecap.data.workload import Workload
 from basecap.errors import ConfigError, DataError, nearest
 from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
 from basecap.evals._influence import SEED, fitting_task, map_layers
-from basecap.maps import Maps, join_layers
 from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
 from basecap.options import configured
+from basecap.records.maps import Maps, join_layers
 from basecap.tasks import NOTHING, Instances, Role
 
 #: Maximum number of tokens of an input, and of rows and columns of a stored matrix.

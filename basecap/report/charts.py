@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from basecap.analysis.recall_rows import AccuracyRow
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
+from basecap.analysis.tasks.recall_rows import AccuracyRow
 from basecap.records import StudyRecords
 from basecap.report import figures
 

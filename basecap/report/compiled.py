@@ -8,7 +8,7 @@ from pathlib import Path
 from jinja2.bccache import Bucket, BytecodeCache
 
 from basecap.errors import DataError
-from basecap.files import read, replacing
+from basecap.system.files import read, replacing
 
 
 class Compiled(BytecodeCache):

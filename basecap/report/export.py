@@ -10,9 +10,9 @@ from textwrap import wrap
 
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
 from basecap.analysis.rows import Estimate
-from basecap.files import replacing, safe_name
-from basecap.report.rows import at_lowest, measured_on
 from basecap.report.scores import ScoreTable, score_table
+from basecap.report.table_rows import at_lowest, measured_on
+from basecap.system.files import replacing, safe_name
 
 #: What a cell holds.
 Cell = str | int | float | Estimate | None

@@ -15,15 +15,13 @@ from basecap.analysis import StudyResults, analyse, join
 from basecap.analysis.joined import Joined
 from basecap.analysis.results import to_json as results_to_json
 from basecap.errors import ConfigError
-from basecap.files import read, real_path
-from basecap.interpreter import uncollected
-from basecap.records import StudyRecords, safe_name
+from basecap.records import StudyRecords
 from basecap.report import figures
 from basecap.report.bundle import bundle, label
 from basecap.report.charts import Charts, charts_of, influence_charts
 from basecap.report.compiled import Compiled
 from basecap.report.figures.style import names_of
-from basecap.report.joined import (
+from basecap.report.joined_section import (
     cell_text,
     charted,
     ends_text,
@@ -34,9 +32,9 @@ from basecap.report.joined import (
     missing_costs,
 )
 from basecap.report.palette import ON_DARK, Look, looks
-from basecap.report.rows import at_lowest, by_architecture, capacities, final_losses, measured_on, without_null
 from basecap.report.scores import score_table
 from basecap.report.summary import summarise
+from basecap.report.table_rows import at_lowest, by_architecture, capacities, final_losses, measured_on, without_null
 from basecap.report.task_summary import between, known_tasks, percent, points
 from basecap.report.text_summary import (
     duration_text,
@@ -50,6 +48,8 @@ from basecap.report.text_summary import (
     worth_text,
 )
 from basecap.report.titles import titles
+from basecap.system.files import read, real_path, safe_name
+from basecap.system.interpreter import uncollected
 
 #: Descriptions of charts by file name (without suffix), by the section of the page that shows them.
 Groups = dict[str, dict[str, figures.Spec]]

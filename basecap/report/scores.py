@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from basecap.analysis.files import Figure
 from basecap.analysis.results import TextResults
+from basecap.analysis.study_files import Figure
 from basecap.report.figures.style import names_of
 
 #: The column that training measures: tokens per second relative to the reference.

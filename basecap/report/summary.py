@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from basecap.analysis.reasons import TEST_SCALE
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
+from basecap.analysis.text.reasons import TEST_SCALE
 from basecap.names import TEST
 from basecap.report.task_summary import recall_cautions, recall_headline, recall_question, recall_reasons
 from basecap.report.text_summary import (

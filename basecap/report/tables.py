@@ -5,9 +5,9 @@ import textwrap
 from rich.table import Table
 from rich.text import Text
 
-from basecap.analysis.recall_rows import AccuracyRow, TrainedRow
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
 from basecap.analysis.rows import Gap, Verdict
+from basecap.analysis.tasks.recall_rows import AccuracyRow, TrainedRow
 from basecap.report.task_summary import between, percent
 from basecap.report.text_summary import SIGNS, gap_text, interval_text, runs_text, worth_interval_text, worth_text
 

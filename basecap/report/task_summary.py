@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from operator import attrgetter
 
-from basecap.analysis.recall_rows import AccuracyRow, ShiftRow, TrainedRow
 from basecap.analysis.results import PublishedRow, RunRow, TaskResults
 from basecap.analysis.rows import Interval, grouped
+from basecap.analysis.tasks.recall_rows import AccuracyRow, ShiftRow, TrainedRow
 from basecap.report.text_summary import checks_text, edge_text, listed, mixed_data_text
 
 #: What rows are grouped by.

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from basecap.analysis.draws import FEWEST_DOCUMENTS
-from basecap.analysis.noise import FEWEST_SPLIT
-from basecap.analysis.reasons import REFERENCE, undecided
 from basecap.analysis.results import StudyResults, SweepRow, TextResults
 from basecap.analysis.rows import Estimate, Gap, Row, grouped
-from basecap.progress import duration
-from basecap.report.rows import measured_on
+from basecap.analysis.text.draws import FEWEST_DOCUMENTS
+from basecap.analysis.text.noise import FEWEST_SPLIT
+from basecap.analysis.text.reasons import REFERENCE, undecided
+from basecap.report.table_rows import measured_on
+from basecap.system.progress import duration
 
 #: Verdict -> verb for one architecture and for several.
 VERBS = {

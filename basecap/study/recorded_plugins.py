@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable, Mapping
 
-from basecap.analysis.files import EnvironmentFile, parse
+from basecap.analysis.study_files import EnvironmentFile, parse
 from basecap.data.sources import SOURCES
 from basecap.errors import ConfigError
 from basecap.evals import EVALUATIONS

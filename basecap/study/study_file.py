@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from basecap.errors import ConfigError, nearest
-from basecap.files import read
 from basecap.names import PAPER
-from basecap.yaml_text import parse_yaml
+from basecap.system.files import read
+from basecap.system.yaml_text import parse_yaml
 
 LIBRARY = Path(__file__).parent / "library"
 

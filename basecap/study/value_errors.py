@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from basecap.errors import ConfigError, describe_problem
-from basecap.yaml_text import parse_yaml
+from basecap.system.yaml_text import parse_yaml
 
 #: Shows values that are wrong: the beginning of long ones.
 _BEGINNING = reprlib.Repr()

@@ -8,9 +8,9 @@ import numpy as np
 from rich.text import Text
 
 from basecap.errors import ConfigError
+from basecap.system.yaml_text import parse_yaml
 from basecap.tasks._contract import Task, asked, build_task
 from basecap.tasks._instances import NOTHING, Instances, Role
-from basecap.yaml_text import parse_yaml
 
 _LETTERS = {
     Role.FILLER: ("·", "dim"),

@@ -12,8 +12,8 @@ from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES
 from basecap.models import BACKBONES
 from basecap.names import split_backbone
-from basecap.progress import progress
 from basecap.registry import Registry
+from basecap.system.progress import progress
 from basecap.testing.check_mixer import LENGTH, LONGEST, check_mixer
 from basecap.testing.check_op import OPS, check_op, unchecked
 from basecap.testing.check_task import check_task

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from basecap.data.hashes import file_digest
 from basecap.errors import CheckpointError
-from basecap.files import fsync_files, write_error
 from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
+from basecap.system.files import fsync_files, write_error
 from basecap.train.average import WeightAverage
 
 #: Version of the format, for programs that read it.

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from basecap.cuda_graph import captured
 from basecap.data.workload import Batch
 from basecap.errors import ConfigError
+from basecap.system.cuda_graph import captured
 
 
 class _Graph(NamedTuple):

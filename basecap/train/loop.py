@@ -22,10 +22,10 @@ from torch import Tensor
 
 from basecap.data.workload import Batch, Workload
 from basecap.errors import Interrupted, TrainingError
-from basecap.files import fsync_files, writing
 from basecap.models.language_model import LanguageModel
-from basecap.progress import Pauses, progress
 from basecap.records import RunRecords
+from basecap.system.files import fsync_files, writing
+from basecap.system.progress import Pauses, progress
 from basecap.train import checkpoint
 from basecap.train.average import WeightAverage
 from basecap.train.config import Timetable, TrainConfig

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from basecap.analysis.comparison import Setting
-from basecap.analysis.losses import DomainLosses, RunLosses
+from basecap.analysis.text.comparison import Setting
+from basecap.analysis.text.losses import DomainLosses, RunLosses
 
 TRAIN, OOD = ("prose",), ("code", "forum")
 REFERENCE = "reference"

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from basecap.analysis.comparison import Setting, compare_runs
 from basecap.analysis.rows import Row
 from basecap.analysis.sequential import level_of_last_look, next_look
+from basecap.analysis.text.comparison import Setting, compare_runs
 from tests.analysis.made_up import REFERENCE, World, fall, runs, setting
 
 SETTING = setting()

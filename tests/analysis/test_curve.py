@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from basecap.analysis.curve import fitted, smoother
+from basecap.analysis.text.curve import fitted, smoother
 
 
 def test_is_weighted_least_squares_at_each_place():

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from basecap.analysis.comparison import compare_runs
-from basecap.analysis.draws import FEWEST_DOCUMENTS, Curve, Draws, draw
-from basecap.analysis.gap import LONGEST, Range, final, more_tokens, tokens_to_reach, upper_end
-from basecap.analysis.losses import MOST_POINTS, DomainLosses, RunLosses
 from basecap.analysis.rows import Interval, Row
-from basecap.analysis.worth import judge
+from basecap.analysis.text.comparison import compare_runs
+from basecap.analysis.text.draws import FEWEST_DOCUMENTS, Curve, Draws, draw
+from basecap.analysis.text.gap import LONGEST, Range, final, more_tokens, tokens_to_reach, upper_end
+from basecap.analysis.text.losses import MOST_POINTS, DomainLosses, RunLosses
+from basecap.analysis.text.worth import judge
 from tests.analysis.made_up import BIGRAM, OOD, REFERENCE, TRAIN, World, curve, pretraining, runs, setting
 from tests.analysis.simulate import simulate
 

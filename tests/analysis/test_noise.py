@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from basecap.analysis.intervals import Errors, Estimates, Levels, Table
-from basecap.analysis.noise import (
+from basecap.analysis.sequential import level_of_last_look, next_look
+from basecap.analysis.text.intervals import Errors, Estimates, Levels, Table
+from basecap.analysis.text.noise import (
     HalfWidths,
     Runs,
     Shared,
@@ -17,8 +18,7 @@ from basecap.analysis.noise import (
     split_range,
     with_covariance,
 )
-from basecap.analysis.power import expected_half_width, expected_tolerance, more_runs, noise_of, reach
-from basecap.analysis.sequential import level_of_last_look, next_look
+from basecap.analysis.text.power import expected_half_width, expected_tolerance, more_runs, noise_of, reach
 from tests.report.made_up import gap
 
 #: Draws of errors: enough for the tolerances here.

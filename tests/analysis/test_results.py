@@ -10,11 +10,13 @@ import pytest
 import yaml
 from pydantic_core import to_json as json_of
 
-from basecap.analysis import TextResults, analyse, curve, gap
+from basecap.analysis import TextResults, analyse
 from basecap.analysis.results import Failure, to_json
 from basecap.analysis.rows import Row
+from basecap.analysis.text import curve, gap
 from basecap.errors import ConfigError, DataError
-from basecap.records import DocumentLosses, RunRecords, StudyRecords
+from basecap.records import RunRecords, StudyRecords
+from basecap.records.documents import DocumentLosses
 from basecap.report.summary import summarise
 from basecap.report.text_summary import question
 from tests.report.synthetic import write_study

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from basecap.analysis.shares import Share, estimate, wilson
+from basecap.analysis.tasks.shares import Share, estimate, wilson
 
 
 @pytest.mark.parametrize(

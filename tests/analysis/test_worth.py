@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from basecap.analysis.draws import Curve
 from basecap.analysis.rows import Interval
-from basecap.analysis.worth import Fall, Lines, judge
+from basecap.analysis.text.draws import Curve
+from basecap.analysis.text.worth import Fall, Lines, judge
 
 COST = 0.1
 

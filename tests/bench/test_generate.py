@@ -9,9 +9,9 @@ import torch
 from torch._subclasses import FakeTensorMode
 from typer.testing import CliRunner
 
-from basecap.bench import generate
+from basecap.bench import decoding as generate
 from basecap.bench.contenders import ATTENTIONS, compare, entries, named, with_attention
-from basecap.bench.generate import Load, read_prompts, run
+from basecap.bench.decoding import Load, read_prompts, run
 from basecap.cli import app
 from basecap.errors import ConfigError
 from basecap.models.config import LayerConfig, model_config

@@ -17,8 +17,8 @@ import pytest
 from basecap.data import DataConfig, PreparedData, inspect, prepare
 from basecap.data.sources import SOURCES
 from basecap.errors import ConfigError, DataError
-from basecap.processes import usable_cores
 from basecap.registry import PLUGIN, load_plugin
+from basecap.system.processes import usable_cores
 from tests.data.conftest import slimpajama_records, words, write_lines
 
 

@@ -111,7 +111,7 @@ def test_measurements_sum_up_the_documents(context: Context, model: LanguageMode
 
 def test_standard_error_is_that_of_repeated_samples():
     from basecap.evals.domain_loss import _measure
-    from basecap.records import DocumentLosses
+    from basecap.records.documents import DocumentLosses
 
     generator = np.random.default_rng(0)
 
@@ -127,7 +127,7 @@ def test_standard_error_is_that_of_repeated_samples():
 
 def test_standard_error_counts_clusters():
     from basecap.evals.domain_loss import _measure
-    from basecap.records import DocumentLosses
+    from basecap.records.documents import DocumentLosses
 
     generator = np.random.default_rng(1)
     tokens, nats = generator.integers(20, 400, size=50), generator.random(50)

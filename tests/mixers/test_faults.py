@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from basecap.catalogue import CATALOGUES
+from basecap.cli.lists import CATALOGUES
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES, Architecture, LayerChoice
 from basecap.mixers.attention import Attention

@@ -15,8 +15,8 @@ from transformers import (
 
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
+from basecap.plan.runs import plan_runs
 from basecap.study.config import load_study
-from basecap.study.plan import plan_runs
 from basecap.study.study_file import library
 
 VOCAB = 32_000

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from basecap.records import Declaration, DocumentLosses, Record, StudyRecords
+from basecap.records import StudyRecords
+from basecap.records.documents import DocumentLosses
+from basecap.records.measured import Declaration, Record
 
 TRAIN, OOD = ["commoncrawl", "c4"], ["arxiv", "github", "stackexchange"]
 #: Name -> (how fast it converges, gap in nats).

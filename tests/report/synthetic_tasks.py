@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from basecap.records import Declaration, Record, StudyRecords
+from basecap.records import StudyRecords
+from basecap.records.measured import Declaration, Record
 
 TASKS = ("mqar", "mqar-last", "mqar-shuffle")
 #: Length -> numbers of pairs.

@@ -11,8 +11,8 @@ import vl_convert
 
 from basecap.analysis.results import EvaluationResults, EvaluationRow, TextResults
 from basecap.errors import DataError
-from basecap.maps import Maps
 from basecap.records import StudyRecords
+from basecap.records.maps import Maps
 from basecap.report import figures
 from basecap.report.charts import influence_charts
 from basecap.report.palette import ON_DARK

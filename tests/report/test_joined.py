@@ -15,7 +15,14 @@ from basecap.analysis.rows import Estimate
 from basecap.cli import app
 from basecap.errors import ConfigError, DataError
 from basecap.report.figures.costs import gap_against, pareto_front
-from basecap.report.joined import charted, front_sentences, joined_charts, joined_sentences, joined_sheets, measured
+from basecap.report.joined_section import (
+    charted,
+    front_sentences,
+    joined_charts,
+    joined_sentences,
+    joined_sheets,
+    measured,
+)
 from tests.report.made_up import row, run_row, study
 from tests.report.synthetic import write_study
 

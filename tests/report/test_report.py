@@ -13,11 +13,11 @@ from rich.console import Console
 
 from basecap.analysis import StudyResults, analyse
 from basecap.errors import ConfigError, DataError
-from basecap.files import read_json
 from basecap.records import StudyRecords, Sweep
 from basecap.report import terminal_table, write_report
 from basecap.report.bundle import bundle
 from basecap.report.palette import looks
+from basecap.system.files import read_json
 from tests.report.synthetic import write_study
 
 TWO = {"base": (1.0, 0.0), "other": (1.0, 0.2)}

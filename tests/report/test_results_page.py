@@ -7,8 +7,8 @@ from pathlib import Path
 from basecap.analysis import analyse
 from basecap.analysis.joined import join
 from basecap.analysis.results import to_json
-from basecap.files import SCHEMA
 from basecap.records import StudyRecords, Sweep
+from basecap.system.files import SCHEMA
 from tests.report.synthetic import write_study
 from tests.report.test_task_report import PUBLISHED, task_study
 

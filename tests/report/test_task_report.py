@@ -8,7 +8,8 @@ from rich.console import Console
 
 from basecap.analysis import TaskResults, analyse
 from basecap.analysis.results import to_json
-from basecap.records import Declaration, Record, StudyRecords
+from basecap.records import StudyRecords
+from basecap.records.measured import Declaration, Record
 from basecap.report import terminal_table, write_report
 from basecap.report.export import sheets
 from basecap.report.figures import capacity, cells, hardest_cells, matrix, regions

@@ -7,8 +7,8 @@ import pytest
 
 from basecap import registry
 from basecap.data.hashes import file_digest
+from basecap.run.execute import execute
 from basecap.study.config import load_study, select
-from basecap.study.execute import execute
 
 PLUGIN = """
 import torch

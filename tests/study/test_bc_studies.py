@@ -7,14 +7,14 @@ import pytest
 
 from basecap.analysis import TextResults, analyse
 from basecap.errors import ConfigError
+from basecap.plan.prospects import sparse
+from basecap.plan.runs import Cost, costs, plan_evaluations, plan_runs
 from basecap.report import write_report
 from basecap.report.export import sheets
 from basecap.report.figures import paper
 from basecap.report.scores import score_table
+from basecap.run.execute import execute
 from basecap.study.config import StudyConfig, load_study
-from basecap.study.execute import execute
-from basecap.study.plan import Cost, costs, plan_evaluations, plan_runs
-from basecap.study.prospects import sparse
 from basecap.study.study_file import library, read_study
 from tests.study.conftest import write_text
 

@@ -14,11 +14,11 @@ import yaml
 from basecap.data.shards import MIN_DOCUMENTS
 from basecap.data.sources._reference import LONGEST, SHORTEST
 from basecap.errors import BasecapError, ConfigError
+from basecap.plan.prospects import sparse
+from basecap.plan.runs import costs, plan_evaluations, plan_runs
 from basecap.study.config import COST, StudyConfig, load_study, select
-from basecap.study.plan import costs, plan_evaluations, plan_runs
-from basecap.study.prospects import sparse
 from basecap.study.study_file import library, read_study
-from basecap.yaml_text import parse_yaml
+from basecap.system.yaml_text import parse_yaml
 
 STUDY = {
     "name": "small",

@@ -18,13 +18,13 @@ import yaml
 
 from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError, DataError
+from basecap.plan.runs import plan_runs
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
+from basecap.run.execute import execute
+from basecap.run.executors import ProcessExecutor, devices_for
+from basecap.run.jobs import Execution
 from basecap.study.config import StudyConfig, load_study, select
-from basecap.study.execute import execute
-from basecap.study.executors import ProcessExecutor, devices_for
-from basecap.study.jobs import Execution
-from basecap.study.plan import plan_runs
 from tests.forks import command, pair
 from tests.study._execute import ALONE, PLUGIN, change, run
 from tests.study.conftest import write_text
@@ -105,7 +105,7 @@ def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, 
             future.set_result({"name": spec.name, "seed": spec.seed, "status": "finished"})
             return future
 
-    monkeypatch.setattr("basecap.processes._Worker", Worker)
+    monkeypatch.setattr("basecap.system.processes._Worker", Worker)
     runs = [spec for spec in plan_runs(study, byte_tokenizer().vocab_size) if spec.seed < 2 or spec.name == "window 4"]
     execution = Execution(study=study, out=out, device="cpu")
     infos = ProcessExecutor(execution, ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1", "cuda:2"], print).train(runs)

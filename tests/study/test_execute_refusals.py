@@ -14,7 +14,7 @@ from basecap.errors import ConfigError, DataError
 from basecap.mixers import ARCHITECTURES
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
-from basecap.study.generate import continue_text
+from basecap.run.continue_text import continue_text
 from tests.data.test_preparation import load_anew
 from tests.study._execute import PLUGIN, STEADY, VERSES, as_if_loaded_now, change, run
 

@@ -16,10 +16,10 @@ from basecap.evals import Context
 from basecap.evals._few_shot.scoring import Scorer
 from basecap.records import RunRecords, StudyRecords
 from basecap.report import write_report
-from basecap.report.rows import measured_on
 from basecap.report.scores import score_table
+from basecap.report.table_rows import measured_on
 from basecap.report.text_summary import mixed_data_text
-from basecap.study.generate import continue_text
+from basecap.run.continue_text import continue_text
 from basecap.train.checkpoint import load_stored, stored
 from tests.evals.test_few_shot import metrics, plain, write_choices, write_task
 from tests.study._execute import run

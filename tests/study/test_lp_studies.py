@@ -8,14 +8,14 @@ import pytest
 
 from basecap.analysis import TaskResults, analyse
 from basecap.errors import ConfigError
+from basecap.plan.runs import Cost, RunSpec, costs, plan_runs
 from basecap.records import StudyRecords
 from basecap.report import write_report
 from basecap.report.charts import task_charts
+from basecap.run.execute import execute
+from basecap.run.start import check, plan_of
 from basecap.study.architectures import ArchitectureEntry
 from basecap.study.config import StudyConfig, load_study, select, with_named
-from basecap.study.execute import execute
-from basecap.study.plan import Cost, RunSpec, costs, plan_runs
-from basecap.study.start import check, plan_of
 from basecap.study.study_file import library, read_study
 
 STUDIES = [name for name in library() if name.startswith(("lp-", "recall-"))]
@@ -34,7 +34,7 @@ def known_costs(runs: Sequence[RunSpec]) -> list[Cost]:
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_is_planned_at_every_scale(name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("basecap.study.start.costs", known_costs)
+    monkeypatch.setattr("basecap.run.start.costs", known_costs)
     for scale in SCALES:
         study = load_study(name, scale=scale)
         assert all(found.parameters > 0 and found.flops > 0 for found in known_costs(check(study)))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from basecap.errors import ConfigError
+from basecap.plan.runs import plan_evaluations, plan_runs
 from basecap.study.config import StudyConfig
 from basecap.study.merge import merge_studies
-from basecap.study.plan import plan_evaluations, plan_runs
 
 A, B, C = ({"name": name, "use": "transformer++"} for name in "abc")
 

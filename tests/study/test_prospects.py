@@ -8,13 +8,13 @@ import pytest
 import yaml
 
 from basecap.data import find_prepared, prepare
+from basecap.plan.estimate import estimate, readable, remarks
+from basecap.plan.evaluation_work import evaluation_work, heavy_work
+from basecap.plan.prospects import expected_verdicts
+from basecap.plan.runs import plan_evaluations, plan_runs
+from basecap.plan.workloads import Tasks
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, load_study
-from basecap.study.estimate import estimate, readable, remarks
-from basecap.study.evaluation_work import evaluation_work, heavy_work
-from basecap.study.plan import plan_evaluations, plan_runs
-from basecap.study.prospects import expected_verdicts
-from basecap.study.workloads import Tasks
 from tests.study.conftest import write_text
 
 
@@ -151,7 +151,7 @@ def test_evaluations_that_are_more_work_than_training_are_announced(ample, tmp_p
     assert few.startswith(f"Evaluations: domain-loss reads {sizes.sum():,} tokens at 20 evaluation points of a run")
     assert f"about {sizes.sum() * 20 / length / 3:.2g} times the work of training; lower data.max_test_tokens" in few
     assert announced(heavy_work, length) == [] and "lower" not in announced(evaluation_work, 1000 * length)[0]
-    monkeypatch.setattr("basecap.study.evaluation_work.MANY", 20 * sizes.sum())
+    monkeypatch.setattr("basecap.plan.evaluation_work.MANY", 20 * sizes.sum())
     assert announced(heavy_work, length) == [few] and announced(heavy_work, 1000 * length) == []
     (once,) = announced(evaluation_work, length, at="end", max_document_tokens=5)
     assert f"reads {np.minimum(sizes, 5).sum():,} tokens at 1 evaluation point of a run," in once

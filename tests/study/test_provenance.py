@@ -11,7 +11,7 @@ from basecap.errors import ConfigError, DataError
 from basecap.mixers import ARCHITECTURES
 from basecap.models.config import model_config
 from basecap.records import StudyRecords
-from basecap.study.provenance import _sources, refuse_other_plugins
+from basecap.run.provenance import _sources, refuse_other_plugins
 from tests.test_registry import install
 
 PACKAGED = """

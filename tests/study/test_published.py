@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from basecap.errors import ConfigError
+from basecap.plan.runs import plan_runs
 from basecap.study.config import load_study
 from basecap.study.merge import merge_studies
-from basecap.study.plan import plan_runs
 
 VALUE = {"architecture": "transformer++", "train": "mqar", "test": "mqar-last", "value": 15.44}
 TASKS = {

@@ -12,14 +12,15 @@ from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError
 from basecap.evals import Measurement, Outcome
 from basecap.evals.influence_entropy import InfluenceEntropy
-from basecap.evaluation_points import parse_at
-from basecap.files import write_json
-from basecap.processes import WorkerKilled, WorkerPool
-from basecap.records import Record, StudyRecords
+from basecap.plan.runs import costs, plan_runs
+from basecap.records import StudyRecords
+from basecap.records.evaluation_points import parse_at
+from basecap.records.measured import Record
+from basecap.run.continue_text import continue_text
+from basecap.run.stored_weights import evaluate_directory
 from basecap.study.config import load_study
-from basecap.study.generate import continue_text
-from basecap.study.plan import costs, plan_runs
-from basecap.study.stored_weights import evaluate_directory
+from basecap.system.files import write_json
+from basecap.system.processes import WorkerKilled, WorkerPool
 from tests.study._execute import change, run
 from tests.study.conftest import write_text
 

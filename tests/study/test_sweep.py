@@ -8,14 +8,15 @@ import yaml
 
 from basecap.analysis import analyse
 from basecap.errors import ConfigError, DataError
-from basecap.records import Record, StudyRecords
+from basecap.plan.estimate import estimate
+from basecap.plan.runs import RunSpec, plan_runs
+from basecap.plan.workloads import data_of
+from basecap.records import StudyRecords
+from basecap.records.measured import Record
 from basecap.registry import load_plugin
-from basecap.study import executors, sweep
+from basecap.run import executors, sweep
+from basecap.run.execute import execute
 from basecap.study.config import StudyConfig, load_study, select
-from basecap.study.estimate import estimate
-from basecap.study.execute import execute
-from basecap.study.plan import RunSpec, plan_runs
-from basecap.study.workloads import data_of
 from tests.study._execute import PLUGIN
 from tests.study.conftest import WORDS
 

@@ -12,15 +12,16 @@ import yaml
 from basecap.analysis import TaskResults, analyse
 from basecap.data.task_data import TaskData
 from basecap.errors import ConfigError, DataError, Interrupted
-from basecap.records import Record, RunRecords, StudyRecords
+from basecap.plan.estimate import estimate, remarks
+from basecap.plan.runs import plan_runs
+from basecap.records import RunRecords, StudyRecords
+from basecap.records.measured import Record
+from basecap.run.start import check
+from basecap.run.stored_weights import evaluate_directory
+from basecap.run.training_job import VALIDATION, _good_enough
 from basecap.study.config import StudyConfig, load_study
-from basecap.study.estimate import estimate, remarks
 from basecap.study.merge import merge_studies
-from basecap.study.plan import plan_runs
 from basecap.study.seed_limit import seed_limit
-from basecap.study.start import check
-from basecap.study.stored_weights import evaluate_directory
-from basecap.study.training_job import VALIDATION, _good_enough
 from basecap.train.checkpoint import stored, stored_config
 from tests.study._execute import run
 
@@ -97,7 +98,7 @@ def test_an_architecture_trains_on_its_own_tasks(content, tmp_path):
 
 
 def test_a_plan_counts_the_flops_of_each_length(content, monkeypatch):
-    monkeypatch.setattr("basecap.environment.choose_device", lambda name: torch.device("cpu"))
+    monkeypatch.setattr("basecap.system.environment.choose_device", lambda name: torch.device("cpu"))
     study = StudyConfig.model_validate(content)
     rows = estimate(study, Path("nowhere"))
     content["task"]["cells"] = CELLS[1:]

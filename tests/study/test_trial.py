@@ -11,10 +11,10 @@ from basecap.ops import IMPLEMENTATIONS
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
 from basecap.report.text_summary import remarks
+from basecap.run.continue_text import continue_text
+from basecap.run.execute import execute
+from basecap.run.trial import _held_elsewhere
 from basecap.study.config import load_study, select
-from basecap.study.execute import execute
-from basecap.study.generate import continue_text
-from basecap.study.trial import _held_elsewhere
 from tests.study._execute import PLUGIN
 
 #: Name of a mixer -> what its forward returns, and how the message of its failed runs begins.
@@ -99,7 +99,7 @@ def test_a_trial_leaves_nothing_behind(study, plugin, tmp_path, monkeypatch):
         states.append((torch.get_rng_state(), dict(IMPLEMENTATIONS)))
         return {"name": run.name, "seed": run.seed}
 
-    monkeypatch.setattr("basecap.study.executors.train_run", attempt)
+    monkeypatch.setattr("basecap.run.executors.train_run", attempt)
     monkeypatch.setitem(IMPLEMENTATIONS, "kept", "as it was")
     before, held = torch.get_rng_state(), dict(IMPLEMENTATIONS)
     execute(config, out, only=select(config, []), device="cpu", plugins=[plugin], log=print)

@@ -16,10 +16,10 @@ from basecap.analysis.rows import Row
 from basecap.analysis.sequential import Looks
 from basecap.errors import ConfigError, DataError
 from basecap.records import StudyRecords
+from basecap.run.execute import execute
+from basecap.run.until_decided import train_until_decided
 from basecap.study.config import StudyConfig, load_study, select
-from basecap.study.execute import execute
 from basecap.study.seed_limit import seed_limit
-from basecap.study.until_decided import train_until_decided
 from tests.forks import command, start
 from tests.report import made_up
 from tests.study._execute import change
@@ -66,7 +66,7 @@ def found(monkeypatch) -> list[list[Row]]:
     def analyse(_: Sequence[Path]) -> list[TextResults]:
         return [made_up.study(*rows.pop(0))]
 
-    monkeypatch.setattr("basecap.study.until_decided.analyse", analyse)
+    monkeypatch.setattr("basecap.run.until_decided.analyse", analyse)
     return rows
 
 

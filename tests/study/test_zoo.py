@@ -7,10 +7,10 @@ import torch
 
 from basecap.mixers import ARCHITECTURES
 from basecap.models.language_model import LanguageModel
+from basecap.plan.runs import plan_runs
 from basecap.records import StudyRecords
+from basecap.run.execute import execute
 from basecap.study.config import StudyConfig, load_study
-from basecap.study.execute import execute
-from basecap.study.plan import plan_runs
 from tests.study.conftest import write_text
 
 #: Shorter than the study's own, so that made-up text is enough; the depths are the study's.

@@ -18,7 +18,8 @@ from basecap.data.workload import Batch
 from basecap.errors import Interrupted
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
-from basecap.records import Record, RunRecords
+from basecap.records import RunRecords
+from basecap.records.measured import Record
 from basecap.train import checkpoint
 from basecap.train.distributed import Processes
 from basecap.train.interruption import deferred, listening

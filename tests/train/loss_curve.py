@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from basecap.models.language_model import LanguageModel
+from basecap.plan.runs import plan_runs
 from basecap.records import RunRecords
 from basecap.study.config import load_study
-from basecap.study.plan import plan_runs
 from basecap.train.distributed import Processes
 from basecap.train.loop import DevicePlacement, Trainer
 from tests.train.conftest import VOCAB, RandomStream

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from basecap.data.hashes import digest
 from basecap.data.sources import installed
-from basecap.files import replacing
+from basecap.system.files import replacing
 
 #: Number of characters to choose for each domain.
 CHARACTERS = {"prose": 6_000_000, "python": 1_200_000, "c": 1_200_000}

@@ -26,7 +26,7 @@ from basecap.errors import BasecapError, ConfigError, DataError, describe_error,
 from basecap.evals._contract import Measurement
 from basecap.evals._few_shot.library_model import REMEDY, AskedModel
 from basecap.evals._statistics import standard_error
-from basecap.measured import Better
+from basecap.records.measured import Better
 
 logger = logging.getLogger("basecap.evals")
 

@@ -1,7 +1,7 @@
 """The figure of how much is recalled: accuracy against one axis of the grid, a line per value of the other."""
 
-from basecap.analysis.recall_rows import AccuracyRow
 from basecap.analysis.results import TaskResults
+from basecap.analysis.tasks.recall_rows import AccuracyRow
 from basecap.report.figures.cells import axes_of, title_of
 from basecap.report.figures.spec import Spec, chart, layer, number
 from basecap.report.figures.style import PERCENT, SHARE, ref, tooltip

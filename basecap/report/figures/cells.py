@@ -1,7 +1,7 @@
 """The figure of one task's grid: accuracy by two axes of its cells, such as length and pairs."""
 
-from basecap.analysis.recall_rows import AccuracyRow
 from basecap.analysis.results import TaskResults
+from basecap.analysis.tasks.recall_rows import AccuracyRow
 from basecap.report.figures.spec import Spec, category, chart, layer
 from basecap.report.figures.style import SHARE_COLOUR, SHARE_INK, ref, tooltip
 

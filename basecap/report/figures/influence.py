@@ -8,7 +8,7 @@ from math import ceil
 
 import numpy as np
 
-from basecap.maps import Maps
+from basecap.records.maps import Maps
 from basecap.report.figures.spec import Spec, chart, layer
 from basecap.report.figures.style import ref
 from basecap.report.palette import BLACK

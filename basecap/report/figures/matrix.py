@@ -1,8 +1,8 @@
 """The figure of a study of tasks: accuracy by training and test task, a heat map per architecture."""
 
-from basecap.analysis.recall_rows import AccuracyRow
 from basecap.analysis.results import PublishedRow, TaskResults
 from basecap.analysis.rows import Interval
+from basecap.analysis.tasks.recall_rows import AccuracyRow
 from basecap.report.figures.spec import Datum, Spec, category, chart, layer
 from basecap.report.figures.style import BROKEN, SHARE_COLOUR, SHARE_INK, ref, tooltip
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from basecap.analysis.files import Figure
 from basecap.analysis.results import TextResults
+from basecap.analysis.study_files import Figure
 from basecap.report.figures.paper_entropy import entropy
 from basecap.report.figures.paper_losses import losses
 from basecap.report.figures.spec import Spec

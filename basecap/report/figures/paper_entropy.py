@@ -3,8 +3,8 @@
 from collections import defaultdict
 from statistics import mean
 
-from basecap.analysis.files import Figure
 from basecap.analysis.results import TextResults
+from basecap.analysis.study_files import Figure
 from basecap.report.figures.spec import Spec, chart, layer, number, unless_picked
 from basecap.report.figures.style import colour, shape, tooltip
 

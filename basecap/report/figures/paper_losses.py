@@ -2,8 +2,8 @@
 
 from statistics import mean
 
-from basecap.analysis.files import Figure
 from basecap.analysis.results import Point, TextResults
+from basecap.analysis.study_files import Figure
 from basecap.names import PAPER
 from basecap.report.figures.spec import Rows, Spec, chart, layer, number, published_title, unless_picked
 from basecap.report.figures.style import NATS, colour, extent, names_of, shape, size_of_points, tooltip

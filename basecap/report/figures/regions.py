@@ -1,8 +1,8 @@
 """The figure of what is read: which of the places that hold a right answer a model takes it from."""
 
-from basecap.analysis.recall_rows import AccuracyRow
 from basecap.analysis.results import TaskResults
 from basecap.analysis.rows import Estimate
+from basecap.analysis.tasks.recall_rows import AccuracyRow
 from basecap.report.figures.spec import Datum, Spec, category, chart, layer, number
 from basecap.report.figures.style import PERCENT, SHARE, ref, tooltip
 

@@ -1,0 +1,1 @@
+"""The analysis of studies of tasks: accuracies by test, published numbers beside them."""

@@ -1,0 +1,1 @@
+"""The analysis of studies of text: gaps to the reference with intervals, verdicts and their reasons."""

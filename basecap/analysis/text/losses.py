@@ -1,0 +1,121 @@
+"""The losses of single documents of a run, over all its evaluation points."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy import ndarray
+
+from basecap.analysis.training_log import TrainingLog
+from basecap.errors import DataError
+from basecap.records import RunRecords
+from basecap.records.documents import History
+from basecap.records.measured import Record
+
+#: The evaluation that the gap is made of.
+EVALUATION = "domain-loss"
+#: Evaluation points of a run that are drawn and fitted, at most: more take time and say the same.
+MOST_POINTS = 40
+
+
+@dataclass(frozen=True)
+class DomainLosses:
+    """One domain at K evaluation points: summed nats [N, K]; predicted tokens, their bytes, clusters [N]."""
+
+    nats: ndarray
+    tokens: ndarray
+    bytes: ndarray
+    clusters: ndarray
+
+
+@dataclass(frozen=True)
+class RunLosses:
+    """One run's K evaluation points: tokens trained on [K], smoothed training loss [K], losses by domain.
+
+    `finished` says whether it has trained to its end.
+    """
+
+    trained: ndarray
+    training: ndarray
+    domains: dict[str, DomainLosses]
+    finished: bool = True
+
+    def same_documents(self, other: "RunLosses") -> bool:
+        """Whether both were evaluated on the same documents, so that they may be compared one by one."""
+        return all(
+            domain in other.domains
+            and np.array_equal(mine.tokens, other.domains[domain].tokens)
+            and np.array_equal(mine.bytes, other.domains[domain].bytes)
+            for domain, mine in self.domains.items()
+        )
+
+    def shortened(self) -> "RunLosses":
+        """Return it with `MOST_POINTS` evaluation points at most: means of neighbours, the last point by itself."""
+        count = len(self.trained)
+        if count <= MOST_POINTS:
+            return self
+        first = np.linspace(0, count - 1, MOST_POINTS).astype(int)
+        sizes = np.diff(first, append=count)
+
+        def means(values: ndarray) -> ndarray:
+            return np.add.reduceat(values, first, axis=-1) / sizes
+
+        domains = {name: replace(losses, nats=means(losses.nats)) for name, losses in self.domains.items()}
+        return replace(self, trained=means(self.trained), training=means(self.training), domains=domains)
+
+
+def load(run: RunRecords, evals: Iterable[Record], log: TrainingLog, domains: Sequence[str]) -> RunLosses | None:
+    """Read a run's losses, shortened; None when it has no evaluation point with finite losses.
+
+    Points with a loss that is not finite are left out: no mean over documents can hold one.
+
+    Raises:
+        DataError: a file is missing or damaged, or the documents changed between evaluation points.
+    """
+    trained = {record.step: record.tokens for record in evals if record.eval == EVALUATION}
+    found = run.documents(EVALUATION, trained)
+    for history in found:
+        for domain in domains:
+            if domain not in history.documents.subsets:
+                step = history.steps[0]
+                raise DataError(f"{run.path}: no documents of {domain!r} at step {step}; evaluate that step again.")
+    finite = {step for history in found for step in _finite(history, domains)}
+    if not finite:
+        return None
+    kept = sorted((history for history in found if finite.intersection(history.steps)), key=lambda one: min(one.steps))
+    steps = sorted(finite)
+    places = {step: place for place, step in enumerate(step for history in kept for step in history.steps)}
+    order = [places[step] for step in steps]
+    losses = RunLosses(
+        trained=np.array([trained[step] for step in steps]),
+        training=log.smoothed_loss(steps),
+        domains={domain: _joined(run, domain, kept, order) for domain in domains},
+        finished=run.info().get("status") == "finished",
+    )
+    return losses.shortened()
+
+
+def _finite(history: History, domains: Sequence[str]) -> list[int]:
+    """Return the steps at which every document has a finite loss; none where a domain has nothing to predict."""
+    places = [history.documents.subsets[domain] for domain in domains]
+    if any(history.documents.tokens[place].sum() == 0 for place in places):
+        return []
+    kept = np.all([np.isfinite(history.nats[:, place]).all(1) for place in places], axis=0)
+    return [step for step, keep in zip(history.steps, kept.tolist(), strict=True) if keep]
+
+
+def _joined(run: RunRecords, domain: str, found: Sequence[History], order: Sequence[int]) -> DomainLosses:
+    """Return the losses on a domain, its points in `order`; raises DataError where its documents changed."""
+    places = [history.documents.subsets[domain] for history in found]
+    tokens, sizes, clusters = (
+        [getattr(history.documents, name)[place] for history, place in zip(found, places, strict=True)]
+        for name in ("tokens", "bytes", "clusters")
+    )
+    if any(not np.array_equal(tokens[0], other) for other in tokens):
+        raise DataError(
+            f"{run.path}: the documents of {domain!r} changed between evaluation points; train this run again."
+        )
+    parts = [history.nats[:, place] for history, place in zip(found, places, strict=True)]
+    nats = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    nats = nats if [*order] == [*range(len(nats))] else nats[order]  # nothing to copy where a run was never resumed
+    return DomainLosses(nats=nats.T, tokens=tokens[0], bytes=sizes[0], clusters=clusters[0])

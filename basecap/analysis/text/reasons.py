@@ -1,0 +1,162 @@
+"""Verdicts in words: why a row is what it is, and what would change that."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from basecap.analysis.rows import Gap, Row
+from basecap.analysis.text.draws import FEWEST_DOCUMENTS, FEWEST_OF_A_DOMAIN
+from basecap.analysis.text.gap import FEWEST_POINTS
+from basecap.names import TEST
+from basecap.system.progress import duration
+
+OTHER_DOCUMENTS = "it was evaluated on other documents than the reference"
+NO_TRAINING_LOSS = "no training loss was recorded"
+FEW_DOCUMENTS = (
+    f"fewer than {FEWEST_DOCUMENTS} held-out documents, or fewer than {FEWEST_OF_A_DOMAIN} of one training domain: "
+    "no interval can be trusted"
+)
+#: What is said at the scale `TEST` in place of reasons and warnings.
+TEST_SCALE = f"Scale {TEST} shows that the study runs; it is too small for verdicts."
+LOST = "the trained range is too narrow for an interval: train longer"
+#: How the reason begins where nothing can be compared because of the reference.
+REFERENCE = "the reference"
+#: The same where it has not trained enough.
+UNTRAINED = f"{REFERENCE} has no trained range"
+
+
+def no_runs(reference: str | None, waiting: bool, failed: bool) -> str:
+    """Say that there is nothing to compare: of the reference by name, or of a row or several (None)."""
+    who = f"{REFERENCE} {reference} " if reference else ""
+    if who and waiting:
+        return f"{who}has not run yet"
+    if failed:
+        return f"{who}failed before an evaluation point with finite losses"
+    return f"{who}has no evaluation point with finite losses" if who else "no evaluation point with finite losses"
+
+
+def few_points(who: str, count: int) -> str:
+    """Say that a curve has too few points."""
+    points = "point" if count == 1 else "points"
+    return (
+        f"{who} has {count} evaluation {points} near the trained range and needs {FEWEST_POINTS}: "
+        "evaluate more often (train.eval_every)"
+    )
+
+
+def untrained(reference: str, low: float, bigram: float | None, more: float | None) -> str:
+    """Say why the reference, whose loss ends at `low`, has no trained range."""
+    if bigram is not None and low >= bigram:
+        return f"{UNTRAINED}: {reference} ends at {low:.3f} nats, a bigram model at {bigram:.3f}; {_train(more)}"
+    return f"{UNTRAINED}: the loss of {reference} no longer falls; train it on other data or with another train.lr"
+
+
+def short(tokens: float, furthest: float) -> str:
+    """Say that a run did not get to its end."""
+    return f"it ends after {tokens:,.0f} of {furthest:,.0f} tokens"
+
+
+def diverged(loss: str, last: float, middle: float, share: float) -> str:
+    """Say that a run of the reference diverged by its `loss`, "held-out" or "training"."""
+    return (
+        f"it diverged: its {loss} loss ends at {last:.3f}, above the {middle:.3f} of the median run after "
+        f"{100 * share:g} % of the tokens"
+    )
+
+
+def outside(loss: str, last: float, high: float) -> str:
+    """Say that one run of several did not get to the trained range of `loss`, "held-out" or "training"."""
+    return f"its {loss} loss ends at {last:.3f}, above the trained range, which begins at {high:.3f}"
+
+
+def behind(loss: str, best: float, high: float, more: float | None) -> str:
+    """Say how far an architecture is from the trained range of `loss`, "held-out" or "training"."""
+    return f"its {loss} loss ends at {best:.3f}, the trained range begins at {high:.3f}; {_train(more)}"
+
+
+def _train(more: float | None) -> str:
+    if more is None:
+        return "at the pace of its second half it will not get there: change train.lr, train.tokens or its size"
+    return (
+        f"train about {_rounded(more)} more tokens at the pace of its second half, up to four times as many if that "
+        "slows down, as it usually does"
+    )
+
+
+def _rounded(count: float) -> str:
+    """Return a count with two digits, such as "52 million"."""
+    rounded = float(f"{count:.1e}")
+    for size, name in ((1e9, "billion"), (1e6, "million")):
+        if rounded >= size:
+            return f"{rounded / size:g} {name}"
+    return f"{rounded:,.0f}"
+
+
+def of(row: Row) -> str:
+    """Return the words of a row that has a gap."""
+    assert row.gap is not None
+    found = row.gap
+    if row.verdict == "none":
+        return _difference(found)
+    if row.verdict == "keeps":
+        text = _keeps(found)
+        worse = ", ".join(part.domain for part in row.domains if part.low > 0)
+        return f"{text}; measurably worse on {worse}" if worse else text
+    if row.verdict == "degrades":
+        return "worse out of domain than the reference at equal pre-training loss"
+    return f"{undecided(found)}; {_more(row)}"
+
+
+def _difference(found: Gap) -> str:
+    """Say what the gap of a study without an unseen domain is: there is no verdict."""
+    if found.low <= 0 <= found.high:
+        return "no measurable difference"
+    return f"{'higher' if found.low > 0 else 'lower'} held-out loss at equal training loss"
+
+
+def _keeps(found: Gap) -> str:
+    if found.high < 0:
+        return "better out of domain than the reference at equal pre-training loss"
+    if found.low > 0:
+        return f"measurably worse, by less than the tolerance of {found.tolerance:.3f} nats"
+    return f"any gap is smaller than the tolerance of {found.tolerance:.3f} nats"
+
+
+def undecided(found: Gap) -> str:
+    """Say why a gap is undecided."""
+    if found.tolerance is None:
+        return "the reference's loss on unseen domains does not fall while it trains"
+    if found.high < found.tolerance:
+        return (
+            f"the interval ends below the tolerance of {found.tolerance:.3f} nats, but no further below than the "
+            f"tolerance itself is uncertain (standard error {found.tolerance_error:.3f})"
+        )
+    if found.low > 0:
+        return f"worse, but by less than two groups of the reference's own runs differ ({found.split:.3f} nats)"
+    return f"the interval includes both 0 and the tolerance of {found.tolerance:.3f} nats"
+
+
+def _more(row: Row) -> str:
+    if row.gap is not None and row.gap.tolerance is None:
+        return "train longer"
+    if row.conditional:
+        return "train at least three seeds"
+    if row.more is None:
+        return "more seeds alone will not decide it: use more held-out documents or train longer"
+    one = row.more.runs == 1
+    each = "one more run of it and of the reference has" if one else f"{row.more.runs} more runs of each have"
+    took = "" if row.more.seconds is None else f" ({duration(row.more.seconds)} of training here)"
+    return f"{each} an even chance to decide it{took}"
+
+
+def with_cautions(row: Row, few_clusters: Sequence[str]) -> Row:
+    """Return the row with what its words must not hide."""
+    cautions = []
+    if row.gap is not None and row.conditional:
+        cautions.append("the interval holds for these trained models only")
+    elif row.gap is not None and len(row.seeds) == 1:
+        cautions.append("with one run, it is taken to vary as the runs of the others do")
+    if row.gap is not None and few_clusters:
+        cautions.append(f"the interval is conditional on these sources (few clusters: {', '.join(few_clusters)})")
+    if row.gap is not None and row.left_out:
+        cautions.append(f"left out: {'; '.join(f'seed {run.seed} ({run.why})' for run in row.left_out)}")
+    return replace(row, words="; ".join([row.words, *cautions])) if cautions else row

@@ -1,0 +1,385 @@
+"""The command line: parse arguments, make one call, print the answer. No logic lives here."""
+
+import atexit
+import gc
+import io
+import logging
+import signal
+import sys
+from collections.abc import Collection, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from basecap import __version__
+from basecap.cli.bench import bench_app
+from basecap.cli.data import data_app
+from basecap.cli.options import (
+    LARGEST,
+    AsJson,
+    Device,
+    LongLength,
+    NewMixer,
+    Only,
+    Out,
+    PerDevice,
+    Plugins,
+    Scale,
+    Settings,
+    StudyArgument,
+    load_plugins,
+    log,
+)
+from basecap.cli.output import console, print_table, report_output_error
+from basecap.cli.usage import UsageError, usage_message
+from basecap.errors import BasecapError, Interrupted
+from basecap.system.interpreter import uncollected
+from basecap.system.streams import protect_streams
+
+if TYPE_CHECKING:
+    from basecap.report import Report
+
+# torch takes a second to import: each command imports what it needs after it has checked its arguments, so that --help,
+# lists and error messages come at once.
+
+
+class _Commands(TyperGroup):
+    """Prints a message when interrupted, which typer alone does not."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            stopped = error if isinstance(error, Interrupted) else Interrupted(signal.SIGINT)
+            if stopped.message:
+                typer.echo(stopped.message, err=True)
+            raise typer.Exit(128 + stopped.number) from error
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Does a sequence-mixing architecture keep the base capabilities of a Transformer?",
+    epilog="Every command takes --debug to show the full traceback of an error and -v to show which kernels run.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(bench_app, name="bench")
+app.add_typer(data_app, name="data")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"basecap {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(epilog="Example: basecap run quickstart --out runs/first --set train.tokens=100000")
+def run(
+    study: StudyArgument,
+    scale: Scale = None,
+    out: Out = None,
+    settings: Settings = [],
+    only: Only = [],
+    plugin: Plugins = [],
+    device: Device = None,
+    per_device: PerDevice = 1,
+    until_decided: Annotated[
+        bool, typer.Option("--until-decided", help="add seeds until every row of the table has a verdict")
+    ] = False,
+    max_seeds: Annotated[
+        int | None, typer.Option("--max-seeds", help="largest number of seeds for --until-decided")
+    ] = None,
+) -> None:
+    """Train and evaluate a study, then write its report. Run the same command again to resume."""
+    from basecap.study.config import load_study, select, with_named
+    from basecap.study.seed_limit import seed_limit
+
+    load_plugins(plugin)
+    config = with_named(load_study(study, settings, scale), only)
+    chosen = select(config, only)
+    most = seed_limit(config, until_decided, max_seeds)
+
+    from basecap.records import StudyRecords
+    from basecap.run.execute import execute
+    from basecap.run.until_decided import train_until_decided
+
+    directory = out or config.directory
+    train = partial(execute, out=directory, device=device, plugins=plugin, log=log, per_device=per_device)
+    if most is None:
+        infos = train(config, only=chosen)
+    else:
+        infos = train_until_decided(config, StudyRecords(directory), most, chosen, train, log)
+    if not infos:  # a worker of torchrun: only the leader reports
+        return
+    failed_runs = {(info["name"], info["seed"]) for info in infos if info["status"] == "failed"}
+    made = _report([directory], directory, reported=failed_runs)
+    failures = [failure.name for study in made.studies for failure in study.failures]
+    asked = {info["name"] for info in infos}  # failures of earlier commands do not count
+    failed = [name for name in failures if name in asked]
+    failed += [info["name"] for info in infos if info["status"] == "failed"]  # runs of a sweep are not in the report
+    if failed:
+        count = len(set(failed))
+        typer.echo(f"architectures that failed: {count}; the reasons are above and in the report.", err=True)
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: basecap plan bc-figure-6a --scale gpu")
+def plan(
+    study: StudyArgument,
+    scale: Scale = None,
+    out: Out = None,
+    settings: Settings = [],
+    only: Only = [],
+    plugin: Plugins = [],
+    as_json: AsJson = False,
+) -> None:
+    """Show what a study would run and what it would cost. Trains nothing."""
+    from basecap.study.config import load_study, restrict, select, with_named
+
+    load_plugins(plugin)
+    config = with_named(load_study(study, settings, scale), only)
+    config = restrict(config, select(config, only))
+
+    from basecap.plan.estimate import estimate, readable, remarks
+
+    directory = out or config.directory
+    rows = estimate(config, directory)
+    print_table(f"plan of {config.title}", rows if as_json else readable(rows), as_json)
+    for line in [] if as_json else remarks(config, rows, directory):
+        typer.echo(line)
+
+
+@app.command("eval", epilog="Example: basecap eval runs/quickstart --add influence-entropy --at end")
+def eval_(
+    path: Annotated[Path, typer.Argument(metavar="DIR|RUN", help="directory of a study or of one run")],
+    add: Annotated[
+        list[str],
+        typer.Option(
+            "--add",
+            help="add this evaluation (`basecap list evals`) to the study: NAME or 'NAME: {option: value}'; repeatable",
+        ),
+    ] = [],
+    at: Annotated[
+        str | None, typer.Option("--at", help="only at these evaluation points: every, end or a number of tokens")
+    ] = None,
+    only: Annotated[list[str], typer.Option("--only", help="evaluate only this architecture; repeatable")] = [],
+    plugin: Plugins = [],
+    device: Device = None,
+    per_device: PerDevice = 1,
+) -> None:
+    """Run missing evaluations on stored weights, without training, then write the report."""
+    from basecap.records import RunRecords, StudyRecords
+    from basecap.records.evaluation_points import parse_at
+
+    points = None if at is None else parse_at(at)
+    directory = RunRecords(path).study if RunRecords(path).info() else path
+    StudyRecords(directory).study()
+    load_plugins(plugin)
+
+    from basecap.run.stored_weights import evaluate_directory
+
+    failed = evaluate_directory(
+        path, add=add, at=points, only=only, device=device, plugins=plugin, log=log, per_device=per_device
+    )
+    if failed is None:  # a worker of torchrun: only the leader reports
+        return
+    _report([directory], directory)
+    if failed:
+        log(f"evaluations that failed: {failed}; the reasons are above.")
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: basecap report runs/limited-zoo runs/lp-table-1-gpu --costs generate.json --out both")
+def report(
+    directories: Annotated[list[Path], typer.Argument(help="directories that `basecap run` wrote")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="directory to write to, needed for several studies (default: that of the study)"),
+    ] = None,
+    tables: Annotated[
+        Path | None, typer.Option("--tables", file_okay=False, help="also write tables here as CSV, Markdown and LaTeX")
+    ] = None,
+    costs: Annotated[
+        list[Path],
+        typer.Option("--costs", help="what `basecap bench models` or `bench generate` wrote with --json; repeatable"),
+    ] = [],
+    svg: Annotated[bool, typer.Option("--svg", help="also write each figure to the directory figures as SVG")] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="update the report while the study runs; stops when the study ends")
+    ] = False,
+) -> None:
+    """Analyse one or several studies again and write one report, which joins several: gaps, recall and costs."""
+    with uncollected():
+        from basecap.report import joined_sheets, write_live_report, write_tables
+
+        gc.freeze()  # modules stay: no later search for cycles goes through them
+    directory = out or directories[0]
+    if live:
+        write_live_report(directories, directory, log)
+    made = _report(directories, directory, costs=costs, svg=svg)
+    if tables is not None:
+        sheets = [] if made.joined is None else list(joined_sheets(made.joined))
+        written = write_tables(made.studies, tables, sheets)
+        typer.echo(f"tables: {len(written)} files in {tables}")
+
+
+@app.command("list", epilog="Example: basecap list mixers")
+def list_(
+    what: Annotated[str, typer.Argument(help="mixers, backbones, studies, evals, tasks, domains or settings")] = "",
+    plugin: Plugins = [],
+    as_json: AsJson = False,
+) -> None:
+    """List the available mixers, studies, evaluations and so on, one line each."""
+    from basecap.cli.lists import catalogue
+
+    load_plugins(plugin)
+    title, rows = catalogue(what, as_json)
+    print_table(title, rows, as_json)
+
+
+@app.command(epilog='Example: basecap generate runs/quickstart/runs/transformer++-s0 "The list of"')
+def generate(
+    run: Annotated[Path, typer.Argument(help="directory of a trained run: DIR/runs/NAME-sSEED")],
+    prompt: Annotated[str, typer.Argument(help="text to continue")],
+    tokens: Annotated[int, typer.Option(min=1, max=LARGEST, help="number of tokens to add")] = 100,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="sampling temperature; 0 takes the most likely token")
+    ] = 0.8,
+    top_k: Annotated[int | None, typer.Option(min=1, help="sample from the k most likely tokens")] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="seed of the sampling")] = 0,
+    device: Device = None,
+    plugin: Plugins = [],
+) -> None:
+    """Continue a text with a trained model."""
+    from basecap.run.continue_text import continue_text
+
+    load_plugins(plugin)
+    typer.echo(continue_text(run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed, device=device))
+
+
+@app.command(epilog="Example: basecap check --mixer mamba-2")
+def check(
+    mixer: Annotated[
+        list[str],
+        typer.Option(
+            "--mixer",
+            help="check only this mixer; repeatable (default: mixers and tasks of --plugin, else all mixers and ops)",
+        ),
+    ] = [],
+    length: LongLength = 1100,
+    device: Device = None,
+    plugin: Plugins = [],
+    new: NewMixer = None,
+    only_failed: Annotated[bool, typer.Option("--failed", help="print failed checks only")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Test every mixer and op, or the mixers and tasks of --plugin, against its reference.
+
+    Exits with code 1 if a check fails.
+    """
+    from basecap.mixers import ARCHITECTURES
+    from basecap.system.environment import choose_device
+    from basecap.tasks import TASKS
+    from basecap.testing.check_all import check_all, failures, lengths, registered_by
+    from basecap.testing.new_mixer import write_mixer
+
+    if new is not None:
+        name = write_mixer(new)
+        log(f"{new}: mixer {name!r}; write your own in its place, then basecap check --plugin {new}")
+        plugin = [*plugin, new]
+    load_plugins(plugin)
+    rows: list[dict[str, Any]] = []
+    stopped, unchecked = False, list[str]()
+    names = mixer or registered_by(plugin, ARCHITECTURES)
+    tasks = [] if mixer else registered_by(plugin, TASKS)
+    try:
+        unchecked = check_all(names, choose_device(device), on_rows=rows.extend, longest=length, tasks=tasks)
+    except KeyboardInterrupt:
+        stopped = True
+    failed = failures(rows)
+    if failed or as_json or not only_failed:
+        print_table("checks", failed if only_failed else rows, as_json)
+    how = "." if tasks and not names else f"; {lengths(length)}"
+    log(f"{len(rows)} check{'' if len(rows) == 1 else 's'}, {len(failed)} failed{how}")
+    if unchecked:
+        log(f"implementations not checked, as they do not run here: {'; '.join(unchecked)}.")
+    if stopped:
+        log("interrupted: the table shows the checks that ran.")
+        raise typer.Exit(130)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _report(
+    directories: Sequence[Path],
+    out: Path,
+    reported: Collection[tuple[str, int]] = (),
+    *,
+    costs: Sequence[Path] = (),
+    svg: bool = False,
+) -> "Report":
+    """Write the report and print its table, without the failures of runs (name, seed) that are already `reported`."""
+    from basecap.report import joined_sentences, terminal_table, write_report
+
+    report = write_report(list(directories), out, costs=costs, svg=svg)
+    console().print(terminal_table(report.studies, directories, reported))
+    for sentence in () if report.joined is None else joined_sentences(report.joined):
+        console().print(sentence, markup=False, highlight=False)
+    typer.echo(f"report: {report.page}")
+    return report
+
+
+def main() -> None:
+    """Run the command line.
+
+    Exit code 1 when runs or checks fail, 2 for invalid input, 128 plus the number of a signal that ended it.
+    """
+    atexit.register(gc.freeze)  # an ending process frees its memory: no need to search it for cycles first
+    debug = "--debug" in sys.argv
+    protect_streams()
+    if debug:
+        _show_traces()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack some characters
+    if {"-v", "--verbose"} & set(sys.argv):
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("basecap").setLevel(logging.INFO)
+    arguments = [argument for argument in sys.argv[1:] if argument not in ("--debug", "-v", "--verbose")]
+    try:
+        sys.exit(app(arguments, prog_name="basecap", standalone_mode=False))
+    except (BasecapError, UsageError) as error:
+        if debug:
+            raise
+        message = str(error) if isinstance(error, BasecapError) else usage_message(error)
+        if message:  # empty after `--help`
+            typer.echo(f"error: {message}", err=True)
+        sys.exit(2)
+    except OSError as error:  # pathlib's questions, such as is_file, raise it where a directory may not be entered
+        if debug:
+            raise
+        if error.filename is None:
+            sys.exit(report_output_error(error))
+        typer.echo(
+            f"error: {error.filename} cannot be read ({error.strerror}); fix that or give another path.", err=True
+        )
+        sys.exit(2)
+
+
+def _show_traces() -> None:
+    """Print debug logs to stderr, such as the traceback of a failed run while other runs continue."""
+    logger = logging.getLogger("basecap")
+    logger.addHandler(logging.StreamHandler())
+    logger.setLevel(logging.DEBUG)

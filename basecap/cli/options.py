@@ -1,0 +1,66 @@
+"""Options shared by several commands."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from basecap.cli.output import writable_file
+from basecap.names import check_device_name
+
+#: Largest accepted size: larger tensors exceed any machine's memory, and the largest overflow an integer.
+LARGEST = 2**20
+
+StudyArgument = Annotated[str, typer.Argument(help="a built-in study (`basecap list studies`) or a YAML file")]
+Settings = Annotated[
+    list[str],
+    typer.Option(
+        "--set", help="override a setting of the study (`basecap list settings`), e.g. train.lr=3e-4; repeatable"
+    ),
+]
+Scale = Annotated[
+    str | None,
+    typer.Option("--scale", help="size of the study: paper, or one of its `scales`, e.g. test, laptop or gpu"),
+]
+Plugins = Annotated[
+    list[Path],
+    typer.Option("--plugin", help="Python file with mixers, evaluations, tasks or sources of your own; repeatable"),
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="directory of the study (default: runs/NAME, or runs/NAME-SCALE)")
+]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", callback=check_device_name, help="cpu, cuda or cuda:N (default: a GPU if there is one)"),
+]
+PerDevice = Annotated[
+    int,
+    typer.Option(
+        "--per-device", "--per-gpu", min=1, max=64, help="jobs at a time on each GPU or on the CPU; for small models"
+    ),
+]
+LongLength = Annotated[
+    int, typer.Option(min=32, max=LARGEST, help="length of the long test sequence, for causality and decoding")
+]
+Only = Annotated[list[str], typer.Option("--only", help="take only this architecture and the reference; repeatable")]
+NewMixer = Annotated[
+    Path | None, typer.Option("--new", help="write a mixer to start from to this Python file, and check it")
+]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", callback=writable_file, help="also write all results to this file")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
+
+
+def load_plugins(plugins: Sequence[Path]) -> None:
+    """Load plugin files; raises ConfigError when one cannot be loaded."""
+    from basecap.registry import load_plugin
+
+    for path in plugins:
+        load_plugin(path)
+
+
+def log(line: str) -> None:
+    """Print a line on standard error."""
+    typer.echo(line, err=True)

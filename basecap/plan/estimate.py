@@ -1,0 +1,254 @@
+"""What `basecap plan` prints of the cost of a study on this machine."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from basecap.data import find_prepared
+from basecap.plan.evaluation_work import evaluation_shares, evaluation_work
+from basecap.plan.prospects import prospects, short_runs
+from basecap.plan.runs import RunSpec, costs, plan_evaluations, plan_runs
+from basecap.plan.workloads import Tasks, Workloads, cache_of
+from basecap.records import StudyRecords
+from basecap.run.start import check
+from basecap.study.config import StudyConfig
+from basecap.system import environment
+from basecap.system.progress import duration
+
+#: Shares of the machine's matrix rate that training is assumed to reach, the higher first. Of one H200's nominal rate
+#: transformers and Top-1 models reach 0.41 to 0.45 and recurrent ones 0.1 to 0.33 (results/models). Of one core of an
+#: EPYC the models of quickstart reach 0.26 to 0.34, those of lp-table-1 at scale laptop 0.16 to 0.41; of two cores, two
+#: runs side by side, all of quickstart reaches 0.22: its 5 min 34 s include evaluations, start and report.
+UTILISATION = (0.4, 0.15)
+SHARES = f"{UTILISATION[1]:.0%} to {UTILISATION[0]:.0%}"
+#: Seconds that a GPU needs for a block in a training step too small to keep it busy, with seven to nine runs side by
+#: side: width 512, about 1,000 tokens a step. On an H200 from 0.49 ms (mamba-1) to 0.74 ms (gated-deltanet) in the runs
+#: of lp-table-1 that saw 8.3M tokens (results/recall/gpu.json), 2.6 ms in lp-table-2; with train.cuda_graphs on an H100
+#: from 0.11 ms (top1-chunk-exact) to 0.43 ms (all runs, with compiling; results/recall/gpu-clean.json).
+LAUNCHES, GRAPHS = (0.5e-3, 2.6e-3), (0.11e-3, 0.43e-3)
+#: Seconds for which the matrix rate is measured.
+MEASURED = 0.1
+#: The most jobs that --per-device takes.
+MOST_ASIDE = 64
+EVALUATING = "evaluation PFLOP"
+STEPS, RESUME, KEPT = "steps", "resume (GiB)", "weights (GiB)"
+#: Columns of the times at these shares.
+HOURS = tuple(f"hours if all reach {share:.0%}" for share in UTILISATION)
+
+
+def estimate(study: StudyConfig, out: Path) -> list[dict[str, Any]]:
+    """Return one row per run; in a sweep of learning rates also the rate, if it is already known.
+
+    Raises what `basecap run` raises before it prepares text.
+
+    Memory is that of weights, gradients and optimiser, without activations; state is the decoding state of a sequence
+    of the training length, in fp32; hours are at two shares of the matrix rate measured here. They include evaluations
+    as far as these say what they read, and none of text that is not prepared in `out`: their work is None then.
+    """
+    device = environment.choose_device(None)
+    rate = matrix_rate(device)
+    runs, rows = _with_later_seeds(study, check(study)), []
+    workloads = _workloads(study, out)
+    shares = evaluation_shares(runs, plan_evaluations(study), workloads) if workloads else [None] * len(runs)
+    for run, found, share in zip(runs, costs(runs), shares, strict=True):
+        rates = {"lr": run.rate or "the best"} if study.train.sweep else {}
+        rows.append(
+            {
+                "architecture": run.name,
+                "seed": run.seed,
+                **rates,
+                "blocks": found.blocks,
+                "parameters (M)": float(f"{found.parameters / 1e6:.3g}"),
+                STEPS: found.steps,
+                "tokens (M)": float(f"{found.tokens / 1e6:.3g}"),
+                "PFLOP": found.flops / 1e15,
+                EVALUATING: None if share is None else share * found.flops / 1e15,
+                "weights + optimiser (GiB)": found.memory / 2**30,
+                "state (KiB)": found.state / 2**10,
+                RESUME: found.resume / 2**30,
+                KEPT: found.weights / 2**30,
+                "evaluations": found.evaluations,
+                **{
+                    hours: (1 + (share or 0.0)) * found.flops / (reached * rate) / 3600
+                    for hours, reached in zip(HOURS, UTILISATION, strict=True)
+                },
+            }
+        )
+    return rows
+
+
+def _workloads(study: StudyConfig, out: Path) -> Workloads:
+    """Return what runs train on by their training task, nothing for text that is not prepared."""
+    if study.task is not None:
+        return Tasks(study.task).workloads()
+    data = find_prepared(study.text, cache_of(study.text, out))
+    return {} if data is None else {None: data}
+
+
+def _with_later_seeds(study: StudyConfig, runs: list[RunSpec]) -> list[RunSpec]:
+    """Return the runs of a study and, in a sweep, those of the later seeds at any of its rates: they cost the same."""
+    if not study.train.sweep:
+        return runs
+    chosen = {run.name: study.train.sweep[0] for run in runs}
+    later = plan_runs(study, study.vocabulary, chosen)
+    return runs + [run for run in later if run.seed != study.seeds_of(run.architecture)[0]]
+
+
+def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[str]:
+    """Return the lines below the rows of `estimate`: the total, what it leaves out, disk, warnings."""
+    seconds, evaluating = _seconds(rows), sum(row[EVALUATING] or 0.0 for row in rows)
+    work = sum(row["PFLOP"] for row in rows) + evaluating
+    part = "under 1%" if evaluating < 0.005 * work else f"{evaluating / work:.0%}"
+    share = f"{part} of it for evaluations" if evaluating else "without evaluations"
+    rate = work * 1000 / (UTILISATION[0] * seconds[0])  # TFLOP/s, as `estimate` found it
+    return [
+        f"{_all(len(rows), _span(*seconds), share)} {SHARES} of this machine's matrix rate, now {rate:.3g} TFLOP/s; "
+        f"at the same shares of 1,000 TFLOP/s, {_span(*(time * rate / 1000 for time in seconds))}.",
+        *_finished(rows, out),
+        *_launches(study, rows),
+        *_early_ends(study),
+        "Left out: activations, which may take many times the memory of weights, gradients and optimiser"
+        f"{'' if evaluating else '; the time of evaluations'}. Architectures differ in the share they reach: `basecap "
+        "bench models` measures it.",
+        f"Disk: {sum(row[RESUME] for row in rows):.3g} GiB in resume/, the last two checkpoints of each run, and "
+        f"{sum(row[KEPT] for row in rows):.3g} GiB in weights/ (train.keep = {study.train.keep}).",
+        *short_runs(study),
+        *(prospects(study, out) if study.task is None else ()),
+        *_evaluations(study, _workloads(study, out)),
+    ]
+
+
+def _finished(rows: list[dict[str, Any]], out: Path) -> list[str]:
+    """Return which runs need no more training, and the time of the others, once there is one."""
+    records, left = StudyRecords(out), []
+    for row in rows:
+        rate = row.get("lr") if isinstance(row.get("lr"), float) else None
+        if records.run(row["architecture"], row["seed"], rate).info().get("status") != "finished":
+            left.append(row)
+    if len(left) == len(rows):
+        return []
+    rest = f"those left take {_span(*_seconds(left))} of that time" if left else "none is left to train"
+    return [f"Finished in {out}: {len(rows) - len(left)} of {len(rows)} runs; {rest}."]
+
+
+def _evaluations(study: StudyConfig, workloads: Workloads) -> list[str]:
+    """Return what the evaluations take, and what they lack."""
+    evaluations = plan_evaluations(study)
+    return [
+        *(evaluation_work(plan_runs(study, study.vocabulary), evaluations, workloads) if workloads else ()),
+        *(f"Missing: {sentence}" for found in evaluations for sentence in found.missing()),
+    ]
+
+
+def _early_ends(study: StudyConfig) -> list[str]:
+    if study.train.stop_at is None:
+        return []
+    sweep = ", and a sweep ends with the first learning rate that does" if study.train.sweep else ""
+    return [f"Runs end earlier where they reach train.stop_at = {study.train.stop_at:g}{sweep}."]
+
+
+def _all(runs: int, time: str, share: str) -> str:
+    if runs == 1:
+        return f"1 run: {time}, {share}, if it reaches"
+    cores = torch.get_num_threads() if environment.choose_device(None).type == "cpu" else 1
+    aside = min(cores, runs, MOST_ASIDE)
+    order = " one after the other" if aside == 1 else f", {aside} side by side (--per-device {aside})"
+    return f"All {runs} runs: {time}{order}, {share}, if all reach"
+
+
+def _launches(study: StudyConfig, rows: list[dict[str, Any]]) -> list[str]:
+    """Return a line about the runs that a GPU of 1,000 TFLOP/s could not train at these shares of it; none for none."""
+    graphs = study.train.cuda_graphs
+    least, most = GRAPHS if graphs else LAUNCHES
+    small = [row for row in rows if row["PFLOP"] / UTILISATION[0] < least * row["blocks"] * row[STEPS]]
+    if not small:
+        return []
+    work = sum(row["blocks"] * row[STEPS] for row in small)
+    which = f"{len(small)} of the runs" if len(small) < len(rows) else "these runs" if len(rows) > 1 else "this run"
+    where = "an H100 as CUDA graphs" if graphs else "an H200"
+    return [
+        f"But the steps of {which} are too small to keep such a GPU busy. At {1e3 * least:g} to {1e3 * most:g} ms a "
+        f"step and block, as recall at scale gpu took on {where}, seven to nine runs side by side, they take "
+        f"{_span(work * least, work * most)}, and longer one after the other"
+        + ("." if graphs else "; train.cuda_graphs=true makes them faster.")
+    ]
+
+
+def readable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of `estimate` for people: seeds that cost the same in one row, and times with units.
+
+    Steps, blocks and evaluation points are left out, and the work of evaluations and the disk space, which `remarks`
+    sum up.
+    """
+    hidden = ("seed", STEPS, "blocks", "evaluations", EVALUATING, RESUME, KEPT, *HOURS)
+    seeds: dict[tuple[tuple[str, Any], ...], list[int]] = {}
+    for row in rows:
+        shown = {key: _rounded(value) for key, value in row.items() if key not in hidden}
+        seeds.setdefault(tuple((shown | {"time": _span(*_seconds([row]))}).items()), []).append(row["seed"])
+    return [{first: name, "seeds": _spans(own), **dict(rest)} for ((first, name), *rest), own in seeds.items()]
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.3g}") if isinstance(value, float) else value
+
+
+def _seconds(rows: list[dict[str, Any]]) -> list[float]:
+    """Return the time of all rows together at each share."""
+    return [3600 * sum(row[hours] for row in rows) for hours in HOURS]
+
+
+def _span(low: float, high: float) -> str:
+    """Return two times in seconds as "10 s to 20 s", as one where they read the same."""
+    shortest, longest = duration(low), duration(high)
+    return shortest if shortest == longest else f"{shortest} to {longest}"
+
+
+def _spans(numbers: list[int]) -> str:
+    """Write numbers in short.
+
+    >>> _spans([0, 1, 2, 3, 7, 9, 8, 12])
+    '0-3, 7-9, 12'
+    """
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    return ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 2 else ", ".join(map(str, span)) for span in spans)
+
+
+def matrix_rate(device: torch.device) -> float:
+    """Measure floating-point operations per second of matrix products (bf16 on a GPU, fp32 on all cores of a CPU).
+
+    On a CPU one thread is measured by its processor time, so that other work on the machine does not count.
+    """
+    if device.type == "cuda":
+        return _product_rate(torch.ones(8192, 8192, device=device, dtype=torch.bfloat16), time.perf_counter)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return threads * _product_rate(torch.ones(1024, 1024), time.thread_time)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _product_rate(matrix: Tensor, clock: Callable[[], float]) -> float:
+    """Return the operations per second of the product of a matrix with itself."""
+    matrix @ matrix
+    _wait(matrix.device)
+    count, began = 0, clock()
+    while clock() - began < MEASURED:
+        matrix @ matrix
+        _wait(matrix.device)
+        count += 1
+    return 2.0 * len(matrix) ** 3 * count / (clock() - began)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

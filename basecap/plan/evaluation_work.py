@@ -1,0 +1,97 @@
+"""The work of evaluations beside that of training: with few training tokens they may take most of the time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from basecap.evals import Evaluation
+from basecap.plan.runs import RunSpec
+from basecap.plan.workloads import Workloads
+from basecap.records.evaluation_points import includes
+from basecap.run.jobs import faults_of
+
+#: Work of a training step, forward and backward, beside that of the forward pass of an evaluation.
+TRAINING = 3
+#: Evaluations are heavy that are as much work as training twice, and read as many tokens in a run.
+HEAVY, MANY = 2, 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Work:
+    """What an evaluation takes in a run: as a multiple of training, the tokens it reads at a point, and its points."""
+
+    relative: float
+    tokens: int
+    points: int
+
+    @property
+    def heavy(self) -> bool:
+        """Whether it takes much longer than training, and not little."""
+        return self.relative >= HEAVY and self.tokens * self.points >= MANY
+
+
+def evaluation_work(runs: Sequence[RunSpec], evaluations: Sequence[Evaluation], workloads: Workloads) -> list[str]:
+    """Return a sentence on the work of each evaluation, and one on those whose work is unknown.
+
+    Args:
+        runs: of the study.
+        evaluations: of the study.
+        workloads: what the runs train on.
+    """
+    works = [(evaluation, _most_work(runs, evaluation, workloads)) for evaluation in evaluations]
+    unknown = [evaluation.declaration.name for evaluation, work in works if work is None]
+    return [
+        *(_sentence(evaluation, work) for evaluation, work in works if work is not None),
+        *([f"Not counted: the work of {', '.join(unknown)}."] if unknown else []),
+    ]
+
+
+def heavy_work(runs: Sequence[RunSpec], evaluations: Sequence[Evaluation], workloads: Workloads) -> list[str]:
+    """Return the sentences of `evaluation_work` on heavy evaluations."""
+    works = [(evaluation, _most_work(runs, evaluation, workloads)) for evaluation in evaluations]
+    return [_sentence(evaluation, work) for evaluation, work in works if work is not None and work.heavy]
+
+
+def evaluation_shares(runs: Sequence[RunSpec], evaluations: Sequence[Evaluation], workloads: Workloads) -> list[float]:
+    """Return the work of each run's evaluations as a multiple of that of its training, as far as it is known."""
+    shares = [0.0] * len(runs)
+    for evaluation in evaluations:
+        for index, work in enumerate(_works(runs, evaluation, workloads)):
+            shares[index] += 0.0 if work is None else work.relative
+    return shares
+
+
+def _most_work(runs: Sequence[RunSpec], evaluation: Evaluation, workloads: Workloads) -> Work | None:
+    """Return the work of an evaluation in the run where it is most beside training, None where it is unknown."""
+    return max((work for work in _works(runs, evaluation, workloads) if work is not None), default=None)
+
+
+def _works(runs: Sequence[RunSpec], evaluation: Evaluation, workloads: Workloads) -> list[Work | None]:
+    """Return the work of an evaluation in each run, None where it is unknown."""
+    read: dict[tuple[str | None, int], int | None] = {}
+    found = []
+    for run in runs:
+        place = run.task, run.model.max_length
+        if place not in read:
+            with faults_of(evaluation):
+                tokens = evaluation.tokens_read(workloads[run.task], run.model.max_length)
+                read[place] = None if tokens is None else int(tokens)
+        found.append(None if (tokens := read[place]) is None else _work(run, evaluation, tokens))
+    return found
+
+
+def _work(run: RunSpec, evaluation: Evaluation, tokens: int) -> Work:
+    timetable = run.timetable
+    done = [(step * timetable.step_tokens, step == timetable.steps) for step in timetable.points]
+    points = sum(includes(evaluation.config.at, trained, last) for trained, last in done)
+    trained = timetable.steps * timetable.step_tokens
+    return Work(relative=tokens * points / (TRAINING * trained), tokens=tokens, points=points)
+
+
+def _sentence(evaluation: Evaluation, work: Work) -> str:
+    ways = [f"lower {evaluation.reduced_by}"] if evaluation.reduced_by else []
+    ways += ["raise train.eval_every"] if work.points > 1 else []
+    return (
+        f"Evaluations: {evaluation.declaration.name} reads {work.tokens:,} tokens at {work.points} evaluation "
+        f"point{'' if work.points == 1 else 's'} of a run, about {work.relative:.2g} times the work of training"
+        f"{'; ' + ', or '.join(ways) if work.relative >= 1 and ways else ''}."
+    )

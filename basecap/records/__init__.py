@@ -1,0 +1,5 @@
+"""What a study leaves on disk. No other room knows the names and formats of these files."""
+
+from basecap.records.study import RunRecords as RunRecords
+from basecap.records.study import StudyRecords as StudyRecords
+from basecap.records.study import Sweep as Sweep

@@ -1,0 +1,194 @@
+"""Losses of single documents, and the file format for those of an evaluation at all its points.
+
+A file grows by blocks, each a header (`HEAD`: kind, step, size and checksum of the rest) and its content. A block of
+`DOCUMENTS` describes documents: a line of JSON with `schema`, `subsets` and `counts` [S], then the arrays `tokens`,
+`bytes` and `clusters` [sum of counts], int64. A block of `NATS` holds the losses at a step of the documents described
+last, float64. The last block of a step counts. A block that a killed process left unfinished is last, and ignored.
+
+Archived records may have a file per step, an .npz of these arrays. They are read too, and never written.
+"""
+
+import contextlib
+import json
+import struct
+import zipfile
+import zlib
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from basecap.errors import DataError
+from basecap.system.files import append, read, replacing
+
+#: Version of the format.
+SCHEMA = 1
+#: The header of a block, and what kinds there are.
+HEAD = struct.Struct("<4sqII")
+DOCUMENTS, NATS = b"docs", b"nats"
+
+
+@dataclass(frozen=True)
+class DocumentLosses:
+    """Losses of single documents in a fixed order; each array is [documents].
+
+    Attributes:
+        nats: summed nats, float64.
+        tokens: predicted tokens, int64.
+        bytes: length of the text in UTF-8 bytes, int64.
+        clusters: number of each document's cluster, int64; by default every document is its own cluster.
+    """
+
+    nats: np.ndarray
+    tokens: np.ndarray
+    bytes: np.ndarray
+    clusters: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def __post_init__(self) -> None:
+        if len(self.clusters) == 0:
+            object.__setattr__(self, "clusters", np.arange(len(self.tokens)))
+
+
+@dataclass(frozen=True, eq=False)
+class Documents:
+    """The documents of all subsets, one subset after the other: where each lies, and the arrays [N]."""
+
+    subsets: dict[str, slice]
+    tokens: np.ndarray
+    bytes: np.ndarray
+    clusters: np.ndarray
+
+
+@dataclass(frozen=True)
+class History:
+    """Losses of the same documents at P evaluation points: their steps, and the summed nats [P, N]."""
+
+    documents: Documents
+    steps: list[int]
+    nats: np.ndarray
+
+
+def append_losses(path: Path, step: int, losses: dict[str, DocumentLosses]) -> None:
+    """Append the losses at a step, and the documents where they are others than before: all or nothing.
+
+    Raises:
+        DataError: the file cannot be written or is damaged.
+    """
+    parts = list(losses.values())
+    head = {"schema": SCHEMA, "subsets": list(losses), "counts": [len(part.nats) for part in parts]}
+    columns = [getattr(part, name).astype("<i8") for name in ("tokens", "bytes", "clusters") for part in parts]
+    documents = json.dumps(head).encode() + b"\n" + b"".join(column.tobytes() for column in columns)
+    nats = b"".join(part.nats.astype("<f8").tobytes() for part in parts)
+    end, known = 0, None
+    with _naming_damage(path):
+        for block in _blocks(read(path) or b""):
+            end = block.end
+            known = block.content if block.kind == DOCUMENTS else known
+    new = b"" if known == documents else _block(DOCUMENTS, 0, documents)
+    append(path, new + _block(NATS, step, nats), end)
+
+
+def read_losses(path: Path, steps: Iterable[int]) -> list[History]:
+    """Return the losses at `steps`, from a file and from those of single steps beside it.
+
+    Raises:
+        DataError: losses of a step are missing, or a file is damaged.
+    """
+    wanted = {*steps}
+    with _naming_damage(path):
+        found = list(_read(path, wanted))
+    missing = sorted(wanted.difference(*(history.steps for history in found)))
+    return [*(_read_step(path, step) for step in missing), *found]
+
+
+def forget_losses(path: Path, step: int) -> None:
+    """Remove the losses at `step` and later from a file that `append_losses` wrote; raises DataError as that does."""
+    content = read(path) or b""
+    if not content.startswith(DOCUMENTS):
+        return
+    with _naming_damage(path):
+        blocks = list(_blocks(content))
+    kept = [block for block in blocks if block.kind == DOCUMENTS or block.step < step]
+    if not any(block.kind == NATS for block in kept):
+        path.unlink()
+    elif len(kept) < len(blocks):
+        with replacing(path) as file:
+            file.write(b"".join(_block(block.kind, block.step, block.content) for block in kept))
+
+
+def _run(path: Path) -> Path:
+    return path.parent.parent
+
+
+@contextlib.contextmanager
+def _naming_damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} is damaged ({error}); remove {_run(path)} to train it again.") from error
+
+
+@dataclass(frozen=True)
+class _Block:
+    kind: bytes
+    step: int
+    content: memoryview
+    end: int
+
+
+def _block(kind: bytes, step: int, content: bytes | memoryview) -> bytes:
+    return HEAD.pack(kind, step, len(content), zlib.crc32(content)) + content
+
+
+def _blocks(content: bytes) -> Iterator[_Block]:
+    """Yield the finished blocks of a file; raises ValueError for a damaged one."""
+    end, whole = 0, memoryview(content)
+    while len(content) - end >= HEAD.size:
+        kind, step, size, checksum = HEAD.unpack_from(content, end)
+        start, end = end + HEAD.size, end + HEAD.size + size
+        if kind not in (DOCUMENTS, NATS):
+            raise ValueError("a block has no header")
+        if end > len(content):
+            return
+        if zlib.crc32(whole[start:end]) != checksum:
+            raise ValueError(f"a checksum of step {step} is wrong")
+        yield _Block(kind, step, whole[start:end], end)
+
+
+def _read(path: Path, wanted: Collection[int]) -> Iterator[History]:
+    described: list[Documents] = []
+    last: dict[int, tuple[int, np.ndarray]] = {}
+    for block in _blocks(read(path) or b""):
+        if block.kind == DOCUMENTS:
+            described.append(_documents(block.content))
+        elif block.step in wanted:
+            last[block.step] = len(described) - 1, np.frombuffer(block.content, "<f8")
+    for index, documents in enumerate(described):
+        own = {step: nats for step, (subset_index, nats) in last.items() if subset_index == index}
+        if own:
+            yield History(documents, [*own], np.stack([*own.values()]))
+
+
+def _documents(content: memoryview) -> Documents:
+    head, _, rest = bytes(content).partition(b"\n")
+    described = json.loads(head)
+    if described["schema"] != SCHEMA:
+        raise ValueError(f"it has schema {described['schema']}, this version of basecap reads {SCHEMA}")
+    return Documents(_slices(described["subsets"], described["counts"]), *np.frombuffer(rest, "<i8").reshape(3, -1))
+
+
+def _slices(subsets: Iterable[str], counts: Iterable[int]) -> dict[str, slice]:
+    ends = np.cumsum([*counts], dtype=int).tolist()
+    return {name: slice(first, end) for name, first, end in zip(subsets, [0, *ends], ends, strict=False)}
+
+
+def _read_step(path: Path, step: int) -> History:
+    """Return the losses of a file of one step; raises DataError when there is none."""
+    file = path.with_name(f"{path.stem}-{step}.npz")
+    if not file.exists():
+        raise DataError(f"{path} lacks the losses at step {step}; remove {_run(path)} to train it again.")
+    with _naming_damage(file), file.open("rb") as raw, np.load(raw, allow_pickle=False) as arrays:
+        subsets = _slices(arrays["subsets"].tolist(), arrays["counts"].tolist())
+        documents = Documents(subsets, arrays["tokens"], arrays["bytes"], arrays["clusters"])
+        return History(documents, [step], arrays["nats"][None])

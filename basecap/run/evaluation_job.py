@@ -1,0 +1,145 @@
+"""An evaluation job: a model is measured and the numbers are recorded, during training or from stored weights."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from basecap.errors import ConfigError
+from basecap.evals import Context, Evaluation, Outcome, SharedEvaluation
+from basecap.models.language_model import LanguageModel
+from basecap.plan.runs import RunSpec
+from basecap.records import RunRecords
+from basecap.records.measured import Record
+from basecap.run.jobs import Failure, Runtime, describe_failure
+from basecap.train.checkpoint import load_stored
+from basecap.train.distributed import Processes
+from basecap.train.loop import DevicePlacement, resolve, run_interruptible
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedModel:
+    """What is evaluated: a model on the context's device, after how many steps and tokens, and where that is recorded.
+
+    All processes of `group` evaluate it together.
+    """
+
+    model: LanguageModel
+    step: int
+    tokens: int
+    context: Context
+    records: RunRecords
+    group: Processes
+
+
+def evaluate(evaluation: Evaluation, evaluated: EvaluatedModel) -> None:
+    """Measure a model and record what was found; all processes share what can be shared, else the leading one works."""
+    group, context = evaluated.group, evaluated.context
+    context.note(f"evaluating {evaluation.declaration.name}")
+    if isinstance(evaluation, SharedEvaluation) and group.world > 1:
+        own = replace(context, rank=group.rank, world=group.world)
+        parts = run_interruptible(group, lambda: _measure(evaluation, evaluated.model, own))
+        group.run_on_leader(lambda: _record(evaluation, evaluation.join(parts), evaluated))
+    else:
+
+        def alone() -> None:
+            _record(evaluation, _measure(evaluation, evaluated.model, context), evaluated)
+
+        run_interruptible(group, alone if group.is_leader else lambda: None)
+
+
+def _measure(evaluation: Evaluation, model: LanguageModel, context: Context) -> Outcome:
+    with torch.no_grad():
+        outcome = evaluation.run(model, context)
+    if not isinstance(outcome, Outcome):
+        raise ConfigError(
+            f"evaluation {evaluation.declaration.name!r} returns a {type(outcome).__name__}; return an Outcome of "
+            "basecap.evals."
+        )
+    return outcome
+
+
+def _record(evaluation: Evaluation, outcome: Outcome, evaluated: EvaluatedModel) -> None:
+    _refuse_misplaced(evaluation, outcome)
+    name, records, step = evaluation.declaration.name, evaluated.records, evaluated.step
+    if outcome.documents:
+        records.append_documents(name, step, outcome.documents)
+    for number, maps in enumerate(outcome.maps):
+        records.write_maps(name if len(outcome.maps) == 1 else f"{name}-{number}", step, maps)
+    records.append_evals(
+        Record(step=step, tokens=evaluated.tokens, eval=name, **vars(found)) for found in outcome.measurements
+    )
+    if not outcome.measurements:
+        records.add_unmeasured(name)
+
+
+def _refuse_misplaced(evaluation: Evaluation, outcome: Outcome) -> None:
+    """Raise ConfigError when a number lacks an axis that is declared, or two have the same place."""
+    name, axes = evaluation.declaration.name, evaluation.declaration.axes
+    places = set()
+    for found in outcome.measurements:
+        if not found.axis.keys() >= {*axes}:
+            raise ConfigError(
+                f"evaluation {name!r} declares the axes {list(axes)}, and {found.subset} {found.metric} has "
+                f"{list(found.axis)}; give it every axis that is declared."
+            )
+        place = (found.subset, found.metric, *sorted(found.axis.items()))
+        if place in places:
+            raise ConfigError(f"evaluation {name!r} measures {', '.join(map(str, place))} twice; return one number.")
+        places.add(place)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """An evaluation point of a finished run, and the names of the evaluations that have no numbers there.
+
+    It crosses process boundaries.
+    """
+
+    run: RunSpec
+    step: int
+    tokens: int
+    weights: Path | None
+    evaluations: tuple[str, ...]
+
+
+def evaluate_point(
+    point: Point, runtime: Runtime, show: Callable[[str], None] = lambda words: None
+) -> dict[str, Failure]:
+    """Measure the stored weights of a point as training would have; return the evaluations that failed.
+
+    Args:
+        point: has stored weights. All processes of the runtime's group evaluate them together.
+        runtime: has the evaluations of the point among others.
+        show: takes what is being evaluated.
+    """
+    device, records, group = runtime.device, runtime.run_records(point.run), runtime.group
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    precision = records.info().get("precision") or resolve(point.run.train.precision, device)
+    placement = DevicePlacement(device=device, processes=group, bf16=precision == "bf16")
+
+    def note(words: str) -> None:
+        show(f"{point.run.label}: {words}")
+
+    context = Context(data=runtime.workloads[point.run.task], device=device, autocast=placement.autocast, note=note)
+    failures = {}
+    for evaluation in (found for found in runtime.evaluations if found.declaration.name in point.evaluations):
+        try:
+            model = _load(point, runtime)
+            evaluated = EvaluatedModel(
+                model=model, step=point.step, tokens=point.tokens, context=context, records=records, group=group
+            )
+            evaluate(evaluation, evaluated)
+        except Exception as error:  # a fault of one evaluation must not cost the others
+            failures[evaluation.declaration.name] = describe_failure(error)
+    return failures
+
+
+def _load(point: Point, runtime: Runtime) -> LanguageModel:
+    """Return the model of a point; raises in all processes what fails in one of them."""
+    assert point.weights is not None
+    weights, loaded = point.weights, []
+    runtime.group.run_on_all(lambda: loaded.append(load_stored(weights).to(runtime.device)))
+    return loaded[0]

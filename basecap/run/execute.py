@@ -1,0 +1,88 @@
+"""Run a study: set it up, try every architecture, choose learning rates, train the unfinished runs."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from basecap.plan.evaluation_work import heavy_work
+from basecap.plan.runs import RunSpec
+from basecap.plan.workloads import material_of, vocabulary_of
+from basecap.records import StudyRecords
+from basecap.registry import load_plugin
+from basecap.run.executors import devices_for, executor_for
+from basecap.run.jobs import Execution, Runtime
+from basecap.run.start import check, plan_of, start_study
+from basecap.run.stored_weights import evaluate_stored
+from basecap.run.sweep import choose_rates, train_rates
+from basecap.run.trial import try_new
+from basecap.study.config import StudyConfig
+from basecap.system import environment
+from basecap.train.distributed import processes
+from basecap.train.interruption import listening
+
+
+def execute(
+    study: StudyConfig,
+    out: Path,
+    *,
+    only: set[str],
+    device: str | None,
+    plugins: Sequence[Path],
+    log: Callable[[str], None],
+    per_device: int = 1,
+) -> list[dict[str, Any]]:
+    """Train every selected run of `study` into `out`, resuming unfinished ones; return each run's info.
+
+    Evaluations of the study that finished runs lack are run on their stored weights.
+
+    In a sweep of learning rates, these are the runs with the chosen rates and the failed runs that prevented a choice.
+
+    Under `torchrun` all processes train each run together and only the leader returns infos. Otherwise runs are trained
+    one after the other on one device, or side by side if there are several GPUs or `per_device` is larger than 1. All
+    architectures are tried before the first of them trains.
+
+    Raises:
+        ConfigError: invalid names, sizes or options, a plugin's architecture that is not causal, or a directory that
+            holds another study. Nothing is written.
+        DataError: text that cannot be prepared, or results of runs whose records are missing.
+        Interrupted: SIGINT or SIGTERM was received; runs in training have written a checkpoint.
+        TrainingError: one of the first two in the leader of several processes, raised in all of them.
+        Exception: a failure in a single one of several processes, after it was recorded.
+    """
+    chosen = environment.choose_device(device)
+    with listening(), processes(chosen) as group, contextlib.ExitStack() as held:
+        checked = check(study, group.world)
+        devices = devices_for(chosen, device, group.world, per_device)
+        loaded = {path: load_plugin(path) for path in plugins}
+        execution = Execution(study=study, out=out, device=str(chosen), plugins=loaded)
+        plan = group.run_on_leader(lambda: start_study(execution, checked, only, held))
+        execution = replace(execution, study=plan.study)
+        records, workloads = StudyRecords(out), material_of(plan.study, out).workloads()
+        runtime = Runtime(
+            records=records, device=chosen, workloads=workloads, evaluations=plan.evaluations, group=group, log=log
+        )
+
+        with executor_for(execution, runtime, devices if len(plan.runs) > 1 else devices[:1]) as executor:
+            failed = group.run_on_leader(lambda: try_new(plan.runs, runtime, executor.attempt))
+            group.run_on_leader(lambda: _log_heavy_evaluations(plan.runs, runtime))
+            unsound = {info["name"] for info in failed}
+            swept = [run for run in plan.swept if run.name not in unsound]
+            tried, infos = train_rates(swept, executor.train)
+            if study.train.sweep:
+                group.run_on_all(lambda: None)  # every process has read what is about to move
+                group.run_on_leader(lambda: choose_rates(records, tried, log))
+                plan = plan_of(records, study, vocabulary_of(workloads), only)
+            unchosen = {run.name for run in plan.swept}
+            failed += [info for info in infos if info["status"] == "failed" and info["name"] in unchosen]
+            infos = failed + executor.train([run for run in plan.trained if run.name not in unsound])
+            evaluate_stored(plan.trained, runtime, executor)
+        return infos if group.is_leader else []
+
+
+def _log_heavy_evaluations(runs: Sequence[RunSpec], runtime: Runtime) -> None:
+    """Log what the evaluations of the unfinished runs take if that is more than training and not little."""
+    unfinished = [run for run in runs if runtime.run_records(run).info().get("status") != "finished"]
+    for sentence in heavy_work(unfinished, runtime.evaluations, runtime.workloads):
+        runtime.log(sentence)

@@ -1,0 +1,122 @@
+"""What the jobs of a study share within one process, and how the failure of a job is reported."""
+
+import contextlib
+import itertools
+import logging
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from basecap.errors import BasecapError, ConfigError
+from basecap.evals import Evaluation
+from basecap.plan.runs import RunSpec
+from basecap.plan.workloads import Workloads
+from basecap.records import RunRecords, StudyRecords
+from basecap.registry import place_in_plugins
+from basecap.study.config import StudyConfig
+from basecap.train.distributed import Processes, SharedError, error_sentence
+
+logger = logging.getLogger("basecap.study")
+
+#: Why a job failed whose worker was killed.
+KILLED = "its process was killed, possibly out of memory; free memory and run the same command again"
+
+#: Words of errors when memory is full: on a GPU in an allocation or in a kernel, on a CPU, and in Python.
+NO_MEMORY = ("out of memory", "DefaultCPUAllocator", "MemoryError")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a job failed: a message, the traceback of an unexpected error, the implementation of each op."""
+
+    message: str
+    traceback: str | None = None
+    ops: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """What every run of a study shares. It crosses process boundaries, so it holds no open file and no tensor.
+
+    `plugins` maps each plugin file to the digest of the code that this command loaded.
+    """
+
+    study: StudyConfig
+    out: Path
+    device: str
+    plugins: Mapping[Path, str] = field(default_factory=dict)
+    threads: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """What the jobs of a study use within one process.
+
+    Attributes:
+        records: of the study.
+        device: where models are.
+        workloads: what they train on and are tested on.
+        evaluations: what is measured at evaluation points.
+        group: the processes that train each run together.
+        log: takes sentences for the terminal.
+    """
+
+    records: StudyRecords
+    device: torch.device
+    workloads: Workloads
+    evaluations: Sequence[Evaluation]
+    group: Processes
+    log: Callable[[str], None]
+
+    def run_records(self, run: RunSpec) -> RunRecords:
+        """Return the records of a run; touches no file."""
+        return self.records.run(run.name, run.seed, run.rate)
+
+
+def lacks_memory(message: str) -> bool:
+    """Whether a job failed because a device or this machine had no room; PyTorch has no one error for that."""
+    return any(words in message for words in NO_MEMORY)
+
+
+def describe_failure(error: BaseException) -> Failure:
+    """Return the message of an error that is being handled, with the line of a plugin that it came through."""
+    expected = isinstance(error.__cause__ if isinstance(error, SharedError) else error, BasecapError | None)
+    message = error_sentence(error) + _plugin_line(error)
+    return Failure(message=message, traceback=None if expected else traceback.format_exc())
+
+
+@contextlib.contextmanager
+def faults_of(evaluation: Evaluation) -> Iterator[None]:
+    """Raise ConfigError with the name of the evaluation for what its code may raise before anything is measured."""
+    try:
+        yield
+    except BasecapError:
+        raise
+    except Exception as error:  # other people's code may raise anything
+        name, message = evaluation.declaration.name, error_sentence(error) + _plugin_line(error)
+        raise ConfigError(
+            f"evaluation {name!r} fails: {message.rstrip('.')}; fix it, or remove it from evals."
+        ) from error
+
+
+def check_evaluations(study: StudyConfig, evaluations: Sequence[Evaluation], workloads: Workloads) -> None:
+    """Raise DataError when what runs train on does not hold what an evaluation measures."""
+    for evaluation, workload in itertools.product(evaluations, workloads.values()):
+        with faults_of(evaluation):
+            evaluation.check(workload, study.length)
+
+
+def report_failure(what: str, failure: Failure, log: Callable[[str], None]) -> None:
+    """Log why something failed, and its traceback for --debug."""
+    log(f"{what}: {failure.message}")
+    if failure.traceback is not None:
+        logger.debug(failure.traceback)
+
+
+def _plugin_line(error: BaseException) -> str:
+    """Return " (FILE:LINE)" of the last line of a plugin, or a file beside it, that an error came through, or ""."""
+    place = place_in_plugins(error.__cause__ if isinstance(error, SharedError) and error.__cause__ else error)
+    return f" ({place})" if place else ""

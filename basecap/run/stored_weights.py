@@ -1,0 +1,261 @@
+"""Evaluations of stored weights: what finished runs have not been measured by, without training again."""
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from basecap.errors import ConfigError
+from basecap.plan.runs import RunSpec, check_points, model_of, plan_evaluations, plan_runs
+from basecap.plan.workloads import material_of, vocabulary_of
+from basecap.records import RunRecords, StudyRecords
+from basecap.records.evaluation_points import At, includes
+from basecap.registry import load_plugin
+from basecap.run.evaluation_job import Point
+from basecap.run.executors import Executor, devices_for, executor_for
+from basecap.run.jobs import Execution, Runtime, check_evaluations, report_failure
+from basecap.run.provenance import absent_plugins, architecture_of, held_study, plugin_entries, refuse_other
+from basecap.run.sweep import chosen_rates
+from basecap.study.config import StudyConfig, restrict, select
+from basecap.study.merge import with_evaluations
+from basecap.system import environment
+from basecap.system.files import real_path
+from basecap.system.progress import progress
+from basecap.system.yaml_text import parse_yaml
+from basecap.train.checkpoint import stored
+from basecap.train.distributed import processes
+from basecap.train.interruption import listening
+
+#: How many labels or numbers of tokens a message lists.
+LISTED = 8
+
+
+def evaluate_stored(runs: Sequence[RunSpec], runtime: Runtime, executor: Executor, at: At = "every") -> int:
+    """Evaluate finished runs where an evaluation has no numbers and weights are stored; log which points lack weights.
+
+    Args:
+        runs: of the study; those that have not finished are left alone.
+        runtime: of this process; has the study's evaluations among others.
+        executor: evaluates the points, in this process or in several side by side.
+        at: the evaluation points to look at.
+
+    Returns:
+        How many evaluations failed; each is logged.
+    """
+    group = runtime.group
+    points = group.run_on_leader(lambda: [point for run in runs for point in _unmeasured(run, runtime, at)])
+    due = [point for point in points if point.weights is not None]
+    failed, ran = 0, defaultdict[str, list[Point]](list)
+    with progress("evaluations", total=len(due) * group.is_leader, unit="points") as advance:
+        for point, failures in executor.evaluate(due, partial(advance, 0)):
+            advance(1, note=point.run.label)
+            for name, failure in failures.items() if group.is_leader else ():
+                report_failure(f"{name} of {point.run.label} failed at step {point.step}", failure, runtime.log)
+            failed += len(failures)
+            lost = ", ".join(failures).split(", ")  # a killed process loses all evaluations of its point at once
+            for name in (name for name in point.evaluations if name not in lost):
+                ran[name].append(point)
+    if group.is_leader:
+        _log_ran(ran, runtime)
+        _log_missing([point for point in points if point.weights is None], runtime.log)
+    return failed
+
+
+def _log_ran(ran: Mapping[str, Sequence[Point]], runtime: Runtime) -> None:
+    """Log for each evaluation where it ran, and which runs it found nothing to measure in."""
+    for name, points in ran.items():
+        empty = [point for point in points if name in runtime.run_records(point.run).unmeasured()]
+        if count := len(points) - len(empty):
+            points_of = f"{count} evaluation point{'' if count == 1 else 's'}"
+            runtime.log(f"{name} ran on the weights of {points_of}; the report has its numbers.")
+        if empty:
+            labels = sorted({point.run.label for point in empty})
+            runtime.log(f"{name} has no numbers for {_listed(labels)}: it does not apply to such models.")
+
+
+def _log_missing(points: Sequence[Point], log: Callable[[str], None]) -> None:
+    """Log for each evaluation at which points it has no numbers because their weights are not stored."""
+    for name in dict.fromkeys(name for point in points for name in point.evaluations):
+        lacking = [point for point in points if name in point.evaluations]
+        labels = sorted({point.run.label for point in lacking})
+        tokens = sorted({point.tokens for point in lacking})
+        log(
+            f"{name}: missing at {len(lacking)} evaluation points of {_listed(labels)} (tokens: {_listed(tokens)}), "
+            "whose weights are not stored; new runs store more with train.keep."
+        )
+
+
+def _listed(items: Sequence[object]) -> str:
+    shown = [str(item) for item in items[:LISTED]]
+    return ", ".join(shown) + (f" and {len(items) - LISTED} more" if len(items) > LISTED else "")
+
+
+def _unmeasured(run: RunSpec, runtime: Runtime, at: At) -> list[Point]:
+    """Return the evaluation points of a run where an evaluation that is due has no numbers."""
+    records = runtime.run_records(run)
+    if records.info().get("status") != "finished":
+        return []
+    done: dict[tuple[int, str], set[tuple[str, str]]] = defaultdict(set)
+    for record in records.evals():
+        done[record.step, record.eval].add((record.subset, record.metric))
+    empty, weights = records.unmeasured(), _stored(records)
+    timetable, points = run.timetable, []
+    end = records.info().get("stopped", timetable.steps)
+    workload = runtime.workloads[run.task]
+    for step in [step for step in timetable.points if step <= end]:
+        tokens, last = step * timetable.step_tokens, step == end
+        missing = tuple(
+            evaluation.declaration.name
+            for evaluation in runtime.evaluations
+            if includes(at, tokens, last)
+            and includes(evaluation.config.at, tokens, last)
+            and not _is_measured(done.get((step, evaluation.declaration.name)), evaluation.expects(workload))
+            and evaluation.declaration.name not in empty
+        )
+        if missing:
+            points.append(Point(run=run, step=step, tokens=tokens, weights=weights.get(step), evaluations=missing))
+    return points
+
+
+def _is_measured(found: set[tuple[str, str]] | None, expected: Collection[tuple[str, str]]) -> bool:
+    """Whether an evaluation has all numbers that are expected; tasks may have been added since it ran."""
+    return found is not None and found >= {*expected}
+
+
+def _stored(records: RunRecords) -> dict[int, Path]:
+    """Return the directories of the stored weights of a run by step, including its last checkpoints."""
+    return {**stored(records.resume), **stored(records.weights)}
+
+
+def evaluate_directory(
+    path: Path,
+    *,
+    add: Sequence[str],
+    at: At | None,
+    only: Sequence[str],
+    device: str | None,
+    plugins: Sequence[Path],
+    log: Callable[[str], None],
+    per_device: int = 1,
+) -> int | None:
+    """Evaluate the stored weights of a study or of a run, see `evaluate_stored`; return how many evaluations failed.
+
+    Under `torchrun` all processes evaluate each point together, and only the leader returns a number.
+
+    Args:
+        path: DIR, or DIR/runs/NAME-sSEED.
+        add: evaluations that the study gets, as a study file names them.
+        at: the evaluation points to look at, all when None; evaluations that are added run there in later runs too.
+        only: the architectures to evaluate; all when empty.
+        device: where; all GPUs of this machine, or the CPU, when not given.
+        plugins: files that were loaded.
+        log: takes sentences for the terminal.
+        per_device: how many points are evaluated at a time on each device.
+
+    Raises:
+        ConfigError: there is no study or run, another process runs it, its text has changed, it has no weights, or
+            names and options that do not work.
+        DataError: the data does not hold what is measured, or records that cannot be read.
+        Interrupted: SIGINT or SIGTERM; the numbers of finished evaluations are recorded.
+    """
+    chosen = environment.choose_device(device)
+    alone = bool(RunRecords(path).info())
+    records = StudyRecords(RunRecords(path).study if alone else path)
+    held = held_study(records)
+    study = with_evaluations(held, [_entry(text, at) for text in add], records.path)
+    names = select(study, only) & {*only} if only else select(study, only)  # no reference unless it is named
+    loaded = {path: load_plugin(path) for path in plugins}
+    execution = Execution(study=study, out=records.path, device=str(chosen), plugins=loaded)
+    with listening(), processes(chosen) as group, contextlib.ExitStack() as locks:
+        devices = devices_for(chosen, device, group.world, per_device)
+        group.run_on_leader(lambda: _lock(execution, locks))
+        runtime = Runtime(
+            records=records,
+            device=chosen,
+            workloads=material_of(study, records.path).workloads(),
+            evaluations=plan_evaluations(study),
+            group=group,
+            log=log,
+        )
+        check_evaluations(study, runtime.evaluations, runtime.workloads)
+        names = names if only or alone else _buildable(names, runtime, study)
+        planned = plan_runs(restrict(study, names), vocabulary_of(runtime.workloads), chosen_rates(records))
+        runs = _finished(planned, runtime, path if alone else None)
+        for run in runs:
+            check_points(run, at or "every", "--at")
+        group.run_on_leader(lambda: _add(study, runtime))
+        with executor_for(execution, runtime, devices) as executor:
+            failed = evaluate_stored(runs, runtime, executor, at or "every")
+        return failed if group.is_leader else None
+
+
+def _buildable(names: Collection[str], runtime: Runtime, study: StudyConfig) -> set[str]:
+    """Return the architectures that can be built, and log those whose plugins are not given.
+
+    An architecture that cannot be built for another reason stays, and planning its runs says why.
+    """
+    given, vocabulary = set(names), vocabulary_of(runtime.workloads)
+    runs = [*runtime.records.runs(), *runtime.records.runs(sweep=True)]
+    for entry in study.architectures:
+        try:
+            model_of(study, entry, vocabulary)
+        except ConfigError:
+            own = [run for run in runs if architecture_of(run.info()) == entry.name]
+            absent = sorted({name for run in own for name in absent_plugins(run)})
+            if entry.name in given and absent:
+                given.remove(entry.name)
+                if runtime.group.is_leader:
+                    options = " ".join(f"--plugin {name}" for name in absent)
+                    runtime.log(f"{entry.name} is left out, as its plugin is not given; add {options}.")
+    return given or set(names)
+
+
+def _lock(execution: Execution, locks: contextlib.ExitStack) -> None:
+    """Keep other processes out of the directory, and prepare its text where that is not done."""
+    locks.enter_context(StudyRecords(execution.out).locked())
+    material_of(execution.study, execution.out).workloads()
+
+
+def _add(study: StudyConfig, runtime: Runtime) -> None:
+    """Record what the study has gained."""
+    runtime.records.create(study.model_dump(mode="json"))
+    if entries := plugin_entries(study):
+        runtime.records.write_environment({**runtime.records.environment(), **entries})
+    runtime.records.write_declarations(evaluation.declaration for evaluation in runtime.evaluations)
+
+
+def _finished(runs: Sequence[RunSpec], runtime: Runtime, path: Path | None) -> list[RunSpec]:
+    """Return the finished runs with stored weights, or the one in `path`; raises ConfigError without any."""
+    found, finished = [], False
+    for run in runs:
+        records = runtime.run_records(run)
+        if path is not None and real_path(records.path) != real_path(path):
+            continue
+        if records.info().get("status") != "finished":
+            continue
+        finished = True
+        if _stored(records):
+            refuse_other(records, run)
+            found.append(run)
+    if not found:
+        where = path or runtime.records.path
+        if finished:
+            raise ConfigError(f"{where} has no stored weights; remove its runs and train them again to evaluate more.")
+        raise ConfigError(f"{where} has no finished run; finish one with `basecap run`.")
+    return found
+
+
+def _entry(text: str, at: At | None) -> str | dict[str, Any]:
+    """Return the entry of a study file that --add gives, with the option `at` of --at."""
+    try:
+        entry = parse_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"--add {text!r} {error}; write the name of an evaluation.") from error
+    named = {entry: None} if isinstance(entry, str) else entry
+    name, options = next(iter(named.items())) if isinstance(named, dict) and len(named) == 1 else (None, None)
+    if name is None or not isinstance(options, dict | None):
+        raise ConfigError(f"--add {text!r} is not an evaluation; write NAME or 'NAME: {{option: value}}'.")
+    options = {**(options or {}), **({} if at is None else {"at": at if isinstance(at, str) else list(at)})}
+    return {name: options} if options else name

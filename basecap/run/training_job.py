@@ -1,0 +1,109 @@
+"""A training job: one run of a study, from its last checkpoint to its end or to the record of why it failed."""
+
+from typing import Any
+
+import torch
+
+from basecap.errors import TrainingError
+from basecap.evals import Context
+from basecap.models.language_model import LanguageModel
+from basecap.ops import IMPLEMENTATIONS
+from basecap.plan.runs import RunSpec
+from basecap.records import RunRecords
+from basecap.records.evaluation_points import includes
+from basecap.run.evaluation_job import EvaluatedModel, evaluate
+from basecap.run.jobs import Failure, Runtime, describe_failure, report_failure
+from basecap.run.provenance import starting_info
+from basecap.run.sweep import held_out_loss
+from basecap.train.distributed import SharedError
+from basecap.train.loop import DevicePlacement, Trainer
+
+#: The metric that train.stop_at is about.
+VALIDATION = "validation_accuracy"
+
+
+def train_run(run: RunSpec, runtime: Runtime) -> dict[str, Any]:
+    """Train one run unless it is finished, and return its info; a failure is recorded and logged, not raised.
+
+    An error in only one of several processes is raised: the others wait for it in the middle of a step, and `torchrun`
+    ends all processes.
+    """
+    records, group = runtime.run_records(run), runtime.group
+    info = records.info()
+    if info.get("status") == "finished":
+        return info
+    IMPLEMENTATIONS.clear()
+    info = starting_info(records, run, runtime.device)
+    group.run_on_leader(lambda: records.write_info(info))
+    alone: Exception | None = None
+    try:
+        info |= _train(run, runtime, records)
+        info["status"] = "finished"
+    except Exception as error:  # a bug in one mixer must not cost the other runs; the trace is kept with the run
+        failure = describe_failure(error)
+        info |= {"status": "failed", "message": failure.message}
+        info["diverged"] = isinstance(error, TrainingError) and not isinstance(error, SharedError)
+        if failure.traceback is not None:
+            info["traceback"] = failure.traceback
+        alone = None if group.world == 1 or isinstance(error, TrainingError) else error
+    info["ops"] = dict(sorted(IMPLEMENTATIONS.items()))
+    if alone is not None:
+        _record_own_failure(records, run, info, runtime)
+        raise alone
+    if group.is_leader:
+        records.write_info(info)
+        if info["status"] == "failed":
+            failure = Failure(message=info["message"], traceback=info.get("traceback"))
+            report_failure(f"{run.label} failed", failure, runtime.log)
+    return info
+
+
+def _record_own_failure(records: RunRecords, run: RunSpec, info: dict[str, Any], runtime: Runtime) -> None:
+    """Record and log what failed in this process, unless another one failed first and caused this failure."""
+    if records.info().get("status") != "failed":
+        records.write_info(info)
+        where = f"in process {runtime.group.rank}, which ends all processes (--only runs the other architectures)"
+        runtime.log(f"{run.label} failed {where}: {info['message']}")
+
+
+def _train(run: RunSpec, runtime: Runtime, records: RunRecords) -> dict[str, Any]:
+    """Train a run to its end, evaluating as it goes; return what its model costs and where it stopped early."""
+    device, workload = runtime.device, runtime.workloads[run.task]
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    placement = DevicePlacement.choose(device, runtime.group, run.train.precision)
+    model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed)
+    trainer = Trainer(model, run.train, run.seed, workload=workload, records=records, placement=placement)
+    context = Context(data=workload, device=device, autocast=placement.autocast, note=trainer.note)
+
+    def evaluate_point(model: LanguageModel, step: int, tokens: int) -> bool:
+        evaluated = EvaluatedModel(
+            model=model, step=step, tokens=tokens, context=context, records=records, group=runtime.group
+        )
+        last = step == run.timetable.steps
+        due = [found for found in runtime.evaluations if includes(found.config.at, tokens, last)]
+        for evaluation in due:
+            evaluate(evaluation, evaluated)
+        ended = not last and runtime.group.run_on_leader(lambda: _good_enough(run, records, step))
+        rest = [found for found in runtime.evaluations if ended and found.config.at == "end"]
+        if run.sweep and (last or ended):
+            rest.append(held_out_loss(run.task))
+        for evaluation in rest:
+            evaluate(evaluation, evaluated)
+        return ended
+
+    stopped = trainer.run(run.label, evaluate_point, runtime.log)
+    costs = {"parameters": model.parameters_count(), "state_bytes": model.state_bytes(run.length)}
+    if stopped is None:
+        return costs
+    reason = f"validation accuracy has reached {run.train.stop_at:g} (train.stop_at)"
+    runtime.log(f"{run.label}: ended after step {stopped} of {run.timetable.steps}, as {reason}.")
+    return costs | {"stopped": stopped}
+
+
+def _good_enough(run: RunSpec, records: RunRecords, step: int) -> bool:
+    """Whether the mean validation accuracy over the cells of a run's task ends it at this evaluation point."""
+    if run.train.stop_at is None:
+        return False
+    found = [record.value for record in records.evals() if (record.step, record.metric) == (step, VALIDATION)]
+    return bool(found) and sum(found) / len(found) >= run.train.stop_at

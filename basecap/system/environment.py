@@ -1,0 +1,85 @@
+"""The machine: device, versions and how the process was started. No other module asks for these."""
+
+import ctypes
+import hashlib
+import platform
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from basecap import __version__
+from basecap.errors import ConfigError
+from basecap.names import check_device_name
+
+PACKAGES = ("torch", "triton", "numba", "numpy", "tokenizers", "safetensors", "fla-core", "lm-eval")
+#: Folders of the package whose code can change the numbers of a run.
+HASHED_FOLDERS = ("data", "evals", "mixers", "models", "ops", "tasks", "train")
+#: Options of glibc's mallopt: how much free memory at the end of the heap is returned to the system, and the size from
+#: which an allocation is mapped on its own and returned as soon as it is freed.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+
+def choose_device(name: str | None) -> torch.device:
+    """Return the device called `name`, by default this process's GPU or the CPU; raises ConfigError.
+
+    A GPU becomes the current device. On a CPU, the process keeps memory that it frees.
+    """
+    name = check_device_name(name) or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cpu":
+        _keep_freed_memory()
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        local = dist.get_node_local_rank(fallback_rank=0)
+        device = torch.device("cuda", local if device.index is None else device.index)
+        if device.index >= count:
+            raise ConfigError(
+                f"device {name!r} does not exist: this machine has {count} CUDA GPUs; leave out --device."
+            )
+        torch.cuda.set_device(device)  # Triton launches on the current device, not on that of the tensors
+    return device
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep freed memory: each training step would otherwise fetch it from the system again, page by page."""
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(M_MMAP_THRESHOLD, 2**25)  # the maximum in older releases
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """Return the versions and hardware that are recorded with every study."""
+    return {
+        "basecap": f"{__version__}+{_code_digest()}",
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "device": _device_name(device),
+        "gpus": torch.cuda.device_count() if device.type == "cuda" else 0,
+        "threads": torch.get_num_threads(),
+    }
+
+
+@cache
+def _code_digest() -> str:
+    """Return twelve hex digits of a hash of the code that trains and measures, uncommitted changes included."""
+    package, digest = Path(__file__).parents[1], hashlib.sha256()
+    for file in sorted(path for folder in HASHED_FOLDERS for path in (package / folder).rglob("*.py")):
+        digest.update(f"{file.relative_to(package).as_posix()}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
