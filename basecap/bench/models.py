@@ -34,7 +34,7 @@ SLOW = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class BenchSetting:
     """What all rows of a table share: model width, vocabulary, tokens per sequence, sequences per step, steps timed."""
 
     hidden: int = 768
@@ -46,7 +46,7 @@ class Setting:
 
 def run(
     contenders: Contenders,
-    setting: Setting = Setting(),
+    setting: BenchSetting = BenchSetting(),
     *,
     device: torch.device,
     peer: bool = False,
@@ -139,7 +139,7 @@ def _attempt(job: Callable[[], Row]) -> Row:
     return {**row, "ops": dict(sorted(ops.items()))}
 
 
-def _own(config: ModelConfig, setting: Setting, device: torch.device) -> Row:
+def _own(config: ModelConfig, setting: BenchSetting, device: torch.device) -> Row:
     model = LanguageModel(config).initialise(0).to(device)
     optimiser = build_optimiser(model, model.recipe(), TrainConfig(tokens=1))
     if device.type == "cuda":
@@ -163,7 +163,7 @@ def _palm_flops(model: LanguageModel, length: int) -> float:
     return model.training_flops(2 * length) / 2
 
 
-def _peer(peer: peers.Peer, setting: Setting, device: torch.device) -> Row:
+def _peer(peer: peers.Peer, setting: BenchSetting, device: torch.device) -> Row:
     model: Any = peers.build(peer, hidden=setting.hidden, vocab=setting.vocab).to(device)
     optimiser = torch.optim.AdamW(model.parameters(), fused=device.type == "cuda")
     row = _row(model, lambda x: model(input_ids=x[:, :-1], labels=x[:, :-1]).loss, optimiser, setting, device)
@@ -174,7 +174,7 @@ def _row(
     model: nn.Module,
     loss: Callable[[Tensor], Tensor],
     optimiser: torch.optim.Optimizer,
-    setting: Setting,
+    setting: BenchSetting,
     device: torch.device,
 ) -> Row:
     """Return sizes and times of training steps on tokens [batch, length + 1]."""

@@ -75,14 +75,14 @@ def bench_models(
     """Measure the training speed of whole architectures."""
     _refuse_scale_alone(study, scale)
 
-    from basecap.bench.models import Setting, shown
+    from basecap.bench.models import BenchSetting, shown
     from basecap.bench.models import run as bench
     from basecap.system.environment import choose_device
 
     load_plugins(plugin)
     models = _contenders(study, only, scale, hidden, length)
     first = next(iter(models.values()))
-    setting = Setting(hidden=first.hidden, vocab=first.vocab, length=first.max_length, batch=batch)
+    setting = BenchSetting(hidden=first.hidden, vocab=first.vocab, length=first.max_length, batch=batch)
     found = bench(models, setting, device=choose_device(device), peer=peer, save=partial(store, path=json_file))
     print_table("training speed", [shown(row) for row in found["rows"]], as_json=False)
     _finish(found, json_file)

@@ -28,7 +28,7 @@ FACTOR = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True)
-class Overlap:
+class TextOverlap:
     """How much of the held-out text occurs in the training text, by "domain/split".
 
     Attributes:

@@ -19,7 +19,7 @@ import numpy as np
 
 from basecap.data.config import FORMAT, DataConfig
 from basecap.data.hashes import digest
-from basecap.data.overlap import Overlap, covered_shares, sequence_length
+from basecap.data.overlap import TextOverlap, covered_shares, sequence_length
 from basecap.data.prepared import PreparedData
 from basecap.data.shards import Limits, Shard, token_counts, write_shard
 from basecap.data.sources import SOURCES, SPLITS, Part, Source, Split, plugin_of
@@ -136,7 +136,7 @@ def _reopen(config: DataConfig, cache: Path, record: Path) -> PreparedData | Non
     try:
         content = json.loads(record.read_text(encoding="utf-8"))
         paths = [cache / content["tokenizer"], *(cache / "shards" / key for key in content["shards"])]
-        overlap, remark = Overlap(**content["overlap"]), content["remark"]
+        overlap, remark = TextOverlap(**content["overlap"]), content["remark"]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{record} is damaged; remove it and run again.") from error
     if not all(path.exists() for path in paths):
@@ -199,7 +199,7 @@ def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
     return prepared
 
 
-def _overlap(prepared: PreparedData, limit: float | None) -> Overlap:
+def _overlap(prepared: PreparedData, limit: float | None) -> TextOverlap:
     """Return the overlap of all held-out documents with the training text."""
     training = [prepared.documents("train", domain) for domain in prepared.train_domains]
     n = sequence_length(sum(held.total_tokens for held in training), sum(held.total_bytes for held in training))
@@ -213,7 +213,7 @@ def _overlap(prepared: PreparedData, limit: float | None) -> Overlap:
 
     sizes = np.concatenate([held.sizes for held in sets])
     covered = covered_shares(sizes, document, [run for held in training for run in held.runs], n)
-    overlap = Overlap(n, {}, {})
+    overlap = TextOverlap(n, {}, {})
     for (key, held), found in zip(held_out.items(), np.split(covered, firsts[1:-1]), strict=True):
         overlap.shares["/".join(key)] = float(found @ held.sizes / max(1, held.total_tokens))
         overlap.left_out["/".join(key)] = [] if limit is None else np.flatnonzero(found > limit).tolist()

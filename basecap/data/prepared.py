@@ -9,7 +9,7 @@ import numpy as np
 
 from basecap.data.config import DataConfig
 from basecap.data.hashes import digest
-from basecap.data.overlap import Overlap
+from basecap.data.overlap import TextOverlap
 from basecap.data.shards import DOCUMENT, MIN_DOCUMENTS, Group, Shard, TokenRun, select
 from basecap.data.sources import SPLITS, Split
 from basecap.data.stream import TrainStream
@@ -120,7 +120,7 @@ class PreparedData(Workload):
         tokenizer: Tokenizer,
         shards: Sequence[Shard],
         limits: Mapping[tuple[str, Split], int | None],
-        overlap: Overlap | None = None,
+        overlap: TextOverlap | None = None,
         remark: str | None = None,
     ):
         """Combine shards; raises DataError when a domain has too little text."""

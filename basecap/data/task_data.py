@@ -15,7 +15,7 @@ import numpy as np
 from basecap.data.hashes import digest
 from basecap.data.task_config import TaskSection
 from basecap.data.workload import Batch, Workload, share_of
-from basecap.tasks import Draws, Instances, Ints, Task, key_of
+from basecap.tasks import ExampleDraws, Instances, Ints, Task, key_of
 
 #: Part of the manifest hash; increase it when the order of examples changes.
 FORMAT = 1
@@ -129,4 +129,4 @@ class TaskData(Workload):
 @lru_cache(maxsize=16)
 def _permutation(key: int, size: int) -> Ints:
     """Return a permutation of range(size) that depends on the key."""
-    return np.argsort(Draws(key, np.arange(size)).bits("order", 1)[:, 0], kind="stable")
+    return np.argsort(ExampleDraws(key, np.arange(size)).bits("order", 1)[:, 0], kind="stable")

@@ -15,7 +15,7 @@ from basecap.models.language_model import LanguageModel
 
 
 @evaluation("copying", unit="share", better="higher")
-class Copying(SharedEvaluation[PreparedData]):
+class ContextCopying(SharedEvaluation[PreparedData]):
     """Share of the loss that vanishes when the start of a held-out document is read a second time.
 
     The tokens stand in the context twice in a row. A model that finds the first copy and reads on from it predicts the

@@ -99,7 +99,7 @@ class FewShot(SharedEvaluation[PreparedData]):
 def _loaded(options: str) -> Any:
     """Return the tasks, which every evaluation of these options in this process shares: loading takes a minute."""
     config = FewShot.Config.model_validate_json(options)
-    return _library().Tasks(config.tasks, config.shots, config.limit, config.path)
+    return _library().LibraryTasks(config.tasks, config.shots, config.limit, config.path)
 
 
 def _library() -> ModuleType:

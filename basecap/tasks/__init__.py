@@ -12,7 +12,7 @@ from basecap.tasks._contract import (
     build_task,
     task,
 )
-from basecap.tasks._draws import Draws, Ints, key_of
+from basecap.tasks._draws import ExampleDraws, Ints, key_of
 from basecap.tasks._examples import inspect_task
 from basecap.tasks._instances import NOTHING, Canvas, Instances, Role
 
@@ -22,7 +22,7 @@ __all__ = [
     "Answers",
     "Canvas",
     "Cell",
-    "Draws",
+    "ExampleDraws",
     "Instances",
     "Ints",
     "NamedTask",

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from basecap.errors import ConfigError
 from basecap.options import configured
 from basecap.registry import Registry
-from basecap.tasks._draws import Draws, Ints, key_of
+from basecap.tasks._draws import ExampleDraws, Ints, key_of
 from basecap.tasks._instances import NOTHING, Canvas, Instances
 
 #: Tokens generated at a time, few enough for a processor's cache.
@@ -113,7 +113,7 @@ class Task(ABC):
         step = max(1, min(_CHUNK // self.length, _TABLE // self.vocabulary))
         for start in range(0, len(numbers), step):
             part = slice(start, start + step)
-            self.make(Draws(key, numbers[part]), Canvas(made.rows(part)))
+            self.make(ExampleDraws(key, numbers[part]), Canvas(made.rows(part)))
         return made
 
     def choice_shape(self) -> tuple[int, int] | None:
@@ -121,7 +121,7 @@ class Task(ABC):
         return None
 
     @abstractmethod
-    def make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: ExampleDraws, canvas: Canvas) -> None:
         """Write the examples of `draws`: all of canvas.inputs, and roles, pairs, targets and groups."""
 
     @abstractmethod

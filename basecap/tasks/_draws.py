@@ -48,7 +48,7 @@ def first_of_each(codes: Ints) -> NDArray[np.bool_]:
     return first
 
 
-class Draws:
+class ExampleDraws:
     """The random numbers of N examples. Streams with different names are independent."""
 
     def __init__(self, key: int, indices: Ints):

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from basecap.errors import ConfigError
 from basecap.tasks._contract import Answers, TaskConfig
-from basecap.tasks._draws import Draws, Ints
+from basecap.tasks._draws import ExampleDraws, Ints
 from basecap.tasks._instances import Canvas, Role
 
 
@@ -70,13 +70,13 @@ def followers(inputs: Ints, asked: Ints, width: int = 1) -> Answers:
     }
 
 
-def query_places(draws: Draws, config: RecallConfig, context: int, width: int) -> Ints:
+def query_places(draws: ExampleDraws, config: RecallConfig, context: int, width: int) -> Ints:
     """Return the start of each query, in slots of `width` tokens after the context: int64 [N, P]."""
     slots = (config.length - context) // width
     return context + width * draws.slots("queries", config.pairs, slots, power_law(slots, config.power))
 
 
-def write_filler(draws: Draws, canvas: Canvas, config: FilledConfig, tokens: range, keys: Ints) -> None:
+def write_filler(draws: ExampleDraws, canvas: Canvas, config: FilledConfig, tokens: range, keys: Ints) -> None:
     """Write filler to all positions: zeros, or random ones of `tokens`, in clean mode without the example's keys."""
     if config.empty == "zeros":
         canvas.inputs.fill(0)
@@ -92,7 +92,7 @@ def write_pairs(canvas: Canvas, starts: Ints, keys: Ints, values: Ints) -> None:
     canvas.write(starts + 1, values, Role.VALUE, numbers)
 
 
-def queries(draws: Draws, canvas: Canvas, config: RecallConfig, context: int, keys: Ints, values: Ints) -> None:
+def queries(draws: ExampleDraws, canvas: Canvas, config: RecallConfig, context: int, keys: Ints, values: Ints) -> None:
     """Write a query for each key, in a slot of two tokens after the context, with its value as the target."""
     places = query_places(draws, config, context, 2)
     numbers = np.arange(config.pairs)

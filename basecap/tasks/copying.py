@@ -12,7 +12,7 @@ from pydantic import Field
 
 from basecap.errors import ConfigError
 from basecap.tasks._contract import Answers, Cell, Task, TaskConfig, task
-from basecap.tasks._draws import Draws, Ints
+from basecap.tasks._draws import ExampleDraws, Ints
 from basecap.tasks._instances import Canvas, Role
 from basecap.tasks.mad_recall import suite_cells
 
@@ -68,7 +68,7 @@ class Copying(Task):
             {"vocab": (32, 64, 128), "length": (512, 1024), "tokens": (32, 64, 96)},
         )
 
-    def make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: ExampleDraws, canvas: Canvas) -> None:
         """Write the examples of `draws`."""
         c = self.config
         mark = c.length - c.tokens - 1

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from basecap.tasks._contract import Answers, Cell, Task, TaskConfig, task
-from basecap.tasks._draws import Draws, Ints
+from basecap.tasks._draws import ExampleDraws, Ints
 from basecap.tasks._instances import Canvas, Role
 
 
@@ -34,7 +34,7 @@ class Induction(Task):
         """Return the lengths of arXiv 2312.00752, which trains at 256."""
         return tuple({"length": 2**power, "vocab": 16} for power in range(6, 21))
 
-    def make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: ExampleDraws, canvas: Canvas) -> None:
         """Write the examples of `draws`."""
         c = self.config
         canvas.inputs[:] = draws.below("tokens", c.length, c.vocab - 1)

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from basecap.errors import ConfigError, nearest
 from basecap.tasks._contract import Answers, Cell, Task, task
-from basecap.tasks._draws import Draws, Ints
+from basecap.tasks._draws import ExampleDraws, Ints
 from basecap.tasks._instances import NOTHING, Canvas, Role
 from basecap.tasks._recall import RecallConfig, need_room, need_tokens, query_places
 from basecap.tasks.mqar import SPECIAL, published_cells
@@ -113,7 +113,7 @@ class Knvm(Task):
             cells = tuple({"length": length, "pairs": count} for length in pairs for count in pairs[length])
         return tuple(cell for cell in cells if cell["pairs"] * self._width <= cell["length"] // 2)
 
-    def _keys(self, draws: Draws) -> Ints:
+    def _keys(self, draws: ExampleDraws) -> Ints:
         """Return the keys of all pairs, from 0: int64 [N, P, n]."""
         c = self.config
         free, size = 1 if c.shared else c.key_tokens, c.vocab // 2
@@ -126,7 +126,7 @@ class Knvm(Task):
         end = np.repeat(draws.below("end", c.key_tokens - 1, size)[:, None], c.pairs, axis=1)
         return np.concatenate([keys, end], axis=2)
 
-    def make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: ExampleDraws, canvas: Canvas) -> None:
         """Write the examples of `draws`."""
         c = self.config
         half, width = c.vocab // 2, self._width

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from basecap.errors import ConfigError
 from basecap.tasks._contract import Answers, Cell, Task, TaskConfig, task
-from basecap.tasks._draws import Draws, Ints, key_of
+from basecap.tasks._draws import ExampleDraws, Ints, key_of
 from basecap.tasks._instances import Canvas, Role
 from basecap.tasks.mad_recall import suite_cells
 
@@ -46,7 +46,7 @@ class Memorisation(Task):
     def table(self) -> Ints:
         """The value of every key: int64 [keys], all distinct."""
         keys = (self.config.vocab - 1) // 2
-        draws = Draws(key_of("table", self.config.table), np.zeros(1, dtype=np.int64))
+        draws = ExampleDraws(key_of("table", self.config.table), np.zeros(1, dtype=np.int64))
         return keys + draws.distinct("values", keys, self.config.vocab - 1 - keys)[0]
 
     def check(self) -> None:
@@ -58,7 +58,7 @@ class Memorisation(Task):
         """Return the baseline and variations of MAD's suite."""
         return suite_cells({"length": 32, "vocab": 256}, {"vocab": (512, 1024, 2048, 4096, 8192)})
 
-    def make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: ExampleDraws, canvas: Canvas) -> None:
         """Write the examples of `draws`."""
         keys = draws.below("keys", self.config.length // 2, len(self.table))
         places = 2 * np.arange(keys.shape[1])[None]
@@ -100,7 +100,7 @@ class Compression(Task):
         """Return the baseline and variations of MAD's suite, except those of the number of training examples."""
         return suite_cells({"length": 32, "vocab": 16}, {"vocab": (32, 64, 128), "length": (64, 128, 256)})
 
-    def make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: ExampleDraws, canvas: Canvas) -> None:
         """Write the examples of `draws`."""
         last = self.config.length - 1
         places = np.arange(last)

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from basecap.errors import ConfigError
 from basecap.tasks._contract import Answers, Cell, Task, TaskConfig, task
-from basecap.tasks._draws import Draws, Ints, first_of_each
+from basecap.tasks._draws import ExampleDraws, Ints, first_of_each
 from basecap.tasks._instances import NOTHING, Canvas, Role
 from basecap.tasks._recall import need_tokens
 
@@ -87,7 +87,7 @@ class InContextRecall(Task):
             return suite_cells(base, {"vocab": (48, 80, 144), "length": lengths, "noise": (0.4, 0.6, 0.8)})
         return suite_cells({"length": 128, "vocab": 16, "noise": 0.0}, {"vocab": (32, 64, 128), "length": lengths})
 
-    def make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: ExampleDraws, canvas: Canvas) -> None:
         """Write the examples of `draws`."""
         c = self.config
         slots, own = c.length // 2, c.vocab - c.noise_vocab
@@ -180,7 +180,7 @@ class FuzzyRecall(Task):
         """Return the baseline and variations of MAD's suite, except those of the number of training examples."""
         return suite_cells({"length": 128, "vocab": 16}, {"vocab": (32, 64, 128), "length": (256, 512, 1024)})
 
-    def _enough_words(self, draws: Draws) -> tuple[Ints, Ints, Ints]:
+    def _enough_words(self, draws: ExampleDraws) -> tuple[Ints, Ints, Ints]:
         """Return `_words` for a number of pairs that fills the length."""
         c = self.config
         shortest = c.key_tokens if c.keys == "longest" else 1
@@ -193,7 +193,7 @@ class FuzzyRecall(Task):
                 return words, codes, lengths
             count *= 2
 
-    def _words(self, draws: Draws, count: int) -> tuple[Ints, Ints, Ints]:
+    def _words(self, draws: ExampleDraws, count: int) -> tuple[Ints, Ints, Ints]:
         """Return the words of `count` pairs, the last pair first; a pair does not depend on `count`.
 
         Returns:
@@ -212,7 +212,7 @@ class FuzzyRecall(Task):
         value[np.arange(c.value_tokens) >= size_v[:, :, None]] = NOTHING
         return np.concatenate([key, value], axis=2, dtype=np.int32, casting="unsafe"), codes, size + size_v
 
-    def _order(self, draws: Draws, codes: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+    def _order(self, draws: ExampleDraws, codes: Ints, lengths: Ints) -> tuple[Ints, Ints]:
         """Return the order of the pairs [N, S + 1], the last pair 0 put in between and at the end, and their starts.
 
         Pairs that are cut off start at -1; the last one starts at its place in the row without padding.
@@ -239,7 +239,7 @@ class FuzzyRecall(Task):
         starts = np.where(starts < limit, starts, NOTHING)
         return np.concatenate([order, np.zeros_like(slot)], axis=1), np.concatenate([starts, ends], axis=1)
 
-    def make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: ExampleDraws, canvas: Canvas) -> None:
         """Write the examples of `draws`."""
         c = self.config
         words, codes, lengths = self._enough_words(draws)

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from basecap.tasks._contract import Answers, Cell, Task, task
-from basecap.tasks._draws import Draws, Ints
+from basecap.tasks._draws import ExampleDraws, Ints
 from basecap.tasks._instances import Canvas
 from basecap.tasks._recall import FilledConfig, followers, need_room, need_tokens, queries, write_filler, write_pairs
 
@@ -73,7 +73,7 @@ class Mqar(Task):
         """Return the 26 cells of appendix B.1."""
         return published_cells(4)
 
-    def make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: ExampleDraws, canvas: Canvas) -> None:
         """Write the examples of `draws`."""
         c = self.config
         context, half = self._context(), c.vocab // 2
@@ -135,7 +135,7 @@ class PositionRobustness(Task):
         """Return the number of pairs and of regions."""
         return self.config.pairs, REGIONS
 
-    def make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: ExampleDraws, canvas: Canvas) -> None:
         """Write the examples of `draws`."""
         c = self.config
         context, half = c.length // 2, c.vocab // 2

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from basecap.errors import ConfigError
 from basecap.tasks._contract import Answers, Cell, Task, TaskConfig, task
-from basecap.tasks._draws import Draws, Ints
+from basecap.tasks._draws import ExampleDraws, Ints
 from basecap.tasks._instances import Canvas, Role
 
 #: The first token ids: start and end of the needle, start of the question, then the ten digits.
@@ -52,7 +52,7 @@ class Passkey(Task):
         """Return lengths from 4k to 100k (our choice: the published ones cannot be read from the figure)."""
         return tuple({"length": length} for length in (4096, 8192, 16_384, 32_768, 65_536, 102_400))
 
-    def make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: ExampleDraws, canvas: Canvas) -> None:
         """Write the examples of `draws`."""
         c = self.config
         needle, question = c.digits + 3, c.length - c.digits - 1

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from basecap.errors import ConfigError
 from basecap.tasks._contract import Answers, Cell, Task, task
-from basecap.tasks._draws import Draws, Ints
+from basecap.tasks._draws import ExampleDraws, Ints
 from basecap.tasks._instances import Canvas, Role
 from basecap.tasks._recall import (
     FilledConfig,
@@ -76,7 +76,7 @@ class ZoologyMqar(_Zoology):
             return _cells((64, 4), (128, 8), (256, 16), (512, 64))
         return _cells((64, 4), (64, 8), (64, 16), (128, 32), (256, 64), (512, 128), (1024, 256))
 
-    def make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: ExampleDraws, canvas: Canvas) -> None:
         """Write the examples of `draws`."""
         c = self.config
         half = c.vocab // 2
@@ -122,7 +122,7 @@ class Forgetting(_Zoology):
         """Return the test cells of the repository's example, with 4 updates each."""
         return _cells((64, 4), (64, 9), (128, 16), (256, 36), (512, 64), (1024, 144), (2048, 256))
 
-    def make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: ExampleDraws, canvas: Canvas) -> None:
         """Write the examples of `draws`."""
         c = self.config
         half = c.vocab // 2
@@ -181,7 +181,7 @@ class Compositional(_Zoology):
         """Return the test cells of the repository's example."""
         return _cells((64, 4), (64, 9), (128, 16), (256, 36), (512, 64), (1024, 144), (2048, 256))
 
-    def make(self, draws: Draws, canvas: Canvas) -> None:
+    def make(self, draws: ExampleDraws, canvas: Canvas) -> None:
         """Write the examples of `draws`."""
         c = self.config
         third, side = c.vocab // 3, self._side

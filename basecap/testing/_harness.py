@@ -64,7 +64,7 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class CheckReport:
     """All checks of one architecture."""
 
     architecture: str

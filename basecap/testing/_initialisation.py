@@ -29,7 +29,7 @@ NORM = "where a norm divides by values far below 1, give it a larger eps"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class FreshModel:
     """Measurements of a freshly initialised model on random tokens.
 
     Attributes:
@@ -82,7 +82,7 @@ def initialisation(name: str, hidden: int, device: torch.device, options: Mappin
             yield judge(name, f"initialised {what}, {depth} layers", float(error), allowed, broken)
 
 
-def _start(model: LanguageModel) -> Start:
+def _start(model: LanguageModel) -> FreshModel:
     stream: list[Tensor] = []
     for module in (model.blocks[0], model.norm):
         module.register_forward_pre_hook(lambda module, inputs: stream.append(inputs[0]))
@@ -96,7 +96,7 @@ def _start(model: LanguageModel) -> Start:
         name for name, grad in zip(parameters, grads, strict=True) if grad is not None and not grad.isfinite().all()
     ]
     sensitivity = first * _size(early) / (last * _size(late))
-    return Start(loss=loss.item(), first=first, last=last, sensitivity=sensitivity, broken=broken)
+    return FreshModel(loss=loss.item(), first=first, last=last, sensitivity=sensitivity, broken=broken)
 
 
 def _size(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES, LayerChoice
 from basecap.names import split_backbone
-from basecap.testing._harness import Check, Harness, Report, attempt, raised
+from basecap.testing._harness import Check, CheckReport, Harness, attempt, raised
 from basecap.testing._initialisation import initialisation
 from basecap.testing._precision import Lower, compilation
 from basecap.testing._proofs import COSTS, FOUNDATIONS, LONG_PROOFS, PROOFS, finite, repetition, shape, untouched
@@ -33,7 +33,7 @@ def check_mixer(
     device: torch.device | str = "cpu",
     options: Mapping[str, Any] | None = None,
     compiled: bool = False,
-) -> Report:
+) -> CheckReport:
     """Check the contract of `Mixer` for every distinct layer of an architecture, and the initialisation of its models.
 
     Args:
@@ -77,7 +77,7 @@ def check_mixer(
     if all(check.passed for check in checks):
         start = partial(initialisation, name, hidden, device, options)
         checks += attempt(name, choices[0].mixer, start, "initialisation")
-    return Report(architecture=name, checks=tuple(checks))
+    return CheckReport(architecture=name, checks=tuple(checks))
 
 
 def _first(harness: Harness) -> Iterator[Check]:

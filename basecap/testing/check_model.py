@@ -71,7 +71,7 @@ class Precision:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class ProofSetting:
     """The length and precision of one proof of a model.
 
     Attributes:
@@ -131,7 +131,7 @@ def find_leak(config: ModelConfig, device: torch.device, training: Precision) ->
         device: where it will be trained.
         training: how it will be trained; the proof runs in float64 first, or in float32 if float64 raises.
     """
-    own = Setting(
+    own = ProofSetting(
         length=config.max_length,
         dtype=torch.float32,
         words="bf16" if training.bf16 else "fp32",
@@ -140,7 +140,7 @@ def find_leak(config: ModelConfig, device: torch.device, training: Precision) ->
     )
     wide, near = (
         [
-            Setting(length=length, dtype=dtype, words=str(dtype).removeprefix("torch."), everywhere=everywhere)
+            ProofSetting(length=length, dtype=dtype, words=str(dtype).removeprefix("torch."), everywhere=everywhere)
             for length in lengths
             for dtype in (torch.float64, torch.float32)  # a kernel may not support double precision
         ]
@@ -168,7 +168,7 @@ def _near(longest: int) -> list[int]:
     return list(dict.fromkeys(min(longest, length) for length in NEAR))
 
 
-def _first_that_runs(prove: Callable[[Setting], Fault | None], settings: Sequence[Setting]) -> Fault | None:
+def _first_that_runs(prove: Callable[[ProofSetting], Fault | None], settings: Sequence[ProofSetting]) -> Fault | None:
     for setting in settings:
         with contextlib.suppress(Exception, SystemExit):  # whatever a plugin's code raises
             return prove(setting)
@@ -179,7 +179,7 @@ def _fault(
     config: ModelConfig,
     device: torch.device,
     claims: Callable[["Subject"], Iterator[Claim]],
-    setting: Setting,
+    setting: ProofSetting,
 ) -> Fault | None:
     subject = Subject(config, device, setting)
     for claim in claims(subject):
@@ -233,7 +233,7 @@ def _leaks(claim: Claim, first: Tensor, least: float, subject: "Subject") -> Ten
 class Subject:
     """A small model in one setting, and the inputs that replace its embeddings."""
 
-    def __init__(self, config: ModelConfig, device: torch.device, setting: Setting):
+    def __init__(self, config: ModelConfig, device: torch.device, setting: ProofSetting):
         self.setting, self.device, self.hidden = setting, device, config.hidden
         config = _shallow(config)
         for generic in (True, False):

@@ -20,7 +20,7 @@ from basecap.models.language_model import LanguageModel
 NAMES = ["transformer++", "transformer++ window"]
 MODELS = {name: model_config(name, hidden=32, vocab=64, layers=1, max_length=16) for name in NAMES}
 FIRST = {NAMES[0]: MODELS[NAMES[0]]}
-TINY = {"device": torch.device("cpu"), "setting": models.Setting(hidden=32, vocab=64, length=16, batch=2, steps=3)}
+TINY = {"device": torch.device("cpu"), "setting": models.BenchSetting(hidden=32, vocab=64, length=16, batch=2, steps=3)}
 
 
 def test_rows_agree_with_their_setting():

@@ -137,7 +137,7 @@ def test_a_score_on_other_questions_is_told_from_the_first(study, tasks, tmp_pat
 
 
 def test_answers_are_what_generate_prints(study, tasks, tmp_path):
-    from basecap.evals._few_shot.library import AskedModel, Tasks
+    from basecap.evals._few_shot.library import AskedModel, LibraryTasks
 
     study["architectures"] = ["transformer++"]
     path = tmp_path / "tiny.yaml"
@@ -148,7 +148,7 @@ def test_answers_are_what_generate_prints(study, tasks, tmp_path):
     model = load_stored(max(stored(records.weights).items())[1])
     context = Context(data=None, device=torch.device("cpu"), autocast=torch.no_grad)
     scorer = Scorer(model=model, context=context, tokens_per_batch=64)
-    requests = Tasks(["word"], None, None, str(tasks))._requests("word", None)
+    requests = LibraryTasks(["word"], None, None, str(tasks))._requests("word", None)
     assert AskedModel(byte_tokenizer(), 32, scorer).generate_until(requests) == [
         whole.removeprefix(PROMPT).split(" ")[0]
     ]

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare, kstest
 
-from basecap.tasks._draws import Draws, first_of_each
+from basecap.tasks._draws import ExampleDraws, first_of_each
 
 #: Far below what uniform draws give in a lifetime of runs, and fixed, because the draws are.
 LEAST = 1e-4
 
 
-def draws(count: int, key: int = 7) -> Draws:
-    return Draws(key, np.arange(count))
+def draws(count: int, key: int = 7) -> ExampleDraws:
+    return ExampleDraws(key, np.arange(count))
 
 
 def check_equally_frequent(found: np.ndarray, outcomes: list[tuple[int, ...]]) -> None:
@@ -57,7 +57,7 @@ def test_words_are_distinct_and_equally_frequent():
 @settings(max_examples=30, deadline=None)
 @given(count=st.integers(1, 60), spare=st.integers(0, 400), key=st.integers(0, 2**63))
 def test_nothing_is_drawn_twice(count, spare, key):
-    found = Draws(key, np.arange(20)).distinct("keys", count, count + spare)
+    found = ExampleDraws(key, np.arange(20)).distinct("keys", count, count + spare)
     assert found.min() >= 0 and found.max() < count + spare
     assert all(len(set(row)) == count for row in found.tolist())
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from basecap.mixers import Cache, ForwardOnly, Mixer
-from basecap.testing._harness import Report
+from basecap.testing._harness import CheckReport
 from basecap.testing.check_all import check_all
 from basecap.testing.check_mixer import check_mixer
 
@@ -44,12 +44,12 @@ class RunningMean(Mixer):
         return self.layer.hidden * self.out.weight.element_size()
 
 
-def checked(name: str) -> Report:
+def checked(name: str) -> CheckReport:
     """Check on short sequences, in float64 alone."""
     return check_mixer(name, length=32, longest=0, dtypes=())
 
 
-def failures(report: Report) -> dict[str, str]:
+def failures(report: CheckReport) -> dict[str, str]:
     """Return the messages of the failed checks by name."""
     return {check.name: check.message for check in report.failures}
 

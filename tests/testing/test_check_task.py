@@ -13,7 +13,7 @@ from basecap.testing.check_task import CHECKS, check_task
 
 OWN = """
 import numpy
-from basecap.tasks import Draws, task
+from basecap.tasks import ExampleDraws, task
 from basecap.tasks.induction import Induction
 
 class Short(Induction):
@@ -42,7 +42,7 @@ WRONG = {
         "an example depends on the others that are made with it",
     ),
     "checked seed": (
-        MAKE.format("super().make(Draws(5, numpy.full(draws.size, 7)), canvas)"),
+        MAKE.format("super().make(ExampleDraws(5, numpy.full(draws.size, 7)), canvas)"),
         "examples by seed and index",
         "examples do not differ by index and seed",
     ),

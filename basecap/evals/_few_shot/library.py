@@ -75,7 +75,7 @@ class Asked:
     group: Group | None
 
 
-class Tasks:
+class LibraryTasks:
     """The tasks that a study names, with their data."""
 
     def __init__(
