@@ -121,6 +121,12 @@ def test_every_room_has_a_floor():
     assert {room(path) for path in SOURCES} <= set(FLOOR)
 
 
+def test_contributing_lists_the_rooms_in_the_order_of_imports():
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
+    listed = [(int(number), name) for number, name in rows]
+    assert listed == [(number, name) for number, rooms in enumerate(FLOORS, 1) for name in rooms]
+
+
 def test_imports_point_downwards():
     wrong = [
         f"{relative(path)}:{line} imports {target}"

@@ -18,6 +18,7 @@ from basecap.study.config import load_study, select, with_named
 ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "results").rglob("*.md")),
     *sorted((ROOT / "basecap/ops").rglob("README.md")),

@@ -61,7 +61,13 @@ def test_the_page_on_mixers_names_every_part_of_one():
 
 
 def test_every_linked_file_exists_and_every_page_is_linked():
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "results").rglob("README.md")]
+    pages = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "tests" / "README.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "results").rglob("README.md"),
+    ]
     for page in pages:
         links = re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8"))
         assert all((page.parent / link).exists() for link in links), page

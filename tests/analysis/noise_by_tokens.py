@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from basecap.analysis.runs import read_runs
+from basecap.analysis.text import gap
 from basecap.analysis.text.draws import Curve, draw
 from basecap.analysis.text.losses import load
-from basecap.analysis.text import gap
 from basecap.records import StudyRecords
 
 #: Parts of the tokens after which runs are cut.
