@@ -3,9 +3,13 @@
 import os
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
+
+from tests.small_study import small_study
 
 if not torch.cuda.is_available():  # Triton reads this when it is imported, which the first test module does
     os.environ["TRITON_INTERPRET"] = "1"
@@ -39,3 +43,17 @@ def quick_interpreter() -> None:
     from tests._interpreter import quicken
 
     quicken()
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> dict:
+    """Return the content of a study of a few seconds."""
+    return small_study(tmp_path / "text")
+
+
+@pytest.fixture
+def study_file(study: dict, tmp_path: Path) -> Path:
+    """Write the study to a file."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(study))
+    return path

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from basecap.data import DataConfig, bigram_loss, prepare
-from tests.study.conftest import write_text
+from tests.small_study import write_text
 
 
 def test_loss_is_that_of_the_formula(tmp_path):

@@ -5,18 +5,17 @@ import torch
 
 from basecap.errors import DataError
 from basecap.evals import build_evaluation
-from tests.evals.test_domain_loss import context, model, prepared  # noqa: F401 (fixtures)
 
 OPTIONS = {"length": 12, "documents": 5, "tokens_per_batch": 48}
 
 
-def rows_of(context, domain):  # noqa: F811
+def rows_of(context, domain):
     documents = context.data.documents("test", domain)
     long_enough = [index for index in range(len(documents)) if documents.sizes[index] >= 12][:5]
     return torch.stack([torch.from_numpy(documents.tokens(index)[:12]).long() for index in long_enough])
 
 
-def test_the_share_is_that_of_the_two_readings(context, model):  # noqa: F811
+def test_the_share_is_that_of_the_two_readings(context, model):
     outcome = build_evaluation({"copying": OPTIONS}).run(model, context)
     rows = rows_of(context, "code")
     start = torch.full((len(rows), 1), context.data.tokenizer.end_of_text)
@@ -31,7 +30,7 @@ def test_the_share_is_that_of_the_two_readings(context, model):  # noqa: F811
     assert found["code"].stderr == pytest.approx(jackknife, rel=0.2)
 
 
-def test_a_model_that_copies_has_a_share_near_one(context, model, monkeypatch):  # noqa: F811
+def test_a_model_that_copies_has_a_share_near_one(context, model, monkeypatch):
     def losses(inputs, targets):
         seen = inputs.shape[1] // 2
         found = torch.full(targets.shape, 3.0)
@@ -43,12 +42,12 @@ def test_a_model_that_copies_has_a_share_near_one(context, model, monkeypatch): 
     assert {round(item.value, 6) for item in outcome.measurements} == {0.99}
 
 
-def test_it_repeats_at_most_half_of_the_training_length(context, model):  # noqa: F811
+def test_it_repeats_at_most_half_of_the_training_length(context, model):
     outcome = build_evaluation({"copying": {"documents": 3, "length": 1000}}).run(model, context)
     assert {item.n for item in outcome.measurements} == {3 * model.config.max_length // 2}
 
 
-def test_a_domain_of_short_documents_is_refused(context):  # noqa: F811
+def test_a_domain_of_short_documents_is_refused(context):
     longest = max(int(context.data.documents("test", domain).sizes.max()) for domain in ("prose", "code"))
     with pytest.raises(DataError, match="lower the length of copying"):
         build_evaluation({"copying": {"length": longest + 1}}).check(context.data, 4 * longest)

@@ -1,6 +1,5 @@
 """Loss per domain: every token predicted once, each document's losses its own."""
 
-import contextlib
 import math
 from dataclasses import replace
 
@@ -8,44 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from basecap.data import DataConfig, prepare
 from basecap.errors import ConfigError
 from basecap.evals import Context, build_evaluation
 from basecap.evals.domain_loss import _padded_length, _windows
-from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
-from tests.study.conftest import write_text
-
-LENGTH = 48
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory) -> Context:
-    """A context whose data all tests of a file share."""
-    place = tmp_path_factory.mktemp("context")
-    config = DataConfig(
-        source="text",
-        path=str(write_text(place / "text", documents=60, words=40)),
-        tokenizer="bytes",
-        seq_len=LENGTH,
-        train=("prose",),
-        ood=("code",),
-    )
-    data = prepare(config, place / "cache")
-    return Context(data=data, device=torch.device("cpu"), autocast=contextlib.nullcontext)
-
-
-@pytest.fixture
-def context(prepared: Context) -> Context:
-    return prepared
-
-
-@pytest.fixture
-def model(context: Context) -> LanguageModel:
-    vocab = context.data.tokenizer.vocab_size
-    return LanguageModel(model_config("transformer++", hidden=16, vocab=vocab, layers=1, max_length=LENGTH)).initialise(
-        0
-    )
+from tests.evals._context import LENGTH
 
 
 @pytest.mark.parametrize("count", [0, 1, 47, 48, 49, 200])

@@ -18,8 +18,8 @@ from basecap.evals._few_shot.scoring import Scorer
 from basecap.models.config import model_config
 from basecap.models.generate import generate
 from basecap.models.language_model import LanguageModel
-from tests.evals.test_domain_loss import LENGTH, context, model, prepared  # noqa: F401 (fixtures)
-from tests.study.conftest import WORDS
+from tests.evals._context import LENGTH
+from tests.small_study import WORDS
 
 PAIRS = [("the river ", "walks"), ("a stone", " home"), ("a stone", " over the bridge"), ("o", "x"), ("ab", "cd")]
 
@@ -29,7 +29,7 @@ def tokenizer(request) -> Tokenizer:
     return byte_tokenizer() if request.param == "bytes" else train_bpe([" ".join(WORDS["prose"])] * 20, 300)
 
 
-def scorer_of(context, model, tokens_per_batch=256):  # noqa: F811
+def scorer_of(context, model, tokens_per_batch=256):
     return Scorer(model=model, context=context, tokens_per_batch=tokens_per_batch)
 
 
@@ -42,7 +42,7 @@ def other(tokenizer: Tokenizer, name: str = "transformer++") -> LanguageModel:
     return found
 
 
-def plain(model: LanguageModel, before: list[int], predicted: list[int]) -> tuple[float, bool]:  # noqa: F811
+def plain(model: LanguageModel, before: list[int], predicted: list[int]) -> tuple[float, bool]:
     """Return the log-probability in float64, one token after the other, and whether each is the most probable."""
     exact, total, greedy = LanguageModel(model.config).double(), 0.0, True
     exact.load_state_dict(model.state_dict())
@@ -55,7 +55,7 @@ def plain(model: LanguageModel, before: list[int], predicted: list[int]) -> tupl
 
 
 @pytest.mark.parametrize("name", ["transformer++", "mamba-2"])
-def test_scores_are_sums_over_tokens_in_any_batch(context, tokenizer, name):  # noqa: F811
+def test_scores_are_sums_over_tokens_in_any_batch(context, tokenizer, name):
     asked = other(tokenizer, name)
     pairs = [tuple(map(tokenizer.encode, pair)) for pair in PAIRS]
     with torch.no_grad():
@@ -70,7 +70,7 @@ def test_scores_are_sums_over_tokens_in_any_batch(context, tokenizer, name):  # 
     assert [one for one, _ in alone] == pytest.approx([one for one, _ in together], abs=1e-5)
 
 
-def test_answers_that_differ_in_the_last_token_are_read_once(context, model, monkeypatch):  # noqa: F811
+def test_answers_that_differ_in_the_last_token_are_read_once(context, model, monkeypatch):
     rows = []
     hidden = LanguageModel.hidden
     monkeypatch.setattr(LanguageModel, "hidden", lambda self, tokens: rows.append(len(tokens)) or hidden(self, tokens))
@@ -79,7 +79,7 @@ def test_answers_that_differ_in_the_last_token_are_read_once(context, model, mon
     assert rows == [1]
 
 
-def test_continuations_are_those_of_each_prompt_alone(context, model):  # noqa: F811
+def test_continuations_are_those_of_each_prompt_alone(context, model):
     prompts = [[1, 2, 3], [4], [7, 8, 9], [3, 2, 1], [5, 6]]
     found = scorer_of(context, other(byte_tokenizer()), 20).continuations(prompts, 6, lambda tokens: False)
     for prompt, tokens in zip(prompts, found, strict=True):
@@ -147,7 +147,7 @@ def few_shot(place: Path, *tasks: str, **options):
     return build_evaluation({"few-shot": {"tasks": list(tasks), "path": str(place), **options}})
 
 
-def test_choices_are_scored_as_by_hand_by_any_number_of_processes(library, context, model, tmp_path):  # noqa: F811
+def test_choices_are_scored_as_by_hand_by_any_number_of_processes(library, context, model, tmp_path):
     place, tokenizer = tmp_path / "tasks", context.data.tokenizer
     rows = write_choices(place)
     right, normalised = [], []
@@ -180,7 +180,7 @@ def test_choices_are_scored_as_by_hand_by_any_number_of_processes(library, conte
     assert (first.value, first.n) == (pytest.approx(np.mean(right[:3])), 3)
 
 
-def test_texts_have_perplexities_with_errors_over_documents(library, context, model, tmp_path):  # noqa: F811
+def test_texts_have_perplexities_with_errors_over_documents(library, context, model, tmp_path):
     pages = [" ".join(WORDS["prose"][: 3 + index] * (1 + index)) for index in range(5)]
     keys = {"doc_to_text": "", "doc_to_target": "{{page}}", "output_type": "loglikelihood_rolling"}
     names = [{"metric": name} for name in ("word_perplexity", "bits_per_byte")]
@@ -216,7 +216,7 @@ def test_perplexities_have_errors_of_their_own_and_not_those_of_the_mean(library
     assert library._stderr(values[:1], get_aggregation("perplexity")) is None
 
 
-def test_answers_are_greedy_and_end_at_a_stop_string(library, context, tmp_path, caplog):  # noqa: F811
+def test_answers_are_greedy_and_end_at_a_stop_string(library, context, tmp_path, caplog):
     asked, tokenizer = other(byte_tokenizer()), byte_tokenizer()
     prompt = "the river "
     text = tokenizer.decode(generate(asked, torch.tensor([tokenizer.encode(prompt)]), 12)[0].tolist())
@@ -226,7 +226,7 @@ def test_answers_are_greedy_and_end_at_a_stop_string(library, context, tmp_path,
     keys = {"doc_to_text": "{{text}}", "doc_to_target": "{{value}}", "output_type": "generate_until"}
     options = {"generation_kwargs": {"until": [stop], "max_gen_toks": 12}, "metric_list": metrics("exact_match")}
     write_task(tmp_path, "answers", rows, **keys, **options)
-    model = library.AskedModel(tokenizer, LENGTH, scorer_of(context, asked))  # noqa: F811
+    model = library.AskedModel(tokenizer, LENGTH, scorer_of(context, asked))
     requests = few_shot(tmp_path, "answers")._tasks._requests("answers", None)
     with torch.no_grad():
         assert model.generate_until(requests)[0] == cut
@@ -237,7 +237,7 @@ def test_answers_are_greedy_and_end_at_a_stop_string(library, context, tmp_path,
     assert [(one.metric, one.value) for one in found] == [("exact_match", 0.5), (library.CUT, 0.5)]
 
 
-def test_texts_are_split_into_tokens_as_a_whole(library, context, tokenizer):  # noqa: F811
+def test_texts_are_split_into_tokens_as_a_whole(library, context, tokenizer):
     class Pairs:
         def scores(self, pairs):
             self.pairs = pairs
@@ -248,7 +248,7 @@ def test_texts_are_split_into_tokens_as_a_whole(library, context, tokenizer):  #
             self.args = args
 
     seen, encode = Pairs(), tokenizer.encode
-    model = library.AskedModel(tokenizer, 8, seen)  # noqa: F811
+    model = library.AskedModel(tokenizer, 8, seen)
     model.loglikelihood([Request("the ", "river"), Request("", " over"), Request("ri", "ver"), Request("b" * 20, "c")])
     spaced, first, joined, long = seen.pairs
     assert spaced == (encode("the"), encode(" river"))
@@ -257,7 +257,7 @@ def test_texts_are_split_into_tokens_as_a_whole(library, context, tokenizer):  #
     assert model.cut == [False, False, False, True]
 
 
-def test_groups_have_the_score_of_all_their_documents(library, context, model, tmp_path):  # noqa: F811
+def test_groups_have_the_score_of_all_their_documents(library, context, model, tmp_path):
     write_choices(tmp_path, "few", 3)
     write_choices(tmp_path, "many", 6)
     score = {"aggregate_metric_list": [{"metric": "acc", "weight_by_size": True}]}
@@ -273,7 +273,7 @@ def test_groups_have_the_score_of_all_their_documents(library, context, model, t
         _ = few_shot(tmp_path, "all", "few")._tasks
 
 
-def test_scores_are_those_of_the_library_itself(library, context, model, tmp_path):  # noqa: F811
+def test_scores_are_those_of_the_library_itself(library, context, model, tmp_path):
     from lm_eval.evaluator import evaluate
 
     write_choices(tmp_path, "few", 3, fewshot_split="test")
@@ -304,7 +304,7 @@ def test_prompts_show_as_many_examples_as_asked_for(library, tmp_path):
     assert prompt == again and prompt.count("\n\n") == 2 and prompt.endswith(rows[0]["question"])
 
 
-def test_what_cannot_be_asked_is_refused_before_training(library, context, tmp_path):  # noqa: F811
+def test_what_cannot_be_asked_is_refused_before_training(library, context, tmp_path):
     write_choices(tmp_path)
     keys = {"doc_to_text": "{{text}}", "doc_to_target": "{{value}}"}
     long = [{"text": "stone " * 20, "value": "a"}, {"text": "stone " * 30, "value": "b"}, {"text": "a", "value": "b"}]

@@ -12,7 +12,6 @@ from basecap.evals.influence_entropy import layer_entropies
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
 from basecap.ops.attention import entropy
-from tests.evals.test_domain_loss import context, model, prepared  # noqa: F401 (fixtures)
 
 TOKENS = torch.randint(0, 50, (2, 24), generator=torch.Generator().manual_seed(0))
 
@@ -45,13 +44,13 @@ def test_other_architectures_have_entropies_within_bounds(use: str):
         assert max(found.values()) == 0
 
 
-def test_one_number_per_domain_and_layer(context, model):  # noqa: F811
+def test_one_number_per_domain_and_layer(context, model):
     outcome = build_evaluation({"influence-entropy": {"length": 16, "windows": 2}}).run(model, context)
     assert {(item.subset, item.axis["layer"]) for item in outcome.measurements} == {("prose", 0.0), ("code", 0.0)}
     assert all(item.n == 32 and 0 < item.value < math.log(16) for item in outcome.measurements)
 
 
-def test_documents_that_are_too_short_are_named(context, model):  # noqa: F811
+def test_documents_that_are_too_short_are_named(context, model):
     longer = LanguageModel(model.config.model_copy(update={"max_length": 10_000})).initialise(0)
     with pytest.raises(DataError, match="influence-entropy"):
         build_evaluation({"influence-entropy": {"length": 9_000}}).run(longer, context)

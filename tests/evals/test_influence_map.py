@@ -17,7 +17,7 @@ from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 from basecap.ops import Influence
 from basecap.records import RunRecords
-from tests.evals.test_domain_loss import LENGTH, context, model, prepared  # noqa: F401 (fixtures)
+from tests.evals._context import LENGTH
 
 TASK = {"task": "mqar", "options": {"vocab": 64, "length": 32}}
 
@@ -57,7 +57,7 @@ INPUTS = [
 ]
 
 
-def test_inputs(context, model, tmp_path):  # noqa: F811
+def test_inputs(context, model, tmp_path):
     for options, words, tokens in INPUTS:
         evaluation = build_evaluation({"influence-map": options})
         evaluation.check(context.data, LENGTH)
@@ -92,7 +92,7 @@ def test_a_damaged_file_is_named(tmp_path):
         RunRecords(tmp_path / "run").maps()
 
 
-def test_what_cannot_be_drawn_is_refused(context):  # noqa: F811
+def test_what_cannot_be_drawn_is_refused(context):
     for options, error, message in (
         ({"number": 10_000}, DataError, "held-out documents; lower number"),
         ({"text": "a"}, DataError, "fewer than 2 tokens"),
@@ -122,7 +122,7 @@ def test_a_study_of_tasks_reads_its_own_task_and_no_text():
     )
     data = TaskData(section, "mqar-last")
     config = model_config("transformer++", hidden=16, vocab=data.vocabulary, layers=1, max_length=64)
-    context = Context(data=data, device=torch.device("cpu"), autocast=contextlib.nullcontext)  # noqa: F811
+    context = Context(data=data, device=torch.device("cpu"), autocast=contextlib.nullcontext)
     inputs = [{}, {"task": "mqar", "options": {"length": 32}}]  # a task of the study has its options and largest cell
     evaluation = build_evaluation({"influence-map": {"inputs": inputs}})
     outcome = evaluation.run(LanguageModel(config).initialise(0), context)
@@ -135,7 +135,7 @@ def test_a_study_of_tasks_reads_its_own_task_and_no_text():
         build_evaluation({"influence-map": {"text": "a cat"}}).check(data, 64)
 
 
-def test_processes_share_the_layers(context, model):  # noqa: F811
+def test_processes_share_the_layers(context, model):
     """Of one input as of several; a process without a layer, or with layers without `influence`, adds nothing."""
     deep = LanguageModel(model.config.model_copy(update={"depth": 3})).initialise(0)
     without = next(module for module in deep.modules() if isinstance(module, Mixer) and module.layer.index == 2)

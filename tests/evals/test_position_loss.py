@@ -9,10 +9,9 @@ import torch
 from basecap.errors import DataError
 from basecap.evals._contract import build_evaluation
 from basecap.models.language_model import LanguageModel
-from tests.evals.test_domain_loss import context, model, prepared  # noqa: F401 (fixtures)
 
 
-def test_ranges_are_means_over_the_same_documents(context, model):  # noqa: F811
+def test_ranges_are_means_over_the_same_documents(context, model):
     options = {"length": 12, "first": 3, "documents": 4, "tokens_per_batch": 24}
     outcome = build_evaluation({"position-loss": options}).run(model, context)
     assert {item.subset for item in outcome.measurements} == {"prose", "code"}
@@ -30,7 +29,7 @@ def test_ranges_are_means_over_the_same_documents(context, model):  # noqa: F811
         assert item.stderr == pytest.approx((means.std() / len(rows) ** 0.5).item(), rel=1e-4)
 
 
-def test_domains_without_long_documents_are_left_out_and_none_is_refused(context, model):  # noqa: F811
+def test_domains_without_long_documents_are_left_out_and_none_is_refused(context, model):
     longest = {domain: int(context.data.documents("test", domain).sizes.max()) for domain in ("prose", "code")}
     assert longest["prose"] != longest["code"]
     wide = max(longest, key=longest.__getitem__)
@@ -43,7 +42,7 @@ def test_domains_without_long_documents_are_left_out_and_none_is_refused(context
 
 
 @pytest.mark.parametrize("entry", [{"position-loss": {"length": 12}}, {"influence-entropy": {"length": 16}}])
-def test_processes_share_the_domains(entry, context, model):  # noqa: F811
+def test_processes_share_the_domains(entry, context, model):
     evaluation = build_evaluation(entry)
     whole = evaluation.run(model, context).measurements
     parts = [evaluation.run(model, replace(context, rank=rank, world=3)) for rank in range(3)]

@@ -16,7 +16,7 @@ from basecap.report.scores import score_table
 from basecap.run.execute import execute
 from basecap.study.config import StudyConfig, load_study
 from basecap.study.study_file import library, read_study
-from tests.study.conftest import write_text
+from tests.small_study import write_text
 
 STUDIES = [name for name in library() if name.startswith("bc-")]
 SCALES = ("paper", "gpu", "laptop", "test")

@@ -26,8 +26,8 @@ from basecap.run.executors import ProcessExecutor, devices_for
 from basecap.run.jobs import Execution
 from basecap.study.config import StudyConfig, load_study, select
 from tests.forks import command, pair
+from tests.small_study import write_text
 from tests.study._execute import ALONE, PLUGIN, change, run
-from tests.study.conftest import write_text
 
 
 def losses(out: Path) -> dict[str, list[float]]:

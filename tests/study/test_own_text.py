@@ -15,8 +15,8 @@ from basecap.cli import app
 from basecap.evals import build_evaluation
 from basecap.records import StudyRecords
 from basecap.report.scores import score_table
-from tests.evals.test_domain_loss import context, model, prepared  # noqa: F401 (fixtures)
-from tests.study.conftest import write_text
+from tests.evals._context import make_context, make_model
+from tests.small_study import write_text
 
 PAGE = (Path(__file__).parents[2] / "docs/text.md").read_text(encoding="utf-8")
 
@@ -65,7 +65,7 @@ def basecap(*arguments: str) -> str:
     return done.output
 
 
-def test_the_study_and_the_evaluation_of_the_page_run(own, tmp_path, context, model):  # noqa: F811
+def test_the_study_and_the_evaluation_of_the_page_run(own, tmp_path):
     own["evals"].append({"top-token": {"documents": 3, "at": "end"}})
     own["figure"] = {"kind": "scores", "columns": ["web", "code"], "measured": ["web right", "top-token code right"]}
     Path("mine.yaml").write_text(yaml.safe_dump(own))
@@ -90,7 +90,8 @@ def test_the_study_and_the_evaluation_of_the_page_run(own, tmp_path, context, mo
     assert [score.value for score in row.measured] == [100 * found[0].value, 100 * found[2].value]
     assert "<h2>Scores</h2>" in page and f"<b>{100 * found[0].value:.2f}</b></td>" in page
 
-    evaluation = build_evaluation("top-token")
+    context, evaluation = make_context(tmp_path / "context"), build_evaluation("top-token")
+    model = make_model(context)
     alone = evaluation.run(model, context).measurements
     parts = [evaluation.run(model, replace(context, rank=rank, world=2)) for rank in (0, 1)]
     assert [len(part.measurements) for part in parts] == [1, 1] and evaluation.join(parts).measurements == alone

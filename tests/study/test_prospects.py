@@ -15,7 +15,7 @@ from basecap.plan.runs import plan_evaluations, plan_runs
 from basecap.plan.workloads import Tasks
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, load_study
-from tests.study.conftest import write_text
+from tests.small_study import write_text
 
 
 def said(study: dict, tmp_path: Path, *settings: str) -> str:

@@ -21,8 +21,8 @@ from basecap.run.stored_weights import evaluate_directory
 from basecap.study.config import load_study
 from basecap.system.files import write_json
 from basecap.system.processes import WorkerKilled, WorkerPool
+from tests.small_study import write_text
 from tests.study._execute import change, run
-from tests.study.conftest import write_text
 
 ENTROPY = "influence-entropy: {length: 32, split: test}"
 #: Averaged weights, as the numbers of stored weights must be those of the average.

@@ -17,8 +17,8 @@ from basecap.registry import load_plugin
 from basecap.run import executors, sweep
 from basecap.run.execute import execute
 from basecap.study.config import StudyConfig, load_study, select
+from tests.small_study import WORDS
 from tests.study._execute import PLUGIN
-from tests.study.conftest import WORDS
 
 #: With the last one the weights leave the range of fp32 at once.
 RATES = [1e-3, 1e-2, 1e30]

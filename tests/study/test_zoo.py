@@ -11,7 +11,7 @@ from basecap.plan.runs import plan_runs
 from basecap.records import StudyRecords
 from basecap.run.execute import execute
 from basecap.study.config import StudyConfig, load_study
-from tests.study.conftest import write_text
+from tests.small_study import write_text
 
 #: Shorter than the study's own, so that made-up text is enough; the depths are the study's.
 SETTINGS = ["train.tokens=480", "train.batch=4", "train.eval_every=480", "model.hidden=32"]

@@ -1,4 +1,4 @@
-"""Whether runs differ less after more tokens: `python -m tests.analysis.noise_by_tokens DIR`.
+"""Whether runs differ less after more tokens: `python -m tests.analysis.text.noise_by_tokens DIR`.
 
 A study of text is cut after a part of its tokens, and each of its runs gives the number that a report would give: its
 mean loss on unseen domains over the second half of these tokens, at equal held-out loss. Printed are standard

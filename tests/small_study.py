@@ -1,10 +1,7 @@
-"""A small study on made-up text: three domains, two architectures, a few steps."""
+"""Made-up text in three domains, and a study of it that trains in seconds."""
 
 import random
 from pathlib import Path
-
-import pytest
-import yaml
 
 WORDS = {
     "prose": ["the", "a", "river", "bridge", "stone", "walks", "over", "under", "slowly", "and", "then", "home"],
@@ -24,14 +21,13 @@ def write_text(root: Path, documents: int = 60, words: int = 120) -> Path:
     return root
 
 
-@pytest.fixture
-def study(tmp_path: Path) -> dict:
-    """Return the content of a study of a few seconds."""
+def small_study(text: Path) -> dict:
+    """Return the content of a study of two architectures; its text is written to `text`."""
     return {
         "name": "tiny",
         "data": {
             "source": "text",
-            "path": str(write_text(tmp_path / "text")),
+            "path": str(write_text(text)),
             "tokenizer": "bytes",
             "seq_len": 32,
             "train": ["prose", "notes"],
@@ -42,11 +38,3 @@ def study(tmp_path: Path) -> dict:
         "train": {"tokens": 2560, "batch": 8, "lr": 1e-2, "warmup": 1, "eval_every": 512},
         "architectures": ["transformer++", {"name": "window 4", "use": "transformer++", "mixer": {"window": 4}}],
     }
-
-
-@pytest.fixture
-def study_file(study: dict, tmp_path: Path) -> Path:
-    """Write the study to a file."""
-    path = tmp_path / "tiny.yaml"
-    path.write_text(yaml.safe_dump(study))
-    return path

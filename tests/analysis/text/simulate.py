@@ -1,4 +1,4 @@
-"""How often the intervals hold: `python -m tests.analysis.simulate > results/intervals/simulated.txt`.
+"""How often the intervals hold: `python -m tests.analysis.text.simulate > results/intervals/simulated.txt`.
 
 Each row is a kind of study, simulated many times. Part of it runs in the tests, with fewer studies.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from basecap.analysis.rows import Row
 from basecap.analysis.sequential import level_of_last_look, next_look
 from basecap.analysis.text.comparison import Setting, compare_runs
-from tests.analysis.made_up import REFERENCE, World, fall, runs, setting
+from tests.analysis.text.made_up import REFERENCE, World, fall, runs, setting
 
 SETTING = setting()
 

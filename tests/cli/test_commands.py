@@ -24,7 +24,6 @@ from basecap.errors import ConfigError, DataError
 from basecap.report.bundle import label
 from tests.report.synthetic import write_study
 from tests.study._execute import PLUGIN
-from tests.study.conftest import study, study_file  # noqa: F401 (fixtures)
 
 #: Exit code, stdout, stderr.
 Answer = tuple[int, str, str]
@@ -66,7 +65,7 @@ def refused(basecap) -> Callable[..., str]:
     return call
 
 
-def test_run_report_generate(study_file, tmp_path, basecap, refused):  # noqa: F811
+def test_run_report_generate(study_file, tmp_path, basecap, refused):
     out = tmp_path / "out"
     code, printed, err = in_a_process("run", study_file, "--out", out, "--device", "cpu")
     assert code == 0, err
@@ -112,7 +111,7 @@ def test_run_report_generate(study_file, tmp_path, basecap, refused):  # noqa: F
     assert (code, printed) == (2, "") and f"remove {run} to train it again" in err  # said before anything is trained
 
 
-def test_a_failed_run_shows_in_the_exit_code(study, tmp_path):  # noqa: F811
+def test_a_failed_run_shows_in_the_exit_code(study, tmp_path):
     plugin, path = tmp_path / "breaks.py", tmp_path / "tiny.yaml"
     plugin.write_text(PLUGIN)
     path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", "breaks"]}))
@@ -127,7 +126,7 @@ def test_a_failed_run_shows_in_the_exit_code(study, tmp_path):  # noqa: F811
     assert code == 0, err
 
 
-def test_plan_and_lists_answer_without_writing(study_file, tmp_path, basecap, monkeypatch):  # noqa: F811
+def test_plan_and_lists_answer_without_writing(study_file, tmp_path, basecap, monkeypatch):
     monkeypatch.chdir(tmp_path)
     there = set(tmp_path.iterdir())
     rows = json.loads(basecap("plan", study_file, "--json")[1])
@@ -144,7 +143,7 @@ def test_plan_and_lists_answer_without_writing(study_file, tmp_path, basecap, mo
     assert set(tmp_path.iterdir()) == there
 
 
-def test_a_plan_says_what_it_leaves_out_and_what_is_missing(study_file, tmp_path, basecap, monkeypatch):  # noqa: F811
+def test_a_plan_says_what_it_leaves_out_and_what_is_missing(study_file, tmp_path, basecap, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, printed, err = basecap("plan", study_file)
     assert code == 0, err
@@ -171,7 +170,7 @@ def test_a_terminal_that_knows_ascii_alone_is_answered(monkeypatch):
     assert code == 0 and "data.vocab" in printed and "?" in printed, err
 
 
-def test_data_inspect_counts_every_domain(study_file, tmp_path, basecap):  # noqa: F811
+def test_data_inspect_counts_every_domain(study_file, tmp_path, basecap):
     code, printed, err = basecap("data", "inspect", study_file, "--out", tmp_path / "out", "--json")
     assert code == 0, err
     assert {row["domain"] for row in json.loads(printed)} == {"prose", "notes", "code"}

@@ -11,8 +11,8 @@ from basecap.analysis.text.draws import FEWEST_DOCUMENTS, Curve, Draws, draw
 from basecap.analysis.text.gap import LONGEST, Range, final, more_tokens, tokens_to_reach, upper_end
 from basecap.analysis.text.losses import MOST_POINTS, DomainLosses, RunLosses
 from basecap.analysis.text.worth import judge
-from tests.analysis.made_up import BIGRAM, OOD, REFERENCE, TRAIN, World, curve, pretraining, runs, setting
-from tests.analysis.simulate import simulate
+from tests.analysis.text.made_up import BIGRAM, OOD, REFERENCE, TRAIN, World, curve, pretraining, runs, setting
+from tests.analysis.text.simulate import simulate
 
 
 def compare(world: World, seed: int = 0, **changes) -> list[Row]:
@@ -373,7 +373,7 @@ def test_one_bad_run_does_not_make_the_tokens_that_are_missing_none():
     ids=["noisy reference, others differ", "looks"],
 )
 def test_intervals_hold(world, most):
-    """A seeded part of tests/analysis/simulate.py: bounds leave room for what so few studies can show."""
+    """A seeded part of tests/analysis/text/simulate.py: bounds leave room for what so few studies can show."""
     found = simulate(
         replace(world, documents=60), studies=25, seed=1, most=most, setting=setting(resamples=100, draws=4000)
     )
