@@ -39,7 +39,7 @@ class Registry(Generic[T]):
     #: Module name and directory of the plugin file that is being imported.
     plugin: ClassVar[tuple[str, Path] | None] = None
 
-    def __init__(self, kind: str, package: str, listing: str):
+    def __init__(self, kind: str, package: str, listing: str | None = None):
         """Create an empty registry of entries called `kind`, defined in `package`, shown by `basecap list LISTING`."""
         self.kind = kind
         self.package = package
@@ -66,7 +66,7 @@ class Registry(Generic[T]):
         """Return the entry called `name`; raises ConfigError with the nearest name when there is none."""
         self._discover()
         if name not in self._entries:
-            hint = nearest(name, self._entries, see=f"basecap list {self.listing}")
+            hint = nearest(name, self._entries, see=self.listing and f"basecap list {self.listing}")
             raise ConfigError(f"unknown {self.kind} {name!r}: {hint} For one in your own file, add --plugin FILE.")
         return self._entries[name]
 

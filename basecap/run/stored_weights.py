@@ -54,8 +54,7 @@ def evaluate_stored(runs: Sequence[RunSpec], runtime: Runtime, executor: Executo
             for name, failure in failures.items() if group.is_leader else ():
                 report_failure(f"{name} of {point.run.label} failed at step {point.step}", failure, runtime.log)
             failed += len(failures)
-            lost = ", ".join(failures).split(", ")  # a killed process loses all evaluations of its point at once
-            for name in (name for name in point.evaluations if name not in lost):
+            for name in (name for name in point.evaluations if name not in failures):
                 ran[name].append(point)
     if group.is_leader:
         _log_ran(ran, runtime)

@@ -11,6 +11,7 @@ import sys
 import time
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +23,9 @@ from basecap.plan.runs import plan_runs
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
 from basecap.run.execute import execute
-from basecap.run.executors import ProcessExecutor, devices_for
+from basecap.run.executors import EXECUTORS, devices_for, executor_for
+from basecap.run.executors.in_process import InProcessExecutor
+from basecap.run.executors.local import LocalExecutor
 from basecap.run.jobs import Execution
 from basecap.study.config import StudyConfig, load_study, select
 from tests.forks import command, pair
@@ -108,7 +111,9 @@ def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, 
     monkeypatch.setattr("basecap.system.processes._Worker", Worker)
     runs = [spec for spec in plan_runs(study, byte_tokenizer().vocab_size) if spec.seed < 2 or spec.name == "window 4"]
     execution = Execution(study=study, out=out, device="cpu")
-    infos = ProcessExecutor(execution, ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1", "cuda:2"], print).train(runs)
+    runtime = SimpleNamespace(log=print)
+    devices = ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1", "cuda:2"]
+    infos = LocalExecutor(execution, runtime, devices).train(runs)
     assert [(info["name"], info["seed"]) for info in infos] == [(spec.name, spec.seed) for spec in runs]
     assert len(taken) == 3 and {device for _, _, device in taken} == {"cuda:0", "cuda:1", "cuda:2"}
 
@@ -127,6 +132,16 @@ def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, 
 def test_runs_go_to_every_gpu(monkeypatch, chosen, asked, world, per_device, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert devices_for(torch.device(chosen), asked, world, per_device) == expected
+
+
+def test_an_executor_is_chosen_by_its_name():
+    execution, runtime = Execution(study=None, out=Path("out"), device="cpu"), SimpleNamespace(log=print)
+    assert isinstance(executor_for(execution, runtime, ["cpu"]), InProcessExecutor)
+    assert isinstance(executor_for(execution, runtime, ["cpu", "cpu"]), LocalExecutor)
+    assert isinstance(executor_for(execution, runtime, ["cpu", "cpu"], "in-process"), InProcessExecutor)
+    assert {"in-process", "local"} <= {*EXECUTORS.names()}
+    with pytest.raises(ConfigError, match="unknown executor 'locl': did you mean 'local'"):
+        executor_for(execution, runtime, ["cpu"], "locl")
 
 
 def test_processes_that_train_one_run_together_share_no_device():

@@ -14,8 +14,9 @@ from basecap.plan.workloads import data_of
 from basecap.records import StudyRecords
 from basecap.records.measured import Record
 from basecap.registry import load_plugin
-from basecap.run import executors, sweep
+from basecap.run import sweep
 from basecap.run.execute import execute
+from basecap.run.executors import in_process
 from basecap.study.config import StudyConfig, load_study, select
 from tests.small_study import WORDS
 from tests.study._execute import PLUGIN
@@ -98,10 +99,10 @@ def test_a_sweep_goes_on_where_it_was_killed(path, tmp_path, monkeypatch):
 
     chosen = {"only": ("transformer++",)}
     run(path, tmp_path / "straight", **chosen)
-    out, attempt = tmp_path / "out", executors.train_run
+    out, attempt = tmp_path / "out", in_process.train_run
     with monkeypatch.context() as patch:
         left = iter([attempt, attempt, killed])
-        patch.setattr(executors, "train_run", lambda *arguments: next(left)(*arguments))
+        patch.setattr(in_process, "train_run", lambda *arguments: next(left)(*arguments))
         with pytest.raises(KeyboardInterrupt):
             run(path, out, **chosen)
     assert len(curves(out)) == 2 and not (out / "runs").exists()

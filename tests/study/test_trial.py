@@ -99,7 +99,7 @@ def test_a_trial_leaves_nothing_behind(study, plugin, tmp_path, monkeypatch):
         states.append((torch.get_rng_state(), dict(IMPLEMENTATIONS)))
         return {"name": run.name, "seed": run.seed}
 
-    monkeypatch.setattr("basecap.run.executors.train_run", attempt)
+    monkeypatch.setattr("basecap.run.executors.in_process.train_run", attempt)
     monkeypatch.setitem(IMPLEMENTATIONS, "kept", "as it was")
     before, held = torch.get_rng_state(), dict(IMPLEMENTATIONS)
     execute(config, out, only=select(config, []), device="cpu", plugins=[plugin], log=print)

@@ -1,0 +1,7 @@
+"""Where the jobs of a study run, one file each: a new executor needs only a file here, and is chosen by its name."""
+
+from basecap.run.executors._contract import EXECUTORS as EXECUTORS
+from basecap.run.executors._contract import Executor as Executor
+from basecap.run.executors._contract import devices_for as devices_for
+from basecap.run.executors._contract import executor as executor
+from basecap.run.executors._contract import executor_for as executor_for

@@ -1,0 +1,86 @@
+"""The interface of executors: an executor tries and trains runs, and evaluates stored weights."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import torch
+
+from basecap.errors import ConfigError
+from basecap.plan.runs import RunSpec
+from basecap.registry import Registry
+from basecap.run.evaluation_job import Point
+from basecap.run.jobs import Execution, Failure, Runtime
+
+
+class Executor(AbstractContextManager["Executor"]):
+    """Does the jobs of a study. Leaving its context ends the processes that it started.
+
+    Under `torchrun` all processes call its methods with the same arguments and do each job together.
+    """
+
+    @abstractmethod
+    def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Failure | None]]:
+        """Try runs, see `basecap.run.trial`; yield each with why it cannot train, None where it can."""
+
+    @abstractmethod
+    def train(self, runs: Sequence[RunSpec]) -> list[dict[str, Any]]:
+        """Train the runs that are not finished; return each run's info in the order of `runs`.
+
+        A run that fails has that in its info. Raises Interrupted when a signal came, after runs in training have
+        written a checkpoint.
+        """
+
+    @abstractmethod
+    def evaluate(
+        self, points: Sequence[Point], show: Callable[[str], None]
+    ) -> Iterator[tuple[Point, Mapping[str, Failure]]]:
+        """Evaluate stored weights; yield each point with the evaluations that failed, by name.
+
+        Args:
+            points: have stored weights.
+            show: takes what is being evaluated, where the jobs run in this process.
+        """
+
+
+#: Makes an executor of: what the jobs share, what they use in this process, and a device for each job at a time.
+Start = Callable[[Execution, Runtime, Sequence[str]], Executor]
+S = TypeVar("S", bound=Start)
+
+EXECUTORS: Registry[Start] = Registry("executor", "basecap.run.executors")
+
+
+def executor(name: str) -> Callable[[S], S]:
+    """Register the decorated class or function as executor `name`: it is called as a `Start`."""
+
+    def register(start: S) -> S:
+        EXECUTORS.add(name, start, start)
+        return start
+
+    return register
+
+
+def executor_for(execution: Execution, runtime: Runtime, devices: Sequence[str], name: str = "local") -> Executor:
+    """Return an executor; raises ConfigError for an unknown name.
+
+    Args:
+        execution: what all jobs share; crosses process boundaries.
+        runtime: what jobs use in this process.
+        devices: what `devices_for` returned.
+        name: a name of `EXECUTORS`.
+    """
+    return EXECUTORS.get(name)(execution, runtime, devices)
+
+
+def devices_for(chosen: torch.device, asked: str | None, world: int, per_device: int) -> list[str]:
+    """Return the devices of the jobs of this process, one for each that runs at a time; the GPUs take turns.
+
+    Raises:
+        ConfigError: several jobs at a time under `torchrun`.
+    """
+    if per_device > 1 and world > 1:
+        raise ConfigError("under torchrun all processes do each job together; leave out --per-device.")
+    every = chosen.type == "cuda" and asked is None and world == 1
+    devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if every else [str(chosen)]
+    return devices * per_device

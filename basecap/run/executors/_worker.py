@@ -1,0 +1,73 @@
+"""The jobs of a process that another one started: `begin` is called once, then any number of jobs."""
+
+from typing import Any
+
+import torch
+
+from basecap.errors import Interrupted
+from basecap.plan.runs import RunSpec, plan_evaluations
+from basecap.plan.workloads import material_of
+from basecap.records import StudyRecords
+from basecap.registry import load_plugin
+from basecap.run.evaluation_job import Point, evaluate_point
+from basecap.run.jobs import Execution, Failure, Runtime
+from basecap.run.training_job import train_run
+from basecap.run.trial import try_run
+from basecap.system import environment
+from basecap.system.progress import share_terminal, write_line
+from basecap.train.distributed import Processes
+from basecap.train.interruption import deferred, immediate, install
+
+#: What the jobs of this process use.
+_runtime: list[Runtime] = []
+
+
+def begin(execution: Execution) -> None:
+    """Prepare this process for jobs: its device, plugins, data and evaluations."""
+    share_terminal()
+    device = environment.choose_device(execution.device)
+    if execution.device == "cpu" and execution.threads is not None:
+        torch.set_num_threads(execution.threads)  # more threads than cores would wait for each other
+    install(deferring=True)  # between jobs the parent ends this process
+    for plugin, digest in execution.plugins.items():
+        load_plugin(plugin, digest)
+    _runtime[:] = [
+        Runtime(
+            records=StudyRecords(execution.out),
+            device=device,
+            workloads=material_of(execution.study, execution.out).workloads(),
+            evaluations=plan_evaluations(execution.study),
+            group=Processes(),
+            log=write_line,
+        )
+    ]
+
+
+def attempt(run: RunSpec) -> Failure | None:
+    """Try a run; return why it cannot train."""
+    with deferred(), immediate():  # there is no checkpoint to write
+        return try_run(run, _runtime[0])
+
+
+def train(run: RunSpec) -> dict[str, Any]:
+    """Train a run and return its info; raises Interrupted when a signal came, after a checkpoint."""
+    try:
+        with deferred():
+            info = train_run(run, _runtime[0])
+    except Interrupted as interrupted:
+        write_line(str(interrupted))
+        raise
+    _free_cache()
+    return info
+
+
+def evaluate(point: Point) -> dict[str, Failure]:
+    """Evaluate the stored weights of a point; return the evaluations that failed."""
+    with deferred(), immediate():  # what is recorded stays
+        failures = evaluate_point(point, _runtime[0])
+    _free_cache()
+    return failures
+
+
+def _free_cache() -> None:
+    torch.cuda.empty_cache()  # other processes on the same GPU cannot use what this one caches

@@ -1,0 +1,44 @@
+"""Executor `in-process`: jobs run in this process one after the other, under `torchrun` in all of them together."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from basecap.plan.runs import RunSpec
+from basecap.run.evaluation_job import Point, evaluate_point
+from basecap.run.executors._contract import Executor, executor
+from basecap.run.jobs import Execution, Failure, Runtime
+from basecap.run.training_job import train_run
+from basecap.run.trial import try_run
+from basecap.train.interruption import deferred
+
+
+@executor("in-process")
+class InProcessExecutor(Executor):
+    """Does jobs in this process, or in all processes of its group together."""
+
+    def __init__(self, execution: Execution, runtime: Runtime, devices: Sequence[str]):
+        """Take what jobs use in this process; they run on its device, whatever `devices` are."""
+        self.runtime = runtime
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """End nothing: there are no other processes."""
+
+    def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Failure | None]]:
+        """Try runs, see `basecap.run.trial`."""
+        for run in runs:
+            yield run, try_run(run, self.runtime)
+
+    def train(self, runs: Sequence[RunSpec]) -> list[dict[str, Any]]:
+        """Return each run's info; raises Interrupted when a signal came, after a checkpoint."""
+        infos = []
+        for run in runs:
+            with deferred():  # a signal waits for a checkpoint, or for the record that the run is finished
+                infos.append(train_run(run, self.runtime))
+        return infos
+
+    def evaluate(
+        self, points: Sequence[Point], show: Callable[[str], None]
+    ) -> Iterator[tuple[Point, Mapping[str, Failure]]]:
+        """Evaluate stored weights; yield each point with the evaluations that failed."""
+        for point in points:
+            yield point, evaluate_point(point, self.runtime, show)
