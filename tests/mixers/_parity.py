@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from basecap.mixers import Mixer
 
 
-def check_equals_paper(
+def assert_equals_paper(
     mixer: Mixer, paper: Callable[[Mixer, Tensor], Tensor], *, length: int = 75, tolerance: float = 1e-9
 ) -> None:
     """Assert that outputs and all gradients on one sequence are those of `paper`, which takes x [T, 12].
@@ -30,7 +30,7 @@ def check_equals_paper(
         torch.testing.assert_close(own, other, rtol=tolerance, atol=tolerance / 1000)
 
 
-def check_equals_module(ours: Mixer, theirs: nn.Module, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+def assert_equals_module(ours: Mixer, theirs: nn.Module, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Assert that outputs and gradients are those of a module whose decays are computed in float32.
 
     Args:

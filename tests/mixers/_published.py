@@ -141,7 +141,7 @@ class Table:
     tied: bool = False
 
 
-def check_table(name: str, table: Table) -> None:
+def assert_table_holds(name: str, table: Table) -> None:
     """Assert that every parameter of architecture `name` is as its table says, and that the sources are the same."""
     config = model_config(name, hidden=HIDDEN, vocab=VOCAB, layers=table.layers, max_length=LENGTH)
     assert config.tied == table.tied, "another head than published"
@@ -164,10 +164,10 @@ def check_table(name: str, table: Table) -> None:
         except AssertionError as error:
             raise AssertionError(f"{name}: {full} does not start as {row.pattern!r} says: {error}") from error
     assert not (spare := set(table.rows) - used), f"no parameter has these names: {[row.pattern for row in spare]}"
-    check_reasons(name, table)
+    assert_reasons_are_named(name, table)
 
 
-def check_reasons(name: str, table: Table) -> None:
+def assert_reasons_are_named(name: str, table: Table) -> None:
     """Assert that the architecture names the table's source, and the reason of each difference."""
     architecture = ARCHITECTURES.get(name)
     plain = architecture if architecture.source else ARCHITECTURES.get(architecture.variant_of)

@@ -8,7 +8,7 @@ from basecap.mixers import LayerSpec, initialise
 from basecap.mixers.deltanet import DeltaNet
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
-from tests.mixers._parity import check_equals_paper
+from tests.mixers._parity import assert_equals_paper
 
 
 def by_the_paper(mixer: DeltaNet, x_TD: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def test_equals_the_paper_in_outputs_and_gradients():
     mixer = DeltaNet(DeltaNet.Config(heads=2), LayerSpec(hidden=12))
     initialise(mixer, mixer.recipe(), 0)
     mixer.double()
-    check_equals_paper(mixer, by_the_paper)
+    assert_equals_paper(mixer, by_the_paper)
 
 
 def test_published_size():

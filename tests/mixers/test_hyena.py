@@ -9,7 +9,7 @@ from torch import Tensor
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES, LayerSpec, initialise
 from basecap.mixers.hyena import Hyena
-from tests.mixers._parity import check_equals_paper
+from tests.mixers._parity import assert_equals_paper
 
 
 def build(hidden: int = 12, max_length: int = 40) -> Hyena:
@@ -56,7 +56,7 @@ def by_the_paper(mixer: Hyena, x_TD: Tensor) -> Tensor:
 @pytest.mark.parametrize("length", [30, 40, 55])
 def test_equals_the_paper_in_outputs_and_gradients(length: int):
     mixer = build()
-    check_equals_paper(mixer, by_the_paper, length=length, tolerance=1e-8)
+    assert_equals_paper(mixer, by_the_paper, length=length, tolerance=1e-8)
 
 
 def test_the_initial_filter_is_that_of_the_paper():

@@ -9,7 +9,7 @@ from transformers.models.mamba.modeling_mamba import MambaMixer
 from basecap.mixers import ARCHITECTURES, LayerSpec, Mixer, initialise
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
-from tests.mixers._parity import check_equals_module
+from tests.mixers._parity import assert_equals_module
 
 
 def build(name: str, hidden: int = 16, index: int = 7, **options: object) -> Mixer:
@@ -39,7 +39,7 @@ def test_parity_with_transformers():
         (ours.D, theirs.D),
         (ours.out_proj.weight, theirs.out_proj.weight),
     ]
-    check_equals_module(ours, theirs, pairs)
+    assert_equals_module(ours, theirs, pairs)
 
 
 @pytest.mark.parametrize("name", ["mamba-1", "mamba-1 decay one", "mamba-1 global selection"])

@@ -7,7 +7,7 @@ from transformers import Mamba2Config
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from basecap.mixers import ARCHITECTURES, LayerSpec, Mixer, initialise
-from tests.mixers._parity import check_equals_module
+from tests.mixers._parity import assert_equals_module
 
 
 def build(name: str, hidden: int = 32, dtype: torch.dtype = torch.float64, **options: object) -> Mixer:
@@ -42,7 +42,7 @@ def test_parity_with_transformers(groups: int):
         (ours.norm_weight, theirs.norm.weight),
         (ours.out_proj.weight, theirs.out_proj.weight),
     ]
-    check_equals_module(ours, theirs, pairs)
+    assert_equals_module(ours, theirs, pairs)
 
 
 def test_without_decay_it_is_linear_attention():

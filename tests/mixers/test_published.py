@@ -12,7 +12,7 @@ from tests.mixers import (
     test_published_mamba,
     test_published_rwkv,
 )
-from tests.mixers._published import check_table
+from tests.mixers._published import assert_table_holds
 
 TABLES = {
     **test_published_attention.TABLES,
@@ -62,11 +62,11 @@ def test_a_wrong_recipe_is_noticed(name: str, parameter: str, wrong: dict, monke
 
     monkeypatch.setattr(LanguageModel, "recipe", recipe)
     with pytest.raises(AssertionError, match=parameter.replace(".", r"\.")):
-        check_table(name, TABLES[name])
+        assert_table_holds(name, TABLES[name])
 
 
 def test_a_parameter_without_a_row_is_noticed():
     with pytest.raises(AssertionError, match=r"blocks\.0\.mixer\.conv\.weight stands in 0 rows"):
-        check_table("mamba-1", TABLES["mamba-1 w/o conv"])
+        assert_table_holds("mamba-1", TABLES["mamba-1 w/o conv"])
     with pytest.raises(AssertionError, match="no parameter has these names"):
-        check_table("mamba-1 w/o conv", TABLES["mamba-1"])
+        assert_table_holds("mamba-1 w/o conv", TABLES["mamba-1"])

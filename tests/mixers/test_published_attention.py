@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from tests.mixers._published import ONES, ZEROS, At, Follows, Row, Table, check_table, normal
+from tests.mixers._published import ONES, ZEROS, At, Follows, Row, Table, assert_table_holds, normal
 
 
 def shrunk(at: At) -> Follows:
@@ -109,4 +109,4 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_starts_and_trains_as_published(name: str):
-    check_table(name, TABLES[name])
+    assert_table_holds(name, TABLES[name])

@@ -9,7 +9,19 @@ import math
 import pytest
 import torch
 
-from tests.mixers._published import LENGTH, ONES, ZEROS, At, Exactly, Follows, Row, Table, check_table, normal, uniform
+from tests.mixers._published import (
+    LENGTH,
+    ONES,
+    ZEROS,
+    At,
+    Exactly,
+    Follows,
+    Row,
+    Table,
+    assert_table_holds,
+    normal,
+    uniform,
+)
 
 BASED = "HazyResearch/based@32c1bd4e09c8f7f718b0ed3f2e0a333908297879"
 SAFARI = "HazyResearch/safari@02220c69d247e5473616cd053a443ad99fd2559b"
@@ -95,4 +107,4 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_starts_and_trains_as_published(name: str):
-    check_table(name, TABLES[name])
+    assert_table_holds(name, TABLES[name])

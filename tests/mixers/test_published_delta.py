@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from tests.mixers._published import ONES, Row, Table, check_table, log_of_uniform, normal, steps
+from tests.mixers._published import ONES, Row, Table, assert_table_holds, log_of_uniform, normal, steps
 
 COMMIT = "fla-org/flash-linear-attention@bc3b101dcb713ddc5bd8924b66754eb68b5ccf89"
 UNDECAYED = "Gains of norms do not decay"
@@ -47,4 +47,4 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_starts_and_trains_as_published(name: str):
-    check_table(name, TABLES[name])
+    assert_table_holds(name, TABLES[name])

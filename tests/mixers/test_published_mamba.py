@@ -11,7 +11,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.mixers._published import ONES, At, Exactly, Follows, Row, Table, check_table, log_of_uniform, normal, steps
+from tests.mixers._published import (
+    ONES,
+    At,
+    Exactly,
+    Follows,
+    Row,
+    Table,
+    assert_table_holds,
+    log_of_uniform,
+    normal,
+    steps,
+)
 from tests.mixers._published import uniform as between
 
 COMMIT = "state-spaces/mamba@e9594ce1c732d97440f0332fdc43170a2294dbfa"
@@ -124,4 +135,4 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_starts_and_trains_as_published(name: str):
-    check_table(name, TABLES[name])
+    assert_table_holds(name, TABLES[name])

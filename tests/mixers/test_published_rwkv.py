@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.mixers._published import ONES, ZEROS, At, Exactly, Orthogonal, Row, Table, check_table, uniform
+from tests.mixers._published import ONES, ZEROS, At, Exactly, Orthogonal, Row, Table, assert_table_holds, uniform
 
 COMMIT = "BlinkDL/RWKV-LM@524481d5099b38d9bc8ef1e89209161b86c8011b"
 
@@ -171,4 +171,4 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_starts_and_trains_as_published(name: str):
-    check_table(name, TABLES[name])
+    assert_table_holds(name, TABLES[name])

@@ -100,21 +100,24 @@ CASES = {
     "wkv7": Case(wkv7, wkv7_inputs, *per_head),
     "wkv7 bounded": Case(wkv7_bounded, wkv7_inputs, *per_head),
 }
+WITH_HISTORY = {name: case for name, case in CASES.items() if case.history()}
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
-@every_case
+@pytest.mark.parametrize("case", WITH_HISTORY.values(), ids=WITH_HISTORY)
 def test_a_history_of_another_shape_is_refused(case: Case):
     case.op(**case.inputs, **case.history())
+    wrong = []
     if case.state:
         for shape in ((1, *case.shape[1:]), (*case.shape[:-1], 1), case.shape[1:]):
-            message = f"state {shape} must be {case.shape}"
-            with pytest.raises(ConfigError, match=re.escape(message)):
-                case.op(**case.inputs, **{case.state: torch.zeros(shape)})
+            wrong.append((f"state {shape} must be {case.shape}", {case.state: torch.zeros(shape)}))
     if case.segmented:
         for shape in ((1, T), (B, T - 1), (B, T + 1), (T,)):
-            with pytest.raises(ConfigError, match=re.escape(f"segments {shape} must be [B, T] = (2, 9)")):
-                case.op(**case.inputs, segments=torch.zeros(shape, dtype=torch.int64))
+            history = {"segments": torch.zeros(shape, dtype=torch.int64)}
+            wrong.append((f"segments {shape} must be [B, T] = (2, 9)", history))
+    for message, history in wrong:
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            case.op(**case.inputs, **history)
 
 
 @every_case

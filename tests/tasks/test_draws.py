@@ -18,7 +18,7 @@ def draws(count: int, key: int = 7) -> ExampleDraws:
     return ExampleDraws(key, np.arange(count))
 
 
-def check_equally_frequent(found: np.ndarray, outcomes: list[tuple[int, ...]]) -> None:
+def assert_equally_frequent(found: np.ndarray, outcomes: list[tuple[int, ...]]) -> None:
     """Assert that rows of `found` are `outcomes`, all equally often but for chance."""
     numbers = {outcome: number for number, outcome in enumerate(outcomes)}
     counts = np.bincount([numbers[tuple(row)] for row in found.tolist()], minlength=len(outcomes))
@@ -44,14 +44,14 @@ def test_streams_keys_and_places_are_independent():
 def test_every_choice_without_replacement_is_equally_frequent(size):
     """Sizes on both sides of the bound between permuting the range and drawing again."""
     found = draws(30_000).distinct("keys", 3, size)
-    check_equally_frequent(found, list(permutations(range(size), 3)))
+    assert_equally_frequent(found, list(permutations(range(size), 3)))
 
 
 def test_words_are_distinct_and_equally_frequent():
     for size in (2, 5):  # 4 words are permuted, 25 are drawn again
         words = draws(20_000).distinct_words("words", 2, size, 2)
         codes = words[:, :, 0] * size + words[:, :, 1]
-        check_equally_frequent(codes, list(permutations(range(size * size), 2)))
+        assert_equally_frequent(codes, list(permutations(range(size * size), 2)))
 
 
 @settings(max_examples=30, deadline=None)

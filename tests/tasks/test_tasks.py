@@ -83,11 +83,9 @@ def test_clean_examples_have_one_right_answer(name):
         for row in range(2):
             solved = answers(task.at(cell), found, row)
             places = asked(found, row)
-            if found.choices is None:
-                assert solved == [{int(found.targets[row, place])} for place in places], cell
-            else:
-                assert solved == [set(found.choices[row, found.groups[row, place]].tolist()) for place in places], cell
-                assert {len(one) for one in solved} == {found.choices.shape[2]}
+            choices = found.targets[row, :, None] if found.choices is None else found.choices[row, found.groups[row]]
+            assert solved == [set(choices[place].tolist()) for place in places], cell
+            assert {len(one) for one in solved} == {choices.shape[-1]}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -61,7 +61,7 @@ def line_of(function: object, marked: str = "def ") -> int:
 
 
 def test_the_mixer_that_is_broken_below_is_sound(register):
-    check_mixer(register(RunningMean), length=32).raise_failures()
+    assert failures(check_mixer(register(RunningMean), length=32)) == {}
 
 
 class HasNoStep(RunningMean):
