@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from basecap.bench import peers
 from basecap.errors import ConfigError
 from basecap.ops import choose, recorded
-from basecap.ops.attention.flex import block_mask
+from basecap.ops.attention.flex_kernels import block_mask
 from basecap.ops.top1_chunk import FAMILIES, top1_chunk, top1_chunk_cache, top1_chunk_fill, top1_chunk_step
 from basecap.ops.top1_chunk.grid import chunk_grid
 from basecap.ops.top1_chunk.operators import attend

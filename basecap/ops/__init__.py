@@ -6,12 +6,28 @@
 `help(OP)` has shapes, dtypes and errors, `README.md` in its folder the mathematics. Invalid arguments raise
 `basecap.errors.ConfigError`; GPUs run kernels, CPUs plain PyTorch.
 
-The folders of all ops have the same shape; `_dispatch` says what a family is.
+The folders of all ops have the same shape. An op chooses between implementations, which `_dispatch` calls families:
 
-    __init__.py     the op: checks of its arguments, the choice of a family, `influence`
-    reference.py    its definition, for tests
-    eager.py        the family in plain PyTorch, which runs everywhere
-    NAME/           any other family: kernels in Triton, Gluon or Numba, or calls of a library
+    __init__.py      the op: checks of its arguments, the choice of a family, `influence`
+    reference.py     its definition, for tests
+    eager.py         the family in plain PyTorch, which runs everywhere
+    NAME/            a family of kernels, as below
+    operators.py     the functions of all families as one PyTorch operator; in a folder, those of this family alone
+    README.md        the mathematics, and what was measured
+
+A folder is named after the language of its kernels or the library that has them, which is also how `basecap check` and
+run.json call it:
+
+    triton_kernels   in Triton; where an op has more than one, what sets them apart: triton_chunks, triton_tokens
+    triton_step      in Triton, for one decoding step
+    gluon_kernels    in Gluon, Triton's lower dialect
+    numba_kernels    in Numba, for CPUs
+    fla_kernels      of flash-linear-attention
+    flex_kernels     of PyTorch's FlexAttention
+
+    __init__.py      what the family supports, importable without Triton or Numba
+    launch.py        allocates the results and starts the kernels
+    kernels*.py      the kernels
 """
 
 from basecap.ops._dispatch import IMPLEMENTATIONS, choose, recorded, unsupported_by_triton, without_autocast

@@ -1,8 +1,8 @@
 """Choose the implementation of an op that runs, and record why no faster one does.
 
-`FAMILIES` of an op lists its implementations ("families") by name, the fastest first, plain PyTorch last. A family has
-the same functions as the others of its op, in its `__init__` or, where these need Triton or Numba to be imported, in
-its `launch`, and
+`FAMILIES` of an op lists its implementations ("families") by the name of their folder, the fastest first, plain PyTorch
+last. A family has the same functions as the others of its op, in its `__init__` or, where these need Triton or Numba to
+be imported, in its `launch`, and
 
     RUNS: str               its name in logs and in run.json, "Triton kernels"
     BACKEND: str | None     the `backend` that selects it; None: only "auto" does
@@ -201,6 +201,11 @@ def choose(
             return name
         refused[family.RUNS] = reason
     raise _refusal(op, *list(refused.items())[-1])
+
+
+def families(*modules: ModuleType) -> dict[str, ModuleType]:
+    """Return the families of an op by name, which is that of their folder (or of the file `eager`)."""
+    return {module.__name__.rpartition(".")[2]: module for module in modules}
 
 
 def functions_of(family: ModuleType) -> ModuleType:

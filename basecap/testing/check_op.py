@@ -43,7 +43,7 @@ from basecap.ops.taylor_attention import FAMILIES as taylor_families
 from basecap.ops.taylor_attention import eager as taylor_eager
 from basecap.ops.taylor_attention import reference as taylor_reference
 from basecap.ops.taylor_attention import taylor_attention
-from basecap.ops.taylor_attention.gpu import operators as taylor_operators
+from basecap.ops.taylor_attention.triton_kernels import operators as taylor_operators
 from basecap.ops.top1_chunk import FAMILIES as chunk_families
 from basecap.ops.top1_chunk import Mode, top1_chunk, top1_chunk_weights
 from basecap.ops.top1_chunk import reference as chunk_reference

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from basecap.errors import ConfigError
-from basecap.ops.attention import attention, attention_step, eager, entropy, flex, influence, reference
+from basecap.ops.attention import attention, attention_step, eager, entropy, flex_kernels, influence, reference
 from basecap.testing.tolerance import assert_as_accurate
 
 OPTIONS = [
@@ -196,7 +196,7 @@ def test_bad_inputs_are_named(change, message):
 def test_tiles_of_the_kernel_are_those_with_visible_pairs(window, packed):
     T, cuts = 768, torch.tensor([[100, 128, 300], [256, 512, 767]])
     segments = (torch.arange(T)[None, :, None] >= cuts[:, None]).sum(-1) if packed else None
-    mask = flex.block_mask(2, T, window, segments, torch.device("cpu"))
+    mask = flex_kernels.block_mask(2, T, window, segments, torch.device("cpu"))
     t = torch.arange(T)
     pairs = (t[:, None] >= t) & (t[:, None] - t < (window or T))
     pairs = pairs.expand(2, T, T) if segments is None else pairs & (segments[:, :, None] == segments[:, None])
@@ -214,7 +214,7 @@ def test_tiles_of_the_kernel_are_those_with_visible_pairs(window, packed):
 
 def test_the_last_tile_of_the_kernel_may_be_cut():
     length, window = 700, 256
-    mask = flex.block_mask(1, length, window, None, torch.device("cpu"))
+    mask = flex_kernels.block_mask(1, length, window, None, torch.device("cpu"))
     t = torch.arange(length)
     assert mask.seq_lengths == (length, length)
     visible = mask.mask_mod(0, 0, t[:, None], t[None, :])

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops.delta_rule import delta_rule, eager, library, reference
+from basecap.ops.delta_rule import delta_rule, eager, fla_kernels, reference
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import assert_as_accurate
 
@@ -130,7 +130,7 @@ def test_kernels_that_cannot_run_are_refused_or_replaced():
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=requires_gpu)])
 def test_library_is_as_accurate_as_the_recurrence(device: str, decayed: bool):
     low = [x.detach().to(device, torch.bfloat16) for x in inputs(2, 500, 2, 96, 192, 0.1)[: 5 if decayed else 4]]
-    if reason := library.unsupported(low[2], None):
+    if reason := fla_kernels.unsupported(low[2], None):
         pytest.skip(reason)
 
     def run(function, dtype: torch.dtype) -> list[Tensor]:
@@ -142,7 +142,7 @@ def test_library_is_as_accurate_as_the_recurrence(device: str, decayed: bool):
     exact = run(reference.delta_rule, torch.float64)
     plain = run(reference.delta_rule, torch.bfloat16)
     decay = [] if decayed else [None]
-    found = run(lambda *x: library.delta_rule(*x, *decay, None, None), torch.bfloat16)
+    found = run(lambda *x: fla_kernels.delta_rule(*x, *decay, None, None), torch.bfloat16)
     for number, (a, b, truth) in enumerate(zip(found, plain, exact, strict=True)):
         assert_as_accurate(f"result {number}", a, b, truth)
 

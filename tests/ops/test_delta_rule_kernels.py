@@ -7,7 +7,7 @@ from torch import Tensor
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import interpreted
 from basecap.ops.delta_rule import delta_rule, eager, reference
-from basecap.ops.delta_rule.chunks import operators
+from basecap.ops.delta_rule.triton_kernels import operators
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import assert_as_accurate
 from tests.ops._recurrences import draw

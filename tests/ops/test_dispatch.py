@@ -10,7 +10,7 @@ import torch
 from basecap.errors import ConfigError
 from basecap.ops import _dispatch
 from basecap.ops._dispatch import IMPLEMENTATIONS, choose, constant_result, recorded, unsupported_by_triton
-from basecap.ops.wkv4 import eager, gpu
+from basecap.ops.wkv4 import eager, triton_kernels
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +94,7 @@ def test_all_that_ran_is_recorded_and_nothing_else_is_changed(monkeypatch):
 
 
 def test_compiled_code_records_what_it_runs():
-    families = {"K": gpu, "P": eager}
+    families = {"K": triton_kernels, "P": eager}
     compiled = torch.compile(
         lambda x: x * (choose("some op", "auto", families, x) == "P"), backend="eager", fullgraph=True
     )

@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import basecap.ops
 from basecap.errors import ConfigError
 from basecap.ops import _dispatch
 from basecap.ops._dispatch import functions_of
-from basecap.ops.top1_chunk import hopper
+from basecap.ops.top1_chunk import gluon_kernels
 from basecap.ops.top1_chunk.cache import STEP_FAMILIES
 
 #: The functions that every family of an op has.
@@ -45,6 +46,29 @@ def names_of(x: Callable[..., Any]) -> list[str]:
 def test_every_op_has_families():
     folders = {path.parent.name for path in Path(basecap.ops.__file__).parent.glob("*/__init__.py")}
     assert {name for name in folders if not name.startswith("_")} == FUNCTIONS.keys()
+
+
+#: What families are called by the first word of their folder's name.
+CALLED = {
+    "triton": "Triton kernels",
+    "gluon": "Gluon kernels",
+    "numba": "Numba kernels",
+    "fla": "flash-linear-attention's kernels",
+    "flex": "FlexAttention",
+}
+
+
+def test_a_folder_is_an_implementation_and_is_named_as_it_is_shown():
+    folders = {
+        op: {found.name for found in pkgutil.iter_modules(PACKAGES[op].__path__) if found.ispkg} for op in PACKAGES
+    }
+    listed = {op: FAMILIES[op].keys() - {"eager"} for op in PACKAGES}
+    assert folders == listed | {"top1_chunk": listed["top1_chunk"] | STEP_FAMILIES.keys() - {"eager"}}
+    shown = {(name, family.RUNS) for families in FAMILIES.values() for name, family in families.items()}
+    for name, runs in sorted(pair for pair in shown if pair[0] != "eager"):
+        first, _, rest = name.partition("_")
+        assert runs in (CALLED[first], f"{CALLED[first]} by {rest}")
+        assert rest, f"a folder {name} would have the name of the library that it imports"
 
 
 @pytest.mark.parametrize("op", FAMILIES)
@@ -84,16 +108,16 @@ def test_families_are_interchangeable(op: str):
 def test_what_the_gluon_kernels_need(capability, triton: str, chunk: int, shape, reason: str | None, monkeypatch):
     module = pytest.importorskip("triton")
     q = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0), shape=shape, element_size=lambda: 2)
-    monkeypatch.setattr(hopper.portable, "unsupported_by_triton", lambda x, **_: None)
-    monkeypatch.setattr(hopper, "interpreted", lambda: False)
+    monkeypatch.setattr(gluon_kernels.triton_kernels, "unsupported_by_triton", lambda x, **_: None)
+    monkeypatch.setattr(gluon_kernels, "interpreted", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(module, "__version__", triton)
-    found = hopper.supports(q, chunk)
+    found = gluon_kernels.supports(q, chunk)
     assert found is None if reason is None else reason in found
     q.element_size = lambda: 4
-    assert "in 16 bits" in hopper.supports(q, chunk)
-    monkeypatch.setattr(hopper.portable, "unsupported_by_triton", lambda x, **_: "a reason")
-    assert hopper.supports(q, chunk) == "a reason"
+    assert "in 16 bits" in gluon_kernels.supports(q, chunk)
+    monkeypatch.setattr(gluon_kernels.triton_kernels, "unsupported_by_triton", lambda x, **_: "a reason")
+    assert gluon_kernels.supports(q, chunk) == "a reason"
 
 
 def test_what_a_gpu_cannot_launch_runs_elsewhere(monkeypatch: pytest.MonkeyPatch):
@@ -118,10 +142,10 @@ def test_what_a_gpu_cannot_launch_runs_elsewhere(monkeypatch: pytest.MonkeyPatch
         found = {(op, key): family.supports(*given[op]) for op in given for key, family in FAMILIES[op].items()}
         return {place for place, reason in found.items() if reason is not None and "at most 65,535 programs" in reason}
 
-    kernels = {("delta_rule", "chunks"), ("long_convolution", "gpu"), ("ssd", "gpu")}
-    kernels |= {(op, "chunks") for op in ("wkv6", "wkv7")}
-    rows = {("selective_scan", "gpu"), ("wkv4", "gpu"), ("top1_chunk_step", "decoding")}
-    heads = {("taylor_attention", "gpu"), ("wkv6", "tokens"), ("wkv7", "tokens")}
+    kernels = {("delta_rule", "triton_kernels"), ("long_convolution", "triton_kernels"), ("ssd", "triton_kernels")}
+    kernels |= {(op, "triton_chunks") for op in ("wkv6", "wkv7")}
+    rows = {("selective_scan", "triton_kernels"), ("wkv4", "triton_kernels"), ("top1_chunk_step", "triton_step")}
+    heads = {("taylor_attention", "triton_kernels"), ("wkv6", "triton_tokens"), ("wkv7", "triton_tokens")}
     assert refused(65_535, 100, 1, 16) == set()
     assert refused(65_536, 100, 1, 16) == kernels | rows | heads
     assert refused(8192, 100, 8, 16) == heads

@@ -28,7 +28,7 @@ from basecap.ops.selective_scan import selective_scan
 from basecap.ops.short_convolution import short_convolution
 from basecap.ops.ssd import ssd
 from basecap.ops.taylor_attention import taylor_attention
-from basecap.ops.taylor_attention.gpu import operators as taylor_operators
+from basecap.ops.taylor_attention.triton_kernels import operators as taylor_operators
 from basecap.ops.top1_element import operators as element_operators
 from basecap.ops.wkv4 import wkv4
 from basecap.ops.wkv6 import wkv6
@@ -132,7 +132,7 @@ def launch_taylor_attention(dtype: torch.dtype) -> None:
 def launch_top1_chunk(dtype: torch.dtype) -> None:
     import triton.language as tl
 
-    from basecap.ops.top1_chunk.portable import launch
+    from basecap.ops.top1_chunk.triton_kernels import launch
 
     # Channels, mode, chunks chosen, generation of GPUs, chunk, and whether numbers are more than 32 bits reach.
     settings = [(16, "exact", 1, 9, 128, False), (16, "approx", 1, 9, 128, False)]
@@ -158,9 +158,9 @@ def launch_top1_chunk(dtype: torch.dtype) -> None:
 def launch_top1_element(dtype: torch.dtype) -> None:
     K = 64 if dtype == torch.bfloat16 else 16
     q, k, v = (leaf(B * T, heads, K, dtype=dtype) for heads in (H, 1, 1))
-    element_operators.choose(q.detach(), k.detach(), torch.zeros(B * T, dtype=torch.int32), "gpu")
+    element_operators.choose(q.detach(), k.detach(), torch.zeros(B * T, dtype=torch.int32), "triton_kernels")
     # What the kernel would have chosen is not there to gather.
-    element_operators.gather(v, torch.zeros(B * T, H, dtype=torch.int32), "gpu").sum().backward()
+    element_operators.gather(v, torch.zeros(B * T, H, dtype=torch.int32), "triton_kernels").sum().backward()
 
 
 def launch_wkv4(dtype: torch.dtype) -> None:

@@ -7,20 +7,20 @@ import pytest
 import torch
 
 from basecap.ops import _dispatch, delta_rule
-from basecap.ops.delta_rule import library
+from basecap.ops.delta_rule import fla_kernels
 from tests.ops._recurrences import draw
 
 
 @pytest.fixture(autouse=True)
 def forget():
     _dispatch._log_once.cache_clear()
-    library._refusal.cache_clear()
+    fla_kernels._refusal.cache_clear()
 
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that takes anything on any card."""
-    monkeypatch.setattr(library, "_installed", lambda device: None)
+    monkeypatch.setattr(fla_kernels, "_installed", lambda device: None)
 
 
 def on_card(*shape: int, dtype: torch.dtype = torch.bfloat16) -> SimpleNamespace:
@@ -42,30 +42,30 @@ def on_card(*shape: int, dtype: torch.dtype = torch.bfloat16) -> SimpleNamespace
     ],
 )
 def test_known_bad_versions_are_refused_by_name(fla: str, triton: str, capability: tuple[int, int], reason: str | None):
-    found = library.known_bad(fla, triton, capability)
+    found = fla_kernels.known_bad(fla, triton, capability)
     assert found == reason or reason in found
 
 
 def test_versions_and_card_are_asked_for(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(library, "version", {"fla-core": "0.6.0", "triton": "3.6.0"}.__getitem__)
+    monkeypatch.setattr(fla_kernels.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(fla_kernels, "version", {"fla-core": "0.6.0", "triton": "3.6.0"}.__getitem__)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     v = on_card(2, 5, 3, 64)
-    assert "Triton 3.6.0" in library.unsupported(v, None)
-    monkeypatch.setattr(library, "version", lambda name: importlib.metadata.version(f"no-{name}"))
-    library._refusal.cache_clear()
-    assert "release of no-fla-core is unknown" in library.unsupported(v, None)
-    monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: None)
-    library._refusal.cache_clear()
-    assert "basecap[gpu]" in library.unsupported(v, None)
+    assert "Triton 3.6.0" in fla_kernels.unsupported(v, None)
+    monkeypatch.setattr(fla_kernels, "version", lambda name: importlib.metadata.version(f"no-{name}"))
+    fla_kernels._refusal.cache_clear()
+    assert "release of no-fla-core is unknown" in fla_kernels.unsupported(v, None)
+    monkeypatch.setattr(fla_kernels.importlib.util, "find_spec", lambda name: None)
+    fla_kernels._refusal.cache_clear()
+    assert "basecap[gpu]" in fla_kernels.unsupported(v, None)
 
 
 @pytest.mark.usefixtures("installed")
 def test_tensors_the_library_does_not_take():
-    assert library.unsupported(torch.ones(1), None) == "the tensors are on cpu"
-    assert "torch.float32" in library.unsupported(on_card(1, dtype=torch.float32), None)
-    assert "packed" in library.unsupported(on_card(1), torch.zeros(1, 1))
-    assert library.unsupported(on_card(1, dtype=torch.float16), None) is None
+    assert fla_kernels.unsupported(torch.ones(1), None) == "the tensors are on cpu"
+    assert "torch.float32" in fla_kernels.unsupported(on_card(1, dtype=torch.float32), None)
+    assert "packed" in fla_kernels.unsupported(on_card(1), torch.zeros(1, 1))
+    assert fla_kernels.unsupported(on_card(1, dtype=torch.float16), None) is None
 
 
 KERNELS = "flash-linear-attention's kernels"
@@ -85,9 +85,9 @@ WIDTHS = "they are used for heads of 129 to 256 channels, not"
 def test_only_wide_heads_of_the_delta_rule_need_it(channels: int, ran_instead: str, monkeypatch: pytest.MonkeyPatch):
     q, k, v, beta = (draw(seed, 1, 3, 2, channels).float() for seed in range(4))
     taken = []
-    monkeypatch.setattr(library, "delta_rule", lambda *x: taken.append(x) or ("o", "final"))
-    monkeypatch.setattr(library, "unsupported", lambda v, segments: None)
-    monkeypatch.setattr(library.chunks, "unsupported_by_triton", lambda x, **_: "a reason")
+    monkeypatch.setattr(fla_kernels, "delta_rule", lambda *x: taken.append(x) or ("o", "final"))
+    monkeypatch.setattr(fla_kernels, "unsupported", lambda v, segments: None)
+    monkeypatch.setattr(fla_kernels.triton_kernels, "unsupported_by_triton", lambda x, **_: "a reason")
     monkeypatch.setattr(_dispatch, "_off_the_gpu", lambda x: None)
     with _dispatch.recorded() as ran:
         delta_rule.delta_rule(q, k, v, beta[..., 0])

@@ -7,8 +7,8 @@ from basecap.errors import ConfigError
 from basecap.ops._dispatch import interpreted
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
 from basecap.ops.linear_cross_entropy.eager import rows
-from basecap.ops.linear_cross_entropy.gpu import operators
 from basecap.ops.linear_cross_entropy.reference import linear_cross_entropy as reference
+from basecap.ops.linear_cross_entropy.triton_kernels import operators
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import assert_as_accurate
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from basecap.errors import ConfigError
 from basecap.ops import long_convolution as package
 from basecap.ops._dispatch import interpreted
-from basecap.ops.long_convolution import gpu, long_convolution, reference
+from basecap.ops.long_convolution import long_convolution, reference, triton_kernels
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import assert_as_accurate
 
@@ -111,7 +111,7 @@ def assert_kernels_accurate(device: str, dtype: torch.dtype, sizes: tuple[int, i
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks, columns and programs also for short sequences."""
-    from basecap.ops.long_convolution.gpu import launch
+    from basecap.ops.long_convolution.triton_kernels import launch
 
     for name, value in (("BT", 16), ("BC", {2: 16, 4: 16}), ("BC_TAPS", 16), ("TILE", 16)):
         monkeypatch.setattr(launch, name, value)
@@ -173,8 +173,8 @@ def test_kernels_run_by_themselves_where_they_are_faster(monkeypatch: pytest.Mon
         return "eager"
 
     monkeypatch.setattr(package, "choose", choose)
-    monkeypatch.setattr(gpu, "unsupported_by_triton", lambda x, **_: None)
-    monkeypatch.setattr(gpu, "LONGEST", 10)
+    monkeypatch.setattr(triton_kernels, "unsupported_by_triton", lambda x, **_: None)
+    monkeypatch.setattr(triton_kernels, "LONGEST", 10)
     u = torch.ones(1, 70, 2, dtype=torch.bfloat16)
     long_convolution(u, torch.ones(10, 2))
     long_convolution(u, torch.ones(11, 2))

@@ -68,7 +68,7 @@ def test_float32_is_as_good_as_the_recurrence_in_float32(strength: float, backen
         assert (a - truth).abs().max() <= 2 * (b - truth).abs().max() + 4e-6 * scale
 
 
-@pytest.mark.parametrize("run", ["eager training", pytest.param("cpu training", marks=requires_numba)])
+@pytest.mark.parametrize("run", ["eager training", pytest.param("numba_kernels training", marks=requires_numba)])
 def test_the_custom_operator_is_well_formed(run: str):
     x, dt, A, Bs, Cs, state = inputs(2, 9, 4, 3, dtype=torch.float32)
     arguments = (x, dt, A, Bs, Cs, state, packed(2, 9), run)
@@ -79,8 +79,8 @@ def test_the_custom_operator_is_well_formed(run: str):
 @in_interpreter
 def test_states_are_only_kept_for_a_backward_pass():
     x, dt, A, Bs, Cs, state = inputs(1, 20, 4, 3, dtype=torch.float32)
-    kept = operators.scan(x, dt, A, Bs, Cs, state, None, "gpu training")
-    dropped = operators.scan(x, dt, A, Bs, Cs, state, None, "gpu")
+    kept = operators.scan(x, dt, A, Bs, Cs, state, None, "triton_kernels training")
+    dropped = operators.scan(x, dt, A, Bs, Cs, state, None, "triton_kernels")
     assert kept[2].shape == (1, 2, 3, 4) and dropped[2].numel() == 0
     assert all(torch.equal(a, b) for a, b in zip(kept[:2], dropped[:2], strict=True))
     torch.testing.assert_close(kept[2][:, 0], state.mT)
@@ -152,7 +152,7 @@ def test_kernels_in_the_interpreter(sizes: tuple[int, int, int, int], segmented:
 @pytest.mark.parametrize("segmented", [False, True])
 @pytest.mark.parametrize("N", [2, 3])
 def test_spans_of_a_long_sequence_in_the_interpreter(N: int, segmented: bool, monkeypatch: pytest.MonkeyPatch):
-    from basecap.ops.selective_scan.gpu import launch
+    from basecap.ops.selective_scan.triton_kernels import launch
 
     for name, value in (("SPAN", 16), ("SPAN_BACKWARD", 32), ("BS", 2)):
         monkeypatch.setattr(launch, name, value)
@@ -162,7 +162,7 @@ def test_spans_of_a_long_sequence_in_the_interpreter(N: int, segmented: bool, mo
 
 @in_interpreter
 def test_only_rows_of_moderate_length_are_walked_whole(monkeypatch: pytest.MonkeyPatch):
-    from basecap.ops.selective_scan.gpu import launch
+    from basecap.ops.selective_scan.triton_kernels import launch
 
     monkeypatch.setattr(launch, "BUSY", 1)
     x, dt, A, Bs, Cs, _ = (tensor.detach().float() for tensor in inputs(1, launch.WHOLE + 1, 1, 1))
@@ -203,7 +203,7 @@ def test_padding_leaves_states_alone_where_a_decay_is_immediate(backend: str, mo
 @in_interpreter
 @pytest.mark.parametrize("segmented", [False, True])
 def test_programs_that_take_whole_rows_in_the_interpreter(segmented: bool, monkeypatch: pytest.MonkeyPatch):
-    from basecap.ops.selective_scan.gpu import launch
+    from basecap.ops.selective_scan.triton_kernels import launch
 
     for name in ("BUSY", "SPAN", "SPAN_BACKWARD"):
         monkeypatch.setattr(launch, name, 1)

@@ -12,7 +12,7 @@ from tests.ops.test_selective_scan import NAMES, assert_kernels_accurate, inputs
 
 pytest.importorskip("numba")
 
-from basecap.ops.selective_scan.cpu import kernels_parts
+from basecap.ops.selective_scan.numba_kernels import kernels_parts
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -9,7 +9,7 @@ from torch import Tensor
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import interpreted
 from basecap.ops.short_convolution import reference, short_convolution
-from basecap.ops.short_convolution.gpu import WIDEST, operators
+from basecap.ops.short_convolution.triton_kernels import WIDEST, operators
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import assert_as_accurate
 
@@ -125,7 +125,7 @@ def test_kernels_in_the_interpreter(
     monkeypatch: pytest.MonkeyPatch,
     poisoned: None,
 ):
-    from basecap.ops.short_convolution.gpu import launch
+    from basecap.ops.short_convolution.triton_kernels import launch
 
     # Several programs along the tokens.
     monkeypatch.setattr(launch, "PROGRAMS", 3)

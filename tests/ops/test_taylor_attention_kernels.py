@@ -7,7 +7,7 @@ from torch import Tensor
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import interpreted
 from basecap.ops.taylor_attention import eager, reference, taylor_attention
-from basecap.ops.taylor_attention.gpu import operators
+from basecap.ops.taylor_attention.triton_kernels import operators
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import assert_as_accurate
 from tests.ops._recurrences import draw, packed

@@ -101,7 +101,9 @@ def plain(inputs: list[Tensor], case: tuple, segments: Tensor | None) -> list[Te
     grid, own = chunk_grid(inputs[0], chunk, segments, None)
     scale = case[4] ** -0.5
     q, k, v = (x.flatten(0, 1).clone().requires_grad_() for x in inputs[:3])
-    choice = operators.choose(q.detach(), k.detach(), [grid, own], chunk, mode == "exact", scale, remote, "portable")
+    choice = operators.choose(
+        q.detach(), k.detach(), [grid, own], chunk, mode == "exact", scale, remote, "triton_kernels"
+    )
     o, *_ = operators.attend(q, k, v, choice, [grid, own], chunk, scale, "eager")
     found = [o, *torch.autograd.grad(o, (q, k, v), inputs[3].flatten(0, 1))]
     return [x.unflatten(0, inputs[0].shape[:2]) for x in found]
@@ -306,7 +308,7 @@ def test_dense_weights_reproduce_the_output_and_are_differentiable():
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float64), *KERNELS])
 def test_decoding_equals_the_whole_sequence(mode, K, chunk, device, dtype, monkeypatch):
     if dtype != torch.float64:
-        from basecap.ops.top1_chunk.decoding import launch
+        from basecap.ops.top1_chunk.triton_step import launch
 
         # Programs read one chunk each with one of the sizes, and as many as in large caches with the others.
         monkeypatch.setattr(launch, "FEWEST", launch.FEWEST if K == 32 else 1)
@@ -332,7 +334,7 @@ def test_decoding_equals_the_whole_sequence(mode, K, chunk, device, dtype, monke
         top1_chunk_step(*(x[:, :1] for x in (q, k, v)), cache, T, chunk=chunk)
 
 
-@pytest.mark.parametrize("family", ["eager", pytest.param("portable", marks=in_interpreter)])
+@pytest.mark.parametrize("family", ["eager", pytest.param("triton_kernels", marks=in_interpreter)])
 def test_operators_keep_their_contracts(family):
     q, k, v, _ = draw(1, 50, 2, 1, 32, torch.float32)
     layout = list(chunk_grid(q, 16, None, None))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from basecap.ops import top1_chunk, top1_chunk_choice
 from basecap.ops._dispatch import functions_of, recorded
-from basecap.ops.top1_chunk import hopper, portable
+from basecap.ops.top1_chunk import gluon_kernels, triton_kernels
 from basecap.ops.top1_chunk.grid import chunk_grid
 from basecap.testing.marks import requires_gpu
 from tests.ops._choices import Rules, assert_choice
@@ -116,10 +116,10 @@ def test_hopper_chooses_as_other_gpus_do(mode, K, dtype, heads, lengths):
     q[N // 3 : N // 3 + 20] *= 50
     bounds = torch.tensor([0, *lengths], device="cuda").cumsum(0)
     grid, own = chunk_grid(k[None], 128, None, bounds)
-    if reason := hopper.supports(q, 128):
+    if reason := gluon_kernels.supports(q, 128):
         pytest.skip(reason)
     inputs = q, k, grid, own, 128, mode == "exact", K**-0.5, 1
-    found, expected = (functions_of(family).choose(*inputs) for family in (hopper, portable))
+    found, expected = (functions_of(family).choose(*inputs) for family in (gluon_kernels, triton_kernels))
     first = grid[own.long(), 2][:, None, None]
     segments = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))[None].to("cuda")
     for name, choice in (("Hopper's", found), ("other GPUs'", expected)):
@@ -133,7 +133,7 @@ def test_what_runs_is_recorded():
     q, k, *_ = draw(512, 1, 64)
     with recorded() as ran:
         top1_chunk_choice(q, k, chunk=128)
-    reason = hopper.supports(q, 128)
+    reason = gluon_kernels.supports(q, 128)
     expected = "Gluon kernels" if reason is None else f"Triton kernels: no Gluon kernels because {reason}"
     assert ran == {"top1_chunk": expected}
 
@@ -166,9 +166,9 @@ def test_hopper_goes_back_as_other_gpus_do(K, remote, dtype, heads, lengths, mon
     q, k, v, do = q[..., 8:], *(x[..., :K].contiguous() for x in (k, v, do))
     bounds = torch.tensor([0, *lengths], device="cuda").cumsum(0)
     grid, own = chunk_grid(k[None], 128, None, bounds)
-    if reason := hopper.supports(q, 128):
+    if reason := gluon_kernels.supports(q, 128):
         pytest.skip(reason)
-    launch = functions_of(portable)
+    launch = functions_of(triton_kernels)
     choice = launch.choose(q, k, grid, own, 128, False, K**-0.5, remote)
     popular = grid[own.long(), 2][:, None].expand(N, H)
     choice[..., 0] = torch.where((choice[..., 0] >= 0) & (choice[..., -1] != popular), popular, choice[..., 0])
@@ -178,9 +178,9 @@ def test_hopper_goes_back_as_other_gpus_do(K, remote, dtype, heads, lengths, mon
         saved = q, k, v, o, lse, index, choice, grid, own
         return functions_of(family).attend_backward(do, saved, 128, K**-0.5)
 
-    found, again = back(hopper), back(hopper)
+    found, again = back(gluon_kernels), back(gluon_kernels)
     monkeypatch.setattr(launch, "_adds_at_once", lambda _: False)
-    for x, y, expected in zip(found, again, back(portable), strict=True):
+    for x, y, expected in zip(found, again, back(triton_kernels), strict=True):
         assert torch.equal(x, y)
         # Both round ds and the sums once to this dtype.
         assert (x - expected).norm() <= torch.finfo(dtype).eps * expected.norm()

@@ -31,7 +31,7 @@ def load(name: str) -> ModuleType:
 
 
 def simulated(name: str) -> ModuleType:
-    return _gluon.simulated(Path(load("hopper").__file__).with_name(f"{name}.py"))
+    return _gluon.simulated(Path(load("gluon_kernels").__file__).with_name(f"{name}.py"))
 
 
 def draw(lengths: list[int], H: int, G: int, K: int) -> tuple[Tensor, ...]:
@@ -56,7 +56,7 @@ def draw(lengths: list[int], H: int, G: int, K: int) -> tuple[Tensor, ...]:
     ids=["each chunk its program", "many chunks a program", "packed", "two chosen", "all choose one"],
 )
 def test_backward_is_as_accurate_as_plain_pytorch(K, lengths, heads, remote, programs, chosen, monkeypatch):
-    launch = load("hopper.launch")
+    launch = load("gluon_kernels.launch")
     q, k, v, do, grid, own = draw(lengths, *heads, K)
     scale = K**-0.5
     choice = eager.choose(q, k, grid, own, 128, False, scale, remote)
@@ -78,7 +78,7 @@ def test_backward_is_as_accurate_as_plain_pytorch(K, lengths, heads, remote, pro
 
 @pytest.mark.parametrize("hopper", [False, True])
 def test_dq_is_the_same_whether_memory_adds_or_a_kernel(hopper, monkeypatch):
-    launch = load("hopper.launch" if hopper else "portable.launch")
+    launch = load("gluon_kernels.launch" if hopper else "triton_kernels.launch")
     lengths = [129, 300] if hopper else [33, 100]
     q, k, v, do, grid, own = draw(lengths, 2, 1, 64)
     # In float32 the other kernels cut longer chunks into blocks, which have slots in any case.
@@ -92,7 +92,7 @@ def test_dq_is_the_same_whether_memory_adds_or_a_kernel(hopper, monkeypatch):
         monkeypatch.setattr(launch, "kernels_backward", simulated("kernels_backward"))
     found = []
     for adds in (True, False):
-        monkeypatch.setattr(load("portable.launch"), "_adds_at_once", lambda q, adds=adds: adds)
+        monkeypatch.setattr(load("triton_kernels.launch"), "_adds_at_once", lambda q, adds=adds: adds)
         found.append(launch.attend_backward(do, (q, k, v, o, lse, index, choice, grid, own), chunk, 0.125))
     for with_memory, with_kernel in zip(*found, strict=True):
         assert torch.equal(with_memory, with_kernel)
@@ -117,7 +117,7 @@ def test_exact_choice_is_that_of_plain_pytorch(K, lengths, heads):
     large = torch.arange(len(q)) // 128 == 2
     q[large] *= 40
     norm = k.float().square().sum(-1).amax(0)
-    scale2 = K**-0.5 * load("portable.launch").LOG2E
+    scale2 = K**-0.5 * load("triton_kernels.launch").LOG2E
     simulated("kernels_exact").choose_exact(q, k, grid, own, norm, choice, 128, scale2)
     expected = eager.choose(q.float(), k.float(), grid, own, 128, True, K**-0.5, 1)
     assert torch.equal(choice[~large], expected[~large])

@@ -20,7 +20,7 @@ from basecap.ops.ssd import ssd
 from basecap.ops.taylor_attention import taylor_attention
 from basecap.ops.wkv4 import wkv4
 from basecap.ops.wkv6 import wkv6
-from basecap.ops.wkv7.chunks.operators import scan as wkv7_chunks
+from basecap.ops.wkv7.triton_chunks.operators import scan as wkv7_chunks
 
 in_interpreter = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
 pytestmark = [

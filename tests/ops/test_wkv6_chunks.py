@@ -7,7 +7,7 @@ from torch import Tensor
 from basecap.ops._dispatch import interpreted
 from basecap.ops._recurrence.blocks import starts
 from basecap.ops.wkv6 import eager, reference, wkv6
-from basecap.ops.wkv6.chunks import operators
+from basecap.ops.wkv6.triton_chunks import operators
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import assert_as_accurate
 from tests.ops._recurrences import assert_as_exact, draw, packed, results

@@ -9,7 +9,7 @@ from basecap.ops import _dispatch
 from basecap.ops import wkv7 as package
 from basecap.ops._dispatch import interpreted
 from basecap.ops.wkv7 import LOWEST, eager, reference, wkv7, wkv7_bounded
-from basecap.ops.wkv7.chunks import operators
+from basecap.ops.wkv7.triton_chunks import operators
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import assert_as_accurate
 from tests.ops._recurrences import draw, packed, results
@@ -171,12 +171,12 @@ def test_the_operator_keeps_its_promises(device: str, packs: bool):
 @in_interpreter
 def test_bounded_decays_take_the_chunks(monkeypatch: pytest.MonkeyPatch):
     """Half precision of at most 128 channels does; one chunk, wider heads and float32 take the recurrence."""
-    for family in (package.chunks, package.tokens):
+    for family in (package.triton_chunks, package.triton_tokens):
         monkeypatch.setattr(family, "unsupported_by_triton", lambda x, **_: None)
     monkeypatch.setattr(_dispatch, "_off_the_gpu", lambda x: None)
     called = []
-    monkeypatch.setattr(package.chunks, "wkv7", lambda *x: called.append("chunks") or (x[3], None))
-    monkeypatch.setattr(package.tokens, "wkv7", lambda *x: called.append("tokens") or (x[3], None))
+    monkeypatch.setattr(package.triton_chunks, "wkv7", lambda *x: called.append("chunks") or (x[3], None))
+    monkeypatch.setattr(package.triton_tokens, "wkv7", lambda *x: called.append("tokens") or (x[3], None))
     half, single = torch.float16, torch.float32
     for T, V, dtype in ((17, 128, half), (16, 8, half), (17, 129, half), (17, 128, single)):
         wkv7_bounded(*inputs((1, T, 1, 8, V), "cpu", dtype))
@@ -187,7 +187,7 @@ def test_bounded_decays_take_the_chunks(monkeypatch: pytest.MonkeyPatch):
 @in_interpreter
 def test_the_public_function_against_the_definition(monkeypatch: pytest.MonkeyPatch):
     """Every argument where it belongs, segments and first state too."""
-    monkeypatch.setattr(package, "choose", lambda *given: "chunks")
+    monkeypatch.setattr(package, "choose", lambda *given: "triton_chunks")
     sizes = (2, 40, 1, 8, 6)
     x, segments, first = inputs(sizes, "cpu", torch.float16), packed(2, [11, 30], 40), state(sizes, "cpu")
     found = wkv7_bounded(*x, state_BHKV=first, segments=segments)
@@ -200,7 +200,7 @@ def test_the_public_function_against_the_definition(monkeypatch: pytest.MonkeyPa
 @anywhere
 def test_the_public_function_runs_the_kernels(device: str, monkeypatch: pytest.MonkeyPatch):
     """Also in two parts, with the state carried over, in float64 or not."""
-    monkeypatch.setattr(package, "choose", lambda *given: "chunks")
+    monkeypatch.setattr(package, "choose", lambda *given: "triton_chunks")
     x = inputs((1, 40, 1, 8, 8), device, torch.float16)
     whole, last = wkv7_bounded(*x)
     head, between = wkv7_bounded(*(part[:, :23] for part in x))

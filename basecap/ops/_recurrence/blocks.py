@@ -24,7 +24,7 @@ from torch import Tensor
 MASKED_LOG_DECAY = -1e4
 
 
-class Block(NamedTuple):
+class TokenBlock(NamedTuple):
     """A block of C tokens with R reads and W writes each: rows are (token, read), columns (token, write)."""
 
     scores: Tensor  # [..., C * R, C * W], zero where the write is not of an earlier token
@@ -33,7 +33,7 @@ class Block(NamedTuple):
     decay: Tensor  # [..., K]
 
 
-def assemble(reads: Tensor, writes: Tensor, log_decay: Tensor) -> Block:
+def assemble(reads: Tensor, writes: Tensor, log_decay: Tensor) -> TokenBlock:
     """Join C single tokens, C a power of two, into one block.
 
     Args:
@@ -55,7 +55,7 @@ def assemble(reads: Tensor, writes: Tensor, log_decay: Tensor) -> Block:
         reads = torch.cat([old_reads, new_reads * old_decay[..., None, :]], dim=-2)
         writes = torch.cat([old_writes * new_decay[..., None, :], new_writes], dim=-2)
         decay = old_decay * new_decay
-    return Block(scores[..., 0, :, :], reads[..., 0, :, :], writes[..., 0, :, :], decay[..., 0, :])
+    return TokenBlock(scores[..., 0, :, :], reads[..., 0, :, :], writes[..., 0, :, :], decay[..., 0, :])
 
 
 def carry(step: Tensor, added_BHMKV: Tensor, state_BHKV: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,16 +5,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import choose
+from basecap.ops._dispatch import choose, families
 from basecap.ops._influence import Influence, of_heads, wide
 from basecap.ops._shapes import check_devices, check_floating, check_scale, check_segments, is_whole
-from basecap.ops.attention import eager, flex, reference
+from basecap.ops.attention import eager, flex_kernels, reference
 from basecap.ops.attention.reference import entropy
 
 __all__ = ["attention", "attention_step", "entropy", "influence"]
 
 #: The fastest first.
-FAMILIES = {"flex": flex, "eager": eager}
+FAMILIES = families(flex_kernels, eager)
 
 
 def attention(

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, check_backend, choose, without_autocast
+from basecap.ops._dispatch import Backend, check_backend, choose, families, without_autocast
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, finite_log_decay
-from basecap.ops.delta_rule import chunks, eager, library
+from basecap.ops.delta_rule import eager, fla_kernels, triton_kernels
 
 #: The fastest first.
-FAMILIES = {"chunks": chunks, "library": library, "eager": eager}
+FAMILIES = families(triton_kernels, fla_kernels, eager)
 
 
 def delta_rule(
@@ -59,8 +59,8 @@ def delta_rule(
         with without_autocast(v_BTHV.device):
             return eager.step(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV)
     run = FAMILIES[choose("delta_rule", backend, FAMILIES, v_BTHV, q_BTHK, segments)]
-    if run is library:
-        return library.delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV, segments)
+    if run is fla_kernels:
+        return fla_kernels.delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTH, state_BHKV, segments)
     # Under autocast the states would be rounded to half precision between chunks.
     with without_autocast(v_BTHV.device):
         out: tuple[Tensor, Tensor] = run.delta_rule(

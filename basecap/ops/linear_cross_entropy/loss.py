@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from basecap.ops._dispatch import families
 from basecap.ops._transforms import refuse_create_graph
-from basecap.ops.linear_cross_entropy import eager, gpu
+from basecap.ops.linear_cross_entropy import eager, triton_kernels
 
 #: The fastest first.
-FAMILIES = {"gpu": gpu, "eager": eager}
+FAMILIES = families(triton_kernels, eager)
 
 
 def _product_dtype(hidden: Tensor) -> torch.dtype:

@@ -3,13 +3,13 @@
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, choose, without_autocast
+from basecap.ops._dispatch import Backend, choose, families, without_autocast
 from basecap.ops._influence import Influence, visible, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments
-from basecap.ops.long_convolution import eager, gpu, reference
+from basecap.ops.long_convolution import eager, reference, triton_kernels
 
 #: The fastest first.
-FAMILIES = {"gpu": gpu, "eager": eager}
+FAMILIES = families(triton_kernels, eager)
 
 
 def long_convolution(
@@ -22,7 +22,7 @@ def long_convolution(
         filter_LD: taps, the one for the present token first; L may be smaller or larger than T.
         segments: int64 [B, T], see `Mixer.forward`. O(T log^2 T) with segments, O(T log T) without.
         backend: "auto"; "eager" (plain PyTorch, by FFT) and "triton" (matrix products) force one. "triton"
-            takes no segments; "auto" takes it for 16 bits and at most `gpu.LONGEST` taps.
+            takes no segments; "auto" takes it for 16 bits and at most 4096 taps.
 
     Returns:
         [B, T, D] in the dtype of u, computed in float32 or wider. Through the FFT an output carries rounding errors
@@ -41,7 +41,7 @@ def long_convolution(
     if not u_BTD.numel():
         # The FFT of an empty tensor raises; adding the sum keeps the gradient of the filter defined.
         return u_BTD + filter_LD.sum().to(u_BTD.dtype)
-    slower = gpu.slower(u_BTD, filter_LD)
+    slower = triton_kernels.slower(u_BTD, filter_LD)
     run = FAMILIES[choose("long_convolution", backend, FAMILIES, u_BTD, segments, slower=slower)]
     with without_autocast(u_BTD.device):
         y_BTD: Tensor = run.long_convolution(u_BTD, filter_LD, segments)

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import functions_of
+from basecap.ops._dispatch import families, functions_of
 from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
-from basecap.ops.selective_scan import cpu, eager, gpu
+from basecap.ops.selective_scan import eager, numba_kernels, triton_kernels
 
 #: The fastest first.
-FAMILIES = {"gpu": gpu, "cpu": cpu, "eager": eager}
+FAMILIES = families(triton_kernels, numba_kernels, eager)
 
 TRAINING = " training"
 

@@ -5,16 +5,16 @@ from typing import Literal
 from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
-from basecap.ops._dispatch import Backend, check_backend, choose, without_autocast
+from basecap.ops._dispatch import Backend, check_backend, choose, families, without_autocast
 from basecap.ops._influence import Influence
 from basecap.ops._shapes import check_devices, check_floating, check_segments
 from basecap.ops.long_convolution import influence as filter_influence
-from basecap.ops.short_convolution import eager, gpu
+from basecap.ops.short_convolution import eager, triton_kernels
 
 Activation = Literal["none", "silu"]
 
 #: The fastest first.
-FAMILIES = {"gpu": gpu, "eager": eager}
+FAMILIES = families(triton_kernels, eager)
 
 
 def short_convolution(
@@ -28,8 +28,8 @@ def short_convolution(
 ) -> Tensor:
     """Depthwise causal convolution y_t = act(sum_j weight[:, W-1-j] * x_{t-j} + bias), not reaching across segments.
 
-    Sums are formed in float32 or wider. Any width is allowed; the kernels take widths up to `gpu.WIDEST`, and read an x
-    that is a slice of a wider tensor in place as long as its channels lie next to each other.
+    Sums are formed in float32 or wider. Any width is allowed; the kernels take widths up to 8, and read an x that is a
+    slice of a wider tensor in place as long as its channels lie next to each other.
 
     It supports first-order derivatives by torch.autograd; transforms of torch.func (grad, vjp, jvp, vmap), forward mode
     and second derivatives raise an error.

@@ -3,13 +3,13 @@
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, check_backend, choose, without_autocast
+from basecap.ops._dispatch import Backend, check_backend, choose, families, without_autocast
 from basecap.ops._influence import Influence, of_heads, visible, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, finite_log_decay
-from basecap.ops.ssd import eager, gpu, reference
+from basecap.ops.ssd import eager, reference, triton_kernels
 
 #: The fastest first.
-FAMILIES = {"gpu": gpu, "eager": eager}
+FAMILIES = families(triton_kernels, eager)
 
 
 def ssd(
@@ -59,7 +59,7 @@ def ssd(
             check_backend(backend)
             o, state = eager.step(q, k, v_BTHV, log_decay_BTH, state_BHKV)
         else:
-            run = FAMILIES[choose("ssd", backend, FAMILIES, v_BTHV, q_BTGK, slower=gpu.slower(v_BTHV))]
+            run = FAMILIES[choose("ssd", backend, FAMILIES, v_BTHV, q_BTGK, slower=triton_kernels.slower(v_BTHV))]
             o, state = run.ssd(q, k, v_BTHV, log_decay_BTH, state_BHKV, segments, final=final)
     return o, state if final else state.new_empty(0)
 

@@ -3,13 +3,13 @@
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, choose, without_autocast
+from basecap.ops._dispatch import Backend, choose, families, without_autocast
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, is_number
-from basecap.ops.taylor_attention import eager, gpu, reference
+from basecap.ops.taylor_attention import eager, reference, triton_kernels
 
 #: The fastest first.
-FAMILIES = {"gpu": gpu, "eager": eager}
+FAMILIES = families(triton_kernels, eager)
 
 
 def taylor_attention(

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, choose, functions_of
+from basecap.ops._dispatch import Backend, choose, families, functions_of
 from basecap.ops._selection.checks import check_cache
 from basecap.ops._shapes import FLOATS, is_whole
-from basecap.ops.top1_chunk import decoding, eager
+from basecap.ops.top1_chunk import eager, triton_step
 from basecap.ops.top1_chunk.grid import check_chunk, check_options, most_remote
 
 #: The families of one decoding step, the fastest first.
-STEP_FAMILIES = {"decoding": decoding, "eager": eager}
+STEP_FAMILIES = families(triton_step, eager)
 
 #: The tensors of a cache.
 CACHE = ("k", "v", "sums")

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import functions_of, without_autocast
+from basecap.ops._dispatch import families, functions_of, without_autocast
 from basecap.ops._saved import save_under_checkpointing
 from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
-from basecap.ops.top1_chunk import eager, hopper, portable
+from basecap.ops.top1_chunk import eager, gluon_kernels, triton_kernels
 
 #: The fastest first.
-FAMILIES = {"hopper": hopper, "portable": portable, "eager": eager}
+FAMILIES = families(gluon_kernels, triton_kernels, eager)
 
 
 @torch.library.custom_op("basecap::top1_chunk_choose", mutates_args=())
@@ -68,7 +68,7 @@ def _(q, k, v, choice, layout, chunk, scale, family):
     index = choice.new_empty(0)
     if family != "eager":
         from basecap.ops._selection.launch import empty_index
-        from basecap.ops.top1_chunk.portable.launch import share_of
+        from basecap.ops.top1_chunk.triton_kernels.launch import share_of
 
         index = empty_index(choice, layout[0].shape[0], k.shape[1], share_of(chunk)).buffer
     return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=wide), index

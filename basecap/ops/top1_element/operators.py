@@ -6,13 +6,13 @@
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import functions_of, without_autocast
+from basecap.ops._dispatch import families, functions_of, without_autocast
 from basecap.ops._saved import save_under_checkpointing
 from basecap.ops._transforms import no_second_derivatives
-from basecap.ops.top1_element import eager, gpu
+from basecap.ops.top1_element import eager, triton_kernels
 
 #: The fastest first.
-FAMILIES = {"gpu": gpu, "eager": eager}
+FAMILIES = families(triton_kernels, eager)
 
 
 @torch.library.custom_op("basecap::top1_element_choose", mutates_args=())

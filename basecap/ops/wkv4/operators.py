@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import functions_of
+from basecap.ops._dispatch import families, functions_of
 from basecap.ops._recurrence.blocks import starts
 from basecap.ops._transforms import no_second_derivatives
-from basecap.ops.wkv4 import eager, gpu
+from basecap.ops.wkv4 import eager, triton_kernels
 
 #: The fastest first.
-FAMILIES = {"gpu": gpu, "eager": eager}
+FAMILIES = families(triton_kernels, eager)
 
 
 @torch.library.custom_op("basecap::wkv4_scan", mutates_args=())

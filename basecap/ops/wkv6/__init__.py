@@ -3,13 +3,13 @@
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, choose, without_autocast
+from basecap.ops._dispatch import Backend, choose, families, without_autocast
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
-from basecap.ops.wkv6 import chunks, eager, tokens
+from basecap.ops.wkv6 import eager, triton_chunks, triton_tokens
 
 #: The fastest first.
-FAMILIES = {"chunks": chunks, "tokens": tokens, "eager": eager}
+FAMILIES = families(triton_chunks, triton_tokens, eager)
 
 
 def wkv6(

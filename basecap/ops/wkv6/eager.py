@@ -6,7 +6,7 @@ from torch import Tensor
 from basecap.ops._dispatch import EAGER
 from basecap.ops._recurrence.blocks import (
     MASKED_LOG_DECAY,
-    Block,
+    TokenBlock,
     assemble,
     carry,
     chunks,
@@ -60,7 +60,7 @@ def factors(
     return block.scores[:, :, 0, :T, :T] + torch.diag_embed(own_BTH.transpose(1, 2))
 
 
-def _blocks(r: Tensor, k: Tensor, log_decay: Tensor, segments: Tensor | None, size: int) -> Block:
+def _blocks(r: Tensor, k: Tensor, log_decay: Tensor, segments: Tensor | None, size: int) -> TokenBlock:
     """Assemble blocks [B, H, M, ...] of `size` tokens: a token reads before its own decay and write."""
     log_decay = log_decay.expand(-1, r.shape[1], -1, -1)
     new = starts(segments)

@@ -6,16 +6,17 @@ from types import ModuleType
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import choose, without_autocast
+from basecap.ops._dispatch import choose, families, without_autocast
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
-from basecap.ops.wkv7 import chunks, eager, tokens
+from basecap.ops.wkv7 import eager, triton_chunks, triton_tokens
 
 #: The lowest log decay of `wkv7_bounded`; RWKV-7's own are at least -exp(-1/2) = -0.6065.
 LOWEST = -0.61
 
-#: The fastest first; those by chunks only for decays that are known to be bounded.
-FAMILIES = {"chunks": chunks, "tokens": tokens, "eager": eager}
+#: The fastest first; the kernels by chunks only take decays that are known to be bounded.
+FAMILIES = families(triton_chunks, triton_tokens, eager)
+UNBOUNDED = families(triton_tokens, eager)
 
 
 def wkv7(
@@ -54,7 +55,7 @@ def wkv7(
     """
     inputs = r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK
     _validate(*inputs, state_BHKV, segments)
-    return _run({name: family for name, family in FAMILIES.items() if name != "chunks"}, inputs, state_BHKV, segments)
+    return _run(UNBOUNDED, inputs, state_BHKV, segments)
 
 
 def wkv7_bounded(

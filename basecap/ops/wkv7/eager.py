@@ -16,7 +16,7 @@ from torch import Tensor
 from basecap.ops._dispatch import EAGER
 from basecap.ops._recurrence.blocks import (
     MASKED_LOG_DECAY,
-    Block,
+    TokenBlock,
     assemble,
     carry,
     chunks,
@@ -85,7 +85,7 @@ def _solve(A_ab: Tensor, right: Tensor) -> Tensor:
 
 def _blocks(
     r: Tensor, log_decay: Tensor, k: Tensor, a: Tensor, b: Tensor, segments: Tensor | None, size: int
-) -> tuple[Block, tuple[Tensor, ...]]:
+) -> tuple[TokenBlock, tuple[Tensor, ...]]:
     """Assemble blocks of `size` tokens; a reads before the token's decay and write, r after both.
 
     Returns the block, rows (token, a or r), columns (token, k or b), and A_ak, A_ab, A_rk, A_rb [..., C, C].
