@@ -64,7 +64,6 @@ MANY: dict[tuple[str, str], str] = {
 
 #: Public classes that have the name of another one: name -> reason.
 SAME_NAME: dict[str, str] = {
-    "Block": "the ops room renames its own",
     "Failure": "waits for a name in analysis/results or run/jobs",
     "Point": "waits for a name in analysis/results or run/evaluation_job",
     "PublishedValue": "waits for a name in analysis/study_files or study/published",
