@@ -114,7 +114,8 @@ class RunRecords:
 
         When finished also parameters and state_bytes (of the decoding state of one sequence, float32).
         `device`, `precision` and `packages` describe the last process, `before` lists those of the processes before it.
-        `ops` names the implementation of each op that ran outside compiled code.
+        `ops` names the implementation of each op that ran outside compiled code. `seconds` is the time of the run's
+        parts, see `basecap.train.wall_time`, over all its processes that ended with a checkpoint or at the end.
         """
         write_json(self.path / "run.json", info)
 

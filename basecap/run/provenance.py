@@ -37,6 +37,7 @@ def starting_info(records: RunRecords, run: RunSpec, device: torch.device) -> di
     }
     held = _info(records) if latest(records.resume) is not None else {}
     earlier = {key: held[key] for key in MACHINE if key in held}
+    seconds = {"seconds": held["seconds"]} if "seconds" in held else {}
     return {
         "name": run.name,
         **({"architecture": run.architecture, "task": run.task} if run.task else {}),
@@ -49,6 +50,7 @@ def starting_info(records: RunRecords, run: RunSpec, device: torch.device) -> di
         "before": (held.get("before") or []) + ([earlier] if earlier not in ({}, machine) else []),
         "status": "running",
         "message": "",
+        **seconds,
     }
 
 

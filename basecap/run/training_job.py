@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from basecap.errors import TrainingError
+from basecap.errors import Interrupted, TrainingError
 from basecap.evals import Context
 from basecap.models.language_model import LanguageModel
 from basecap.ops import IMPLEMENTATIONS
@@ -17,6 +17,7 @@ from basecap.run.provenance import starting_info
 from basecap.run.sweep import held_out_loss
 from basecap.train.distributed import SharedError
 from basecap.train.loop import DevicePlacement, Trainer
+from basecap.train.wall_time import WallTime
 
 #: The metric that train.stop_at is about.
 VALIDATION = "validation_accuracy"
@@ -33,12 +34,17 @@ def train_run(run: RunSpec, runtime: Runtime) -> dict[str, Any]:
     if info.get("status") == "finished":
         return info
     IMPLEMENTATIONS.clear()
-    info = starting_info(records, run, runtime.device)
+    info, wall = starting_info(records, run, runtime.device), WallTime()
+    before = info.get("seconds", {})
     group.run_on_leader(lambda: records.write_info(info))
     alone: Exception | None = None
     try:
-        info |= _train(run, runtime, records)
+        info |= _train(run, runtime, records, wall)
         info["status"] = "finished"
+    except Interrupted:
+        if group.is_leader:
+            records.write_info(info | {"seconds": wall.seconds(before)})
+        raise
     except Exception as error:  # a bug in one mixer must not cost the other runs; the trace is kept with the run
         failure = describe_failure(error)
         info |= {"status": "failed", "message": failure.message}
@@ -46,7 +52,7 @@ def train_run(run: RunSpec, runtime: Runtime) -> dict[str, Any]:
         if failure.traceback is not None:
             info["traceback"] = failure.traceback
         alone = None if group.world == 1 or isinstance(error, TrainingError) else error
-    info["ops"] = dict(sorted(IMPLEMENTATIONS.items()))
+    info |= {"ops": dict(sorted(IMPLEMENTATIONS.items())), "seconds": wall.seconds(before)}
     if alone is not None:
         _record_own_failure(records, run, info, runtime)
         raise alone
@@ -66,14 +72,17 @@ def _record_own_failure(records: RunRecords, run: RunSpec, info: dict[str, Any],
         runtime.log(f"{run.label} failed {where}: {info['message']}")
 
 
-def _train(run: RunSpec, runtime: Runtime, records: RunRecords) -> dict[str, Any]:
+def _train(run: RunSpec, runtime: Runtime, records: RunRecords, wall: WallTime) -> dict[str, Any]:
     """Train a run to its end, evaluating as it goes; return what its model costs and where it stopped early."""
     device, workload = runtime.device, runtime.workloads[run.task]
     if device.type == "cuda":
         torch.cuda.set_device(device)
     placement = DevicePlacement.choose(device, runtime.group, run.train.precision)
-    model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed)
-    trainer = Trainer(model, run.train, run.seed, workload=workload, records=records, placement=placement)
+    with wall.part("start"):
+        model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed)
+        trainer = Trainer(
+            model, run.train, run.seed, workload=workload, records=records, placement=placement, wall=wall
+        )
     context = Context(data=workload, device=device, autocast=placement.autocast, note=trainer.note)
 
     def evaluate_point(model: LanguageModel, step: int, tokens: int) -> bool:

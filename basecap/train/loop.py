@@ -35,6 +35,7 @@ from basecap.train.graphs import GradientGraphs
 from basecap.train.interruption import immediate, requested
 from basecap.train.optim import build_optimiser, clip_gradients, set_learning_rate
 from basecap.train.schedule import learning_rate, warmup_steps
+from basecap.train.wall_time import WallTime
 
 T = TypeVar("T")
 
@@ -92,9 +93,14 @@ class Trainer:
         workload: Workload,
         records: RunRecords,
         placement: DevicePlacement,
+        wall: WallTime | None = None,
     ):
-        """Move an initialised model to the device; raises ConfigError for batch sizes that are not divisible."""
+        """Move an initialised model to the device; raises ConfigError for batch sizes that are not divisible.
+
+        `wall` is the clock that the time of the run's parts is added to.
+        """
         self.model = model.to(placement.device)
+        self.wall = wall or WallTime()
         self.config = config
         self.seed = seed
         self.workload = workload
@@ -117,7 +123,13 @@ class Trainer:
         """Show a note beside the progress until the next step, such as the current evaluation."""
         self._show(words)
 
-    def run(self, label: str, evaluate: Evaluate, log: Callable[[str], None] = lambda line: None) -> int | None:
+    def run(
+        self,
+        label: str,
+        evaluate: Evaluate,
+        log: Callable[[str], None] = lambda line: None,
+        compiling: contextlib.AbstractContextManager[object] | None = None,
+    ) -> int | None:
         """Train to the end, from the newest intact checkpoint if there is one.
 
         Returns:
@@ -127,6 +139,7 @@ class Trainer:
             label: name of the run in progress and messages.
             evaluate: see `Evaluate`.
             log: called with messages, such as the step at which the run resumes.
+            compiling: entered for the first step of this process, which compiles the model.
 
         Raises:
             Interrupted: a signal asked a process to stop; a checkpoint was written.
@@ -134,7 +147,8 @@ class Trainer:
                 one of them. All processes raise it; other errors may occur in one process only.
             CheckpointError, DataError: files cannot be read or written (with one process).
         """
-        done = self._resume(lambda words: log(f"{label}: {words}"))
+        with self.wall.part("start"):
+            done = self._resume(lambda words: log(f"{label}: {words}"))
         tokens = self.timetable.step_tokens
         self._pauses = Pauses(sum(point > done for point in self.timetable.points))
         with self._progress(label, self.timetable.steps * tokens) as advance:
@@ -142,9 +156,11 @@ class Trainer:
             self._show = partial(advance, 0)
             if done and self._evaluate(label, evaluate, done, again=True):
                 return done
-            batch = self._batch(done)
+            batch, resumed = self._batch(done), done
             while done < self.timetable.steps:
-                step = self._step(done, batch)
+                first = done == resumed
+                with self.wall.part("start" if first else "steps"), (first and compiling) or contextlib.nullcontext():
+                    step = self._step(done, batch)
                 done, batch = done + 1, step.following
                 loss = f"loss {step.loss:.3f}"
                 advance(tokens, note=loss)
@@ -164,7 +180,7 @@ class Trainer:
         """
         if not self.timetable.evaluates(done):
             return False
-        with self._pauses.pause(counted=not again):
+        with self._pauses.pause(counted=not again), self.wall.part("evaluations"):
             ended = self._measure(evaluate, done)
         if ended is None:
             self._stop(label, done)
@@ -200,7 +216,8 @@ class Trainer:
     def _save(self, done: int) -> None:
         """Write the checkpoint after `done` steps unless it exists."""
         if self._saved_step != done:
-            self.placement.processes.run_on_leader(lambda: self._write(done))
+            with self.wall.part("checkpoints"):
+                self.placement.processes.run_on_leader(lambda: self._write(done))
             self._saved_step, self._saved_time = done, time.monotonic()
 
     def _save_due(self) -> bool:

@@ -61,6 +61,8 @@ def test_a_study_leaves_complete_records(study_file, tmp_path, monkeypatch):
     for found in records.runs():
         assert found.info()["ops"]["linear_cross_entropy"].startswith("plain PyTorch: ")
         assert found.info()["state_bytes"] > 0 and found.info()["parameters"] > 0
+        *parts, whole = found.info()["seconds"].values()
+        assert min(parts) > 0 and 0.9 * whole < sum(parts) <= whole
         assert {record.step for record in found.evals() if record.eval == "domain-loss"} == {2, 4, 6, 8, 10}
         last = {(r.subset, r.metric): r for r in found.evals() if r.step == 10}
         assert {subset for subset, _ in last} == {"prose", "notes", "code"}
@@ -256,6 +258,7 @@ def test_an_interrupted_command_with_runs_side_by_side_resumes_with_the_same_cur
     _, err = stopped.communicate()
     assert stopped.returncode == 143 and err.endswith("interrupted; run the same command again to resume.\n")
     assert {found.info()["status"] for found in StudyRecords(out).runs()} == {"running"}
+    before = {found.info()["name"]: found.info()["seconds"]["steps"] for found in StudyRecords(out).runs()}
     steps = {name: len(rows) for name, rows in losses(out).items()}
     for name, count in steps.items():
         stop = f"{name} (seed 0): stopped at step {count} of 80 with a checkpoint; run the same command again"
@@ -263,6 +266,7 @@ def test_an_interrupted_command_with_runs_side_by_side_resumes_with_the_same_cur
     config, said = load_study(str(path)), []
     infos = execute(config, out, only=select(config, []), device="cpu", plugins=(), log=said.append)
     assert [info["status"] for info in infos] == ["finished", "finished"]
+    assert all(info["seconds"]["steps"] > before[info["name"]] > 0 for info in infos)
     assert said == [f"{name} (seed 0): resumed at step {count} of 80." for name, count in steps.items()]
     run(path, tmp_path / "straight")
     for name, expected in losses(tmp_path / "straight").items():
