@@ -5,6 +5,7 @@ difference with its reason.
 """
 
 import re
+import textwrap
 from collections.abc import Iterator
 
 from basecap.mixers import ARCHITECTURES, Architecture, ParameterRecipe, Start
@@ -46,10 +47,12 @@ def section(architecture: Architecture, known: list[Architecture]) -> str:
     lines = [
         f"## {architecture.name}",
         "",
-        f"{_sentence(architecture.summary)} Defined in {architecture.paper}. "
-        f"Backbone `{architecture.backbone}`: {family.summary}. The head is {head}, unless a study sets `tied`.",
+        _wrapped(
+            f"{_sentence(architecture.summary)} Defined in {architecture.paper}. "
+            f"Backbone `{architecture.backbone}`: {family.summary}. The head is {head}, unless a study sets `tied`."
+        ),
         "",
-        f"Source: {_linked(architecture.source)}.",
+        _wrapped(f"Source: {_linked(architecture.source)}."),
         "",
         "| parameters | start | learning-rate factor | weight decay |",
         "| --- | --- | --- | --- |",
@@ -59,7 +62,7 @@ def section(architecture: Architecture, known: list[Architecture]) -> str:
     plain = ARCHITECTURES.get(architecture.variant_of) if architecture.variant_of else None
     inherited = plain.differences if plain is not None and plain.backbone == architecture.backbone else ()
     if differences := [*inherited, *architecture.differences, *family.differences]:
-        lines += ["Differences:", "", *(f"- {text}" for text in differences), ""]
+        lines += ["Differences:", "", *(_wrapped(f"- {text}") for text in differences), ""]
     variants = [entry for entry in known if entry.variant_of == architecture.name and not _has_section(entry)]
     if variants:
         lines += ["Variants:", "", *(_variant(entry) for entry in variants), ""]
@@ -98,7 +101,13 @@ def _has_section(architecture: Architecture) -> bool:
 def _variant(architecture: Architecture) -> str:
     options = [f"`{key}: {value}`" for choice in architecture.layers for key, value in choice.options.items()]
     given = f" ({', '.join(options)})" if options else ""
-    return " ".join([f"- `{architecture.name}`: {architecture.summary}{given}.", *architecture.differences])
+    return _wrapped(" ".join([f"- `{architecture.name}`: {architecture.summary}{given}.", *architecture.differences]))
+
+
+def _wrapped(text: str) -> str:
+    """Return a paragraph or an item of a list in lines of at most 120 characters, except for links."""
+    indent = "  " if text.startswith("- ") else ""
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _linked(source: str) -> str:
