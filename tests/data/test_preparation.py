@@ -18,7 +18,6 @@ from basecap.data import DataConfig, PreparedData, inspect, prepare
 from basecap.data.sources import SOURCES
 from basecap.errors import ConfigError, DataError
 from basecap.registry import PLUGIN, load_plugin
-from basecap.system.processes import usable_cores
 from tests.data.conftest import slimpajama_records, words, write_lines
 
 
@@ -269,18 +268,6 @@ class Numbers(Source):
     assert len(list(tmp_path.glob("once-*"))) == 4
     with pytest.raises(DataError, match=r"was killed twice.*lower data\.workers"):
         prepare(always, tmp_path / "third")
-
-
-@pytest.mark.parametrize(("quota", "cores"), [("max 100000", 3), ("150000 100000", 2), ("20000 100000", 1), (None, 3)])
-def test_a_share_of_the_machine_counts_as_its_cores(quota: str | None, cores: int, monkeypatch: pytest.MonkeyPatch):
-    def read_text(path: Path) -> str:
-        if quota is None:
-            raise FileNotFoundError(path)
-        return quota
-
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 4})
-    monkeypatch.setattr(Path, "read_text", read_text)
-    assert usable_cores() == cores
 
 
 def load_anew(plugin: Path, name: str) -> None:

@@ -1,0 +1,71 @@
+"""Workers: each begins once, an error or a kill costs one job, and results keep an order where one is asked for."""
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from basecap.system.processes import WorkerKilled, WorkerPool, usable_cores
+from tests.system import jobs
+
+
+def test_a_worker_begins_once_and_does_job_after_job():
+    with WorkerPool(jobs.begin, ["alone"]) as pool:
+        found = [future.result() for _, future in pool.run(jobs.report, [1, 2, 3])]
+        found += [future.result() for _, future in pool.run(jobs.report, [4])]
+    assert [(item, starts) for item, starts, _ in found] == [(item, ["alone"]) for item in (1, 2, 3, 4)]
+    assert len({process for *_, process in found}) == 1
+
+
+def test_workers_work_side_by_side_and_results_come_as_they_end_or_in_order(tmp_path: Path):
+    there, first, second = (str(tmp_path / name) for name in ("there", "first", "second"))
+    Path(there).touch()
+    items = [(first, second), (there, first)]  # the first job ends after the second
+    with WorkerPool(jobs.begin, ["a", "b"]) as pool:
+        assert [future.result() for _, future in pool.run(jobs.wait_for, items)] == ["first", "second"]
+        for path in (first, second):
+            Path(path).unlink()
+        assert [future.result() for future in pool.run_in_order(jobs.wait_for, items)] == ["second", "first"]
+
+
+def test_an_error_costs_one_job_and_a_kill_no_other():
+    with WorkerPool(jobs.begin, ["alone"]) as pool:
+        errors = {item: future.exception() for item, future in pool.run(jobs.divide, [0, 4])}
+        assert isinstance(errors[0], ZeroDivisionError) and errors[4] is None
+        killed = {item: future.exception() for item, future in pool.run(jobs.end_at_zero, [1, 0, 2])}
+        assert isinstance(killed[0], WorkerKilled) and killed[1] is killed[2] is None
+
+
+def test_in_order_a_killed_job_is_tried_once_more(tmp_path: Path):
+    with WorkerPool(jobs.begin, ["alone"]) as pool:
+        paths = [str(tmp_path / name) for name in ("one", "two")]
+        assert [future.result() for future in pool.run_in_order(jobs.end_once, paths)] == ["one", "two"]
+        always, fine = pool.run_in_order(jobs.end_at_zero, [0, 1])
+        assert isinstance(always.exception(), WorkerKilled) and fine.result() == 1
+
+
+def test_a_worker_that_cannot_begin_fails_its_job():
+    with WorkerPool(jobs.refuse, ["here"]) as pool:
+        ((_, future),) = pool.run(jobs.divide, [1])
+        assert isinstance(future.exception(), ValueError) and str(future.exception()) == "cannot begin here"
+
+
+def test_no_worker_outlives_the_context(tmp_path: Path):
+    never = (str(tmp_path / "never"), str(tmp_path / "file"))
+    with pytest.raises(KeyboardInterrupt), WorkerPool(jobs.begin, ["a", "b"]) as pool:
+        running = pool.run(jobs.wait_for, [(str(tmp_path), str(tmp_path / "file")), never])
+        next(running)
+        raise KeyboardInterrupt  # the second job would wait forever
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("max 100000", 3), ("150000 100000", 2), ("20000 100000", 1), (None, 3)])
+def test_a_share_of_the_machine_counts_as_its_cores(quota: str | None, cores: int, monkeypatch: pytest.MonkeyPatch):
+    def read_text(path: Path) -> str:
+        if quota is None:
+            raise FileNotFoundError(path)
+        return quota
+
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 4})
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert usable_cores() == cores
