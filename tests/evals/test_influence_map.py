@@ -84,14 +84,6 @@ def test_inputs(context, model, tmp_path):
     assert nothing.measurements == [] and nothing.maps == ()
 
 
-def test_a_damaged_file_is_named(tmp_path):
-    path = tmp_path / "run" / "maps" / "influence-map-3.npz"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"PK")
-    with pytest.raises(DataError, match=r"influence-map-3\.npz is damaged"):
-        RunRecords(tmp_path / "run").maps()
-
-
 def test_what_cannot_be_drawn_is_refused(context):
     for options, error, message in (
         ({"number": 10_000}, DataError, "held-out documents; lower number"),
