@@ -43,7 +43,6 @@ SPILLED = {("attend_bwd_kernel", 128): 60}
 B, T, H = 2, 256, 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_kernels_compile(dtype: str, tmp_path: Path, pytestconfig: pytest.Config):
     pytest.importorskip("triton")
