@@ -13,6 +13,7 @@ The folders of all ops have the same shape. An op chooses between implementation
     eager.py         the family in plain PyTorch, which runs everywhere
     NAME/            a family of kernels, as below
     operators.py     the functions of all families as one PyTorch operator; in a folder, those of this family alone
+    check.py         what `basecap check` compares, see `cases`; a new op is found by this file, no list names it
     README.md        the mathematics, and what was measured
 
 A folder is named after the language of its kernels or the library that has them, which is also how `basecap check` and

@@ -1,11 +1,16 @@
 """The checks of ops that users run."""
 
+import re
+import sys
 from dataclasses import replace
 from inspect import signature
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import basecap.ops
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import interpreted
 from basecap.testing import check_op as module
@@ -28,9 +33,53 @@ OUTPUTS = {"delta rule": 2, "ssd": 2, "selective scan": 2, "wkv4": 2, "wkv6": 2,
 OUTPUTS["wkv6 by tokens, heads of 96"] = 2
 
 
+#: The files of an op whose definition is twice its input, one of its cases being wrong.
+NEW_OP = {
+    "__init__.py": """
+from basecap.ops._dispatch import choose, families
+from basecap.ops.doubled import eager
+
+FAMILIES = families(eager)
+
+
+def doubled(x):
+    return FAMILIES[choose("doubled", "auto", FAMILIES, x)].doubled(x)
+""",
+    "eager.py": """
+RUNS, BACKEND = "PyTorch", "eager"
+
+
+def supports(x):
+    return None
+
+
+def doubled(x):
+    return x + x
+""",
+    "check.py": """
+from basecap.ops.cases import Case
+from basecap.ops.doubled import FAMILIES, doubled
+
+FUNCTIONS = ("doubled",)
+
+
+def _case(factor):
+    return Case(
+        plain=doubled,
+        definition=lambda x: factor * x,
+        inputs=lambda draw, T: {"x": draw(3, T)},
+        families=FAMILIES,
+    )
+
+
+CASES = {"doubled": _case(2.0), "doubled wrongly": _case(2.1)}
+""",
+}
+
+
 def is_complete(name: str, rows: list[dict]) -> bool:
     """Whether every output and gradient was judged in every dtype."""
-    inputs = OPS[name].inputs(lambda *shape: torch.zeros(shape))
+    inputs = OPS[name].inputs(lambda *shape: torch.zeros(shape), module.T)
     labels = [*["o", "state"][: OUTPUTS.get(name, 1)], *(f"d{key}" for key in inputs)]
     return [row["tensor"] for row in rows] == labels * 3
 
@@ -65,7 +114,7 @@ def test_kernels_pass_here(name: str, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("name", sorted(OPS.keys() - {"linear cross entropy"}))
 def test_inputs_that_are_no_floating_tensors_are_named(name: str):
     op = OPS[name].kernels or OPS[name].plain
-    inputs = OPS[name].inputs(lambda *shape: torch.zeros(shape))
+    inputs = OPS[name].inputs(lambda *shape: torch.zeros(shape), module.T)
     for argument, x in inputs.items():
         for wrong, what in ((x.tolist(), "list"), (x.numpy(), "ndarray"), (x.long(), "int64"), (x[0], "be")):
             with pytest.raises(ConfigError, match=rf"\b{argument}\b.* must .*\b{what}\b"):
@@ -124,6 +173,43 @@ def test_rows_for_people_say_what_ran():
     assert not failures(rows)
     wrong = {**rows[0], "result": "o errs by 1 of its norm"}
     assert failures([rows[0], wrong]) == [wrong]
+
+
+def test_a_new_op_is_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nothing else is edited: `basecap check` finds it, and it fails where the op is not its definition."""
+    for name, text in NEW_OP.items():
+        (tmp_path / "doubled").mkdir(exist_ok=True)
+        (tmp_path / "doubled" / name).write_text(text)
+    monkeypatch.setattr(basecap.ops, "__path__", [*basecap.ops.__path__, str(tmp_path)])
+    try:
+        found = module.discover()
+    finally:
+        for name in ("doubled.check", "doubled.eager", "doubled"):
+            sys.modules.pop(f"basecap.ops.{name}", None)
+    assert found.keys() - OPS.keys() == {"doubled", "doubled wrongly"}
+    for name in ("doubled", "doubled wrongly"):
+        monkeypatch.setitem(OPS, name, found[name])
+        rows = check_op(name, torch.device("cpu"))
+        assert [row["tensor"] for row in rows] == ["o", "dx"] * 3 and {row["path"] for row in rows} == {"PyTorch"}
+        assert all((row["result"] == "passed") == (name == "doubled") for row in rows)
+
+
+def test_two_ops_with_one_name_are_refused(monkeypatch: pytest.MonkeyPatch):
+    twice = {"one": SimpleNamespace(CASES={"x": None}), "other": SimpleNamespace(CASES={"x": None})}
+    monkeypatch.setattr(module, "checks", lambda: twice)
+    with pytest.raises(ConfigError, match=r"basecap\.ops\.other\.check: another op has a case 'x'; rename one"):
+        module.discover()
+
+
+def test_who_uses_an_op_imports_no_check():
+    package = Path(basecap.__file__).parent
+    users = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if re.search(r"^ *(from|import) basecap\.ops\b.*\b(cases|check)\b", path.read_text(), re.MULTILINE)
+    }
+    own = {f"ops/{op}/check.py" for op in module.checks()}
+    assert users == own | {"ops/_selection/draws.py", "testing/check_op.py"}
 
 
 def test_an_unknown_op_is_refused():

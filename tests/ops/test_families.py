@@ -17,23 +17,10 @@ from basecap.ops import _dispatch
 from basecap.ops._dispatch import functions_of
 from basecap.ops.top1_chunk import gluon_kernels
 from basecap.ops.top1_chunk.cache import STEP_FAMILIES
+from basecap.testing.check_op import checks
 
 #: The functions that every family of an op has.
-FUNCTIONS = {
-    "attention": ["attention"],
-    "delta_rule": ["delta_rule"],
-    "linear_cross_entropy": ["rows"],
-    "long_convolution": ["long_convolution"],
-    "selective_scan": ["forward", "backward"],
-    "short_convolution": ["short_convolution"],
-    "ssd": ["ssd"],
-    "taylor_attention": ["taylor_attention"],
-    "top1_chunk": ["choose", "attend", "attend_backward"],
-    "top1_element": ["choose", "gather", "scatter"],
-    "wkv4": ["scan", "accumulate"],
-    "wkv6": ["wkv6"],
-    "wkv7": ["wkv7"],
-}
+FUNCTIONS = {op: check.FUNCTIONS for op, check in checks().items()}
 PACKAGES = {op: importlib.import_module(f"basecap.ops.{op}") for op in FUNCTIONS}
 FAMILIES = {op: package.FAMILIES for op, package in PACKAGES.items()} | {"top1_chunk_step": STEP_FAMILIES}
 
@@ -43,9 +30,11 @@ def names_of(x: Callable[..., Any]) -> list[str]:
     return [name.partition("_")[0] for name in inspect.signature(x).parameters]
 
 
-def test_every_op_has_families():
+def test_every_op_is_checked_in_every_way_it_is_called():
     folders = {path.parent.name for path in Path(basecap.ops.__file__).parent.glob("*/__init__.py")}
     assert {name for name in folders if not name.startswith("_")} == FUNCTIONS.keys()
+    for op, check in checks().items():
+        assert check.CASES and {id(case.families) for case in check.CASES.values()} == {id(PACKAGES[op].FAMILIES)}
 
 
 #: What families are called by the first word of their folder's name.
@@ -73,7 +62,7 @@ def test_a_folder_is_an_implementation_and_is_named_as_it_is_shown():
 
 @pytest.mark.parametrize("op", FAMILIES)
 def test_families_are_interchangeable(op: str):
-    families, names = FAMILIES[op], FUNCTIONS.get(op, ["decode"])
+    families, names = FAMILIES[op], FUNCTIONS.get(op, ("decode",))
     *others, last = families
     # Plain PyTorch is a file of this name, each other family a folder of its own.
     assert last == "eager" and families["eager"].BACKEND == "eager" and not hasattr(families["eager"], "__path__")
