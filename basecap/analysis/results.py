@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from basecap.analysis.rows import Row
+from basecap.analysis.rows import Maturity, Row
 from basecap.analysis.sequential import Looks
 from basecap.analysis.tasks.recall_rows import AccuracyRow, ShiftRow, ShortcutRow, TrainedRow
 from basecap.records.measured import Better
@@ -274,6 +274,7 @@ class TextResults(_Results):
         train_domains, ood_domains: trained on, never seen.
         few_clusters: domains with too few clusters of documents to draw those.
         comparisons: a row per architecture that has runs, but the reference.
+        maturity: of the reference; None where nothing can be compared with it, or without an unseen domain.
         points: a row per evaluation point.
         documents: held-out documents by domain.
         overlap: held-out text that is in the training text.
@@ -290,6 +291,7 @@ class TextResults(_Results):
     ood_domains: list[str]
     few_clusters: list[str]
     comparisons: list[Row]
+    maturity: Maturity | None
     points: list[Point]
     documents: list[DocumentCount]
     overlap: list[Overlap]

@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 #: Probability that intervals leave out something true: those of a table together, over all looks at the study.
 LEVEL = 0.05
 
-Verdict = Literal["keeps", "degrades", "undecided", "behind", "none"]
+Verdict = Literal["keeps", "degrades", "undecided", "early", "maturity unknown", "behind", "none"]
 Item = TypeVar("Item")
 Key = TypeVar("Key")
 
@@ -48,6 +48,57 @@ class Interval(Estimate):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Direction:
+    """Where a gap goes within the trained range, with intervals for its row alone.
+
+    Attributes:
+        now: the gap over the half of the range with the lower losses, which comes later.
+        drift: how much larger it is there than over the other half, and its 90 % interval.
+        next: the gap over another range as wide as this one if the drift goes on, and its 80 % interval.
+        state: "settled" where the next range would not change the verdict, "drifts" where it would, "open" where it
+            may; None where there is no verdict that it could change.
+    """
+
+    now: float
+    drift: Interval
+    next: Interval
+    state: Literal["settled", "drifts", "open"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copying:
+    """Share of the loss that models save by copying from their context, where the trained range begins and ends.
+
+    Each is None where it was not measured.
+    """
+
+    begin: float | None
+    end: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Maturity:
+    """Whether the reference is past learning to copy from its context, without which no row gets a verdict.
+
+    Attributes:
+        state: "mature", or what every row says instead of a verdict.
+        words: why, and what would help.
+        copying: of the reference.
+        started, passed: tokens after which its transition began and was past; None where that was not measured.
+        more: about how many more tokens would help; None where that is not known.
+        rises: tokens after which its held-out loss rises, where the trained range ends; None where it falls to the end.
+    """
+
+    state: Literal["mature", "early", "maturity unknown"]
+    words: str
+    copying: Copying
+    started: float | None = None
+    passed: float | None = None
+    more: float | None = None
+    rises: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Gap(Interval):
     """The gap on some domains, in nats per token.
 
@@ -61,6 +112,7 @@ class Gap(Interval):
         tolerance, tolerance_error: the largest gap that still counts as keeping the capability, and its standard error,
             None likewise.
         split: how far two groups of the reference's own runs differ, None when that is not measurable.
+        direction: where it goes; None in a study without an unseen domain.
         verdict: what follows.
         alone: what would follow from `single`.
     """
@@ -72,6 +124,7 @@ class Gap(Interval):
     tolerance: float | None
     tolerance_error: float | None
     split: float | None
+    direction: Direction | None = None
     verdict: Verdict
     alone: Verdict
 
@@ -85,9 +138,13 @@ class DomainGap(Gap):
 
 @dataclass(frozen=True, kw_only=True)
 class GapCurve:
-    """The gap along the whole range of losses that both have seen, each list [G]; ends are None without an interval."""
+    """The gap along the whole range of losses that both have seen, each list [G]; ends are None without an interval.
+
+    `tokens` are those after which the reference has these losses.
+    """
 
     loss: list[float]
+    tokens: list[float]
     value: list[float]
     low: list[float] | None
     high: list[float] | None
@@ -126,6 +183,10 @@ class Row:
         domains: on each of them.
         along: the whole curve.
         more: what would decide an undecided row; None when no number of runs would, or it is decided.
+        copying: of the architecture's runs.
+        overfit: how much higher held-out loss is than training loss, of the architecture and of the reference at equal
+            training loss, the lowest that both have reached.
+        rises: tokens after which its held-out loss rises, where its curves end; None where it falls to the end.
     """
 
     name: str
@@ -144,3 +205,6 @@ class Row:
     domains: tuple[DomainGap, ...] = ()
     along: GapCurve | None = None
     more: More | None = None
+    copying: Copying | None = None
+    overfit: tuple[float, float] | None = None
+    rises: float | None = None

@@ -36,12 +36,12 @@ from basecap.report.scores import score_table
 from basecap.report.summary import summarise
 from basecap.report.table_rows import at_lowest, by_architecture, capacities, final_losses, measured_on, without_null
 from basecap.report.task_summary import between, known_tasks, percent, points
+from basecap.report.text_notes import notes
 from basecap.report.text_summary import (
     duration_text,
     gap_text,
     interval_text,
     listed,
-    notes,
     runs_text,
     size_text,
     worth_interval_text,

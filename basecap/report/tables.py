@@ -11,7 +11,15 @@ from basecap.analysis.tasks.recall_rows import AccuracyRow, TrainedRow
 from basecap.report.task_summary import between, percent
 from basecap.report.text_summary import SIGNS, gap_text, interval_text, runs_text, worth_interval_text, worth_text
 
-STYLES = {"keeps": "green", "degrades": "red", "undecided": "yellow", "behind": "yellow", "none": ""}
+STYLES = {
+    "keeps": "green",
+    "degrades": "red",
+    "undecided": "yellow",
+    "early": "yellow",
+    "maturity unknown": "yellow",
+    "behind": "yellow",
+    "none": "",
+}
 #: Verdict on a shift -> sign and style, as of a gap.
 SHIFTS = {"holds": "keeps", "loses": "degrades", "undecided": "undecided", "untrained": "behind"}
 
@@ -23,7 +31,7 @@ def table_of(title: str, study: StudyResults) -> Table:
 
 def verdict_table(title: str, study: TextResults) -> Table:
     """Return a row per architecture of a study of text: its verdict, gap and interval."""
-    signs = " (✓ keeps, ✗ degrades, ? undecided)" if study.ood_domains else ""
+    signs = " (✓ keeps, ✗ degrades, ↻ early, ? undecided)" if study.ood_domains else ""
     heading = f"{title}: gap to {study.reference}, nats per token, intervals of all rows together{signs}"
     table = Table(title=Text(heading), title_justify="left")
     table.box = None
@@ -53,7 +61,7 @@ def _verdict(verdict: Verdict) -> Text:
 
 
 def _signed(found: Gap | None) -> Text:
-    """Return a gap with the sign of its verdict: ✓ keeps, ✗ degrades, ? undecided."""
+    """Return a gap with the sign of its verdict: ✓ keeps, ✗ degrades, ↻ early, ? undecided."""
     if found is None or found.verdict == "none":
         return Text(gap_text(found))
     return Text(f"{gap_text(found)} {SIGNS[found.verdict]}", style=STYLES[found.verdict])

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from basecap.analysis.results import StudyResults, SweepRow, TextResults
 from basecap.analysis.rows import Estimate, Gap, Row, grouped
-from basecap.analysis.text.draws import FEWEST_DOCUMENTS
-from basecap.analysis.text.noise import FEWEST_SPLIT
 from basecap.analysis.text.reasons import REFERENCE, undecided
 from basecap.report.table_rows import measured_on
 from basecap.system.progress import duration
@@ -15,10 +13,20 @@ VERBS = {
     "keeps": ("keeps the capability", "keep the capability"),
     "degrades": ("degrades", "degrade"),
     "undecided": ("is undecided", "are undecided"),
+    "early": ("is too early to judge", "are too early to judge"),
+    "maturity unknown": ("has no verdict, as maturity is unknown", "have no verdict, as maturity is unknown"),
     "behind": ("is behind", "are behind"),
 }
 #: Verdict -> the sign before it on its badge.
-SIGNS = {"keeps": "✓", "degrades": "✗", "undecided": "?", "behind": "…", "none": "·"}
+SIGNS = {
+    "keeps": "✓",
+    "degrades": "✗",
+    "undecided": "?",
+    "early": "↻",
+    "maturity unknown": "?",
+    "behind": "…",
+    "none": "·",
+}
 #: A caution about a sweep.
 EDGE = "The best learning rate is the lowest or the highest that was tried"
 #: Larger shares of tokens are not written as a number.
@@ -86,24 +94,34 @@ def reasons(study: TextResults) -> list[str]:
     without = [
         row
         for row in sorted(study.comparisons, key=lambda row: row.verdict == "behind")
-        if row.words != unfit and (row.verdict in ("undecided", "behind") or row.gap is None)
+        if row.words != unfit and (row.verdict in ("undecided", "early", "behind") or row.gap is None)
     ]
+    maturity = study.maturity
+    if maturity is None or maturity.state == "mature":
+        whole = []
+    else:
+        # One sentence for the whole table: what helps the reference helps every row.
+        whole = [f"{'Too early' if maturity.state == 'early' else 'Maturity unknown'}: {maturity.words}."]
+        without = [row for row in without if row.gap is None and row.verdict != "early"]
     return [
-        f"{listed([row.name for row in rows])}: {reason}.{_remedy(rows, study.reference)}"
-        for reason, rows in grouped(without, _reason).items()
+        *whole,
+        *(
+            f"{listed([row.name for row in rows])}: {reason}.{_remedy(rows, study.reference)}"
+            for reason, rows in grouped(without, _reason).items()
+        ),
     ]
 
 
 def _reason(row: Row) -> str:
     found = row.gap
-    if found is None:
+    if found is None or row.verdict == "early":
         return row.words
     return undecided(found) if found.tolerance is not None else f"{undecided(found)}, so no gap can be judged"
 
 
 def _remedy(rows: Sequence[Row], reference: str) -> str:
     """Return what would decide rows that share a reason, " " before it."""
-    rows = [row for row in rows if row.gap is not None and row.gap.tolerance is not None]
+    rows = [row for row in rows if row.verdict == "undecided" and row.gap is not None and row.gap.tolerance is not None]
     if not rows:
         return ""
     if any(row.conditional for row in rows):
@@ -124,89 +142,6 @@ def _remedy(rows: Sequence[Row], reference: str) -> str:
 
 def _in_brackets(seconds: float | None) -> str:
     return "" if seconds is None else f" ({duration(seconds)})"
-
-
-def notes(study: TextResults) -> list[tuple[str, str]]:
-    """Return what a reader of the table needs to know as (term, what it means); none where no row has a gap."""
-    rows = [row for row in study.comparisons if row.gap is not None]
-    if not rows:
-        return []
-    return [
-        *(_verdicts(study, rows[0]) if study.ood_domains else []),
-        ("Intervals", _intervals(study, rows)),
-        (
-            "As if trained on",
-            f"80 % means: {study.reference} itself is that good after 80 % of its tokens. The interval "
-            f"includes the errors of the gap and of how fast the loss of {study.reference} falls.",
-        ),
-        ("Weighted gap", "domains count by how precisely they are measured, with the same weights in every row."),
-        ("Trained range", _range(study)),
-    ]
-
-
-def _verdicts(study: TextResults, row: Row) -> list[tuple[str, str]]:
-    reference, found = study.reference, row.gap
-    if found is None or found.tolerance is None:
-        return [("Tolerance", f"none: the loss of {reference} on the unseen domains does not fall while it trains.")]
-    some = [part for part in row.domains if part.tolerance is not None]
-    differs = ", ".join(f"{part.domain} {part.tolerance:.3f}" for part in some)
-    measured = found.split is not None
-    check = f"not measurable: fewer than {FEWEST_SPLIT} runs of {reference}."
-    if measured:
-        check = f"two groups of {reference}'s own runs differ by up to {found.split:.3f} nats."
-    return [
-        (
-            "Tolerance",
-            f"a gap counts as kept if it costs less than {100 * study.cost:g} % of the tokens of {reference}: "
-            f"{found.tolerance:.3f} nats here, standard error {found.tolerance_error:.3f} ({differs}).",
-        ),
-        (
-            "Keeps",
-            "the interval ends below the tolerance also when the tolerance's own error is counted: that of \"as if "
-            f'trained on" lies above {100 * (1 - study.cost):g} %.',
-        ),
-        (
-            "Degrades",
-            f"it begins above 0 and ends above the tolerance{'; the gap exceeds the A-A range' if measured else ''}.",
-        ),
-        ("Undecided", "neither."),
-        ("Behind", "not trained far enough to be compared; no gap is measured."),
-        ("A-A range", check),
-    ]
-
-
-def _intervals(study: TextResults, rows: Sequence[Row]) -> str:
-    text = (
-        f"in each column, the intervals of all rows hold together with {100 * study.confidence:g} % probability; "
-        f'only those marked "this row alone" hold for a single row. {_looks(study)}'
-    )
-    few = study.few_clusters
-    if any(row.conditional for row in rows):
-        text += "They hold for these trained models only. "
-    elif not few:
-        text += "They include what other documents and other seeds would change."
-    if few:
-        text += (
-            f"They hold for these sources only: the documents of {listed(few)} come from fewer than "
-            f"{FEWEST_DOCUMENTS} clusters."
-        )
-    return text.strip()
-
-
-def _looks(study: TextResults) -> str:
-    """Return a sentence, with " " after it, about a study that got more seeds until its rows were decided, else ""."""
-    if (looks := study.looks) is None:
-        return ""
-    counts = listed(map(str, looks.looks))
-    return f"Looked at after {counts} of at most {looks.most} seeds; intervals hold over all looks together. "
-
-
-def _range(study: TextResults) -> str:
-    return (
-        f"the losses over which gaps are averaged. It begins where {study.reference} is after "
-        f"{100 * study.share:g} % of its tokens (or at the loss of a bigram model, if that is lower) and ends at the "
-        "higher of the two final losses."
-    )
 
 
 def trained_models_only(study: TextResults) -> str:

@@ -5,10 +5,28 @@ from dataclasses import replace
 from typing import Any
 
 from basecap.analysis.results import RunRow, TextResults
-from basecap.analysis.rows import DomainGap, Gap, GapCurve, Interval, LeftOut, More, Row, Verdict
+from basecap.analysis.rows import (
+    Copying,
+    DomainGap,
+    Gap,
+    GapCurve,
+    Interval,
+    LeftOut,
+    Maturity,
+    More,
+    Row,
+    Verdict,
+)
 
 DOMAINS = ("arxiv", "github")
 TOLERANCE = 0.1
+MATURE = Maturity(
+    state="mature",
+    words="the reference is past its transition",
+    copying=Copying(begin=0.3, end=0.33),
+    started=1e7,
+    passed=2e7,
+)
 
 
 def gap(value: float, half: float, verdict: Verdict = "undecided", **changes: Any) -> Gap:
@@ -46,7 +64,9 @@ def row(name: str, value: float, half: float, verdict: Verdict = "undecided", *,
         domains=tuple(
             DomainGap(domain=domain, **vars(part)) for domain, part in zip(DOMAINS, (found, wider), strict=True)
         ),
-        along=GapCurve(loss=[3.0, 3.4, 4.0], value=[value] * 3, low=[wider.low] * 3, high=[wider.high] * 3),
+        along=GapCurve(
+            loss=[3.0, 3.4, 4.0], tokens=[6e7, 3e7, 1e7], value=[value] * 3, low=[wider.low] * 3, high=[wider.high] * 3
+        ),
     )
 
 
@@ -82,6 +102,7 @@ def study(*rows: Row, mixed: bool = False, skipped: tuple[str, ...] = (), **chan
         ood_domains=[] if mixed else list(DOMAINS),
         few_clusters=[],
         comparisons=list(rows),
+        maturity=None if mixed else MATURE,
         runs=[],
         points=[],
         curves=[],

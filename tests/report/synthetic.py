@@ -74,7 +74,7 @@ def write_study(
         for seed in (*seeds, *range(len(seeds), len(seeds) + more)):
             run = records.run(name, seed)
             own = {d: difficulty[d] + taste[d] + rng.normal(0, 0.01, documents) for d in (*train, *ood)}
-            _write_run(run, name, seed, speed, gap, sizes, own, rng, train, checkpoints)
+            _write_run(run, name, seed, speed, gap, sizes, own, rng, train, ood, checkpoints)
             if more_evaluations:
                 run.append_evals(_more(rng, gap))
     return records
@@ -85,7 +85,7 @@ def loss_after(tokens: float | np.ndarray, speed: float) -> float | np.ndarray:
     return 2.6 + 9.0 * (tokens * speed / 1e5) ** -0.35
 
 
-def _write_run(run, name, seed, speed, gap, sizes, own, rng, train, checkpoints) -> None:
+def _write_run(run, name, seed, speed, gap, sizes, own, rng, train, ood, checkpoints) -> None:
     run.write_info(
         {
             "name": name,
@@ -118,6 +118,9 @@ def _write_run(run, name, seed, speed, gap, sizes, own, rng, train, checkpoints)
             common = {"step": step, "tokens": tokens, "eval": "domain-loss", "subset": domain, "n": int(size.sum())}
             found.append(Record(**common, metric="loss", value=value, stderr=0.02))
             found.append(Record(**common, metric="bits_per_byte", value=value / 4 / np.log(2), stderr=0.007))
+        copied = 0.35 * (1 - np.exp(-index / checkpoints / 0.15))  # learned long before half of the tokens
+        where = {"step": step, "tokens": tokens, "eval": "copying", "subset": ood[0] if ood else train[0]}
+        found.append(Record(**where, metric="copying", value=copied, n=1000, stderr=0.001))
         run.append_documents("domain-loss", step, losses)
         run.append_evals(found)
 

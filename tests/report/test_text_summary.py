@@ -6,6 +6,7 @@ from basecap.analysis.results import Overlap, Point, SweepRow
 from basecap.analysis.rows import LeftOut
 from basecap.analysis.sequential import Looks
 from basecap.report.summary import summarise
+from basecap.report.text_notes import notes
 from basecap.report.text_summary import (
     EDGE,
     duration_text,
@@ -13,7 +14,6 @@ from basecap.report.text_summary import (
     gap_text,
     headline,
     interval_text,
-    notes,
     rates_text,
     reasons,
     remarks,

@@ -18,9 +18,16 @@ from basecap.analysis.text.draws import Curve
 
 #: Places over the trained range at which a curve is read off, in its widths: the midpoints of cells.
 PLACES = (np.arange(16) + 0.5) / 16
+#: What each place counts for in the mean over the range, and in the drift: how much higher a curve is over the half of
+#: lower losses, which comes later, than over the other half.
+MEAN = np.full(len(PLACES), 1 / len(PLACES))
+DRIFT = np.where(PLACES < 0.5, 2.0, -2.0) / len(PLACES)
+#: The mean over the next range, as wide as this one, if the drift goes on: the halves lie half a range apart.
+NEXT = MEAN + 2 * DRIFT
 #: Evaluation points that an architecture needs within reach of the trained range, in every run.
 FEWEST_POINTS = 4
-#: Reach of the fitted curve beyond both ends of the range, in its widths.
+#: Bandwidth of the fitted curve, in widths of the range; it reaches so far beyond both ends. With twice as much, as far
+#: as the whole range, gaps that end a transition are off by up to 0.02 nats (results/intervals).
 REACH = 0.5
 #: Largest share of draws that may lose the trained range before the interval would mislead.
 LOST_DRAWS = 0.05
@@ -79,13 +86,23 @@ def points_within(curve: Curve, where: Range) -> int:
 
 
 def level(curve: Curve, where: Range) -> ndarray:
-    """Return the mean of a run's fitted curves over the range, [R + 1, D]; NaN in draws without a range."""
+    """Return mean and drift of a run's fitted curves over the range, [2, R + 1, D]; NaN in draws without a range."""
     width = where.width
-    values = np.full((len(curve.x), len(curve.y)), np.nan)
+    values = np.full((2, len(curve.x), len(curve.y)), np.nan)
     there = slice(None) if np.isfinite(width).all() else np.isfinite(width)  # a slice copies nothing
     within = (curve.x[there] - where.low[there, None]) / width[there, None]
-    values[there] = fitted(within, curve.y[:, there], PLACES, 1.0).mean(1)
+    read = fitted(within, curve.y[:, there], PLACES, REACH)
+    later, earlier = (half.mean(1) for half in np.split(read, 2, axis=1))  # from the lowest losses on
+    values[:, there] = (later + earlier) / 2, later - earlier
     return values
+
+
+def bias(curve: Curve, where: Range) -> ndarray:
+    """Return how much half the bandwidth moves the mean over the range, [D]: about the error that the fit makes."""
+    low, width = where.low[0], where.width[0]
+    own = (smoother(curve.x[0], low + width * PLACES, share * width) for share in (REACH / 2, REACH))
+    narrow, used = (curve.y[:, 0] @ weights.mean(0) for weights in own)
+    return narrow - used
 
 
 def read_off(curve: Curve, places: ndarray, bandwidth: float) -> ndarray:
@@ -93,8 +110,8 @@ def read_off(curve: Curve, places: ndarray, bandwidth: float) -> ndarray:
     return np.ascontiguousarray(fitted(curve.x, curve.y, places, bandwidth))
 
 
-def scatter(curve: Curve, where: Range) -> tuple[ndarray, float]:
-    """Return the covariance of a run's levels that the scatter of its points about the fit makes, [D, D]; its freedom.
+def scatter(curve: Curve, where: Range, places: ndarray) -> tuple[ndarray, float]:
+    """Return the covariance [D, D] of `places @ curve` by the scatter of a run's points about the fit; its freedom.
 
     It holds for independent scatter, and says nothing of what another run would change: it serves where no variance of
     runs can be estimated.
@@ -102,10 +119,10 @@ def scatter(curve: Curve, where: Range) -> tuple[ndarray, float]:
     low, width = where.low[0], where.width[0]
     x, y = curve.x[0], curve.y[:, 0].T
     near = (x >= low - REACH * width) & (x <= where.high[0] + REACH * width)
-    own = smoother(x, x[near], width)
+    own = smoother(x, x[near], REACH * width)
     residual = y[near] - own @ y
     freedom = max(1.0, near.sum() - np.trace(own[:, near]))
-    weights = smoother(x, low + width * PLACES, width).mean(0)
+    weights = places @ smoother(x, low + width * PLACES, REACH * width)
     return residual.T @ residual / freedom * np.sum(weights**2), freedom
 
 

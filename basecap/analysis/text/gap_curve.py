@@ -41,10 +41,20 @@ def gap_curve(
         band = reach * np.sqrt(variance)
     return GapCurve(
         loss=places.tolist(),
+        tokens=_tokens_at(places, reference),
         value=values[0].tolist(),
         low=None if band is None else (values[0] - band).tolist(),
         high=None if band is None else (values[0] + band).tolist(),
     )
+
+
+def _tokens_at(losses: ndarray, reference: Sequence[Curve]) -> list[float]:
+    """Return the tokens after which the reference has these losses, a mean over its runs (of logarithms)."""
+    places = []
+    for curve in reference:
+        lowest = np.minimum.accumulate(curve.x[0])  # a loss that it had before counts where it was first
+        places.append(np.interp(-losses, -lowest, np.log(curve.trained)))
+    return [*map(float, np.exp(np.mean(places, axis=0)))]
 
 
 def _variances(levels: ndarray) -> ndarray:

@@ -55,6 +55,15 @@ class Errors:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Plain:
+    """Differences to the reference by row, [A], each for itself: values, standard errors, degrees of freedom."""
+
+    value: ndarray
+    error: ndarray
+    freedom: ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
 class Estimates:
     """Differences to the reference by row, [A]: values, errors, half-widths of intervals.
 
@@ -85,13 +94,11 @@ class Table:
         self.rows = rows
         self.level = level
         self.draws = draws
+        self.documents = documents
         kept = ~np.any([np.isnan(row.own[0, :, 0]) | np.isnan(row.reference[0, :, 0]) for row in rows], axis=0)
         kept &= ~np.isnan(reference[0, :, 0])
         self.reference = reference[:, 0]
         self.levels = [(row.own[:, kept], row.reference[:, kept]) for row in rows]
-        generator = np.random.default_rng(DRAW_SEED + 1)  # the same draws for every mean over domains
-        self.students = draw_students(len(rows), documents, draws, generator)
-        self.normal = generator.standard_normal((draws, len(rows))), generator.standard_normal(draws)
 
     def estimate(self, weights: ndarray) -> Estimates:
         """Return what the table says of the mean over domains with `weights` [D]."""
@@ -99,15 +106,30 @@ class Table:
         reference = self.reference @ weights
         shared = Shared.fitted([*map(_sample, own), Runs.of(reference)])
         errors = self._errors(weights, own, theirs, shared)
-        drawn = with_covariance(self.students, errors.documents)
+        drawn = with_covariance(self._drawn_once[0], errors.documents)
         drawn += self._scattered(errors) if shared is None else self._varied(own, Runs.of(reference), errors, shared)
         return Estimates(
-            value=np.array([part[:, 0].mean() - other[:, 0].mean() for part, other in zip(own, theirs, strict=True)]),
+            value=_differences(own, theirs),
             errors=errors,
             half=half_widths(drawn, self.level),
             shared=shared,
             split=split_range(reference, SPLIT_LEVEL),
         )
+
+    def plain(self, weights: ndarray) -> Plain:
+        """Return what the table says of the mean over domains with `weights` [D], each row alone, nothing drawn."""
+        own, theirs = self._levels(weights)
+        shared = Shared.fitted([*map(_sample, own), Runs.of(self.reference @ weights)])
+        errors = self._errors(weights, own, theirs, shared)
+        if shared is None:
+            ours, others = (np.array([found[side][1] for found in self._scatter]) for side in (0, 1))
+        else:
+            ours, others = (shared.freedom - 1 + np.array([len(part) for part in group]) for group in (own, theirs))
+        parts = np.stack([errors.own, errors.reference, np.diag(errors.documents)])
+        freedoms = np.stack([ours, others, np.full(len(own), float(self.documents))])
+        variance = np.maximum(parts.sum(0), TINY)
+        freedom = 1 / np.sum((parts / variance) ** 2 / freedoms, axis=0)  # Satterthwaite
+        return Plain(value=_differences(own, theirs), error=np.sqrt(variance), freedom=freedom)
 
     def precisions(self, domains: int) -> ndarray:
         """Return weights of domains by precision, [D], the same in every row: the inverse of their mean variance."""
@@ -118,6 +140,13 @@ class Table:
             variances.append(self._errors(weights, own, theirs, shared).variance.mean())
         precision = 1 / np.maximum(variances, TINY)
         return precision / precision.sum()
+
+    @cached_property
+    def _drawn_once(self) -> tuple[ndarray, ndarray, ndarray]:
+        """Draws of documents [draws, A] and of runs, [draws, A] and [draws]: the same for every mean over domains."""
+        generator = np.random.default_rng(DRAW_SEED + 1)
+        students = draw_students(len(self.rows), self.documents, self.draws, generator)
+        return students, generator.standard_normal((self.draws, len(self.rows))), generator.standard_normal(self.draws)
 
     @cached_property
     def _scatter(self) -> list[tuple[Scatter, Scatter]]:
@@ -159,10 +188,15 @@ class Table:
 
     def _drawn(self, own: ndarray, reference: ndarray, factor: ndarray) -> ndarray:
         """Draw errors of these variances: `own` [draws, A], overwritten, and `reference` [draws] times `factor` [A]."""
+        _, ours, theirs = self._drawn_once
         errors = np.sqrt(own, out=own)
-        errors *= self.normal[0]
-        errors += np.outer(np.sqrt(reference) * self.normal[1], np.sqrt(factor))
+        errors *= ours
+        errors += np.outer(np.sqrt(reference) * theirs, np.sqrt(factor))
         return errors
+
+
+def _differences(own: Sequence[ndarray], theirs: Sequence[ndarray]) -> ndarray:
+    return np.array([part[:, 0].mean() - other[:, 0].mean() for part, other in zip(own, theirs, strict=True)])
 
 
 def _sample(levels: ndarray) -> Runs:

@@ -1,11 +1,15 @@
 """The losses of single documents of a run, over all its evaluation points."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
+from statistics import mean
 
 import numpy as np
 from numpy import ndarray
 
+from basecap.analysis.rows import grouped
 from basecap.analysis.training_log import TrainingLog
 from basecap.errors import DataError
 from basecap.records import RunRecords
@@ -14,6 +18,8 @@ from basecap.records.measured import Record
 
 #: The evaluation that the gap is made of.
 EVALUATION = "domain-loss"
+#: The evaluation that tells whether a model is mature.
+COPYING = "copying"
 #: Evaluation points of a run that are drawn and fitted, at most: more take time and say the same.
 MOST_POINTS = 40
 
@@ -32,13 +38,15 @@ class DomainLosses:
 class RunLosses:
     """One run's K evaluation points: tokens trained on [K], smoothed training loss [K], losses by domain.
 
-    `finished` says whether it has trained to its end.
+    `finished` says whether it has trained to its end. `copying` [K] is the share of copying, a mean over domains, NaN
+    where it was not measured; None where it never was.
     """
 
     trained: ndarray
     training: ndarray
     domains: dict[str, DomainLosses]
     finished: bool = True
+    copying: ndarray | None = None
 
     def same_documents(self, other: "RunLosses") -> bool:
         """Whether both were evaluated on the same documents, so that they may be compared one by one."""
@@ -61,10 +69,12 @@ class RunLosses:
             return np.add.reduceat(values, first, axis=-1) / sizes
 
         domains = {name: replace(losses, nats=means(losses.nats)) for name, losses in self.domains.items()}
-        return replace(self, trained=means(self.trained), training=means(self.training), domains=domains)
+        copying = None if self.copying is None else means(self.copying)
+        trained, training = means(self.trained), means(self.training)
+        return replace(self, trained=trained, training=training, domains=domains, copying=copying)
 
 
-def load(run: RunRecords, evals: Iterable[Record], log: TrainingLog, domains: Sequence[str]) -> RunLosses | None:
+def load(run: RunRecords, evals: Sequence[Record], log: TrainingLog, domains: Sequence[str]) -> RunLosses | None:
     """Read a run's losses, shortened; None when it has no evaluation point with finite losses.
 
     Points with a loss that is not finite are left out: no mean over documents can hold one.
@@ -91,8 +101,16 @@ def load(run: RunRecords, evals: Iterable[Record], log: TrainingLog, domains: Se
         training=log.smoothed_loss(steps),
         domains={domain: _joined(run, domain, kept, order) for domain in domains},
         finished=run.info().get("status") == "finished",
+        copying=_copying(evals, steps),
     )
     return losses.shortened()
+
+
+def _copying(evals: Sequence[Record], steps: Sequence[int]) -> ndarray | None:
+    """Return the mean share of copying over the domains at each step; NaN without one, None where there is none."""
+    shares = grouped((record for record in evals if record.eval == COPYING), attrgetter("step"))
+    found = [mean(record.value for record in shares[step]) if step in shares else math.nan for step in steps]
+    return np.array(found) if np.isfinite(found).any() else None
 
 
 def _finite(history: History, domains: Sequence[str]) -> list[int]:

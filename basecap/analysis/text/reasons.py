@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from basecap.analysis.rows import Gap, Row
+from basecap.analysis.rows import Copying, Gap, Maturity, Row
 from basecap.analysis.text.draws import FEWEST_DOCUMENTS, FEWEST_OF_A_DOMAIN
 from basecap.analysis.text.gap import FEWEST_POINTS
 from basecap.names import TEST
@@ -77,12 +77,86 @@ def _train(more: float | None) -> str:
     if more is None:
         return "at the pace of its second half it will not get there: change train.lr, train.tokens or its size"
     return (
-        f"train about {_rounded(more)} more tokens at the pace of its second half, up to four times as many if that "
+        f"train about {rounded(more)} more tokens at the pace of its second half, up to four times as many if that "
         "slows down, as it usually does"
     )
 
 
-def _rounded(count: float) -> str:
+#: Why nothing is known of the reference's maturity.
+NO_COPYING = (
+    "the records do not tell whether the reference has learned to copy from its context: evaluate copying at every "
+    "evaluation point (evals: [domain-loss, copying: {at: every}])"
+)
+
+
+def no_copying_at(tokens: float) -> str:
+    """Say that copying was not measured where the trained range begins."""
+    return (
+        f"copying was not measured near {rounded(tokens)} tokens, where the trained range begins, so nothing tells "
+        "whether the reference was past its transition there: evaluate it at every evaluation point"
+    )
+
+
+def no_transition(share: float, tokens: float) -> str:
+    """Say that the reference does not copy."""
+    return (
+        f"the reference shows no transition: it copies {_percent(share)} after {rounded(tokens)} tokens; train longer, "
+        "until it copies from its context"
+    )
+
+
+def mature(copying: Copying) -> str:
+    """Say that the reference is past its transition."""
+    assert copying.begin is not None and copying.end is not None
+    return (
+        f"the reference is past its transition: it copies {_percent(copying.begin)} where the trained range begins, "
+        f"{_percent(copying.end)} at its end"
+    )
+
+
+def immature(copying: Copying, past: float, more: float | None) -> str:
+    """Say that the reference learns to copy within the trained range, or has only started to."""
+    assert copying.end is not None
+    train = "train longer" if more is None else f"train about {rounded(more)} more tokens"
+    if copying.end < past or copying.begin is None:
+        return f"{train}: the reference has started to copy ({_percent(copying.end)} at its end)"
+    return (
+        f"{train}: the reference learns to copy within the trained range ({_percent(copying.begin)} where it begins, "
+        f"{_percent(copying.end)} at its end)"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share + 0.0:.{0 if share >= 0.1 else 1}f} %"
+
+
+def too_early(row: Row, maturity: Maturity) -> Row:
+    """Return a row of a table whose reference is not mature: that comes before whatever else it lacks."""
+    if row.verdict in ("none", "early"):
+        return row
+    return replace(row, verdict="early", words=f"too early; {maturity.words}; {row.words}")
+
+
+def _drifts(row: Row) -> str:
+    """Say that a gap drifts towards another verdict."""
+    assert row.gap is not None and row.gap.direction is not None and row.gap.tolerance is not None
+    found, where = row.gap.direction, "out of" if row.gap.value < row.gap.tolerance else "into"
+    return (
+        f"too early: the gap drifts {where} the tolerance of {row.gap.tolerance:.3f} nats, by {found.drift.value:+.3f} "
+        f"over half of the trained range; over another such range it would be {found.next.value:+.3f}; train longer"
+    )
+
+
+def _open(found: Gap) -> str:
+    assert found.direction is not None
+    after = found.direction.next
+    return (
+        f"the interval would decide, but nothing tells whether the gap stands still: over another such range it is "
+        f"{after.value:+.3f} ({after.low:+.3f} … {after.high:+.3f})"
+    )
+
+
+def rounded(count: float) -> str:
     """Return a count with two digits, such as "52 million"."""
     rounded = float(f"{count:.1e}")
     for size, name in ((1e9, "billion"), (1e6, "million")):
@@ -91,12 +165,16 @@ def _rounded(count: float) -> str:
     return f"{rounded:,.0f}"
 
 
-def of(row: Row) -> str:
+def of(row: Row, maturity: Maturity) -> str:
     """Return the words of a row that has a gap."""
     assert row.gap is not None
     found = row.gap
     if row.verdict == "none":
         return _difference(found)
+    if row.verdict == "maturity unknown":
+        return maturity.words
+    if row.verdict == "early":
+        return f"too early; {maturity.words}" if maturity.state == "early" else _drifts(row)
     if row.verdict == "keeps":
         text = _keeps(found)
         worse = ", ".join(part.domain for part in row.domains if part.low > 0)
@@ -125,11 +203,15 @@ def undecided(found: Gap) -> str:
     """Say why a gap is undecided."""
     if found.tolerance is None:
         return "the reference's loss on unseen domains does not fall while it trains"
+    if found.direction is not None and found.direction.state == "open":
+        return _open(found)
     if found.high < found.tolerance:
         return (
             f"the interval ends below the tolerance of {found.tolerance:.3f} nats, but no further below than the "
             f"tolerance itself is uncertain (standard error {found.tolerance_error:.3f})"
         )
+    if found.low > 0 and found.value <= found.tolerance:
+        return f"worse, but the estimate lies below the tolerance of {found.tolerance:.3f} nats"
     if found.low > 0:
         return f"worse, but by less than two groups of the reference's own runs differ ({found.split:.3f} nats)"
     return f"the interval includes both 0 and the tolerance of {found.tolerance:.3f} nats"
@@ -155,6 +237,8 @@ def with_cautions(row: Row, few_clusters: Sequence[str]) -> Row:
         cautions.append("the interval holds for these trained models only")
     elif row.gap is not None and len(row.seeds) == 1:
         cautions.append("with one run, it is taken to vary as the runs of the others do")
+    if row.rises is not None:
+        cautions.append(f"its held-out loss rises after {rounded(row.rises)} tokens, where its curves end")
     if row.gap is not None and few_clusters:
         cautions.append(f"the interval is conditional on these sources (few clusters: {', '.join(few_clusters)})")
     if row.gap is not None and row.left_out:

@@ -12,9 +12,10 @@ from basecap.analysis.rows import LEVEL, finite, grouped
 from basecap.analysis.runs import Run, curve, describe, evaluations, failed_checks, read_runs, sweeps
 from basecap.analysis.sequential import Looks
 from basecap.analysis.study_files import TextStudyFile, parse
-from basecap.analysis.text.comparison import Setting, compare_runs
+from basecap.analysis.text.comparison import compare_runs
 from basecap.analysis.text.draws import Runs, few_clusters
 from basecap.analysis.text.losses import EVALUATION, load
+from basecap.analysis.text.measured import Setting
 from basecap.analysis.text.noise import enough_draws
 from basecap.errors import DataError
 from basecap.records import StudyRecords
@@ -60,6 +61,7 @@ def analyse_text(records: StudyRecords) -> TextResults:
         seconds=_seconds(described),
     )
     others = [name for name in names if name != study.reference and name in ran]
+    compared = compare_runs(others, losses, setting, np.random.default_rng(DRAW_SEED))
     return TextResults(
         name=study.name,
         names=names,
@@ -75,7 +77,8 @@ def analyse_text(records: StudyRecords) -> TextResults:
         train_domains=train,
         ood_domains=ood,
         few_clusters=few_clusters(next(iter(losses.values())), (*train, *ood)) if losses else [],
-        comparisons=compare_runs(others, losses, setting, np.random.default_rng(DRAW_SEED)),
+        comparisons=compared.rows,
+        maturity=compared.maturity,
         runs=described,
         points=[point for run in runs for point in _points(run, train)],
         curves=[point for run in runs for point in curve(run)],

@@ -137,13 +137,13 @@ def judge(
     """Return what the interval of a gap, and that of what it is worth, say.
 
     *Keeps*: the reference is as good only after more than all but `cost` of its tokens, so that the interval ends below
-    the tolerance also with that one's own error. *Degrades*: it ends above the tolerance and begins above zero, and the
-    estimate lies beyond the difference between two groups of the reference's own runs, where that is known. Else, and
+    the tolerance also with that one's own error. *Degrades*: it begins above zero, and the estimate lies above the
+    tolerance, and beyond the difference between two groups of the reference's own runs, where that is known. Else, and
     where there is no tolerance as the reference's loss on unseen domains does not fall, *undecided*.
     """
     if tokens is None or tolerance is None:
         return "undecided"
     if tokens.low > 1 - cost:
         return "keeps"
-    worse = interval.low > 0 and interval.high >= tolerance
+    worse = interval.low > 0 and interval.value > tolerance
     return "degrades" if worse and (split is None or interval.value > split) else "undecided"

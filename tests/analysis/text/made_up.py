@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from basecap.analysis.text.comparison import Setting
 from basecap.analysis.text.losses import DomainLosses, RunLosses
+from basecap.analysis.text.measured import Setting
 
 TRAIN, OOD = ("prose",), ("code", "forum")
 REFERENCE = "reference"
@@ -86,6 +86,11 @@ def runs(world: World, rng: np.random.Generator) -> dict[tuple[str, int], RunLos
     return found
 
 
+def copied(points: int) -> np.ndarray:
+    """Return the share that a model copies which has learned it long before half of its tokens, [K]."""
+    return 0.35 * (1 - np.exp(-np.linspace(1 / points, 1, points) / 0.15))
+
+
 def fall(points: int) -> float:
     """Return how fast the reference's expected loss out of domain falls over the last half of its tokens."""
     half = np.arange(1, points + 1) * 2 >= points
@@ -112,7 +117,8 @@ def _run(world, gap, x, own, tokens, clusters, rng) -> RunLosses:
         noise = np.sqrt(size)[:, None] * rng.normal(0, 0.1, (world.documents, len(x)))
         nats = size[:, None] * (expected + own[domain][:, None]) + noise
         losses[domain] = DomainLosses(nats=nats, tokens=size, bytes=4 * size, clusters=clusters)
-    return RunLosses(trained=np.arange(1, len(x) + 1) * 1000, training=x + 0.01, domains=losses)
+    trained = np.arange(1, len(x) + 1) * 1000
+    return RunLosses(trained=trained, training=x + 0.01, domains=losses, copying=copied(len(x)))
 
 
 def setting(resamples: int = 200, draws: int = 10_000, **changes) -> Setting:

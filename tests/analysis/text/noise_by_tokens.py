@@ -42,7 +42,7 @@ def deviations(runs: Sequence[Curve], tokens: float) -> np.ndarray:
     kept = [(run, run.trained <= tokens) for run in runs]
     cut = [Curve(x=run.x[:, keep], y=run.y[..., keep], trained=run.trained[keep]) for run, keep in kept]
     where = gap.Range(low=gap.final(cut), high=gap.upper_end(cut, 0.5, None))
-    levels = np.stack([gap.level(run, where)[0] for run in cut])
+    levels = np.stack([gap.level(run, where)[0, 0] for run in cut])
     return np.concatenate([levels.mean(1, keepdims=True), levels], axis=1).std(axis=0, ddof=1)
 
 

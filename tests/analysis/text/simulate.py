@@ -11,7 +11,8 @@ import numpy as np
 
 from basecap.analysis.rows import Row
 from basecap.analysis.sequential import level_of_last_look, next_look
-from basecap.analysis.text.comparison import Setting, compare_runs
+from basecap.analysis.text.comparison import compare_runs
+from basecap.analysis.text.measured import Setting
 from tests.analysis.text.made_up import REFERENCE, World, fall, runs, setting
 
 SETTING = setting()
@@ -78,7 +79,7 @@ def simulate(world: World, studies: int, seed: int, most: int = 0, setting: Sett
 
 def _study(world: World, rng: np.random.Generator, most: int, setting: Setting) -> list[Row]:
     if not most:
-        return compare_runs(world.names, runs(world, rng), setting, np.random.default_rng(0))
+        return compare_runs(world.names, runs(world, rng), setting, np.random.default_rng(0)).rows
     ratio = world.reference_seeds / world.seeds
     every = runs(replace(world, seeds=most, reference_seeds=round(most * ratio)), rng)
     looks = [world.seeds]
@@ -86,7 +87,7 @@ def _study(world: World, rng: np.random.Generator, most: int, setting: Setting) 
         level = level_of_last_look(looks, most, 0.05)
         seeds = {REFERENCE: round(looks[-1] * ratio)}
         held = {key: run for key, run in every.items() if key[1] < seeds.get(key[0], looks[-1])}
-        rows = compare_runs(world.names, held, replace(setting, level=level), np.random.default_rng(0))
+        rows = compare_runs(world.names, held, replace(setting, level=level), np.random.default_rng(0)).rows
         if looks[-1] == most or all(row.verdict in ("keeps", "degrades") for row in rows):
             return rows
         looks.append(next_look(looks[-1], most))
