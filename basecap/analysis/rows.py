@@ -66,7 +66,7 @@ class Direction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copying:
+class CopyingShares:
     """Share of the loss that models save by copying from their context, where the trained range begins and ends.
 
     Each is None where it was not measured.
@@ -91,7 +91,7 @@ class Maturity:
 
     state: Literal["mature", "early", "maturity unknown"]
     words: str
-    copying: Copying
+    copying: CopyingShares
     started: float | None = None
     passed: float | None = None
     more: float | None = None
@@ -205,6 +205,6 @@ class Row:
     domains: tuple[DomainGap, ...] = ()
     along: GapCurve | None = None
     more: More | None = None
-    copying: Copying | None = None
+    copying: CopyingShares | None = None
     overfit: tuple[float, float] | None = None
     rises: float | None = None

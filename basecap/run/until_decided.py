@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from basecap.analysis import TextResults, analyse
-from basecap.analysis.rows import Row
+from basecap.analysis.rows import Row, Verdict
 from basecap.analysis.sequential import Looks, next_look
 from basecap.errors import ConfigError
 from basecap.records import StudyRecords
@@ -22,6 +22,8 @@ from basecap.study.config import StudyConfig, validate
 from basecap.study.merge import merge_studies
 
 Infos = list[dict[str, Any]]
+#: Verdicts of rows that more tokens or other records change, and no number of seeds.
+YOUNG: tuple[Verdict, ...] = ("early", "maturity unknown")
 
 
 class Train(Protocol):
@@ -122,7 +124,7 @@ def _compare(records: StudyRecords) -> list[Row]:
 
 def _seeds_may_decide(row: Row) -> bool:
     """Whether more runs may decide a row; a verdict on these trained models only does not count as decided."""
-    if row.gap is None or row.gap.tolerance is None:
+    if row.gap is None or row.gap.tolerance is None or row.verdict in YOUNG:
         return False
     return row.conditional or (row.verdict == "undecided" and row.more is not None)
 
@@ -136,6 +138,9 @@ def _describe_look(rows: Sequence[Row], open_: Collection[str], when: str, goes_
         parts.append(f"undecided, and seeds alone will not change that: {', '.join(closed)}")
     if behind:
         parts.append(f"behind, needs more tokens and gets no more seeds: {', '.join(behind)}")
+    for verdict in YOUNG:
+        if names := [row.name for row in rows if row.verdict == verdict]:
+            parts.append(f"{verdict}, which more seeds will not change: {', '.join(names)}")
     if without := [row.name for row in rows if row.verdict == "none"]:
         parts.append(f"without a result: {', '.join(without)}")
     return f"{when}: {'; '.join(parts) or 'every row is decided'}{'; adding seeds' if goes_on else ''}."

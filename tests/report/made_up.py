@@ -6,7 +6,7 @@ from typing import Any
 
 from basecap.analysis.results import RunRow, TextResults
 from basecap.analysis.rows import (
-    Copying,
+    CopyingShares,
     DomainGap,
     Gap,
     GapCurve,
@@ -23,7 +23,7 @@ TOLERANCE = 0.1
 MATURE = Maturity(
     state="mature",
     words="the reference is past its transition",
-    copying=Copying(begin=0.3, end=0.33),
+    copying=CopyingShares(begin=0.3, end=0.33),
     started=1e7,
     passed=2e7,
 )

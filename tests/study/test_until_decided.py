@@ -116,6 +116,15 @@ def test_a_verdict_on_these_models_only_is_none_to_stop_at(config, found, tmp_pa
     assert len(grow(config(), tmp_path / "out", 2)[0].calls) == 2
 
 
+@pytest.mark.parametrize("verdict", ["early", "maturity unknown"])
+def test_rows_that_are_too_young_get_no_more_seeds(config, found, tmp_path, verdict):
+    young = made_up.undecided("a", 1, verdict=verdict, conditional=True)
+    found += [[young, keeps("b")]]
+    trained, said = grow(config(), tmp_path / "out", 8)
+    assert len(trained.calls) == 1
+    assert said == [f"1 of at most 8 seeds: {verdict}, which more seeds will not change: a."]
+
+
 def test_an_architecture_that_fails_is_not_grown_and_a_reference_that_fails_ends_all(config, found, tmp_path):
     open_ = [made_up.undecided("a", 1), made_up.undecided("b", 1)]
     found += [open_] * 3

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from basecap.analysis.rows import Copying, Direction, Gap, Interval, Maturity, Verdict
+from basecap.analysis.rows import CopyingShares, Direction, Gap, Interval, Maturity, Verdict
 from basecap.analysis.student import student_quantile
 from basecap.analysis.text import reasons
 from basecap.analysis.text.intervals import TINY, Plain
@@ -49,7 +49,7 @@ def share_after(run: RunLosses, tokens: float) -> float:
     return float(np.interp(math.log(tokens), np.log(at), run.copying[known]))
 
 
-def copying_of(runs: Sequence[RunLosses], begin: float, end: float | None) -> Copying:
+def copying_of(runs: Sequence[RunLosses], begin: float, end: float | None) -> CopyingShares:
     """Return the mean share of copying of runs after `begin` and `end` tokens, None: their last.
 
     Where both were measured of some runs, those alone count.
@@ -57,7 +57,7 @@ def copying_of(runs: Sequence[RunLosses], begin: float, end: float | None) -> Co
     found = np.array([[share_after(run, begin), share_after(run, end or run.trained[-1])] for run in runs])
     both = found[np.isfinite(found).all(1)]
     first, last = (_mean(column) for column in (both if len(both) else found).T)
-    return Copying(begin=first, end=last)
+    return CopyingShares(begin=first, end=last)
 
 
 def _mean(values: np.ndarray) -> float | None:
@@ -159,4 +159,4 @@ def runs_to_settle(found: Gap, runs: int) -> int | None:
     following = found.direction.next
     distance = abs(found.tolerance - following.value)
     needed = runs * ((following.high - following.value) / max(distance, TINY)) ** 2
-    return max(1, math.ceil(needed) - runs) if needed <= MOST_RUNS else None
+    return max(1, math.ceil(needed - 1e-9) - runs) if needed <= MOST_RUNS else None

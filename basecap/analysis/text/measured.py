@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy import ndarray
 
-from basecap.analysis.rows import LEVEL, Copying, LeftOut, Maturity, Verdict
+from basecap.analysis.rows import LEVEL, CopyingShares, LeftOut, Maturity, Verdict
 from basecap.analysis.text import gap
 from basecap.analysis.text.draws import Curve
 from basecap.analysis.text.gap import LOST_DRAWS, Range
@@ -117,7 +117,7 @@ class Measured:
     drifts: Levels
     nexts: Levels
     bias: ndarray
-    copying: Copying
+    copying: CopyingShares
     overfit: tuple[float, float] | None
     rises: float | None
 

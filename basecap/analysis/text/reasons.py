@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from basecap.analysis.rows import Copying, Gap, Maturity, Row
+from basecap.analysis.rows import CopyingShares, Gap, Maturity, Row
 from basecap.analysis.text.draws import FEWEST_DOCUMENTS, FEWEST_OF_A_DOMAIN
 from basecap.analysis.text.gap import FEWEST_POINTS
 from basecap.names import TEST
@@ -105,7 +105,7 @@ def no_transition(share: float, tokens: float) -> str:
     )
 
 
-def mature(copying: Copying) -> str:
+def mature(copying: CopyingShares) -> str:
     """Say that the reference is past its transition."""
     assert copying.begin is not None and copying.end is not None
     return (
@@ -114,7 +114,7 @@ def mature(copying: Copying) -> str:
     )
 
 
-def immature(copying: Copying, past: float, more: float | None) -> str:
+def immature(copying: CopyingShares, past: float, more: float | None) -> str:
     """Say that the reference learns to copy within the trained range, or has only started to."""
     assert copying.end is not None
     train = "train longer" if more is None else f"train about {rounded(more)} more tokens"
