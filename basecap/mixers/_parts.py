@@ -1,17 +1,15 @@
-"""Modules and functions that several mixers share: rotary positions, short convolution, segments, attention heads."""
+"""Modules and functions that several mixers share: rotary positions, short convolution, segments, caches."""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError
-from basecap.mixers._contract import Cache, choose_heads, divide
-from basecap.mixers._layer import LayerSpec
-from basecap.mixers._recipes import Initialiser, ParameterRecipe, Scheme, constant, default_recipe, matrices, uniform
+from basecap.mixers._contract import Cache
+from basecap.mixers._recipes import Initialiser, ParameterRecipe, uniform
 from basecap.ops.short_convolution import Activation, short_convolution
 
 
@@ -164,86 +162,6 @@ class ShortConvolution(nn.Module):
         if self.bias is not None:
             recipes["bias"] = ParameterRecipe(init=uniform(-bound, bound), decay=False)
         return recipes
-
-
-class AttentionHeads(nn.Module):
-    """Queries, keys and values of every head; groups of query heads may share keys and values.
-
-    Queries and keys are first normalised to root mean square 1 per head (with a learned gain or without), then rotated.
-    """
-
-    def __init__(
-        self,
-        hidden: int,
-        heads: int | None,
-        kv_heads: int | None,
-        *,
-        rope_base: float | None,
-        rotary_fraction: float = 1.0,
-        norm: Literal["none", "plain", "gain"] = "none",
-        bias: bool = False,
-    ):
-        super().__init__()
-        self.heads = choose_heads(hidden, heads)
-        self.dim = divide(hidden, self.heads, "hidden size by heads")
-        self.groups = kv_heads or self.heads
-        divide(self.heads, self.groups, "heads by kv_heads")
-        self.rope_base, self.norm = rope_base, norm
-        self.rotary_dims = self.dim if rotary_fraction == 1.0 else 2 * round(self.dim * rotary_fraction / 2)
-        if rope_base is not None and self.rotary_dims % 2:
-            raise ConfigError(f"RoPE needs an even head size, not {self.dim}; choose other heads than {self.heads}.")
-        if rope_base is not None and self.rotary_dims < 2:
-            raise ConfigError(
-                f"rotary_fraction {rotary_fraction} of {self.dim} channels per head leaves RoPE none to rotate; "
-                "choose a larger one, or larger heads."
-            )
-        self.qkv = nn.Linear(hidden, (self.heads + 2 * self.groups) * self.dim, bias=bias)
-        self.q_gain = nn.Parameter(torch.empty(self.dim)) if norm == "gain" else None
-        self.k_gain = nn.Parameter(torch.empty(self.dim)) if norm == "gain" else None
-
-    def forward(self, x_BTD: Tensor, segments: Tensor | None = None, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q [B, T, H, K], k and v [B, T, G, K]; positions count from `start`, or within `segments`."""
-        q, k, v = self.qkv(x_BTD).unflatten(-1, (-1, self.dim)).split([self.heads, self.groups, self.groups], dim=2)
-        if self.norm != "none":
-            q, k = rms_norm(q), rms_norm(k)
-        if self.q_gain is not None and self.k_gain is not None:
-            q, k = q * self.q_gain.to(q.dtype), k * self.k_gain.to(k.dtype)
-        if self.rope_base is None:
-            return q, k, v
-        positions = start + torch.arange(x_BTD.shape[1], device=x_BTD.device)
-        if segments is not None:
-            positions = positions_of(segments)
-        q, k = (rotary(x, positions, self.rope_base, self.rotary_dims) for x in (q, k))
-        return q, k, v
-
-    def values(self, v_BTGK: Tensor) -> Tensor:
-        """Return the values of every query head [B, T, H, K]: each group's for all of its heads."""
-        return v_BTGK.repeat_interleave(self.heads // self.groups, dim=2)
-
-    def recipe(self) -> dict[str, ParameterRecipe]:
-        """Normal(0.02); gains start at 1."""
-        gains = {name: ParameterRecipe(init=constant(1.0), decay=False) for name in ("q_gain", "k_gain")}
-        own = gains if self.norm == "gain" else {}
-        return {**default_recipe(self), **own}
-
-    def init_cache(self, batch: int, capacity: int) -> Cache:
-        """Return room for `capacity` keys and values, [B, capacity, G, K] each."""
-        shape = (batch, capacity, self.groups, self.dim)
-        return Cache(tensors={name: self.qkv.weight.new_zeros(shape) for name in ("k", "v")})
-
-    def state_bytes(self, capacity: int) -> int:
-        """Bytes of `init_cache(1, capacity)`."""
-        return 2 * capacity * self.groups * self.dim * self.qkv.weight.element_size()
-
-
-def attention_recipe(
-    project: AttentionHeads, out: nn.Linear, layer: LayerSpec, scheme: Scheme = "gpt-2"
-) -> dict[str, ParameterRecipe]:
-    """Recipes of a mixer made of `project` and `out`: matrices by the scheme, biases 0, gains 1."""
-    recipes = {f"project.{name}": recipe for name, recipe in project.recipe().items()}
-    recipes |= {f"out.{name}": recipe for name, recipe in default_recipe(out).items()}
-    reading, writing = matrices(scheme, layer)
-    return {**recipes, "project.qkv.weight": reading, "out.weight": writing}
 
 
 def remember(cache: Cache, new: Mapping[str, Tensor], *, ring: bool = False) -> None:

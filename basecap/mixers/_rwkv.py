@@ -12,17 +12,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from basecap.errors import ConfigError
 from basecap.mixers._contract import Cache, Mixer
-from basecap.mixers._layer import LayerSpec
 from basecap.mixers._parts import token_shift
-from basecap.mixers._recipes import Initialiser, ParameterRecipe, Start, constant, orthogonal, values
+from basecap.mixers._recipes import Initialiser, ParameterRecipe, Start, constant, values
 
 #: The official trainers: repository and commit.
 REPOSITORY = "BlinkDL/RWKV-LM@524481d5099b38d9bc8ef1e89209161b86c8011b"
-
-#: Epsilon of the norm per head: 1e-5 on outputs divided by 8 (RWKV-5), the same as 64e-5 on the outputs.
-EPS = 64e-5
 
 
 def depth_ratios(index: int, depth: int) -> tuple[float, float]:
@@ -42,21 +37,6 @@ def mixing_share(hidden: int, power: float, extra: float = 0.0) -> ParameterReci
     return ParameterRecipe(init=values(1.0 - start**power - extra, f"1 - (i/D)^{power:.3g}{less}"), decay=False)
 
 
-def decay_speed(shape: tuple[int, ...], rise: float) -> Initialiser:
-    """Initial log(-log decay) of RWKV-5 and RWKV-6, channel by channel, for a layer at `rise` in 0..1 of the depth."""
-    power = 0.7 + 1.3 * rise
-    speeds = -6.0 + 5.0 * ramp(math.prod(shape)) ** power
-    return values(speeds.view(shape), f"-6 + 5 (i/(D-1))^{power:.3g}")
-
-
-def first_bonus(shape: tuple[int, ...], rise: float) -> Initialiser:
-    """Initial weight of the present token in RWKV-5 and RWKV-6, channel by channel."""
-    width = math.prod(shape)
-    zigzag = ((torch.arange(width) + 1) % 3 - 1) * 0.1
-    weights = rise * (1.0 - ramp(width)) + zigzag
-    return values(weights.view(shape), f"{rise:.2g} (1 - i/(D-1)), and by turns 0, 0.1, -0.1")
-
-
 def scaled_orthogonal(scale: float) -> Initialiser:
     """Orthogonal times scale * sqrt(max(1, rows / columns)); applied to each matrix of a stack."""
 
@@ -67,27 +47,6 @@ def scaled_orthogonal(scale: float) -> Initialiser:
             nn.init.orthogonal_(matrix, gain=gain, generator=generator)
 
     return Start(f"orthogonal, gain {scale:.4g} sqrt(max(1, rows/columns))", fill)
-
-
-def norm_recipe(layer: LayerSpec) -> dict[str, ParameterRecipe]:
-    """Recipe of `norm`: a gain of ((1 + index) / depth)^0.7, larger in deeper layers, and no bias."""
-    gain = ((1 + layer.index) / layer.depth) ** 0.7
-    return {
-        "norm.weight": ParameterRecipe(init=constant(gain), decay=False),
-        "norm.bias": ParameterRecipe(init=constant(0.0), decay=False),
-    }
-
-
-def gated_recipe(layer: LayerSpec) -> dict[str, ParameterRecipe]:
-    """Recipe of the projections and the norm of RWKV-5 and RWKV-6: orthogonal, small key and gate, output zero."""
-    return {
-        "receptance.weight": ParameterRecipe(init=orthogonal()),
-        "key.weight": ParameterRecipe(init=orthogonal(0.1)),
-        "value.weight": ParameterRecipe(init=orthogonal()),
-        "gate.weight": ParameterRecipe(init=orthogonal(0.1)),
-        "output.weight": ParameterRecipe(init=constant(0.0)),
-        **norm_recipe(layer),
-    }
 
 
 def shift_delta(x_BTD: Tensor, segments: Tensor | None, last_BD: Tensor | None = None) -> Tensor:
@@ -140,19 +99,6 @@ class LowRank(nn.Module):
         return 2.0 * length * (self.down.numel() + self.up.numel())
 
 
-class HeadNorm(nn.GroupNorm):
-    """Normalise each head of [B, T, H * V] separately, with a gain and a bias per channel."""
-
-    def __init__(self, heads: int, width: int):
-        if width == heads:
-            raise ConfigError(f"each head needs at least 2 channels; choose fewer than {heads} heads.")
-        super().__init__(heads, width, eps=EPS)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """Normalise; keeps shape and dtype."""
-        return super().forward(x_BTD.flatten(0, 1)).view_as(x_BTD).to(x_BTD.dtype)
-
-
 class TimeMix(Mixer):
     """A mixer that sees the token shift of its input and keeps a recurrent state: RWKV of any generation."""
 
@@ -203,12 +149,6 @@ class TimeMix(Mixer):
     def state_bytes(self, length: int) -> int:
         """The state and the last token's input, whatever the length."""
         return self.init_cache(1, length).nbytes
-
-
-def matrix_state(like: Tensor, batch: int, heads: int, head_dim: int) -> Tensor:
-    """Return zeros [batch, heads, head_dim, head_dim] in float32 or the wider dtype of `like`."""
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    return like.new_zeros(batch, heads, head_dim, head_dim, dtype=dtype)
 
 
 def prefixed(prefix: str, recipes: dict[str, ParameterRecipe]) -> dict[str, ParameterRecipe]:

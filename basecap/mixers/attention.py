@@ -1,14 +1,15 @@
 """Softmax attention: transformer, transformer++, its sliding window, position encodings, temperature; pythia."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from basecap.mixers._contract import Cache, Mixer, MixerConfig, Variant, mixer
+from basecap.mixers._attention import HeadedMixer, HeadsConfig
+from basecap.mixers._contract import Cache, Variant, mixer
 from basecap.mixers._layer import LayerSpec
-from basecap.mixers._parts import AttentionHeads, attention_recipe, remember
+from basecap.mixers._parts import remember
 from basecap.mixers._recipes import ParameterRecipe, Scheme
 from basecap.ops import Influence
 from basecap.ops.attention import attention, attention_step, influence
@@ -81,16 +82,13 @@ def alibi_slopes(heads: int, device: torch.device) -> Tensor:
         ),
     },
 )
-class Attention(Mixer):
+class Attention(HeadedMixer):
     """Multi-head causal softmax attention."""
 
-    class Config(MixerConfig):
+    class Config(HeadsConfig):
         """Options of softmax attention."""
 
-        heads: int | None = Field(None, ge=1, description="query heads; hidden / 64 when not given")
-        kv_heads: int | None = Field(None, ge=1, description="key and value heads; as many as heads when not given")
         position: Literal["rope", "alibi", "none"] = "rope"
-        rope_base: float = Field(10_000.0, gt=0)
         rotary_fraction: float = Field(1.0, gt=0, le=1, description="share of each head that RoPE rotates")
         window: int | None = Field(None, ge=1, description="tokens a query sees, itself included; None: all")
         qk_norm: bool = Field(False, description="normalise queries and keys to root mean square 1 per head")
@@ -98,32 +96,23 @@ class Attention(Mixer):
         bias: bool = False
         scheme: Scheme = Field("gpt-2", description="how its matrices start: as in gpt-2 or gpt-neox, or plain: 0.02")
 
-    sizes: ClassVar = {768: {"heads": 12}, 2048: {"heads": 16}}
-
     def __init__(self, config: Config, layer: LayerSpec):
-        super().__init__(config, layer)
-        self.project = AttentionHeads(
-            layer.hidden,
-            config.heads,
-            config.kv_heads,
-            rope_base=config.rope_base if config.position == "rope" else None,
-            rotary_fraction=config.rotary_fraction,
+        super().__init__(
+            config,
+            layer,
             norm="plain" if config.qk_norm else "none",
+            rotary_fraction=config.rotary_fraction,
             bias=config.bias,
         )
-        self.out = nn.Linear(layer.hidden, layer.hidden, bias=config.bias)
         self.scale = self.project.dim**-0.5 / config.temperature
 
     def _slopes(self, device: torch.device) -> Tensor | None:
         return alibi_slopes(self.project.heads, device) if self.config.position == "alibi" else None
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, *, segments: Tensor | None = None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Attend; see `HeadedMixer.attend`."""
         slopes, window = self._slopes(q.device), self.config.window
         return attention(q, k, v, scale=self.scale, window=window, slopes=slopes, segments=segments)
-
-    def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
-        """Attend; see `Mixer.forward`."""
-        return self.out(self._attend(*self.project(x_BTD, segments), segments=segments).flatten(2))
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
         """Keys and values of the last `window` (else `max_length`) tokens: a ring, [B, capacity, G, K] each."""
@@ -132,13 +121,14 @@ class Attention(Mixer):
     def _visible(self, length: int) -> int:
         return length if self.config.window is None else min(length, self.config.window)
 
-    def _remember(self, k: Tensor, v: Tensor, cache: Cache) -> None:
+    def store(self, k: Tensor, v: Tensor, cache: Cache) -> None:
+        """Append to the cache; see `HeadedMixer.store`."""
         remember(cache, {"k": k, "v": v}, ring=cache.tensors["k"].shape[1] == self.config.window)
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Attend from one more token to the cache."""
         q, k, v = self.project(x_B1D, start=cache.length)
-        self._remember(k, v, cache)
+        self.store(k, v, cache)
         capacity = cache.tensors["k"].shape[1]
         seen = min(cache.length, capacity)
         keys, values = (cache.tensors[name][:, :seen].to(q.dtype) for name in ("k", "v"))
@@ -148,32 +138,20 @@ class Attention(Mixer):
             bias = -slopes.double()[:, None] * age  # in float64 the products are exact, like the scores
         return self.out(attention_step(q, keys, values, scale=self.scale, bias_HS=bias).flatten(2))
 
-    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Attend over a whole prompt and keep the keys and values the following steps can see."""
-        q, k, v = self.project(x_BTD)
-        self._remember(k, v, cache)
-        return self.out(self._attend(q, k, v).flatten(2))
-
     def influence(self, x_BTD: Tensor) -> Influence:
         """Return the attention distribution."""
         q, k, _ = self.project(x_BTD)
         return influence(q, k, scale=self.scale, window=self.config.window, slopes=self._slopes(q.device))
 
-    def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values of every query head, and the outputs of attention."""
-        q, k, v = self.project(x_BTD)
-        return self.project.values(v), self._attend(q, k, v)
-
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Matrices by the scheme, biases 0."""
-        return attention_recipe(self.project, self.out, self.layer, self.config.scheme)
+        return self.recipe_by(self.config.scheme)
 
     def flops(self, length: int) -> float:
         """Projections plus the causal half (or the band) of the score and value products."""
         W = self._visible(length)
         pairs = W * (W + 1) / 2 + (length - W) * W
-        linear = self.project.qkv.weight.numel() + self.out.weight.numel()
-        return 2.0 * length * linear + 4.0 * pairs * self.layer.hidden
+        return self.projection_flops(length) + 4.0 * pairs * self.layer.hidden
 
     def state_bytes(self, length: int) -> int:
         """Keys and values of every visible token."""

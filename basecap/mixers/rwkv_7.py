@@ -1,30 +1,26 @@
 """RWKV-7 (arXiv 2503.14456): decay per channel plus a delta rule whose removal keys and rates depend on the data."""
 
 import math
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import MixerConfig, choose_heads, mixer
+from basecap.mixers._contract import mixer
 from basecap.mixers._layer import LayerSpec
 from basecap.mixers._recipes import ParameterRecipe, constant, orthogonal, values
 from basecap.mixers._rwkv import (
     REPOSITORY,
-    HeadNorm,
     LowRank,
-    TimeMix,
     depth_ratios,
-    matrix_state,
     mixing_share,
-    norm_recipe,
     prefixed,
     ramp,
     scaled_orthogonal,
     shift_delta,
 )
+from basecap.mixers._rwkv_heads import HeadedConfig, HeadedTimeMix, HeadNorm
 from basecap.ops import Influence
 from basecap.ops.wkv7 import influence, wkv7_bounded
 
@@ -51,26 +47,22 @@ def rank(hidden: int, factor: float) -> int:
         "and 224 at width 2048; the published 1.5B model is older and has 96, 96, 64 and 256.",
     ),
 )
-class RWKV7(TimeMix):
+class RWKV7(HeadedTimeMix):
     """output((norm(wkv) + own value) * gate)."""
 
-    class Config(MixerConfig):
+    class Config(HeadedConfig):
         """Options of RWKV-7; the ranks follow the width when not given (768: 64, 64, 32, 128)."""
 
-        heads: int | None = Field(None, ge=1, description="heads; hidden / 64 when not given")
         decay_rank: int | None = Field(None, ge=1, description="rank of the map to the decays")
         rate_rank: int | None = Field(None, ge=1, description="rank of the map to the in-context learning rates")
         value_rank: int | None = Field(None, ge=1, description="rank of the map to the first layer's share of values")
         gate_rank: int | None = Field(None, ge=1, description="rank of the map to the gate")
 
-    sizes: ClassVar = {768: {"heads": 12}, 2048: {"heads": 32}}
     takes_shared = True
 
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)
         D = layer.hidden
-        self.heads = choose_heads(D, config.heads)
-        self.head_dim = D // self.heads
         self.share_r = nn.Parameter(torch.empty(D))
         self.share_w = nn.Parameter(torch.empty(D))
         self.share_k = nn.Parameter(torch.empty(D))
@@ -91,9 +83,6 @@ class RWKV7(TimeMix):
         self.output = nn.Linear(D, D, bias=False)
         self.norm = HeadNorm(self.heads, D)
 
-    def _heads(self, x_BTD: Tensor) -> Tensor:
-        return x_BTD.unflatten(-1, (self.heads, -1))
-
     def _project(self, x_BTD: Tensor, delta_BTD: Tensor) -> tuple[Tensor, ...]:
         """Return r, log decay, k, a and b of the recurrence, each [B, T, H, K]."""
         r = self.receptance(x_BTD + delta_BTD * self.share_r)
@@ -101,10 +90,10 @@ class RWKV7(TimeMix):
         k = self.key(x_BTD + delta_BTD * self.share_k)
         rate = torch.sigmoid(self.rate(x_BTD + delta_BTD * self.share_a))
         log_decay = -FASTEST * torch.sigmoid(w.to(torch.promote_types(w.dtype, torch.float32)))
-        removed = F.normalize(self._heads(k * self.removal).to(log_decay.dtype), dim=-1)
-        k = self._heads(k * (1 + (rate - 1) * self.replacement)).to(r.dtype)
-        added = removed * self._heads(rate)
-        return self._heads(r), self._heads(log_decay), k, -removed, added
+        removed = F.normalize(self.split(k * self.removal).to(log_decay.dtype), dim=-1)
+        k = self.split(k * (1 + (rate - 1) * self.replacement)).to(r.dtype)
+        added = removed * self.split(rate)
+        return self.split(r), self.split(log_decay), k, -removed, added
 
     def _values(self, x_BTD: Tensor, delta_BTD: Tensor, shared: dict[str, Tensor]) -> Tensor:
         """Return the values [B, T, H, V], mixed with those that the model's first RWKV-7 layer stored in `shared`."""
@@ -113,11 +102,7 @@ class RWKV7(TimeMix):
         first = shared.setdefault("rwkv-7 values", v)
         if self.first is not None:
             v = v + (first - v) * torch.sigmoid(self.first(v_in)).to(v.dtype)
-        return self._heads(v)
-
-    def empty_state(self, batch: int) -> Tensor:
-        """[batch, H, K, V]."""
-        return matrix_state(self.bonus, batch, self.heads, self.head_dim)
+        return self.split(v)
 
     def mix(
         self,
@@ -175,7 +160,7 @@ class RWKV7(TimeMix):
             "key.weight": ParameterRecipe(init=orthogonal(0.1)),
             "value.weight": ParameterRecipe(init=orthogonal()),
             "output.weight": ParameterRecipe(init=constant(0.0)),
-            **norm_recipe(layer),
+            **self.norm_recipe(),
         }
 
     def flops(self, length: int) -> float:

@@ -1,15 +1,14 @@
 """Top-1 chunk selection: attention to the own chunk of tokens and to the best earlier chunk."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from basecap.mixers._contract import Cache, Mixer, MixerConfig, Variant, mixer
+from basecap.mixers._attention import HeadedMixer, SelectionConfig
+from basecap.mixers._contract import Cache, Variant, mixer
 from basecap.mixers._layer import LayerSpec
-from basecap.mixers._parts import AttentionHeads, attention_recipe
-from basecap.mixers._recipes import ParameterRecipe
 from basecap.ops import Influence
 from basecap.ops.top1_chunk import (
     influence,
@@ -35,44 +34,31 @@ from basecap.ops.top1_chunk import (
         ),
     },
 )
-class Top1Chunk(Mixer):
+class Top1Chunk(HeadedMixer):
     """Multi-head causal attention to two chunks per query: its own up to itself, and a whole earlier one.
 
     Queries and keys are normalised per head, then rotated. The choice has no gradient.
     """
 
-    class Config(MixerConfig):
+    class Config(SelectionConfig):
         """Options of Top-1 chunk selection."""
 
-        heads: int | None = Field(None, ge=1, description="query heads; hidden / 64 when not given")
-        kv_heads: int | None = Field(None, ge=1, description="key and value heads; as many as heads when not given")
-        position: Literal["rope", "none"] = "rope"
-        rope_base: float = Field(10_000.0, gt=0)
-        qk_gain: bool = Field(False, description="learned gain of the normalised queries and keys")
         mode: Literal["exact", "approx"] = Field("exact", description="how a chunk is scored: by mass or by mean key")
         chunk: Literal[16, 32, 64, 128, 256] = Field(128, description="tokens per chunk")
         remote: int = Field(1, ge=1, description="earlier chunks that a query attends")
 
-    sizes: ClassVar = {768: {"heads": 12}, 2048: {"heads": 16}}
-
     def __init__(self, config: Config, layer: LayerSpec):
-        super().__init__(config, layer)
-        self.project = AttentionHeads(
-            layer.hidden,
-            config.heads,
-            config.kv_heads,
-            rope_base=config.rope_base if config.position == "rope" else None,
-            norm="gain" if config.qk_gain else "plain",
-        )
-        self.out = nn.Linear(layer.hidden, layer.hidden, bias=False)
+        super().__init__(config, layer, norm="gain" if config.qk_gain else "plain")
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, *, segments: Tensor | None = None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Attend to the chunks; see `HeadedMixer.attend`."""
         c = self.config
         return top1_chunk(q, k, v, chunk=c.chunk, mode=c.mode, remote=c.remote, segments=segments)
 
-    def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
-        """Attend; see `Mixer.forward`."""
-        return self.out(self._attend(*self.project(x_BTD, segments), segments=segments).flatten(2))
+    def store(self, k: Tensor, v: Tensor, cache: Cache) -> None:
+        """Fill the empty cache with a prompt."""
+        top1_chunk_fill(k, v, cache.tensors, chunk=self.config.chunk)
+        cache.length = k.shape[1]
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
         """Keys and values of every token, [B, max_length, G, K] each, and the sum of each chunk's keys."""
@@ -90,27 +76,11 @@ class Top1Chunk(Mixer):
         cache.length += 1
         return self.out(o_B1HK.flatten(2))
 
-    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Attend over a whole prompt and keep its keys and values."""
-        q, k, v = self.project(x_BTD)
-        top1_chunk_fill(k, v, cache.tensors, chunk=self.config.chunk)
-        cache.length = x_BTD.shape[1]
-        return self.out(self._attend(q, k, v).flatten(2))
-
     def influence(self, x_BTD: Tensor) -> Influence:
         """Return the attention distribution, zero outside the two chunks."""
         q, k, _ = self.project(x_BTD)
         c = self.config
         return influence(q, k, chunk=c.chunk, mode=c.mode, remote=c.remote)
-
-    def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values of every query head, and the outputs of attention."""
-        q, k, v = self.project(x_BTD)
-        return self.project.values(v), self._attend(q, k, v)
-
-    def recipe(self) -> dict[str, ParameterRecipe]:
-        """Normal(0.02), the output projection shrunk with depth."""
-        return attention_recipe(self.project, self.out, self.layer)
 
     def flops(self, length: int) -> float:
         """Projections, the scores of all keys (exact) or all mean keys (approx), and attention to the chunks seen.
@@ -139,8 +109,7 @@ class Top1Chunk(Mixer):
 
     def _attending(self, length: int) -> float:
         _, chosen, own = self._places(length)
-        linear = self.project.qkv.weight.numel() + self.out.weight.numel()
-        return 2.0 * length * linear + 4.0 * (chosen * self.config.chunk + own) * self.layer.hidden
+        return self.projection_flops(length) + 4.0 * (chosen * self.config.chunk + own) * self.layer.hidden
 
     def state_bytes(self, length: int) -> int:
         """Keys and values of every token, and the sums, which are float32 or wider."""

@@ -5,7 +5,8 @@ import torch
 
 from basecap.errors import ConfigError
 from basecap.mixers import Cache, initialise, positions_of
-from basecap.mixers._parts import AttentionHeads, ShortConvolution, remember, rms_norm, rotary, starts_of, token_shift
+from basecap.mixers._attention import AttentionHeads
+from basecap.mixers._parts import ShortConvolution, remember, rms_norm, rotary, starts_of, token_shift
 from basecap.testing.marks import requires_gpu
 
 SEGMENTS = torch.tensor([[0, 0, 0, 2, 2, 7], [1, 1, 1, 1, 1, 1]])

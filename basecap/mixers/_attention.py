@@ -1,0 +1,169 @@
+"""Shared by softmax attention and Top-1 selection: heads with keys and values, their options, the layer around them."""
+
+from abc import abstractmethod
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from basecap.errors import ConfigError
+from basecap.mixers._contract import Cache, Mixer, MixerConfig, choose_heads, divide
+from basecap.mixers._layer import LayerSpec
+from basecap.mixers._parts import positions_of, rms_norm, rotary
+from basecap.mixers._recipes import ParameterRecipe, Scheme, constant, default_recipe, matrices
+
+#: What is done to queries and keys: nothing, a norm per head, or one with a learned gain.
+HeadNormalisation = Literal["none", "plain", "gain"]
+
+
+class AttentionHeads(nn.Module):
+    """Queries, keys and values of every head; groups of query heads may share keys and values.
+
+    Queries and keys are first normalised to root mean square 1 per head (with a learned gain or without), then rotated.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        heads: int | None,
+        kv_heads: int | None,
+        *,
+        rope_base: float | None,
+        rotary_fraction: float = 1.0,
+        norm: HeadNormalisation = "none",
+        bias: bool = False,
+    ):
+        super().__init__()
+        self.heads = choose_heads(hidden, heads)
+        self.dim = divide(hidden, self.heads, "hidden size by heads")
+        self.groups = kv_heads or self.heads
+        divide(self.heads, self.groups, "heads by kv_heads")
+        self.rope_base, self.norm = rope_base, norm
+        self.rotary_dims = self.dim if rotary_fraction == 1.0 else 2 * round(self.dim * rotary_fraction / 2)
+        if rope_base is not None and self.rotary_dims % 2:
+            raise ConfigError(f"RoPE needs an even head size, not {self.dim}; choose other heads than {self.heads}.")
+        if rope_base is not None and self.rotary_dims < 2:
+            raise ConfigError(
+                f"rotary_fraction {rotary_fraction} of {self.dim} channels per head leaves RoPE none to rotate; "
+                "choose a larger one, or larger heads."
+            )
+        self.qkv = nn.Linear(hidden, (self.heads + 2 * self.groups) * self.dim, bias=bias)
+        self.q_gain = nn.Parameter(torch.empty(self.dim)) if norm == "gain" else None
+        self.k_gain = nn.Parameter(torch.empty(self.dim)) if norm == "gain" else None
+
+    def forward(self, x_BTD: Tensor, segments: Tensor | None = None, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q [B, T, H, K], k and v [B, T, G, K]; positions count from `start`, or within `segments`."""
+        q, k, v = self.qkv(x_BTD).unflatten(-1, (-1, self.dim)).split([self.heads, self.groups, self.groups], dim=2)
+        if self.norm != "none":
+            q, k = rms_norm(q), rms_norm(k)
+        if self.q_gain is not None and self.k_gain is not None:
+            q, k = q * self.q_gain.to(q.dtype), k * self.k_gain.to(k.dtype)
+        if self.rope_base is None:
+            return q, k, v
+        positions = start + torch.arange(x_BTD.shape[1], device=x_BTD.device)
+        if segments is not None:
+            positions = positions_of(segments)
+        q, k = (rotary(x, positions, self.rope_base, self.rotary_dims) for x in (q, k))
+        return q, k, v
+
+    def values(self, v_BTGK: Tensor) -> Tensor:
+        """Return the values of every query head [B, T, H, K]: each group's for all of its heads."""
+        return v_BTGK.repeat_interleave(self.heads // self.groups, dim=2)
+
+    def recipe(self) -> dict[str, ParameterRecipe]:
+        """Normal(0.02); gains start at 1."""
+        gains = {name: ParameterRecipe(init=constant(1.0), decay=False) for name in ("q_gain", "k_gain")}
+        own = gains if self.norm == "gain" else {}
+        return {**default_recipe(self), **own}
+
+    def init_cache(self, batch: int, capacity: int) -> Cache:
+        """Return room for `capacity` keys and values, [B, capacity, G, K] each."""
+        shape = (batch, capacity, self.groups, self.dim)
+        return Cache(tensors={name: self.qkv.weight.new_zeros(shape) for name in ("k", "v")})
+
+    def state_bytes(self, capacity: int) -> int:
+        """Bytes of `init_cache(1, capacity)`."""
+        return 2 * capacity * self.groups * self.dim * self.qkv.weight.element_size()
+
+
+class HeadsConfig(MixerConfig):
+    """Options of every mixer with queries, keys and values."""
+
+    heads: int | None = Field(None, ge=1, description="query heads; hidden / 64 when not given")
+    kv_heads: int | None = Field(None, ge=1, description="key and value heads; as many as heads when not given")
+    position: Literal["rope", "alibi", "none"] = "rope"
+    rope_base: float = Field(10_000.0, gt=0)
+
+
+class SelectionConfig(HeadsConfig):
+    """Options of Top-1 selection, whose queries and keys are always normalised."""
+
+    position: Literal["rope", "none"] = "rope"
+    qk_gain: bool = Field(False, description="learned gain of the normalised queries and keys")
+
+
+class HeadedMixer(Mixer):
+    """A mixer whose queries choose among the keys of earlier tokens; subclasses say how."""
+
+    sizes: ClassVar = {768: {"heads": 12}, 2048: {"heads": 16}}
+
+    def __init__(
+        self,
+        config: HeadsConfig,
+        layer: LayerSpec,
+        *,
+        norm: HeadNormalisation,
+        rotary_fraction: float = 1.0,
+        bias: bool = False,
+    ):
+        super().__init__(config, layer)
+        self.project = AttentionHeads(
+            layer.hidden,
+            config.heads,
+            config.kv_heads,
+            rope_base=config.rope_base if config.position == "rope" else None,
+            rotary_fraction=rotary_fraction,
+            norm=norm,
+            bias=bias,
+        )
+        self.out = nn.Linear(layer.hidden, layer.hidden, bias=bias)
+
+    @abstractmethod
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Return the outputs of every head [B, T, H, K] for q [B, T, H, K], k and v [B, T, G, K]."""
+
+    @abstractmethod
+    def store(self, k: Tensor, v: Tensor, cache: Cache) -> None:
+        """Append keys and values [B, T, G, K] to the cache, and their number to its length."""
+
+    def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Choose and mix; see `Mixer.forward`."""
+        q, k, v = self.project(x_BTD, segments)
+        return self.out(self.attend(q, k, v, segments).flatten(2))
+
+    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        """Mix a whole prompt and keep the keys and values that later steps can see."""
+        q, k, v = self.project(x_BTD)
+        self.store(k, v, cache)
+        return self.out(self.attend(q, k, v).flatten(2))
+
+    def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values of every query head, and the outputs of the heads."""
+        q, k, v = self.project(x_BTD)
+        return self.project.values(v), self.attend(q, k, v)
+
+    def recipe(self) -> dict[str, ParameterRecipe]:
+        """Normal(0.02), the output projection shrunk with depth; biases 0, gains 1."""
+        return self.recipe_by("gpt-2")
+
+    def recipe_by(self, scheme: Scheme) -> dict[str, ParameterRecipe]:
+        """Matrices by the scheme, biases 0, gains 1."""
+        recipes = {f"project.{name}": recipe for name, recipe in self.project.recipe().items()}
+        recipes |= {f"out.{name}": recipe for name, recipe in default_recipe(self.out).items()}
+        reading, writing = matrices(scheme, self.layer)
+        return {**recipes, "project.qkv.weight": reading, "out.weight": writing}
+
+    def projection_flops(self, length: int) -> float:
+        """Floating-point operations of the projections over `length` tokens, forward."""
+        return 2.0 * length * (self.project.qkv.weight.numel() + self.out.weight.numel())
