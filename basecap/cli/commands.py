@@ -27,6 +27,7 @@ from basecap.cli.options import (
     Out,
     PerDevice,
     Plugins,
+    RunsPerDevice,
     Scale,
     Settings,
     StudyArgument,
@@ -95,7 +96,7 @@ def run(
     only: Only = [],
     plugin: Plugins = [],
     device: Device = None,
-    per_device: PerDevice = 1,
+    per_device: RunsPerDevice = "1",
     until_decided: Annotated[
         bool, typer.Option("--until-decided", help="add seeds until every row of the table has a verdict")
     ] = False,

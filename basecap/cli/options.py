@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -11,6 +11,18 @@ from basecap.names import check_device_name
 
 #: Largest accepted size: larger tensors exceed any machine's memory, and the largest overflow an integer.
 LARGEST = 2**20
+#: Most jobs at a time on one device.
+MOST_JOBS = 64
+
+
+def _runs_per_device(text: str) -> int | Literal["auto"]:
+    """Return the value of --per-device; raises BadParameter."""
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_JOBS:
+        raise typer.BadParameter(f"{text!r} is not auto or a number from 1 to {MOST_JOBS}.")
+    return int(text)
+
 
 StudyArgument = Annotated[str, typer.Argument(help="a built-in study (`basecap list studies`) or a YAML file")]
 Settings = Annotated[
@@ -37,7 +49,21 @@ Device = Annotated[
 PerDevice = Annotated[
     int,
     typer.Option(
-        "--per-device", "--per-gpu", min=1, max=64, help="jobs at a time on each GPU or on the CPU; for small models"
+        "--per-device",
+        "--per-gpu",
+        min=1,
+        max=MOST_JOBS,
+        help="jobs at a time on each GPU or on the CPU; for small models",
+    ),
+]
+RunsPerDevice = Annotated[
+    Any,  # Typer takes no union
+    typer.Option(
+        "--per-device",
+        "--per-gpu",
+        parser=_runs_per_device,
+        metavar="N|auto",
+        help="runs at a time on each GPU or on the CPU; auto: as many as a trial step leaves room for on a GPU",
     ),
 ]
 LongLength = Annotated[

@@ -13,6 +13,7 @@ from basecap.records import StudyRecords
 from basecap.registry import load_plugin
 from basecap.run.executors import devices_for, executor_for
 from basecap.run.jobs import Execution, Runtime
+from basecap.run.sharing import PerDevice
 from basecap.run.start import check, plan_of, start_study
 from basecap.run.stored_weights import evaluate_stored
 from basecap.run.sweep import choose_rates, train_rates
@@ -31,7 +32,7 @@ def execute(
     device: str | None,
     plugins: Sequence[Path],
     log: Callable[[str], None],
-    per_device: int = 1,
+    per_device: PerDevice = 1,
 ) -> list[dict[str, Any]]:
     """Train every selected run of `study` into `out`, resuming unfinished ones; return each run's info.
 
@@ -40,8 +41,9 @@ def execute(
     In a sweep of learning rates, these are the runs with the chosen rates and the failed runs that prevented a choice.
 
     Under `torchrun` all processes train each run together and only the leader returns infos. Otherwise runs are trained
-    one after the other on one device, or side by side if there are several GPUs or `per_device` is larger than 1. All
-    architectures are tried before the first of them trains.
+    one after the other on one device, or side by side if there are several GPUs or `per_device` is larger than 1; with
+    "auto" a trial step of each architecture decides how many share a GPU. All architectures are tried before the first
+    of them trains.
 
     Raises:
         ConfigError: invalid names, sizes or options, a plugin's architecture that is not causal, or a directory that
@@ -56,7 +58,8 @@ def execute(
         checked = check(study, group.world)
         devices = devices_for(chosen, device, group.world, per_device)
         loaded = {path: load_plugin(path) for path in plugins}
-        execution = Execution(study=study, out=out, device=str(chosen), plugins=loaded)
+        auto = per_device == "auto"
+        execution = Execution(study=study, out=out, device=str(chosen), plugins=loaded, auto=auto)
         plan = group.run_on_leader(lambda: start_study(execution, checked, only, held))
         execution = replace(execution, study=plan.study)
         records, workloads = StudyRecords(out), material_of(plan.study, out).workloads()

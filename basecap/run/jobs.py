@@ -41,14 +41,27 @@ class Failure:
 class Execution:
     """What every run of a study shares. It crosses process boundaries, so it holds no open file and no tensor.
 
-    `plugins` maps each plugin file to the digest of the code that this command loaded.
+    Attributes:
+        study: what is run.
+        out: its directory.
+        device: where models are.
+        plugins: each plugin file with the digest of the code that this command loaded.
+        auto: whether the executor chooses how many runs share a GPU.
+        threads: what a process may use for operations on the CPU.
+        compilers: the processes that one may compile with.
+        service: the directory of CUDA's Multi-Process Service, see `basecap.system.mps`.
+        compiled: a directory in which processes note whose blocks are compiled, see `first_alone`.
     """
 
     study: StudyConfig
     out: Path
     device: str
     plugins: Mapping[Path, str] = field(default_factory=dict)
+    auto: bool = False
     threads: int | None = None
+    compilers: int = 1
+    service: Path | None = None
+    compiled: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +75,7 @@ class Runtime:
         evaluations: what is measured at evaluation points.
         group: the processes that train each run together.
         log: takes sentences for the terminal.
+        compiled: see `Execution`.
     """
 
     records: StudyRecords
@@ -70,6 +84,7 @@ class Runtime:
     evaluations: Sequence[Evaluation]
     group: Processes
     log: Callable[[str], None]
+    compiled: Path | None = None
 
     def run_records(self, run: RunSpec) -> RunRecords:
         """Return the records of a run; touches no file."""

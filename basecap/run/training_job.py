@@ -1,5 +1,6 @@
 """A training job: one run of a study, from its last checkpoint to its end or to the record of why it failed."""
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,7 +16,10 @@ from basecap.run.evaluation_job import EvaluatedModel, evaluate
 from basecap.run.jobs import Failure, Runtime, describe_failure, report_failure
 from basecap.run.provenance import starting_info
 from basecap.run.sweep import held_out_loss
+from basecap.system.files import safe_name
+from basecap.system.locks import first_alone
 from basecap.train.distributed import SharedError
+from basecap.train.interruption import requested
 from basecap.train.loop import DevicePlacement, Trainer
 from basecap.train.wall_time import WallTime
 
@@ -101,13 +105,21 @@ def _train(run: RunSpec, runtime: Runtime, records: RunRecords, wall: WallTime) 
             evaluate(evaluation, evaluated)
         return ended
 
-    stopped = trainer.run(run.label, evaluate_point, runtime.log)
+    stopped = trainer.run(run.label, evaluate_point, runtime.log, _compiling(run, runtime))
     costs = {"parameters": model.parameters_count(), "state_bytes": model.state_bytes(run.length)}
     if stopped is None:
         return costs
     reason = f"validation accuracy has reached {run.train.stop_at:g} (train.stop_at)"
     runtime.log(f"{run.label}: ended after step {stopped} of {run.timetable.steps}, as {reason}.")
     return costs | {"stopped": stopped}
+
+
+def _compiling(run: RunSpec, runtime: Runtime) -> AbstractContextManager[None] | None:
+    """Return the context of a first step: the first process compiles an architecture, the others find that cached."""
+    if runtime.compiled is None:
+        return None
+    name = safe_name(f"{run.architecture} {runtime.device}")  # code is compiled for one device
+    return first_alone(runtime.compiled, name, lambda: requested() is not None)
 
 
 def _good_enough(run: RunSpec, records: RunRecords, step: int) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from basecap.data.workload import Workload
 from basecap.errors import BasecapError, ConfigError, TrainingError
@@ -122,7 +123,17 @@ def try_run(run: RunSpec, runtime: Runtime) -> Failure | None:
 def _run(run: RunSpec, evaluations: Sequence[Evaluation], workload: Workload, placement: DevicePlacement) -> None:
     """Train the study's model on one micro-batch of random tokens, uncompiled, and evaluate it on a batch each."""
     model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed).to(placement.device)
-    optimiser = build_optimiser(model, model.recipe(), run.train)
+    training_step(model, build_optimiser(model, model.recipe(), run.train), run, placement)
+    model.eval()
+    context = Context(data=workload, device=placement.device, autocast=placement.autocast)
+    with torch.no_grad():
+        for evaluation in evaluations:
+            evaluation.trial(model, context)
+
+
+def training_step(model: LanguageModel, optimiser: Optimizer, run: RunSpec, placement: DevicePlacement) -> None:
+    """Update a model once, on one micro-batch of random tokens; raises TrainingError where a number is not finite."""
+    optimiser.zero_grad(set_to_none=True)
     shape = (run.train.forward_batch(placement.processes.world), run.length + 1)
     tokens = torch.randint(run.model.vocab, shape, generator=torch.Generator().manual_seed(0)).to(placement.device)
     with placement.autocast():
@@ -138,11 +149,6 @@ def _run(run: RunSpec, evaluations: Sequence[Evaluation], workload: Workload, pl
             "the gradients of a first step are not finite, where the loss is; correct the backward pass."
         )
     optimiser.step()
-    model.eval()
-    context = Context(data=workload, device=placement.device, autocast=placement.autocast)
-    with torch.no_grad():
-        for evaluation in evaluations:
-            evaluation.trial(model, context)
 
 
 def _memory_message(run: RunSpec, placement: DevicePlacement) -> str:

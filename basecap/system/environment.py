@@ -52,6 +52,19 @@ def _keep_freed_memory() -> None:
         libc.mallopt(M_MMAP_THRESHOLD, 2**25)  # the maximum in older releases
 
 
+def limit_processors(threads: int | None, compilers: int | None) -> None:
+    """Limit the threads of operations on the CPU and the processes that compile; None leaves the default.
+
+    Threads of many processes would wait for each other, and each would start as many compilers as there are cores.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if compilers is not None:
+        from torch._inductor import config  # half a second, which a process that compiles nothing need not wait
+
+        config.compile_threads = compilers
+
+
 def describe(device: torch.device) -> dict[str, Any]:
     """Return the versions and hardware that are recorded with every study."""
     return {

@@ -1,11 +1,15 @@
 """Locks of directories between processes on one machine."""
 
 import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from basecap.errors import ConfigError
+
+#: Seconds between two looks at a lock that another process holds.
+POLL = 0.1
 
 
 @contextmanager
@@ -35,3 +39,27 @@ def is_locked(directory: Path) -> bool:
     except FileNotFoundError:
         return False
     return False
+
+
+@contextmanager
+def first_alone(directory: Path, name: str, stopped: Callable[[], bool]) -> Iterator[None]:
+    """Let one of several processes go through the context alone, the others wait for it and follow side by side.
+
+    For work that fills a cache. If the first one fails, the next of those that wait is alone.
+
+    Args:
+        directory: exists, and belongs to these processes alone.
+        name: of the work, as part of a file name.
+        stopped: whether to stop waiting.
+    """
+    done = directory / f"{name}.done"
+    with (directory / f"{name}.lock").open("w") as file:
+        while not done.exists() and not stopped():
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(POLL)
+        if done.exists():
+            fcntl.flock(file, fcntl.LOCK_UN)
+        yield
+        done.touch()

@@ -48,6 +48,8 @@ class WorkerPool(Generic[S]):
         What `begin` raises, the future of the first job raises. Until then workers ignore SIGINT, so that none prints a
         traceback while it imports.
         """
+        #: The workers that do jobs at a time: any number of the `starts`, the first ones as long as they do.
+        self.most = len(starts)
         self._pools = contextlib.ExitStack()
         self._free = deque(_Worker(pickle.dumps((begin, start)), self._pools) for start in starts)
 
@@ -87,12 +89,12 @@ class WorkerPool(Generic[S]):
         waiting, left = deque(range(len(items))), [tries] * len(items)
         running: dict[Future[R], tuple[int, _Worker]] = {}
         while waiting or running:
-            while waiting and self._free:
+            while waiting and self._free and len(running) < self.most:
                 number, worker = waiting.popleft(), self._free.popleft()
                 running[worker.take(job, items[number])] = number, worker
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 number, worker = running.pop(future)
-                self._free.append(worker)
+                self._free.appendleft(worker)  # before those that have not started
                 left[number] -= 1
                 if left[number] and isinstance(future.exception(), WorkerKilled):
                     waiting.appendleft(number)

@@ -110,7 +110,8 @@ class Trainer:
         self.micro_batch = config.forward_batch(placement.processes.world)
         self.optimiser = build_optimiser(model, model.recipe(), config)
         self.average = None if config.average is None else WeightAverage(self.model, config.average)
-        if placement.device.type == "cuda" if config.compile is None else config.compile:
+        self.compiles = placement.device.type == "cuda" if config.compile is None else config.compile
+        if self.compiles:
             model.compile_training()
         self.module = placement.processes.wrap(model)
         graphed = config.cuda_graphs and placement.device.type == "cuda" and placement.processes.world == 1
@@ -139,7 +140,7 @@ class Trainer:
             label: name of the run in progress and messages.
             evaluate: see `Evaluate`.
             log: called with messages, such as the step at which the run resumes.
-            compiling: entered for the first step of this process, which compiles the model.
+            compiling: entered for the first step of this process, if that compiles the model.
 
         Raises:
             Interrupted: a signal asked a process to stop; a checkpoint was written.
@@ -159,7 +160,8 @@ class Trainer:
             batch, resumed = self._batch(done), done
             while done < self.timetable.steps:
                 first = done == resumed
-                with self.wall.part("start" if first else "steps"), (first and compiling) or contextlib.nullcontext():
+                context = compiling if first and self.compiles else None
+                with self.wall.part("start" if first else "steps"), context or contextlib.nullcontext():
                     step = self._step(done, batch)
                 done, batch = done + 1, step.following
                 loss = f"loss {step.loss:.3f}"

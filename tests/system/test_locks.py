@@ -3,12 +3,13 @@
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from basecap.errors import ConfigError
-from basecap.system.locks import is_locked, locked
+from basecap.system.locks import first_alone, is_locked, locked
 
 HOLDER = """
 import sys, time
@@ -77,3 +78,36 @@ def test_a_killed_holder_holds_nothing(tmp_path: Path):
         holder.kill()
         with locked(tmp_path):  # waits until the process has ended
             assert is_locked(tmp_path)
+
+
+def test_the_first_is_alone_and_the_others_follow_together(tmp_path):
+    inside, seen, together = [], [], threading.Barrier(3, timeout=60)
+
+    def work(number: int) -> None:
+        with first_alone(tmp_path, "block", lambda: False):
+            inside.append(number)
+            seen.append(len(inside))
+            if len(seen) > 1:
+                together.wait()  # passes only if all three are inside
+            else:
+                time.sleep(0.3)
+            inside.remove(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 4 and seen[0] == 1 and not together.broken
+
+
+def test_after_a_failure_the_next_one_is_first(tmp_path):
+    with pytest.raises(RuntimeError), first_alone(tmp_path, "block", lambda: False):
+        raise RuntimeError
+    with first_alone(tmp_path, "block", lambda: False):
+        stopped = [False, True]
+        with first_alone(tmp_path, "block", lambda: stopped.pop(0)):  # it would wait for the one above
+            pass
+        assert not stopped
+    with first_alone(tmp_path, "block", lambda: pytest.fail("waits")):
+        pass

@@ -28,6 +28,13 @@ def test_workers_work_side_by_side_and_results_come_as_they_end_or_in_order(tmp_
         assert [future.result() for future in pool.run_in_order(jobs.wait_for, items)] == ["second", "first"]
 
 
+def test_a_pool_that_is_narrowed_starts_no_more_workers():
+    with WorkerPool(jobs.begin, ["a", "b", "c"]) as pool:
+        pool.most = 1
+        found = [future.result() for _, future in pool.run(jobs.report, [1, 2, 3])]
+    assert [starts for _, starts, _ in found] == [["a"]] * 3 and len({process for *_, process in found}) == 1
+
+
 def test_an_error_costs_one_job_and_a_kill_no_other():
     with WorkerPool(jobs.begin, ["alone"]) as pool:
         errors = {item: future.exception() for item, future in pool.run(jobs.divide, [0, 4])}

@@ -12,6 +12,7 @@ from basecap.plan.runs import RunSpec
 from basecap.registry import Registry
 from basecap.run.evaluation_job import Point
 from basecap.run.jobs import Execution, Failure, Runtime
+from basecap.run.sharing import MOST, PerDevice
 
 
 class Executor(AbstractContextManager["Executor"]):
@@ -73,14 +74,18 @@ def executor_for(execution: Execution, runtime: Runtime, devices: Sequence[str],
     return EXECUTORS.get(name)(execution, runtime, devices)
 
 
-def devices_for(chosen: torch.device, asked: str | None, world: int, per_device: int) -> list[str]:
+def devices_for(chosen: torch.device, asked: str | None, world: int, per_device: PerDevice) -> list[str]:
     """Return the devices of the jobs of this process, one for each that runs at a time; the GPUs take turns.
 
+    With "auto" these are the most that may run, and the executor chooses.
+
     Raises:
-        ConfigError: several jobs at a time under `torchrun`.
+        ConfigError: several jobs at a time under `torchrun`, or "auto" without a GPU.
     """
-    if per_device > 1 and world > 1:
+    if per_device != 1 and world > 1:
         raise ConfigError("under torchrun all processes do each job together; leave out --per-device.")
+    if per_device == "auto" and chosen.type != "cuda":
+        raise ConfigError("--per-device auto needs a GPU; on a CPU give a number, such as --per-device 2.")
     every = chosen.type == "cuda" and asked is None and world == 1
     devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if every else [str(chosen)]
-    return devices * per_device
+    return devices * (MOST if per_device == "auto" else per_device)

@@ -9,11 +9,13 @@ from basecap.plan.runs import RunSpec, plan_evaluations
 from basecap.plan.workloads import material_of
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
+from basecap.run import sharing
 from basecap.run.evaluation_job import Point, evaluate_point
 from basecap.run.jobs import Execution, Failure, Runtime
+from basecap.run.sharing import Footprint
 from basecap.run.training_job import train_run
 from basecap.run.trial import try_run
-from basecap.system import environment
+from basecap.system import environment, mps
 from basecap.system.progress import share_terminal, write_line
 from basecap.train.distributed import Processes
 from basecap.train.interruption import deferred, immediate, install
@@ -25,9 +27,11 @@ _runtime: list[Runtime] = []
 def begin(execution: Execution) -> None:
     """Prepare this process for jobs: its device, plugins, data and evaluations."""
     share_terminal()
+    if execution.service is not None:
+        mps.join(execution.service)
     device = environment.choose_device(execution.device)
-    if execution.device == "cpu" and execution.threads is not None:
-        torch.set_num_threads(execution.threads)  # more threads than cores would wait for each other
+    compiles = device.type == "cuda" or execution.study.train.compile
+    environment.limit_processors(execution.threads, execution.compilers if compiles else None)
     install(deferring=True)  # between jobs the parent ends this process
     for plugin, digest in execution.plugins.items():
         load_plugin(plugin, digest)
@@ -39,6 +43,7 @@ def begin(execution: Execution) -> None:
             evaluations=plan_evaluations(execution.study),
             group=Processes(),
             log=write_line,
+            compiled=execution.compiled,
         )
     ]
 
@@ -47,6 +52,12 @@ def attempt(run: RunSpec) -> Failure | None:
     """Try a run; return why it cannot train."""
     with deferred(), immediate():  # there is no checkpoint to write
         return try_run(run, _runtime[0])
+
+
+def measure(run: RunSpec) -> Footprint:
+    """Return what a training step of a run takes of this process's GPU."""
+    with deferred(), immediate():  # there is nothing to write
+        return sharing.measure(run, _runtime[0].device)
 
 
 def train(run: RunSpec) -> dict[str, Any]:

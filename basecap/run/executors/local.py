@@ -1,7 +1,12 @@
 """Executor `local`: jobs run in processes side by side on this machine, or in this process where one runs at a time."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -14,7 +19,9 @@ from basecap.run.executors._contract import Executor, Start, executor
 from basecap.run.executors.in_process import InProcessExecutor
 from basecap.run.jobs import KILLED, Execution, Failure, Runtime, lacks_memory
 from basecap.run.provenance import starting_info
-from basecap.system.processes import WorkerKilled, WorkerPool
+from basecap.run.sharing import choose
+from basecap.system import mps
+from basecap.system.processes import WorkerKilled, WorkerPool, usable_cores
 
 
 @executor("local")
@@ -29,21 +36,52 @@ class LocalExecutor(Executor):
 
     A killed process fails its own job only, which is recorded and logged; another process replaces it. A context that
     is left because of a signal passes it on to the processes and waits for them to write their checkpoints.
+
+    On a GPU a process uses one thread of the CPU, as more only wait for each other, and processes that share a GPU do
+    so through CUDA's Multi-Process Service where that can be started.
     """
 
     def __init__(self, execution: Execution, runtime: Runtime, devices: Sequence[str]):
         """Take what the jobs share and a device for each process; a process starts with its first job."""
         self.execution = execution
         self.log = runtime.log
+        self.devices = devices
+        self.gpus = len({device for device in devices if device != "cpu"})
         self.crowded = len(set(devices)) < len(devices)
-        threads = max(1, torch.get_num_threads() // len(devices))
-        self.pool = WorkerPool(
-            _worker.begin, [replace(execution, device=device, threads=threads) for device in devices]
-        )
+        self._held = ExitStack()
+        self._chosen = not execution.auto
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """End the processes."""
-        self.pool.__exit__(kind, error, trace)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the processes, then what they share."""
+        self._held.__exit__(kind, error, trace)
+
+    @cached_property
+    def pool(self) -> WorkerPool[Execution]:
+        """The processes, and what they share: a service on the GPUs and a directory of notes."""
+        shared = replace(
+            self.execution,
+            threads=1 if self.gpus else max(1, torch.get_num_threads() // len(self.devices)),
+            compilers=max(1, usable_cores() // len(self.devices)),
+            service=self._held.enter_context(mps.service(self.log)) if self.gpus and self.crowded else None,
+            compiled=Path(self._held.enter_context(TemporaryDirectory(prefix="basecap-compiled-"))),
+        )
+        pool = WorkerPool(_worker.begin, [replace(shared, device=device) for device in self.devices])
+        if not self._chosen:
+            pool.most = self.gpus
+        return self._held.enter_context(pool)
+
+    def _choose(self, runs: Sequence[RunSpec]) -> None:
+        """Choose how many runs share a GPU, by a run of each architecture."""
+        one = {run.architecture: run for run in runs}
+        jobs = [future for _, future in self.pool.run(_worker.measure, list(one.values()))]
+        found = [future.result() for future in jobs if future.exception() is None]
+        if found:
+            count, why = choose(found, len(runs), self.gpus)
+            self.pool.most = count * self.gpus
+            self.log(why)
+        self._chosen = True
 
     def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Failure | None]]:
         """Try runs, see `basecap.run.trial`."""
@@ -61,6 +99,8 @@ class LocalExecutor(Executor):
         records = StudyRecords(self.execution.out)
         infos = {run.label: records.run(run.name, run.seed, run.rate).info() for run in runs}
         waiting = [run for run in runs if infos[run.label].get("status") != "finished"]
+        if waiting and not self._chosen:
+            self._choose(waiting)
         infos |= self._train(waiting)
         for run in waiting if self.crowded else ():
             if infos[run.label]["status"] == "failed" and lacks_memory(infos[run.label]["message"]):

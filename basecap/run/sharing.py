@@ -1,0 +1,91 @@
+"""How many runs share a GPU with `--per-device auto`: what one training step takes of its memory and of its rate."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from basecap.models.language_model import LanguageModel
+from basecap.plan.estimate import matrix_rate
+from basecap.plan.runs import RunSpec, costs
+from basecap.run.trial import training_step
+from basecap.testing.check_model import undisturbed
+from basecap.train.distributed import Processes
+from basecap.train.loop import DevicePlacement
+from basecap.train.optim import build_optimiser
+
+#: The option --per-device.
+PerDevice = int | Literal["auto"]
+#: The most runs that share a GPU, whatever room they leave: each is a process with a thread that starts kernels.
+MOST = 8
+#: Bytes that a process takes on a GPU beside its tensors: its context, kernels and the workspace of libraries.
+CONTEXT = 2**30
+#: Share of a GPU's memory that runs may plan with: fragments take the rest.
+USABLE = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """What a training step of one run takes of a GPU.
+
+    Attributes:
+        memory: bytes at most at a time, without `CONTEXT`.
+        share: its rate as a share of the GPU's rate of matrix products.
+        total: bytes of the GPU.
+    """
+
+    memory: int
+    share: float
+    total: int
+
+
+def measure(run: RunSpec, device: torch.device) -> Footprint:
+    """Train two uncompiled steps of a run on a GPU that does nothing else, and time the second.
+
+    Compiled steps take less of the memory and reach more of the rate, so both make the count of runs cautious.
+    """
+    placement = DevicePlacement.choose(device, Processes(), run.train.precision)
+    (cost,) = costs([run])
+    with undisturbed(device):
+        torch.cuda.reset_peak_memory_stats(device)
+        model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed).to(device)
+        optimiser = build_optimiser(model, model.recipe(), run.train)
+        seconds = 0.0
+        for _ in range(2):  # the first chooses kernels and allocates memory
+            torch.cuda.synchronize(device)
+            since = time.perf_counter()
+            training_step(model, optimiser, run, placement)
+            torch.cuda.synchronize(device)
+            seconds = time.perf_counter() - since
+        memory = torch.cuda.max_memory_allocated(device)
+        del model, optimiser
+        rate = matrix_rate(device)
+    torch.cuda.empty_cache()
+    work = cost.flops / cost.steps * run.train.forward_batch(1) / run.train.batch
+    total = torch.cuda.get_device_properties(device).total_memory
+    return Footprint(memory=memory, share=work / seconds / rate, total=total)
+
+
+def choose(found: Sequence[Footprint], runs: int, gpus: int) -> tuple[int, str]:
+    """Return how many runs share a GPU, and why in a sentence.
+
+    It is the least of: what fits where all are as large as the largest; how often the mean share of the matrix rate
+    fits into 1, rounded up; the runs for each GPU; `MOST`.
+
+    >>> one = Footprint(memory=12 * 2**30, share=0.3, total=80 * 2**30)
+    >>> choose([one], runs=40, gpus=2)[0], choose([one], runs=3, gpus=2)[0]
+    (4, 2)
+    """
+    largest = max(footprint.memory for footprint in found)
+    total = min(footprint.total for footprint in found)
+    share = sum(footprint.share for footprint in found) / len(found)
+    room = int(USABLE * total / (largest + CONTEXT))
+    count = max(1, min(room, math.ceil(1 / share), -(-runs // gpus), MOST))
+    many = f"{count} runs share each GPU" if count > 1 else "one run at a time on each GPU"
+    return count, (
+        f"{many} (--per-device auto): in a trial step one reaches {share:.0%} of the rate of matrix products and takes "
+        f"at most {largest / 2**30:.1f} of {total / 2**30:.0f} GiB."
+    )
