@@ -200,6 +200,7 @@ def letters_study(root: Path) -> Path:
         "model": {"hidden": 16, "layers": 1},
         "train": {"tokens": 20480, "batch": 8, "lr": 3e-2, "warmup": 1, "eval_every": 2048},
         "architectures": ["transformer++", {"name": "window 8", "use": "transformer++", "mixer": {"window": 8}}],
+        "evals": ["domain-loss", {"copying": {"at": "every", "length": 16}}],
     }
     path = root / "letters.yaml"
     path.write_text(yaml.safe_dump(content))
