@@ -169,7 +169,7 @@ def test_kernels_run_by_themselves_where_they_are_faster(monkeypatch: pytest.Mon
     reasons = []
 
     def choose(op, backend, families, *given, slower):
-        reasons.append(families["gpu"].supports(*given) or slower)
+        reasons.append(families["triton_kernels"].supports(*given) or slower)
         return "eager"
 
     monkeypatch.setattr(package, "choose", choose)
