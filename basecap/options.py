@@ -19,7 +19,7 @@ def configured(kind: type[C], options: Mapping[str, Any], owner: str) -> C:
     Args:
         kind: the class of the options.
         options: values by name.
-        owner: what they are of, for messages, such as "task 'mqar'".
+        owner: the entry whose options these are, for messages, such as "task 'mqar'".
 
     Raises:
         ConfigError: an option is unknown, missing or invalid.

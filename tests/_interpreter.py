@@ -2,7 +2,7 @@
 
 - At every call of a function by a kernel it looks through all names of `triton.language` and puts its own functions
   there, which the launch has done already: here it does so once per process.
-- It reduces and scans with a combining function of one's own (`tl.flip` is one of the former) number by number: here
+- It reduces and scans with a user-defined combining function (`tl.flip` is one of the former) number by number: here
   slice by slice along the axis, in the same order, so that every number is the same to the bit.
 - At every operation it writes down anew which of NumPy's dtypes stands for which of Triton's: here it looks it up.
 """

@@ -99,7 +99,7 @@ def test_the_digest_of_a_plugin_holds_the_files_beside_it_that_it_imports(tmp_pa
         (tmp_path / name).write_text("# changed\n")
     assert digest() == seen[-1]
     files[1].unlink()
-    assert digest() == file_digest(plugin)  # as runs recorded it that know of no other file
+    assert digest() == file_digest(plugin)  # as recorded by runs that know only this file
     with pytest.raises(ConfigError, match=r"helped\.py, or a file beside it .*, changed since this command started"):
         load_plugin(plugin, seen[0])
 

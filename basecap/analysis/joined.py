@@ -153,7 +153,8 @@ def _recall(study: TaskResults, title: str) -> Iterator[Measure]:
 def _scores(study: StudyResults, found: EvaluationResults, title: str) -> Iterator[Measure]:
     """Yield the means over runs and layers of each metric.
 
-    Numbers along another axis have no meaningful mean, nor have those that tell the layers of a model apart.
+    Numbers along another axis are left out, and so are numbers that differ by layer on purpose: a mean of them means
+    nothing.
     """
     if set(found.axes) - {"layer"} or all(row.subset.startswith("layer ") for row in found.rows):
         return
@@ -240,7 +241,7 @@ def _of_files(paths: Sequence[Path], known: Sequence[str]) -> list[Measure]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return a cost file; raises DataError where it is none."""
+    """Return a cost file; raises DataError if the file is not a cost file."""
     wrong = (
         f"{path} is not what `basecap bench models` or `basecap bench generate` writes with --json; give such a file."
     )

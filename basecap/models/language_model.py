@@ -159,7 +159,7 @@ class LanguageModel(nn.Module):
     def prefill(self, tokens_BT: Tensor, caches: Caches) -> Tensor:
         """Read a prompt, int64 [B, T], into empty `caches`; return the logits of the token after it [B, vocab].
 
-        The logits have no gradient, as those of `step` have none.
+        The logits have no gradient; the logits of `step` have no gradient either.
 
         Raises:
             ConfigError: an empty prompt, one longer than the learned positions, or caches that have seen tokens.

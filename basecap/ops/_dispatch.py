@@ -86,7 +86,7 @@ def recorded() -> Iterator[dict[str, str]]:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which autocast rounds nothing on this device; "meta", where shapes are traced, has none."""
+    """Return a context without autocast on this device. The device "meta", which traces shapes, has no autocast."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 

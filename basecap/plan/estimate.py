@@ -161,7 +161,7 @@ def _all(runs: int, time: str, share: str) -> str:
 
 
 def _launches(study: StudyConfig, rows: list[dict[str, Any]]) -> list[str]:
-    """Return a line about the runs that a GPU of 1,000 TFLOP/s could not train at these shares of it; none for none."""
+    """Return a line about the runs that a GPU of 1,000 TFLOP/s could not train at these shares, if there are any."""
     graphs = study.train.cuda_graphs
     least, most = GRAPHS if graphs else LAUNCHES
     small = [row for row in rows if row["PFLOP"] / UTILISATION[0] < least * row["blocks"] * row[STEPS]]

@@ -1,4 +1,4 @@
-"""What a study leaves on disk. No other room knows the names and formats of these files."""
+"""What a study leaves on disk. Only this room knows the names and formats of these files."""
 
 from basecap.records.study import RunRecords as RunRecords
 from basecap.records.study import StudyRecords as StudyRecords

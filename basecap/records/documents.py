@@ -103,7 +103,11 @@ def read_losses(path: Path, steps: Iterable[int]) -> list[History]:
 
 
 def forget_losses(path: Path, step: int) -> None:
-    """Remove the losses at `step` and later from a file that `append_losses` wrote; raises DataError as that does."""
+    """Remove the losses at `step` and later from a file that `append_losses` wrote.
+
+    Raises:
+        DataError: the file is damaged.
+    """
     content = read(path) or b""
     if not content.startswith(DOCUMENTS):
         return

@@ -8,7 +8,7 @@ from pydantic import ConfigDict
 #: Which direction of a number is better.
 Better = Literal["lower", "higher", "neither"]
 
-#: Keys of a record that its row lacks where it has none.
+#: Keys that a row of evals.jsonl has only if the record has a value for them.
 OPTIONAL = ("unit", "better", "data")
 
 
@@ -71,6 +71,6 @@ class Record(Measurement):
         return self.step, self.eval, self.subset, self.metric, tuple(sorted(self.axis.items())) if self.axis else ()
 
     def row(self) -> dict[str, Any]:
-        """Return the row of evals.jsonl, without the keys that few records have where this one has none."""
+        """Return the row of evals.jsonl, without optional keys that have no value."""
         row = {"step": self.step, "tokens": self.tokens, "eval": self.eval} | asdict(self)
         return {key: value for key, value in row.items() if value is not None or key not in OPTIONAL}

@@ -1,4 +1,4 @@
-"""The files of a study on disk. No other module knows their names and formats.
+"""The files of a study on disk. Only this module knows their names and formats.
 
     DIR/study.yaml            the resolved study          DIR/environment.json   versions, device, data
     DIR/declarations.json     units of the evaluations    DIR/results.json       the analysis

@@ -62,7 +62,7 @@ def _is_test(study: TextResults) -> bool:
 
 
 def _untrained(study: TextResults) -> list[str]:
-    """Return a sentence on the architectures without runs, such as those that --only left out; none for none."""
+    """Return a sentence on the architectures without runs, such as those that --only left out, if there are any."""
     ran = {run.name for run in study.runs}
     names = [name for name in study.names if name not in ran]
     return [f"Not trained: {listed(names)}."] if names else []

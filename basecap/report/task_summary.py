@@ -72,7 +72,7 @@ def _own(study: TaskResults) -> str:
 
 def _moved(study: TaskResults) -> str:
     if not study.shifts:
-        return "This study tests on no other pattern."
+        return "This study tests on the trained pattern only."
     holds, loses, undecided = [], [], []
     for name, rows in grouped(study.shifts, ARCHITECTURE).items():
         judged = [row for row in rows if row.verdict != "untrained"]
@@ -204,7 +204,7 @@ def _shown(running: Sequence[RunRow], counting: set[tuple[str, int]]) -> str:
 
 
 def _unmet(rows: Sequence[PublishedRow]) -> list[str]:
-    """Return which published numbers have none of ours beside them, by architecture."""
+    """Return by architecture how many published numbers have no measured number beside them."""
     return [f"{len(own)} of {name}" for name, own in grouped(rows, ARCHITECTURE).items()]
 
 

@@ -195,14 +195,14 @@ def checks_text(failed: Mapping[str, str]) -> list[str]:
 
 
 def edge_text(sweeps: Sequence[SweepRow]) -> list[str]:
-    """Return a sentence on the architectures whose best learning rate was the first or last; none for none."""
+    """Return a sentence on the architectures whose best learning rate was the first or last, if any."""
     names = [sweep.name for sweep in sweeps if sweep.at_edge]
     whom = "every architecture" if len(names) == len(sweeps) > 1 else listed(names) if names else ""
     return [f"{EDGE} for {whom}: a better one may be outside the range."] if names else []
 
 
 def mixed_data_text(study: StudyResults) -> list[str]:
-    """Return a sentence on the numbers of evaluations that were measured on other data in some runs; none for none."""
+    """Return a sentence on the evaluations that runs measured on different data, if there are any."""
     places = [(row.evaluation, row.subset) for row in measured_on(study)]
     mixed = [
         f"{subset} of {evaluation}"

@@ -254,7 +254,7 @@ def load_study(study: str, settings: Sequence[str] = (), scale: str | None = Non
         raise
     names = [entry.name for entry in config.architectures]
     if config.reference not in names and config.task is None:
-        for entry in config.architectures:  # a misspelt name is no other reference
+        for entry in config.architectures:  # a misspelt name is reported as such, not as a missing reference
             _check_architecture(entry)
         other = (difflib.get_close_matches(config.reference, names, n=1) or names)[0]
         raise ConfigError(

@@ -5,12 +5,15 @@ from basecap.study.config import StudyConfig
 
 
 def seed_limit(study: StudyConfig, until_decided: bool, most: int | None) -> int | None:
-    """Return the most seeds that a study may grow to, None where it is not to grow; raises ConfigError.
+    """Return the largest number of seeds that the study may reach, None without `--until-decided`.
 
     Args:
         study: the study.
         until_decided: whether `--until-decided` was given.
         most: what was given with `--max-seeds`.
+
+    Raises:
+        ConfigError: a limit that is missing, too low or without `--until-decided`, or a study without verdicts.
     """
     if not until_decided:
         if most is not None:

@@ -1,4 +1,4 @@
-"""The machine: device, versions and how the process was started. No other module asks for these."""
+"""The machine: device, versions and how the process was started. Only this module asks for them."""
 
 import ctypes
 import hashlib

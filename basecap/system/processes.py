@@ -43,10 +43,10 @@ class WorkerPool(Generic[S]):
     """
 
     def __init__(self, begin: Callable[[S], None], starts: Sequence[S]):
-        """Take what each worker calls once before its first job, and the argument of that call for each worker.
+        """Take a function that each worker calls once before its first job, and its argument for each worker.
 
-        What `begin` raises, the future of the first job raises. Until then workers ignore SIGINT, so that none prints a
-        traceback while it imports.
+        An error of `begin` is raised by the future of the worker's first job. Workers ignore SIGINT until they have
+        called it, so that a worker prints no traceback while it imports.
         """
         #: The workers that do jobs at a time: any number of the `starts`, the first ones as long as they do.
         self.most = len(starts)

@@ -1,6 +1,6 @@
 """The proofs of the conformance suite in float64: each yields the checks of one property.
 
-`_harness.py` defines the tolerance for rounding; there is no other.
+`_harness.py` defines the only tolerance, which is for rounding.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,6 +1,6 @@
 """The conformance suite: the checks that every sequence mixer must pass before it is trained.
 
-`_harness.py` defines the tolerance for rounding; there is no other.
+`_harness.py` defines the only tolerance, which is for rounding.
 """
 
 from collections.abc import Callable, Iterator, Mapping

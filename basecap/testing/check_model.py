@@ -318,7 +318,7 @@ def _evaluation(subject: Subject) -> Iterator[Claim]:
 
 
 def _outputs(subject: Subject, measure: Callable[[Probe], tuple[Tensor, float]], mode: str) -> Iterator[Claim]:
-    """Claim that outputs do not change with other sequences, which a pass of one has none of, nor with later inputs."""
+    """Claim that outputs depend neither on other sequences, where a pass has several, nor on later inputs."""
     if subject.setting.rows > 1:
         moves = ["outputs of one change with the inputs of another"] * 2
         yield Claim(probe=subject.rows(), measure=measure, fault=ROWS, broken=moves, mode=mode)

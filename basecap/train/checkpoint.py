@@ -164,7 +164,9 @@ def intact(directory: Path, log: Callable[[str], None]) -> Path | None:
             return path
         damaged.append(f"checkpoint {path} is damaged ({fault})")
     if damaged:
-        raise CheckpointError(f"{damaged[0]} and no other is intact; remove {directory.parent} to train it again.")
+        raise CheckpointError(
+            f"{damaged[0]} and there is no intact checkpoint; remove {directory.parent} to train it again."
+        )
     return None
 
 

@@ -69,7 +69,7 @@ def requested() -> int | None:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Let signals only set `requested`; raises Interrupted at the end if there was one and no other error."""
+    """Let signals only set `requested`; after one the block ends with Interrupted, or with its own error."""
     before, _State.deferring = _State.deferring, True
     try:
         yield

@@ -121,7 +121,7 @@ def test_half_precision(device: str, dtype: torch.dtype, sizes: tuple[int, ...],
 @in_interpreter
 @pytest.mark.parametrize("decays", ["weak", "mixed", "breaks"])
 def test_chunks_of_half_precision(decays: str):
-    """Twice as long as those of float32; of the half precisions the interpreter only computes float16 rightly."""
+    """Sequences are twice as long as in float32. The interpreter computes float16 correctly, and bfloat16 not."""
     sizes = 1, 150, 1, 20, 16
     segments = packed(1, [64, 100], 150)
     assert_kernels(inputs(sizes, decays, "cpu", torch.float16), first_state(sizes, "cpu"), segments)

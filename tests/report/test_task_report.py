@@ -146,7 +146,7 @@ def test_what_a_grid_does_not_vary_over_is_not_drawn(tmp_path, grid, drawn):
     task_study(tmp_path, architectures=("one",), train=("a",), cells=grid)
     page, said = page_of(tmp_path)
     assert set(page.charts) == {"matrix-one", "learning-a"} | drawn
-    assert "This study tests on no other pattern." in said and "Shortcut index" not in said
+    assert "This study tests on the trained pattern only." in said and "Shortcut index" not in said
 
 
 def test_architectures_stand_side_by_side_in_the_hardest_cells(tmp_path):

@@ -239,9 +239,9 @@ def lack():
     assert [said[2], *said[4:]] == [
         f"early failed before training: {recorded['early']['message']}",
         again,
-        "killed (seed 0): continues with no other run beside it.",
+        "killed (seed 0): continues alone on its device.",
         again,
-        "crowded (seed 0): continues with no other run beside it.",
+        "crowded (seed 0): continues alone on its device.",
     ]
     assert all("was killed, possibly out of memory" in recorded[name]["message"] for name in ("early", "killed"))
     assert [len(losses(out)[name]) for name, _ in statuses] == [0, 10, 2, 10]

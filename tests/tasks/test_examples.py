@@ -1,4 +1,4 @@
-"""What `basecap data inspect` shows of a task, what docs/tasks.md promises, and tasks of one's own."""
+"""What `basecap data inspect` shows of a task, what docs/tasks.md promises, and a user's tasks."""
 
 import re
 import sys

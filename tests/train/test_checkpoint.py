@@ -214,7 +214,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_that_is_said(saved
     with pytest.raises(CheckpointError, match=rf"step-9 is damaged \(.*\); remove {saved / 'step-9'} to use step-8\.$"):
         checkpoint.load_model(saved)
     damage(saved / "step-8" / name)
-    with pytest.raises(CheckpointError, match=rf"no other is intact; remove {saved.parent} to train it again\.$"):
+    with pytest.raises(
+        CheckpointError, match=rf"there is no intact checkpoint; remove {saved.parent} to train it again\.$"
+    ):
         checkpoint.intact(saved, log.append)
     assert len(log) == 1
 

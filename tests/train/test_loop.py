@@ -98,7 +98,7 @@ def test_resume_is_exact_to_the_bit(model, stream, tmp_path):
 
 
 def test_evaluations_see_no_dropout_and_training_does(model, stream, tmp_path):
-    """A mixer of one's own may drop out: its losses would be compared with those of others that do not."""
+    """A user's mixer may drop out: its losses would be compared with losses of mixers without dropout."""
     modes = {True: [], False: []}
     model.blocks[0].mixer.register_forward_hook(lambda mixer, inputs, output: modes[mixer.training].append(mixer))
     tokens = stream.batch(0, 0, BATCH).parts

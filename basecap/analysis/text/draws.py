@@ -34,7 +34,7 @@ class Curve:
     trained: ndarray
 
     def of(self, draws: slice) -> "Curve":
-        """Return it in some of the draws."""
+        """Return this run in the given draws only."""
         return Curve(x=self.x[draws], y=self.y[:, draws], trained=self.trained)
 
 

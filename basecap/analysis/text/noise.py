@@ -168,8 +168,8 @@ class HalfWidths:
 def half_widths(errors: ndarray, level: float) -> HalfWidths:
     """Return how far errors [R, A] go with probability `1 - level`, in each row and in all rows at once.
 
-    For all at once each row gives away equally much: what counts in a draw is the rank of its most extreme row (as with
-    max-t intervals, for rows whose errors are distributed differently).
+    The joint half-widths leave out the same share of each row's errors. A draw is inside if its most extreme row is:
+    rows are ranked, not measured, as their errors may be distributed differently (max-t intervals on ranks).
     """
     distances = np.abs(errors.T, order="C")
     count = len(errors)

@@ -137,9 +137,9 @@ def judge(
     """Return what the interval of a gap, and that of what it is worth, say.
 
     *Keeps*: the reference is as good only after more than all but `cost` of its tokens, so that the interval ends below
-    the tolerance also with that one's own error. *Degrades*: it begins above zero, and the estimate lies above the
-    tolerance, and beyond the difference between two groups of the reference's own runs, where that is known. Else, and
-    where there is no tolerance as the reference's loss on unseen domains does not fall, *undecided*.
+    the tolerance, also when the tolerance's error is counted. *Degrades*: the interval begins above zero, and the
+    estimate exceeds the tolerance and, where that is known, the difference between two groups of the reference's own
+    runs. *Undecided* otherwise, and without a tolerance: the reference's loss on unseen domains does not fall.
     """
     if tokens is None or tolerance is None:
         return "undecided"

@@ -64,7 +64,7 @@ def top1_chunk_cache(
 def top1_chunk_fill(k: Tensor, v: Tensor, cache: dict[str, Tensor], *, chunk: int = 128) -> None:
     """Put the keys and values [B, T, G, K] of a prompt into an empty cache, made with the same `chunk`.
 
-    It has no gradient, as the steps have none.
+    No gradient flows through the cache.
 
     Raises:
         ConfigError: a prompt that is longer than the cache or does not fit it.

@@ -106,7 +106,10 @@ def looks_of(joined: Joined) -> list[Look]:
 
 
 def pareto_front(gap: Measure, cost: Measure) -> list[str]:
-    """Return the architectures than which no other is at least as good in both and better in one, cheapest first."""
+    """Return the architectures that are not dominated in gap and cost, cheapest first.
+
+    An architecture is dominated if another one is at least as good in both and better in one.
+    """
     sign = -1 if cost.better == "higher" else 1
     points = {name: (sign * cost.values[name].value, gap.values[name].value)
               for name in gap.values if name in cost.values}  # fmt: skip

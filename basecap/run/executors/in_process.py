@@ -21,7 +21,7 @@ class InProcessExecutor(Executor):
         self.runtime = runtime
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """End nothing: there are no other processes."""
+        """Do nothing, as this executor starts no processes."""
 
     def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Failure | None]]:
         """Try runs, see `basecap.run.trial`."""

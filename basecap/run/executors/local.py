@@ -104,7 +104,7 @@ class LocalExecutor(Executor):
         infos |= self._train(waiting)
         for run in waiting if self.crowded else ():
             if infos[run.label]["status"] == "failed" and lacks_memory(infos[run.label]["message"]):
-                self.log(f"{run.label}: continues with no other run beside it.")
+                self.log(f"{run.label}: continues alone on its device.")
                 infos |= self._train([run])
         return [infos[run.label] for run in runs]
 

@@ -101,7 +101,7 @@ def test_a_gap_between_zero_and_an_uncertain_tolerance_does_not_degrade():
 
 @pytest.mark.parametrize(("lean", "too_often"), [(-0.7, 0.1), (0.0, 0.05), (0.7, 0.0)])
 def test_a_gap_at_the_tolerance_keeps_as_rarely_as_the_interval_says(lean, too_often):
-    """Slopes of runs differ by 30 %, as those of limited-zoo's reference: they may not be taken as measured.
+    """Slopes of runs differ by 30 %, as in limited-zoo's reference: they may not be taken as measured.
 
     Where runs that end low fall fast (`lean` above zero) the two errors cancel, which does not shorten an interval.
     """

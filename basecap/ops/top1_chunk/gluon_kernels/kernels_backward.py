@@ -79,8 +79,8 @@ def attend_bwd_kernel(
 ):
     """Write dk and dv of chunks and the partial dq of all queries that attend them.
 
-    Arguments and results are those of `kernels_attend.attend_bwd_kernel`. A program takes every so many-th item of one
-    head, extra shares first; the copies for the next item run while this one is at work.
+    Arguments and results are those of `kernels_attend.attend_bwd_kernel`. Each program takes items of one head at a
+    fixed stride, extra shares first, and copies the next item while it computes the present one.
     """
     H: gl.constexpr = G * GROUP
     # Heads are the first index: what they read is adjacent in memory.

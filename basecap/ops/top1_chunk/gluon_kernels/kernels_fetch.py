@@ -109,7 +109,7 @@ def fetch(
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [256 // K, K // 8], [4, 1], [1, 0])
     flat: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     o_k = gl.arange(0, K, layout=gl.SliceLayout(0, wide))
-    # The same rows twice: as the copies of whole rows are laid out, and as those of single numbers are.
+    # The same rows in two layouts: of copies of whole rows, and of copies of single numbers.
     o_m = gl.arange(0, BM, layout=gl.SliceLayout(1, wide))
     o_l = gl.arange(0, BM, layout=flat)
     j = 0
