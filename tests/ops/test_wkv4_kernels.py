@@ -21,7 +21,7 @@ T, D = 200, 48
 
 def kernels(*args):
     """Return outputs and final state, by the definition's positions."""
-    return operators.wkv4(*args, family="gpu")
+    return operators.wkv4(*args, family="triton_kernels")
 
 
 def parts(seed: int, batch: int, device: str) -> list[torch.Tensor]:
@@ -54,6 +54,6 @@ def test_gradients_of_tokens_long_remembered(device: str):
     """What the future owes to a token adds up over hundreds; summed in float64, it errs less than the parallel form."""
     share, values = torch.sigmoid(draw(0, 1, 500, 8) + 5), draw(1, 2, 1, 500, 8)
     share, values = share.float().to(device), values.float().to(device)
-    found, plain = (operators.accumulate(share, values, family) for family in ("gpu", "eager"))
+    found, plain = (operators.accumulate(share, values, family) for family in ("triton_kernels", "eager"))
     exact = operators.accumulate(share.double(), values.double(), "eager")
     assert relative_error(found, exact) < relative_error(plain, exact)
