@@ -105,6 +105,7 @@ class PreparedData(Workload):
         length: tokens of a training sequence.
         tokenizer: the tokenizer of the tokens.
         train: the training tokens.
+        pass_tokens: their number, with an end-of-text token after each document.
         train_domains: names of the domains that are trained on and tested.
         ood_domains: names of the domains that are only tested.
         manifest: the source's files with their hashes, the tokenizer, and the content of each domain and split.
@@ -142,6 +143,7 @@ class PreparedData(Workload):
         }
         self._check(config)
         self.train = TrainStream({domain: self.sets[domain, "train"].runs for domain in config.train}, config.weights)
+        self.pass_tokens = self.train.tokens
         self.manifest: dict[str, Any] = {
             "source": config.source,
             "tokenizer": tokenizer.fingerprint,

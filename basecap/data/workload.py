@@ -51,11 +51,13 @@ class Workload(ABC):
         vocabulary: number of token ids.
         length: tokens of the longest training sequence; every step counts as `batch` times as many tokens.
         manifest_hash: hash of everything that the batches and tests depend on.
+        pass_tokens: tokens of one pass over the training text, None for tasks, whose examples are generated.
     """
 
     vocabulary: int
     length: int
     manifest_hash: str
+    pass_tokens: int | None = None
 
     @abstractmethod
     def batch(self, seed: int, step: int, batch: int, rank: int = 0, world: int = 1) -> Batch:

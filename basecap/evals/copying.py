@@ -13,6 +13,11 @@ from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outc
 from basecap.evals._openings import largest_batch, losses_of, openings
 from basecap.models.language_model import LanguageModel
 
+#: Tokens that are repeated, where documents and training sequences are long enough, and the fewest without an option.
+LENGTH, SHORTEST = 256, 16
+#: Documents of a domain that must be long enough, unless it has fewer: else all domains repeat shorter openings.
+ENOUGH = 8
+
 
 @evaluation("copying", unit="share", better="higher")
 class ContextCopying(SharedEvaluation[PreparedData]):
@@ -20,25 +25,41 @@ class ContextCopying(SharedEvaluation[PreparedData]):
 
     The tokens stand in the context twice in a row. A model that finds the first copy and reads on from it predicts the
     second one almost without loss (a share of 1); one that does not look back predicts it no better (0).
+
+    With 32 documents of 256 tokens in each of five domains, the standard error of the mean over domains is 0.1 % where
+    a model of 30M parameters copies 2 % and 0.5 % where it copies 31 % (records of limited-zoo, trained to 300M
+    tokens); a run of 60M tokens then reads 1.6M tokens at its 20 evaluation points.
     """
 
     class Config(EvaluationConfig):
         """Options of copying."""
 
         split: Literal["validation", "test"] = Field("test", description="split of the documents")
-        documents: Count = Field(64, ge=2, le=2**20, description="maximum number of documents per domain")
-        length: Count = Field(256, ge=2, description="tokens that are repeated, at most half of the training length")
+        documents: Count = Field(32, ge=2, le=2**20, description="maximum number of documents per domain")
+        length: Count | None = Field(
+            None,
+            ge=2,
+            description="tokens that are repeated, at most half of the training length (default: 256, or a power of "
+            "two below where documents are shorter)",
+        )
         tokens_per_batch: Count = Field(32_768, ge=1, le=2**30, description="tokens per forward pass")
 
     config: Config
     needs = "text"
     reduced_by = "documents or length of copying"
 
+    def __init__(self, config: Config):
+        """Take the options; the documents are read at the first evaluation point and kept in memory."""
+        super().__init__(config)
+        self._rows: dict[tuple[str, int], dict[str, np.ndarray]] = {}
+
     def check(self, data: PreparedData, length: int) -> None:
-        """Raise DataError if a domain has fewer than two documents that are long enough."""
-        wanted = self._length(length)
-        for domain in data.domains:
-            if len(self._rows(data, domain, wanted)) < 2:
+        """Raise DataError if `length` is given and a domain has fewer than two documents that are long enough."""
+        if self.config.length is None:
+            return
+        wanted = min(self.config.length, length // 2)
+        for domain, rows in self._openings(data, length).items():
+            if len(rows) < 2:
                 raise DataError(
                     f"domain {domain!r} has fewer than two {self.config.split} documents of {wanted} tokens; lower the "
                     "length of copying."
@@ -46,29 +67,49 @@ class ContextCopying(SharedEvaluation[PreparedData]):
 
     def tokens_read(self, data: PreparedData, length: int) -> int:
         """Return how many tokens the documents have, read twice."""
-        wanted = self._length(length)
-        return sum(2 * self._rows(data, domain, wanted).size for domain in data.domains)
+        return sum(2 * rows.size for rows in self._openings(data, length).values())
 
     def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
-        """Return the share of this process's domains, with its standard error over documents."""
-        length = self._length(model.config.max_length)
-        measurements = []
+        """Return the share of this process's domains, with its standard error over documents.
+
+        Domains with fewer than two documents that are long enough are left out.
+        """
+        measurements, held = [], self._openings(context.data, model.config.max_length)
         for domain in context.data.domains[context.rank :: context.world]:
-            rows = self._rows(context.data, domain, length)
-            losses = losses_of(model, context, np.tile(rows, 2), self.config.tokens_per_batch)
-            measurements.append(_measure(domain, losses.reshape(len(rows), 2, length).mean(axis=2), length))
+            if len(rows := held[domain]) > 1:
+                losses = losses_of(model, context, np.tile(rows, 2), self.config.tokens_per_batch)
+                halves = losses.reshape(len(rows), 2, rows.shape[1])
+                measurements.append(_measure(domain, halves.mean(axis=2), rows.shape[1]))
         return Outcome(measurements=measurements)
 
     def trial(self, model: LanguageModel, context: Context[PreparedData]) -> None:
         """Compute the losses of one batch."""
-        length, tokens = self._length(model.config.max_length), self.config.tokens_per_batch
+        length = _length(self.config, context.data, model.config.max_length)
+        tokens = self.config.tokens_per_batch
         losses_of(model, context, largest_batch(2 * length, tokens), tokens)
 
-    def _length(self, longest: int) -> int:
-        return min(self.config.length, longest // 2)
+    def _openings(self, data: PreparedData, longest: int) -> dict[str, np.ndarray]:
+        """Return the start of each domain's documents for models of `longest` tokens: int64 [documents, length]."""
+        key = data.manifest_hash, longest
+        if key not in self._rows:
+            length, most = _length(self.config, data, longest), self.config.documents
+            self._rows[key] = {
+                domain: openings(data, self.config.split, domain, length, most) for domain in data.domains
+            }
+        return self._rows[key]
 
-    def _rows(self, data: PreparedData, domain: str, length: int) -> np.ndarray:
-        return openings(data, self.config.split, domain, length, self.config.documents)
+
+def _length(config: ContextCopying.Config, data: PreparedData, longest: int) -> int:
+    """Return the tokens to repeat for models of `longest` tokens."""
+    length = min(config.length or LENGTH, longest // 2)
+    sizes = [data.documents(config.split, domain).sizes for domain in data.domains]
+
+    def few(own: np.ndarray) -> bool:
+        return int(np.count_nonzero(own >= length)) < min(ENOUGH, len(own))
+
+    while config.length is None and length >= 2 * SHORTEST and any(map(few, sizes)):
+        length //= 2
+    return length
 
 
 def _measure(domain: str, losses: np.ndarray, length: int) -> Measurement:

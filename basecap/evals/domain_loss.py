@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -13,12 +13,36 @@ from torch import Tensor
 
 from basecap.data import DocumentSet, PreparedData
 from basecap.data.config import Count
+from basecap.errors import DataError
 from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
+from basecap.evals._token_classes import ngram_of, token_classes
 from basecap.models.language_model import LanguageModel
 from basecap.records.documents import DocumentLosses
+from basecap.records.token_classes import CLASSES, loss_metric
 
 #: Shortest padded length. Windows are padded to powers of two from here, so that there are few different shapes.
 SHORTEST = 64
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A window of a document: its tokens int32 [T + 1], of which all but the first have a class, int8 [T]."""
+
+    document: int
+    tokens: np.ndarray
+    classes: np.ndarray
+
+
+@dataclass(frozen=True)
+class _HeldOut:
+    """The documents of a domain: windows in batches of one padded length, and what does not depend on a model.
+
+    `counts` int64 [documents, classes] are the tokens of each class; `nats` of `documents` are zero.
+    """
+
+    documents: DocumentLosses
+    counts: np.ndarray
+    batches: list[tuple[int, list[_Window]]]
 
 
 @evaluation("domain-loss", unit="nats per token", better="lower")
@@ -27,6 +51,9 @@ class DomainLoss(SharedEvaluation[PreparedData]):
 
     Each token is predicted once, from the tokens before it in its window. The first window of a document starts with
     the end-of-text token, so that the first token of the document is predicted too.
+
+    The loss is also kept by class of token (`basecap.records.token_classes`): whether the `ngram` tokens before it
+    occur earlier in the window, and were followed by it. Classes depend on the text alone, not on the model.
     """
 
     class Config(EvaluationConfig):
@@ -37,15 +64,30 @@ class DomainLoss(SharedEvaluation[PreparedData]):
             None, ge=1, description="maximum number of tokens to predict per document, from its start (default: all)"
         )
         tokens_per_batch: Count = Field(32_768, ge=1, le=2**30, description="padded tokens per forward pass")
+        ngram: Count | None = Field(
+            None,
+            ge=1,
+            description="tokens that must occur earlier for a copy to predict the next one (default: 2, of bytes 8)",
+        )
 
     config: Config
     needs = "text"
     reduced_by = "data.max_test_tokens or max_document_tokens of domain-loss"
 
+    def __init__(self, config: Config):
+        """Take the options; the documents are read at the first evaluation point and kept in memory."""
+        super().__init__(config)
+        self._held: dict[tuple[str, str, int], _HeldOut] = {}
+
     def check(self, data: PreparedData, length: int) -> None:
-        """Raise DataError if a domain has no documents of the split."""
+        """Raise DataError if a domain has no documents of the split, or no token can be in a class but "new"."""
         for domain in data.domains:
             data.documents(self.config.split, domain)
+        if self.config.ngram is not None and self.config.ngram >= length:
+            raise DataError(
+                f"domain-loss: in sequences of {length} tokens no {self.config.ngram} tokens occur a second time "
+                f"before a third; lower its ngram below {length}."
+            )
 
     def tokens_read(self, data: PreparedData, length: int) -> int:
         """Return how many held-out tokens are predicted."""
@@ -54,21 +96,19 @@ class DomainLoss(SharedEvaluation[PreparedData]):
         return int(np.sum(sizes if most is None else np.minimum(sizes, most)))
 
     def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
-        """Return the mean loss per token and bits per byte of each domain, and the losses of single documents."""
-        measurements, documents = [], {}
+        """Return the mean loss per token, in all and by class, and bits per byte of each domain; documents' losses."""
+        nats, counts, documents = {}, {}, {}
         for domain in context.data.domains:
-            losses = self._losses(model, context, domain)
-            documents[domain] = losses
-            measurements += _measure(domain, losses)
-        return Outcome(measurements=measurements, documents=documents)
+            held = self._held_out(domain, context.data, model.config.max_length)
+            nats[domain] = self._nats(model, context, domain, held)
+            counts[domain], documents[domain] = held.counts, held.documents
+        return _outcome(nats, counts, documents)
 
     def join(self, parts: Sequence[Outcome]) -> Outcome:
         """Add up the losses of each document, whose windows may be measured by different processes."""
-        measurements, documents = [], {}
-        for domain, first in parts[0].documents.items():
-            documents[domain] = replace(first, nats=np.sum([part.documents[domain].nats for part in parts], axis=0))
-            measurements += _measure(domain, documents[domain])
-        return Outcome(measurements=measurements, documents=documents)
+        counts = {domain: parts[0].samples[domain, "counts"] for domain in parts[0].documents}
+        nats = {domain: np.sum([part.samples[domain, "nats"] for part in parts], axis=0) for domain in counts}
+        return _outcome(nats, counts, parts[0].documents)
 
     def trial(self, model: LanguageModel, context: Context[PreparedData]) -> None:
         """Compute the losses of the largest batch of windows of any domain, padded to the training length."""
@@ -77,42 +117,61 @@ class DomainLoss(SharedEvaluation[PreparedData]):
         held = [context.data.documents(self.config.split, domain) for domain in context.data.domains]
         start = context.data.tokenizer.end_of_text
         most = self.config.max_document_tokens
-        windows = max((list(itertools.islice(_all_windows(part, length, start, most), rows)) for part in held), key=len)
-        self._batch_losses(model, context, [window for _, window in windows], length)
+        cut = [list(itertools.islice(_all_windows(part, length, start, most), rows)) for part in held]
+        windows = [_Window(index, tokens, np.zeros(len(tokens) - 1, np.int8)) for index, tokens in max(cut, key=len)]
+        _batch_losses(model, context, windows, length)
 
-    def _losses(self, model: LanguageModel, context: Context[PreparedData], domain: str) -> DocumentLosses:
-        documents = context.data.documents(self.config.split, domain)
-        start = context.data.tokenizer.end_of_text
-        nats = np.zeros(len(documents))
-        tokens = np.zeros(len(documents), dtype=np.int64)
-        most = self.config.max_document_tokens
-        windows: dict[int, list[tuple[int, np.ndarray]]] = {}
-        for index, window in _all_windows(documents, model.config.max_length, start, most):
-            tokens[index] += len(window) - 1
-            padded = _padded_length(len(window) - 1, model.config.max_length)
-            windows.setdefault(padded, []).append((index, window))
-        batches, done, count = itertools.count(), 0, sum(map(len, windows.values()))
-        for length, members in sorted(windows.items()):
-            rows = max(1, self.config.tokens_per_batch // length)
-            for first in range(0, len(members), rows):
-                part = members[first : first + rows]
-                context.note(f"evaluating {self.declaration.name}: {domain}, {100 * done / count:.0f} %")
-                done += len(part)
-                if next(batches) % context.world != context.rank:
-                    continue
-                summed = self._batch_losses(model, context, [window for _, window in part], length)
-                np.add.at(nats, [index for index, _ in part], summed)
-        return DocumentLosses(nats=nats, tokens=tokens, bytes=_bytes(documents, tokens), clusters=documents.clusters)
+    def _held_out(self, domain: str, data: PreparedData, length: int) -> _HeldOut:
+        """Return the documents of a domain, cut for models of `length` tokens; they are read once."""
+        key = data.manifest_hash, domain, length
+        if key not in self._held:
+            documents = data.documents(self.config.split, domain)
+            found = list(_all_windows(documents, length, data.tokenizer.end_of_text, self.config.max_document_tokens))
+            classes = token_classes([tokens for _, tokens in found], ngram_of(self.config.ngram, data, length))
+            windows = [_Window(index, tokens, own) for (index, tokens), own in zip(found, classes, strict=True)]
+            self._held[key] = _cut(documents, windows, length, self.config.tokens_per_batch)
+        return self._held[key]
 
-    @staticmethod
-    def _batch_losses(
-        model: LanguageModel, context: Context[PreparedData], windows: list[np.ndarray], length: int
-    ) -> np.ndarray:
-        """Return the summed loss of each window in nats, float64."""
-        inputs, targets = _batch(windows, length)
-        with context.autocast():
-            losses = model.token_losses(inputs.to(context.device), targets.to(context.device))
-        return losses.double().sum(dim=1).cpu().numpy()
+    def _nats(self, model: LanguageModel, context: Context[PreparedData], domain: str, held: _HeldOut) -> np.ndarray:
+        """Return the summed loss of each document, in all and by class, in nats: float64 [documents, 1 + classes]."""
+        nats = np.zeros((len(held.documents.tokens), 1 + len(CLASSES)))
+        for number, (length, windows) in enumerate(held.batches):
+            context.note(f"evaluating {self.declaration.name}: {domain}, {100 * number / len(held.batches):.0f} %")
+            if number % context.world == context.rank:
+                found = _batch_losses(model, context, windows, length)
+                np.add.at(nats, [window.document for window in windows], found)
+        return nats
+
+
+def _batch_losses(
+    model: LanguageModel, context: Context[PreparedData], windows: Sequence[_Window], length: int
+) -> np.ndarray:
+    """Return the summed loss of each window, in all and by class, in nats: float64 [windows, 1 + classes]."""
+    inputs, targets, classes = (part.to(context.device) for part in _batch(windows, length))
+    with context.autocast():
+        losses = model.token_losses(inputs, targets).double()
+    parts = [losses.where(classes == number, 0.0) for number in range(len(CLASSES))]
+    return torch.stack([part.sum(dim=1) for part in (losses, *parts)], dim=1).cpu().numpy()
+
+
+def _cut(documents: DocumentSet, windows: Sequence[_Window], longest: int, tokens_per_batch: int) -> _HeldOut:
+    """Return the windows of documents in batches, shorter ones first, with the tokens of each document."""
+    tokens = np.zeros(len(documents), np.int64)
+    counts = np.zeros((len(documents), len(CLASSES)), np.int64)
+    by_length: dict[int, list[_Window]] = {}
+    for window in windows:
+        predicted = len(window.classes)
+        tokens[window.document] += predicted
+        counts[window.document] += np.bincount(window.classes, minlength=len(CLASSES))
+        by_length.setdefault(_padded_length(predicted, longest), []).append(window)
+    batches = []
+    for length, members in sorted(by_length.items()):
+        rows = max(1, tokens_per_batch // length)
+        batches += [(length, members[first : first + rows]) for first in range(0, len(members), rows)]
+    losses = DocumentLosses(
+        nats=np.zeros(len(documents)), tokens=tokens, bytes=_bytes(documents, tokens), clusters=documents.clusters
+    )
+    return _HeldOut(documents=losses, counts=counts, batches=batches)
 
 
 def _all_windows(documents: DocumentSet, length: int, start: int, most: int | None) -> Iterator[tuple[int, np.ndarray]]:
@@ -124,14 +183,14 @@ def _all_windows(documents: DocumentSet, length: int, start: int, most: int | No
 
 def _bytes(documents: DocumentSet, read: np.ndarray) -> np.ndarray:
     """Return the bytes of each document's first `read` tokens, proportional to its tokens."""
-    whole = [(documents.bytes(index), len(documents.tokens(index))) for index in range(len(documents))]
+    whole = [(documents.bytes(index), size) for index, size in enumerate(documents.sizes.tolist())]
     parts = [round(size * count / max(1, length)) for (size, length), count in zip(whole, read.tolist(), strict=True)]
     return np.array(parts, dtype=np.int64)
 
 
 def _windows(tokens: np.ndarray, length: int, start: int) -> Iterator[np.ndarray]:
     """Yield windows of at most length + 1 tokens that overlap by one, so that each token is a target once."""
-    tokens = np.concatenate([[start], tokens.astype(np.int64)])
+    tokens = np.concatenate([[start], tokens]).astype(np.int32)
     for first in range(0, len(tokens) - 1, length):
         yield tokens[first : first + length + 1]
 
@@ -140,27 +199,59 @@ def _padded_length(length: int, longest: int) -> int:
     return min(longest, max(SHORTEST, 1 << (length - 1).bit_length()))
 
 
-def _batch(windows: list[np.ndarray], length: int) -> tuple[Tensor, Tensor]:
-    inputs = torch.zeros(len(windows), length, dtype=torch.int64)
-    targets = torch.full((len(windows), length), -1, dtype=torch.int64)
+def _batch(windows: Sequence[_Window], length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return inputs and targets, int64, and classes, int8, of windows padded to `length`: [windows, length]."""
+    inputs = np.zeros((len(windows), length), np.int64)
+    targets = np.full((len(windows), length), -1, np.int64)
+    classes = np.full((len(windows), length), len(CLASSES), np.int8)
     for row, window in enumerate(windows):
-        inputs[row, : len(window) - 1] = torch.from_numpy(window[:-1])
-        targets[row, : len(window) - 1] = torch.from_numpy(window[1:])
-    return inputs, targets
+        size = len(window.tokens) - 1
+        inputs[row, :size], targets[row, :size] = window.tokens[:-1], window.tokens[1:]
+        classes[row, :size] = window.classes
+    return torch.from_numpy(inputs), torch.from_numpy(targets), torch.from_numpy(classes)
+
+
+def _outcome(
+    nats: dict[str, np.ndarray], counts: dict[str, np.ndarray], documents: dict[str, DocumentLosses]
+) -> Outcome:
+    """Return the numbers of domains from `nats` [documents, 1 + classes] and `counts` [documents, classes]."""
+    measurements, losses = [], {}
+    samples: dict[tuple[str, str], np.ndarray] = {}
+    for domain, found in nats.items():
+        losses[domain] = replace(documents[domain], nats=found[:, 0].copy())
+        measurements += _measure(domain, losses[domain])
+        measurements += _measure_classes(domain, found[:, 1:], counts[domain], documents[domain].clusters)
+        samples |= {(domain, "nats"): found, (domain, "counts"): counts[domain]}
+    return Outcome(measurements=measurements, documents=losses, samples=samples)
 
 
 def _measure(domain: str, losses: DocumentLosses) -> list[Measurement]:
-    """Return ratio estimates over documents, with standard errors over clusters (delta method)."""
-    numbers = np.unique(losses.clusters, return_inverse=True)[1]
-
-    def ratio(metric: str, over: np.ndarray, unit: float) -> Measurement:
-        value = losses.nats.sum() / over.sum()
-        excess = np.bincount(numbers, weights=losses.nats - value * over)
-        count = len(excess)
-        stderr = math.sqrt(count) * excess.std(ddof=1) / over.sum() * unit if count > 1 else None
-        return Measurement(subset=domain, metric=metric, value=value * unit, n=int(losses.tokens.sum()), stderr=stderr)
-
+    """Return loss and bits per byte of a domain."""
+    tokens, nats, clusters = int(losses.tokens.sum()), losses.nats, losses.clusters
+    value, stderr = _ratio(nats, losses.tokens, clusters)
+    bits, bits_stderr = _ratio(nats, losses.bytes, clusters, unit=1 / math.log(2))
     return [
-        ratio("loss", losses.tokens, 1.0),
-        ratio("bits_per_byte", losses.bytes, 1 / math.log(2)),
+        Measurement(subset=domain, metric="loss", value=value, n=tokens, stderr=stderr),
+        Measurement(subset=domain, metric="bits_per_byte", value=bits, n=tokens, stderr=bits_stderr),
     ]
+
+
+def _measure_classes(domain: str, nats: np.ndarray, counts: np.ndarray, clusters: np.ndarray) -> list[Measurement]:
+    """Return the loss of each class that a domain has, from nats and tokens of each document [documents, classes]."""
+    measurements = []
+    for name, own, tokens in zip(CLASSES, nats.T, counts.T, strict=True):
+        if tokens.any():
+            value, stderr = _ratio(own, tokens, clusters)
+            measurements.append(
+                Measurement(subset=domain, metric=loss_metric(name), value=value, n=int(tokens.sum()), stderr=stderr)
+            )
+    return measurements
+
+
+def _ratio(nats: np.ndarray, over: np.ndarray, clusters: np.ndarray, unit: float = 1.0) -> tuple[float, float | None]:
+    """Return a ratio of sums over documents, with its standard error over clusters (delta method), times `unit`."""
+    value = nats.sum() / over.sum()
+    excess = np.bincount(np.unique(clusters, return_inverse=True)[1], weights=nats - value * over)
+    count = len(excess)
+    stderr = math.sqrt(count) * excess.std(ddof=1) / over.sum() * unit if count > 1 else None
+    return value * unit, stderr

@@ -116,6 +116,7 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
         "bench models` measures it.",
         f"Disk: {sum(row[RESUME] for row in rows):.3g} GiB in resume/, the last two checkpoints of each run, and "
         f"{sum(row[KEPT] for row in rows):.3g} GiB in weights/ (train.keep = {study.train.keep}).",
+        *_passes(study, out),
         *short_runs(study),
         *(prospects(study, out) if study.task is None else ()),
         *_evaluations(study, _workloads(study, out)),
@@ -142,6 +143,22 @@ def _evaluations(study: StudyConfig, workloads: Workloads) -> list[str]:
         *(evaluation_work(plan_runs(study, study.vocabulary), evaluations, workloads) if workloads else ()),
         *(f"Missing: {sentence}" for found in evaluations for sentence in found.missing()),
     ]
+
+
+def _passes(study: StudyConfig, out: Path) -> list[str]:
+    """Return how often runs read their training text, nothing for tasks and for text that is not prepared."""
+    sizes = {workload.pass_tokens for workload in _workloads(study, out).values()} - {None}
+    return [
+        f"Passes over the training text of {size / 1e6:.3g}M tokens: "
+        + _listed_passes({run.passes(size) for run in plan_runs(study, study.vocabulary)})
+        for size in sizes
+        if size is not None
+    ]
+
+
+def _listed_passes(passes: set[float]) -> str:
+    least, most = (f"{number:.2g}" for number in (min(passes), max(passes)))
+    return f"{least} a run." if least == most else f"{least} to {most} a run."
 
 
 def _early_ends(study: StudyConfig) -> list[str]:

@@ -88,6 +88,10 @@ class RunSpec:
         """The run in steps."""
         return Timetable(self.train, self.length)
 
+    def passes(self, pass_tokens: int) -> float:
+        """Return how often the run reads its training text of `pass_tokens` tokens, on average over domains."""
+        return self.timetable.steps * self.timetable.step_tokens / pass_tokens
+
     @property
     def rate(self) -> float | None:
         """The learning rate that a run of a sweep tries, None for any other run."""

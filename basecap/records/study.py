@@ -112,6 +112,8 @@ class RunRecords:
     def write_info(self, info: dict[str, Any]) -> None:
         """Write run.json: name, seed, use, lr, hash, status (running, finished or failed), message, ops.
 
+        `passes` is how often the run reads its training text: its tokens divided by those of the text.
+
         When finished also parameters and state_bytes (of the decoding state of one sequence, float32).
         `device`, `precision` and `packages` describe the last process, `before` lists those of the processes before it.
         `ops` names the implementation of each op that ran outside compiled code. `seconds` is the time of the run's

@@ -38,7 +38,7 @@ def train_run(run: RunSpec, runtime: Runtime) -> dict[str, Any]:
     if info.get("status") == "finished":
         return info
     IMPLEMENTATIONS.clear()
-    info, wall = starting_info(records, run, runtime.device), WallTime()
+    info, wall = starting_info(records, run, runtime.device) | _passes(run, runtime), WallTime()
     before = info.get("seconds", {})
     group.run_on_leader(lambda: records.write_info(info))
     alone: Exception | None = None
@@ -66,6 +66,12 @@ def train_run(run: RunSpec, runtime: Runtime) -> dict[str, Any]:
             failure = Failure(message=info["message"], traceback=info.get("traceback"))
             report_failure(f"{run.label} failed", failure, runtime.log)
     return info
+
+
+def _passes(run: RunSpec, runtime: Runtime) -> dict[str, float]:
+    """Return the entry of run.json on passes over the training text, none for tasks."""
+    size = runtime.workloads[run.task].pass_tokens
+    return {} if size is None else {"passes": run.passes(size)}
 
 
 def _record_own_failure(records: RunRecords, run: RunSpec, info: dict[str, Any], runtime: Runtime) -> None:

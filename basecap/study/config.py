@@ -79,7 +79,7 @@ class StudyConfig(Section):
     )
     reference: str = Field("transformer++", description="the architecture the others are compared with")
     evals: tuple[str | dict[str, Any], ...] = Field(
-        ("domain-loss",),
+        ("domain-loss", "copying"),
         min_length=1,
         description="names, see `basecap list evals`, or name: {option: value}; of tasks recall when not given",
     )

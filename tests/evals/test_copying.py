@@ -1,10 +1,16 @@
 """The share of the loss that vanishes at the second reading."""
 
+from copy import copy
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
 from basecap.errors import DataError
 from basecap.evals import build_evaluation
+from basecap.evals.copying import ContextCopying, _length
 
 OPTIONS = {"length": 12, "documents": 5, "tokens_per_batch": 48}
 
@@ -45,6 +51,46 @@ def test_a_model_that_copies_has_a_share_near_one(context, model, monkeypatch):
 def test_it_repeats_at_most_half_of_the_training_length(context, model):
     outcome = build_evaluation({"copying": {"documents": 3, "length": 1000}}).run(model, context)
     assert {item.n for item in outcome.measurements} == {3 * model.config.max_length // 2}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "longest", "expected"),
+    [
+        ([300] * 9, 2048, 256),
+        ([70] * 9 + [300], 2048, 64),
+        ([300] * 3, 2048, 256),
+        ([300] * 9, 128, 64),
+        ([4], 2048, 16),
+    ],
+)
+def test_without_a_length_short_documents_repeat_less(sizes, longest, expected):
+    by_domain = {"prose": SimpleNamespace(sizes=np.full(20, 1000)), "code": SimpleNamespace(sizes=np.array(sizes))}
+    data = SimpleNamespace(domains=tuple(by_domain), documents=lambda split, domain: by_domain[domain])
+    assert _length(ContextCopying.Config(), data, longest) == expected
+
+
+def test_a_domain_without_two_documents_has_no_share(context, model):
+    one = replace(context, data=copy(context.data))
+    one.data.manifest_hash = "another"
+    documents = context.data.documents("test", "code")
+    alone = next(index for index in range(len(documents)) if documents.sizes[index] >= 24)
+    one.data.sets = context.data.sets | {("code", "test"): _One(documents, alone)}
+    evaluation = build_evaluation("copying")
+    evaluation.check(one.data, 48)
+    assert {item.subset for item in evaluation.run(model, one).measurements} == {"prose"}
+
+
+class _One:
+    """One document of a set."""
+
+    def __init__(self, documents, index):
+        self.sizes, self._read = documents.sizes[index : index + 1], lambda: documents.tokens(index)
+
+    def __len__(self):
+        return 1
+
+    def tokens(self, index):
+        return self._read()
 
 
 def test_a_domain_of_short_documents_is_refused(context):

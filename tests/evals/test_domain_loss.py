@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from basecap.errors import ConfigError
+from basecap.data import DocumentSet
+from basecap.errors import ConfigError, DataError
 from basecap.evals import Context, build_evaluation
+from basecap.evals._token_classes import token_classes
 from basecap.evals.domain_loss import _padded_length, _windows
 from basecap.models.language_model import LanguageModel
+from basecap.records.token_classes import CLASSES, COPIED, MISLED, NEW, loss_metric
 from tests.evals._context import LENGTH
 
 
@@ -67,12 +70,57 @@ def _first_window(context: Context, index: int) -> tuple[torch.Tensor, torch.Ten
 def test_measurements_sum_up_the_documents(context: Context, model: LanguageModel):
     outcome = build_evaluation("domain-loss").run(model, context)
     found = {(item.subset, item.metric): item for item in outcome.measurements}
-    assert set(found) == {(domain, metric) for domain in ("prose", "code") for metric in ("loss", "bits_per_byte")}
+    metrics = ("loss", "bits_per_byte", *map(loss_metric, CLASSES))
+    assert set(found) == {(domain, metric) for domain in ("prose", "code") for metric in metrics}
     for domain, losses in outcome.documents.items():
         loss, bits = found[domain, "loss"], found[domain, "bits_per_byte"]
         assert loss.value == pytest.approx(losses.nats.sum() / losses.tokens.sum())
         assert bits.value == pytest.approx(losses.nats.sum() / losses.bytes.sum() / math.log(2))
         assert loss.n == losses.tokens.sum() and 0 < loss.stderr < loss.value
+        classes = [found[domain, loss_metric(name)] for name in CLASSES]
+        assert sum(part.n for part in classes) == loss.n
+        assert sum(part.n * part.value for part in classes) == pytest.approx(loss.n * loss.value)
+
+
+def classes_by_the_definition(window: list[int], ngram: int) -> list[str]:
+    found = []
+    for place in range(1, len(window)):
+        before = window[max(0, place - ngram) : place]
+        after = [window[end] for end in range(ngram, place) if window[end - ngram : end] == before]
+        found.append(NEW if len(before) < ngram or not after else COPIED if window[place] in after else MISLED)
+    return found
+
+
+@pytest.mark.parametrize("ngram", [1, 2, 5])
+def test_classes_of_tokens_are_those_of_the_definition(ngram: int):
+    generator = np.random.default_rng(ngram)
+    windows = [generator.integers(0, 3, size=size) for size in (1, 2, 5, 60, 40)]
+    found = [[CLASSES[number] for number in own] for own in token_classes(windows, ngram)]
+    assert found == [classes_by_the_definition(window.tolist(), ngram) for window in windows]
+    assert {name for own in found for name in own} == {*CLASSES}
+    large = [window + 2**40 for window in windows]  # numbers of n-grams are made small
+    assert [[CLASSES[number] for number in own] for own in token_classes(large, ngram)] == found
+
+
+def test_the_loss_of_a_class_is_that_of_its_tokens(context: Context, model: LanguageModel):
+    evaluation = build_evaluation({"domain-loss": {"max_document_tokens": LENGTH, "ngram": 1}})
+    found = {(item.subset, item.metric): item for item in evaluation.run(model, context).measurements}
+    documents, nats = context.data.documents("test", "prose"), {name: [] for name in CLASSES}
+    for index in range(len(documents)):
+        inputs, targets = _first_window(context, index)
+        names = classes_by_the_definition([inputs[0, 0].item(), *targets[0].tolist()], 1)
+        for name, loss in zip(names, model.token_losses(inputs, targets)[0].tolist(), strict=True):
+            nats[name].append(loss)
+    for name, losses in nats.items():
+        item = found["prose", loss_metric(name)]
+        assert item.n == len(losses) and item.value == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_documents_are_read_once(context: Context, model: LanguageModel, monkeypatch):
+    evaluation = build_evaluation("domain-loss")
+    first = evaluation.run(model, context)
+    monkeypatch.setattr(DocumentSet, "tokens", lambda documents, index: pytest.fail("read again"))
+    assert evaluation.run(model, context).measurements == first.measurements
 
 
 def test_standard_error_is_that_of_repeated_samples():
@@ -109,6 +157,12 @@ def test_unknown_options_are_named():
         build_evaluation({"domain-loss": {"splitt": "test"}})
     with pytest.raises(ConfigError, match="split"):
         build_evaluation({"domain-loss": {"split": "train"}})
+
+
+def test_ngrams_too_long_to_occur_twice_are_refused(context: Context):
+    build_evaluation("domain-loss").check(context.data, 2)
+    with pytest.raises(DataError, match="lower its ngram below 48"):
+        build_evaluation({"domain-loss": {"ngram": 48}}).check(context.data, LENGTH)
 
 
 @pytest.mark.parametrize("world", [2, 3])

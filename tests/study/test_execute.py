@@ -20,6 +20,7 @@ import yaml
 from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError, DataError
 from basecap.plan.runs import plan_runs
+from basecap.plan.workloads import recorded_data
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
 from basecap.run.execute import execute
@@ -59,13 +60,16 @@ def test_a_study_leaves_complete_records(study_file, tmp_path, monkeypatch):
     records = StudyRecords(tmp_path / "out")
     assert StudyConfig.model_validate(records.study()).name == "tiny"
     assert records.environment()["data"] and records.environment()["packages"]["torch"]
-    assert list(records.declarations()) == ["domain-loss"]
+    assert list(records.declarations()) == ["domain-loss", "copying"]
     for found in records.runs():
         assert found.info()["ops"]["linear_cross_entropy"].startswith("plain PyTorch: ")
         assert found.info()["state_bytes"] > 0 and found.info()["parameters"] > 0
         *parts, whole = found.info()["seconds"].values()
         assert min(parts) > 0 and 0.9 * whole < sum(parts) <= whole
-        assert {record.step for record in found.evals() if record.eval == "domain-loss"} == {2, 4, 6, 8, 10}
+        for name in records.declarations():  # by default whether it copies is measured wherever its loss is
+            assert {record.step for record in found.evals() if record.eval == name} == {2, 4, 6, 8, 10}
+        text = recorded_data(load_study(str(study_file)), records.path)
+        assert found.info()["passes"] == pytest.approx(2560 / text.train.tokens)
         last = {(r.subset, r.metric): r for r in found.evals() if r.step == 10}
         assert {subset for subset, _ in last} == {"prose", "notes", "code"}
         (history,) = found.documents("domain-loss", [10])
@@ -224,7 +228,8 @@ def lack():
     raise MemoryError("no room")
 """
     plugin.write_text(head + killed + early + crowded)
-    path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", "early", "killed", "crowded"]}))
+    names = ["transformer++", "early", "killed", "crowded"]
+    path.write_text(yaml.safe_dump(study | {"architectures": names, "evals": ["domain-loss"]}))
     load_plugin(plugin)
     config, said = load_study(str(path)), []
     only = select(config, [])

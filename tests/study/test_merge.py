@@ -103,6 +103,14 @@ def test_evaluations_of_both_are_held_and_run_when_the_new_study_says(made):
     assert [found.declaration.name for found in plan_evaluations(both)] == ["domain-loss", "influence-entropy", "short"]
 
 
+def test_a_study_without_evaluations_of_its_own_measures_copying_in_a_directory_that_did_not(made):
+    assert made([A]).evals == ("domain-loss", "copying")
+    for held in (["domain-loss"], ["domain-loss", {"copying": {"at": "end"}}]):
+        assert merge_studies(made([A], evals=held), made([A]), Path("out")).evals == ("domain-loss", "copying")
+    alone = made([A], evals=["domain-loss"])
+    assert merge_studies(alone, alone, Path("out")).evals == ("domain-loss",)
+
+
 def test_a_run_stays_itself_when_others_are_added(made):
     alone = {(run.name, run.seed): run.hash for run in plan_runs(made([A]), 256)}
     more = {(run.name, run.seed): run.hash for run in plan_runs(made([A, B], [1, 0]), 256)}

@@ -135,6 +135,9 @@ def test_the_time_counts_evaluations_once_the_text_is_prepared(ample, tmp_path):
     said = remarks(config, rows, tmp_path)
     assert f", {share / (1 + share):.0%} of it for evaluations, if all reach" in said[0]
     assert "Not counted: the work of chosen." in said
+    passes = run.timetable.steps * run.timetable.step_tokens / data.train.tokens
+    size = f"{data.train.tokens / 1e6:.3g}M"
+    assert f"Passes over the training text of {size} tokens: {passes:.2g} a run." in said
 
 
 def test_evaluations_that_are_more_work_than_training_are_announced(ample, tmp_path, monkeypatch):
