@@ -39,6 +39,7 @@ def path(tmp_path_factory) -> Path:
         "model": {"hidden": 16, "layers": 1},
         "train": {"tokens": 2560, "batch": 8, "lr": 1e-2, "warmup": 1, "eval_every": 512},
         "architectures": ["transformer++"],
+        "evals": ["domain-loss"],
     }
     path = root / "tiny.yaml"
     path.write_text(yaml.safe_dump(study))
