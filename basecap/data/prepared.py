@@ -162,8 +162,11 @@ class PreparedData(Workload):
 
     def batch(self, seed: int, step: int, batch: int, rank: int = 0, world: int = 1) -> Batch:
         """Return windows of the training tokens, see `Workload.batch`; every token of a window has a target."""
-        rows = self.train.batch(seed, step, batch, self.length, rank, world)
-        return Batch(rows[:, :-1], rows[:, 1:])
+        import torch  # here, because processes that prepare text import this module and do not need torch
+
+        rows = self.train.batch(seed, step, batch, self.length, rank, world).numpy()
+        # NumPy copies them, as torch would start its threads at each step for a copy to a GPU.
+        return Batch(*(torch.from_numpy(np.ascontiguousarray(part)) for part in (rows[:, :-1], rows[:, 1:])))
 
     def overlap_rows(self) -> list[dict[str, Any]]:
         """Return per domain the share of its test text that occurs in the training text, and documents left out."""

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from basecap.errors import ConfigError
 
 if TYPE_CHECKING:  # processes that prepare text import this module and do not need torch
@@ -27,6 +29,11 @@ class Batch:
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.inputs)
+
+    @property
+    def predicted(self) -> int:
+        """Number of tokens to predict, of a batch on the CPU. NumPy counts them, as torch would start its threads."""
+        return int(np.count_nonzero(self.targets.numpy() >= 0))
 
     def to(self, device: "torch.device") -> "Batch":
         """Return the batch on a device; the copy to a GPU is asynchronous."""

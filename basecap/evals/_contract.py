@@ -27,7 +27,7 @@ class EvaluationConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    at: At = Field("every", description="evaluation points to run at: every, end, or a list of tokens")
+    at: At = Field("every", description="evaluation points to run at: every, end, or the nearest to a list of tokens")
     name: Line | None = Field(
         None,
         description="what records and reports call it, so that a study can have it several times (default: its "

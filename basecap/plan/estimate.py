@@ -1,5 +1,6 @@
 """What `basecap plan` prints of the cost of a study on this machine."""
 
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import Tensor
 from basecap.data import find_prepared
 from basecap.plan.evaluation_work import evaluation_shares, evaluation_work
 from basecap.plan.prospects import prospects, short_runs
-from basecap.plan.runs import RunSpec, costs, plan_evaluations, plan_runs
+from basecap.plan.runs import RunSpec, costs, moved_points, plan_evaluations, plan_runs
 from basecap.plan.workloads import Tasks, Workloads, cache_of
 from basecap.records import StudyRecords
 from basecap.run.start import check
@@ -138,9 +139,11 @@ def _finished(rows: list[dict[str, Any]], out: Path) -> list[str]:
 
 def _evaluations(study: StudyConfig, workloads: Workloads) -> list[str]:
     """Return what the evaluations take, and what they lack."""
-    evaluations = plan_evaluations(study)
+    evaluations, runs = plan_evaluations(study), plan_runs(study, study.vocabulary)
+    moved = [moved_points(runs, found.config.at, f"evals: {found.declaration.name}: at") for found in evaluations]
     return [
-        *(evaluation_work(plan_runs(study, study.vocabulary), evaluations, workloads) if workloads else ()),
+        *itertools.chain(*moved),
+        *(evaluation_work(runs, evaluations, workloads) if workloads else ()),
         *(f"Missing: {sentence}" for found in evaluations for sentence in found.missing()),
     ]
 

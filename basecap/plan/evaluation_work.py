@@ -81,8 +81,8 @@ def _works(runs: Sequence[RunSpec], evaluation: Evaluation, workloads: Workloads
 
 def _work(run: RunSpec, evaluation: Evaluation, tokens: int) -> Work:
     timetable = run.timetable
-    done = [(step * timetable.step_tokens, step == timetable.steps) for step in timetable.points]
-    points = sum(includes(evaluation.config.at, trained, last) for trained, last in done)
+    done = timetable.tokens
+    points = sum(includes(evaluation.config.at, point, done) for point in done)
     trained = timetable.steps * timetable.step_tokens
     return Work(relative=tokens * points / (TRAINING * trained), tokens=tokens, points=points)
 

@@ -16,7 +16,7 @@ from basecap.mixers import ARCHITECTURES
 from basecap.models import BACKBONES
 from basecap.models.config import LayerConfig, ModelConfig, model_config
 from basecap.models.language_model import LanguageModel, outline
-from basecap.records.evaluation_points import At
+from basecap.records.evaluation_points import At, nearest_point
 from basecap.study.architectures import ArchitectureEntry
 from basecap.study.config import StudyConfig
 from basecap.study.value_errors import describe_value_error
@@ -277,18 +277,15 @@ def _cost(run: RunSpec, model: LanguageModel) -> Cost:
     )
 
 
-def check_points(run: RunSpec, at: At, what: str) -> None:
-    """Raise ConfigError, beginning with `what`, when `at` names tokens after which `run` is not evaluated."""
-    if isinstance(at, str):
-        return
-    timetable = run.timetable
-    points = [step * timetable.step_tokens for step in timetable.points]
-    for tokens in at:
-        if tokens not in points:
-            near = min(points, key=lambda point: abs(point - tokens))
-            raise ConfigError(
-                f"{what}: {run.label} has no evaluation point after {tokens} tokens; the nearest is after {near}."
-            )
+def moved_points(runs: Sequence[RunSpec], at: At, what: str) -> list[str]:
+    """Return a sentence, beginning with `what`, for each number of tokens of `at` that is no evaluation point."""
+    sentences = []
+    for points in dict.fromkeys(tuple(run.timetable.tokens) for run in runs if not isinstance(at, str)):
+        for tokens in at:
+            nearest = nearest_point(int(tokens), points)
+            if nearest != tokens:
+                sentences.append(f"{what}: {tokens} tokens are no evaluation point; the nearest is after {nearest}.")
+    return sentences
 
 
 def plan_training(

@@ -1,5 +1,6 @@
 """At which evaluation points of a run an evaluation runs: the option `at` of evaluations and `--at`."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
@@ -18,13 +19,24 @@ def _at(value: Any) -> Any:
     raise ValueError("should be every, end or a list of tokens, such as [1000000]")
 
 
-#: The evaluation points at which an evaluation runs: every one, the end of a run, or those after given tokens.
+#: The evaluation points at which an evaluation runs: every one, the end of a run, or the nearest to numbers of tokens.
 At = Annotated[Literal["every", "end"] | tuple[int, ...], BeforeValidator(_at)]
 
 
-def includes(at: At, tokens: int, last: bool) -> bool:
-    """Whether an evaluation runs at the evaluation point after `tokens` tokens; `last` marks the end of the run."""
-    return at == "every" or (last if at == "end" else tokens in at)
+def includes(at: At, tokens: int, points: Sequence[int]) -> bool:
+    """Whether an evaluation runs at the evaluation point after `tokens` tokens, one of `points`, ascending.
+
+    >>> [tokens for tokens in (100, 200, 300) if includes((180, 210, 1000), tokens, (100, 200, 300))]
+    [200, 300]
+    """
+    if isinstance(at, str):
+        return at == "every" or tokens == points[-1]
+    return tokens in [nearest_point(count, points) for count in at]
+
+
+def nearest_point(tokens: int, points: Sequence[int]) -> int:
+    """Return the evaluation point of `points` that is nearest to `tokens`, the earlier of two."""
+    return min(points, key=lambda point: (abs(point - tokens), point))
 
 
 def parse_at(text: str) -> At:

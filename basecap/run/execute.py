@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from basecap.plan.evaluation_work import heavy_work
-from basecap.plan.runs import RunSpec
+from basecap.plan.runs import RunSpec, moved_points
 from basecap.plan.workloads import material_of, vocabulary_of
 from basecap.records import StudyRecords
 from basecap.registry import load_plugin
@@ -69,7 +69,7 @@ def execute(
 
         with executor_for(execution, runtime, devices if len(plan.runs) > 1 else devices[:1]) as executor:
             failed = group.run_on_leader(lambda: try_new(plan.runs, runtime, executor.attempt))
-            group.run_on_leader(lambda: _log_heavy_evaluations(plan.runs, runtime))
+            group.run_on_leader(lambda: _log_evaluations(plan.runs, runtime))
             unsound = {info["name"] for info in failed}
             swept = [run for run in plan.swept if run.name not in unsound]
             tried, infos = train_rates(swept, executor.train)
@@ -84,8 +84,11 @@ def execute(
         return infos if group.is_leader else []
 
 
-def _log_heavy_evaluations(runs: Sequence[RunSpec], runtime: Runtime) -> None:
-    """Log what the evaluations of the unfinished runs take if that is more than training and not little."""
+def _log_evaluations(runs: Sequence[RunSpec], runtime: Runtime) -> None:
+    """Log which evaluations of the unfinished runs take another point, and what takes more than training."""
     unfinished = [run for run in runs if runtime.run_records(run).info().get("status") != "finished"]
+    for found in runtime.evaluations:
+        for sentence in moved_points(unfinished, found.config.at, f"evals: {found.declaration.name}: at"):
+            runtime.log(sentence)
     for sentence in heavy_work(unfinished, runtime.evaluations, runtime.workloads):
         runtime.log(sentence)

@@ -10,7 +10,7 @@ from basecap.analysis.training_log import TrainingLog
 from basecap.errors import ConfigError
 from basecap.evals import Evaluation
 from basecap.evals.recall import Recall
-from basecap.plan.runs import Plan, RunSpec, check_points, costs, plan_evaluations, plan_runs
+from basecap.plan.runs import Plan, RunSpec, costs, plan_evaluations, plan_runs
 from basecap.plan.workloads import Material, Tasks, material_of, vocabulary_of
 from basecap.records import StudyRecords
 from basecap.run.jobs import Execution, check_evaluations, faults_of
@@ -42,8 +42,6 @@ def check(study: StudyConfig, world: int = 1) -> list[RunSpec]:
         run.train.forward_batch(world)
         if run.train.stop_at is not None and not any(_stops(evaluation) for evaluation in evaluations):
             raise ConfigError("train.stop_at needs the evaluation recall at every evaluation point; add it to evals.")
-        for evaluation in evaluations:
-            check_points(run, evaluation.config.at, f"evals: {evaluation.declaration.name}: at")
     if study.task is not None:  # tasks need no preparation
         check_evaluations(study, evaluations, Tasks(study.task).workloads())
     return runs

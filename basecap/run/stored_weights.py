@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from basecap.errors import ConfigError
-from basecap.plan.runs import RunSpec, check_points, model_of, plan_evaluations, plan_runs
+from basecap.plan.runs import RunSpec, model_of, moved_points, plan_evaluations, plan_runs
 from basecap.plan.workloads import material_of, vocabulary_of
 from basecap.records import RunRecords, StudyRecords
 from basecap.records.evaluation_points import At, includes
@@ -103,13 +103,14 @@ def _unmeasured(run: RunSpec, runtime: Runtime, at: At) -> list[Point]:
     timetable, points = run.timetable, []
     end = records.info().get("stopped", timetable.steps)
     workload = runtime.workloads[run.task]
-    for step in [step for step in timetable.points if step <= end]:
-        tokens, last = step * timetable.step_tokens, step == end
+    steps = [step for step in timetable.points if step <= end]
+    trained = [step * timetable.step_tokens for step in steps]
+    for step, tokens in zip(steps, trained, strict=True):
         missing = tuple(
             evaluation.declaration.name
             for evaluation in runtime.evaluations
-            if includes(at, tokens, last)
-            and includes(evaluation.config.at, tokens, last)
+            if includes(at, tokens, trained)
+            and includes(evaluation.config.at, tokens, trained)
             and not _is_measured(done.get((step, evaluation.declaration.name)), evaluation.expects(workload))
             and evaluation.declaration.name not in empty
         )
@@ -182,8 +183,8 @@ def evaluate_directory(
         names = names if only or alone else _buildable(names, runtime, study)
         planned = plan_runs(restrict(study, names), vocabulary_of(runtime.workloads), chosen_rates(records))
         runs = _finished(planned, runtime, path if alone else None)
-        for run in runs:
-            check_points(run, at or "every", "--at")
+        for sentence in moved_points(runs, at or "every", "--at") if group.is_leader else ():
+            log(sentence)
         group.run_on_leader(lambda: _add(study, runtime))
         with executor_for(execution, runtime, devices) as executor:
             failed = evaluate_stored(runs, runtime, executor, at or "every")

@@ -95,12 +95,14 @@ def _train(run: RunSpec, runtime: Runtime, records: RunRecords, wall: WallTime) 
         )
     context = Context(data=workload, device=device, autocast=placement.autocast, note=trainer.note)
 
+    points = run.timetable.tokens
+
     def evaluate_point(model: LanguageModel, step: int, tokens: int) -> bool:
         evaluated = EvaluatedModel(
             model=model, step=step, tokens=tokens, context=context, records=records, group=runtime.group
         )
         last = step == run.timetable.steps
-        due = [found for found in runtime.evaluations if includes(found.config.at, tokens, last)]
+        due = [found for found in runtime.evaluations if includes(found.config.at, tokens, points)]
         for evaluation in due:
             evaluate(evaluation, evaluated)
         ended = not last and runtime.group.run_on_leader(lambda: _good_enough(run, records, step))

@@ -193,6 +193,11 @@ class Timetable:
         return points if points[-1:] == [self.steps] else [*points, self.steps]
 
     @property
+    def tokens(self) -> list[int]:
+        """The tokens after which the model is evaluated, ascending."""
+        return [step * self.step_tokens for step in self.points]
+
+    @property
     def kept(self) -> int:
         """Number of evaluation points whose weights are kept."""
         if self._keep == "last":

@@ -309,7 +309,7 @@ class Trainer:
         the step, regardless of their distribution over rows, micro-batches and processes.
         """
         group, device = self.placement.processes, self.placement.device
-        counts = [int((part.targets >= 0).sum()) for part in self._split(batch)]
+        counts = [part.predicted for part in self._split(batch)]
         share = group.mean(torch.full((), sum(counts), dtype=torch.float64, device=device)).clamp(min=1 / group.world)
         shares = [(count / share).float() for count in counts]
         parts = list(self._split(batch.to(device)))
