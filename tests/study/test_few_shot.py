@@ -95,6 +95,7 @@ def test_scores_are_those_by_hand_and_stand_beside_the_published_ones(study, tas
 def test_a_finished_study_gains_scores_and_keeps_those_it_has(study, tasks, tmp_path):
     study["data"]["seq_len"] = 64
     study["architectures"] = ["transformer++"]
+    study["evals"] = ["domain-loss"]
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(study))
     run(path, tmp_path / "out")
