@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,24 +12,45 @@ import yaml
 
 from tests.small_study import small_study
 
+#: How addresses and names of this machine begin.
+LOCAL = ("127.", "::1", "localhost")
+
 if not torch.cuda.is_available():  # Triton reads this when it is imported, which the first test module does
     os.environ["TRITON_INTERPRET"] = "1"
+os.environ["HF_UPDATE_DOWNLOAD_COUNTS"] = "false"  # else datasets reports to its hub that it read a local file
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts commands in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
-def hermetic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refuse connections to other machines."""
-    connect = socket.socket.connect
+def hermetic(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
+    """Refuse other machines and their names; a test that asks for one fails, even if the library asked in a `try`."""
+    asked: list[object] = []
+    connect, connect_ex, look_up = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
 
-    def guarded(self: socket.socket, address: object) -> None:
-        if self.family != socket.AF_UNIX and not str(address[0]).startswith(("127.", "::1", "localhost")):
-            raise AssertionError(f"a test wants to connect to {address}")
-        connect(self, address)
+    def refuse(host: object) -> None:
+        if host and not str(host).startswith(LOCAL):
+            asked.append(host)
+            raise ConnectionRefusedError(f"a test wants to connect to {host}")
 
-    monkeypatch.setattr(socket.socket, "connect", guarded)
+    def guarded(method: Callable) -> Callable:
+        def call(self: socket.socket, address: tuple) -> object:
+            if self.family != socket.AF_UNIX:
+                refuse(address[0])
+            return method(self, address)
+
+        return call
+
+    def guarded_look_up(host: object, *arguments: object, **options: object) -> list:
+        refuse(host.decode() if isinstance(host, bytes) else host)
+        return look_up(host, *arguments, **options)
+
+    monkeypatch.setattr(socket.socket, "connect", guarded(connect))
+    monkeypatch.setattr(socket.socket, "connect_ex", guarded(connect_ex))
+    monkeypatch.setattr(socket, "getaddrinfo", guarded_look_up)
+    yield asked
+    assert not asked, f"a test wants to connect to {asked}"
 
 
 @pytest.fixture(scope="session", autouse=True)
