@@ -25,6 +25,7 @@ class RunRow:
         parameters: how many; None where unknown.
         state_bytes: size of the decoding state of one sequence of the training length, in float32; None where unknown.
         seconds: time of its steps; None without any.
+        evaluating: share of its whole time that evaluation points took; None where that is not recorded.
         tokens: trained on so far.
         tokens_per_s: median over its steps; None without any.
     """
@@ -36,6 +37,7 @@ class RunRow:
     status: str
     parameters: int | None
     seconds: float | None
+    evaluating: float | None
     tokens: int
     tokens_per_s: float | None
     state_bytes: int | None

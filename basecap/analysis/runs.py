@@ -13,6 +13,7 @@ from basecap.analysis.training_log import TrainingLog
 from basecap.errors import DataError
 from basecap.records import RunRecords, StudyRecords
 from basecap.records.measured import Record
+from basecap.train.wall_time import shares
 
 #: Points of a drawn training curve, spread evenly over the logarithm of the steps.
 CURVE_POINTS = 300
@@ -62,6 +63,7 @@ def describe(run: Run) -> RunRow:
         parameters=info.parameters,
         state_bytes=info.state_bytes,
         seconds=finite(sum(log.seconds.tolist())) if len(log) else None,
+        evaluating=shares([info.seconds or {}]).get("evaluations"),
         tokens=int(log.tokens[-1]) if len(log) else max((record.tokens for record in run.evals), default=0),
         tokens_per_s=finite(float(np.median(log.tokens_per_s))) if len(log) else None,
     )

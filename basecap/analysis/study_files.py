@@ -138,6 +138,7 @@ class RunFile(Provenance):
     message: str
     parameters: int | None = None
     state_bytes: int | None = None
+    seconds: dict[str, float] | None = None
 
 
 class TaskRunFile(RunFile):

@@ -19,6 +19,7 @@ from basecap.run.start import check
 from basecap.study.config import StudyConfig
 from basecap.system import environment
 from basecap.system.progress import duration
+from basecap.train.wall_time import shares
 
 #: Shares of the machine's matrix rate that training is assumed to reach, the higher first. Of one H200's nominal rate
 #: transformers and Top-1 models reach 0.41 to 0.45 and recurrent ones 0.1 to 0.33 (results/models). Of one core of an
@@ -125,16 +126,25 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
 
 
 def _finished(rows: list[dict[str, Any]], out: Path) -> list[str]:
-    """Return which runs need no more training, and the time of the others, once there is one."""
-    records, left = StudyRecords(out), []
+    """Return which runs need no more training, the time of the others and where theirs went, once there is one."""
+    records, left, finished = StudyRecords(out), [], []
     for row in rows:
         rate = row.get("lr") if isinstance(row.get("lr"), float) else None
-        if records.run(row["architecture"], row["seed"], rate).info().get("status") != "finished":
+        info = records.run(row["architecture"], row["seed"], rate).info()
+        if info.get("status") == "finished":
+            finished.append(info.get("seconds", {}))
+        else:
             left.append(row)
-    if len(left) == len(rows):
+    if not finished:
         return []
     rest = f"those left take {_span(*_seconds(left))} of that time" if left else "none is left to train"
-    return [f"Finished in {out}: {len(rows) - len(left)} of {len(rows)} runs; {rest}."]
+    line, spent = f"Finished in {out}: {len(finished)} of {len(rows)} runs; {rest}.", shares(finished)
+    if spent:
+        line += (
+            f" They spent {spent['steps']:.0%} of their time in steps, {spent['evaluations']:.0%} at evaluation points"
+        )
+        line += f" and {spent['start']:.0%} before the second step."
+    return [line]
 
 
 def _evaluations(study: StudyConfig, workloads: Workloads) -> list[str]:

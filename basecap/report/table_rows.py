@@ -14,7 +14,8 @@ from basecap.analysis.rows import Estimate, Row, grouped
 class ArchitectureRow:
     """The runs of an architecture: how many are in which state, their largest tokens, median speed, time together.
 
-    `state_bytes` is the size of the decoding state of one sequence, None where unknown.
+    `evaluating` is the mean share of their time that evaluation points took, `state_bytes` the size of the decoding
+    state of one sequence; None where unknown.
     """
 
     name: str
@@ -24,6 +25,7 @@ class ArchitectureRow:
     tokens: int
     tokens_per_s: float | None
     seconds: float | None
+    evaluating: float | None
     machines: list[str]
     runs: list[RunRow]
 
@@ -94,6 +96,7 @@ def by_architecture(study: StudyResults) -> list[ArchitectureRow]:
     for name, runs in grouped(study.runs, attrgetter("name")).items():
         rates = [run.tokens_per_s for run in runs if run.tokens_per_s is not None]
         seconds = [run.seconds for run in runs if run.seconds is not None]
+        evaluating = [run.evaluating for run in runs if run.evaluating is not None]
         states = [run.status for run in runs]
         rows.append(
             ArchitectureRow(
@@ -104,6 +107,7 @@ def by_architecture(study: StudyResults) -> list[ArchitectureRow]:
                 tokens=max(run.tokens for run in runs),
                 tokens_per_s=median(rates) if rates else None,
                 seconds=sum(seconds) if seconds else None,
+                evaluating=mean(evaluating) if evaluating else None,
                 machines=list(dict.fromkeys(machine for run in runs for machine in run.machines)),
                 runs=runs,
             )

@@ -1,7 +1,7 @@
 """Where the time of a run goes."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 #: Parts of a run's time: the model is built, restored and compiled (until its first step ends), the other steps, the
@@ -41,3 +41,14 @@ class WallTime:
         """
         found = self._parts | {ALL: self._clock() - self._began}
         return {name: round(before.get(name, 0.0) + value, 3) for name, value in found.items()}
+
+
+def shares(seconds: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the share of each part in the time of several runs together, {} for runs without a recorded time.
+
+    >>> shares([{"steps": 8.0, "evaluations": 1.0, "all": 10.0}, {}])
+    {'start': 0.0, 'steps': 0.8, 'evaluations': 0.1, 'checkpoints': 0.0}
+    """
+    found = list(seconds)
+    whole = sum(run.get(ALL, 0.0) for run in found)
+    return {name: sum(run.get(name, 0.0) for run in found) / whole for name in PARTS} if whole else {}

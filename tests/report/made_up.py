@@ -130,6 +130,7 @@ def run_row(name: str, seed: int, **changes: Any) -> RunRow:
         state_bytes=None,
         parameters=None,
         seconds=None,
+        evaluating=None,
         tokens=10,
         tokens_per_s=None,
     )

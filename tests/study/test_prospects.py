@@ -107,6 +107,10 @@ def test_finished_runs_are_told_from_those_that_are_left(ample, tmp_path):
         StudyRecords(tmp_path).run(row["architecture"], row["seed"], rate).write_info({"status": "finished"})
         last = next(line for line in remarks(config, rows, tmp_path) if line.startswith(f"Finished in {tmp_path}: "))
     assert f" {len(rows)} of {len(rows)} runs; none is left to train." in last
+    timed = {"status": "finished", "seconds": {"start": 1.0, "steps": 17.0, "evaluations": 2.0, "all": 20.0}}
+    StudyRecords(tmp_path).run(row["architecture"], row["seed"], rate).write_info(timed)
+    words = "They spent 85% of their time in steps, 10% at evaluation points and 5% before the second step."
+    assert any(line.endswith(f"none is left to train. {words}") for line in remarks(config, rows, tmp_path))
     StudyRecords(tmp_path).run(row["architecture"], row["seed"], rate).write_info({"status": "running"})
     assert f"{len(rows) - 1} of {len(rows)} runs; those left take" in " ".join(remarks(config, rows, tmp_path))
 
