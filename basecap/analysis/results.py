@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from basecap.analysis.rows import Maturity, Row
-from basecap.analysis.sequential import Looks
+from basecap.analysis.sequential import AddedRuns, Looks
 from basecap.analysis.tasks.recall_rows import AccuracyRow, ShiftRow, ShortcutRow, TrainedRow
 from basecap.records.measured import Better
 
@@ -272,6 +272,7 @@ class TextResults(_Results):
         share: share of the reference's tokens after which its models count as trained; "from" in the file.
         level: of the intervals, which is smaller than 1 - confidence at each of several looks.
         looks: at a study that grows until its rows are decided, else None.
+        added: runs that were added after a table had been made, None for none and where `looks` count them.
         resamples: draws of documents.
         train_domains, ood_domains: trained on, never seen.
         few_clusters: domains with too few clusters of documents to draw those.
@@ -288,6 +289,7 @@ class TextResults(_Results):
     share: float
     level: float
     looks: Looks | None
+    added: AddedRuns | None
     resamples: int
     train_domains: list[str]
     ood_domains: list[str]

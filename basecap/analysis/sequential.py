@@ -10,7 +10,8 @@ No look is planned that would get less than the fiftieth: what a level as small 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -83,3 +84,61 @@ def next_look(seeds: int, most: int) -> int:
     """
     worth = math.ceil((seeds**POWER + most**POWER * FIRST / (1 - FIRST)) ** (1 / POWER))
     return min(most, max(seeds + max(1, seeds // 2), worth))
+
+
+#: The seeds of each architecture that a study plans, in its study.yaml.
+Plan = Mapping[str, Sequence[int]]
+
+
+class Tables(BaseModel):
+    """The plans of a study at which a table of its results was made, each other than the one before: tables.json."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    planned: tuple[dict[str, list[int]], ...] = ()
+
+    @classmethod
+    def read(cls, records: StudyRecords) -> "Tables":
+        """Return those of a study; raises DataError for a damaged file."""
+        content = records.tables()
+        return cls() if content is None else parse(content, cls, records.path / "tables.json")
+
+    def seen(self, plan: Plan) -> "Tables":
+        """Return these and one at `plan`, which may be the last of them again."""
+        own = {name: list(seeds) for name, seeds in plan.items()}
+        return self if self.planned and self.planned[-1] == own else Tables(planned=(*self.planned, own))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddedRuns:
+    """Runs that a study did not plan when a table of it was made, so that each table was another chance to be wrong.
+
+    Attributes:
+        runs: their seeds by architecture.
+        tables: how many tables were made without some of them.
+        confidence: with which all intervals of all these tables and the last one hold, at least.
+    """
+
+    runs: dict[str, list[int]]
+    tables: int
+    confidence: float
+
+
+def added_runs(tables: Tables, plan: Plan, compared: Iterable[tuple[str, int]], level: float) -> AddedRuns | None:
+    """Return which of the `compared` runs were added after a table, None for none.
+
+    What the study's own plan lacks counts as added after one table at least: it was trained by hand. Each table was
+    made at `level`; together they are wrong with no more than the sum of their levels.
+    """
+    found, without = set(compared), 0
+    added: set[tuple[str, int]] = set()
+    for planned in (*tables.planned, plan):
+        missing = {run for run in found if run[1] not in planned.get(run[0], ())}
+        added |= missing
+        without += bool(missing) and planned != plan
+    if not added:
+        return None
+    names = sorted({name for name, _ in added})
+    runs = {name: sorted(seed for who, seed in added if who == name) for name in names}
+    count = max(1, without)
+    return AddedRuns(runs=runs, tables=count, confidence=max(0.0, 1 - level * (count + 1)))

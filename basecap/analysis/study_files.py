@@ -59,6 +59,7 @@ class TextStudyFile(_File):
     architectures: list[_Entry]
     data: _Data
     seeds: list[int]
+    reference_seeds: list[int] | None = None
     gap: GapSection
     figure: Figure | None = None
     scale: str | None = None

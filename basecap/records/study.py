@@ -14,6 +14,7 @@
     DIR/sweep/<name>-lr<rate>-s<seed>/                    the same for runs of a sweep with another rate than the chosen
     DIR/sweep.json            the sweep of learning rates: one `Sweep` per architecture
     DIR/looks.json            number of seeds at each interim analysis (look) of --until-decided
+    DIR/tables.json           seeds that were planned whenever a table of a study of text was made
 
 Files are replaced atomically (written to a temporary file, then renamed) or grow by lines or blocks: a killed process
 loses at most part of the last one. JSON is strict: a number that is not finite is stored as null and read back as NaN.
@@ -347,6 +348,14 @@ class StudyRecords:
     def looks(self) -> dict[str, Any] | None:
         """Return the content of looks.json, None when it does not exist."""
         return read_json(self.path / "looks.json")
+
+    def write_tables(self, tables: dict[str, Any]) -> None:
+        """Write the plans of the study at which a table of its results was made."""
+        write_json(self.path / "tables.json", tables)
+
+    def tables(self) -> dict[str, Any] | None:
+        """Return the content of tables.json, None when it does not exist."""
+        return read_json(self.path / "tables.json")
 
     def write_results(self, results: dict[str, Any]) -> None:
         """Write the analysis."""

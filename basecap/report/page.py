@@ -1,5 +1,6 @@
 """One page per report: self-contained HTML that works without a network."""
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +12,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from pydantic_core import to_json
 
-from basecap.analysis import StudyResults, analyse, join
+from basecap.analysis import StudyResults, TextResults, analyse, join, record_table
 from basecap.analysis.joined import Joined
 from basecap.analysis.results import to_json as results_to_json
-from basecap.errors import ConfigError
+from basecap.errors import ConfigError, DataError
 from basecap.records import StudyRecords
 from basecap.report import figures
 from basecap.report.bundle import bundle, label
@@ -99,6 +100,9 @@ def write_report(
     found = results_to_json(studies) | ({} if joined is None else {"joined": joined})
     records.refuse_lost_results(found, [failure.message for study in studies for failure in study.failures])
     records.write_results(found)
+    for study, path in zip(studies, study_paths, strict=True):
+        if isinstance(study, TextResults):
+            _record_table(StudyRecords(path), study)
     drawn = [
         draw(study, f"{index}-" if len(studies) > 1 else "", influence_charts(study, StudyRecords(path)))
         for index, (study, path) in enumerate(zip(studies, study_paths, strict=True), start=1)
@@ -109,6 +113,12 @@ def write_report(
     scripts = bundle(read(out / "report.html") or b"")
     page = records.write_report(_page(studies, named, drawn, choice, scripts, live), images)
     return Report(page=page, studies=studies, joined=joined)
+
+
+def _record_table(records: StudyRecords, study: TextResults) -> None:
+    """Record that a table was made, so that runs that are added later count as added after a look at it."""
+    with contextlib.suppress(DataError):  # no run can be added where nothing can be written
+        record_table(records, study)
 
 
 def _images(drawn: Sequence[Groups]) -> dict[str, str]:

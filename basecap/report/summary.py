@@ -7,6 +7,7 @@ from basecap.analysis.text.reasons import TEST_SCALE
 from basecap.names import TEST
 from basecap.report.task_summary import recall_cautions, recall_headline, recall_question, recall_reasons
 from basecap.report.text_summary import (
+    added_after_a_table,
     headline,
     listed,
     question,
@@ -44,7 +45,13 @@ def summarise(study: StudyResults) -> Summary:
 
 
 def _text(study: TextResults) -> Summary:
-    cautions = [trained_models_only(study), single_run_caution(study), unfinished(study), *remarks(study)]
+    cautions = [
+        trained_models_only(study),
+        single_run_caution(study),
+        added_after_a_table(study),
+        unfinished(study),
+        *remarks(study),
+    ]
     needed = "do not need it" if study.ood_domains else "at equal training loss need it"
     return Summary(
         question=question(study),

@@ -84,7 +84,12 @@ def _intervals(study: TextResults, rows: Sequence[Row]) -> str:
 
 
 def _looks(study: TextResults) -> str:
-    """Return a sentence, with " " after it, about a study that got more seeds until its rows were decided, else ""."""
+    """Return a sentence, with " " after it, about a study whose table was looked at more than once, else ""."""
+    if (added := study.added) is not None:
+        return (
+            f"Over all {added.tables + 1} tables that were made of this study they hold with at least "
+            f"{100 * added.confidence:g} %. "
+        )
     if (looks := study.looks) is None:
         return ""
     counts = listed(map(str, looks.looks))

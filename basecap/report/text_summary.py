@@ -175,6 +175,18 @@ def single_run_caution(study: TextResults) -> str:
     )
 
 
+def added_after_a_table(study: TextResults) -> str:
+    """Return two sentences about runs that were added after a table of the study had been made, "" for none."""
+    if (added := study.added) is None:
+        return ""
+    named = [f"{name} {', '.join(map(str, seeds))}" for name, seeds in added.runs.items()]
+    return (
+        f"Added by hand or after a table had been made: seeds of {'; '.join(named)}. Where what was seen led to that, "
+        f"the intervals hold with at least {100 * added.confidence:g} % instead of {100 * study.confidence:g} %: plan "
+        "all seeds before, or use --until-decided."
+    )
+
+
 def remarks(study: TextResults) -> list[str]:
     """Return a sentence for each unusual thing about a study's runs, text and learning rates."""
     left_out = [f"{row.left_out:,} of {row.domain}" for row in study.overlap if row.left_out]

@@ -13,10 +13,12 @@ from pydantic_core import to_json as json_of
 from basecap.analysis import TextResults, analyse
 from basecap.analysis.results import Failure, to_json
 from basecap.analysis.rows import Row
+from basecap.analysis.sequential import AddedRuns, Tables, added_runs
 from basecap.analysis.text import curve, gap
 from basecap.errors import ConfigError, DataError
 from basecap.records import RunRecords, StudyRecords
 from basecap.records.documents import DocumentLosses
+from basecap.report import write_report
 from basecap.report.summary import summarise
 from basecap.report.text_summary import question
 from tests.report.synthetic import write_study
@@ -305,3 +307,33 @@ def test_models_that_have_not_beaten_pairs_of_tokens_are_behind(tmp_path, bigram
     row = only_row(tmp_path)
     assert row.verdict == expected
     assert ("bigram" in row.words) == (expected == "behind")
+
+
+def test_runs_that_were_added_after_a_table_count_as_another_look(tmp_path):
+    """A table at three seeds is no look at what was planned then; a fourth seed, planned later, is one afterwards."""
+    pair = {"base": (1.0, 0.0), "other": (1.0, 0.2)}
+    records = write_study(tmp_path / "study", architectures=pair, seeds=(0, 1, 2), documents=60)
+    write_report([records.path], records.path)
+    assert records.tables() == {"planned": [{"base": [0, 1, 2], "other": [0, 1, 2]}]}
+    (first,) = analyse([records.path])
+    assert first.added is None
+    write_report([records.path], records.path)
+    assert len(records.tables()["planned"]) == 1  # the same plan again
+    write_study(tmp_path / "more", architectures=pair, seeds=(0, 1, 2, 3), documents=60)
+    (tmp_path / "more" / "runs" / "other-s3").rename(records.path / "runs" / "other-s3")
+    (unplanned,) = analyse([records.path])
+    records.create(records.study() | {"seeds": [0, 1, 2, 3]})
+    (planned,) = analyse([records.path])
+    for found in (unplanned, planned):
+        assert found.added == AddedRuns(runs={"other": [3]}, tables=1, confidence=pytest.approx(0.9))
+    write_report([records.path], records.path)
+    assert len(records.tables()["planned"]) == 2
+    assert "seeds of other 3. Where what was seen led" in (records.path / "report.html").read_text()
+
+
+def test_a_study_that_no_table_was_made_of_has_no_added_runs():
+    """Seeds that were planned together, in whatever parts they ran."""
+    assert added_runs(Tables(), {"a": [0, 1]}, [("a", 0), ("a", 1)], 0.05) is None
+    assert added_runs(Tables(planned=({"a": [0]}, {"a": [0, 1]})), {"a": [0, 1, 2]}, [("a", 0), ("a", 2)], 0.05) == (
+        AddedRuns(runs={"a": [2]}, tables=2, confidence=pytest.approx(0.85))
+    )

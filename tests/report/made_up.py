@@ -97,6 +97,7 @@ def study(*rows: Row, mixed: bool = False, skipped: tuple[str, ...] = (), **chan
         confidence=0.95,
         level=0.05,
         looks=None,
+        added=None,
         resamples=2000,
         train_domains=list(DOMAINS) if mixed else ["c4"],
         ood_domains=[] if mixed else list(DOMAINS),

@@ -48,6 +48,7 @@ def write_study(
             "model": {"hidden": 512, "layers": 8},
             "train": {"tokens": 60_000_000, "batch": 32, "lr": 1e-3},
             "seeds": list(seeds),
+            "reference_seeds": [*seeds, *range(len(seeds), len(seeds) + more_of_reference)],
             "architectures": [{"name": name, "use": name, "mixer": {}} for name in architectures],
             "reference": next(iter(architectures), "transformer++"),
             "evals": ["domain-loss"],

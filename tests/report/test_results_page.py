@@ -39,7 +39,10 @@ def test_every_key_is_documented_and_every_documented_key_is_there(tmp_path):
     run.write_info({**run.info(), "status": "failed", "message": "out of memory"})
     tasks = task_study(tmp_path / "tasks", architectures=("leaning",), regions={"b": (0.7, 0.1)}, published=PUBLISHED)
     records = StudyRecords(tmp_path)
-    studies = analyse([text.path, tasks.path])
+    by_hand = write_study(tmp_path / "by hand", architectures={"base": (1.0, 0.0), "other": (1.0, 0.05)}, seeds=(0, 1),
+                          documents=60)  # fmt: skip
+    by_hand.create(by_hand.study() | {"seeds": [0]})
+    studies = analyse([text.path, tasks.path, by_hand.path])
     records.write_results(to_json(studies) | {"joined": join(studies[:1], ["text"])})
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["schema"] == SCHEMA and f"now {SCHEMA}." in PAGE.read_text()

@@ -8,9 +8,9 @@ import numpy as np
 from pydantic import BaseModel
 
 from basecap.analysis.results import DocumentCount, Failure, Overlap, Point, PointLosses, RunRow, TextResults
-from basecap.analysis.rows import LEVEL, finite, grouped
+from basecap.analysis.rows import LEVEL, Row, finite, grouped
 from basecap.analysis.runs import Run, curve, describe, evaluations, failed_checks, read_runs, sweeps
-from basecap.analysis.sequential import Looks
+from basecap.analysis.sequential import AddedRuns, Looks, Tables, added_runs
 from basecap.analysis.study_files import TextStudyFile, parse
 from basecap.analysis.text.comparison import compare_runs
 from basecap.analysis.text.draws import Runs, few_clusters
@@ -73,6 +73,7 @@ def analyse_text(records: StudyRecords) -> TextResults:
         confidence=1 - LEVEL,
         level=setting.level,
         looks=looks,
+        added=None if looks else _added(records, study, compared.rows),
         resamples=setting.resamples,
         train_domains=train,
         ood_domains=ood,
@@ -92,6 +93,32 @@ def analyse_text(records: StudyRecords) -> TextResults:
         environment=environment.rest,
         failed_checks=failed_checks(records),
     )
+
+
+def record_table(records: StudyRecords, results: TextResults) -> None:
+    """Record that a table of a study was made at its present plan, where it has a gap that anybody could have seen.
+
+    Raises DataError when it cannot be written.
+    """
+    if all(row.gap is None for row in results.comparisons):
+        return
+    tables = Tables.read(records)
+    study = parse(results.settings, TextStudyFile, records.path / "study.yaml")
+    seen = tables.seen(_plan(study))
+    if seen != tables:
+        records.write_tables(seen.model_dump(mode="json"))
+
+
+def _added(records: StudyRecords, study: TextStudyFile, rows: Sequence[Row]) -> AddedRuns | None:
+    compared = {(row.name, seed) for row in rows if row.gap is not None for seed in row.seeds}
+    compared |= {(study.reference, seed) for row in rows if row.gap is not None for seed in row.reference_seeds}
+    return added_runs(Tables.read(records), _plan(study), compared, LEVEL)
+
+
+def _plan(study: TextStudyFile) -> dict[str, list[int]]:
+    """Return the seeds of each architecture that a study plans."""
+    own = study.seeds if study.reference_seeds is None else study.reference_seeds
+    return {entry.name: own if entry.name == study.reference else study.seeds for entry in study.architectures}
 
 
 def _environment(records: StudyRecords) -> _Environment:

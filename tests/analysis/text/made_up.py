@@ -29,6 +29,8 @@ class World:
         tilt: standard deviation of how fast a run's loss out of domain falls, in nats per factor of e in tokens, about
             the middle of the last half of them.
         lean: how much of a run's own loss out of domain is its tilt as well: their correlation.
+        wander: standard deviation of a run's loss out of domain that fades over a quarter of its points.
+        drifts: how much larger each gap is at the end of the trained range than at its beginning; () for none.
         cluster: documents that share half of the variance of that taste.
         speeds: how fast each architecture learns, the reference's being 1.
     """
@@ -43,6 +45,8 @@ class World:
     wobble: float = 0.01
     tilt: float = 0.0
     lean: float = 0.0
+    wander: float = 0.0
+    drifts: Sequence[float] = ()
     cluster: int = 1
     speeds: Sequence[float] = (1.0, 0.9)
 
@@ -82,6 +86,10 @@ def runs(world: World, rng: np.random.Generator) -> dict[tuple[str, int], RunLos
             shift = rng.normal(0, 1)
             tilt = world.lean * shift + np.sqrt(1 - world.lean**2) * rng.normal(0, 1) if world.tilt else 0.0
             moved = gap + world.noise[index] * shift + world.tilt * tilt * _since_middle(world.points)
+            if world.wander:
+                moved = moved + world.wander * _wandering(world.points, rng)
+            if world.drifts and index:
+                moved = moved + world.drifts[index - 1] * _through_range(pretraining(speed, world.points))
             found[name, seed] = _run(world, moved, pretraining(speed, world.points), own, tokens, clusters, rng)
     return found
 
@@ -95,6 +103,23 @@ def fall(points: int) -> float:
     """Return how fast the reference's expected loss out of domain falls over the last half of its tokens."""
     half = np.arange(1, points + 1) * 2 >= points
     return float(np.polyfit(np.log(np.arange(1, points + 1)[half]), curve(pretraining(1.0, points))[half], 1)[0])
+
+
+def _wandering(points: int, rng: np.random.Generator) -> np.ndarray:
+    """Return a stationary random walk of variance 1 that forgets within a quarter of the points, [K]."""
+    kept = np.exp(-4 / points)
+    steps = rng.normal(0, 1, points) * np.sqrt(1 - kept**2)
+    values = [rng.normal(0, 1)]
+    for step in steps[1:]:
+        values.append(kept * values[-1] + step)
+    return np.array(values)
+
+
+def _through_range(x: np.ndarray) -> np.ndarray:
+    """Return how far along the trained range of the reference a loss x lies, 0 in its middle, 1/2 at its end."""
+    reference = pretraining(1.0, len(x))
+    high, low = reference[len(x) // 2 - 1], reference[-1]
+    return ((high + low) / 2 - x) / (high - low)
 
 
 def _since_middle(points: int) -> np.ndarray:

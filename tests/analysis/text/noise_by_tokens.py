@@ -21,28 +21,36 @@ from basecap.records import StudyRecords
 PARTS = (0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 
 
-def curves_of(directory: Path) -> tuple[dict[str, list[Curve]], str, list[str]]:
-    """Return the finished runs by architecture, the reference, and the unseen domains."""
+def curves_of(directory: Path, most: float | None = None) -> tuple[dict[str, list[Curve]], str, list[str]]:
+    """Return runs by architecture, the reference, and the unseen domains.
+
+    They are those that have finished, or all of them, cut after `most` tokens.
+    """
     records = StudyRecords(directory)
     study = records.study()
     train, ood = study["data"]["train"], study["data"]["ood"]
     runs = {}
     for run in read_runs(records, [entry["name"] for entry in study["architectures"]]):
         losses = load(run.records, run.evals, run.log, [*train, *ood])
-        if losses is not None and losses.finished:
+        if losses is not None and (losses.finished or most is not None):
             runs[run.info.name, run.info.seed] = losses
     found: dict[str, list[Curve]] = {}
     for (name, _), curve in draw(runs, train, ood, 0, np.random.default_rng(0)).items():
-        found.setdefault(name, []).append(curve)
+        found.setdefault(name, []).append(curve if most is None else cut(curve, most))
     return found, study["reference"], ood
+
+
+def cut(curve: Curve, tokens: float) -> Curve:
+    """Return a curve up to so many tokens."""
+    kept = curve.trained <= tokens
+    return Curve(x=curve.x[:, kept], y=curve.y[..., kept], trained=curve.trained[kept])
 
 
 def deviations(runs: Sequence[Curve], tokens: float) -> np.ndarray:
     """Return the standard deviation over runs cut after `tokens`: of the mean over domains, then of each, [1 + D]."""
-    kept = [(run, run.trained <= tokens) for run in runs]
-    cut = [Curve(x=run.x[:, keep], y=run.y[..., keep], trained=run.trained[keep]) for run, keep in kept]
-    where = gap.Range(low=gap.final(cut), high=gap.upper_end(cut, 0.5, None))
-    levels = np.stack([gap.level(run, where)[0, 0] for run in cut])
+    early = [cut(run, tokens) for run in runs]
+    where = gap.Range(low=gap.final(early), high=gap.upper_end(early, 0.5, None))
+    levels = np.stack([gap.level(run, where)[0, 0] for run in early])
     return np.concatenate([levels.mean(1, keepdims=True), levels], axis=1).std(axis=0, ddof=1)
 
 
