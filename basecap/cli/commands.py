@@ -1,6 +1,5 @@
 """The command line: parse arguments, make one call, print the answer. No logic lives here."""
 
-import atexit
 import gc
 import io
 import logging
@@ -37,7 +36,6 @@ from basecap.cli.options import (
 from basecap.cli.output import console, print_table, report_output_error
 from basecap.cli.usage import UsageError, usage_message
 from basecap.errors import BasecapError, Interrupted
-from basecap.system.interpreter import uncollected
 from basecap.system.streams import protect_streams
 
 if TYPE_CHECKING:
@@ -223,10 +221,10 @@ def report(
     ] = False,
 ) -> None:
     """Analyse one or several studies again and write one report, which joins several: gaps, recall and costs."""
-    with uncollected():
-        from basecap.report import joined_sheets, write_live_report, write_tables
+    from basecap.report import joined_sheets, write_live_report, write_tables
 
-        gc.freeze()  # modules stay: no later search for cycles goes through them
+    # Modules stay, so no later search for cycles goes through them: 0.17 of 2.8 s (CPU time) of a report of 98 runs.
+    gc.freeze()
     directory = out or directories[0]
     if live:
         write_live_report(directories, directory, log)
@@ -348,7 +346,6 @@ def main() -> None:
 
     Exit code 1 when runs or checks fail, 2 for invalid input, 128 plus the number of a signal that ended it.
     """
-    atexit.register(gc.freeze)  # an ending process frees its memory: no need to search it for cycles first
     debug = "--debug" in sys.argv
     protect_streams()
     if debug:

@@ -16,10 +16,10 @@ from basecap.mixers._contract import (
 )
 from basecap.mixers._faults import build_mixer, declared_cost, error_location, refuse_other_shape
 from basecap.mixers._forward_only import ForwardOnly
-from basecap.mixers._layer import LayerSpec
 from basecap.mixers._parts import ShortConvolution, positions_of, rms_norm, rotary
 from basecap.mixers._recipes import (
     Initialiser,
+    LayerSpec,
     ParameterRecipe,
     Scheme,
     Start,

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from basecap.errors import ConfigError
 from basecap.mixers._contract import Cache, Mixer, MixerConfig, choose_heads, divide
-from basecap.mixers._layer import LayerSpec
 from basecap.mixers._parts import positions_of, rms_norm, rotary
-from basecap.mixers._recipes import ParameterRecipe, Scheme, constant, default_recipe, matrices
+from basecap.mixers._recipes import LayerSpec, ParameterRecipe, Scheme, constant, default_recipe, matrices
 
 #: What is done to queries and keys: nothing, a norm per head, or one with a learned gain.
 HeadNormalisation = Literal["none", "plain", "gain"]

@@ -15,8 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError, describe_error, nearest
-from basecap.mixers._layer import LayerSpec
-from basecap.mixers._recipes import ParameterRecipe, default_recipe, generator_for
+from basecap.mixers._recipes import LayerSpec, ParameterRecipe, default_recipe, generator_for
 from basecap.names import split_backbone
 from basecap.ops import Influence
 from basecap.options import configured

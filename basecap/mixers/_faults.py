@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from basecap.mixers._contract import Mixer, MixerConfig
-    from basecap.mixers._layer import LayerSpec
+    from basecap.mixers._recipes import LayerSpec
 
 
 def error_location(error: BaseException, cls: type) -> str | None:

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from basecap.mixers._contract import Cache, Mixer, MixerConfig
-from basecap.mixers._layer import LayerSpec
 from basecap.mixers._parts import remember
+from basecap.mixers._recipes import LayerSpec
 
 
 class ForwardOnly(Mixer):

@@ -38,8 +38,9 @@ _rotary_table_once = torch.library.custom_op("basecap::rotary_table", _rotary_ta
 
 
 @_rotary_table_once.register_fake
-def _(positions, half, base, dtype):
-    return tuple(positions.new_empty((*positions.shape, 1, half), dtype=dtype) for _ in range(2))
+def _(positions: Tensor, half: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    shape = (*positions.shape, 1, half)
+    return positions.new_empty(shape, dtype=dtype), positions.new_empty(shape, dtype=dtype)
 
 
 def rotary(x_BTHK: Tensor, positions: Tensor, base: float, dims: int | None = None) -> Tensor:

@@ -9,12 +9,20 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from basecap.mixers._layer import LayerSpec
-
 Initialiser = Callable[[Tensor, torch.Generator], object]
 
 #: How the matrices of a block are initialised; see `matrices`.
 Scheme = Literal["gpt-2", "gpt-neox", "plain"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """A layer in its model: model width, index (from 0), number of layers, longest training sequence."""
+
+    hidden: int
+    index: int = 0
+    depth: int = 1
+    max_length: int = 2048
 
 
 @dataclass(frozen=True, kw_only=True)

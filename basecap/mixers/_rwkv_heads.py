@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from basecap.errors import ConfigError
 from basecap.mixers._contract import MixerConfig, choose_heads
-from basecap.mixers._layer import LayerSpec
-from basecap.mixers._recipes import Initialiser, ParameterRecipe, constant, orthogonal, values
+from basecap.mixers._recipes import Initialiser, LayerSpec, ParameterRecipe, constant, orthogonal, values
 from basecap.mixers._rwkv import TimeMix, mixing_share, ramp, shift_delta
 from basecap.ops import Influence
 from basecap.ops.wkv6 import influence, wkv6

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from basecap.mixers._attention import HeadedMixer, HeadsConfig
 from basecap.mixers._contract import Cache, Variant, mixer
-from basecap.mixers._layer import LayerSpec
 from basecap.mixers._parts import remember
-from basecap.mixers._recipes import ParameterRecipe, Scheme
+from basecap.mixers._recipes import LayerSpec, ParameterRecipe, Scheme
 from basecap.ops import Influence
 from basecap.ops.attention import attention, attention_step, influence
 

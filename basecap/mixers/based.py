@@ -8,9 +8,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from basecap.mixers._contract import Cache, LayerChoice, Mixer, MixerConfig, choose_heads, divide, hybrid, mixer
-from basecap.mixers._layer import LayerSpec
 from basecap.mixers._parts import ShortConvolution
-from basecap.mixers._recipes import ParameterRecipe, default_recipe, normal, residual_std
+from basecap.mixers._recipes import LayerSpec, ParameterRecipe, default_recipe, normal, residual_std
 from basecap.mixers.attention import Attention
 from basecap.ops import Influence
 from basecap.ops.short_convolution import influence as convolution_influence

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from basecap.mixers._contract import Cache, Mixer, MixerConfig, Variant, choose_heads, divide, mixer
 from basecap.mixers._delta import EPS, REPOSITORY, SHRUNK, DeltaMemory
-from basecap.mixers._layer import LayerSpec
 from basecap.mixers._parts import rms_norm
-from basecap.mixers._recipes import ParameterRecipe, constant, normal, residual_std
+from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, normal, residual_std
 from basecap.ops import Influence
 
 

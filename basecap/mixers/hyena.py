@@ -8,9 +8,8 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from basecap.mixers._contract import Cache, Mixer, MixerConfig, mixer
-from basecap.mixers._layer import LayerSpec
 from basecap.mixers._parts import ShortConvolution, fourier_flops, remember
-from basecap.mixers._recipes import ParameterRecipe, constant, default_recipe, normal, residual_std, values
+from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, default_recipe, normal, residual_std, values
 from basecap.ops import Influence, without_autocast
 from basecap.ops.long_convolution import influence, long_convolution
 

@@ -12,9 +12,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from basecap.mixers._contract import Cache, Mixer, Variant, choose_heads, mixer
-from basecap.mixers._layer import LayerSpec
 from basecap.mixers._parts import ShortConvolution, fourier_flops
-from basecap.mixers._recipes import ParameterRecipe, constant, default_recipe, uniform, values
+from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, default_recipe, uniform, values
 from basecap.mixers._state_space import (
     REPOSITORY,
     SHARED_DECAY,

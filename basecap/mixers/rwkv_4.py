@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from basecap.mixers._contract import MixerConfig, mixer
-from basecap.mixers._layer import LayerSpec
-from basecap.mixers._recipes import ParameterRecipe, constant, orthogonal, values
+from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, orthogonal, values
 from basecap.mixers._rwkv import REPOSITORY, TimeMix, depth_ratios, mixing_share, ramp, shift_delta
 from basecap.ops import Influence
 from basecap.ops.wkv4 import influence, wkv4

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from basecap.mixers._contract import mixer
-from basecap.mixers._layer import LayerSpec
-from basecap.mixers._recipes import ParameterRecipe
+from basecap.mixers._recipes import LayerSpec, ParameterRecipe
 from basecap.mixers._rwkv import REPOSITORY, depth_ratios
 from basecap.mixers._rwkv_heads import GatedTimeMix, HeadedConfig, Shifted, decay_speed
 

@@ -5,8 +5,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from basecap.mixers._contract import mixer
-from basecap.mixers._layer import LayerSpec
-from basecap.mixers._recipes import ParameterRecipe, constant, uniform
+from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, uniform
 from basecap.mixers._rwkv import REPOSITORY, LowRank, depth_ratios, mixing_share, prefixed
 from basecap.mixers._rwkv_heads import GatedTimeMix, HeadedConfig, Shifted, decay_speed
 

@@ -8,8 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from basecap.mixers._contract import mixer
-from basecap.mixers._layer import LayerSpec
-from basecap.mixers._recipes import ParameterRecipe, constant, orthogonal, values
+from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, orthogonal, values
 from basecap.mixers._rwkv import (
     REPOSITORY,
     LowRank,

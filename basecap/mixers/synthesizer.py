@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from basecap.errors import ConfigError
 from basecap.mixers._contract import Cache, Mixer, MixerConfig, Variant, choose_heads, divide, mixer
-from basecap.mixers._layer import LayerSpec
 from basecap.mixers._parts import positions_of, remember, rotary
-from basecap.mixers._recipes import ParameterRecipe, default_recipe, normal, residual_std
+from basecap.mixers._recipes import LayerSpec, ParameterRecipe, default_recipe, normal, residual_std
 from basecap.ops import Influence
 from basecap.ops.attention import attention, attention_step, influence
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from basecap.mixers._attention import HeadedMixer, SelectionConfig
 from basecap.mixers._contract import Cache, Variant, mixer
-from basecap.mixers._layer import LayerSpec
+from basecap.mixers._recipes import LayerSpec
 from basecap.ops import Influence
 from basecap.ops.top1_chunk import (
     influence,

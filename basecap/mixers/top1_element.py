@@ -5,8 +5,8 @@ from torch import Tensor
 
 from basecap.mixers._attention import HeadedMixer, SelectionConfig
 from basecap.mixers._contract import Cache, mixer
-from basecap.mixers._layer import LayerSpec
 from basecap.mixers._parts import remember
+from basecap.mixers._recipes import LayerSpec
 from basecap.ops import Influence
 from basecap.ops.top1_element import influence, top1_element, top1_element_step
 

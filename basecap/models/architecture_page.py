@@ -81,7 +81,7 @@ def rows(architecture: Architecture) -> list[str]:
 def _parameters(architecture: Architecture) -> Iterator[tuple[str, ParameterRecipe]]:
     """Yield each parameter, named without its block's number, and its recipe in the second block, else the first."""
     model = outline(model_config(architecture.name, hidden=HIDDEN, vocab=VOCAB))
-    kinds = [type(block.mixer).__name__ for block in model.blocks]  # type: ignore[union-attr]
+    kinds = [type(block.mixer).__name__ for block in model.blocks]
     seen: dict[str, ParameterRecipe] = {}
     for full, recipe in model.recipe().items():
         block = re.match(r"blocks\.(\d+)\.", full)

@@ -20,7 +20,6 @@ from basecap.records import StudyRecords
 from basecap.report import figures
 from basecap.report.bundle import bundle, label
 from basecap.report.charts import Charts, charts_of, influence_charts
-from basecap.report.compiled import Compiled
 from basecap.report.figures.style import names_of
 from basecap.report.joined_section import (
     cell_text,
@@ -34,7 +33,7 @@ from basecap.report.joined_section import (
 )
 from basecap.report.palette import ON_DARK, Look, looks
 from basecap.report.scores import score_table
-from basecap.report.summary import summarise
+from basecap.report.summary import summarise, titles
 from basecap.report.table_rows import at_lowest, by_architecture, capacities, final_losses, measured_on, without_null
 from basecap.report.task_summary import between, known_tasks, percent, points
 from basecap.report.text_notes import notes
@@ -48,9 +47,7 @@ from basecap.report.text_summary import (
     worth_interval_text,
     worth_text,
 )
-from basecap.report.titles import titles
 from basecap.system.files import read, real_path, safe_name
-from basecap.system.interpreter import uncollected
 
 #: Descriptions of charts by file name (without suffix), by the section of the page that shows them.
 Groups = dict[str, dict[str, figures.Spec]]
@@ -65,7 +62,6 @@ class Report:
     joined: Joined | None
 
 
-@uncollected()
 def write_report(
     study_paths: Sequence[Path], out: Path, *, costs: Sequence[Path] = (), live: bool = False, svg: bool = False
 ) -> Report:
@@ -200,9 +196,8 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        bytecode_cache=Compiled(Path(__file__).parent / "templates"),
     )
-    environment.policies |= {"json.dumps_function": _json, "json.dumps_kwargs": {}}
+    environment.policies |= {"json.dumps_function": lambda content: to_json(content).decode(), "json.dumps_kwargs": {}}
     environment.filters |= {
         "gap": gap_text,
         "interval": interval_text,
@@ -235,10 +230,6 @@ def _drawn_looks(study: StudyResults, groups: Groups) -> list[Look]:
     charts = [chart for group in groups.values() for chart in group.values()]
     names = {row.get("name") for chart in charts for rows in chart["datasets"].values() for row in rows}
     return [look for look in looks(names_of(study), study.reference) if look.name in names]
-
-
-def _json(content: Any) -> str:
-    return to_json(content).decode()
 
 
 def _in_page(chart: figures.Spec, legend: bool) -> figures.Spec:

@@ -82,7 +82,7 @@ def _score(study: TextResults, name: str, column: str | None) -> Score | None:
     """
     for found in study.evaluations:
         scores = [
-            Score(value=factor * row.value, stderr=_times(factor, row.stderr))
+            Score(value=factor * row.value, stderr=None if row.stderr is None else factor * row.stderr)
             for row in found.rows
             if row.name == name and row.value is not None
             if column in (f"{row.subset} {row.metric}", f"{found.name} {row.subset} {row.metric}") and not row.axis
@@ -105,10 +105,6 @@ def _mean(scores: list[Score]) -> Score:
     errors = [score.stderr for score in scores if score.stderr is not None]
     error = math.hypot(*errors) / len(scores) if len(errors) == len(scores) else None
     return Score(value=fmean(score.value for score in scores), stderr=error)
-
-
-def _times(factor: float, value: float | None) -> float | None:
-    return None if value is None else factor * value
 
 
 def _speeds(study: TextResults) -> dict[str, float]:

@@ -1,10 +1,12 @@
 """A study in words, whatever it was trained on."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
 from basecap.analysis.text.reasons import TEST_SCALE
-from basecap.names import TEST
+from basecap.names import TEST, at_scale
 from basecap.report.task_summary import recall_cautions, recall_headline, recall_question, recall_reasons
 from basecap.report.text_summary import (
     added_after_a_table,
@@ -37,6 +39,13 @@ class Summary:
     reasons: list[str]
     cautions: list[str]
     rates: str
+
+
+def titles(studies: Sequence[StudyResults], paths: Sequence[Path]) -> list[str]:
+    """Return each study's name with its scale, and its directory too where another has the same name."""
+    names = [at_scale(study.name, study.scale) for study in studies]
+    named = zip(names, paths, strict=True)
+    return [name if names.count(name) == 1 else f"{name} ({path})" for name, path in named]
 
 
 def summarise(study: StudyResults) -> Summary:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from operator import attrgetter
 
-from basecap.analysis.results import PublishedRow, RunRow, TaskResults
+from basecap.analysis.results import RunRow, TaskResults
 from basecap.analysis.rows import Interval, grouped
 from basecap.analysis.tasks.recall_rows import AccuracyRow, ShiftRow, TrainedRow
 from basecap.report.text_summary import checks_text, edge_text, listed, mixed_data_text
@@ -184,14 +184,15 @@ def recall_cautions(study: TaskResults) -> list[str]:
     counting = {(row.name, row.seed) for row in study.points}
     named = [f"{run.name} (seed {run.seed}) at {run.tokens:,} tokens" for run in running]
     passed = [f"{row.name} (seed {row.seed})" for row in study.points if row.passed_over]
-    unmet = [row for row in (study.published.rows if study.published else []) if row.value is None]
+    alone = [row for row in (study.published.rows if study.published else []) if row.value is None]
+    unmet = [f"{len(own)} of {name}" for name, own in grouped(alone, ARCHITECTURE).items()]
     return [
         *checks_text(study.failed_checks),
         *([SINGLE] if single else []),
         *([f"Not finished: {', '.join(named)}. {_shown(running, counting)}"] if running else []),
         *([f"{PASSED_OVER}: {listed(passed)}."] if passed else []),
         *([f"Not measured: {listed(study.waiting)}."] if study.waiting and study.trained else []),
-        *([f"Published numbers without one of ours: {listed(_unmet(unmet))}."] if unmet else []),
+        *([f"Published numbers without one of ours: {listed(unmet)}."] if unmet else []),
         *edge_text(study.sweep),
         *mixed_data_text(study),
     ]
@@ -201,11 +202,6 @@ def _shown(running: Sequence[RunRow], counting: set[tuple[str, int]]) -> str:
     some = any((run.name, run.seed) in counting for run in running)
     how = "Where no run of a row is finished, it shows how far they are. " if some else ""
     return f"{how}Run the same command again, with its --set and --only, to resume."
-
-
-def _unmet(rows: Sequence[PublishedRow]) -> list[str]:
-    """Return by architecture how many published numbers have no measured number beside them."""
-    return [f"{len(own)} of {name}" for name, own in grouped(rows, ARCHITECTURE).items()]
 
 
 def worst(rows: Sequence[ShiftRow]) -> ShiftRow:

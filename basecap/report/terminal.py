@@ -8,9 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from basecap.analysis.results import StudyResults, TextResults
-from basecap.report.summary import summarise
+from basecap.report.summary import summarise, titles
 from basecap.report.tables import table_of
-from basecap.report.titles import titles
 
 
 def terminal_table(
@@ -24,11 +23,6 @@ def terminal_table(
     return Group(*(part for title, study in named for part in (*_study(title, study, reported), Text())))
 
 
-def _compared(study: StudyResults) -> bool:
-    """Whether a table has numbers: the findings in words say why there are none."""
-    return not isinstance(study, TextResults) or any(row.gap is not None for row in study.comparisons)
-
-
 def _study(title: str, study: StudyResults, reported: Collection[tuple[str, int]]) -> list[Table | Text]:
     summary = summarise(study)
     failures = [
@@ -36,8 +30,10 @@ def _study(title: str, study: StudyResults, reported: Collection[tuple[str, int]
         for failure in study.failures
         if (failure.name, failure.seed) not in reported
     ]
+    # Without a number there is no table: the findings in words say why.
+    has_numbers = not isinstance(study, TextResults) or any(row.gap is not None for row in study.comparisons)
     return [
-        table_of(title, study) if _compared(study) else Text(title, style="bold"),
+        table_of(title, study) if has_numbers else Text(title, style="bold"),
         Text(summary.headline, style="bold"),
         *(Text(f"- {reason}") for reason in summary.reasons),
         *([Text(summary.rates)] if summary.rates else []),

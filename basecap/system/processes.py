@@ -127,7 +127,7 @@ _pending: list[tuple[bytes, Any]] = []
 def _prepare_worker(start: bytes) -> None:
     """Imports nothing of its own: a signal ends this process without a word until its first job."""
     _pending.append((start, signal.signal(signal.SIGINT, signal.SIG_IGN)))
-    _end_with_parent()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _do(job: Callable[[T], R], item: T) -> R:
@@ -142,10 +142,6 @@ def _do(job: Callable[[T], R], item: T) -> R:
 
 def _end_with_parent() -> None:
     """End this process when its parent is killed, which the worker of a pool alone would wait for forever."""
-    threading.Thread(target=_end, daemon=True).start()
-
-
-def _end() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

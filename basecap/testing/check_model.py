@@ -138,13 +138,14 @@ def find_leak(config: ModelConfig, device: torch.device, training: Precision) ->
         autocast=training.autocast,
         rows=min(training.rows, FEW_ROWS),
     )
+    near_lengths = list(dict.fromkeys(min(config.max_length, length) for length in NEAR))
     wide, near = (
         [
             ProofSetting(length=length, dtype=dtype, words=str(dtype).removeprefix("torch."), everywhere=everywhere)
             for length in lengths
             for dtype in (torch.float64, torch.float32)  # a kernel may not support double precision
         ]
-        for lengths, everywhere in ((_lengths(config.max_length), False), (_near(config.max_length), True))
+        for lengths, everywhere in ((_lengths(config.max_length), False), (near_lengths, True))
     )
     every = (_evaluation, _training, _packed, _packed_gradients)
     for settings, proofs in ((wide, every), (near, (_evaluation, _packed)), ([own], every)):
@@ -162,10 +163,6 @@ def _lengths(longest: int) -> list[int]:
     """Return the lengths to try, that of the study too where it is longer: chunks may need it."""
     lengths = [longest] if longest <= LONGEST else [LONGEST, longest]
     return lengths + [length for length in SHORTER if length < longest]
-
-
-def _near(longest: int) -> list[int]:
-    return list(dict.fromkeys(min(longest, length) for length in NEAR))
 
 
 def _first_that_runs(prove: Callable[[ProofSetting], Fault | None], settings: Sequence[ProofSetting]) -> Fault | None:

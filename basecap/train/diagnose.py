@@ -1,5 +1,7 @@
 """Finds the module that makes a loss infinite or NaN."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +18,7 @@ def first_bad_module(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor) ->
             return f"parameter {name}"
     bad: list[str] = []
 
-    def hook(name: str):
+    def hook(name: str) -> Callable[[nn.Module, tuple, object], None]:
         def check_output(module: nn.Module, inputs: tuple, output: object) -> None:
             parts = output if isinstance(output, tuple) else (output,)
             held = (total(*parts),) if isinstance(module, Block) and isinstance(output, tuple) else parts
