@@ -11,12 +11,7 @@ from basecap.mixers.attention import Attention
 from basecap.mixers.based import BasedConv, BasedLinear
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
-from basecap.testing.check_mixer import check_mixer
 from tests.mixers._parity import assert_equals_paper
-
-
-def test_several_chunks_compile():
-    assert not check_mixer("based linear", length=150, longest=0, dtypes=(), compiled=True).failures
 
 
 def linear_by_the_paper(mixer: BasedLinear, x_TD: Tensor) -> Tensor:
