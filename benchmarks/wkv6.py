@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from basecap.ops.wkv6 import eager, reference, triton_chunks, triton_tokens
-from basecap.system.cuda_graph import captured
+from basecap.system.cuda_graph import captured, milliseconds
 from basecap.system.environment import describe
 from basecap.testing.tolerance import largest_error, relative_error
 
@@ -102,20 +102,6 @@ def errors(decays: str, device: torch.device) -> list[dict[str, Any]]:
     return rows
 
 
-def milliseconds(run: Callable[[], object]) -> float:
-    """Return the median time of a few runs after one that does not count."""
-    times = []
-    for at in range(REPEATS + 1):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        if at:
-            times.append(begin.elapsed_time(end))
-    return statistics.median(times)
-
-
 def times(shape: tuple[int, int, int], device: torch.device) -> list[dict[str, Any]]:
     """Return a row per kernel with its times and the peak of its memory beyond the inputs."""
     leaves = [x.requires_grad_() for x in inputs(shape, mild, device)]
@@ -145,7 +131,7 @@ def times(shape: tuple[int, int, int], device: torch.device) -> list[dict[str, A
     for _ in range(ROUNDS):
         for kernel, ways in runs.items():
             for way, run in ways.items():
-                measured[kernel].setdefault(way, []).append(milliseconds(run))
+                measured[kernel].setdefault(way, []).append(milliseconds(run, REPEATS))
     return [
         {"shape": "x".join(map(str, shape)), "kernel": kernel, "MiB": memory[kernel]}
         | {way: statistics.median(found) for way, found in ways.items()}
@@ -164,6 +150,8 @@ def main() -> int:
     parts += [("times", partial(times, shape, device)) for shape in SHAPES]
     for table, measure in parts:
         rows = measure()
+        if not found[table]:
+            print("\n" + ", ".join(rows[0]))
         found[table] += rows
         for row in rows:
             cells = (f"{x:10.3g}" if isinstance(x, float) else f"{x:16}" for x in row.values())

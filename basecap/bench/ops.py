@@ -1,6 +1,5 @@
 """Speed and memory of Top-1 selection beside the attention of PyTorch, every ratio within one run on one device."""
 
-import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from basecap.ops.attention.flex_kernels import block_mask
 from basecap.ops.top1_chunk import FAMILIES, top1_chunk, top1_chunk_cache, top1_chunk_fill, top1_chunk_step
 from basecap.ops.top1_chunk.grid import chunk_grid
 from basecap.ops.top1_chunk.operators import attend
-from basecap.system.cuda_graph import captured
+from basecap.system.cuda_graph import captured, milliseconds
 from basecap.system.environment import describe
 from basecap.system.progress import progress
 
@@ -119,20 +118,6 @@ def _contenders(length: int, device: torch.device) -> dict[str, Attention]:
     }
 
 
-def _median(run: Callable[[], object], repeats: int) -> float:
-    """Return the median milliseconds of `run` after two warm-up runs."""
-    times = []
-    for at in range(repeats + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        if at >= 2:
-            times.append(begin.elapsed_time(end))
-    return statistics.median(times)
-
-
 def _step(attention: Attention, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> None:
     torch.autograd.grad(attention(q, k, v), (q, k, v), do)
 
@@ -180,13 +165,13 @@ def _training(heads: int, width: int, length: int, repeats: int, device: torch.d
         # The output and three gradients are anyone's.
         extra = torch.cuda.max_memory_allocated() - before - 4 * q.numel() * q.element_size()
         with torch.no_grad():
-            forward = _median(captured(partial(attention, q, k, v)), repeats)
+            forward = milliseconds(captured(partial(attention, q, k, v)), repeats)
         row: dict[str, Any] = {
             "op": name,
             "forward ms": forward,
-            "forward+backward ms": _median(captured(step), repeats),
+            "forward+backward ms": milliseconds(captured(step), repeats),
         }
-        row |= {"launched from Python ms": _median(step, repeats), "extra bytes per token": extra / length}
+        row |= {"launched from Python ms": milliseconds(step, repeats), "extra bytes per token": extra / length}
         rows.append(row | _runs(ran))
     return _compare(rows, "forward+backward ms")
 
@@ -205,12 +190,12 @@ def _skew(heads: int, width: int, length: int, repeats: int, device: torch.devic
     for name, choice in (("even", even), ("one chunk", even.clamp(max=0))):
         run = partial(attend, q, k, v, choice, [grid, own], CHUNK, width**-0.5, family)
         with torch.no_grad():
-            forward = _median(captured(run), repeats)
+            forward = milliseconds(captured(run), repeats)
 
         def step(run: Callable[[], tuple[Tensor, ...]] = run) -> None:
             torch.autograd.grad(run()[0], (q, k, v), do)
 
-        both = _median(captured(step), repeats)
+        both = milliseconds(captured(step), repeats)
         times[name] = {"forward ms": forward, "backward ms": both - forward}
     return [
         {"choice": name, **row, **{f"{key} / even": row[key] / times["even"][key] for key in row}, **_runs(ran)}
@@ -248,7 +233,7 @@ def _decode(heads: int, width: int, length: int, repeats: int, device: torch.dev
             with recorded() as ran:
                 reason = _refusal(run)
             timed: dict[str, Any] = (
-                {"step ms": _median(captured(run, 10), repeats) / 10} if reason is None else {"cannot run": reason}
+                {"step ms": milliseconds(captured(run, 10), repeats) / 10} if reason is None else {"cannot run": reason}
             )
             rows.append({"op": name, **timed, **_runs(ran)})
     return _compare(rows, "step ms")
@@ -265,7 +250,9 @@ def _crossover(heads: int, width: int, length: int, repeats: int, device: torch.
         for name, attention in _contenders(tokens, device).items():
             if "flex" not in name:
                 times = max(1, min(10, 65_536 // tokens))
-                row[f"{name} ms"] = _median(captured(partial(_step, attention, q, k, v, do), times), repeats) / times
+                row[f"{name} ms"] = (
+                    milliseconds(captured(partial(_step, attention, q, k, v, do), times), repeats) / times
+                )
         rows.append(row)
     return rows
 
@@ -288,7 +275,7 @@ def _peers(heads: int, width: int, length: int, repeats: int, device: torch.devi
         with recorded() as ran:
             reason = _refusal(step)
         timed: dict[str, Any] = (
-            {"cannot run": reason} if reason else {"launched from Python ms": _median(step, repeats)}
+            {"cannot run": reason} if reason else {"launched from Python ms": milliseconds(step, repeats)}
         )
         rows.append({"op": name, **timed, **_runs(ran)})
     return rows

@@ -29,6 +29,10 @@ run.json call it:
     __init__.py      what the family supports, importable without Triton or Numba
     launch.py        allocates the results and starts the kernels
     kernels*.py      the kernels
+
+Beside the ops are parts that several of them share: `_recurrence` (ops with a state), `_selection` (Top-1),
+`_dispatch`, `_shapes` (checks of arguments), `_transforms` (derivatives that are refused), `_influence`, `_saved`
+(activation checkpointing), `_launch` and `kernels_shared`.
 """
 
 from basecap.ops._dispatch import IMPLEMENTATIONS, choose, recorded, unsupported_by_triton, without_autocast

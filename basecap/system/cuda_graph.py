@@ -1,5 +1,6 @@
-"""CUDA graphs: the time of the device without that of Python."""
+"""The time of a GPU: of what Python launches, and by CUDA graphs without Python."""
 
+import statistics
 from collections.abc import Callable
 
 import torch
@@ -21,3 +22,17 @@ def captured(run: Callable[[], object], times: int = 1) -> Callable[[], None]:
         for _ in range(times):
             run()
     return graph.replay
+
+
+def milliseconds(run: Callable[[], object], repeats: int) -> float:
+    """Return the median time of `run` on the current GPU over `repeats` calls, after two warm-up calls."""
+    times = []
+    for at in range(repeats + 2):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        if at >= 2:
+            times.append(begin.elapsed_time(end))
+    return statistics.median(times)
