@@ -22,7 +22,7 @@ PROBE = (
     sys.executable,
     "-c",
     "import ctypes as c; d = c.CDLL('libcuda.so.1'); x = c.c_void_p(); "
-    "raise SystemExit(d.cuInit(0) or d.cuDevicePrimaryCtxRetain(c.byref(x), 0) or d.cuCtxSetCurrent(x))",
+    "raise SystemExit(bool(d.cuInit(0) or d.cuDevicePrimaryCtxRetain(c.byref(x), 0) or d.cuCtxSetCurrent(x)))",
 )
 
 
@@ -41,14 +41,17 @@ def service(log: Callable[[str], None], probe: Sequence[str] = PROBE) -> Iterato
     if program is None:
         log(f"Runs on the same GPU take turns: CUDA MPS is not installed ({CONTROL} is not found).")
         yield None
-    elif _succeeds(["sh", "-c", f'echo get_server_list | "{program}"']):
+    elif _runs(program):
         log("Runs on the same GPU compute at the same time: CUDA MPS runs on this machine.")
         yield None
     else:
         directory = Path(tempfile.mkdtemp(prefix="basecap-mps-"))  # short, as the path of a socket has to be
-        client = ["env", f"CUDA_MPS_PIPE_DIRECTORY={directory}", f"CUDA_MPS_LOG_DIRECTORY={directory}"]
+        places = [f"CUDA_MPS_PIPE_DIRECTORY={directory}", f"CUDA_MPS_LOG_DIRECTORY={directory}"]
+        client = ["env", *places]
         with _guarded([*client, "sh", "-c", GUARD, program, str(directory)], log):
-            works = _succeeds([*client, program, "-d"]) and _succeeds([*client, *probe])
+            # it offers all GPUs: each process picks those that CUDA_VISIBLE_DEVICES names among them
+            started = _succeeds(["env", "-u", "CUDA_VISIBLE_DEVICES", *places, program, "-d"])
+            works = started and _succeeds([*client, *probe])
             if works:
                 log("Runs on the same GPU compute at the same time: this command has started CUDA MPS and stops it.")
             else:
@@ -74,6 +77,17 @@ def _guarded(guard: Sequence[str], log: Callable[[str], None]) -> Iterator[None]
             process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             log(f"CUDA MPS has not stopped within {PATIENCE:.0f} s; process {process.pid} is still stopping it.")
+
+
+def _runs(program: str) -> bool:
+    """Whether a service answers where processes look for one by default."""
+    try:
+        found = subprocess.run(
+            [program], input="get_server_list\n", capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return found.returncode == 0 and "Cannot find" not in found.stdout + found.stderr
 
 
 def _succeeds(command: Sequence[str]) -> bool:

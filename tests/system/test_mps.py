@@ -13,7 +13,7 @@ from basecap.system import mps
 CONTROL = """#!/bin/sh
 here="${CUDA_MPS_PIPE_DIRECTORY:-/nowhere}"
 if [ "$1" = -d ]; then
-    echo "start $here $CUDA_MPS_LOG_DIRECTORY" >> @LOG@
+    echo "start $here $CUDA_MPS_LOG_DIRECTORY ${CUDA_VISIBLE_DEVICES-all}" >> @LOG@
     [ @FAILS@ = yes ] && exit 1
     touch "$here/running"
     exit 0
@@ -39,11 +39,12 @@ def control(tmp_path, monkeypatch):
     return install
 
 
-def test_the_service_is_started_and_stopped(control):
+def test_the_service_is_started_and_stopped(control, monkeypatch):
     log, said = control(), []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
     with mps.service(said.append, probe=["sh", "-c", '[ -e "$CUDA_MPS_PIPE_DIRECTORY/running" ]']) as directory:
         assert (directory / "running").exists() and said == [STARTED]
-        assert log.read_text() == f"get_server_list /nowhere\nstart {directory} {directory}\n"
+        assert log.read_text() == f"get_server_list /nowhere\nstart {directory} {directory} all\n"
     assert log.read_text().endswith(f"quit {directory}\n")
     assert not directory.exists() and len(said) == 1
 

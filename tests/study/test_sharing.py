@@ -1,0 +1,71 @@
+"""How many runs share a GPU: what a step takes, and what follows from it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+
+from basecap.plan.runs import plan_runs
+from basecap.run import sharing
+from basecap.run.sharing import CONTEXT, Footprint, choose
+from basecap.study.config import load_study
+
+GIB = 2**30
+
+
+def first_run(study, tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(study))
+    return plan_runs(load_study(str(path)), 257)[0]
+
+
+@pytest.mark.gpu
+def test_a_step_is_measured_on_a_gpu(study, tmp_path):
+    run, device = first_run(study, tmp_path), torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    found = sharing.measure(run, device)
+    assert 0 < found.memory < found.total and 0 < found.share < 1
+    assert torch.cuda.memory_allocated(device) < found.memory
+
+
+def test_the_second_step_is_timed(study, tmp_path, monkeypatch):
+    steps = []
+    monkeypatch.setattr(sharing, "training_step", lambda *arguments: steps.append(arguments))
+    monkeypatch.setattr(sharing, "matrix_rate", lambda device: 1e12)
+    monkeypatch.setattr(sharing.time, "perf_counter", iter([0.0, 50.0, 50.0, 50.5]).__next__)
+    card = SimpleNamespace(total_memory=80 * GIB)
+    for name, value in (("max_memory_allocated", 3 * GIB), ("get_device_properties", card)):
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    for name in ("reset_peak_memory_stats", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    run = first_run(study, tmp_path)
+    monkeypatch.setattr(
+        sharing, "costs", lambda runs: [SimpleNamespace(flops=3e11 * run.timetable.steps, steps=run.timetable.steps)]
+    )
+    found = sharing.measure(run, torch.device("cpu"))
+    assert len(steps) == 2 and (found.memory, found.total) == (3 * GIB, 80 * GIB)
+    assert found.share == pytest.approx(0.6)  # 3e11 operations in half a second of 1e12 a second
+
+
+@pytest.mark.parametrize(
+    ("memory", "share", "runs", "gpus", "expected"),
+    [
+        (3 * GIB, 0.25, 99, 2, 4),  # the rate is what limits
+        (3 * GIB, 0.24, 99, 2, 5),  # and is rounded up
+        (30 * GIB, 0.1, 99, 1, 2),  # the memory
+        (300 * GIB, 0.1, 99, 1, 1),  # at least one
+        (GIB, 0.01, 99, 1, sharing.MOST),
+        (GIB, 0.01, 5, 2, 3),  # the runs
+    ],
+)
+def test_what_is_scarce_decides(memory, share, runs, gpus, expected):
+    small = Footprint(memory=0, share=share, total=80 * GIB)
+    found = [small, Footprint(memory=memory, share=share, total=80 * GIB)]
+    count, why = choose(found, runs, gpus)
+    assert count == expected
+    shared = f"{count} runs share each GPU" if count > 1 else "one run at a time on each GPU"
+    assert why.startswith(f"{shared} (--per-device auto): in a trial step one reaches {share:.0%} of the rate")
+    assert why.endswith(f"takes at most {memory / GIB:.1f} of 80 GiB.")
+    assert count == 1 or count * (memory + CONTEXT) < 80 * GIB
