@@ -95,7 +95,7 @@ class Shard:
             raise _damaged(path)
 
     def group(self, domain: str, split: Split) -> Group | None:
-        """Return the documents of a domain and split, None when the shard has none."""
+        """Return the documents of a domain and split, None if the shard does not hold any."""
         found = self.about["groups"].get(f"{domain}/{split}")
         return Group(self.path, *found["documents"]) if found else None
 

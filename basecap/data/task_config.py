@@ -89,11 +89,11 @@ class TaskSection(BaseModel):
         return self.test or self.train
 
     def training(self, name: str) -> tuple[Task, ...]:
-        """Return the task `name` in each of its training cells; raises ConfigError when it has none."""
+        """Return the task `name` in each of its training cells; raises ConfigError without any."""
         return self._in_cells(name, self.cells)
 
     def tests(self, name: str) -> tuple[Task, ...]:
-        """Return the task `name` in each of its test cells; raises ConfigError when it has none."""
+        """Return the task `name` in each of its test cells; raises ConfigError without any."""
         return self._in_cells(name, self.test_cells or self.cells)
 
     @property

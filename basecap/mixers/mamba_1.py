@@ -112,7 +112,7 @@ class Mamba1(Mixer):
         self.out_proj = nn.Linear(self.inner, layer.hidden, bias=False)
 
     def _look_back(self, raw_x: Tensor, segments: Tensor | None) -> Tensor | None:
-        """Return the long convolution of the mixer's input, None if this layer has none."""
+        """Return the long convolution of the mixer's input, None in a layer without it."""
         if self.long_conv is None or self.long_conv.bias is None:
             return None
         taps_WD = self.long_conv.weight.flip(1).T

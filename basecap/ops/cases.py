@@ -30,7 +30,7 @@ class Case:
     """One way to call an op: functions of the same tensors that return one tensor or several.
 
     Attributes:
-        plain: the op in plain PyTorch, or with PyTorch's kernels if basecap has none.
+        plain: the op in plain PyTorch, or with PyTorch's kernels if basecap has no kernels.
         definition: the formula.
         inputs: takes a `Draw` and a number of tokens and draws the tensors, float32 by name; those in `wide` stay
             float32, the others take the dtype under test.

@@ -126,7 +126,7 @@ def _expected(study: StudyConfig, documents: dict[str, DocumentSet]) -> Iterator
     needed = next(enough, None)
     if needed != runs:
         count = f"about {needed}" if needed else f"more than {MOST_RUNS}"
-        yield f"Only larger gaps will be decided; to show that an architecture has none takes {count} seeds."
+        yield f"Only larger gaps will be decided; to show that an architecture has no gap takes {count} seeds."
 
 
 def _units(documents: DocumentSet) -> int:

@@ -51,7 +51,7 @@ class ScoreTable:
 
 
 def score_table(study: TextResults) -> ScoreTable | None:
-    """Return the table of the study's `figure`; None if it has none."""
+    """Return the table of the study's `figure`; None without a figure."""
     found = study.settings.get("figure")
     figure = Figure.model_validate(found) if found else None
     if figure is None or figure.kind != "scores":

@@ -73,7 +73,7 @@ class FinalRun:
 
 @dataclass(frozen=True, kw_only=True)
 class FinalRow:
-    """The last evaluation points of an architecture's runs, and the mean losses; None where a run has none."""
+    """The last evaluation points of an architecture's runs, and the mean losses; None for a run without one."""
 
     name: str
     tokens: int

@@ -228,7 +228,7 @@ def _command(run: RunSpec) -> str:
 
 
 def _checked_names(config: ModelConfig) -> list[str]:
-    """Return the names that `basecap check` takes for a model: those of its plugins, of all layers if it has none."""
+    """Return the names that `basecap check` takes for a model: those of plugins, or all without plugins."""
     uses = list(dict.fromkeys(layer.use for layer in config.layers))
     return [
         use if ARCHITECTURES.get(use).backbone == config.backbone else f"{use} in {config.backbone}"

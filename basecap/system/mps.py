@@ -61,7 +61,7 @@ def service(log: Callable[[str], None], probe: Sequence[str] = PROBE) -> Iterato
 
 def join(directory: Path) -> None:
     """Let this process use the service of a directory; only before it uses CUDA."""
-    os.putenv("CUDA_MPS_PIPE_DIRECTORY", str(directory))  # the driver reads it; there is no other way to name it
+    os.putenv("CUDA_MPS_PIPE_DIRECTORY", str(directory))  # the driver reads it; it can be named in no option
 
 
 @contextlib.contextmanager

@@ -285,7 +285,7 @@ class Subject:
         return packed(*self._inputs(len(own)), own.to(self.device))
 
     def rows(self) -> Probe:
-        """Return the probe of sequences of which the second must not depend on its neighbours."""
+        """Return a probe of sequences; the second must not depend on its neighbours."""
         x, other, weight = self._inputs(min(3, self.setting.rows))
         own = (torch.arange(len(x), device=self.device) == 1)[:, None].expand(x.shape[:2])
         return Probe(x=x, changed=torch.where(own[..., None], x, other), own=own, weight=weight)

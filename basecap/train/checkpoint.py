@@ -53,7 +53,7 @@ def latest(directory: Path) -> Path | None:
 
 
 def _buffers(model: LanguageModel) -> dict[str, Tensor]:
-    """Return the persistent buffers of a model. Built-in mixers have none, plugin mixers may.
+    """Return the persistent buffers of a model. Mixers of plugins may have such buffers, built-in mixers do not.
 
     A complex buffer is viewed as pairs of real numbers, because older versions of safetensors lack complex dtypes.
     """

@@ -149,7 +149,7 @@ def test_a_study_of_one_architecture_compares_nothing(tmp_path):
     assert study(tmp_path).comparisons == []
 
 
-def test_a_study_that_has_not_begun(tmp_path):
+def test_a_study_that_has_not_started(tmp_path):
     write_study(tmp_path, architectures=TWO, seeds=())
     found = study(tmp_path)
     assert found.runs == found.comparisons == []
@@ -173,7 +173,7 @@ def test_an_architecture_that_was_left_out_has_no_row(tmp_path):
     assert "This study tests 1 architecture and compares it with base" in question(found)
 
 
-def test_a_failed_run_is_told_and_its_checkpoints_still_count(tmp_path):
+def test_a_failed_run_is_reported_and_its_checkpoints_still_count(tmp_path):
     records = write_study(tmp_path, architectures=TWO, documents=40)
     run = records.run("other", 0)
     run.write_info({**run.info(), "status": "failed", "message": "the loss stopped being finite at step 700"})

@@ -228,7 +228,7 @@ def test_a_cache_that_cannot_be_made_is_refused(options, tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
-def test_damaged_text_is_named_wherever_it_is_read(options, tmp_path, workers: int, tokenizer: str):
+def test_damaged_text_is_named_by_every_reader(options, tmp_path, workers: int, tokenizer: str):
     shutil.copytree(options["path"], tmp_path / "copy")
     for path in (tmp_path / "copy").rglob("*.zst"):
         path.write_bytes(path.read_bytes()[:-10])

@@ -210,7 +210,7 @@ def test_what_cannot_be_measured_is_refused(options, error, message):
         build_evaluation({"selectivity": options}).check(CONTEXT.data, 32)
 
 
-def test_need_finds_the_layer_that_reads_and_no_other():
+def test_need_finds_only_the_layer_that_reads():
     """Of two layers, the second gives the token after the first one equal to the present: the value of the pair."""
     model = built("transformer++ no position", "transformer++ no position").eval()
     _, second = (module for module in model.modules() if isinstance(module, Mixer))

@@ -144,7 +144,7 @@ def test_normalised_heads_have_unit_size_before_the_gain():
         torch.testing.assert_close(one, other)
 
 
-def test_heads_start_where_they_are_told():
+def test_heads_start_at_the_given_values():
     x = draw(1, 5, 32)
     module = heads(rope_base=10_000.0)
     for whole, late in zip(module(x), module(x[:, 3:], start=3), strict=True):

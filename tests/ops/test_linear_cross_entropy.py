@@ -70,7 +70,7 @@ def test_all_targets_left_out_gives_zero():
     assert linear_cross_entropy(hidden, weight, torch.full_like(targets, -1)).item() == 0.0
 
 
-def test_a_single_token_needs_no_other_dimension():
+def test_a_single_token_needs_no_batch_dimension():
     hidden, weight, targets = inputs(torch.float64)
     one, target = hidden[1, 2], targets[1, 2]
     for reduction in ("mean", "none"):

@@ -134,7 +134,7 @@ def test_a_compiled_graph_checks_its_bounds(bounds: list[int]):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler, about PyTorch
 @pytest.mark.parametrize("bounds", [None, torch.tensor([0, 70, 299])])
 def test_code_compiled_for_a_cpu_cuts_the_same_chunks(bounds: Tensor | None):
-    """At a length of which the last few tokens do not fill a vector."""
+    """At a length whose last few tokens do not fill a vector."""
     q = torch.randn(1, 299, 1, 16)
     torch.compiler.reset()
     compiled = torch.compile(lambda: chunk_grid(q, 32, None, bounds), fullgraph=True)

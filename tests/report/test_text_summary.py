@@ -106,7 +106,7 @@ def test_an_interval_below_the_tolerance_by_less_than_its_error_is_undecided_for
     assert "(standard error 0.010)" in sentence
 
 
-def test_intervals_of_single_runs_speak_of_these_models():
+def test_intervals_of_single_runs_hold_for_these_models():
     one = undecided("a", conditional=True)
     assert reasons(study(one))[0].endswith("nats. Train at least three seeds.")
     assert "too few runs" in trained_models_only(study(one)) and "seeds=[0,1,2]" in trained_models_only(study(one))

@@ -347,7 +347,7 @@ def test_damaged_documents_are_found_before_anything_is_trained(study_file, tmp_
     assert set(losses(out)) == {"transformer++"}
 
 
-def test_an_error_in_one_of_two_processes_leaves_no_other_waiting(study, tmp_path):
+def test_an_error_in_one_of_two_processes_does_not_leave_the_other_waiting(study, tmp_path):
     plugin, path = tmp_path / "alone.py", tmp_path / "tiny.yaml"
     plugin.write_text(ALONE)
     names = [*study["architectures"], "alone"]

@@ -120,7 +120,7 @@ def test_a_finished_study_gains_scores_and_keeps_those_it_has(study, tasks, tmp_
     assert "more: all numbers" in page and "few-shot: all numbers" in page
 
 
-def test_a_score_on_other_questions_is_told_from_the_first(study, tasks, tmp_path):
+def test_a_score_on_other_questions_has_its_own_row(study, tasks, tmp_path):
     study["architectures"] = ["transformer++"]
     study["seeds"] = [0, 1]
     study["evals"] = ["domain-loss", {"few-shot": {"tasks": ["choices"], "path": str(tasks)}}]

@@ -28,17 +28,17 @@ def test_the_same_study_stays_itself(made):
     assert merge_studies(made([A, B]), made([A, B]), Path("out")) == made([A, B])
 
 
-def test_another_summary_is_no_other_study(made):
+def test_another_summary_is_the_same_study(made):
     assert merge_studies(made([A], summary="old"), made([A], summary="new"), Path("out")) == made([A], summary="new")
 
 
-def test_options_that_change_no_number_make_no_other_study(made):
+def test_options_that_change_no_number_keep_the_study_the_same(made):
     changed = made([A], train={"keep": "all", "cuda_graphs": True}, any_architecture=True)
     assert merge_studies(made([A]), changed, Path("out")) == changed
     assert merge_studies(changed, made([A]), Path("out")) == made([A])
 
 
-def test_where_text_is_and_how_it_is_prepared_makes_no_other_study(made, study):
+def test_the_place_and_preparation_of_text_keep_the_study_the_same(made, study):
     moved = made([A], data=study["data"] | {"path": "moved", "cache": "elsewhere", "workers": 2})
     assert merge_studies(made([A]), moved, Path("out")) == moved
     assert merge_studies(moved, made([A]), Path("out")) == made([A])

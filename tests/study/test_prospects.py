@@ -37,7 +37,7 @@ def ample(study: dict) -> dict:
 def test_intervals_are_expected_and_compared_with_what_is_tolerated(ample, tmp_path):
     few = said(ample, tmp_path)
     assert few.startswith("Expected: intervals of +/- 0.") and "0.038 nats for the gap that is tolerated" in few
-    assert "Only larger gaps will be decided; to show that an architecture has none takes about " in few
+    assert "Only larger gaps will be decided; to show that an architecture has no gap takes about " in few
     needed = int(few.rpartition("about ")[2].split()[0])
     assert "Only larger" in said(ample, tmp_path, f"seeds={[*range(needed - 1)]}")
     assert "Only larger" not in said(ample, tmp_path, f"seeds={[*range(needed)]}")
@@ -97,7 +97,7 @@ def test_seeds_that_cost_the_same_are_one_row_and_bytes_have_257_ids(ample):
     assert left_out <= rows[0].keys() and not left_out & shown[0].keys()
 
 
-def test_finished_runs_are_told_from_those_that_are_left(ample, tmp_path):
+def test_finished_runs_are_distinguished_from_remaining_ones(ample, tmp_path):
     ample["train"]["lr"] = [0.01, 0.02]
     config = StudyConfig.model_validate(ample | {"seeds": [0, 1]})
     rows = estimate(config, tmp_path)
@@ -164,7 +164,7 @@ def test_evaluations_that_are_more_work_than_training_are_announced(ample, tmp_p
     assert f"reads {np.minimum(sizes, 5).sum():,} tokens at 1 evaluation point of a run," in once
 
 
-def test_the_work_of_all_evaluations_is_told_as_far_as_they_say_it(ample, tmp_path):
+def test_the_work_of_all_evaluations_is_printed_where_it_is_known(ample, tmp_path):
     data = prepare(StudyConfig.model_validate(ample).data, tmp_path / "data")
     evals = [
         {"copying": {"length": 4, "documents": 3}},

@@ -170,7 +170,7 @@ def test_an_added_evaluation_runs_where_asked(out, at, steps, monkeypatch):
     assert add(Path(), ENTROPY, at=at)[0] == 0 and list(entropies(out)) == steps
 
 
-def test_one_damaged_point_costs_no_other(out):
+def test_one_damaged_point_costs_only_itself(out):
     weights = StudyRecords(out).runs()[0].weights / "step-8" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
     failed, said = add(out, ENTROPY)

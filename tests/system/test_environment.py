@@ -21,7 +21,7 @@ class Libc:
 
 
 @pytest.mark.parametrize(("libc", "told"), [("glibc", [(-1, 2**31 - 1), (-3, 2**25)]), ("musl", []), ("", [])], ids=str)
-def test_only_glibc_is_told_to_keep_memory(libc: str, told: list, monkeypatch: pytest.MonkeyPatch):
+def test_only_glibc_is_set_to_keep_memory(libc: str, told: list, monkeypatch: pytest.MonkeyPatch):
     fake = Libc()
     monkeypatch.setattr(platform, "libc_ver", lambda: (libc, ""))
     monkeypatch.setattr(ctypes, "CDLL", lambda name: fake)

@@ -50,7 +50,7 @@ def test_a_file_that_is_not_there_is_none_and_one_that_cannot_be_read_is_named(t
         read(tmp_path)
 
 
-def test_entries_are_sorted_and_a_directory_that_is_not_there_has_none(tmp_path):
+def test_entries_are_sorted_and_a_missing_directory_is_empty(tmp_path):
     for name in ("b", "a", "c"):
         (tmp_path / name).touch()
     assert [path.name for path in entries(tmp_path)] == ["a", "b", "c"]

@@ -35,7 +35,7 @@ def test_a_pool_that_is_narrowed_starts_no_more_workers():
     assert [starts for _, starts, _ in found] == [["a"]] * 3 and len({process for *_, process in found}) == 1
 
 
-def test_an_error_costs_one_job_and_a_kill_no_other():
+def test_an_error_or_a_kill_costs_one_job():
     with WorkerPool(jobs.begin, ["alone"]) as pool:
         errors = {item: future.exception() for item, future in pool.run(jobs.divide, [0, 4])}
         assert isinstance(errors[0], ZeroDivisionError) and errors[4] is None
@@ -43,7 +43,7 @@ def test_an_error_costs_one_job_and_a_kill_no_other():
         assert isinstance(killed[0], WorkerKilled) and killed[1] is killed[2] is None
 
 
-def test_in_order_a_killed_job_is_tried_once_more(tmp_path: Path):
+def test_in_order_a_killed_job_is_tried_again(tmp_path: Path):
     with WorkerPool(jobs.begin, ["alone"]) as pool:
         paths = [str(tmp_path / name) for name in ("one", "two")]
         assert [future.result() for future in pool.run_in_order(jobs.end_once, paths)] == ["one", "two"]

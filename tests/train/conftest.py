@@ -29,7 +29,7 @@ class RandomStream(Workload):
 
 
 class UnevenStream(RandomStream):
-    """The same rows, of which the first ones end early: a batch of four has 1, 2, 8 and 8 targets."""
+    """The same rows; the first ones end early: a batch of four has 1, 2, 8 and 8 targets."""
 
     def batch(self, seed: int, step: int, batch: int, rank: int = 0, world: int = 1) -> Batch:
         whole, share = super().batch(seed, step, batch), batch // world

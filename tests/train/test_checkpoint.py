@@ -121,9 +121,7 @@ def test_directories_of_other_names_are_left_alone(saved):
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "model.safetensors", "optimiser.safetensors", "state.json"])
-def test_no_checkpoint_goes_before_the_disk_holds_the_next_and_what_stands_behind_it(
-    model, stream, tmp_path, monkeypatch, name
-):
+def test_a_checkpoint_is_removed_only_after_the_next_is_on_disk(model, stream, tmp_path, monkeypatch, name):
     """A disk across the network says last that it is full; a machine may go down at any time."""
     placement, options = (
         DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32"),

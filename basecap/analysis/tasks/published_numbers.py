@@ -11,7 +11,7 @@ from basecap.analysis.tasks.recall_rows import AccuracyRow
 def with_published(
     published: PublishedNumbers | None, tests: Sequence[AccuracyRow], train: Sequence[str]
 ) -> Published | None:
-    """Return published numbers with ours beside them; None where a study has none.
+    """Return published numbers with ours beside them; None for a study without them.
 
     Args:
         published: the section of the study file, see `basecap.study.published`; numbers in percent.

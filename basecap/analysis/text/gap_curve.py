@@ -22,7 +22,7 @@ def gap_curve(
     """Return the gap of `curves` at places over the range of losses that they and the reference's have both seen.
 
     The band reaches as many standard errors, `reach`, as the interval of this row alone does over the trained range; it
-    holds at each place for itself. Without a variance of runs there is none.
+    holds at each place for itself. There is no interval without a variance of runs.
     """
     groups = (curves, reference)
     low = max(np.mean([curve.x[0].min() for curve in group]) for group in groups)

@@ -75,7 +75,7 @@ class Source(ABC):
         return ()
 
     def record_cluster(self, record: Mapping[str, Any]) -> str | None:
-        """Return the value of a record under the dotted key `data.cluster`, None if it has none."""
+        """Return the value of a record under the dotted key `data.cluster`, None if the record lacks the key."""
         found: Any = record if self.config.cluster else None
         for key in (self.config.cluster or "").split("."):
             found = found.get(key) if isinstance(found, Mapping) else None

@@ -218,7 +218,7 @@ def _manager(path: str | None) -> TaskManager:
 
 
 def _set_shots(task: Task, shots: int | None) -> None:
-    """Set the examples of a prompt, unless the task is one that has none, as lm-evaluation-harness does."""
+    """Set the examples of a prompt, unless the task takes no examples, as lm-evaluation-harness does."""
     held = task.get_config("num_fewshot")
     if shots is not None and held != 0:
         task.set_config(key="num_fewshot", value=shots)

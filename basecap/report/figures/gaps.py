@@ -137,7 +137,7 @@ def gap_curve(study: TextResults) -> Spec | None:
 
 
 def _places(row: Row) -> Iterable[Datum]:
-    """Yield the data of a row's gap at each place; the ends of its interval are None where a study has none."""
+    """Yield the data of a row's gap at each place; the ends of its interval are None in a study without intervals."""
     if row.along is None or row.range is None:
         return
     for loss, estimate in zip(row.along.loss, _estimates(row.along), strict=True):

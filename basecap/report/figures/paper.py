@@ -16,7 +16,7 @@ KINDS: dict[str, Callable[[TextResults, Figure], tuple[Spec | None, Spec | None]
 
 
 def paper(study: TextResults) -> dict[str, Spec | None]:
-    """Return the charts of the study's `figure` by name; nothing if it has none, or is a table."""
+    """Return the charts of the study's `figure` by name; nothing without a figure, or for a table."""
     found = study.settings.get("figure")
     if not found:
         return {}

@@ -140,7 +140,7 @@ def test_regions_are_shares_of_what_is_read(study):
     assert row(found, "tests", train="a", test="a").regions == ()
 
 
-def test_failed_and_unfinished_runs_are_told_and_count_only_where_no_other_does(study):
+def test_failed_and_unfinished_runs_are_reported_and_count_only_without_finished_ones(study):
     records = study(seeds=(0, 1))
     for name, seed, status in (("one on a", 1, "failed"), ("one on b", 0, "running"), ("one on b", 1, "running")):
         run = records.run(name, seed)
@@ -155,7 +155,7 @@ def test_failed_and_unfinished_runs_are_told_and_count_only_where_no_other_does(
     assert found.waiting == [] and len(found.runs) == 5
 
 
-def test_a_study_that_has_only_begun_has_no_rows(tmp_path):
+def test_a_study_without_measurements_has_no_rows(tmp_path):
     found = analysed(write_task_study(tmp_path, answer, train=("a", "b"), seeds=()).path)
     assert found.tests == found.trained == found.shifts == []
     assert found.waiting == ["steady on a", "steady on b", "leaning on a", "leaning on b"]

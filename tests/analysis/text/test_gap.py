@@ -232,7 +232,7 @@ def test_words_say_why_and_what_would_decide():
     assert open_.more.seconds == open_.more.runs * 3600 and f"; {open_.more.runs} more run" in open_.words
 
 
-def test_one_seed_of_each_speaks_of_these_models_only():
+def test_with_one_seed_of_each_intervals_hold_for_these_models_only():
     world = World(gaps=(0.0,), noise=(0.03, 0.03), seeds=1, reference_seeds=1)
     (row,) = compare(world)
     assert row.conditional and row.gap.low < row.gap.high and "these trained models only" in row.words
@@ -320,7 +320,7 @@ def test_draws_weigh_documents_by_their_tokens():
     assert combinations == {(32.0, 11.0), (4.0, 2.0), (60.0, 20.0)}
 
 
-def test_a_run_that_has_only_begun_does_not_count():
+def test_a_run_that_has_only_started_does_not_count():
     found = runs(World(gaps=(0.0,), noise=(0.0, 0.0)), np.random.default_rng(0))
     for steps, counts in ((20, True), (18, True), (17, False)):  # of 20
         cut = {**found, ("other 0", 1): _points(found["other 0", 1], range(steps))}

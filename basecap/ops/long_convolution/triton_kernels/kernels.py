@@ -1,6 +1,6 @@
 """The long convolution in Triton: products with Toeplitz matrices, a channel at a time; see README.md.
 
-Tensors, contiguous: u, y, du, dy [B, D, T]; taps [D, L] in two parts, of which the second may be None. Time is cut into
+Tensors, contiguous: u, y, du, dy [B, D, T]; taps [D, L] in two parts; the second may be None. Time is cut into
 M blocks of BT tokens; a column is one block of one row, column c the block c // B of row c % B, and holds its tokens.
 """
 

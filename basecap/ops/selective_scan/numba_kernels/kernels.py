@@ -4,9 +4,9 @@ Tensors, float32 and contiguous: x, dt, y [B, T, D]; B, C [B, T, N]; A [N, D] in
 exp2(A dt); `begins` [B, T] says which tokens begin a segment; `kept` [B, M, N, D] are the states before each chunk. One
 call works on the rows from `first_row` to `last_row`.
 
-Rows of one chunk are a plain recurrence in float32. Over longer ones the roundings of a state add up, and so do those
-of decays close to 1; so a decay is scale + scale * rest there, of which the first product, a power of two times the
-state, is exact, and what rounding takes from the sum with the second is kept in `low` until the next token.
+Rows of one chunk are a plain recurrence in float32. Over longer rows the rounding errors of the state and of decays
+close to 1 add up. There a decay is scale + scale * rest: the first product, a power of two times the state, is exact,
+and the rounding error of the sum with the second product is kept in `low` until the next token.
 """
 
 import numpy as np

@@ -63,7 +63,7 @@ def exp2(x):
 # calls unless they refuse.
 @njit(error_model="numpy", fastmath=False)
 def exact_sum(first, second):
-    """(first + second rounded, what that rounding took), of which the latter is exact where |second| <= |first|."""
+    """(first + second rounded, what that rounding took); the latter is exact where |second| <= |first|."""
     total = first + second
     return total, second - (total - first)
 
