@@ -272,7 +272,7 @@ class TextResults(_Results):
         share: share of the reference's tokens after which its models count as trained; "from" in the file.
         level: of the intervals, which is smaller than 1 - confidence at each of several looks.
         looks: at a study that grows until its rows are decided, else None.
-        added: runs that were added after a table had been made, None for none and where `looks` count them.
+        added: runs that were added after a table had been made, None without such runs and where `looks` count them.
         resamples: draws of documents.
         train_domains, ood_domains: trained on, never seen.
         few_clusters: domains with too few clusters of documents to draw those.

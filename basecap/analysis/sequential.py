@@ -125,7 +125,7 @@ class AddedRuns:
 
 
 def added_runs(tables: Tables, plan: Plan, compared: Iterable[tuple[str, int]], level: float) -> AddedRuns | None:
-    """Return which of the `compared` runs were added after a table, None for none.
+    """Return which of the `compared` runs were added after a table, None if none was.
 
     What the study's own plan lacks counts as added after one table at least: it was trained by hand. Each table was
     made at `level`; together they are wrong with no more than the sum of their levels.
