@@ -61,7 +61,11 @@ def measure(version: Path, cards: int, each: int, options: argparse.Namespace, c
         except TimeoutError as error:
             found = {"failed": f"{error}: {log.read_text()[-2000:]}"}
         process.send_signal(signal.SIGTERM)
-        process.wait()
+        try:
+            process.wait(60)  # every run writes a checkpoint
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
         said = [line for line in log.read_text().splitlines() if "GPU" in line]
     return {"cards": cards, "runs a card": each, **found, "whole s": round(time.monotonic() - began, 1), "said": said}
 
