@@ -82,8 +82,11 @@ def _works(runs: Sequence[RunSpec], evaluation: Evaluation, workloads: Workloads
 def _work(run: RunSpec, evaluation: Evaluation, tokens: int) -> Work:
     timetable = run.timetable
     done = timetable.tokens
-    points = sum(includes(evaluation.config.at, point, done) for point in done)
-    trained = timetable.steps * timetable.step_tokens
+    at, branches = evaluation.config.at, [branch.tokens for branch in timetable.branches]
+    trunk = [step * timetable.step_tokens for step in timetable.points]
+    points = sum(includes(at, point, done) for point in trunk)
+    points += sum(at == "end" or includes(at, point, done) for point in branches)
+    trained = timetable.trained_steps * timetable.step_tokens
     return Work(relative=tokens * points / (TRAINING * trained), tokens=tokens, points=points)
 
 

@@ -90,7 +90,7 @@ class RunSpec:
 
     def passes(self, pass_tokens: int) -> float:
         """Return how often the run reads its training text of `pass_tokens` tokens, on average over domains."""
-        return self.timetable.steps * self.timetable.step_tokens / pass_tokens
+        return self.timetable.end * self.timetable.step_tokens / pass_tokens
 
     @property
     def rate(self) -> float | None:
@@ -123,8 +123,8 @@ class Cost:
     Attributes:
         parameters: of the model, a tied head counted once.
         blocks: number of blocks.
-        steps: training steps.
-        tokens: training tokens.
+        steps: training steps, with those of branches.
+        tokens: training tokens, with those of branches.
         flops: floating-point operations of training (forward + backward = 3 x forward).
         memory: bytes of weights, gradients and Adam's moments in fp32, without activations.
         state: bytes of decoding state per sequence at the training length, in fp32.
@@ -260,14 +260,14 @@ def costs(runs: Sequence[RunSpec]) -> list[Cost]:
 
 def _cost(run: RunSpec, model: LanguageModel) -> Cost:
     timetable = run.timetable
-    sequences = timetable.steps * run.train.batch
+    sequences = timetable.trained_steps * run.train.batch
     flops = sum(share * (run.length // length) * model.training_flops(length) for length, share in run.lengths.items())
     parameters = model.parameters_count()
     return Cost(
         parameters=parameters,
         blocks=run.model.depth,
-        steps=timetable.steps,
-        tokens=timetable.steps * timetable.step_tokens,
+        steps=timetable.trained_steps,
+        tokens=timetable.trained_steps * timetable.step_tokens,
         flops=flops * sequences,
         memory=16 * parameters,
         state=model.state_bytes(run.length),

@@ -15,7 +15,8 @@ from basecap.records.measured import Record
 from basecap.run.jobs import Failure, Runtime, describe_failure
 from basecap.train.checkpoint import load_stored
 from basecap.train.distributed import Processes
-from basecap.train.loop import DevicePlacement, resolve, run_interruptible
+from basecap.train.interruption import run_interruptible
+from basecap.train.loop import DevicePlacement, resolve
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,10 +99,15 @@ def _train(run: RunSpec, runtime: Runtime, records: RunRecords, wall: WallTime) 
 
     def evaluate_point(model: LanguageModel, step: int, tokens: int) -> bool:
         evaluated = EvaluatedModel(
-            model=model, step=step, tokens=tokens, context=context, records=records, group=runtime.group
+            model=model, step=step, tokens=tokens, context=context, records=trainer.records, group=runtime.group
         )
-        last = step == run.timetable.steps
-        due = [found for found in runtime.evaluations if includes(found.config.at, tokens, points)]
+        decayed = trainer.timetable is not trainer.trunk  # a branch, whose end is the end of a run of that budget
+        last = decayed or tokens == points[-1]
+        due = [
+            found
+            for found in runtime.evaluations
+            if includes(found.config.at, tokens, points) or (decayed and found.config.at == "end")
+        ]
         for evaluation in due:
             evaluate(evaluation, evaluated)
         ended = not last and runtime.group.run_on_leader(lambda: _good_enough(run, records, step))

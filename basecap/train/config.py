@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from basecap.data.config import Count, Number
 from basecap.data.workload import share_of
 from basecap.errors import ConfigError
+from basecap.train.schedule import learning_rate, warmup_steps
 
 Beta = Annotated[Number, Field(ge=0, lt=1)]
 PositiveNumber = Annotated[Number, Field(gt=0)]
@@ -54,8 +55,14 @@ class TrainSection(BaseModel):
     )
     final_lr: Number = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak")
     warmup: Count = Field(2500, ge=0, description="steps of linear warm-up; at most a tenth of the run")
-    schedule: Literal["linear", "cosine", "constant"] = Field(
-        "linear", description="decay after the warm-up: linear, cosine or constant (no decay)"
+    schedule: Literal["linear", "cosine", "constant", "wsd"] = Field(
+        "linear",
+        description="decay after the warm-up: linear, cosine, constant (no decay), or wsd: constant, with a copy that "
+        "decays to the end of each budget of branches and of the run",
+    )
+    decay: Number = Field(0.2, gt=0, le=0.9, description="for wsd: share of a budget over which the rate decays")
+    branches: tuple[Count, ...] = Field(
+        (), description="for wsd: budgets in tokens at which a decayed copy is evaluated, besides train.tokens"
     )
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="decay rates of Adam's moments")
     eps: Number = Field(1e-8, gt=0, description="Adam's epsilon, the same for all architectures")
@@ -114,6 +121,24 @@ class TrainSection(BaseModel):
         return value if len(value) > 1 else value[0]
 
     @model_validator(mode="after")
+    def _branches_fit(self) -> "TrainSection":
+        if self.schedule != "wsd":
+            if self.branches:
+                raise ConfigError("train.branches needs train.schedule = wsd; set that, or remove train.branches.")
+        elif isinstance(self.lr, tuple):
+            raise ConfigError("a sweep of train.lr needs a schedule without branches; replace wsd, or give one rate.")
+        elif self.epochs is not None or self.stop_at is not None:
+            raise ConfigError("train.schedule = wsd has budgets in tokens; remove train.epochs and train.stop_at.")
+        elif self.branches and min(self.branches) < 1:
+            raise ConfigError("train.branches has a budget below 1 token; remove it.")
+        elif self.tokens is not None and self.branches and max(self.branches) > self.tokens:
+            raise ConfigError(
+                f"train.branches has {max(self.branches)}, more than train.tokens = {self.tokens}; lower it, or raise "
+                "train.tokens."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _batches_divide(self) -> "TrainSection":
         self.forward_batch(1)
         return self
@@ -153,15 +178,38 @@ EVALUATIONS = 20
 
 
 class Timetable:
-    """The steps of a run, and those after which it evaluates, saves and keeps weights."""
+    """The steps of a run, and those after which it evaluates, saves and keeps weights.
+
+    With schedule wsd it is that of the trunk, which trains at the constant rate as far as the last branch needs.
+
+    Attributes:
+        step_tokens: tokens of a step.
+        end: number of steps of the budget `train.tokens`.
+        steps: number of steps, as many as `end` except in a trunk.
+        warmup: steps of warm-up.
+        branches: of the trunk, in the order of their budgets; the last one ends at `end`. Empty for other schedules.
+    """
 
     def __init__(self, config: TrainConfig, length: int):
         """Take the options and the tokens of the longest training sequence."""
         self.step_tokens = config.batch * length
-        self.steps = -(-config.tokens // self.step_tokens)
+        self.end = -(-config.tokens // self.step_tokens)
+        budgets = {-(-tokens // self.step_tokens) for tokens in config.branches} | {self.end}
+        # The first budget: a run that is continued to more tokens keeps its warm-up.
+        self.warmup = warmup_steps(config.warmup, min(budgets))
+        self.config = config
+        self.branches = [Branch(self, end) for end in sorted(budgets)] if config.schedule == "wsd" else []
+        self.steps = self.branches[-1].start if self.branches else self.end
         self._keep = config.keep
         self._evaluation = self._interval(config.eval_every)
         self._checkpoint = self._interval(config.checkpoint_every or config.eval_every)
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of update `step`, from 0."""
+        config = self.config
+        return learning_rate(
+            step, self.end, peak=config.lr, final=config.final_lr, warmup=self.warmup, schedule=config.schedule
+        )
 
     def _interval(self, tokens: int | None) -> Fraction:
         """Return an interval in steps; for a share of the run it need not be an integer."""
@@ -194,12 +242,21 @@ class Timetable:
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens after which the model is evaluated, ascending."""
-        return [step * self.step_tokens for step in self.points]
+        """The tokens after which the model or a branch is evaluated, ascending."""
+        return [step * self.step_tokens for step in sorted({*self.points, *(branch.steps for branch in self.branches)})]
+
+    @property
+    def trained_steps(self) -> int:
+        """Number of steps that are trained, of the trunk and all branches."""
+        return self.steps + sum(branch.steps - branch.start for branch in self.branches)
 
     @property
     def kept(self) -> int:
-        """Number of evaluation points whose weights are kept."""
+        """Number of evaluation points whose weights are kept, with those of branches."""
+        return len(self.branches) + self._kept
+
+    @property
+    def _kept(self) -> int:
         if self._keep == "last":
             return 1
         every, interval = 1 if self._keep == "all" else self._keep, max(Fraction(1), self._evaluation)
@@ -211,11 +268,55 @@ class Timetable:
 
     @property
     def evaluations(self) -> int:
-        """Number of evaluations."""
-        return self.evaluations_after(0.0)
+        """Number of evaluations, with those of branches."""
+        return len(self.branches) + self._evaluations_after(0.0)
 
     def evaluations_after(self, share: float) -> int:
-        """Return the number of evaluations after more than `share` of the steps; `share` is below 1."""
+        """Return the number of evaluations after more than `share` of the steps; `share` is below 1.
+
+        With schedule wsd, those of branches: a gap is compared at decayed rates.
+        """
+        if self.branches:
+            return sum(branch.steps > share * self.end for branch in self.branches)
+        return self._evaluations_after(share)
+
+    def _evaluations_after(self, share: float) -> int:
         before = math.floor(share * self.steps)
         interval = max(Fraction(1), self._evaluation)
         return 1 + (self.steps - 1) // interval - before // interval
+
+
+class Branch:
+    """The steps of a branch: a copy of the trunk whose rate falls to `final_lr` linearly, evaluated at its end.
+
+    It sees the batches that the trunk sees at these steps, so a branch is a run whose budget ends there.
+
+    Attributes:
+        start: number of trunk steps before it.
+        steps: number of steps at its end, those of the trunk included.
+        tokens: tokens at its end.
+    """
+
+    def __init__(self, trunk: Timetable, end: int):
+        """Take the trunk and the step at which the branch ends."""
+        self._trunk = trunk
+        decay = max(1, round(trunk.config.decay * end))
+        self.start, self.steps = max(0, end - decay), end
+        self.step_tokens, self.tokens = trunk.step_tokens, end * trunk.step_tokens
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of update `step`, from 0, counted from the start of the trunk."""
+        config, left = self._trunk.config, (self.steps - step) / (self.steps - self.start)
+        return min(self._trunk.rate(step), config.lr * (config.final_lr + (1 - config.final_lr) * left))
+
+    def evaluates(self, done: int) -> bool:
+        """Whether the model is evaluated after `done` steps."""
+        return done == self.steps
+
+    def keeps(self, done: int) -> bool:
+        """Whether the weights after `done` steps are kept."""
+        return done == self.steps
+
+    def saves(self, done: int) -> bool:
+        """Whether a checkpoint is written after `done` steps."""
+        return done == self.steps or self._trunk.saves(done)

@@ -8,11 +8,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from basecap.errors import Interrupted
+from basecap.train.distributed import Processes
+
+T = TypeVar("T")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: Seconds after which another signal ends the process at once. A terminal or scheduler signals both a launcher and its
@@ -92,3 +95,26 @@ def immediate() -> Iterator[None]:
 def _raise_if_requested() -> None:
     if _State.number is not None:
         raise Interrupted(_State.number)
+
+
+def run_interruptible(group: Processes, action: Callable[[], T]) -> list[T]:
+    """Call `action` in every process, interruptible by a signal to any of them, and return the results by rank.
+
+    Raises:
+        Interrupted: a process received a signal; raised in all processes.
+        SharedError: `action` failed in one of several processes; raised in all of them.
+    """
+    if group.world == 1:
+        return [action()]
+
+    def interruptible() -> tuple[bool, T | None]:
+        try:
+            with immediate():
+                return False, action()
+        except Interrupted:
+            return True, None
+
+    outcomes = group.run_on_all(interruptible)
+    if any(stopped for stopped, _ in outcomes):
+        raise Interrupted(requested() or signal.SIGTERM)
+    return [cast(T, found) for _, found in outcomes]

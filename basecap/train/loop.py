@@ -15,29 +15,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, NoReturn, TypeVar, cast
+from typing import Literal, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from basecap.data.workload import Batch, Workload
-from basecap.errors import Interrupted, TrainingError
+from basecap.errors import CheckpointError, Interrupted, TrainingError
 from basecap.models.language_model import LanguageModel
 from basecap.records import RunRecords
+from basecap.records.branches import branch_of, finish_branch, start_branch
 from basecap.system.files import fsync_files, writing
 from basecap.system.progress import Pauses, progress
 from basecap.train import checkpoint
 from basecap.train.average import WeightAverage
-from basecap.train.config import Timetable, TrainConfig
+from basecap.train.config import Branch, Timetable, TrainConfig
 from basecap.train.diagnose import first_bad_module
 from basecap.train.distributed import Processes
 from basecap.train.graphs import GradientGraphs
 from basecap.train.interruption import immediate, requested
 from basecap.train.optim import build_optimiser, clip_gradients, set_learning_rate
-from basecap.train.schedule import learning_rate, warmup_steps
 from basecap.train.wall_time import WallTime
-
-T = TypeVar("T")
 
 #: Called in every process with the model, the number of steps and the number of tokens so far. It appends its records
 #: and returns whether the run ends here, the same value in all processes. An error in one process is raised in all, see
@@ -106,7 +104,8 @@ class Trainer:
         self.workload = workload
         self.records = records
         self.placement = placement
-        self.timetable = Timetable(config, workload.length)
+        self.trunk = Timetable(config, workload.length)
+        self.timetable: Timetable | Branch = self.trunk
         self.micro_batch = config.forward_batch(placement.processes.world)
         self.optimiser = build_optimiser(model, model.recipe(), config)
         self.average = None if config.average is None else WeightAverage(self.model, config.average)
@@ -118,6 +117,9 @@ class Trainer:
         self.graphs = GradientGraphs(self._backward) if graphed else None
         self._saved_step, self._saved_time = 0, time.monotonic()
         self._show: Callable[[str], None] = lambda words: None
+        self._advance: Callable[..., None] = lambda amount, note="": None
+        self._compiling: contextlib.AbstractContextManager[object] | None = None
+        self._stepped = False
         self._pauses = Pauses()
 
     def note(self, words: str) -> None:
@@ -148,32 +150,76 @@ class Trainer:
                 one of them. All processes raise it; other errors may occur in one process only.
             CheckpointError, DataError: files cannot be read or written (with one process).
         """
+        timetable = self.trunk
         with self.wall.part("start"):
             done = self._resume(lambda words: log(f"{label}: {words}"))
-        tokens = self.timetable.step_tokens
-        self._pauses = Pauses(sum(point > done for point in self.timetable.points))
-        with self._progress(label, self.timetable.steps * tokens) as advance:
-            advance(done * tokens)
-            self._show = partial(advance, 0)
+        self._log_warmup(done, lambda words: log(f"{label}: {words}"))
+        self._pauses = Pauses(sum(step > done for step in timetable.points) + len(timetable.branches))
+        self._compiling = compiling
+        with self._progress(label, timetable.trained_steps * timetable.step_tokens) as advance:
+            advance(done * timetable.step_tokens)
+            self._show, self._advance = partial(advance, 0), advance
             if done and self._evaluate(label, evaluate, done, again=True):
                 return done
-            batch, resumed = self._batch(done), done
-            while done < self.timetable.steps:
-                first = done == resumed
-                context = compiling if first and self.compiles else None
-                with self.wall.part("start" if first else "steps"), context or contextlib.nullcontext():
-                    step = self._step(done, batch)
-                done, batch = done + 1, step.following
-                loss = f"loss {step.loss:.3f}"
-                advance(tokens, note=loss)
-                if step.stop:
-                    self._stop(label, done)
-                if step.save or self.timetable.saves(done):
-                    self._save(done)
-                if self._evaluate(label, evaluate, done):
+            for branch in timetable.branches:
+                done, ended = self._train(label, evaluate, done, branch.start)
+                if ended:
                     return done
-                self.note(loss)
-        return None
+                self._train_branch(label, evaluate, branch, done, log)
+            done, ended = self._train(label, evaluate, done, timetable.steps)
+        return done if ended else None
+
+    def _train(self, label: str, evaluate: Evaluate, done: int, until: int) -> tuple[int, bool]:
+        """Train from `done` to `until` steps; return the steps done and whether an evaluation ended the run there."""
+        batch = self._batch(done)
+        while done < until:
+            compiling, self._compiling = self._compiling, None
+            part = "steps" if self._stepped else "start"
+            with self.wall.part(part), compiling or contextlib.nullcontext():
+                step = self._step(done, batch)
+            self._stepped = True
+            done, batch = done + 1, step.following
+            loss = f"loss {step.loss:.3f}"
+            self._advance(self.timetable.step_tokens, note=loss)
+            if step.stop:
+                self._stop(label, done)
+            if step.save or self.timetable.saves(done):
+                self._save(done)
+            if self._evaluate(label, evaluate, done):
+                return done, True
+            self.note(loss)
+        return done, False
+
+    def _train_branch(
+        self, label: str, evaluate: Evaluate, branch: Branch, done: int, log: Callable[[str], None]
+    ) -> None:
+        """Train a branch to its end unless it is finished, then restore the trunk from its checkpoint at `done`."""
+        group, trunk, records = self.placement.processes, self.records, branch_of(self.records, branch.tokens)
+        name = f"{label}, branch of {branch.tokens} tokens"
+        length, tokens = branch.steps - branch.start, branch.step_tokens
+        if group.run_on_leader(lambda: records.info().get("status")) == "finished":
+            self._advance(length * tokens)
+            return
+        if done > branch.start:
+            raise CheckpointError(
+                f"{trunk.path} has trained {done} steps, and the branch of {branch.tokens} tokens begins after "
+                f"{branch.start}; remove that branch, or give another --out."
+            )
+        self._save(done)
+        group.run_on_leader(lambda: start_branch(records, branch.tokens, branch.start * tokens))
+        self.records, self.timetable = records, branch
+        try:
+            at = self._resume(lambda words: log(f"{name}: {words}")) or done
+            self._advance((at - done) * tokens)
+            if at > done:
+                self._evaluate(name, evaluate, at, again=True)
+            self._train(name, evaluate, at, branch.steps)
+        finally:
+            self.records, self.timetable = trunk, self.trunk
+        group.run_on_leader(lambda: finish_branch(records))
+        path = checkpoint.stored(trunk.resume)[done]
+        group.run_on_all(lambda: self._restore(path))
+        self._saved_step = done
 
     def _evaluate(self, label: str, evaluate: Evaluate, done: int, *, again: bool = False) -> bool:
         """Evaluate if that is due and return whether the run ends here; raises Interrupted in all processes.
@@ -243,13 +289,15 @@ class Trainer:
         path = group.run_on_all(lambda: checkpoint.intact(self.records.resume, log) if group.is_leader else None)[0]
         done = group.run_on_all(lambda: self._restore(path))[group.rank]
         group.run_on_leader(lambda: self.records.rewind(done))
-        steps, warmup = self.timetable.steps, warmup_steps(self.config.warmup, self.timetable.steps)
         if done and group.is_leader:
-            log(f"resumed at step {done} of {steps}.")
-        elif warmup < steps <= self.config.warmup and group.is_leader:
-            log(f"warm-up shortened to {warmup} steps, a tenth of the run; train.warmup is {self.config.warmup}.")
+            log(f"resumed at step {done} of {self.timetable.steps}.")
         self._saved_step = done
         return done
+
+    def _log_warmup(self, done: int, log: Callable[[str], None]) -> None:
+        steps, warmup = self.trunk.steps, self.trunk.warmup
+        if not done and warmup < steps <= self.config.warmup and self.placement.processes.is_leader:
+            log(f"warm-up shortened to {warmup} steps, a tenth of the run; train.warmup is {self.config.warmup}.")
 
     def _restore(self, path: Path | None) -> int:
         return 0 if path is None else checkpoint.restore(path, self.model, self.optimiser, self.average)
@@ -267,14 +315,7 @@ class Trainer:
         """Run one update; the next batch is read while the device computes."""
         start = time.perf_counter()
         config, group = self.config, self.placement.processes
-        rate = learning_rate(
-            step,
-            self.timetable.steps,
-            peak=config.lr,
-            final=config.final_lr,
-            warmup=config.warmup,
-            schedule=config.schedule,
-        )
+        rate = self.timetable.rate(step)
         set_learning_rate(self.optimiser, rate)
         loss = self._accumulate(batch)
         norm = clip_gradients(self.model, config)
@@ -356,26 +397,3 @@ class Trainer:
             if where is not None:
                 return where
         return None
-
-
-def run_interruptible(group: Processes, action: Callable[[], T]) -> list[T]:
-    """Call `action` in every process, interruptible by a signal to any of them, and return the results by rank.
-
-    Raises:
-        Interrupted: a process received a signal; raised in all processes.
-        SharedError: `action` failed in one of several processes; raised in all of them.
-    """
-    if group.world == 1:
-        return [action()]
-
-    def interruptible() -> tuple[bool, T | None]:
-        try:
-            with immediate():
-                return False, action()
-        except Interrupted:
-            return True, None
-
-    outcomes = group.run_on_all(interruptible)
-    if any(stopped for stopped, _ in outcomes):
-        raise Interrupted(requested() or signal.SIGTERM)
-    return [cast(T, found) for _, found in outcomes]

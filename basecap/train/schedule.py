@@ -16,7 +16,7 @@ def learning_rate(
     peak: float,
     final: float,
     warmup: int,
-    schedule: Literal["linear", "cosine", "constant"],
+    schedule: Literal["linear", "cosine", "constant", "wsd"],
 ) -> float:
     """Return the rate of update `step` (from 0) of `steps`: linear warm-up to `peak`, then decay to `final * peak`.
 
@@ -25,7 +25,7 @@ def learning_rate(
     warmup = warmup_steps(warmup, steps)
     if step < warmup:
         return peak * (step + 1) / warmup
-    if schedule == "constant":
+    if schedule in ("constant", "wsd"):  # branches of wsd decay, see `basecap.train.config.Branch`
         return peak
     left = 1 - (step - warmup) / max(1, steps - warmup)
     share = left if schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left))
