@@ -12,6 +12,7 @@ from basecap.analysis.study_files import EnvironmentFile, RunFile, parse
 from basecap.analysis.training_log import TrainingLog
 from basecap.errors import DataError
 from basecap.records import RunRecords, StudyRecords
+from basecap.records.branches import finished_branches
 from basecap.records.measured import Record
 from basecap.train.wall_time import shares
 
@@ -21,12 +22,22 @@ CURVE_POINTS = 300
 
 @dataclass(frozen=True)
 class Run:
-    """The records of a run but its documents, read once."""
+    """The records of a run but its documents, read once.
+
+    `branches` are those of a run with schedule wsd. Its `evals` are theirs alone, as its own are at rates that have not
+    decayed; its `log` is that of the trunk.
+    """
 
     records: RunRecords
     info: RunFile
     log: TrainingLog
     evals: list[Record]
+    branches: tuple["Run", ...] = ()
+
+    @property
+    def measured(self) -> tuple["Run", ...]:
+        """The records that have the evaluation points: the branches, or for other schedules the run itself."""
+        return self.branches if self.info.schedule == "wsd" else (self,)
 
     @classmethod
     def read(cls, records: RunRecords, study: StudyRecords, names: Sequence[str], kind: type[RunFile]) -> "Run":
@@ -38,7 +49,12 @@ class Run:
         place = study.run(info.name, info.seed).path
         if records.path.name != place.name:  # a copy would be read in place of the run itself
             raise DataError(f"{path} is a copy of the run in {place}; move {records.path} out of the study.")
-        return cls(records=records, info=info, log=TrainingLog.read(records), evals=records.evals())
+        log = TrainingLog.read(records)
+        if info.schedule != "wsd":
+            return cls(records=records, info=info, log=log, evals=records.evals())
+        found = finished_branches(records)
+        branches = tuple(cls(part, info, TrainingLog.read(part), part.evals()) for part in found)
+        return cls(records, info, log, [record for part in branches for record in part.evals], branches)
 
     def failure(self, message: str) -> Failure:
         """Return the row that says what is wrong with this run."""

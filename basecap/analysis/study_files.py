@@ -137,6 +137,7 @@ class RunFile(Provenance):
     use: str
     status: str
     message: str
+    schedule: str | None = None
     parameters: int | None = None
     state_bytes: int | None = None
     seconds: dict[str, float] | None = None

@@ -11,6 +11,7 @@ from basecap.evals import Context, Evaluation, Outcome, SharedEvaluation
 from basecap.models.language_model import LanguageModel
 from basecap.plan.runs import RunSpec
 from basecap.records import RunRecords
+from basecap.records.branches import branch_of
 from basecap.records.measured import Record
 from basecap.run.jobs import Failure, Runtime, describe_failure
 from basecap.train.checkpoint import load_stored
@@ -95,7 +96,8 @@ def _refuse_misplaced(evaluation: Evaluation, outcome: Outcome) -> None:
 class Point:
     """An evaluation point of a finished run, and the names of the evaluations that have no numbers there.
 
-    It crosses process boundaries.
+    It crosses process boundaries. `branch` are the tokens of the branch that it is the end of, see
+    `basecap.records.branches`.
     """
 
     run: RunSpec
@@ -103,6 +105,7 @@ class Point:
     tokens: int
     weights: Path | None
     evaluations: tuple[str, ...]
+    branch: int | None = None
 
 
 def evaluate_point(
@@ -120,6 +123,8 @@ def evaluate_point(
         torch.cuda.set_device(device)
     precision = records.info().get("precision") or resolve(point.run.train.precision, device)
     placement = DevicePlacement(device=device, processes=group, bf16=precision == "bf16")
+    if point.branch is not None:
+        records = branch_of(records, point.branch)
 
     def note(words: str) -> None:
         show(f"{point.run.label}: {words}")

@@ -3,6 +3,7 @@
 import hashlib
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from basecap.study.config import StudyConfig, validate
 from basecap.study.recorded_plugins import MODULE_OF, refuse_absent_plugins
 from basecap.system import environment
 from basecap.train.checkpoint import latest
+from basecap.train.config import TrainSection
 from basecap.train.loop import resolve
 
 #: Keys of run.json about the machine. Directories of earlier versions lack them.
@@ -44,6 +46,9 @@ def starting_info(records: RunRecords, run: RunSpec, device: torch.device) -> di
         "seed": run.seed,
         "use": run.use,
         "lr": run.train.lr,
+        "schedule": run.train.schedule,
+        "tokens": run.train.tokens,
+        "branches": list(run.train.branches),
         "hash": run.hash,
         "plugins": _sources(run.model),
         **machine,
@@ -52,6 +57,35 @@ def starting_info(records: RunRecords, run: RunSpec, device: torch.device) -> di
         "message": "",
         **seconds,
     }
+
+
+def continue_to_more_tokens(records: RunRecords, run: RunSpec, held: TrainSection) -> None:
+    """Record that a run with fewer tokens is now `run`, and not finished; leave any other run as it is.
+
+    Args:
+        records: of the run.
+        run: what it is to be.
+        held: how the study trained before, for runs that did not record their tokens.
+
+    Raises:
+        ConfigError: the schedule depends on the number of tokens.
+    """
+    info = _info(records)
+    tokens, branches = info.get("tokens", held.tokens), tuple(info.get("branches", held.branches))
+    if info.get("hash") in (None, run.hash) or tokens is None or tokens >= run.train.tokens:
+        return
+    earlier = replace(run, train=run.train.model_copy(update={"tokens": tokens, "branches": branches}))
+    if earlier.hash != info["hash"]:
+        return
+    if not run.train.continues or earlier.timetable.warmup != run.timetable.warmup:
+        what = f"train.schedule = {run.train.schedule}"
+        if run.train.continues:
+            what = f"its warm-up of {earlier.timetable.warmup} steps"
+        raise ConfigError(
+            f"{records.path} cannot be continued from {tokens} to {run.train.tokens} tokens, as {what} depends on "
+            "them; give another --out to train anew."
+        )
+    records.write_info(info | {"hash": run.hash, "status": "running"})
 
 
 def refuse_other(records: RunRecords, run: RunSpec) -> None:

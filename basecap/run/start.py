@@ -14,7 +14,13 @@ from basecap.plan.runs import Plan, RunSpec, costs, plan_evaluations, plan_runs
 from basecap.plan.workloads import Material, Tasks, material_of, vocabulary_of
 from basecap.records import StudyRecords
 from basecap.run.jobs import Execution, check_evaluations, faults_of
-from basecap.run.provenance import held_study, plugin_entries, refuse_other, refuse_other_precision
+from basecap.run.provenance import (
+    continue_to_more_tokens,
+    held_study,
+    plugin_entries,
+    refuse_other,
+    refuse_other_precision,
+)
 from basecap.run.sweep import chosen_rates
 from basecap.run.trial import refuse_leaks
 from basecap.study.config import StudyConfig, restrict
@@ -78,8 +84,11 @@ def start_study(execution: Execution, checked: Sequence[RunSpec], only: set[str]
     workloads = material.workloads()  # may fail: the directory is not yet this study's
     plan = plan_of(records, study, vocabulary_of(workloads), only)
     check_evaluations(whole, plan.evaluations, workloads)
+    earlier = held_study(records).train if records.has_study else study.train
     for run in plan.runs:
-        refuse_other(records.run(run.name, run.seed, run.rate), run)
+        own = records.run(run.name, run.seed, run.rate)
+        continue_to_more_tokens(own, run, earlier)
+        refuse_other(own, run)
     refuse_other_precision(records, plan.study, plan.runs, device)
     records.create(plan.study.model_dump(mode="json"))
     _write_environment(records, plan, material, device)

@@ -11,6 +11,7 @@ from basecap.errors import ConfigError
 from basecap.plan.runs import RunSpec, model_of, moved_points, plan_evaluations, plan_runs
 from basecap.plan.workloads import material_of, vocabulary_of
 from basecap.records import RunRecords, StudyRecords
+from basecap.records.branches import branch_of
 from basecap.records.evaluation_points import At, includes
 from basecap.registry import load_plugin
 from basecap.run.evaluation_job import Point
@@ -93,29 +94,44 @@ def _listed(items: Sequence[object]) -> str:
 
 def _unmeasured(run: RunSpec, runtime: Runtime, at: At) -> list[Point]:
     """Return the evaluation points of a run where an evaluation that is due has no numbers."""
-    records = runtime.run_records(run)
+    records, timetable = runtime.run_records(run), run.timetable
     if records.info().get("status") != "finished":
         return []
+    end = records.info().get("stopped", timetable.end)
+    every = [tokens for tokens in timetable.tokens if tokens <= end * timetable.step_tokens]
+    points = _unmeasured_at([step for step in timetable.points if step <= end], every, run, runtime, at)
+    for branch in timetable.branches:
+        points += _unmeasured_at([branch.steps], every, run, runtime, at, branch.tokens)
+    return points
+
+
+def _unmeasured_at(
+    steps: Sequence[int], every: Sequence[int], run: RunSpec, runtime: Runtime, at: At, branch: int | None = None
+) -> list[Point]:
+    """Return those of a run's `steps`, or of one of its branches, where an evaluation that is due has no numbers."""
+    records = runtime.run_records(run) if branch is None else branch_of(runtime.run_records(run), branch)
     done: dict[tuple[int, str], set[tuple[str, str]]] = defaultdict(set)
     for record in records.evals():
         done[record.step, record.eval].add((record.subset, record.metric))
-    empty, weights = records.unmeasured(), _stored(records)
-    timetable, points = run.timetable, []
-    end = records.info().get("stopped", timetable.steps)
-    workload = runtime.workloads[run.task]
-    steps = [step for step in timetable.points if step <= end]
-    trained = [step * timetable.step_tokens for step in steps]
-    for step, tokens in zip(steps, trained, strict=True):
+    empty, weights, workload = records.unmeasured(), _stored(records), runtime.workloads[run.task]
+    points = []
+    for step in steps:
+        tokens = step * run.timetable.step_tokens
+
+        def due(chosen: At, tokens: int = tokens) -> bool:
+            return includes(chosen, tokens, every) or (branch is not None and chosen == "end")
+
         missing = tuple(
             evaluation.declaration.name
             for evaluation in runtime.evaluations
-            if includes(at, tokens, trained)
-            and includes(evaluation.config.at, tokens, trained)
+            if due(at)
+            and due(evaluation.config.at)
             and not _is_measured(done.get((step, evaluation.declaration.name)), evaluation.expects(workload))
             and evaluation.declaration.name not in empty
         )
         if missing:
-            points.append(Point(run=run, step=step, tokens=tokens, weights=weights.get(step), evaluations=missing))
+            found = weights.get(step)
+            points.append(Point(run=run, step=step, tokens=tokens, weights=found, evaluations=missing, branch=branch))
     return points
 
 

@@ -10,7 +10,7 @@ from basecap.errors import ConfigError
 from basecap.evals import build_evaluation
 from basecap.study.config import StudyConfig
 from basecap.study.value_errors import shown
-from basecap.train.config import CHANGES_NO_NUMBER
+from basecap.train.config import CHANGES_NO_NUMBER, TrainSection
 
 T = TypeVar("T")
 
@@ -24,6 +24,8 @@ def merge_studies(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyC
     prepared, when evaluations run, which weights stay, whether CUDA graphs run and which evaluation point counts are
     those of `wanted`: no number of a run depends on them.
 
+    Runs are continued to more tokens where the schedule of their learning rates does not depend on the number.
+
     Raises:
         ConfigError: they differ in anything else, or in what an architecture of one name is.
     """
@@ -36,6 +38,7 @@ def merge_studies(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyC
     if held.reference_seeds or wanted.reference_seeds:
         seeds["reference_seeds"] = _union(held.seeds_of(held.reference), wanted.seeds_of(wanted.reference))
     entries = {entry.name: entry for entry in held.architectures} | theirs
+    longer = _longer(held.train, wanted.train, where)
     whole, alike = (
         study.model_copy(
             update={
@@ -45,7 +48,9 @@ def merge_studies(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyC
                 "data": _data(study, wanted),
                 "task": _task(study, held, wanted),
                 "published": wanted.published,
-                "train": study.train.model_copy(update={key: getattr(wanted.train, key) for key in CHANGES_NO_NUMBER}),
+                "train": study.train.model_copy(
+                    update={key: getattr(wanted.train, key) for key in CHANGES_NO_NUMBER} | longer
+                ),
                 "evals": with_evaluations(held, wanted.evals, where).evals,
                 "architectures": tuple(entries.values()),
                 **seeds,
@@ -60,6 +65,24 @@ def merge_studies(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyC
         what = f"{held.length} tokens and a vocabulary of {held.vocabulary}"
         raise ConfigError(f"{where} has models of {what}, too few for the new tasks; give another --out.")
     return whole
+
+
+def _longer(held: TrainSection, wanted: TrainSection, where: Path) -> dict[str, Any]:
+    """Return the options of more tokens and branches, none where `wanted` has no more; raises ConfigError."""
+    if held.schedule != wanted.schedule or held.tokens is None or wanted.tokens is None:
+        return {}
+    if not held.continues:
+        if wanted.tokens > held.tokens:
+            raise ConfigError(
+                f"{where} has train.tokens = {held.tokens}, on which the schedule {held.schedule} depends; "
+                "train anew into another --out, there with train.schedule = wsd or constant to continue it later."
+            )
+        return {}
+    added = {*wanted.branches} - {*held.branches, held.tokens}
+    if wanted.tokens < held.tokens or (added and min(added) <= held.tokens):
+        return {}  # refused as another study
+    branches = {*held.branches, *added} | ({held.tokens} if held.schedule == "wsd" else set())
+    return {"tokens": wanted.tokens, "branches": tuple(sorted(branches - {wanted.tokens}))}
 
 
 def _data(study: StudyConfig, wanted: StudyConfig) -> DataConfig | None:

@@ -157,6 +157,11 @@ class TrainSection(BaseModel):
         return size
 
     @property
+    def continues(self) -> bool:
+        """Whether a run can be continued to more tokens, as its learning rates do not depend on their number."""
+        return self.schedule in ("constant", "wsd")
+
+    @property
     def sweep(self) -> tuple[float, ...]:
         """The learning rates of a sweep, empty without a sweep."""
         return self.lr if isinstance(self.lr, tuple) else ()

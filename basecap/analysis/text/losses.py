@@ -106,6 +106,25 @@ def load(run: RunRecords, evals: Sequence[Record], log: TrainingLog, domains: Se
     return losses.shortened()
 
 
+def joined(parts: Sequence[RunLosses]) -> RunLosses | None:
+    """Return the evaluation points of all parts of a run, one part after the other; None without parts."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    domains = {
+        name: replace(own, nats=np.concatenate([part.domains[name].nats for part in parts], axis=1))
+        for name, own in parts[0].domains.items()
+    }
+    known = [np.full(len(part.trained), np.nan) if part.copying is None else part.copying for part in parts]
+    found = RunLosses(
+        trained=np.concatenate([part.trained for part in parts]),
+        training=np.concatenate([part.training for part in parts]),
+        domains=domains,
+        finished=all(part.finished for part in parts),
+        copying=np.concatenate(known) if any(part.copying is not None for part in parts) else None,
+    )
+    return found.shortened()
+
+
 def _copying(evals: Sequence[Record], steps: Sequence[int]) -> ndarray | None:
     """Return the mean share of copying over the domains at each step; NaN without one, None where there is none."""
     shares = grouped((record for record in evals if record.eval == COPYING), attrgetter("step"))

@@ -14,7 +14,7 @@ from basecap.analysis.sequential import AddedRuns, Looks, Tables, added_runs
 from basecap.analysis.study_files import TextStudyFile, parse
 from basecap.analysis.text.comparison import compare_runs
 from basecap.analysis.text.draws import Runs, few_clusters
-from basecap.analysis.text.losses import EVALUATION, load
+from basecap.analysis.text.losses import EVALUATION, joined, load
 from basecap.analysis.text.measured import Setting
 from basecap.analysis.text.noise import enough_draws
 from basecap.errors import DataError
@@ -81,7 +81,7 @@ def analyse_text(records: StudyRecords) -> TextResults:
         comparisons=compared.rows,
         maturity=compared.maturity,
         runs=described,
-        points=[point for run in runs for point in _points(run, train)],
+        points=[point for run in runs for part in run.measured for point in _points(part, train)],
         curves=[point for run in runs for point in curve(run)],
         documents=_documents(losses),
         evaluations=evaluations(records, runs, without=EVALUATION),
@@ -146,7 +146,8 @@ def _load(runs: Sequence[Run], domains: Sequence[str]) -> tuple[Runs, list[Failu
         if run.info.status == "failed":
             failures.append(run.failure(run.info.message))
         try:
-            found = load(run.records, run.evals, run.log, domains)
+            parts = [load(part.records, part.evals, part.log, domains) for part in run.measured]
+            found = joined([part for part in parts if part is not None])
         except DataError as error:
             failures.append(run.failure(str(error)))
             continue
