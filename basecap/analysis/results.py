@@ -28,6 +28,7 @@ class RunRow:
         evaluating: share of its whole time that evaluation points took; None where that is not recorded.
         tokens: trained on so far.
         tokens_per_s: median over its steps; None without any.
+        passes: how often it reads its training text; None for tasks, and where that was not recorded.
     """
 
     name: str
@@ -40,6 +41,7 @@ class RunRow:
     evaluating: float | None
     tokens: int
     tokens_per_s: float | None
+    passes: float | None = None
     state_bytes: int | None
 
 

@@ -54,7 +54,7 @@ class Direction:
     Attributes:
         now: the gap over the half of the range with the lower losses, which comes later.
         drift: how much larger it is there than over the other half, and its 90 % interval.
-        next: the gap over another range as wide as this one if the drift goes on, and its 80 % interval.
+        next: the gap over another range as wide as this one if the drift goes on, and its 90 % interval.
         state: "settled" where the next range would not change the verdict, "drifts" where it would, "open" where it
             may; None where there is no verdict that it could change.
     """

@@ -79,6 +79,7 @@ def describe(run: Run) -> RunRow:
         parameters=info.parameters,
         state_bytes=info.state_bytes,
         seconds=finite(sum(log.seconds.tolist())) if len(log) else None,
+        passes=info.passes,
         evaluating=shares([info.seconds or {}]).get("evaluations"),
         tokens=int(log.tokens[-1]) if len(log) else max((record.tokens for record in run.evals), default=0),
         tokens_per_s=finite(float(np.median(log.tokens_per_s))) if len(log) else None,

@@ -141,6 +141,7 @@ class RunFile(Provenance):
     parameters: int | None = None
     state_bytes: int | None = None
     seconds: dict[str, float] | None = None
+    passes: float | None = None
 
 
 class TaskRunFile(RunFile):

@@ -24,7 +24,11 @@ def text_charts(study: TextResults) -> Charts:
     called = "training-loss" if study.ood_domains else "held-out-loss"
     return {
         "paper": figures.paper(study),
-        "gaps": {"gaps": figures.forest(study), "gap-along-training": figures.gap_curve(study)},
+        "gaps": {
+            "gaps": figures.forest(study),
+            "gap-along-training": figures.gap_curve(study),
+            "gap-over-tokens": figures.gap_curve(study, "tokens"),
+        },
         "by_domain": {f"gaps-{domain}": figures.forest(study, domain) for domain in domains},
         "enlarged": {
             f"scatter-{domain}-enlarged": figures.scatter(study, domain, main, enlarged=True) for domain in domains

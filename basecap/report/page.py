@@ -31,6 +31,7 @@ from basecap.report.joined_section import (
     measured,
     missing_costs,
 )
+from basecap.report.maturity_text import copies_text, direction_text, maturity_text
 from basecap.report.palette import ON_DARK, Look, looks
 from basecap.report.scores import score_table
 from basecap.report.summary import summarise, titles
@@ -202,6 +203,9 @@ def _environment() -> Environment:
         "gap": gap_text,
         "interval": interval_text,
         "notes": notes,
+        "maturity_words": maturity_text,
+        "copies": copies_text,
+        "direction": direction_text,
         "worth": worth_text,
         "worth_interval": worth_interval_text,
         "runs": runs_text,

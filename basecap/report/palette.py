@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-BLACK, DARK_GREY, GREY, BLUE = "#1b1b1b", "#595959", "#8a8a8a", "#0072b2"
+BLACK, DARK_GREY, GREY, BLUE, GOLD = "#1b1b1b", "#595959", "#8a8a8a", "#0072b2", "#e69f00"
 #: Okabe and Ito without yellow, which is too light on white, then dark colours of Paul Tol's muted scheme.
 COLOURS = (
-    BLUE, "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#117733", "#332288", "#999933",
+    BLUE, "#d55e00", "#009e73", "#cc79a7", GOLD, "#56b4e9", "#882255", "#117733", "#332288", "#999933",
 )  # fmt: skip
 #: Marks by their Vega name -> their outline around (18, 7), for the legend of the page.
 MARKS = {

@@ -27,6 +27,7 @@ class ArchitectureRow:
     seconds: float | None
     evaluating: float | None
     machines: list[str]
+    passes: float | None
     runs: list[RunRow]
 
 
@@ -109,6 +110,7 @@ def by_architecture(study: StudyResults) -> list[ArchitectureRow]:
                 seconds=sum(seconds) if seconds else None,
                 evaluating=mean(evaluating) if evaluating else None,
                 machines=list(dict.fromkeys(machine for run in runs for machine in run.machines)),
+                passes=max((run.passes for run in runs if run.passes is not None), default=None),
                 runs=runs,
             )
         )

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from basecap.analysis.results import StudyResults, SweepRow, TextResults
 from basecap.analysis.rows import Estimate, Gap, Row, grouped
 from basecap.analysis.text.reasons import REFERENCE, undecided
+from basecap.report.maturity_text import rising_text
 from basecap.report.table_rows import measured_on
 from basecap.system.progress import duration
 
@@ -192,6 +193,7 @@ def remarks(study: TextResults) -> list[str]:
     left_out = [f"{row.left_out:,} of {row.domain}" for row in study.overlap if row.left_out]
     copied = "Held-out documents left out because they are in the training text"
     return [
+        *([rising_text(study)] if rising_text(study) else []),
         *checks_text(study.failed_checks),
         *_left_out(study),
         *([f"{study.text_note}."] if study.text_note else []),

@@ -166,7 +166,7 @@ def test_every_gap_has_its_own_tolerance_beside_it():
 def test_the_trained_range_is_shaded_and_lines_are_thick_in_it():
     rows = [row("a", 0.05, 0.1), replace(row("b", 0.2, 0.1), range=(3.35, 3.6))]
     chart = gap_curve(study(*rows))
-    ((_, _, band),) = layers(chart, "rect")
+    _, (_, _, band) = layers(chart, "rect")  # behind it the transition of the reference
     assert (band[0]["low"], band[0]["high"]) == (3.2, 3.6)
     (_, thick) = [layer for layer in chart["layer"] if layer["mark"]["type"] == "line"]
     assert thick["mark"]["strokeWidth"] > 3 and thick["transform"] == [{"filter": "datum.trained"}]
@@ -211,3 +211,17 @@ def test_the_trained_range_is_shaded_over_the_loss_that_it_is_a_range_of(mixed):
     assert [mean["between"] for mean in layers(scatter(one, "arxiv", main, enlarged=False), "point")[0][2]] == [
         "one run"
     ]
+
+
+def test_the_transition_of_the_reference_is_shaded_over_losses_and_over_tokens():
+    """From 10M to 20M tokens, between losses 4.0 after 10M and 3.4 after 30M, by the logarithm of tokens."""
+    several = study(row("a", 0.05, 0.1), row("b", 0.2, 0.1))
+    for axis, low, high in (("tokens", 1e7, 2e7), ("loss", 4.0, 4.0 - 0.6 * np.log(2) / np.log(3))):
+        _, encoding, (band,) = layers(gap_curve(several, axis), "rect")[0]
+        assert [band["low"], band["high"]] == pytest.approx([low, high])
+        assert encoding["x"]["scale"].get("type") == ("log" if axis == "tokens" else None)
+        assert band["label"] == "base learns to copy"
+    young = replace(several, maturity=replace(several.maturity, passed=None))
+    assert layers(gap_curve(young, "tokens"), "rect")[0][2][0]["high"] == pytest.approx(6e7)
+    unknown = replace(several, maturity=replace(several.maturity, started=None))
+    assert len(layers(gap_curve(unknown), "rect")) == 1

@@ -56,6 +56,10 @@ class Page(HTMLParser):
         return [attributes["data-name"] for tag, attributes in self.tags if tag == "div" and "data-name" in attributes]
 
 
+#: The charts of gaps over all domains.
+GAPS = {"gaps", "gap-along-training", "gap-over-tokens"}
+
+
 def printed(studies: Sequence[StudyResults], paths: Sequence[Path], width: int = 160) -> str:
     out = io.StringIO()
     Console(width=width, file=out).print(terminal_table(studies, paths))
@@ -74,6 +78,7 @@ def test_one_offline_page_with_every_part(tmp_path):
     assert {
         "gaps",
         "gap-along-training",
+        "gap-over-tokens",
         "training",
         "gaps-github",
         "scatter-github-enlarged",
@@ -185,9 +190,14 @@ def test_a_mixed_study_shows_differences_without_verdicts(tmp_path):
     for said in ("Differences at equal training loss", "so there is no verdict", "The same over the held-out loss"):
         assert said in page.text
     assert not [attributes for _, attributes in page.tags if "badge" in attributes.get("class", "")]
-    assert {"gaps", "gap-along-training", "scatter-c4-enlarged", "scatter-c4", "scatter-c4-held-out-loss"} <= set(
-        page.charts
-    )
+    assert {
+        "gaps",
+        "gap-along-training",
+        "gap-over-tokens",
+        "scatter-c4-enlarged",
+        "scatter-c4",
+        "scatter-c4-held-out-loss",
+    } <= set(page.charts)
     assert re.search(r"other +[+-]0\.\d{3} ", text) and "so there is no verdict" in text
 
 
@@ -241,11 +251,13 @@ def test_results_are_not_replaced_when_the_records_of_their_runs_are_gone(tmp_pa
         write_report([other.path], other.path)
 
 
-@pytest.mark.parametrize(("documents", "pictures"), [(60, {"gaps", "gap-along-training"}), (5, set())])
+@pytest.mark.parametrize(
+    ("documents", "pictures"), [(60, {"gaps", "gap-along-training", "gap-over-tokens"}), (5, set())]
+)
 def test_only_charts_that_are_there_are_described(tmp_path, documents, pictures):
     write_study(tmp_path, architectures=TWO, documents=documents, ood=["github"])
     page = Page(write_report([tmp_path], tmp_path).page)
-    assert {"gaps", "gap-along-training"} & set(page.charts) == pictures
+    assert GAPS & set(page.charts) == pictures
     assert ("Thin bar:" in page.text) == ("the gap at each loss" in page.text) == bool(pictures)
     assert ("Tolerance" in page.text) == ("By domain" in page.text) == bool(pictures)
 

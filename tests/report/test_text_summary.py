@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from basecap.analysis.results import Overlap, Point, SweepRow
-from basecap.analysis.rows import LeftOut
-from basecap.analysis.sequential import Looks
+from basecap.analysis.rows import CopyingShares, Direction, Interval, LeftOut
+from basecap.analysis.sequential import AddedRuns, Looks
+from basecap.report.maturity_text import copies_text, direction_text, maturity_text
 from basecap.report.summary import summarise
 from basecap.report.text_notes import notes
 from basecap.report.text_summary import (
@@ -25,7 +26,7 @@ from basecap.report.text_summary import (
     worth_interval_text,
     worth_text,
 )
-from tests.report.made_up import gap, row, run_row, study, undecided, without_gap
+from tests.report.made_up import MATURE, gap, row, run_row, study, undecided, without_gap
 
 
 def test_the_headline_says_who_keeps_degrades_is_undecided_and_behind():
@@ -224,3 +225,51 @@ def test_runs_that_are_not_at_their_end_or_not_compared_are_named():
     ]
     found = study(*rows, runs=[replace(run, status="finished") for run in runs])
     assert unfinished(found) == "" and "a seed 1 (it ends early)" in remarks(found)[0]
+
+
+def test_a_table_that_is_too_early_says_so_once():
+    """What helps the reference helps every row; a row that drifts says so for itself."""
+    young = replace(
+        MATURE, state="early", words="train about 90 million more tokens: the reference has started to copy"
+    )
+    early = [row(name, 0.3, 0.1, "early") for name in ("a", "b")]
+    found = study(*early, maturity=young)
+    assert headline(found).endswith("compared with base: a and b are too early to judge.")
+    assert reasons(found) == ["Too early: train about 90 million more tokens: it has started to copy."]
+    unknown = study(row("a", 0.3, 0.1, "maturity unknown"), maturity=replace(young, state="maturity unknown"))
+    assert headline(unknown).endswith("a has no verdict, as maturity is unknown.")
+    assert reasons(unknown)[0].startswith("Maturity unknown: train about")
+    drifts = replace(early[0], words="too early: the gap drifts")
+    assert reasons(study(drifts, row("b", 0.3, 0.1, "degrades"))) == ["a: too early: the gap drifts."]
+
+
+def test_a_reference_that_overfits_is_named():
+    found = study(row("a", 0.0, 0.1), maturity=replace(MATURE, rises=2.3e8))
+    said = "The held-out loss of base rises after 230 million tokens, where it overfits its training text"
+    assert said in remarks(found)[0] and said in maturity_text(found)
+    assert maturity_text(study()) == "Mature: the reference is past its transition."
+
+
+def test_copying_and_direction_are_written_for_the_table():
+    shares = CopyingShares(begin=0.116, end=0.2847)
+    assert copies_text(shares) == "11.6 … 28.5 %" and copies_text(replace(shares, begin=None)) == "– … 28.5 %"
+    assert copies_text(None) == copies_text(CopyingShares(begin=None, end=None)) == "–"
+    moved, after = (Interval(value=0.1, low=low, high=0.2) for low in (0.01, -0.1))
+    where = Direction(now=0.1, drift=moved, next=after, state="open")
+    found = gap(0.0, 0.1, direction=where)
+    assert direction_text(found) == "rises; another such range may change the verdict"
+    still = replace(found, direction=replace(where, drift=after, state=None))
+    assert direction_text(still) == "no measurable drift" and direction_text(gap(0.0, 0.1)) == "–"
+
+
+def test_runs_that_were_added_after_a_table_are_named():
+    added = AddedRuns(runs={"a": [5, 6]}, tables=1, confidence=0.9)
+    found = study(row("a", 0.0, 0.1), added=added)
+    assert (
+        "seeds of a 5, 6. Where what was seen led to that, the intervals hold with at least 90 %"
+        in (summarise(found).cautions[0])
+    )
+    assert (
+        "Over all 2 tables that were made of this study they hold with at least 90 %."
+        in dict(notes(found))["Intervals"]
+    )

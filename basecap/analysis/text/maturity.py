@@ -33,8 +33,8 @@ LATER = 2.4
 AFTER_DECAY = 2.5
 #: A point beside which copying was measured lies within this factor of its tokens.
 NEAR = 2.0
-#: Probabilities of calling a gap early that stands still, and settled where the next range would change its verdict.
-EARLY_LEVEL, SETTLED_LEVEL = 0.05, 0.1
+#: Probability with which each end of the intervals of a drift, and of the gap over the next range, may be wrong.
+LEVEL = 0.05
 
 
 def share_after(run: RunLosses, tokens: float) -> float:
@@ -118,18 +118,15 @@ def directions(drift: Plain, level: Plain, after: Plain) -> list[Direction]:
     """Return where the gap of each row goes, from its drift, its level and its level over the next range."""
     found = []
     for row in range(len(level.value)):
-        moved, following = (
-            _interval(plain, row, probability) for plain, probability in ((drift, EARLY_LEVEL), (after, SETTLED_LEVEL))
-        )
+        moved, following = (_interval(plain, row) for plain in (drift, after))
         now = float(level.value[row] + drift.value[row] / 2)
         found.append(Direction(now=now, drift=moved, next=following))
     return found
 
 
-def _interval(plain: Plain, row: int, level: float) -> Interval:
-    """Return an interval each end of which is wrong with probability `level`."""
+def _interval(plain: Plain, row: int) -> Interval:
     value, freedom = float(plain.value[row]), float(plain.freedom[row])
-    half = float(plain.error[row]) * student_quantile(freedom, 1 - level)
+    half = float(plain.error[row]) * student_quantile(freedom, 1 - LEVEL)
     return Interval(value=value, low=value - half, high=value + half)
 
 

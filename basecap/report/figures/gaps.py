@@ -1,12 +1,13 @@
 """The figures of gaps: every gap with its interval, and the gap along the whole range of losses."""
 
-from collections.abc import Iterable, Sequence
-from math import ceil, floor, log10
+from collections.abc import Callable, Iterable, Sequence
+from math import ceil, floor, log, log10
 from statistics import median
+from typing import Literal
 
 from basecap.analysis.results import TextResults
 from basecap.analysis.rows import Estimate, Gap, GapCurve, Row
-from basecap.report.figures.spec import PICKED, Datum, Spec, chart, layer, number, unless_picked
+from basecap.report.figures.spec import PICKED, Datum, Rows, Spec, chart, layer, number, unless_picked
 from basecap.report.figures.style import (
     ABSCISSAE,
     NATS,
@@ -19,9 +20,11 @@ from basecap.report.figures.style import (
     tooltip,
     trained_band,
 )
-from basecap.report.palette import DARK_GREY
+from basecap.report.palette import DARK_GREY, GOLD
 from basecap.report.text_summary import gap_text, interval_text
 
+#: What a gap is drawn over: losses, or the tokens after which the reference has them.
+Axis = Literal["loss", "tokens"]
 #: Bands of more architectures than this hide each other.
 FEW = 3
 
@@ -98,9 +101,10 @@ def _bar(name: str, gap: Gap, low: float, high: float) -> Datum:
     }
 
 
-def gap_curve(study: TextResults) -> Spec | None:
-    """The gap along the whole range of losses, thick over each row's trained range, with its interval at each place.
+def gap_curve(study: TextResults, axis: Axis = "loss") -> Spec | None:
+    """The gap along training, thick over each row's trained range, with its interval at each place.
 
+    Over the whole range of losses that both have reached, or the tokens after which the reference has these losses.
     Bands of many architectures hide the lines and each other: then only those picked in the page's legend are drawn.
     """
     rows = [point for row in study.comparisons for point in _places(row)]
@@ -110,40 +114,87 @@ def gap_curve(study: TextResults) -> Spec | None:
     shown = [0.0, *(row["value"] for row in rows)]
     ends = [row[end] for row in rows for end in ("low", "high") if row[end] is not None]
     window = _window(shown, ends, limit=(3 if few else 1) * max(map(abs, shown)))
-    span = {"domain": extent([row["loss"] for row in rows]), "nice": False, "zero": False}
+    x = _abscissa(study, axis, [row[axis] for row in rows])
 
     def y(field: str) -> Spec:
         return number(field, f"gap to {study.reference} ({NATS})", **_around_zero(*window))
 
-    def x(field: str) -> Spec:
-        return number(field, f"{ABSCISSAE[compared_at(study)]} ({NATS})", span, {"tickCount": 8})
-
-    look = {"x": x("loss"), "color": colour(study, rows)}
+    look = {"x": x(axis), "color": colour(study, rows)}
     first = f"{PICKED}.length == 0 || " if few else ""
     shade = {"condition": {"test": f"{first}indexof({PICKED}, datum.name) >= 0", "value": 0.15}, "value": 0}
     line = {**look, "y": y("value"), "opacity": unless_picked(), "strokeDash": dash(study, rows)}
-    layers = [*trained_band(study, x), _zero("y", y("at"))]
+    trained = trained_band(study, x) if axis == "loss" else []
+    layers = [*_transition(study, rows, axis, x), *trained, _zero("y", y("at"))]
     if ends:
         band = {**look, "y": y("low"), "y2": ref("high"), "opacity": shade}
         layers.append(layer(rows, {"type": "area", "clip": True}, band, "isValid(datum.low)"))
     # A line answers the pointer with its first place only; points that cannot be seen answer with theirs.
     point = {"type": "point", "filled": True, "size": 60, "opacity": 0, "aria": False}
+    told = tooltip("name", "loss", "tokens", "gap", "interval")
     layers += [
         layer(rows, {"type": "line", "strokeWidth": 1.2}, line),
         layer(rows, {"type": "line", "strokeWidth": 3.5}, line, "datum.trained"),
-        layer(rows, point, {**look, "y": y("value"), "tooltip": tooltip("name", "loss", "gap", "interval")}),
+        layer(rows, point, {**look, "y": y("value"), "tooltip": told}),
     ]
-    return chart(layers, width=480, height=300, title="along training", pick=True)
+    title = "along training" if axis == "loss" else "over tokens"
+    return chart(layers, width=480, height=300, title=title, pick=True)
+
+
+def _abscissa(study: TextResults, axis: Axis, values: Sequence[float]) -> Callable[[str], Spec]:
+    """Return the x axis that reads a field, for a range of `values`."""
+    if axis == "tokens":
+        span: Spec = {"domain": [min(values), max(values)], "nice": False, "type": "log"}
+        title, ticks = f"tokens after which {study.reference} has that loss", {"tickCount": 6, "format": "~s"}
+    else:
+        span = {"domain": extent(values), "nice": False, "zero": False}
+        title, ticks = f"{ABSCISSAE[compared_at(study)]} ({NATS})", {"tickCount": 8}
+    return lambda field: number(field, title, span, ticks)
+
+
+def _transition(study: TextResults, rows: Rows, axis: Axis, x: Callable[[str], Spec]) -> list[Spec]:
+    """Shade where the reference learns to copy, from the start of its transition to its end, or to the last place."""
+    if study.maturity is None or study.maturity.started is None:
+        return []
+    places = sorted((row["tokens"], row["loss"]) for row in rows)
+    begin, end = study.maturity.started, study.maturity.passed or places[-1][0]
+    begin, end = (min(max(tokens, places[0][0]), places[-1][0]) for tokens in (begin, end))
+    if begin >= end:
+        return []
+    found = [begin, end] if axis == "tokens" else [_loss_after(tokens, places) for tokens in (begin, end)]
+    band = [{"low": found[0], "high": found[1], "label": f"{study.reference} learns to copy"}]
+    text = {
+        "type": "text",
+        "align": "left",
+        "baseline": "bottom",
+        "dx": 3,
+        "dy": -3,
+        "fontSize": 11,
+        "color": DARK_GREY,
+    }
+    shade = {"type": "rect", "clip": True, "color": GOLD, "opacity": 0.18}
+    left = "low" if axis == "tokens" else "high"  # losses fall
+    return [
+        layer(band, shade, {"x": x("low"), "x2": ref("high")}),
+        layer(band, text, {"x": x(left), "y": {"value": 300}, "text": ref("label")}),
+    ]
+
+
+def _loss_after(tokens: float, places: Sequence[tuple[float, float]]) -> float:
+    """Return the loss of the reference after so many tokens, between places [(tokens, loss)] in their order."""
+    after = next(index for index, (count, _) in enumerate(places) if count >= tokens)
+    (before, high), (count, low) = places[max(0, after - 1)], places[after]
+    return low if count == before else high + (low - high) * log(tokens / before) / log(count / before)
 
 
 def _places(row: Row) -> Iterable[Datum]:
     """Yield the data of a row's gap at each place; the ends of its interval are None in a study without intervals."""
     if row.along is None or row.range is None:
         return
-    for loss, estimate in zip(row.along.loss, _estimates(row.along), strict=True):
+    for loss, tokens, estimate in zip(row.along.loss, row.along.tokens, _estimates(row.along), strict=True):
         yield {
             "name": row.name,
             "loss": loss,
+            "tokens": tokens,
             "trained": row.range[0] <= loss <= row.range[1],
             **vars(estimate),
             "gap": gap_text(estimate),

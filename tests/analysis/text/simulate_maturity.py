@@ -80,13 +80,13 @@ def drifting(
         wander=wander,
         seeds=seeds[0],
         reference_seeds=seeds[1],
-        documents=60,
+        documents=40,
         points=POINTS,
         speeds=(1.0,),
     )
     rng, verdicts = np.random.default_rng(seed), {kind.name: Counter() for kind in rows}
     for _ in range(studies):
-        found = compare_runs(world.names, runs(world, rng), setting(100, 4000), np.random.default_rng(0))
+        found = compare_runs(world.names, runs(world, rng), setting(60, 2000), np.random.default_rng(0))
         for kind, row in zip(rows, found.rows, strict=True):
             verdicts[kind.name][row.verdict] += 1
     return {name: dict(counted) for name, counted in verdicts.items()}
