@@ -61,7 +61,7 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_interpreter() -> None:
-    """Spare Triton's interpreter what it does in vain at every step."""
+    """Make Triton's interpreter faster: it repeats unnecessary work at every step."""
     from tests._interpreter import quicken
 
     quicken()

@@ -72,7 +72,7 @@ class LanguageModel(nn.Module):
     def compile_decoding(self) -> None:
         """Compile `step`: a block's many small kernels become a few, and equal blocks share their code.
 
-        The code works for any number of tokens in the caches, but for one batch size and cache capacity.
+        The code works for any number of tokens in the caches, and for one batch size and cache capacity.
         """
         _reset_compiler()
         self._block_steps = [torch.compile(block.step) for block in self._blocks]

@@ -81,7 +81,7 @@ def packed(x: Tensor, other: Tensor, weight: Tensor, own: Tensor) -> Probe:
 
 
 def runs(length: int, period: int) -> Tensor:
-    """Return bool [period, T], true but for short gaps, with a run that begins and one that ends at every position.
+    """Return bool [period, T], true except in short gaps, with a run that begins and one that ends at every position.
 
     Row r has its gaps `period` positions apart, one position earlier than row r - 1.
     """

@@ -180,7 +180,7 @@ class NoAttention:
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flash-linear-attention whose models are the same, but for one that cannot be built."""
+    """A flash-linear-attention whose models are the same, except one that cannot be built."""
     fake = ModuleType("fla.models")
     for peer in peers.PEERS:
         vars(fake)[f"{peer.stem}Config"] = SimpleNamespace

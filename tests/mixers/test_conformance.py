@@ -49,7 +49,7 @@ def test_starts_in_its_own_backbone(name, monkeypatch):
 
 
 def one_name_per_mixer():
-    """Return the first name of each mixer class, as its options seldom change the graph.
+    """Return the first name of each mixer class, as its options rarely change the graph.
 
     An architecture all of whose layers are among another's is checked with that one.
     """
@@ -61,7 +61,7 @@ def one_name_per_mixer():
 
 @pytest.mark.parametrize(
     ("name", "length"),
-    # 40 tokens cross the tiny windows and chunks, and the chunks of the recurrences but for this one.
+    # 40 tokens cross the tiny windows and chunks, and the chunks of all recurrences except this one.
     [*((name, 40) for name in (*one_name_per_mixer(), "transformer++ alibi", "transformer++ window")), LONG_CHUNKS],
 )
 def test_conforms_compiled(name, length, monkeypatch):

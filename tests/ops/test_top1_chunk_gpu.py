@@ -51,7 +51,7 @@ def test_offsets_beyond_32_bits(K):
 
 @on_gpu
 def test_a_million_tokens():
-    """Choices of queries all along a row of 2^20 tokens have the largest score in float64, but for rounding."""
+    """Choices of queries all along a row of 2^20 tokens have the largest score in float64, up to rounding."""
     T, H, K, chunk = 2**20, 2, 64, 128
     q, k, v, do = draw(T, H, K)
     choice = top1_chunk_choice(q, k, chunk=chunk, mode="approx", backend="triton")
@@ -108,7 +108,7 @@ def test_choices_are_best_whatever_the_input(mode, K, remote, dtype, lengths, po
 @pytest.mark.parametrize("K", [64, 128])
 @pytest.mark.parametrize("mode", ["exact", "approx"])
 def test_hopper_chooses_as_other_gpus_do(mode, K, dtype, heads, lengths):
-    """Both kinds of kernels choose the best chunks, but for rounding; some scores are large."""
+    """Both kinds of kernels choose the best chunks, up to rounding; some scores are large."""
     N = sum(lengths)
     generator = torch.Generator("cuda").manual_seed(N)
     q, k = (torch.randn(N, count, K, generator=generator, device="cuda", dtype=dtype) for count in heads)

@@ -19,7 +19,7 @@ def draws(count: int, key: int = 7) -> ExampleDraws:
 
 
 def assert_equally_frequent(found: np.ndarray, outcomes: list[tuple[int, ...]]) -> None:
-    """Assert that rows of `found` are `outcomes`, all equally often but for chance."""
+    """Assert that rows of `found` are `outcomes`, all equally often up to chance."""
     numbers = {outcome: number for number, outcome in enumerate(outcomes)}
     counts = np.bincount([numbers[tuple(row)] for row in found.tolist()], minlength=len(outcomes))
     assert chisquare(counts).pvalue > LEAST

@@ -90,7 +90,7 @@ def test_resume_is_exact_to_the_bit(model, stream, tmp_path):
     assert len(curve(RunRecords(tmp_path / "resumed"))) == 15
     seen = []
     resumed = train(fresh(model), stream, tmp_path / "resumed", options, lambda model, step, tokens: seen.append(step))
-    assert seen == [15, 20]  # the checkpoint of step 14 stands, what came after is done again
+    assert seen == [15, 20]  # the checkpoint of step 14 is kept; later steps are repeated
     assert curve(resumed) == curve(straight)
     a, b = (checkpoint.load_model(records.resume) for records in (straight, resumed))
     for (name, one), other in zip(a.named_parameters(), b.parameters(), strict=True):

@@ -21,7 +21,7 @@ def verdict(fall: Fall, gap: Interval, variance: float) -> str:
 
 
 def straight(slopes, levels, noise: float = 0.0, points: int = 20) -> list[Curve]:
-    """Return a run for each slope, straight over the logarithm of tokens but for `noise`, on two domains alike."""
+    """Return a run for each slope, straight over the logarithm of tokens except for `noise`, on two domains alike."""
     rng = np.random.default_rng(0)
     trained = np.arange(1, points + 1) * 1000.0
     places = np.log(trained) - np.log(trained[points // 2 :]).mean()

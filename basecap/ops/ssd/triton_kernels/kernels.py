@@ -266,7 +266,7 @@ def decays_bwd_kernel(
     """Gradients of a chunk's log decays, `dlog` [B, T, H], from the derivatives by the logarithms of what they scale.
 
     For each token these are `read` from the chunk's earlier tokens and `entered` from the state before it, `written`
-    for later tokens and `left` for the state after it; and `kept` across the chunk, but for the decay. The log decay at
+    for later tokens and `left` for the state after it; and `kept` across the chunk, without the decay. The log decay at
     t scales what is read from t on, less what was also written from t on. What both hold are the same rounded numbers,
     which cancel in float64; of those of q.dq - k.dk, say, rounding errors would remain.
     """
