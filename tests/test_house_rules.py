@@ -389,3 +389,18 @@ def test_words_are_plain():
         for word in pattern.finditer(text)
     ]
     assert len(pages) > 20 and not wrong, "write plain English:\n" + "\n".join(wrong)
+
+
+def prose_of(page: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line number, text) of a page without tables, code, pictures and the targets of links."""
+    fenced = False
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        fenced ^= line.startswith("```")
+        if not fenced and not line.startswith(("|", "```", "![", "    ")):
+            yield number, re.sub(r"\]\([^)]*\)", "]", line)
+
+
+def test_prose_of_pages_wraps_at_120_columns():
+    pages = [path for path in ROOT.rglob("*.md") if not {".venv", "runs", "build"} & {*path.relative_to(ROOT).parts}]
+    wrong = [f"{relative(page)}:{number}" for page in pages for number, line in prose_of(page) if len(line) > 120]
+    assert len(pages) > 30 and not wrong, "break these lines at 120 columns:\n" + "\n".join(wrong)

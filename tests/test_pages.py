@@ -85,18 +85,3 @@ def test_commands_are_valid(page, words, monkeypatch):
 def test_modules_are_there():
     named = {name for page in PAGES for name in MODULE.findall(page.read_text(encoding="utf-8"))} - {"pip", "venv"}
     assert named and all(importlib.util.find_spec(name) for name in named)
-
-
-def _prose(page: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text) of a page without tables, code, pictures and the targets of links."""
-    fenced = False
-    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
-        fenced ^= line.startswith("```")
-        if not fenced and not line.startswith(("|", "```", "![", "    ")):
-            yield number, re.sub(r"\]\([^)]*\)", "]", line)
-
-
-def test_prose_wraps_at_120_columns():
-    pages = [path for path in ROOT.rglob("*.md") if not {".venv", "runs", "build"} & {*path.relative_to(ROOT).parts}]
-    wrong = [f"{page.relative_to(ROOT)}:{number}" for page in pages for number, line in _prose(page) if len(line) > 120]
-    assert len(pages) > 30 and not wrong, wrong
