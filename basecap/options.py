@@ -1,11 +1,14 @@
-"""Options of mixers, evaluations and tasks: checked, with errors that name the option."""
+"""Values that people write, checked: options of mixers, evaluations and tasks, keys of files. Errors name the place."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from basecap.errors import ConfigError, describe_problem, nearest
+from basecap.errors import ConfigError, DataError, describe_problem, nearest
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -34,9 +37,62 @@ def configured(kind: type[C], options: Mapping[str, Any], owner: str) -> C:
     try:
         return kind(**options)
     except ValidationError as error:
-        first = error.errors()[0]
-        option = ".".join(map(str, first["loc"]))
-        if first["type"] == "missing":
-            raise ConfigError(f"{owner} needs the option {option!r}; add it.") from error
-        given = f"option {option!r} of {owner} cannot be {first['input']!r}"
-        raise ConfigError(f"{given}: it {describe_problem(first)}.") from error
+        problem = first_problem(error)
+        if problem.kind == "missing":
+            raise ConfigError(f"{owner} needs the option {problem.where!r}; add it.") from error
+        given = f"option {problem.where!r} of {owner} cannot be {problem.given!r}"
+        raise ConfigError(f"{given}: it {problem.words}.") from error
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with checked values."""
+
+    details: ErrorDetails
+
+    @property
+    def place(self) -> tuple[int | str, ...]:
+        """The keys and indices that lead to the wrong value; alternatives of a type, such as "[list]", are no part."""
+        return tuple(part for part in self.details["loc"] if part not in ("[key]", "[number]", "[list]"))
+
+    @property
+    def where(self) -> str:
+        """The place, such as "train.lr"."""
+        return ".".join(map(str, self.place))
+
+    @property
+    def kind(self) -> str:
+        """The type of the error, as pydantic calls it."""
+        return self.details["type"]
+
+    @property
+    def given(self) -> Any:
+        """The wrong value."""
+        return self.details["input"]
+
+    @property
+    def words(self) -> str:
+        """What is wrong, such as "should be a whole number"; no full stop."""
+        return describe_problem(self.details)
+
+
+def problems(error: ValidationError) -> list[Problem]:
+    """Return everything that is wrong with checked values; every sentence about them is made from these."""
+    return [Problem(details) for details in error.errors()]
+
+
+def first_problem(error: ValidationError, before: Collection[str] = ()) -> Problem:
+    """Return the first problem of a kind in `before` that an error lists, else its first problem."""
+    found = problems(error)
+    return next((problem for problem in found if problem.kind in before), found[0])
+
+
+def damaged(
+    path: Path, error: ValidationError, *, rows: bool = False, remedy: str = "restore or remove it"
+) -> DataError:
+    """Return the error for a file whose content is wrong; with `rows` the first part of a place is its line."""
+    problem = first_problem(error)
+    place, *rest = problem.place if rows else ("", *problem.place)
+    line = f":{int(place) + 1}" if rows else ""
+    where = ".".join(map(str, rest))
+    return DataError(f"{path}{line} is damaged at {where!r} ({problem.words}); {remedy}.")

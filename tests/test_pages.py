@@ -12,7 +12,7 @@ import typer
 
 from basecap.cli import app
 from basecap.cli.lists import is_task
-from basecap.registry import load_plugin
+from basecap.plugins import load_plugin
 from basecap.study.config import load_study, select, with_named
 
 ROOT = Path(__file__).parent.parent

@@ -9,7 +9,7 @@ from torch import nn
 
 from basecap import mixers
 from basecap.mixers import Mixer
-from basecap.registry import load_plugin
+from basecap.plugins import load_plugin
 from basecap.testing.check_mixer import check_mixer
 from basecap.testing.new_mixer import write_mixer
 

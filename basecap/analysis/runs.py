@@ -8,10 +8,10 @@ import numpy as np
 
 from basecap.analysis.results import CurvePoint, EvaluationResults, EvaluationRow, Failure, RunRow, SweepRow
 from basecap.analysis.rows import finite
-from basecap.analysis.study_files import EnvironmentFile, RunFile, parse
+from basecap.analysis.study_files import EnvironmentFile, parse
 from basecap.analysis.training_log import TrainingLog
 from basecap.errors import DataError
-from basecap.records import RunRecords, StudyRecords
+from basecap.records import RunInfo, RunRecords, StudyRecords
 from basecap.records.branches import finished_branches
 from basecap.records.measured import Record
 from basecap.train.wall_time import shares
@@ -29,7 +29,7 @@ class Run:
     """
 
     records: RunRecords
-    info: RunFile
+    info: RunInfo
     log: TrainingLog
     evals: list[Record]
     branches: tuple["Run", ...] = ()
@@ -40,10 +40,11 @@ class Run:
         return self.branches if self.info.schedule == "wsd" else (self,)
 
     @classmethod
-    def read(cls, records: RunRecords, study: StudyRecords, names: Sequence[str], kind: type[RunFile]) -> "Run":
+    def read(cls, records: RunRecords, study: StudyRecords, names: Sequence[str]) -> "Run":
         """Read all but the documents; raises DataError, also for a run whose architecture is not among `names`."""
-        path = records.path / "run.json"
-        info = parse(records.info(), kind, path)
+        path, info = records.path / "run.json", records.info()
+        if info is None:  # it was removed since the directory was listed
+            raise DataError(f"{path} does not exist; restore it, or remove its directory.")
         if info.name not in names:
             raise DataError(f"{path} belongs to {info.name!r}, which is not in the study; remove its directory.")
         place = study.run(info.name, info.seed).path
@@ -61,9 +62,9 @@ class Run:
         return Failure(name=self.info.name, seed=self.info.seed, message=message)
 
 
-def read_runs(records: StudyRecords, names: Sequence[str], kind: type[RunFile] = RunFile) -> list[Run]:
+def read_runs(records: StudyRecords, names: Sequence[str]) -> list[Run]:
     """Read the runs of a study in the order of `names`, then of seeds; raises DataError as `Run.read`."""
-    runs = [Run.read(found, records, names, kind) for found in records.runs()]
+    runs = [Run.read(found, records, names) for found in records.runs()]
     return sorted(runs, key=lambda run: (names.index(run.info.name), run.info.seed))
 
 
@@ -86,9 +87,9 @@ def describe(run: Run) -> RunRow:
     )
 
 
-def _machines(info: RunFile) -> list[str]:
+def _machines(info: RunInfo) -> list[str]:
     """Return the machines that a run was trained on, one after the other, as "NVIDIA H200, bf16"."""
-    named = [f"{found.device}, {found.precision}" for found in (*(info.before or ()), info) if found.device]
+    named = [f"{found.device}, {found.precision}" for found in (*info.before, info) if found.device]
     return list(dict.fromkeys(named))
 
 

@@ -1,13 +1,15 @@
-"""The parts of study.yaml and of a run's records that the analysis reads, checked: people may have edited them."""
+"""The parts of study.yaml and of a run's records that the analysis reads, checked: people may have edited them.
 
-from collections.abc import Sequence
+The reading is lenient: records of earlier versions lack some keys and have others, and only what is used is checked.
+`RunInfo` of `basecap.records` does the same for run.json.
+"""
+
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
 
-from basecap.errors import DataError, describe_problem
+from basecap.options import damaged
 from basecap.records import RunRecords
 
 
@@ -108,47 +110,11 @@ class TaskStudyFile(_File):
     summary: str = ""
 
 
-class Machine(_File):
-    """What a run was trained on."""
-
-    device: str | None = None
-    precision: str | None = None
-
-
-class Provenance(Machine):
-    """The keys that are read in the run.json of a run that is resumed."""
-
-    before: list[Machine] | None = None
-    plugins: dict[str, str] | None = None
-
-
 class EnvironmentFile(_File):
     """The keys that are read in environment.json of any study."""
 
     failed_checks: dict[str, str] = {}
     plugins: dict[str, dict[str, str]] = {}
-
-
-class RunFile(Provenance):
-    """The keys that are read in run.json."""
-
-    name: str
-    seed: int
-    use: str
-    status: str
-    message: str
-    schedule: str | None = None
-    parameters: int | None = None
-    state_bytes: int | None = None
-    seconds: dict[str, float] | None = None
-    passes: float | None = None
-
-
-class TaskRunFile(RunFile):
-    """The keys that are read in the run.json of a study of tasks."""
-
-    architecture: str
-    task: str
 
 
 class Metrics(_File):
@@ -165,13 +131,12 @@ _METRICS = TypeAdapter(list[Metrics], config=ConfigDict(defer_build=True))
 File = TypeVar("File", bound=BaseModel)
 
 
-def parse(content: dict[str, Any], kind: type[File], path: Path | str) -> File:
+def parse(content: dict[str, Any], kind: type[File], path: Path) -> File:
     """Return `content` as a `kind`; raises DataError naming the file at `path` when a key is missing or mistyped."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        problem = error.errors()[0]
-        raise _damaged(path, problem, problem["loc"]) from error
+        raise damaged(path, error) from error
 
 
 def read_metrics(run: RunRecords) -> list[Metrics]:
@@ -179,11 +144,4 @@ def read_metrics(run: RunRecords) -> list[Metrics]:
     try:
         return _METRICS.validate_python(run.metrics())
     except ValidationError as error:
-        problem = error.errors()[0]
-        index, *loc = problem["loc"]
-        raise _damaged(f"{run.path / 'metrics.jsonl'}:{int(index) + 1}", problem, loc) from error
-
-
-def _damaged(path: Path | str, problem: ErrorDetails, loc: Sequence[int | str]) -> DataError:
-    where = ".".join(str(part) for part in loc)
-    return DataError(f"{path} is damaged at {where!r} ({describe_problem(problem)}); restore or remove it.")
+        raise damaged(run.path / "metrics.jsonl", error, rows=True) from error

@@ -32,6 +32,7 @@ from basecap.cli.options import (
     StudyArgument,
     load_plugins,
     log,
+    seed_limit,
 )
 from basecap.cli.output import console, print_table, report_output_error
 from basecap.cli.usage import UsageError, usage_message
@@ -104,7 +105,6 @@ def run(
 ) -> None:
     """Train and evaluate a study, then write its report. Run the same command again to resume."""
     from basecap.study.config import load_study, select, with_named
-    from basecap.study.seed_limit import seed_limit
 
     load_plugins(plugin)
     config = with_named(load_study(study, settings, scale), only)
@@ -123,12 +123,12 @@ def run(
         infos = train_until_decided(config, StudyRecords(directory), most, chosen, train, log)
     if not infos:  # a worker of torchrun: only the leader reports
         return
-    failed_runs = {(info["name"], info["seed"]) for info in infos if info["status"] == "failed"}
+    failed_runs = {(info.name, info.seed) for info in infos if info.status == "failed"}
     made = _report([directory], directory, reported=failed_runs)
     failures = [failure.name for study in made.studies for failure in study.failures]
-    asked = {info["name"] for info in infos}  # failures of earlier commands do not count
+    asked = {info.name for info in infos}  # failures of earlier commands do not count
     failed = [name for name in failures if name in asked]
-    failed += [info["name"] for info in infos if info["status"] == "failed"]  # runs of a sweep are not in the report
+    failed += [info.name for info in infos if info.status == "failed"]  # runs of a sweep are not in the report
     if failed:
         count = len(set(failed))
         typer.echo(f"architectures that failed: {count}; the reasons are above and in the report.", err=True)
@@ -184,7 +184,7 @@ def eval_(
     from basecap.records.evaluation_points import parse_at
 
     points = None if at is None else parse_at(at)
-    directory = RunRecords(path).study if RunRecords(path).info() else path
+    directory = RunRecords(path).study if RunRecords(path).info() is not None else path
     StudyRecords(directory).study()
     load_plugins(plugin)
 

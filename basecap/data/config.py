@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from basecap.data.hashes import digest
 from basecap.data.sources import SOURCES, plugin_of
 from basecap.errors import ConfigError, nearest
-from basecap.registry import plugin_digest
+from basecap.plugins import plugin_digest
 from basecap.system.yaml_text import read_number
 
 #: Part of every hash; increase it when the meaning of an option or of a stored file changes.

@@ -25,7 +25,7 @@ from basecap.data.shards import Limits, Shard, token_counts, write_shard
 from basecap.data.sources import SOURCES, SPLITS, Part, Source, Split, plugin_of
 from basecap.data.tokenizer import Tokenizer, byte_tokenizer, is_local, refuse_missing_file, train_bpe
 from basecap.errors import BasecapError, DataError, nearest
-from basecap.registry import load_plugin
+from basecap.plugins import load_plugin
 from basecap.system.files import FULL, replacing
 from basecap.system.locks import locked
 from basecap.system.processes import WorkerKilled, WorkerPool, usable_cores

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from basecap.data import find_prepared
+from basecap.plan.checks import check
 from basecap.plan.evaluation_work import evaluation_shares, evaluation_work
 from basecap.plan.prospects import prospects, short_runs
-from basecap.plan.runs import RunSpec, costs, moved_points, plan_evaluations, plan_runs
+from basecap.plan.runs import Plan, RunSpec, costs, moved_points, plan_runs, plan_study
 from basecap.plan.workloads import Tasks, Workloads, cache_of
 from basecap.records import StudyRecords
-from basecap.run.start import check
 from basecap.study.config import StudyConfig
 from basecap.system import environment
 from basecap.system.progress import duration
@@ -53,9 +53,10 @@ def estimate(study: StudyConfig, out: Path) -> list[dict[str, Any]]:
     """
     device = environment.choose_device(None)
     rate = matrix_rate(device)
-    runs, rows = _with_later_seeds(study, check(study)), []
+    plan, rows = check(study), []
+    runs = _with_later_seeds(study, plan.runs)
     workloads = _workloads(study, out)
-    shares = evaluation_shares(runs, plan_evaluations(study), workloads) if workloads else [None] * len(runs)
+    shares = evaluation_shares(runs, plan.evaluations, workloads) if workloads else [None] * len(runs)
     for run, found, share in zip(runs, costs(runs), shares, strict=True):
         rates = {"lr": run.rate or "the best"} if study.train.sweep else {}
         rows.append(
@@ -91,17 +92,18 @@ def _workloads(study: StudyConfig, out: Path) -> Workloads:
     return {} if data is None else {None: data}
 
 
-def _with_later_seeds(study: StudyConfig, runs: list[RunSpec]) -> list[RunSpec]:
+def _with_later_seeds(study: StudyConfig, runs: Sequence[RunSpec]) -> list[RunSpec]:
     """Return the runs of a study and, in a sweep, those of the later seeds at any of its rates: they cost the same."""
     if not study.train.sweep:
-        return runs
+        return [*runs]
     chosen = {run.name: study.train.sweep[0] for run in runs}
     later = plan_runs(study, study.vocabulary, chosen)
-    return runs + [run for run in later if run.seed != study.seeds_of(run.architecture)[0]]
+    return [*runs, *(run for run in later if run.seed != study.seeds_of(run.architecture)[0])]
 
 
 def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[str]:
     """Return the lines below the rows of `estimate`: the total, what it leaves out, disk, warnings."""
+    plan = plan_study(study, study.vocabulary)
     seconds, evaluating = _seconds(rows), sum(row[EVALUATING] or 0.0 for row in rows)
     work = sum(row["PFLOP"] for row in rows) + evaluating
     part = "under 1%" if evaluating < 0.005 * work else f"{evaluating / work:.0%}"
@@ -118,10 +120,10 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
         "bench models` measures it.",
         f"Disk: {sum(row[RESUME] for row in rows):.3g} GiB in resume/, the last two checkpoints of each run, and "
         f"{sum(row[KEPT] for row in rows):.3g} GiB in weights/ (train.keep = {study.train.keep}).",
-        *_passes(study, out),
-        *short_runs(study),
-        *(prospects(study, out) if study.task is None else ()),
-        *_evaluations(study, _workloads(study, out)),
+        *_passes(plan, _workloads(study, out)),
+        *short_runs(plan.runs),
+        *(prospects(plan, out) if study.task is None else ()),
+        *_evaluations(plan, _workloads(study, out)),
     ]
 
 
@@ -131,8 +133,8 @@ def _finished(rows: list[dict[str, Any]], out: Path) -> list[str]:
     for row in rows:
         rate = row.get("lr") if isinstance(row.get("lr"), float) else None
         info = records.run(row["architecture"], row["seed"], rate).info()
-        if info.get("status") == "finished":
-            finished.append(info.get("seconds", {}))
+        if info is not None and info.finished:
+            finished.append(info.seconds)
         else:
             left.append(row)
     if not finished:
@@ -147,9 +149,9 @@ def _finished(rows: list[dict[str, Any]], out: Path) -> list[str]:
     return [line]
 
 
-def _evaluations(study: StudyConfig, workloads: Workloads) -> list[str]:
+def _evaluations(plan: Plan, workloads: Workloads) -> list[str]:
     """Return what the evaluations take, and what they lack."""
-    evaluations, runs = plan_evaluations(study), plan_runs(study, study.vocabulary)
+    runs, evaluations = plan.runs, plan.evaluations
     moved = [moved_points(runs, found.config.at, f"evals: {found.declaration.name}: at") for found in evaluations]
     return [
         *itertools.chain(*moved),
@@ -158,12 +160,12 @@ def _evaluations(study: StudyConfig, workloads: Workloads) -> list[str]:
     ]
 
 
-def _passes(study: StudyConfig, out: Path) -> list[str]:
+def _passes(plan: Plan, workloads: Workloads) -> list[str]:
     """Return how often runs read their training text, nothing for tasks and for text that is not prepared."""
-    sizes = {workload.pass_tokens for workload in _workloads(study, out).values()} - {None}
+    sizes = {workload.pass_tokens for workload in workloads.values()} - {None}
     return [
         f"Passes over the training text of {size / 1e6:.3g}M tokens: "
-        + _listed_passes({run.passes(size) for run in plan_runs(study, study.vocabulary)})
+        + _listed_passes({run.passes(size) for run in plan.runs})
         for size in sizes
         if size is not None
     ]

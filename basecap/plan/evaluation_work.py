@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from basecap.evals import Evaluation
+from basecap.plan.checks import faults_of
 from basecap.plan.runs import RunSpec
 from basecap.plan.workloads import Workloads
 from basecap.records.evaluation_points import includes
-from basecap.run.jobs import faults_of
 
 #: Work of a training step, forward and backward, beside that of the forward pass of an evaluation.
 TRAINING = 3

@@ -1,7 +1,7 @@
 """The verdicts to expect of a study, and warnings of what may rule them out."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from basecap.data import DocumentSet, PreparedData, find_prepared, missing_input
 from basecap.data.tokenizer import BYTES
 from basecap.evals.domain_loss import DomainLoss
 from basecap.names import TEST
-from basecap.plan.runs import plan_evaluations, plan_runs, plan_training
+from basecap.plan.runs import Plan, RunSpec, plan_training
 from basecap.plan.workloads import cache_of
 from basecap.study.config import StudyConfig
 from basecap.train.config import Timetable
@@ -29,20 +29,21 @@ FEWEST_OF_THE_REFERENCE, FEWEST = 10, 4
 LEAST_PER_ENTRY = 700
 
 
-def prospects(study: StudyConfig, out: Path) -> list[str]:
+def prospects(plan: Plan, out: Path) -> list[str]:
     """Return what to expect of a study of text whose prepared text, if any, is that of the directory `out`."""
+    study = plan.study
     cache = cache_of(study.text, out)
-    verdicts = [*sparse(study), *expected_verdicts(study, find_prepared(study.text, cache))]
+    verdicts = [*sparse(study), *expected_verdicts(plan, find_prepared(study.text, cache))]
     return [
         *([TEST_SCALE] if study.scale == TEST else verdicts),
         *(f"Missing: {sentence}" for sentence in missing_inputs(study.text, cache)),
     ]
 
 
-def short_runs(study: StudyConfig) -> list[str]:
+def short_runs(runs: Sequence[RunSpec]) -> list[str]:
     """Return a warning for the architectures whose warm-up is as long as the run or longer."""
     found: dict[tuple[int, int], list[str]] = {}
-    for run in plan_runs(study, study.vocabulary):
+    for run in runs:
         if run.train.warmup >= run.timetable.steps > 1:
             names = found.setdefault((run.train.warmup, run.timetable.steps), [])
             names += [run.architecture] * (run.architecture not in names)
@@ -69,16 +70,17 @@ def sparse(study: StudyConfig) -> list[str]:
     ]
 
 
-def expected_verdicts(study: StudyConfig, data: PreparedData | None) -> list[str]:
+def expected_verdicts(plan: Plan, data: PreparedData | None) -> list[str]:
     """Return the half-width of intervals to expect, and a warning for each thing that may rule a verdict out.
 
     Args:
-        study: the study.
+        plan: of a study of text.
         data: its text if that has been prepared; its documents are counted then.
     """
+    study = plan.study
     if not study.text.ood:
         return ["Every domain is trained on: the report will state differences at equal training loss, no verdicts."]
-    documents = _documents(study, data)
+    documents = _documents(plan, data)
     impossible = [*_few_points(study), *_few_documents(study, documents)]
     warnings = (*impossible, *_few_runs(study), *_few_tokens(study, data))
     lines = [*(() if impossible else _expected(study, documents)), *(f"Warning: {sentence}" for sentence in warnings)]
@@ -90,14 +92,14 @@ def expected_verdicts(study: StudyConfig, data: PreparedData | None) -> list[str
     return lines
 
 
-def _documents(study: StudyConfig, data: PreparedData | None) -> dict[str, DocumentSet]:
+def _documents(plan: Plan, data: PreparedData | None) -> dict[str, DocumentSet]:
     """Return the documents by domain that gaps will be measured on, none while the text is not prepared."""
     splits = [
         found.config.split
-        for found in plan_evaluations(study)
+        for found in plan.evaluations
         if isinstance(found, DomainLoss) and found.declaration.name == EVALUATION
     ]
-    domains = (*study.text.train, *study.text.ood)
+    domains = (*plan.study.text.train, *plan.study.text.ood)
     return {domain: data.sets[domain, split] for split in splits for domain in domains} if data else {}
 
 

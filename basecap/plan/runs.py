@@ -16,6 +16,7 @@ from basecap.mixers import ARCHITECTURES
 from basecap.models import BACKBONES
 from basecap.models.config import LayerConfig, ModelConfig, model_config
 from basecap.models.language_model import LanguageModel, outline
+from basecap.options import first_problem
 from basecap.records.evaluation_points import At, nearest_point
 from basecap.study.architectures import ArchitectureEntry
 from basecap.study.config import StudyConfig
@@ -147,10 +148,10 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What one command does in the directory of a study, computed once the data is there.
+    """What a study trains and measures.
 
     Attributes:
-        study: as the directory holds it: the study of this command with what earlier ones had.
+        study: the study; in a directory that of this command with what earlier ones had.
         runs: what is to be finished, as far as it is known.
         evaluations: what models are measured by.
     """
@@ -168,6 +169,12 @@ class Plan:
     def trained(self) -> list[RunSpec]:
         """The runs of the study itself, whose learning rate is known."""
         return [run for run in self.runs if not run.sweep]
+
+
+def plan_study(study: StudyConfig, vocab: int, chosen: Mapping[str, float] | None = None) -> Plan:
+    """Return the plan of a study; see `plan_runs` and `plan_evaluations` for arguments and errors."""
+    runs, evaluations = plan_runs(study, vocab, chosen), plan_evaluations(study)
+    return Plan(study=study, runs=tuple(runs), evaluations=tuple(evaluations))
 
 
 def plan_runs(study: StudyConfig, vocab: int, chosen: Mapping[str, float] | None = None) -> list[RunSpec]:
@@ -332,10 +339,9 @@ def plan_training(
     except ConfigError as error:
         raise ConfigError(f"architecture {entry.name!r}: {error}") from error
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
+        problem = first_problem(error)
         wrong = describe_value_error(problem, TrainConfig, content)
-        raise ConfigError(f"architecture {entry.name!r}: train.{where}: {wrong}") from error
+        raise ConfigError(f"architecture {entry.name!r}: train.{problem.where}: {wrong}") from error
 
 
 def model_of(study: StudyConfig, entry: ArchitectureEntry, vocab: int) -> ModelConfig:

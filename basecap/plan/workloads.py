@@ -20,7 +20,7 @@ Workloads = Mapping[str | None, Workload]
 
 
 class Material(ABC):
-    """What the runs of one study train on and are tested on."""
+    """What the runs of one study train on and are tested on; opened once, by the first use of `workloads`."""
 
     @abstractmethod
     def refuse_missing(self) -> None:
@@ -93,6 +93,10 @@ class Tasks(Material):
 
     def workloads(self) -> Workloads:
         """Return the examples of each training task."""
+        return self._workloads
+
+    @cached_property
+    def _workloads(self) -> Workloads:
         return {name: TaskData(self._section, name) for name in self._section.train}
 
     def environment_entries(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@
     DIR/declarations.json     units of the evaluations    DIR/results.json       the analysis
     DIR/report.html           the report                  DIR/figures/*.svg      its figures, if asked for
     DIR/lock                  held while a study runs     DIR/data/              token shards, unless data.cache is set
-    DIR/runs/<name>-s<seed>/  run.json                    name, seed, parameters, status, message
+    DIR/runs/<name>-s<seed>/  run.json                    `RunInfo`: name, seed, status, message, machine
                               metrics.jsonl               one row per logged training step
                               evals.jsonl                 one `Record` per row
                               documents/<eval>.losses     losses of single documents, see `basecap.records.documents`
@@ -22,8 +22,6 @@ loses at most part of the last one. JSON is strict: a number that is not finite 
 
 import contextlib
 import dataclasses
-import math
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,20 +30,15 @@ from typing import Any
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from basecap.errors import ConfigError, DataError, describe_problem
-from basecap.records.documents import DocumentLosses, History, append_losses, forget_losses, read_losses
-from basecap.records.maps import Maps, read_last, write_maps
-from basecap.records.measured import Declaration, Record
+from basecap.errors import ConfigError, DataError
+from basecap.records.measured import Declaration
+from basecap.records.run import RunRecords
 from basecap.system.files import (
     SCHEMA,
-    append_lines,
-    encode_lines,
     entries,
     plain,
     read,
-    read_array,
     read_json,
-    read_lines,
     replacing,
     safe_name,
     without_schema,
@@ -84,130 +77,8 @@ class Sweep:
         return not self.reached and self.chosen in (min(self.rates), max(self.rates))
 
 
-#: Validate the rows of evals.jsonl and of sweep.json.
-_RECORDS = TypeAdapter(list[Record])
+#: Validates sweep.json.
 _SWEEPS = TypeAdapter(list[Sweep], config=ConfigDict(defer_build=True))  # few studies have one
-
-
-class RunRecords:
-    """The records of one run: one architecture, one seed."""
-
-    def __init__(self, path: Path):
-        self.path = Path(path)
-
-    @property
-    def study(self) -> Path:
-        """Directory of the study that the run is part of."""
-        return Path(os.path.normpath(self.path / ".." / ".."))  # `parent` of a path such as . is none
-
-    @property
-    def resume(self) -> Path:
-        """Directory of the checkpoints that the run resumes from."""
-        return self.path / "resume"
-
-    @property
-    def weights(self) -> Path:
-        """Directory of the weights kept for later evaluations."""
-        return self.path / "weights"
-
-    def write_info(self, info: dict[str, Any]) -> None:
-        """Write run.json: name, seed, use, lr, hash, status (running, finished or failed), message, ops.
-
-        `passes` is how often the run reads its training text: its tokens divided by those of the text.
-
-        When finished also parameters and state_bytes (of the decoding state of one sequence, float32).
-        `device`, `precision` and `packages` describe the last process, `before` lists those of the processes before it.
-        `ops` names the implementation of each op that ran outside compiled code. `seconds` is the time of the run's
-        parts, see `basecap.train.wall_time`, over all its processes that ended with a checkpoint or at the end.
-        """
-        write_json(self.path / "run.json", info)
-
-    def info(self) -> dict[str, Any]:
-        """Return run.json, {} for a run that never started; raises DataError when it cannot be read."""
-        return read_json(self.path / "run.json") or {}
-
-    def append_metrics(self, row: dict[str, Any]) -> None:
-        """Append one row: step, tokens, train_loss, lr, grad_norm, tokens_per_s, seconds."""
-        append_lines(self.path / "metrics.jsonl", [row])
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """Return all rows in order, with NaN for numbers that were not finite; raises DataError for a damaged row."""
-        rows = read_lines(self.path / "metrics.jsonl")
-        return [{key: math.nan if value is None else value for key, value in row.items()} for row in rows]
-
-    def append_evals(self, records: Iterable[Record]) -> None:
-        """Append records. Write the documents of the step first, so that a step in evals.jsonl is complete."""
-        append_lines(self.path / "evals.jsonl", [record.row() for record in records])
-
-    def evals(self) -> list[Record]:
-        """Return the last record of each key; raises DataError for a damaged row."""
-        path = self.path / "evals.jsonl"
-        try:
-            records = _RECORDS.validate_json(read_array(path))
-        except ValidationError:  # damaged, or with a value that was not finite
-            records = self._evals_by_row(path)
-        return list({record.key: record for record in records}.values())
-
-    def _evals_by_row(self, path: Path) -> list[Record]:
-        rows = [row | {"value": math.nan} if row.get("value", 0) is None else row for row in read_lines(path)]
-        try:
-            return _RECORDS.validate_python(rows)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            where = f"{path}:{int(problem['loc'][0]) + 1} is damaged at {problem['loc'][1]!r}"
-            raise DataError(f"{where} ({describe_problem(problem)}); fix or remove that line.") from error
-
-    def add_unmeasured(self, eval: str) -> None:
-        """Record that evaluation `eval` does not apply to this model."""
-        write_json(self.path / "unmeasured.json", {"evaluations": sorted({*self.unmeasured(), eval})})
-
-    def unmeasured(self) -> list[str]:
-        """Return the evaluations that do not apply to this model."""
-        return (read_json(self.path / "unmeasured.json") or {}).get("evaluations", [])
-
-    def append_documents(self, eval: str, step: int, losses: dict[str, DocumentLosses]) -> None:
-        """Append the losses of single documents by subset; raises DataError when they cannot be written."""
-        append_losses(self._documents_path(eval), step, losses)
-
-    def documents(self, eval: str, steps: Iterable[int]) -> list[History]:
-        """Return the losses of single documents at `steps`; raises DataError where some are missing or damaged."""
-        return read_losses(self._documents_path(eval), steps)
-
-    def write_maps(self, eval: str, step: int, maps: Maps) -> None:
-        """Write the maps of an evaluation at a step."""
-        write_maps(self.path / "maps" / f"{safe_name(eval)}-{step}.npz", maps)
-
-    def maps(self) -> dict[str, Maps]:
-        """Return the last maps of each evaluation; raises DataError for a damaged file."""
-        return read_last(self._maps)
-
-    def rewind(self, step: int) -> None:
-        """Remove everything recorded after the checkpoint of `step`, including the evaluation at that step.
-
-        Other programs' files are kept. Raises DataError for a damaged row, and when a file cannot be written.
-        """
-        for name, first in (("metrics.jsonl", step + 1), ("evals.jsonl", step)):
-            path = self.path / name
-            if path.exists():
-                rows = read_lines(path)
-                if not all(isinstance(row.get("step"), int) for row in rows):
-                    raise DataError(f"{path} has a row without a step; fix or remove that row.")
-                rows = [row for row in rows if row["step"] < first]
-                with replacing(path) as file:
-                    file.write(encode_lines(rows))
-        for path in self._maps:
-            if int(path.stem.rpartition("-")[2]) >= step:
-                path.unlink()
-        for path in (self.path / "documents").glob("*.losses"):
-            forget_losses(path, step)
-
-    @property
-    def _maps(self) -> list[Path]:
-        """The files of maps, which are called EVALUATION-STEP.npz."""
-        return [path for path in (self.path / "maps").glob("*.npz") if path.stem.rpartition("-")[2].isdecimal()]
-
-    def _documents_path(self, eval: str) -> Path:
-        return self.path / "documents" / f"{safe_name(eval)}.losses"
 
 
 class StudyRecords:
@@ -327,7 +198,11 @@ class StudyRecords:
 
     def runs(self, sweep: bool = False) -> list[RunRecords]:
         """Return all runs that have started, or all of the `sweep`, sorted by directory."""
-        return [run for run in map(RunRecords, entries(self.path / ("sweep" if sweep else "runs"))) if run.info()]
+        return [
+            run
+            for run in map(RunRecords, entries(self.path / ("sweep" if sweep else "runs")))
+            if run.info() is not None
+        ]
 
     def write_sweeps(self, sweeps: Iterable[Sweep]) -> None:
         """Write the finished sweeps."""

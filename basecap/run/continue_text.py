@@ -33,7 +33,8 @@ def continue_text(
         prompt.encode()
     except UnicodeEncodeError as error:
         raise ConfigError("the prompt is not text in UTF-8; convert it.") from error
-    if not RunRecords(run).info():
+    info = RunRecords(run).info()
+    if info is None:
         places = (run, run.parent.parent, run.parent)  # a study, a name misspelt below runs, runs itself
         found = next((runs for runs in (StudyRecords(place).runs() for place in places) if runs), [])
         hint = nearest(str(run), [str(known.path) for known in found]) if found else "give DIR/runs/NAME-sSEED."
@@ -44,7 +45,7 @@ def continue_text(
     from basecap.analysis.runs import failed_checks
     from basecap.models.generate import generate
     from basecap.plan.workloads import recorded_data
-    from basecap.run.provenance import architecture_of, refuse_other_plugins
+    from basecap.run.provenance import refuse_other_plugins
     from basecap.study.recorded_plugins import refuse_absent_plugins
     from basecap.system import environment
     from basecap.train.checkpoint import load_model, stored_config
@@ -61,8 +62,7 @@ def continue_text(
     tokenizer = recorded_data(study, out).tokenizer
     ids = tokenizer.encode(prompt) or [tokenizer.end_of_text]
     start = torch.tensor([ids], dtype=torch.int64, device=place)
-    name = architecture_of(RunRecords(run).info())
-    if fault := failed_checks(StudyRecords(out)).get(name or ""):
-        logger.warning("%s %s.", name, fault)
+    if fault := failed_checks(StudyRecords(out)).get(info.series):
+        logger.warning("%s %s.", info.series, fault)
     added = generate(model, start, tokens, temperature=temperature, top_k=top_k, seed=seed)
     return prompt + tokenizer.decode(added[0].tolist())

@@ -121,7 +121,8 @@ def evaluate_point(
     device, records, group = runtime.device, runtime.run_records(point.run), runtime.group
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    precision = records.info().get("precision") or resolve(point.run.train.precision, device)
+    info = records.info()
+    precision = (info and info.precision) or resolve(point.run.train.precision, device)
     placement = DevicePlacement(device=device, processes=group, bf16=precision == "bf16")
     if point.branch is not None:
         records = branch_of(records, point.branch)

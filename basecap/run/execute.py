@@ -2,19 +2,17 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from basecap.plan.checks import check
 from basecap.plan.evaluation_work import heavy_work
 from basecap.plan.runs import RunSpec, moved_points
-from basecap.plan.workloads import material_of, vocabulary_of
-from basecap.records import StudyRecords
-from basecap.registry import load_plugin
+from basecap.plugins import load_plugin
+from basecap.records import RunInfo
 from basecap.run.executors import devices_for, executor_for
 from basecap.run.jobs import Execution, Runtime
 from basecap.run.sharing import PerDevice
-from basecap.run.start import check, plan_of, start_study
+from basecap.run.start import start_study
 from basecap.run.stored_weights import evaluate_stored
 from basecap.run.sweep import choose_rates, train_rates
 from basecap.run.trial import try_new
@@ -33,7 +31,7 @@ def execute(
     plugins: Sequence[Path],
     log: Callable[[str], None],
     per_device: PerDevice = 1,
-) -> list[dict[str, Any]]:
+) -> list[RunInfo]:
     """Train every selected run of `study` into `out`, resuming unfinished ones; return each run's info.
 
     Evaluations of the study that finished runs lack are run on their stored weights.
@@ -60,25 +58,21 @@ def execute(
         loaded = {path: load_plugin(path) for path in plugins}
         auto = per_device == "auto"
         execution = Execution(study=study, out=out, device=str(chosen), plugins=loaded, auto=auto)
-        plan = group.run_on_leader(lambda: start_study(execution, checked, only, held))
-        execution = replace(execution, study=plan.study)
-        records, workloads = StudyRecords(out), material_of(plan.study, out).workloads()
-        runtime = Runtime(
-            records=records, device=chosen, workloads=workloads, evaluations=plan.evaluations, group=group, log=log
-        )
+        started = start_study(execution, checked, only, group, log, held)
+        plan, runtime = started.plan, started.runtime
 
-        with executor_for(execution, runtime, devices if len(plan.runs) > 1 else devices[:1]) as executor:
+        with executor_for(started.execution, runtime, devices if len(plan.runs) > 1 else devices[:1]) as executor:
             failed = group.run_on_leader(lambda: try_new(plan.runs, runtime, executor.attempt))
             group.run_on_leader(lambda: _log_evaluations(plan.runs, runtime))
-            unsound = {info["name"] for info in failed}
+            unsound = {info.name for info in failed}
             swept = [run for run in plan.swept if run.name not in unsound]
             tried, infos = train_rates(swept, executor.train)
             if study.train.sweep:
                 group.run_on_all(lambda: None)  # every process has read what is about to move
-                group.run_on_leader(lambda: choose_rates(records, tried, log))
-                plan = plan_of(records, study, vocabulary_of(workloads), only)
+                group.run_on_leader(lambda: choose_rates(runtime.records, tried, log))
+                plan = started.after_sweep()
             unchosen = {run.name for run in plan.swept}
-            failed += [info for info in infos if info["status"] == "failed" and info["name"] in unchosen]
+            failed += [info for info in infos if info.status == "failed" and info.name in unchosen]
             infos = failed + executor.train([run for run in plan.trained if run.name not in unsound])
             evaluate_stored(plan.trained, runtime, executor)
         return infos if group.is_leader else []
@@ -86,7 +80,7 @@ def execute(
 
 def _log_evaluations(runs: Sequence[RunSpec], runtime: Runtime) -> None:
     """Log which evaluations of the unfinished runs take another point, and what takes more than training."""
-    unfinished = [run for run in runs if runtime.run_records(run).info().get("status") != "finished"]
+    unfinished = [run for run in runs if not runtime.run_records(run).finished]
     for found in runtime.evaluations:
         for sentence in moved_points(unfinished, found.config.at, f"evals: {found.declaration.name}: at"):
             runtime.log(sentence)

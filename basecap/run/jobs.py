@@ -1,23 +1,21 @@
 """What the jobs of a study share within one process, and how the failure of a job is reported."""
 
-import contextlib
-import itertools
 import logging
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from basecap.errors import BasecapError, ConfigError
+from basecap.errors import BasecapError
 from basecap.evals import Evaluation
+from basecap.plan.checks import message_with_place
 from basecap.plan.runs import RunSpec
 from basecap.plan.workloads import Workloads
 from basecap.records import RunRecords, StudyRecords
-from basecap.registry import place_in_plugins
 from basecap.study.config import StudyConfig
-from basecap.train.distributed import Processes, SharedError, error_sentence
+from basecap.train.distributed import Processes, SharedError
 
 logger = logging.getLogger("basecap.study")
 
@@ -99,29 +97,7 @@ def lacks_memory(message: str) -> bool:
 def describe_failure(error: BaseException) -> Failure:
     """Return the message of an error that is being handled, with the line of a plugin that it came through."""
     expected = isinstance(error.__cause__ if isinstance(error, SharedError) else error, BasecapError | None)
-    message = error_sentence(error) + _plugin_line(error)
-    return Failure(message=message, traceback=None if expected else traceback.format_exc())
-
-
-@contextlib.contextmanager
-def faults_of(evaluation: Evaluation) -> Iterator[None]:
-    """Raise ConfigError with the name of the evaluation for what its code may raise before anything is measured."""
-    try:
-        yield
-    except BasecapError:
-        raise
-    except Exception as error:  # other people's code may raise anything
-        name, message = evaluation.declaration.name, error_sentence(error) + _plugin_line(error)
-        raise ConfigError(
-            f"evaluation {name!r} fails: {message.rstrip('.')}; fix it, or remove it from evals."
-        ) from error
-
-
-def check_evaluations(study: StudyConfig, evaluations: Sequence[Evaluation], workloads: Workloads) -> None:
-    """Raise DataError when what runs train on does not hold what an evaluation measures."""
-    for evaluation, workload in itertools.product(evaluations, workloads.values()):
-        with faults_of(evaluation):
-            evaluation.check(workload, study.length)
+    return Failure(message=message_with_place(error), traceback=None if expected else traceback.format_exc())
 
 
 def report_failure(what: str, failure: Failure, log: Callable[[str], None]) -> None:
@@ -129,9 +105,3 @@ def report_failure(what: str, failure: Failure, log: Callable[[str], None]) -> N
     log(f"{what}: {failure.message}")
     if failure.traceback is not None:
         logger.debug(failure.traceback)
-
-
-def _plugin_line(error: BaseException) -> str:
-    """Return " (FILE:LINE)" of the last line of a plugin, or a file beside it, that an error came through, or ""."""
-    place = place_in_plugins(error.__cause__ if isinstance(error, SharedError) and error.__cause__ else error)
-    return f" ({place})" if place else ""

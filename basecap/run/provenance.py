@@ -2,61 +2,61 @@
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from basecap.analysis.study_files import Provenance, parse
 from basecap.data.hashes import file_digest
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES
 from basecap.models import BACKBONES
 from basecap.models.config import ModelConfig
 from basecap.plan.runs import RunSpec
-from basecap.records import RunRecords, StudyRecords
-from basecap.registry import PLUGIN, plugin_digest
-from basecap.study.config import StudyConfig, validate
-from basecap.study.recorded_plugins import MODULE_OF, refuse_absent_plugins
+from basecap.plugins import PLUGIN, plugin_digest
+from basecap.records import Machine, RunInfo, RunRecords, StudyRecords
+from basecap.study.config import StudyConfig
+from basecap.study.recorded_plugins import MODULE_OF
 from basecap.system import environment
 from basecap.train.checkpoint import latest
 from basecap.train.config import TrainSection
 from basecap.train.loop import resolve
 
-#: Keys of run.json about the machine. Directories of earlier versions lack them.
-MACHINE = ("device", "precision", "packages")
 
-
-def starting_info(records: RunRecords, run: RunSpec, device: torch.device) -> dict[str, Any]:
-    """Return run.json of a run that starts or resumes now; `before` holds the other machines it was trained on."""
+def starting_info(records: RunRecords, run: RunSpec, device: torch.device) -> RunInfo:
+    """Return the info of a run that starts or resumes now; `before` holds the other machines it was trained on."""
     found = environment.describe(device)
-    machine = {
-        "device": found["device"],
-        "precision": resolve(run.train.precision, device),
-        "packages": {"basecap": found["basecap"], **found["packages"]},
-    }
-    held = _info(records) if latest(records.resume) is not None else {}
-    earlier = {key: held[key] for key in MACHINE if key in held}
-    seconds = {"seconds": held["seconds"]} if "seconds" in held else {}
-    return {
-        "name": run.name,
-        **({"architecture": run.architecture, "task": run.task} if run.task else {}),
-        "seed": run.seed,
-        "use": run.use,
-        "lr": run.train.lr,
-        "schedule": run.train.schedule,
-        "tokens": run.train.tokens,
-        "branches": list(run.train.branches),
-        "hash": run.hash,
-        "plugins": _sources(run.model),
-        **machine,
-        "before": (held.get("before") or []) + ([earlier] if earlier not in ({}, machine) else []),
-        "status": "running",
-        "message": "",
-        **seconds,
-    }
+    machine = Machine(
+        device=found["device"],
+        precision=resolve(run.train.precision, device),
+        packages={"basecap": found["basecap"], **found["packages"]},
+    )
+    held = records.info() if latest(records.resume) is not None else None
+    before = () if held is None else held.before
+    if held is not None and held.machine not in (Machine(), machine):
+        before = (*before, held.machine)
+    return RunInfo(
+        name=run.name,
+        architecture=run.architecture if run.task else None,
+        task=run.task,
+        seed=run.seed,
+        use=run.use,
+        lr=run.train.lr,
+        schedule=run.train.schedule,
+        tokens=run.train.tokens,
+        branches=tuple(run.train.branches),
+        hash=run.hash,
+        plugins=_sources(run.model),
+        device=machine.device,
+        precision=machine.precision,
+        packages=machine.packages,
+        before=before,
+        seconds={} if held is None else held.seconds,
+        status="running",
+        message="",
+    )
 
 
 def continue_to_more_tokens(records: RunRecords, run: RunSpec, held: TrainSection) -> None:
@@ -70,12 +70,15 @@ def continue_to_more_tokens(records: RunRecords, run: RunSpec, held: TrainSectio
     Raises:
         ConfigError: the schedule depends on the number of tokens.
     """
-    info = _info(records)
-    tokens, branches = info.get("tokens", held.tokens), tuple(info.get("branches", held.branches))
-    if info.get("hash") in (None, run.hash) or tokens is None or tokens >= run.train.tokens:
+    info = records.info()
+    if info is None or info.hash in (None, run.hash):
+        return
+    tokens = held.tokens if info.tokens is None else info.tokens
+    branches = tuple(held.branches) if info.branches is None else info.branches
+    if tokens is None or tokens >= run.train.tokens:
         return
     earlier = replace(run, train=run.train.model_copy(update={"tokens": tokens, "branches": branches}))
-    if earlier.hash != info["hash"]:
+    if earlier.hash != info.hash:
         return
     if not run.train.continues or earlier.timetable.warmup != run.timetable.warmup:
         what = f"train.schedule = {run.train.schedule}"
@@ -85,13 +88,13 @@ def continue_to_more_tokens(records: RunRecords, run: RunSpec, held: TrainSectio
             f"{records.path} cannot be continued from {tokens} to {run.train.tokens} tokens, as {what} depends on "
             "them; give another --out to train anew."
         )
-    records.write_info(info | {"hash": run.hash, "status": "running"})
+    records.write_info(replace(info, hash=run.hash, status="running"))
 
 
 def refuse_other(records: RunRecords, run: RunSpec) -> None:
     """Raise ConfigError when `run` would not be what is recorded: another run, or another version of a plugin."""
-    info = _info(records)
-    if info.get("hash") not in (None, run.hash):
+    info = records.info()
+    if info is not None and info.hash not in (None, run.hash):
         raise ConfigError(f"{records.path} holds another run of that name; remove it or give another --out.")
     if latest(records.resume) is not None:  # else whatever is there begins again
         refuse_other_plugins(records, run.model)
@@ -109,7 +112,7 @@ def refuse_other_precision(
         device: where.
     """
     auto = [run for run in wanted if run.train.precision == "auto"]
-    if all(records.run(run.name, run.seed, run.rate).info().get("status") == "finished" for run in auto):
+    if all(records.run(run.name, run.seed, run.rate).finished for run in auto):
         return
     now = resolve("auto", device)
     names = [
@@ -117,12 +120,12 @@ def refuse_other_precision(
     ]
     for found in (*records.runs(), *records.runs(sweep=True)):
         info = found.info()
-        if architecture_of(info) not in names:
+        if info is None or info.series not in names:
             continue
-        trained = info.get("status") == "finished" or latest(found.resume) is not None
-        if trained and info.get("precision") not in (None, now):
+        trained = info.finished or latest(found.resume) is not None
+        if trained and info.precision not in (None, now):
             raise ConfigError(
-                f"{found.path} was trained in {info['precision']} on {info.get('device')}, and this device would "
+                f"{found.path} was trained in {info.precision} on {info.device}, and this device would "
                 f"train in {now}; set --device {'cpu' if now == 'bf16' else 'cuda'}, or give another --out."
             )
 
@@ -132,7 +135,8 @@ def refuse_other_plugins(records: RunRecords, model: ModelConfig) -> None:
 
     What else a run recorded does not matter: it used to be every plugin of its command.
     """
-    held: dict[str, str] = _info(records).get("plugins") or {}
+    info = records.info()
+    held = {} if info is None else info.plugins
     if not held:
         return
     now: dict[str, str] = {}
@@ -141,7 +145,7 @@ def refuse_other_plugins(records: RunRecords, model: ModelConfig) -> None:
         # Only runs of a plugin recorded any: without one this is another architecture of that name.
         other = [name for digest, name in now.items() if digest not in held] if now else list(held.values())
     except ConfigError as error:  # a name is not registered
-        absent = absent_plugins(records)
+        absent = absent_plugins(held)
         if absent:
             given = " ".join(f"--plugin {name}" for name in absent)
             raise ConfigError(f"{records.path} was trained with a plugin that is not given; add {given}.") from error
@@ -173,33 +177,14 @@ def plugin_entries(study: StudyConfig) -> dict[str, Any]:
     return {"plugins": parts} if parts else {}
 
 
-def held_study(records: StudyRecords) -> StudyConfig:
-    """Return the study of a directory; raises ConfigError when a plugin file that it needs is not loaded."""
-    refuse_absent_plugins(records)
-    return validate(records.study(), str(records.path / "study.yaml"))
-
-
 def seen_from_here(file: Path) -> Path:
     """Return a path relative to the working directory where it lies below, as a command would name it."""
     return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
 
 
-def architecture_of(info: dict[str, Any]) -> str | None:
-    """Return the architecture of a run, given its run.json; the run has another name where a study has many tasks."""
-    return info.get("architecture", info.get("name"))
-
-
-def absent_plugins(records: RunRecords) -> list[str]:
-    """Return the names of the plugin files that a run recorded and that are not loaded now."""
-    held: dict[str, str] = _info(records).get("plugins") or {}
+def absent_plugins(held: Mapping[str, str]) -> list[str]:
+    """Return the names of the plugin files among the `plugins` of a run's info that are not loaded now."""
     return [name for name in held.values() if _is_file(name) and PLUGIN + Path(name).stem not in sys.modules]
-
-
-def _info(records: RunRecords) -> dict[str, Any]:
-    """Return run.json, empty for a run that never started; raises DataError when it is damaged."""
-    info = records.info()
-    parse(info, Provenance, records.path / "run.json")
-    return info
 
 
 def _is_file(name: str) -> bool:

@@ -1,7 +1,9 @@
-"""Sets up a study: refuses what cannot work, prepares the data, locks the directory, makes the plan."""
+"""Starts a study: refuses what cannot work, prepares the data, locks the directory, makes the plan."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -9,104 +11,143 @@ from basecap.analysis.text.losses import load
 from basecap.analysis.training_log import TrainingLog
 from basecap.errors import ConfigError
 from basecap.evals import Evaluation
-from basecap.evals.recall import Recall
-from basecap.plan.runs import Plan, RunSpec, costs, plan_evaluations, plan_runs
-from basecap.plan.workloads import Material, Tasks, material_of, vocabulary_of
+from basecap.plan.checks import check_evaluations, faults_of
+from basecap.plan.runs import Plan, RunSpec, plan_evaluations, plan_runs
+from basecap.plan.workloads import Material, material_of, vocabulary_of
 from basecap.records import StudyRecords
-from basecap.run.jobs import Execution, check_evaluations, faults_of
-from basecap.run.provenance import (
-    continue_to_more_tokens,
-    held_study,
-    plugin_entries,
-    refuse_other,
-    refuse_other_precision,
-)
+from basecap.run.jobs import Execution, Runtime
+from basecap.run.provenance import continue_to_more_tokens, plugin_entries, refuse_other, refuse_other_precision
 from basecap.run.sweep import chosen_rates
 from basecap.run.trial import refuse_leaks
 from basecap.study.config import StudyConfig, restrict
-from basecap.study.merge import merge_studies
+from basecap.study.merge import held_study, merge_studies
 from basecap.system import environment
+from basecap.train.distributed import Processes
 
 
-def check(study: StudyConfig, world: int = 1) -> list[RunSpec]:
-    """Build every model of the study without memory and every evaluation; raises ConfigError.
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """A study that has started: made once by a command, and passed on.
 
-    It plans what this command names, before text is prepared, which may take hours. `plan_of` cannot take these runs
-    over: their vocabulary may shrink to that of the text, and the directory may hold more seeds and learning rates.
-
-    Args:
-        study: the study.
-        world: the processes among which batches must divide.
-
-    Returns:
-        The runs, with the vocabulary that the study asks for: that of the data may be smaller.
+    Attributes:
+        asked: the study of this command.
+        only: the architectures to run.
+        plan: what the directory holds, and what is to be finished.
+        execution: what all jobs share, in this process and in others.
+        runtime: what jobs use in this process: the opened data, evaluations, device and records.
     """
-    runs = plan_runs(study, study.vocabulary)
-    evaluations = plan_evaluations(study)
-    costs(runs)
-    for run in runs:
-        run.train.forward_batch(world)
-        if run.train.stop_at is not None and not any(_stops(evaluation) for evaluation in evaluations):
-            raise ConfigError("train.stop_at needs the evaluation recall at every evaluation point; add it to evals.")
-    if study.task is not None:  # tasks need no preparation
-        check_evaluations(study, evaluations, Tasks(study.task).workloads())
-    return runs
+
+    asked: StudyConfig
+    only: set[str]
+    plan: Plan
+    execution: Execution
+    runtime: Runtime
+
+    def after_sweep(self) -> Plan:
+        """Return the plan again: sweeps have chosen learning rates since it was made."""
+        vocabulary = vocabulary_of(self.runtime.workloads)
+        runs = selected_runs(self.runtime.records, self.plan.study, self.asked, vocabulary, self.only)
+        return replace(self.plan, runs=runs)
 
 
-def _stops(evaluation: Evaluation) -> bool:
-    return isinstance(evaluation, Recall) and evaluation.config.at == "every"
-
-
-def start_study(execution: Execution, checked: Sequence[RunSpec], only: set[str], held: contextlib.ExitStack) -> Plan:
+def start_study(
+    execution: Execution,
+    checked: Plan,
+    only: set[str],
+    group: Processes,
+    log: Callable[[str], None],
+    held: contextlib.ExitStack,
+) -> Started:
     """Prepare the data, write study.yaml, and lock the directory until `held` is closed.
 
     A study that is refused leaves study.yaml as it was: an architecture cannot be taken out of it again.
 
     Args:
-        execution: the study, its directory and the device.
-        checked: what `check` returned.
+        execution: the study of this command, its directory and the device.
+        checked: what `check` returned for it.
         only: the architectures to run.
+        group: the processes that start it together; the leading one writes.
+        log: takes sentences for the terminal.
         held: holds the lock of the directory.
     """
-    records, study, device = StudyRecords(execution.out), execution.study, torch.device(execution.device)
+    records, device = StudyRecords(execution.out), torch.device(execution.device)
+    whole, before = group.run_on_leader(lambda: _accept(records, checked, only, device))
+    material = material_of(whole, records.path)
+
+    def prepare() -> Plan:
+        evaluations = plan_evaluations(whole)
+        _refuse_missing(material, evaluations)
+        held.enter_context(records.locked())
+        _refuse_changed(records, before)
+        workloads = material.workloads()  # may fail: the directory is not yet this study's
+        runs = selected_runs(records, whole, checked.study, vocabulary_of(workloads), only)
+        check_evaluations(whole, evaluations, workloads)
+        earlier = held_study(records).train if records.has_study else checked.study.train
+        for run in runs:
+            own = records.run(run.name, run.seed, run.rate)
+            continue_to_more_tokens(own, run, earlier)
+            refuse_other(own, run)
+        refuse_other_precision(records, whole, runs, device)
+        plan = Plan(study=whole, runs=runs, evaluations=tuple(evaluations))
+        records.create(whole.model_dump(mode="json"))
+        _write_environment(records, plan, material, device)
+        return plan
+
+    plan = group.run_on_leader(prepare)
+    runtime = Runtime(
+        records=records,
+        device=device,
+        workloads=material.workloads(),
+        evaluations=plan.evaluations,
+        group=group,
+        log=log,
+    )
+    execution = replace(execution, study=whole)
+    return Started(asked=checked.study, only=only, plan=plan, execution=execution, runtime=runtime)
+
+
+def _accept(
+    records: StudyRecords, checked: Plan, only: set[str], device: torch.device
+) -> tuple[StudyConfig, dict[str, Any] | None]:
+    """Return what the directory holds with the study of this command, and its study.yaml before; writes nothing."""
     records.refuse_foreign()
     records.refuse_lost_results()
-    _refuse_others(records, {run.name for run in checked})
-    whole = _merged_study(records, study)
-    _refuse_damaged(records, study)
-    material = material_of(whole, records.path)
-    refuse_leaks([run for run in checked if run.architecture in only], device)
+    _refuse_others(records, {run.name for run in checked.runs})
+    before = _content(records)
+    whole = checked.study if before is None else merge_studies(held_study(records), checked.study, records.path)
+    _refuse_damaged(records, checked.study)
+    refuse_leaks([run for run in checked.runs if run.architecture in only], device)
+    return whole, before
+
+
+def _refuse_missing(material: Material, evaluations: Sequence[Evaluation]) -> None:
+    """Raise ConfigError, DataError when text, or what an evaluation needs, is missing: before anything is prepared."""
     material.refuse_missing()
-    for evaluation in plan_evaluations(whole):
+    for evaluation in evaluations:
         with faults_of(evaluation):
             evaluation.refuse_missing()
-    held.enter_context(records.locked())
-    workloads = material.workloads()  # may fail: the directory is not yet this study's
-    plan = plan_of(records, study, vocabulary_of(workloads), only)
-    check_evaluations(whole, plan.evaluations, workloads)
-    earlier = held_study(records).train if records.has_study else study.train
-    for run in plan.runs:
-        own = records.run(run.name, run.seed, run.rate)
-        continue_to_more_tokens(own, run, earlier)
-        refuse_other(own, run)
-    refuse_other_precision(records, plan.study, plan.runs, device)
-    records.create(plan.study.model_dump(mode="json"))
-    _write_environment(records, plan, material, device)
-    return plan
 
 
-def plan_of(records: StudyRecords, study: StudyConfig, vocabulary: int, only: set[str]) -> Plan:
-    """Return the plan of the selected runs as far as they are known; a sweep has the first seed of the directory's."""
-    whole = _merged_study(records, study)
-    # Other architectures of the directory may be from plugin files that are not loaded now.
+def selected_runs(
+    records: StudyRecords, whole: StudyConfig, asked: StudyConfig, vocabulary: int, only: set[str]
+) -> tuple[RunSpec, ...]:
+    """Return the selected runs as far as they are known; a sweep has the first seed of the directory's.
+
+    Args:
+        records: of the study; they have the learning rates that sweeps have chosen.
+        whole: what its directory holds.
+        asked: the study of this command, whose seeds are run.
+        vocabulary: number of token ids of the data.
+        only: the architectures to run; others may be from plugin files that are not loaded now.
+    """
     runs = plan_runs(restrict(whole, only), vocabulary, chosen_rates(records))
-    chosen = [run for run in runs if run.sweep or run.seed in study.seeds_of(run.architecture)]
-    return Plan(study=whole, runs=tuple(chosen), evaluations=tuple(plan_evaluations(whole)))
+    return tuple(run for run in runs if run.sweep or run.seed in asked.seeds_of(run.architecture))
 
 
 def _refuse_others(records: StudyRecords, names: set[str]) -> None:
     """Raise ConfigError when runs that were copied to a new directory are not all of its study."""
-    others = [] if records.has_study else [run.path for run in records.runs() if run.info().get("name") not in names]
+    runs = [] if records.has_study else records.runs()
+    others = [run.path for run in runs if (info := run.info()) is not None and info.name not in names]
     if others:
         raise ConfigError(f"{others[0]} is no run of this study; copy only runs that it has, such as the reference's.")
 
@@ -119,11 +160,15 @@ def _refuse_damaged(records: StudyRecords, study: StudyConfig) -> None:
             load(run, evals, log, (*study.data.train, *study.data.ood))
 
 
-def _merged_study(records: StudyRecords, study: StudyConfig) -> StudyConfig:
-    """Return what the directory holds with this study: an earlier one's seeds and architectures too."""
-    if not records.has_study:
-        return study
-    return merge_studies(held_study(records), study, records.path)
+def _refuse_changed(records: StudyRecords, before: dict[str, Any] | None) -> None:
+    """Raise ConfigError when another command has changed study.yaml since this one read it."""
+    if _content(records) != before:
+        raise ConfigError(f"another command changed the study in {records.path}; run the same command again.")
+
+
+def _content(records: StudyRecords) -> dict[str, Any] | None:
+    """Return study.yaml as it is, None where there is none."""
+    return records.study() if records.has_study else None
 
 
 def _write_environment(records: StudyRecords, plan: Plan, material: Material, device: torch.device) -> None:

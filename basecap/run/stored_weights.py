@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from basecap.errors import ConfigError
-from basecap.plan.runs import RunSpec, model_of, moved_points, plan_evaluations, plan_runs
-from basecap.plan.workloads import material_of, vocabulary_of
+from basecap.plan.checks import check_evaluations
+from basecap.plan.runs import RunSpec, model_of, moved_points, plan_study
+from basecap.plan.workloads import Material, material_of, vocabulary_of
+from basecap.plugins import load_plugin
 from basecap.records import RunRecords, StudyRecords
 from basecap.records.branches import branch_of
 from basecap.records.evaluation_points import At, includes
-from basecap.registry import load_plugin
 from basecap.run.evaluation_job import Point
 from basecap.run.executors import Executor, devices_for, executor_for
-from basecap.run.jobs import Execution, Runtime, check_evaluations, report_failure
-from basecap.run.provenance import absent_plugins, architecture_of, held_study, plugin_entries, refuse_other
+from basecap.run.jobs import Execution, Runtime, report_failure
+from basecap.run.provenance import absent_plugins, plugin_entries, refuse_other
 from basecap.run.sweep import chosen_rates
 from basecap.study.config import StudyConfig, restrict, select
-from basecap.study.merge import with_evaluations
+from basecap.study.merge import held_study, with_evaluations
 from basecap.system import environment
 from basecap.system.files import real_path
 from basecap.system.progress import progress
@@ -95,9 +96,10 @@ def _listed(items: Sequence[object]) -> str:
 def _unmeasured(run: RunSpec, runtime: Runtime, at: At) -> list[Point]:
     """Return the evaluation points of a run where an evaluation that is due has no numbers."""
     records, timetable = runtime.run_records(run), run.timetable
-    if records.info().get("status") != "finished":
+    info = records.info()
+    if info is None or not info.finished:
         return []
-    end = records.info().get("stopped", timetable.end)
+    end = info.stopped or timetable.end
     every = [tokens for tokens in timetable.tokens if tokens <= end * timetable.step_tokens]
     points = _unmeasured_at([step for step in timetable.points if step <= end], every, run, runtime, at)
     for branch in timetable.branches:
@@ -177,7 +179,7 @@ def evaluate_directory(
         Interrupted: SIGINT or SIGTERM; the numbers of finished evaluations are recorded.
     """
     chosen = environment.choose_device(device)
-    alone = bool(RunRecords(path).info())
+    alone = RunRecords(path).info() is not None
     records = StudyRecords(RunRecords(path).study if alone else path)
     held = held_study(records)
     study = with_evaluations(held, [_entry(text, at) for text in add], records.path)
@@ -186,19 +188,18 @@ def evaluate_directory(
     execution = Execution(study=study, out=records.path, device=str(chosen), plugins=loaded)
     with listening(), processes(chosen) as group, contextlib.ExitStack() as locks:
         devices = devices_for(chosen, device, group.world, per_device)
-        group.run_on_leader(lambda: _lock(execution, locks))
+        material = material_of(study, records.path)
+        group.run_on_leader(lambda: _lock(records, material, locks))
+        workloads = material.workloads()
+        vocabulary = vocabulary_of(workloads)
+        if not (only or alone):
+            names = _buildable(names, study, vocabulary, records, log if group.is_leader else lambda line: None)
+        plan = plan_study(restrict(study, names), vocabulary, chosen_rates(records))
+        check_evaluations(study, plan.evaluations, workloads)
         runtime = Runtime(
-            records=records,
-            device=chosen,
-            workloads=material_of(study, records.path).workloads(),
-            evaluations=plan_evaluations(study),
-            group=group,
-            log=log,
+            records=records, device=chosen, workloads=workloads, evaluations=plan.evaluations, group=group, log=log
         )
-        check_evaluations(study, runtime.evaluations, runtime.workloads)
-        names = names if only or alone else _buildable(names, runtime, study)
-        planned = plan_runs(restrict(study, names), vocabulary_of(runtime.workloads), chosen_rates(records))
-        runs = _finished(planned, runtime, path if alone else None)
+        runs = _finished(plan.runs, runtime, path if alone else None)
         for sentence in moved_points(runs, at or "every", "--at") if group.is_leader else ():
             log(sentence)
         group.run_on_leader(lambda: _add(study, runtime))
@@ -207,31 +208,33 @@ def evaluate_directory(
         return failed if group.is_leader else None
 
 
-def _buildable(names: Collection[str], runtime: Runtime, study: StudyConfig) -> set[str]:
+def _buildable(
+    names: Collection[str], study: StudyConfig, vocabulary: int, records: StudyRecords, log: Callable[[str], None]
+) -> set[str]:
     """Return the architectures that can be built, and log those whose plugins are not given.
 
     An architecture that cannot be built for another reason stays, and planning its runs says why.
     """
-    given, vocabulary = set(names), vocabulary_of(runtime.workloads)
-    runs = [*runtime.records.runs(), *runtime.records.runs(sweep=True)]
+    given = set(names)
+    runs = [*records.runs(), *records.runs(sweep=True)]
+    infos = [info for run in runs if (info := run.info()) is not None]
     for entry in study.architectures:
         try:
             model_of(study, entry, vocabulary)
         except ConfigError:
-            own = [run for run in runs if architecture_of(run.info()) == entry.name]
-            absent = sorted({name for run in own for name in absent_plugins(run)})
+            own = [info for info in infos if info.series == entry.name]
+            absent = sorted({name for info in own for name in absent_plugins(info.plugins)})
             if entry.name in given and absent:
                 given.remove(entry.name)
-                if runtime.group.is_leader:
-                    options = " ".join(f"--plugin {name}" for name in absent)
-                    runtime.log(f"{entry.name} is left out, as its plugin is not given; add {options}.")
+                options = " ".join(f"--plugin {name}" for name in absent)
+                log(f"{entry.name} is left out, as its plugin is not given; add {options}.")
     return given or set(names)
 
 
-def _lock(execution: Execution, locks: contextlib.ExitStack) -> None:
+def _lock(records: StudyRecords, material: Material, locks: contextlib.ExitStack) -> None:
     """Keep other processes out of the directory, and prepare its text where that is not done."""
-    locks.enter_context(StudyRecords(execution.out).locked())
-    material_of(execution.study, execution.out).workloads()
+    locks.enter_context(records.locked())
+    material.workloads()
 
 
 def _add(study: StudyConfig, runtime: Runtime) -> None:
@@ -249,7 +252,7 @@ def _finished(runs: Sequence[RunSpec], runtime: Runtime, path: Path | None) -> l
         records = runtime.run_records(run)
         if path is not None and real_path(records.path) != real_path(path):
             continue
-        if records.info().get("status") != "finished":
+        if not records.finished:
             continue
         finished = True
         if _stored(records):

@@ -10,7 +10,6 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -20,7 +19,7 @@ from basecap.data.workload import Batch
 from basecap.evals import Context, Evaluation, EvaluationConfig, Measurement, Outcome, build_evaluation
 from basecap.models.language_model import LanguageModel
 from basecap.plan.runs import RunSpec
-from basecap.records import RunRecords, StudyRecords, Sweep
+from basecap.records import RunInfo, RunRecords, StudyRecords, Sweep
 from basecap.records.measured import Declaration, Record
 from basecap.system.files import move_directory, writing
 
@@ -84,15 +83,15 @@ def chosen_rates(records: StudyRecords) -> dict[str, float]:
 
 
 def train_rates(
-    runs: Sequence[RunSpec], train: Callable[[Sequence[RunSpec]], list[dict[str, Any]]]
-) -> tuple[list[RunSpec], list[dict[str, Any]]]:
+    runs: Sequence[RunSpec], train: Callable[[Sequence[RunSpec]], list[RunInfo]]
+) -> tuple[list[RunSpec], list[RunInfo]]:
     """Train the runs of sweeps with `train`; return those that were tried, and the info of each."""
     if all(run.train.stop_at is None for run in runs):
         return list(runs), train(runs)
     tried: list[RunSpec] = []
-    infos: list[dict[str, Any]] = []
+    infos: list[RunInfo] = []
     for rate in dict.fromkeys(run.train.lr for run in runs):
-        reached = {info["name"] for info in infos if "stopped" in info}
+        reached = {info.name for info in infos if info.stopped is not None}
         due = [run for run in runs if run.train.lr == rate and run.name not in reached]
         tried += due
         infos += train(due)
@@ -121,16 +120,14 @@ def choose_rates(records: StudyRecords, runs: Sequence[RunSpec], log: Callable[[
 def _choose(records: StudyRecords, runs: Sequence[RunSpec]) -> tuple[Sweep | None, str]:
     """Return the sweep of one architecture and a sentence about it; None if no rate can be chosen."""
     places = [records.run(run.name, run.seed, run.rate) for run in runs]
-    infos = [place.info() for place in places]
-    if not all(info.get("status") == "finished" or info.get("diverged") for info in infos):
+    infos = [info for place in places if (info := place.info()) is not None]
+    if len(infos) < len(places) or not all(info.finished or info.diverged for info in infos):
         return (
             None,
             "no learning rate is chosen, as a run of its sweep failed; run the same command again to resume it.",
         )
     rates = tuple(run.train.lr for run in runs)
-    found = [
-        _held_out(place) if info["status"] == "finished" else None for place, info in zip(places, infos, strict=True)
-    ]
+    found = [_held_out(place) if info.finished else None for place, info in zip(places, infos, strict=True)]
     losses = {rate: record for rate, record in zip(rates, found, strict=True) if record is not None}
     if not losses:
         return None, "no learning rate is chosen, as all of its sweep diverged; add lower ones and give another --out."
@@ -142,7 +139,7 @@ def _choose(records: StudyRecords, runs: Sequence[RunSpec]) -> tuple[Sweep | Non
         rates=rates,
         losses=tuple(None if record is None else record.value for record in found),
         chosen=chosen,
-        reached=any("stopped" in info for info in infos),
+        reached=any(info.stopped is not None for info in infos),
     )
     items = "documents" if runs[0].task is None else "examples"
     others = f"is the best of {', '.join(f'{rate:g}' for rate in rates)}"
@@ -160,6 +157,6 @@ def _held_out(records: RunRecords) -> Record | None:
 def _move(records: StudyRecords, sweep: Sweep) -> None:
     """Move the run of the chosen rate to the runs of the study, unless it is there."""
     swept, place = records.run(sweep.name, sweep.seed, sweep.chosen), records.run(sweep.name, sweep.seed)
-    if swept.info() and not place.info():
+    if swept.info() is not None and place.info() is None:
         with writing(place.path):
             move_directory(swept.path, place.path)

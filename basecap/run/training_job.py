@@ -1,7 +1,7 @@
 """A training job: one run of a study, from its last checkpoint to its end or to the record of why it failed."""
 
 from contextlib import AbstractContextManager
-from typing import Any
+from dataclasses import replace
 
 import torch
 
@@ -10,7 +10,7 @@ from basecap.evals import Context
 from basecap.models.language_model import LanguageModel
 from basecap.ops import IMPLEMENTATIONS
 from basecap.plan.runs import RunSpec
-from basecap.records import RunRecords
+from basecap.records import RunInfo, RunRecords
 from basecap.records.evaluation_points import includes
 from basecap.run.evaluation_job import EvaluatedModel, evaluate
 from basecap.run.jobs import Failure, Runtime, describe_failure, report_failure
@@ -27,64 +27,58 @@ from basecap.train.wall_time import WallTime
 VALIDATION = "validation_accuracy"
 
 
-def train_run(run: RunSpec, runtime: Runtime) -> dict[str, Any]:
+def train_run(run: RunSpec, runtime: Runtime) -> RunInfo:
     """Train one run unless it is finished, and return its info; a failure is recorded and logged, not raised.
 
     An error in only one of several processes is raised: the others wait for it in the middle of a step, and `torchrun`
     ends all processes.
     """
     records, group = runtime.run_records(run), runtime.group
-    info = records.info()
-    if info.get("status") == "finished":
-        return info
+    held = records.info()
+    if held is not None and held.finished:
+        return held
     IMPLEMENTATIONS.clear()
-    info, wall = starting_info(records, run, runtime.device) | _passes(run, runtime), WallTime()
-    before = info.get("seconds", {})
-    group.run_on_leader(lambda: records.write_info(info))
+    size = runtime.workloads[run.task].pass_tokens
+    passes = None if size is None else run.passes(size)
+    started, wall = replace(starting_info(records, run, runtime.device), passes=passes), WallTime()
+    group.run_on_leader(lambda: records.write_info(started))
     alone: Exception | None = None
     try:
-        info |= _train(run, runtime, records, wall)
-        info["status"] = "finished"
+        info = _train(run, runtime, started, wall)
     except Interrupted:
         if group.is_leader:
-            records.write_info(info | {"seconds": wall.seconds(before)})
+            records.write_info(replace(started, seconds=wall.seconds(started.seconds)))
         raise
     except Exception as error:  # a bug in one mixer must not cost the other runs; the trace is kept with the run
         failure = describe_failure(error)
-        info |= {"status": "failed", "message": failure.message}
-        info["diverged"] = isinstance(error, TrainingError) and not isinstance(error, SharedError)
-        if failure.traceback is not None:
-            info["traceback"] = failure.traceback
+        diverged = isinstance(error, TrainingError) and not isinstance(error, SharedError)
+        info = replace(started.failed(failure.message, failure.traceback), diverged=diverged)
         alone = None if group.world == 1 or isinstance(error, TrainingError) else error
-    info |= {"ops": dict(sorted(IMPLEMENTATIONS.items())), "seconds": wall.seconds(before)}
+    ops, seconds = dict(sorted(IMPLEMENTATIONS.items())), wall.seconds(started.seconds)
+    info = replace(info, ops=ops, seconds=seconds)
     if alone is not None:
         _record_own_failure(records, run, info, runtime)
         raise alone
     if group.is_leader:
         records.write_info(info)
-        if info["status"] == "failed":
-            failure = Failure(message=info["message"], traceback=info.get("traceback"))
+        if info.status == "failed":
+            failure = Failure(message=info.message, traceback=info.traceback)
             report_failure(f"{run.label} failed", failure, runtime.log)
     return info
 
 
-def _passes(run: RunSpec, runtime: Runtime) -> dict[str, float]:
-    """Return the entry of run.json on passes over the training text, none for tasks."""
-    size = runtime.workloads[run.task].pass_tokens
-    return {} if size is None else {"passes": run.passes(size)}
-
-
-def _record_own_failure(records: RunRecords, run: RunSpec, info: dict[str, Any], runtime: Runtime) -> None:
+def _record_own_failure(records: RunRecords, run: RunSpec, info: RunInfo, runtime: Runtime) -> None:
     """Record and log what failed in this process, unless another one failed first and caused this failure."""
-    if records.info().get("status") != "failed":
+    held = records.info()
+    if held is None or held.status != "failed":
         records.write_info(info)
         where = f"in process {runtime.group.rank}, which ends all processes (--only runs the other architectures)"
-        runtime.log(f"{run.label} failed {where}: {info['message']}")
+        runtime.log(f"{run.label} failed {where}: {info.message}")
 
 
-def _train(run: RunSpec, runtime: Runtime, records: RunRecords, wall: WallTime) -> dict[str, Any]:
-    """Train a run to its end, evaluating as it goes; return what its model costs and where it stopped early."""
-    device, workload = runtime.device, runtime.workloads[run.task]
+def _train(run: RunSpec, runtime: Runtime, started: RunInfo, wall: WallTime) -> RunInfo:
+    """Train a run to its end, evaluating as it goes; return its info with what its model costs."""
+    device, workload, records = runtime.device, runtime.workloads[run.task], runtime.run_records(run)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     placement = DevicePlacement.choose(device, runtime.group, run.train.precision)
@@ -119,12 +113,11 @@ def _train(run: RunSpec, runtime: Runtime, records: RunRecords, wall: WallTime) 
         return ended
 
     stopped = trainer.run(run.label, evaluate_point, runtime.log, _compiling(run, runtime))
-    costs = {"parameters": model.parameters_count(), "state_bytes": model.state_bytes(run.length)}
-    if stopped is None:
-        return costs
-    reason = f"validation accuracy has reached {run.train.stop_at:g} (train.stop_at)"
-    runtime.log(f"{run.label}: ended after step {stopped} of {run.timetable.steps}, as {reason}.")
-    return costs | {"stopped": stopped}
+    if stopped is not None:
+        reason = f"validation accuracy has reached {run.train.stop_at:g} (train.stop_at)"
+        runtime.log(f"{run.label}: ended after step {stopped} of {run.timetable.steps}, as {reason}.")
+    parameters, state = model.parameters_count(), model.state_bytes(run.length)
+    return replace(started, status="finished", parameters=parameters, state_bytes=state, stopped=stopped)
 
 
 def _compiling(run: RunSpec, runtime: Runtime) -> AbstractContextManager[None] | None:

@@ -5,7 +5,6 @@ import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -19,7 +18,7 @@ from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
 from basecap.ops import IMPLEMENTATIONS
 from basecap.plan.runs import RunSpec
-from basecap.records import StudyRecords
+from basecap.records import RunInfo, StudyRecords
 from basecap.run.jobs import Failure, Runtime, describe_failure, lacks_memory, report_failure
 from basecap.run.provenance import plugin_files, seen_from_here, starting_info
 from basecap.system.progress import progress
@@ -44,13 +43,13 @@ def untried(runs: Sequence[RunSpec], records: StudyRecords) -> list[RunSpec]:
     begun = set()
     for run in runs:
         found = records.run(run.name, run.seed, run.rate)
-        if found.info().get("status") == "finished" or latest(found.resume) is not None:
+        if found.finished or latest(found.resume) is not None:
             begun.add(run.architecture)
     first = {run.architecture: run for run in reversed(runs) if run.architecture not in begun}
     return list(first.values())[::-1]
 
 
-def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt) -> list[dict[str, Any]]:
+def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt) -> list[RunInfo]:
     """Try each architecture that has not started; record and log failures, and return the infos of their runs.
 
     Args:
@@ -73,15 +72,13 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt) -> list
     infos = []
     for run in (run for run in runs if run.architecture in failures):
         failure, records = failures[run.architecture], runtime.run_records(run)
-        info = {**starting_info(records, run, runtime.device), "status": "failed", "message": failure.message}
-        info["ops"] = failure.ops
-        if failure.traceback is not None:
-            info["traceback"] = failure.traceback
+        started = replace(starting_info(records, run, runtime.device), ops=failure.ops)
+        info = started.failed(failure.message, failure.traceback)
         records.write_info(info)
         infos.append(info)
     for name, failure in failures.items():
         report_failure(f"{name} failed before training", failure, runtime.log)
-    unfinished = [run for run in runs if runtime.run_records(run).info().get("status") != "finished"]
+    unfinished = [run for run in runs if not runtime.run_records(run).finished]
     others = dict.fromkeys(run.architecture for run in unfinished if run.architecture not in failures)
     if failures and others:
         runtime.log(

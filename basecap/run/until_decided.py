@@ -10,18 +10,16 @@ missing of the look it was at, and analyses each look at the level of that look 
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from basecap.analysis import TextResults, analyse
 from basecap.analysis.rows import Row, Verdict
 from basecap.analysis.sequential import Looks, next_look
 from basecap.errors import ConfigError
-from basecap.records import StudyRecords
-from basecap.run.provenance import held_study
+from basecap.records import RunInfo, StudyRecords
 from basecap.study.config import StudyConfig, validate
-from basecap.study.merge import merge_studies
+from basecap.study.merge import held_study, merge_studies
 
-Infos = list[dict[str, Any]]
 #: Verdicts of rows that more tokens or other records change, and no number of seeds.
 YOUNG: tuple[Verdict, ...] = ("early", "maturity unknown")
 
@@ -29,7 +27,7 @@ YOUNG: tuple[Verdict, ...] = ("early", "maturity unknown")
 class Train(Protocol):
     """What trains a study."""
 
-    def __call__(self, study: StudyConfig, *, only: set[str]) -> Infos:
+    def __call__(self, study: StudyConfig, *, only: set[str]) -> list[RunInfo]:
         """Train the runs that are not finished, of the architectures `only`; return each run's info."""
 
 
@@ -40,7 +38,7 @@ def train_until_decided(
     only: Collection[str],
     train: Train,
     log: Callable[[str], None],
-) -> Infos:
+) -> list[RunInfo]:
     """Train and analyse a study with more and more seeds until its rows are decided; return each run's info.
 
     Args:
@@ -59,14 +57,14 @@ def train_until_decided(
     study, looks = _begin(study, records, most)
     behind: Collection[str] = looks.behind if looks else ()
     failed: set[str] = set()
-    infos: dict[tuple[str, int], dict[str, Any]] = {}
+    infos: dict[tuple[str, int], RunInfo] = {}
     while True:
         names, seeds = {*only} - {*behind} - failed, len(study.seeds)
-        infos |= {(info["name"], info["seed"]): info for info in train(study, only=names)}
+        infos |= {(info.name, info.seed): info for info in train(study, only=names)}
         looks = looks.at(seeds) if looks else Looks(most=most, looks=(seeds,))
         records.write_looks(looks.model_dump(mode="json"))
         rows = [row for row in _compare(records) if row.name in only]
-        failed |= {name for (name, _), info in infos.items() if info["status"] == "failed"}
+        failed |= {name for (name, _), info in infos.items() if info.status == "failed"}
         open_ = [row.name for row in rows if row.name not in failed and _seeds_may_decide(row)]
         goes_on = bool(open_) and seeds < most and study.reference not in failed
         log(_describe_look(rows, open_, f"{seeds} of at most {most} seeds", goes_on))

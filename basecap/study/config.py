@@ -14,6 +14,7 @@ from basecap.data.task_config import TaskSection
 from basecap.data.tokenizer import BYTES
 from basecap.errors import ConfigError, nearest
 from basecap.names import PAPER, at_scale
+from basecap.options import first_problem
 from basecap.records import StudyRecords
 from basecap.study.architectures import ArchitectureEntry, PatternEntry, Section, SizeConfig, SizeOverride, entry_keys
 from basecap.study.published import FigureConfig, PublishedSection
@@ -290,7 +291,7 @@ def with_named(study: StudyConfig, only: Sequence[str]) -> StudyConfig:
         ]
     except ValidationError as error:
         hint = "give a name of `basecap list mixers`"
-        raise ConfigError(f"--only {error.errors()[0]['input']!r} is not an architecture; {hint}.") from error
+        raise ConfigError(f"--only {first_problem(error).given!r} is not an architecture; {hint}.") from error
     for entry in added:
         if entry.use not in ARCHITECTURES.names() and (hint := nearest(entry.name, known)).startswith("did"):
             raise ConfigError(f"study {study.name} has no architecture {entry.name!r}: {hint}")
@@ -323,15 +324,13 @@ def validate(content: dict[str, Any], study: str) -> StudyConfig:
     except ConfigError as error:
         raise ConfigError(f"study {study}: {error}") from error
     except ValidationError as error:
-        problems = error.errors()
         unknown = ("extra_forbidden", "invalid_key")
-        problem = next((one for one in problems if one["type"] in unknown), problems[0])
-        where = ".".join(str(part) for part in problem["loc"] if part not in ("[key]", "[number]", "[list]"))
-        if problem["type"] in unknown:
-            raise ConfigError(f"study {study}: unknown key {where!r}: {_nearest_key(problem['loc'])}") from error
-        if problem["type"] == "missing":
-            raise ConfigError(f"study {study}: {where!r} is missing; add it.") from error
-        given = f"study {study}: {where} = {shown(problem['input'])}"
+        problem = first_problem(error, before=unknown)
+        if problem.kind in unknown:
+            raise ConfigError(f"study {study}: unknown key {problem.where!r}: {_nearest_key(problem.place)}") from error
+        if problem.kind == "missing":
+            raise ConfigError(f"study {study}: {problem.where!r} is missing; add it.") from error
+        given = f"study {study}: {problem.where} = {shown(problem.given)}"
         raise ConfigError(f"{given}: {describe_value_error(problem, StudyConfig, content)}") from error
 
 

@@ -1,4 +1,4 @@
-"""Adds seeds, architectures, evaluations and tasks to the study of a directory."""
+"""The study of a directory: read, and joined with more seeds, architectures, evaluations and tasks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,11 +8,19 @@ from basecap.data.config import DataConfig
 from basecap.data.task_config import TaskSection
 from basecap.errors import ConfigError
 from basecap.evals import build_evaluation
-from basecap.study.config import StudyConfig
+from basecap.records import StudyRecords
+from basecap.study.config import StudyConfig, validate
+from basecap.study.recorded_plugins import refuse_absent_plugins
 from basecap.study.value_errors import shown
 from basecap.train.config import CHANGES_NO_NUMBER, TrainSection
 
 T = TypeVar("T")
+
+
+def held_study(records: StudyRecords) -> StudyConfig:
+    """Return the study of a directory; raises ConfigError when a plugin file that it needs is not loaded."""
+    refuse_absent_plugins(records)
+    return validate(records.study(), str(records.path / "study.yaml"))
 
 
 def merge_studies(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyConfig:

@@ -7,8 +7,8 @@ from basecap.analysis.study_files import EnvironmentFile, parse
 from basecap.data.sources import SOURCES
 from basecap.errors import ConfigError
 from basecap.evals import EVALUATIONS
+from basecap.plugins import owner
 from basecap.records import StudyRecords
-from basecap.registry import owner
 from basecap.tasks import build_task
 
 #: The module that defines a part of a study, by its kind; raises ConfigError for an unknown name.

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
-from basecap.errors import ConfigError, describe_problem
+from basecap.errors import ConfigError
+from basecap.options import Problem, problems
 from basecap.system.yaml_text import parse_yaml
 
 #: Shows values that are wrong: the beginning of long ones.
@@ -17,7 +17,7 @@ _BEGINNING = reprlib.Repr()
 _BEGINNING.maxstring, _BEGINNING.maxother, _BEGINNING.maxlevel = 100, 100, 3
 
 
-def describe_value_error(problem: ErrorDetails, section: type[BaseModel], content: dict[str, Any]) -> str:
+def describe_value_error(problem: Problem, section: type[BaseModel], content: dict[str, Any]) -> str:
     """Return the end of a sentence on a value of `content`, which is no `section`; a list is suggested where it works.
 
     Args:
@@ -25,23 +25,23 @@ def describe_value_error(problem: ErrorDetails, section: type[BaseModel], conten
         section: what `content` should be.
         content: the keys of the section.
     """
-    if problem["type"] != "tuple_type":
-        return f"{describe_problem(problem)}."
-    place, value = problem["loc"], problem["input"]
+    if problem.kind != "tuple_type":
+        return f"{problem.words}."
+    place, value = problem.details["loc"], problem.given
     text = f"[{value if isinstance(value, str) else shown(value)}]"
     try:
         section.model_validate(_changed(content, place, parse_yaml(text)))
         wrong = []
     except ValidationError as error:
-        wrong = [one for one in error.errors() if one["loc"][: len(place)] == place]
+        wrong = [one for one in problems(error) if one.details["loc"][: len(place)] == place]
     except ConfigError as error:
         return f"should be a list; {error}"
     except ValueError:  # not YAML
         return "should be a list."
     if not wrong:
         return f"should be a list, such as {text}."
-    below, words = wrong[0]["loc"][len(place) :], describe_problem(wrong[0])
-    if len(below) == 1 and wrong[0]["type"] == "missing":
+    below, words = wrong[0].details["loc"][len(place) :], wrong[0].words
+    if len(below) == 1 and wrong[0].kind == "missing":
         return f"should be a list with {1 + len(wrong)} entries."
     if len(below) == 1:
         return f"should be a list; each entry {words}."

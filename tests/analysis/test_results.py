@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,12 @@ from basecap.analysis.rows import Row
 from basecap.analysis.sequential import AddedRuns, Tables, added_runs
 from basecap.analysis.text import curve, gap
 from basecap.errors import ConfigError, DataError
-from basecap.records import RunRecords, StudyRecords
+from basecap.records import Machine, RunRecords, StudyRecords
 from basecap.records.documents import DocumentLosses
 from basecap.report import write_report
 from basecap.report.summary import summarise
 from basecap.report.text_summary import question
+from tests.records.made_up import change
 from tests.report.synthetic import write_study
 
 TWO = {"base": (1.0, 0.0), "other": (1.0, 0.2)}
@@ -97,15 +99,15 @@ def test_the_time_of_a_run_is_that_of_its_steps_however_often_it_was_resumed(tmp
 
 def test_a_run_says_what_it_was_trained_on(tmp_path):
     run = write_study(tmp_path, architectures=TWO, documents=60).run("other", 0)
-    elsewhere = {"device": "CPU (x86_64)", "precision": "bf16"}
-    run.write_info(run.info() | {"before": [elsewhere, elsewhere]})
+    elsewhere = Machine(device="CPU (x86_64)", precision="bf16")
+    run.write_info(replace(run.info(), before=(elsewhere, elsewhere)))
     assert [row.machines for row in study(tmp_path).runs] == [
         ["NVIDIA H200, bf16"],
         ["CPU (x86_64), bf16", "NVIDIA H200, bf16"],
     ]
-    run.write_info({key: value for key, value in run.info().items() if key not in ("before", "device", "precision")})
+    run.write_info(replace(run.info(), before=(), device=None, precision=None))
     assert study(tmp_path).runs[1].machines == []  # of an earlier version
-    run.write_info(run.info() | {"before": "yesterday"})
+    change(run.path / "run.json", before="yesterday")
     with pytest.raises(DataError, match=r"run\.json is damaged at 'before'"):
         study(tmp_path)
 
@@ -176,7 +178,7 @@ def test_an_architecture_that_was_left_out_has_no_row(tmp_path):
 def test_a_failed_run_is_reported_and_its_checkpoints_still_count(tmp_path):
     records = write_study(tmp_path, architectures=TWO, documents=40)
     run = records.run("other", 0)
-    run.write_info({**run.info(), "status": "failed", "message": "the loss stopped being finite at step 700"})
+    run.write_info(replace(run.info(), status="failed", message="the loss stopped being finite at step 700"))
     found = study(tmp_path)
     assert found.failures == [Failure(name="other", seed=0, message="the loss stopped being finite at step 700")]
     assert found.comparisons[0].verdict == "degrades"
@@ -247,7 +249,7 @@ def test_an_incomplete_study_file_is_named(tmp_path, key):
 )
 def test_a_damaged_run_file_is_named(tmp_path, key, value, words):
     run = write_study(tmp_path, architectures=TWO, documents=40).run("other", 0)
-    run.write_info({**run.info(), key: value})
+    change(run.path / "run.json", **{key: value})
     with pytest.raises(DataError, match=rf"run\.json .*{words}"):
         analyse([tmp_path])
 

@@ -17,7 +17,7 @@ import pytest
 from basecap.data import DataConfig, PreparedData, inspect, prepare
 from basecap.data.sources import SOURCES
 from basecap.errors import ConfigError, DataError
-from basecap.registry import PLUGIN, load_plugin
+from basecap.plugins import PLUGIN, load_plugin
 from tests.data.conftest import slimpajama_records, words, write_lines
 
 

@@ -12,6 +12,7 @@ from basecap.records import StudyRecords
 from basecap.records.documents import DocumentLosses
 from basecap.records.measured import Declaration, Record
 from basecap.system.files import read_json
+from tests.records.made_up import run_info
 
 STUDY = {"name": "tiny", "data": {"train": ["prose"], "ood": ["code"]}, "train": {"lr": 1e-3}}
 
@@ -59,7 +60,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path, name):
 
 def test_runs_copied_from_another_study_are_no_foreign_files(tmp_path):
     records = StudyRecords(tmp_path)
-    records.run("a", 0).write_info({"name": "a"})
+    records.run("a", 0).write_info(run_info("a"))
     records.create(STUDY)
     mine = StudyRecords(tmp_path / "other")
     (mine.path / "runs" / "notes").mkdir(parents=True)
@@ -115,7 +116,7 @@ def test_a_study_of_the_users_own_is_said_to_be_none_of_ours(records):
 @pytest.mark.parametrize("name", ["study.yaml", "run.json", "evals.jsonl", "runs"])
 def test_what_cannot_be_read_is_named_and_not_taken_for_empty(records, monkeypatch, name):
     run = records.run("a", 0)
-    run.write_info({"name": "a"})
+    run.write_info(run_info("a"))
     run.append_evals([record()])
 
     def forbidding(read):
@@ -203,10 +204,10 @@ def test_names_that_are_no_file_names_stay_inside_and_apart(records):
 
 def test_runs_are_those_that_have_started(records):
     assert records.runs() == []
-    records.run("b", 0).write_info({"name": "b"})
-    records.run("a b", 1).write_info({"name": "a b"})
-    assert [run.info()["name"] for run in records.runs()] == ["a b", "b"]
-    assert records.run("c", 0).info() == {}
+    records.run("b", 0).write_info(run_info("b"))
+    records.run("a b", 1).write_info(run_info("a b"))
+    assert [run.info().name for run in records.runs()] == ["a b", "b"]
+    assert records.run("c", 0).info() is None
 
 
 def test_declarations_environment_and_report(records):
@@ -248,7 +249,7 @@ def test_results_of_another_make_are_not_replaced(records, studies):
 
 @pytest.mark.parametrize("text", ["", "{", '{"schema": 1, "studies": 5}'])
 def test_a_damaged_analysis_is_made_again_where_its_records_are(records, text):
-    records.run("a", 0).write_info({"name": "a"})
+    records.run("a", 0).write_info(run_info("a"))
     (records.path / "results.json").write_text(text)
     for analysis in (None, {"studies": []}):
         assert records.refuse_lost_results(analysis) is None

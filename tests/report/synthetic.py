@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from basecap.records import StudyRecords
+from basecap.records import RunInfo, StudyRecords
 from basecap.records.documents import DocumentLosses
 from basecap.records.measured import Declaration, Record
 
@@ -88,18 +88,17 @@ def loss_after(tokens: float | np.ndarray, speed: float) -> float | np.ndarray:
 
 def _write_run(run, name, seed, speed, gap, sizes, own, rng, train, ood, checkpoints) -> None:
     run.write_info(
-        {
-            "name": name,
-            "seed": seed,
-            "use": name,
-            "status": "finished",
-            "message": "",
-            "parameters": 29_400_000,
-            "state_bytes": 16_777_216,
-            "device": "NVIDIA H200",
-            "precision": "bf16",
-            "before": [],
-        }
+        RunInfo(
+            name=name,
+            seed=seed,
+            use=name,
+            status="finished",
+            message="",
+            parameters=29_400_000,
+            state_bytes=16_777_216,
+            device="NVIDIA H200",
+            precision="bf16",
+        )
     )
     for step in range(1, STEPS + 1):
         tokens = step * STEP_TOKENS

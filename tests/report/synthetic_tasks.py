@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from basecap.records import StudyRecords
+from basecap.records import RunInfo, StudyRecords
 from basecap.records.measured import Declaration, Record
 
 TASKS = ("mqar", "mqar-last", "mqar-shuffle")
@@ -61,19 +61,19 @@ def write_task_study(
             for seed in seeds:
                 run = records.run(name, seed)
                 run.write_info(
-                    {
-                        "name": name,
-                        "architecture": architecture,
-                        "task": task,
-                        "seed": seed,
-                        "use": architecture,
-                        "status": "finished",
-                        "message": "",
-                        "parameters": 123_456,
-                        "state_bytes": 4096,
-                        "device": "CPU",
-                        "precision": "fp32",
-                    }
+                    RunInfo(
+                        name=name,
+                        architecture=architecture,
+                        task=task,
+                        seed=seed,
+                        use=architecture,
+                        status="finished",
+                        message="",
+                        parameters=123_456,
+                        state_bytes=4096,
+                        device="CPU",
+                        precision="fp32",
+                    )
                 )
                 for number, factor in enumerate(growth, start=1):
                     step = 50 * number

@@ -2,6 +2,7 @@
 
 import csv
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -54,14 +55,14 @@ def test_printed_numbers_are_short_and_never_minus_zero():
 def test_a_live_report_follows_a_study_to_its_end(tmp_path, monkeypatch):
     records = write_study(tmp_path, architectures={"base": (1.0, 0.0)}, documents=5, checkpoints=2, ood=["github"])
     run = records.run("base", 0)
-    run.write_info({**run.info(), "status": "running"})  # and stays so: the process is killed
+    run.write_info(replace(run.info(), status="running"))  # and stays so: the process is killed
     pages = []
     with ExitStack() as process:
         process.enter_context(records.locked())
 
         def goes_on(_):
             pages.append((tmp_path / "report.html").read_text())
-            run.write_info({**run.info(), "tokens": len(pages)})
+            run.write_info(replace(run.info(), parameters=len(pages)))
             if len(pages) == 2:
                 process.close()
 

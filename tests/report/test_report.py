@@ -4,6 +4,7 @@ import io
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -104,7 +105,7 @@ def test_one_offline_page_with_every_part(tmp_path):
 def test_names_from_outside_are_text_everywhere(tmp_path):
     records = write_study(tmp_path, architectures={"base": (1.0, 0.0), EVIL: (1.0, 0.1)}, ood=[EVIL], documents=40)
     run = records.run(EVIL, 0)
-    run.write_info({**run.info(), "status": "failed", "message": f"{EVIL} [bold]broke[/bold]"})
+    run.write_info(replace(run.info(), status="failed", message=f"{EVIL} [bold]broke[/bold]"))
     report = write_report([tmp_path], tmp_path, svg=True)
     path, page = report.page, Page(report.page)
     assert "<script>alert" not in path.read_text()

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from basecap.analysis import analyse
@@ -36,7 +37,7 @@ def test_every_key_is_documented_and_every_documented_key_is_there(tmp_path):
     text.write_looks({"most": 5, "looks": [3], "behind": []})
     text.write_environment({**text.environment(), "overlap": [{"domain": "github", "share": 0.1, "left_out": 2}]})
     run = text.run("other", 2)
-    run.write_info({**run.info(), "status": "failed", "message": "out of memory"})
+    run.write_info(replace(run.info(), status="failed", message="out of memory"))
     tasks = task_study(tmp_path / "tasks", architectures=("leaning",), regions={"b": (0.7, 0.1)}, published=PUBLISHED)
     records = StudyRecords(tmp_path)
     by_hand = write_study(tmp_path / "by hand", architectures={"base": (1.0, 0.0), "other": (1.0, 0.05)}, seeds=(0, 1),

@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -210,7 +211,7 @@ def test_names_from_outside_are_text_everywhere(tmp_path):
         tmp_path, architectures=("steady", EVIL), train=("a", EVIL), published=published, cells=CELLS[:1]
     )
     run = records.run(f"{EVIL} on a", 0)
-    run.write_info({**run.info(), "status": "failed", "message": f"{EVIL} [bold]broke[/bold]"})
+    run.write_info(replace(run.info(), status="failed", message=f"{EVIL} [bold]broke[/bold]"))
     page = Page(write_report([tmp_path], tmp_path).page)
     assert "<script>alert" not in (tmp_path / "report.html").read_text() and page.text.count(EVIL) > 5
     assert len([tag for tag, _ in page.tags if tag == "script"]) == len(page.charts) + 2

@@ -1,11 +1,10 @@
 """Runs a study on the CPU in a test: texts of plugins, JSON files changed by hand."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from basecap import registry
+from basecap import plugins as loader
 from basecap.data.hashes import file_digest
 from basecap.run.execute import execute
 from basecap.study.config import load_study, select
@@ -96,16 +95,10 @@ def run(path: Path, out: Path, settings: tuple[str, ...] = (), only: tuple[str, 
     said: list[str] = []
     infos = execute(study, out, only=select(study, only), device="cpu", plugins=plugins, log=said.append)
     failures = [line for line in said if line.partition(":")[0].endswith(" failed")]
-    assert len(failures) == sum(info["status"] == "failed" for info in infos)
+    assert len(failures) == sum(info.status == "failed" for info in infos)
     return infos
-
-
-def change(path: Path, **changes: object) -> None:
-    """Change keys of a JSON file; None removes one."""
-    content = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
 
 def as_if_loaded_now(plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a plugin count as loaded from its present file, as in another process."""
-    monkeypatch.setitem(registry._loaded, f"{registry.PLUGIN}{plugin.stem}", file_digest(plugin))
+    monkeypatch.setitem(loader._loaded, f"{loader.PLUGIN}{plugin.stem}", file_digest(plugin))

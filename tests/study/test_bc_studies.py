@@ -113,7 +113,7 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> TextResults:
     data = f"data={{source: text, path: {text}, tokenizer: bytes, seq_len: 32, train: [prose], ood: [code]}}"
     study = load_study("bc-figure-4", [data, "model.hidden=16", "train.tokens=256", "train.eval_every=128"], "test")
     infos = execute(study, place / "out", only=names(study), device="cpu", plugins=(), log=lambda line: None)
-    assert {info["status"] for info in infos} == {"finished"}
+    assert {info.status for info in infos} == {"finished"}
     (found,) = analyse([place / "out"])
     assert isinstance(found, TextResults)
     page = write_report([place / "out"], place / "out").page.read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import yaml
 from basecap.errors import ConfigError
 from basecap.mixers import Cache, Mixer, mixer
 from basecap.plan.runs import RunSpec, plan_runs
-from basecap.registry import load_plugin
+from basecap.plugins import load_plugin
 from basecap.run.trial import refuse_leaks
 from basecap.study.config import StudyConfig
 from tests.study._execute import PLUGIN, run

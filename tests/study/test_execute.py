@@ -21,8 +21,8 @@ from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError, DataError
 from basecap.plan.runs import plan_runs
 from basecap.plan.workloads import recorded_data
+from basecap.plugins import load_plugin
 from basecap.records import StudyRecords
-from basecap.registry import load_plugin
 from basecap.run.execute import execute
 from basecap.run.executors import EXECUTORS, _worker, devices_for, executor_for
 from basecap.run.executors.in_process import InProcessExecutor
@@ -32,12 +32,13 @@ from basecap.run.sharing import Footprint
 from basecap.study.config import StudyConfig, load_study, select
 from basecap.system.processes import usable_cores
 from tests.forks import command, pair
+from tests.records.made_up import change, run_info
 from tests.small_study import write_text
-from tests.study._execute import ALONE, PLUGIN, change, run
+from tests.study._execute import ALONE, PLUGIN, run
 
 
 def losses(out: Path) -> dict[str, list[float]]:
-    return {found.info()["name"]: [row["train_loss"] for row in found.metrics()] for found in StudyRecords(out).runs()}
+    return {found.info().name: [row["train_loss"] for row in found.metrics()] for found in StudyRecords(out).runs()}
 
 
 def test_a_study_leaves_complete_records(study_file, tmp_path, monkeypatch):
@@ -56,20 +57,20 @@ def test_a_study_leaves_complete_records(study_file, tmp_path, monkeypatch):
         "code, 0 %",
     }
     assert len(evaluations) == 2 * 5 * 3 and shown[-1].startswith("loss ")  # runs, points, domains of one batch
-    assert [info["status"] for info in infos] == ["finished", "finished"]
+    assert [info.status for info in infos] == ["finished", "finished"]
     records = StudyRecords(tmp_path / "out")
     assert StudyConfig.model_validate(records.study()).name == "tiny"
     assert records.environment()["data"] and records.environment()["packages"]["torch"]
     assert list(records.declarations()) == ["domain-loss", "copying"]
     for found in records.runs():
-        assert found.info()["ops"]["linear_cross_entropy"].startswith("plain PyTorch: ")
-        assert found.info()["state_bytes"] > 0 and found.info()["parameters"] > 0
-        *parts, whole = found.info()["seconds"].values()
+        assert found.info().ops["linear_cross_entropy"].startswith("plain PyTorch: ")
+        assert found.info().state_bytes > 0 and found.info().parameters > 0
+        *parts, whole = found.info().seconds.values()
         assert min(parts) > 0 and 0.9 * whole < sum(parts) <= whole
         for name in records.declarations():  # by default whether it copies is measured wherever its loss is
             assert {record.step for record in found.evals() if record.eval == name} == {2, 4, 6, 8, 10}
         text = recorded_data(load_study(str(study_file)), records.path)
-        assert found.info()["passes"] == pytest.approx(2560 / text.train.tokens)
+        assert found.info().passes == pytest.approx(2560 / text.train.tokens)
         last = {(r.subset, r.metric): r for r in found.evals() if r.step == 10}
         assert {subset for subset, _ in last} == {"prose", "notes", "code"}
         (history,) = found.documents("domain-loss", [10])
@@ -83,7 +84,7 @@ def test_a_text_of_a_few_lines_trains(study, tmp_path):
     study["data"]["path"] = str(write_text(tmp_path / "short", documents=30, words=10))
     path = tmp_path / "short.yaml"
     path.write_text(yaml.safe_dump(study))
-    assert {info["status"] for info in run(path, tmp_path / "out")} == {"finished"}
+    assert {info.status for info in run(path, tmp_path / "out")} == {"finished"}
 
 
 def test_running_again_does_nothing_and_only_adds(study_file, tmp_path):
@@ -113,7 +114,7 @@ def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, 
         def take(self, job, spec):
             taken.append((spec.name, spec.seed, self.device))
             future = Future()
-            future.set_result({"name": spec.name, "seed": spec.seed, "status": "finished"})
+            future.set_result(run_info(spec.name, seed=spec.seed))
             return future
 
     monkeypatch.setattr("basecap.system.processes._Worker", Worker)
@@ -123,7 +124,7 @@ def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, 
     devices = ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1", "cuda:2"]
     with LocalExecutor(execution, runtime, devices) as executor:
         infos = executor.train(runs)
-    assert [(info["name"], info["seed"]) for info in infos] == [(spec.name, spec.seed) for spec in runs]
+    assert [(info.name, info.seed) for info in infos] == [(spec.name, spec.seed) for spec in runs]
     assert len(taken) == 3 and {device for _, _, device in taken} == {"cuda:0", "cuda:1", "cuda:2"}
 
 
@@ -235,9 +236,9 @@ def lack():
     only = select(config, [])
     infos = execute(config, out, only=only, device="cpu", plugins=[plugin], log=said.append, per_device=2)
     statuses = [("early", "failed"), ("transformer++", "finished"), ("killed", "failed"), ("crowded", "finished")]
-    assert full.exists() and [(info["name"], info["status"]) for info in infos] == statuses
-    recorded = {found.info()["name"]: found.info() for found in StudyRecords(out).runs()}
-    assert recorded == {info["name"]: info for info in infos}
+    assert full.exists() and [(info.name, info.status) for info in infos] == statuses
+    recorded = {found.info().name: found.info() for found in StudyRecords(out).runs()}
+    assert recorded == {info.name: info for info in infos}
     assert said[0].startswith("killed fails ") and said[1].startswith("crowded fails ")  # they lack decoding
     assert said[3].startswith("Training continues with transformer++, killed, crowded; ")
     again = f"killed (seed 0) failed: {recorded['killed']['message']}"
@@ -259,7 +260,7 @@ def test_a_directory_takes_more_seeds_and_architectures(study, tmp_path):
     first = StudyRecords(out).run("transformer++", 0).metrics()
     path.write_text(yaml.safe_dump(study))
     infos = run(path, out, settings=("seeds=[1]",))
-    assert [(info["name"], info["seed"]) for info in infos] == [("transformer++", 1), ("window 4", 1)]
+    assert [(info.name, info.seed) for info in infos] == [("transformer++", 1), ("window 4", 1)]
     infos = run(path, out, settings=("seeds=[1,0]",), only=("window 4",))
     assert len(infos) == 4 and StudyRecords(out).run("transformer++", 0).metrics() == first
     assert StudyRecords(out).study()["seeds"] == [0, 1]
@@ -293,8 +294,8 @@ def test_a_run_that_breaks_does_not_stop_the_others(study, tmp_path):
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(study))
     infos = run(path, tmp_path / "out", plugins=(plugin,))
-    assert [info["status"] for info in infos] == ["finished", "failed", "finished"]
-    assert "step 3" in infos[1]["message"] and "blocks.0.mixer" in infos[1]["message"]
+    assert [info.status for info in infos] == ["finished", "failed", "finished"]
+    assert "step 3" in infos[1].message and "blocks.0.mixer" in infos[1].message
 
 
 def test_an_interrupted_command_with_runs_side_by_side_resumes_with_the_same_curves(study, tmp_path):
@@ -311,16 +312,16 @@ def test_an_interrupted_command_with_runs_side_by_side_resumes_with_the_same_cur
     os.kill(stopped.pid, signal.SIGTERM)
     _, err = stopped.communicate()
     assert stopped.returncode == 143 and err.endswith("interrupted; run the same command again to resume.\n")
-    assert {found.info()["status"] for found in StudyRecords(out).runs()} == {"running"}
-    before = {found.info()["name"]: found.info()["seconds"]["steps"] for found in StudyRecords(out).runs()}
+    assert {found.info().status for found in StudyRecords(out).runs()} == {"running"}
+    before = {found.info().name: found.info().seconds["steps"] for found in StudyRecords(out).runs()}
     steps = {name: len(rows) for name, rows in losses(out).items()}
     for name, count in steps.items():
         stop = f"{name} (seed 0): stopped at step {count} of 80 with a checkpoint; run the same command again"
         assert err.splitlines().count(f"{stop} to resume.") == 1
     config, said = load_study(str(path)), []
     infos = execute(config, out, only=select(config, []), device="cpu", plugins=(), log=said.append)
-    assert [info["status"] for info in infos] == ["finished", "finished"]
-    assert all(info["seconds"]["steps"] > before[info["name"]] > 0 for info in infos)
+    assert [info.status for info in infos] == ["finished", "finished"]
+    assert all(info.seconds["steps"] > before[info.name] > 0 for info in infos)
     assert said == [f"{name} (seed 0): resumed at step {count} of 80." for name, count in steps.items()]
     run(path, tmp_path / "straight")
     for name, expected in losses(tmp_path / "straight").items():
@@ -331,7 +332,7 @@ def test_an_interrupted_command_with_runs_side_by_side_resumes_with_the_same_cur
 
 def test_a_run_records_its_own_ops_alone(study_file, tmp_path):
     settings = ("architectures=[mamba-2, transformer++]", "train.tokens=512")
-    first, second = (info["ops"] for info in run(study_file, tmp_path / "out", settings))
+    first, second = (info.ops for info in run(study_file, tmp_path / "out", settings))
     assert set(first) & set(second) == {"linear_cross_entropy"}
     assert "ssd" in first and set(second) == {"attention", "linear_cross_entropy"}
     assert second["attention"] == "PyTorch's SDPA: full attention is faster on SDPA"
@@ -358,17 +359,17 @@ def test_an_error_in_one_of_two_processes_does_not_leave_the_other_waiting(study
     options = {"env": environment, "capture_output": True, "text": True, "timeout": 200, "check": False}
     done = subprocess.run([*map(str, words), "--plugin", str(plugin)], **options)
     assert done.returncode == 1, done.stderr[-3000:]
-    infos = {info["name"]: info for info in (found.info() for found in StudyRecords(tmp_path / "out").runs())}
-    assert {name: info["status"] for name, info in infos.items()} == {
+    infos = {info.name: info for info in (found.info() for found in StudyRecords(tmp_path / "out").runs())}
+    assert {name: info.status for name, info in infos.items()} == {
         "transformer++": "failed",  # the leader's evaluation: both processes know and go on
         "window 4": "finished",
         "alone": "failed",  # within a step: the other is ended
     }
     line = ALONE.splitlines().index('            raise RuntimeError("this evaluation cannot")') + 1
-    assert infos["transformer++"]["message"] == f"RuntimeError: this evaluation cannot ({plugin}:{line})"
-    assert "in run" in infos["transformer++"]["traceback"]
+    assert infos["transformer++"].message == f"RuntimeError: this evaluation cannot ({plugin}:{line})"
+    assert "in run" in infos["transformer++"].traceback
     line = ALONE.splitlines().index('        raise MemoryError("no room in process 1")') + 1
-    assert infos["alone"]["message"] == f"MemoryError: no room in process 1 ({plugin}:{line})"
+    assert infos["alone"].message == f"MemoryError: no room in process 1 ({plugin}:{line})"
     assert done.stderr.count("transformer++ (seed 0) failed: RuntimeError: this evaluation cannot") == 1
     assert done.stderr.count("alone (seed 0) failed in process 1, which ends all processes (--only") == 1
 

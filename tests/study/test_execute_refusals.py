@@ -12,11 +12,12 @@ from basecap.data.sources import split_of
 from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError, DataError
 from basecap.mixers import ARCHITECTURES
-from basecap.records import StudyRecords
-from basecap.registry import load_plugin
+from basecap.plugins import load_plugin
+from basecap.records import Machine, StudyRecords
 from basecap.run.continue_text import continue_text
 from tests.data.test_preparation import load_anew
-from tests.study._execute import PLUGIN, STEADY, VERSES, as_if_loaded_now, change, run
+from tests.records.made_up import change
+from tests.study._execute import PLUGIN, STEADY, VERSES, as_if_loaded_now, run
 
 
 def test_another_study_in_the_directory_is_refused(study_file, tmp_path):
@@ -40,7 +41,7 @@ def test_another_version_of_a_plugin_is_refused(study, tmp_path, monkeypatch):
     assert run(path, tmp_path / "out", plugins=(plugin,)) == infos
     plugin.write_text(STEADY + "# changed")  # the loaded code is what trains
     (added,) = run(path, tmp_path / "out", only=("steady",), plugins=(plugin,), settings=("seeds=[1]",))[1:]
-    assert added["plugins"] == infos[1]["plugins"]
+    assert added.plugins == infos[1].plugins
     as_if_loaded_now(plugin, monkeypatch)
     with pytest.raises(
         ConfigError,
@@ -69,7 +70,7 @@ def test_a_run_is_tied_to_its_own_plugin_alone(study, tmp_path, monkeypatch):
         load_plugin(plugin)
     path.write_text(yaml.safe_dump(study | {"architectures": ["first", "second"], "reference": "first"}))
     infos = run(path, out, plugins=plugins)
-    assert [sorted(info["plugins"].values()) for info in infos] == [["first.py"], ["first.py", "second.py"]]
+    assert [sorted(info.plugins.values()) for info in infos] == [["first.py"], ["first.py", "second.py"]]
 
     plugins[1].write_text(plugins[1].read_text() + "# changed")
     as_if_loaded_now(plugins[1], monkeypatch)
@@ -77,7 +78,7 @@ def test_a_run_is_tied_to_its_own_plugin_alone(study, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"second-s0 was trained with another version of second\.py"):
         run(path, out, plugins=plugins)
     first = out / "runs" / "first-s0"
-    change(first / "run.json", plugins={**infos[0]["plugins"], "0" * 64: "second.py"})  # as it used to be
+    change(first / "run.json", plugins={**infos[0].plugins, "0" * 64: "second.py"})  # as it used to be
     run(path, out, only=("first",), plugins=plugins)
     monkeypatch.delitem(sys.modules, "basecap_plugin_second")
 
@@ -111,12 +112,12 @@ def test_other_text_from_a_changed_plugin_is_refused(study, tmp_path):
 def test_no_study_is_trained_in_two_precisions_because_of_the_device(study_file, tmp_path):
     only, out = ("transformer++",), tmp_path / "out"
     (info,) = run(study_file, out, only=only)
-    assert info["precision"] == "fp32" and info["device"].startswith("CPU") and info["before"] == []
-    assert {"torch", "basecap"} <= info["packages"].keys()
+    assert info.precision == "fp32" and info.device.startswith("CPU") and info.before == ()
+    assert {"torch", "basecap"} <= info.packages.keys()
     elsewhere = {"device": "NVIDIA H200", "packages": {"torch": "2.8"}, "precision": "bf16"}
     path = out / "runs" / "transformer++-s0" / "run.json"
     change(path, **elsewhere)
-    assert run(study_file, out, only=only)[0]["precision"] == "bf16"  # finished: nothing is trained
+    assert run(study_file, out, only=only)[0].precision == "bf16"  # finished: nothing is trained
     mixed = r"-s0 was trained in bf16 on NVIDIA H200, and this device would train in fp32; set --device cuda, or"
     held = (out / "study.yaml").read_bytes()
     for more in ({"only": ("window 4",)}, {"settings": ("seeds=[1]",)}):
@@ -128,9 +129,9 @@ def test_no_study_is_trained_in_two_precisions_because_of_the_device(study_file,
         run(study_file, out, only=only)
     change(path, precision="fp32")
     again = run(study_file, out, only=only)[0]
-    assert again["before"] == [{**elsewhere, "precision": "fp32"}] and again["device"] == info["device"]
+    assert again.before == (Machine(**elsewhere | {"precision": "fp32"}),) and again.device == info.device
     change(path, status="failed", device=None, precision=None, packages=None, before=None)  # as before there were any
-    assert run(study_file, out, only=only)[0]["before"] == []
+    assert run(study_file, out, only=only)[0].before == ()
 
 
 def test_changed_text_is_refused_where_a_run_is_continued(study, study_file, tmp_path):

@@ -8,14 +8,16 @@ import pytest
 
 from basecap.analysis import TaskResults, analyse
 from basecap.errors import ConfigError
+from basecap.plan.checks import check
 from basecap.plan.runs import Cost, RunSpec, costs, plan_runs
 from basecap.records import StudyRecords
 from basecap.report import write_report
 from basecap.report.charts import task_charts
 from basecap.run.execute import execute
-from basecap.run.start import check, plan_of
+from basecap.run.start import selected_runs
 from basecap.study.architectures import ArchitectureEntry
 from basecap.study.config import StudyConfig, load_study, select, with_named
+from basecap.study.merge import held_study, merge_studies
 from basecap.study.study_file import library, read_study
 
 STUDIES = [name for name in library() if name.startswith(("lp-", "recall-"))]
@@ -34,10 +36,10 @@ def known_costs(runs: Sequence[RunSpec]) -> list[Cost]:
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_is_planned_at_every_scale(name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("basecap.run.start.costs", known_costs)
+    monkeypatch.setattr("basecap.plan.checks.costs", known_costs)
     for scale in SCALES:
         study = load_study(name, scale=scale)
-        assert all(found.parameters > 0 and found.flops > 0 for found in known_costs(check(study)))
+        assert all(found.parameters > 0 and found.flops > 0 for found in known_costs(check(study).runs))
         assert study.evals and study.title == f"{name} at scale {scale}"
         entries = {entry.name for entry in study.architectures}
         assert study.reference in entries
@@ -71,7 +73,7 @@ def test_the_published_grid_and_numbers_are_those_of_the_paper():
 def outcome(study: StudyConfig, place: Path) -> TaskResults:
     """Run a study and return its results."""
     infos = execute(study, place, only=select(study, ()), device="cpu", plugins=(), log=lambda line: None)
-    assert {info["status"] for info in infos} == {"finished"}
+    assert {info.status for info in infos} == {"finished"}
     (found,) = analyse([place])
     assert isinstance(found, TaskResults)
     assert f"<h1>{study.title}</h1>" in write_report([place], place).page.read_text(encoding="utf-8")
@@ -119,5 +121,6 @@ def test_an_architecture_of_another_plugin_may_be_in_the_directory(tmp_path):
         update={"architectures": (*study.architectures, ArchitectureEntry(name="x", use="not loaded"))}
     )
     records.create(foreign.model_dump(mode="json"))
-    plan = plan_of(records, study, 256, {"based"})
-    assert {run.architecture for run in plan.runs} == {"based"} and plan.study == foreign
+    whole = merge_studies(held_study(records), study, records.path)
+    assert {run.architecture for run in selected_runs(records, whole, study, 256, {"based"})} == {"based"}
+    assert whole == foreign

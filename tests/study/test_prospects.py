@@ -11,10 +11,11 @@ from basecap.data import find_prepared, prepare
 from basecap.plan.estimate import estimate, readable, remarks
 from basecap.plan.evaluation_work import evaluation_work, heavy_work
 from basecap.plan.prospects import expected_verdicts
-from basecap.plan.runs import plan_evaluations, plan_runs
+from basecap.plan.runs import plan_evaluations, plan_runs, plan_study
 from basecap.plan.workloads import Tasks
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig, load_study
+from tests.records.made_up import run_info
 from tests.small_study import write_text
 
 
@@ -23,7 +24,9 @@ def said(study: dict, tmp_path: Path, *settings: str) -> str:
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(study))
     config = load_study(str(path), settings)
-    return "\n".join(expected_verdicts(config, find_prepared(config.data, tmp_path / "data")))
+    return "\n".join(
+        expected_verdicts(plan_study(config, config.vocabulary), find_prepared(config.data, tmp_path / "data"))
+    )
 
 
 @pytest.fixture
@@ -104,14 +107,14 @@ def test_finished_runs_are_distinguished_from_remaining_ones(ample, tmp_path):
     assert not any("Finished" in line for line in remarks(config, rows, tmp_path))
     for row in rows:
         rate = None if row["lr"] == "the best" else row["lr"]
-        StudyRecords(tmp_path).run(row["architecture"], row["seed"], rate).write_info({"status": "finished"})
+        StudyRecords(tmp_path).run(row["architecture"], row["seed"], rate).write_info(run_info())
         last = next(line for line in remarks(config, rows, tmp_path) if line.startswith(f"Finished in {tmp_path}: "))
     assert f" {len(rows)} of {len(rows)} runs; none is left to train." in last
-    timed = {"status": "finished", "seconds": {"start": 1.0, "steps": 17.0, "evaluations": 2.0, "all": 20.0}}
+    timed = run_info(seconds={"start": 1.0, "steps": 17.0, "evaluations": 2.0, "all": 20.0})
     StudyRecords(tmp_path).run(row["architecture"], row["seed"], rate).write_info(timed)
     words = "They spent 85% of their time in steps, 10% at evaluation points and 5% before the second step."
     assert any(line.endswith(f"none is left to train. {words}") for line in remarks(config, rows, tmp_path))
-    StudyRecords(tmp_path).run(row["architecture"], row["seed"], rate).write_info({"status": "running"})
+    StudyRecords(tmp_path).run(row["architecture"], row["seed"], rate).write_info(run_info(status="running"))
     assert f"{len(rows) - 1} of {len(rows)} runs; those left take" in " ".join(remarks(config, rows, tmp_path))
 
 

@@ -12,6 +12,8 @@ from basecap.mixers import ARCHITECTURES
 from basecap.models.config import model_config
 from basecap.records import StudyRecords
 from basecap.run.provenance import _sources, refuse_other_plugins
+from basecap.system.files import write_json
+from tests.records.made_up import run_info
 from tests.test_registry import install
 
 PACKAGED = """
@@ -27,9 +29,9 @@ class Packaged(Attention):
 def test_an_architecture_that_no_plugin_defines_any_more_is_another(tmp_path):
     model = model_config("transformer++", hidden=16, vocab=257, layers=1)
     records = StudyRecords(tmp_path).run("mine", 0)
-    records.write_info({"plugins": {}})
+    records.write_info(run_info("mine"))
     assert refuse_other_plugins(records, model) is None
-    records.write_info({"plugins": {"0" * 64: "mine.py"}})
+    records.write_info(run_info("mine", plugins={"0" * 64: "mine.py"}))
     with pytest.raises(ConfigError, match=r"another version of mine\.py"):
         refuse_other_plugins(records, model)
 
@@ -37,7 +39,7 @@ def test_an_architecture_that_no_plugin_defines_any_more_is_another(tmp_path):
 @pytest.mark.parametrize("plugins", [5, ["mine.py"], {"mine.py": 5}])
 def test_a_damaged_record_of_plugins_is_named(tmp_path, plugins):
     records = StudyRecords(tmp_path).run("mine", 0)
-    records.write_info({"plugins": plugins})
+    write_json(records.path / "run.json", run_info("mine").row() | {"plugins": plugins})
     with pytest.raises(DataError, match=r"run\.json is damaged at 'plugins"):
         refuse_other_plugins(records, model_config("transformer++", hidden=16, vocab=257, layers=1))
 
@@ -58,8 +60,8 @@ def packaged(tmp_path, monkeypatch) -> Iterator[Path]:
 def test_another_version_of_a_package_is_refused(packaged, tmp_path):
     model = model_config("packaged", hidden=16, vocab=257, layers=1)
     records = StudyRecords(tmp_path).run("packaged", 0)
-    records.write_info({"plugins": _sources(model)})
-    assert list(records.info()["plugins"].values()) == ["fancy-mixers 0.1"]
+    records.write_info(run_info("packaged", plugins=_sources(model)))
+    assert list(records.info().plugins.values()) == ["fancy-mixers 0.1"]
     assert refuse_other_plugins(records, model) is None
     refused = r"packaged-s0 was trained with fancy-mixers 0\.1, not with what is installed; install that one"
     packaged.write_text(PACKAGED + "# changed")

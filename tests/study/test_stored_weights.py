@@ -13,17 +13,17 @@ from basecap.errors import ConfigError
 from basecap.evals import Measurement, Outcome
 from basecap.evals.influence_entropy import InfluenceEntropy
 from basecap.plan.runs import costs, plan_runs
-from basecap.records import StudyRecords
+from basecap.records import RunRecords, StudyRecords
 from basecap.records.evaluation_points import parse_at
 from basecap.records.measured import Record
 from basecap.run.continue_text import continue_text
 from basecap.run.execute import execute
 from basecap.run.stored_weights import evaluate_directory
 from basecap.study.config import load_study
-from basecap.system.files import write_json
 from basecap.system.processes import WorkerKilled, WorkerPool
+from tests.records.made_up import change, run_info
 from tests.small_study import write_text
-from tests.study._execute import change, run
+from tests.study._execute import run
 
 ENTROPY = "influence-entropy: {length: 32, split: test}"
 #: Averaged weights, as the numbers of stored weights must be those of the average.
@@ -151,8 +151,7 @@ def test_an_architecture_whose_plugin_is_not_given_is_left_out(out):
     study, mine = records.study(), out / "runs" / "mine-s0"
     study["architectures"].append({"name": "mine", "use": "mine"})
     records.create(study)
-    info = {"name": "mine", "seed": 0, "status": "finished", "plugins": {"0123": "mine.py"}}
-    write_json(mine / "run.json", info)
+    RunRecords(mine).write_info(run_info("mine", plugins={"0123": "mine.py"}))
     assert add(out, ENTROPY, at="end") == (
         0,
         [
@@ -285,6 +284,19 @@ def test_numbers_without_a_place_of_their_own_are_not_recorded(out, monkeypatch,
     monkeypatch.setattr(InfluenceEntropy, "run", lambda *_: measured and Outcome(measurements=measured))
     failed, said = add(out, ENTROPY, at="end")
     assert failed == 1 and re.search(words, said[0]) and entropies(out) == {}
+
+
+def test_a_failed_evaluation_keeps_its_own_name(out, monkeypatch):
+    """A name may hold a comma: it is not two names, of which neither failed."""
+
+    def fails(*_):
+        raise RuntimeError("this one cannot")
+
+    monkeypatch.setattr(InfluenceEntropy, "run", fails)
+    named = 'influence-entropy: {name: "five-shot, mmlu", length: 32, split: test}'
+    failed, said = add(out, named, at="end")
+    assert failed == 1 and len(said) == 1
+    assert said[0].startswith("five-shot, mmlu of transformer++ (seed 0) failed at step 10: ")
 
 
 def test_an_evaluation_that_fails_before_it_measures_is_named(out, monkeypatch):

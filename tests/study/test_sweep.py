@@ -11,13 +11,14 @@ from basecap.errors import ConfigError, DataError
 from basecap.plan.estimate import estimate
 from basecap.plan.runs import RunSpec, plan_runs
 from basecap.plan.workloads import data_of
+from basecap.plugins import load_plugin
 from basecap.records import StudyRecords
 from basecap.records.measured import Record
-from basecap.registry import load_plugin
 from basecap.run import sweep
 from basecap.run.execute import execute
 from basecap.run.executors import in_process
 from basecap.study.config import StudyConfig, load_study, select
+from tests.records.made_up import run_info
 from tests.small_study import WORDS
 from tests.study._execute import PLUGIN
 
@@ -50,7 +51,7 @@ def curves(out: Path) -> dict[str, list]:
 def test_a_sweep_is_trained_chosen_and_kept(path, tmp_path):
     out = tmp_path / "out"
     infos, said = run(path, out)
-    assert [(info["name"], info["seed"], info["lr"], info["status"]) for info in infos] == [
+    assert [(info.name, info.seed, info.lr, info.status) for info in infos] == [
         (name, seed, 0.01, "finished")
         for name, seed in (
             ("transformer++", 0),
@@ -85,7 +86,7 @@ def test_a_sweep_is_trained_chosen_and_kept(path, tmp_path):
     held, before = (out / "sweep.json").read_bytes(), curves(out)
     assert run(path, out) == (infos, [])
     infos, said = run(path, out, "seeds=[2]", "architectures=[transformer++, {name: more, use: transformer++}]")
-    assert {(info["name"], info["seed"], info["lr"]) for info in infos if info["name"] == "more"} == {("more", 2, 0.01)}
+    assert {(info.name, info.seed, info.lr) for info in infos if info.name == "more"} == {("more", 2, 0.01)}
     assert len(said) == 2 and [found.seed for found in StudyRecords(out).sweeps()] == [0, 0, 0]
     assert (out / "sweep.json").read_bytes()[: len(held) - 8] == held[:-8]
     assert before.items() < curves(out).items()
@@ -122,7 +123,7 @@ def test_an_architecture_that_diverges_at_every_rate_is_failed(path, tmp_path):
     load_plugin(plugin)
     settings = ("train.lr=[1e-3, 1e-2]", "architectures=[transformer++, breaks everywhere]", "reference_seeds=[0]")
     infos, said = run(path, tmp_path / "out", *settings, plugins=(plugin,))
-    assert [(info["name"], info["lr"], info["status"]) for info in infos] == [
+    assert [(info.name, info.lr, info.status) for info in infos] == [
         ("breaks everywhere", 1e-3, "failed"),
         ("breaks everywhere", 1e-2, "failed"),
         ("transformer++", 1e-2, "finished"),
@@ -152,7 +153,7 @@ def test_what_is_chosen_and_said(planned, tmp_path, outcomes, chosen, words):
     for spec, outcome in zip(planned, outcomes, strict=True):
         place = records.run(spec.name, spec.seed, spec.rate)
         status = "failed" if outcome is None else outcome if isinstance(outcome, str) else "finished"
-        place.write_info({"name": spec.name, "status": status, "diverged": outcome is None})
+        place.write_info(run_info(spec.name, status=status, diverged=outcome is None))
         if isinstance(outcome, float):
             named = {"eval": "sweep", "subset": "test", "metric": "loss", "n": 100}
             place.append_evals([Record(step=3, tokens=768, **named, value=outcome)])

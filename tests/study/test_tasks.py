@@ -10,18 +10,18 @@ import torch
 import yaml
 
 from basecap.analysis import TaskResults, analyse
+from basecap.cli.options import seed_limit
 from basecap.data.task_data import TaskData
 from basecap.errors import ConfigError, DataError, Interrupted
+from basecap.plan.checks import check
 from basecap.plan.estimate import estimate, remarks
 from basecap.plan.runs import plan_runs
 from basecap.records import RunRecords, StudyRecords
 from basecap.records.measured import Record
-from basecap.run.start import check
 from basecap.run.stored_weights import evaluate_directory
 from basecap.run.training_job import VALIDATION, _good_enough
 from basecap.study.config import StudyConfig, load_study
 from basecap.study.merge import merge_studies
-from basecap.study.seed_limit import seed_limit
 from basecap.train.checkpoint import stored, stored_config
 from tests.study._execute import run
 
@@ -54,13 +54,13 @@ def write(content: dict, path: Path) -> Path:
 def outcome(out: Path) -> list:
     """Return what every run left, times apart."""
     return [
-        (found.info()["name"], found.evals(), [(row["step"], row["train_loss"], row["lr"]) for row in found.metrics()])
+        (found.info().name, found.evals(), [(row["step"], row["train_loss"], row["lr"]) for row in found.metrics()])
         for found in StudyRecords(out).runs()
     ]
 
 
 def test_a_run_per_architecture_task_and_seed(content):
-    runs = check(StudyConfig.model_validate(content | {"seeds": [0, 1]}))
+    runs = check(StudyConfig.model_validate(content | {"seeds": [0, 1]})).runs
     assert [run.label for run in runs[:2]] == ["transformer++ on mqar (seed 0)", "transformer++ on mqar-last (seed 0)"]
     assert [(run.architecture, run.task) for run in runs] == [
         ("transformer++", name) for name in ("mqar", "mqar-last")
@@ -78,7 +78,7 @@ def test_an_architecture_trains_on_its_own_tasks(content, tmp_path):
     content["architectures"] = ["transformer++", {"use": "mamba-1", "tasks": ["mqar-last"]}]
     out = tmp_path / "out"
     infos = run(write(content, tmp_path / "study.yaml"), out)
-    assert [info["name"] for info in infos] == [
+    assert [info.name for info in infos] == [
         "transformer++ on mqar",
         "transformer++ on mqar-last",
         "mamba-1 on mqar-last",
@@ -123,7 +123,7 @@ def test_a_plan_counts_the_flops_of_each_length(content, monkeypatch):
 
 def test_a_study_is_run_resumed_to_the_bit_and_tested_on_more(content, tmp_path, monkeypatch):
     path = write(content, tmp_path / "study.yaml")
-    assert [info["status"] for info in run(path, tmp_path / "straight")] == ["finished"] * 2
+    assert [info.status for info in run(path, tmp_path / "straight")] == ["finished"] * 2
     expected = outcome(tmp_path / "straight")
     make, calls = TaskData.batch, []
 
@@ -140,7 +140,7 @@ def test_a_study_is_run_resumed_to_the_bit_and_tested_on_more(content, tmp_path,
     run(path, tmp_path / "resumed")
     assert outcome(tmp_path / "resumed") == expected
     info = StudyRecords(tmp_path / "resumed").runs()[1].info()
-    assert (info["name"], info["architecture"], info["task"]) == (
+    assert (info.name, info.architecture, info.task) == (
         "transformer++ on mqar-last",
         "transformer++",
         "mqar-last",
@@ -185,16 +185,14 @@ def test_a_run_ends_where_it_is_good_enough_and_resumes_to_the_same_end(content,
     path = write(content, tmp_path / "study.yaml")
     (info,) = run(path, tmp_path / "out")
     (records,) = StudyRecords(tmp_path / "out").runs()
-    assert (
-        info["status"] == "finished" and 0 < info["stopped"] < 300 and info["stopped"] == records.metrics()[-1]["step"]
-    )
-    assert [*stored(records.weights)] == [info["stopped"]]
+    assert info.status == "finished" and 0 < info.stopped < 300 and info.stopped == records.metrics()[-1]["step"]
+    assert [*stored(records.weights)] == [info.stopped]
     expected = outcome(tmp_path / "out")
-    (records.path / "run.json").write_text(json.dumps({"schema": 1, **info, "status": "running"}))
+    (records.path / "run.json").write_text(json.dumps({"schema": 1, **info.row(), "status": "running"}))
     (again,) = run(path, tmp_path / "out")
     assert run(path, tmp_path / "out", ("task.test=[zoology-mqar]",)) == [again]  # whose vocabulary alone is smaller
     found = {record.key: record for record in outcome(tmp_path / "out")[0][1]}
-    assert again["stopped"] == info["stopped"] and len(found) == len(expected[0][1]) + 4
+    assert again.stopped == info.stopped and len(found) == len(expected[0][1]) + 4
     assert all(found[record.key] == record for record in expected[0][1])
     assert evaluate_directory(tmp_path / "out", add=(), at=None, only=(), device="cpu", plugins=(), log=print) == 0
 
@@ -215,7 +213,7 @@ def test_a_sequence_is_compressed_and_decoded_by_any_mixer(content, tmp_path):
     content["train"] |= {"epochs": 1, "batch": 32, "eval_every": 38_400}
     content["architectures"] = ["transformer++", "mamba-1"]
     infos = run(write(content, tmp_path / "study.yaml"), tmp_path / "out")
-    assert [info["status"] for info in infos] == ["finished"] * 2
+    assert [info.status for info in infos] == ["finished"] * 2
     # A guess is right in 0.25 of the cases, and the most frequent of the three tokens at all positions in 0.56.
     for records, least in zip(StudyRecords(tmp_path / "out").runs(), (0.6, 0.35), strict=True):
         assert [row.value for row in records.evals() if row.metric == "accuracy"][-1] > least
@@ -230,7 +228,7 @@ def test_a_sequence_is_compressed_and_decoded_by_any_mixer(content, tmp_path):
 def test_a_sweep_chooses_by_the_validation_loss_of_each_task(content, tmp_path):
     content["train"] |= {"lr": [1e-6, 1e-2]}
     infos = run(write(content, tmp_path / "study.yaml"), tmp_path / "out")
-    assert {info["name"]: info["lr"] for info in infos} == {
+    assert {info.name: info.lr for info in infos} == {
         "transformer++ on mqar": 1e-2,
         "transformer++ on mqar-last": 1e-2,
     }
@@ -244,7 +242,7 @@ def test_a_sweep_ends_with_the_first_rate_that_is_good_enough(content, tmp_path)
     path, out = write(content, tmp_path / "study.yaml"), tmp_path / "out"
     (info,) = run(path, out)
     (sweep,) = StudyRecords(out).sweeps()
-    assert (sweep.rates, info["lr"], info["stopped"] > 0) == ((1e-6, 3e-2), 3e-2, True)
+    assert (sweep.rates, info.lr, info.stopped > 0) == ((1e-6, 3e-2), 3e-2, True)
     assert sweep.reached and not sweep.at_edge
     assert run(path, out) == [info]
     plain = StudyConfig.model_validate(content)

@@ -8,13 +8,14 @@ import yaml
 
 from basecap.analysis import analyse
 from basecap.ops import IMPLEMENTATIONS
+from basecap.plugins import load_plugin
 from basecap.records import StudyRecords
-from basecap.registry import load_plugin
 from basecap.report.text_summary import remarks
 from basecap.run.continue_text import continue_text
 from basecap.run.execute import execute
 from basecap.run.trial import _held_elsewhere
 from basecap.study.config import load_study, select
+from tests.records.made_up import run_info
 from tests.study._execute import PLUGIN
 
 #: Name of a mixer -> what its forward returns, and how the message of its failed runs begins.
@@ -71,14 +72,16 @@ def test_what_cannot_run_fails_before_anything_trains(study, plugin, tmp_path, c
     continue_text(run, "the", 1, temperature=0.0, top_k=None, seed=0, device="cpu")
     assert caplog.messages == [f"{unchecked}."]
     for info in infos:
-        records, begins = StudyRecords(out).run(info["name"], info["seed"]), failing.get(info["name"])
+        records, begins = StudyRecords(out).run(info.name, info.seed), failing.get(info.name)
         assert records.info() == info
-        assert info["status"] == ("finished" if begins is None else "failed")
-        assert info["message"].startswith(begins or "")
+        assert info.status == ("finished" if begins is None else "failed")
+        assert info.message.startswith(begins or "")
         assert bool(records.metrics()) == (begins is None)
-        assert ("traceback" in info) == ((begins is not None and "Error" in begins) or "do not fit" in info["message"])
+        assert (info.traceback is not None) == (
+            (begins is not None and "Error" in begins) or "do not fit" in info.message
+        )
     line = 1 + (FAIL + "x").splitlines().index('    raise kind("from a plugin")  # here')
-    assert f"IndexError: from a plugin ({plugin}:{line})" in {info["message"] for info in infos}
+    assert f"IndexError: from a plugin ({plugin}:{line})" in {info.message for info in infos}
 
 
 @pytest.mark.parametrize(("free", "words"), [(1, " (75% is held by other processes)"), (14, "")])
@@ -97,7 +100,7 @@ def test_a_trial_leaves_nothing_behind(study, plugin, tmp_path, monkeypatch):
 
     def attempt(run, runtime):
         states.append((torch.get_rng_state(), dict(IMPLEMENTATIONS)))
-        return {"name": run.name, "seed": run.seed}
+        return run_info(run.name, seed=run.seed)
 
     monkeypatch.setattr("basecap.run.executors.in_process.train_run", attempt)
     monkeypatch.setitem(IMPLEMENTATIONS, "kept", "as it was")

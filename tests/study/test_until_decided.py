@@ -14,15 +14,15 @@ import yaml
 from basecap.analysis import TextResults, analyse
 from basecap.analysis.rows import Row
 from basecap.analysis.sequential import Looks
+from basecap.cli.options import seed_limit
 from basecap.errors import ConfigError, DataError
-from basecap.records import StudyRecords
+from basecap.records import RunInfo, StudyRecords
 from basecap.run.execute import execute
 from basecap.run.until_decided import train_until_decided
 from basecap.study.config import StudyConfig, load_study, select
-from basecap.study.seed_limit import seed_limit
 from tests.forks import command, start
+from tests.records.made_up import change, run_info
 from tests.report import made_up
-from tests.study._execute import change
 
 LETTERS = "abcdefghijkl"
 
@@ -35,11 +35,11 @@ class Trained:
         self.fails = fails
         self.calls: list[dict[str, list[int]]] = []
 
-    def __call__(self, study: StudyConfig, *, only: set[str]) -> list[dict[str, Any]]:
+    def __call__(self, study: StudyConfig, *, only: set[str]) -> list[RunInfo]:
         self.records.create(study.model_dump(mode="json"))
         self.calls.append({name: list(study.seeds_of(name)) for name in sorted(only)})
         return [
-            {"name": name, "seed": seed, "status": "failed" if name in self.fails else "finished"}
+            run_info(name, seed=seed, status="failed" if name in self.fails else "finished")
             for name in only
             for seed in study.seeds_of(name)
         ]

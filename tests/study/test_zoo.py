@@ -55,7 +55,7 @@ def test_every_architecture_trains(zoo: StudyConfig, tmp_path: Path):
     names = {entry.name for entry in zoo.architectures}
     said: list[str] = []
     infos = execute(zoo, tmp_path / "out", only=names, device="cpu", plugins=(), log=said.append)
-    assert not said and {info["status"] for info in infos} == {"finished"}
+    assert not said and {info.status for info in infos} == {"finished"}
     for run in StudyRecords(tmp_path / "out").runs():
         assert len(run.metrics()) == 3
         assert {record.subset for record in run.evals()} == {"prose", "code"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from basecap.errors import ConfigError
-from basecap.registry import load_plugin
+from basecap.plugins import load_plugin
 from basecap.tasks import TASKS, build_task, inspect_task, task
 
 PAGE = (Path(__file__).parents[2] / "docs/tasks.md").read_text(encoding="utf-8")

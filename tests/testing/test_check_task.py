@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from basecap.cli import app
-from basecap.registry import load_plugin
+from basecap.plugins import load_plugin
 from basecap.tasks import TASKS
 from basecap.testing.check_task import CHECKS, check_task
 

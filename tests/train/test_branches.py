@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from basecap.errors import ConfigError
 from basecap.models.language_model import LanguageModel
 from basecap.records import RunRecords
-from basecap.records.branches import branch_of, finished_branches
+from basecap.records.branches import BranchInfo, branch_info, branch_of, finished_branches
 from basecap.train import checkpoint
 from basecap.train.config import Timetable, TrainConfig
 from basecap.train.distributed import Processes
@@ -88,9 +88,9 @@ def test_a_branch_is_the_run_of_its_budget_to_the_bit(model, stream, tmp_path):
         assert curve(alone) == curve(both)[: len(curve(alone))]
         assert same(weights(one.weights / f"step-{end}"), weights(other.weights / f"step-{end}"))
         assert not one.resume.exists()
-    assert [found.info() for found in finished_branches(both)] == [
-        {"tokens": 12 * STEP, "start": 9 * STEP, "status": "finished"},
-        {"tokens": 20 * STEP, "start": 15 * STEP, "status": "finished"},
+    assert [branch_info(found) for found in finished_branches(both)] == [
+        BranchInfo(tokens=12 * STEP, start=9 * STEP, status="finished"),
+        BranchInfo(tokens=20 * STEP, start=15 * STEP, status="finished"),
     ]
 
 

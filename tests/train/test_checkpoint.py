@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from basecap.errors import BasecapError, CheckpointError
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
+from basecap.plugins import load_plugin
 from basecap.records import RunRecords
-from basecap.registry import load_plugin
 from basecap.train import checkpoint
 from basecap.train.distributed import Processes
 from basecap.train.loop import DevicePlacement, Trainer

@@ -10,8 +10,8 @@ import numpy as np
 
 from basecap.analysis.rows import grouped
 from basecap.analysis.runs import Run
-from basecap.analysis.study_files import TaskRunFile
 from basecap.analysis.tasks.shares import Share
+from basecap.errors import DataError
 from basecap.records.measured import Record
 
 #: The evaluation that a study of tasks is about.
@@ -82,18 +82,21 @@ def select_point(run: Run, checkpoint: str) -> TaskRun | None:
             return None
         step = max(known, key=lambda one: (accuracies[one], -one))
         passed_over = accuracies[step] < max(accuracies.values())
-    assert isinstance(run.info, TaskRunFile)
+    info, task = run.info, run.info.task
+    if info.architecture is None or task is None:
+        key = "task" if info.architecture else "architecture"
+        raise DataError(f"{run.records.path / 'run.json'} is damaged at {key!r} (is missing); restore or remove it.")
     return TaskRun(
-        name=run.info.name,
-        architecture=run.info.architecture,
-        task=run.info.task,
-        seed=run.info.seed,
-        finished=run.info.status == "finished",
+        name=info.name,
+        architecture=info.architecture,
+        task=task,
+        seed=info.seed,
+        finished=info.finished,
         step=step,
         tokens=points[step][0].tokens,
         validation=accuracies.get(step),
         passed_over=passed_over,
-        shares=_shares(run.info.task, points[step]),
+        shares=_shares(task, points[step]),
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from basecap.analysis.results import Failure, LearningPoint, TaskPoint, TaskResults
 from basecap.analysis.rows import LEVEL, Interval
 from basecap.analysis.runs import Run, curve, describe, evaluations, failed_checks, read_runs, sweeps
-from basecap.analysis.study_files import TaskRunFile, TaskStudyFile, parse
+from basecap.analysis.study_files import TaskStudyFile, parse
 from basecap.analysis.tasks.published_numbers import with_published
 from basecap.analysis.tasks.recall_rows import AccuracyRow, CellRow, ShiftRow, ShortcutRow, TrainedRow, Verdict
 from basecap.analysis.tasks.shares import Share, estimate
@@ -47,7 +47,7 @@ def analyse_tasks(records: StudyRecords) -> TaskResults:
         if entry.tasks is None or task in entry.tasks
     }
     names = list(places)
-    runs = read_runs(records, names, TaskRunFile)
+    runs = read_runs(records, names)
     counted, failures = _task_runs(runs, study.task.checkpoint)
     groups = {place: own for place in places.values() if (own := _group(counted, *place))}
     trained = [_trained(*place, own) for place, own in groups.items()]

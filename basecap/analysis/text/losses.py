@@ -100,7 +100,7 @@ def load(run: RunRecords, evals: Sequence[Record], log: TrainingLog, domains: Se
         trained=np.array([trained[step] for step in steps]),
         training=log.smoothed_loss(steps),
         domains={domain: _joined(run, domain, kept, order) for domain in domains},
-        finished=run.info().get("status") == "finished",
+        finished=run.finished,
         copying=_copying(evals, steps),
     )
     return losses.shortened()

@@ -5,14 +5,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from basecap.data.hashes import file_digest, text_number
 from basecap.errors import ConfigError, DataError, nearest
-from basecap.registry import PLUGIN, Registry
-
-if TYPE_CHECKING:
-    from basecap.data.config import DataConfig
+from basecap.plugins import PLUGIN
+from basecap.registry import Registry
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -47,6 +45,38 @@ class Part:
     split: Split | None = None
 
 
+class SourceOptions(Protocol):
+    """What a source uses of the section `data` of a study; `basecap.data.DataConfig` has these and checks them."""
+
+    @property
+    def source(self) -> str:
+        """Name of the source."""
+
+    @property
+    def path(self) -> str | None:
+        """Directory of the text."""
+
+    @property
+    def hub(self) -> str | None:
+        """Name of a Hugging Face dataset."""
+
+    @property
+    def train(self) -> tuple[str, ...]:
+        """Domains to train on."""
+
+    @property
+    def ood(self) -> tuple[str, ...]:
+        """Unseen domains: only tested."""
+
+    @property
+    def cluster(self) -> str | None:
+        """What documents that are drawn together have in common."""
+
+    @property
+    def options_hash(self) -> str:
+        """Hash of the options that the tokens depend on."""
+
+
 class Source(ABC):
     """A source of text. Registered subclasses define `parts` and `read`; both must be deterministic."""
 
@@ -59,7 +89,7 @@ class Source(ABC):
     #: Whether documents are records with keys for `data.cluster`; otherwise they are files with a path.
     has_records: ClassVar[bool] = True
 
-    def __init__(self, config: "DataConfig"):
+    def __init__(self, config: SourceOptions):
         self.config = config
 
     @abstractmethod

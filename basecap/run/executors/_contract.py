@@ -3,12 +3,13 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from basecap.errors import ConfigError
 from basecap.plan.runs import RunSpec
+from basecap.records import RunInfo
 from basecap.registry import Registry
 from basecap.run.evaluation_job import Point
 from basecap.run.jobs import Execution, Failure, Runtime
@@ -26,7 +27,7 @@ class Executor(AbstractContextManager["Executor"]):
         """Try runs, see `basecap.run.trial`; yield each with why it cannot train, None where it can."""
 
     @abstractmethod
-    def train(self, runs: Sequence[RunSpec]) -> list[dict[str, Any]]:
+    def train(self, runs: Sequence[RunSpec]) -> list[RunInfo]:
         """Train the runs that are not finished; return each run's info in the order of `runs`.
 
         A run that fails has that in its info. Raises Interrupted when a signal came, after runs in training have

@@ -1,14 +1,12 @@
 """The jobs of a process that another one started: `begin` is called once, then any number of jobs."""
 
-from typing import Any
-
 import torch
 
 from basecap.errors import Interrupted
 from basecap.plan.runs import RunSpec, plan_evaluations
 from basecap.plan.workloads import material_of
-from basecap.records import StudyRecords
-from basecap.registry import load_plugin
+from basecap.plugins import load_plugin
+from basecap.records import RunInfo, StudyRecords
 from basecap.run import sharing
 from basecap.run.evaluation_job import Point, evaluate_point
 from basecap.run.jobs import Execution, Failure, Runtime
@@ -60,7 +58,7 @@ def measure(run: RunSpec) -> Footprint:
         return sharing.measure(run, _runtime[0].device)
 
 
-def train(run: RunSpec) -> dict[str, Any]:
+def train(run: RunSpec) -> RunInfo:
     """Train a run and return its info; raises Interrupted when a signal came, after a checkpoint."""
     try:
         with deferred():

@@ -1,9 +1,9 @@
 """Executor `in-process`: jobs run in this process one after the other, under `torchrun` in all of them together."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from basecap.plan.runs import RunSpec
+from basecap.records import RunInfo
 from basecap.run.evaluation_job import Point, evaluate_point
 from basecap.run.executors._contract import Executor, executor
 from basecap.run.jobs import Execution, Failure, Runtime
@@ -28,7 +28,7 @@ class InProcessExecutor(Executor):
         for run in runs:
             yield run, try_run(run, self.runtime)
 
-    def train(self, runs: Sequence[RunSpec]) -> list[dict[str, Any]]:
+    def train(self, runs: Sequence[RunSpec]) -> list[RunInfo]:
         """Return each run's info; raises Interrupted when a signal came, after a checkpoint."""
         infos = []
         for run in runs:

@@ -7,12 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any
 
 import torch
 
 from basecap.plan.runs import RunSpec
-from basecap.records import StudyRecords
+from basecap.records import RunInfo, StudyRecords
 from basecap.run.evaluation_job import Point
 from basecap.run.executors import _worker
 from basecap.run.executors._contract import Executor, Start, executor
@@ -91,24 +90,25 @@ class LocalExecutor(Executor):
             except WorkerKilled:
                 yield run, Failure(message=f"{KILLED}.")
 
-    def train(self, runs: Sequence[RunSpec]) -> list[dict[str, Any]]:
+    def train(self, runs: Sequence[RunSpec]) -> list[RunInfo]:
         """Return each run's info; raises Interrupted when a signal came, after each process wrote a checkpoint.
 
         A run that found no memory beside others continues after them, alone.
         """
         records = StudyRecords(self.execution.out)
-        infos = {run.label: records.run(run.name, run.seed, run.rate).info() for run in runs}
-        waiting = [run for run in runs if infos[run.label].get("status") != "finished"]
+        held = {run.label: records.run(run.name, run.seed, run.rate).info() for run in runs}
+        infos = {label: info for label, info in held.items() if info is not None and info.finished}
+        waiting = [run for run in runs if run.label not in infos]
         if waiting and not self._chosen:
             self._choose(waiting)
         infos |= self._train(waiting)
         for run in waiting if self.crowded else ():
-            if infos[run.label]["status"] == "failed" and lacks_memory(infos[run.label]["message"]):
+            if infos[run.label].status == "failed" and lacks_memory(infos[run.label].message):
                 self.log(f"{run.label}: continues alone on its device.")
                 infos |= self._train([run])
         return [infos[run.label] for run in runs]
 
-    def _train(self, runs: Sequence[RunSpec]) -> dict[str, dict[str, Any]]:
+    def _train(self, runs: Sequence[RunSpec]) -> dict[str, RunInfo]:
         """Return each run's info by its label."""
         infos = {}
         for run, future in self.pool.run(_worker.train, runs):
@@ -129,13 +129,12 @@ class LocalExecutor(Executor):
                 yield point, dict.fromkeys(point.evaluations, Failure(message=f"{KILLED}."))
 
 
-def _record_killed(execution: Execution, run: RunSpec, log: Callable[[str], None]) -> dict[str, Any]:
+def _record_killed(execution: Execution, run: RunSpec, log: Callable[[str], None]) -> RunInfo:
     records = StudyRecords(execution.out).run(run.name, run.seed, run.rate)
-    info = {**starting_info(records, run, torch.device(execution.device)), **records.info()}
-    if info["status"] == "finished":  # killed after it recorded that and before it answered
+    info = records.info() or starting_info(records, run, torch.device(execution.device))
+    if info.finished:  # killed after it recorded that and before it answered
         return info
-    info |= {"status": "failed", "message": f"{KILLED}; the run resumes from its last checkpoint."}
-    info.pop("traceback", None)  # of an earlier failure
+    info = info.failed(f"{KILLED}; the run resumes from its last checkpoint.")
     records.write_info(info)
-    log(f"{run.label} failed: {info['message']}")
+    log(f"{run.label} failed: {info.message}")
     return info

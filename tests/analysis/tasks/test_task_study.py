@@ -1,5 +1,7 @@
 """Studies of tasks with known answers: accuracies, what is lost when the pattern changes, and what does not count."""
 
+from dataclasses import replace
+
 import pytest
 
 from basecap.analysis import TaskResults, analyse
@@ -144,9 +146,9 @@ def test_failed_and_unfinished_runs_are_reported_and_count_only_without_finished
     records = study(seeds=(0, 1))
     for name, seed, status in (("one on a", 1, "failed"), ("one on b", 0, "running"), ("one on b", 1, "running")):
         run = records.run(name, seed)
-        run.write_info({**run.info(), "status": status, "message": "the loss is not finite"})
+        run.write_info(replace(run.info(), status=status, message="the loss is not finite"))
     empty = records.run("one on a", 2)
-    empty.write_info({**records.run("one on a", 0).info(), "seed": 2})
+    empty.write_info(replace(records.run("one on a", 0).info(), seed=2))
     found = analysed(records.path)
     assert row(found, "tests", train="a", test="a").seeds == [0]
     assert row(found, "tests", train="b", test="b").seeds == [0, 1]
@@ -188,10 +190,10 @@ def test_damaged_records_are_named(study):
     records = study()
     run = records.run("one on a", 0)
     info = run.info()
-    run.write_info({key: value for key, value in info.items() if key != "task"})
+    run.write_info(replace(info, task=None))
     with pytest.raises(DataError, match=r"run\.json is damaged at 'task' \(is missing\)"):
         analyse([records.path])
-    run.write_info(info | {"name": "two on a"})
+    run.write_info(replace(info, name="two on a"))
     with pytest.raises(DataError, match="belongs to 'two on a', which is not in the study"):
         analyse([records.path])
     StudyRecords(records.path).create({"name": "x", "architectures": [], "task": {"train": []}})
