@@ -24,7 +24,7 @@ from basecap.errors import ConfigError, DataError
 from basecap.report.bundle import label
 from tests import forks
 from tests.report.synthetic import write_study
-from tests.study._execute import PLUGIN
+from tests.run._execute import PLUGIN
 
 #: Exit code, stdout, stderr.
 Answer = tuple[int, str, str]

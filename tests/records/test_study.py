@@ -1,32 +1,15 @@
 """The files of a study: nothing half written, nothing silently lost, every damage named."""
 
 import json
-import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from basecap.errors import ConfigError, DataError
 from basecap.records import StudyRecords
-from basecap.records.documents import DocumentLosses
-from basecap.records.measured import Declaration, Record
+from basecap.records.measured import Declaration
 from basecap.system.files import read_json
-from tests.records.made_up import run_info
-
-STUDY = {"name": "tiny", "data": {"train": ["prose"], "ood": ["code"]}, "train": {"lr": 1e-3}}
-
-
-def record(step: int = 1, value: float = 2.0, **more) -> Record:
-    fields = {"tokens": 10 * step, "eval": "domain-loss", "subset": "code", "metric": "loss", "n": 5}
-    return Record(step=step, value=value, **(fields | more))
-
-
-@pytest.fixture
-def records(tmp_path) -> StudyRecords:
-    found = StudyRecords(tmp_path)
-    found.create(STUDY)
-    return found
+from tests.records.made_up import STUDY, record, run_info
 
 
 def test_a_study_is_read_back_and_written_where_it_differs(records):
@@ -133,68 +116,6 @@ def test_what_cannot_be_read_is_named_and_not_taken_for_empty(records, monkeypat
         _ = records.study(), records.runs(), run.evals()
 
 
-def test_metrics_and_records_are_read_back(records):
-    run = records.run("transformer++", 3)
-    run.append_metrics({"step": 1, "train_loss": math.inf})
-    run.append_metrics({"step": 2, "train_loss": np.float32(1.5)})
-    assert math.isnan(run.metrics()[0]["train_loss"]) and run.metrics()[1] == {"step": 2, "train_loss": 1.5}
-    run.append_evals([record(1), record(2, axis={"length": 8.0}), record(2, value=math.nan)])
-    run.append_evals([record(1, value=3.0)])
-    place = '"step": 2, "tokens": 20, "eval": "domain-loss", "subset": "code", "metric": "loss"'
-    number = '"value": 2.0, "n": 5, "stderr": null, "axis": {"length": 8.0}'
-    assert (run.path / "evals.jsonl").read_text().splitlines()[1] == f"{{{place}, {number}}}"
-    first, second, third = run.evals()
-    assert first.value == 3.0 and second.axis == {"length": 8.0} and math.isnan(third.value)
-    assert {record.step for record in run.evals() if record.eval == "domain-loss"} == {1, 2} and {
-        record.step for record in run.evals() if record.eval == "other"
-    } == set()
-
-
-def test_rewind_forgets_what_came_after(records):
-    run = records.run("a", 0)
-    losses = {"code": DocumentLosses(np.ones(2), np.ones(2, int), np.ones(2, int))}
-    for step in (1, 2, 3):
-        run.append_metrics({"step": step})
-        run.append_documents("domain-loss", step, losses)
-        run.append_evals([record(step)])
-    with (run.path / "metrics.jsonl").open("ab") as file:
-        file.write(b'{"st')
-    run.rewind(2)
-    assert [row["step"] for row in run.metrics()] == [1, 2]
-    assert {record.step for record in run.evals() if record.eval == "domain-loss"} == {
-        1
-    }  # a checkpoint stands before its evaluation
-    (history,) = run.documents("domain-loss", [1])
-    assert history.steps == [1]
-    with pytest.raises(DataError, match="lacks the losses at step 2; remove"):
-        run.documents("domain-loss", [1, 2])
-    run.append_metrics({"step": 3})
-    assert run.metrics()[-1] == {"step": 3}
-
-
-@pytest.mark.parametrize("row", ['{"train_loss": 1.0}', '{"step": null}', '{"step": "two"}'])
-@pytest.mark.parametrize("name", ["metrics.jsonl", "evals.jsonl"])
-def test_rewind_names_a_row_without_a_step_and_loses_nothing(records, name, row):
-    run = records.run("a", 0)
-    run.append_metrics({"step": 1})
-    content = f'{{"step": 1}}\n{row}\n'
-    (run.path / name).write_text(content)
-    with pytest.raises(DataError, match=f"{name} has a row without a step; fix or remove that row"):
-        run.rewind(0)
-    assert (run.path / name).read_text() == content
-
-
-def test_rewind_leaves_documents_of_other_names_alone(records):
-    run = records.run("a", 0)
-    losses = {"code": DocumentLosses(np.ones(2), np.ones(2, int), np.ones(2, int))}
-    run.append_documents("domain-loss", 3, losses)
-    foreign = {"notes.npz", "domain-loss-3-copy.npz", "-.npz", "notes.losses"}
-    for other in foreign:
-        (run.path / "documents" / other).write_text("mine")
-    run.rewind(2)
-    assert {path.name for path in (run.path / "documents").iterdir()} == foreign
-
-
 def test_names_that_are_no_file_names_stay_inside_and_apart(records):
     names = ["../evil", "/etc/passwd", "a b", "a/b", "a_b", ".hidden", "", "ä", "x" * 300]
     paths = [records.run(name, 0).path for name in names]
@@ -218,26 +139,6 @@ def test_declarations_environment_and_report(records):
     assert records.declarations() == {"passkey": declared} and records.environment() == {"device": "CPU"}
     page = records.write_report("<p>ä</p>", {"one.svg": "<svg/>"})
     assert page.read_text() == "<p>ä</p>" and (records.path / "figures" / "one.svg").exists()
-
-
-def test_a_row_with_other_keys_is_refused(records):
-    run = records.run("a", 0)
-    run.append_evals([record()])
-    path = run.path / "evals.jsonl"
-    path.write_text(path.read_text().replace('"subset"', '"domain"'))
-    with pytest.raises(DataError, match=r"evals\.jsonl:1 is damaged at '(subset|domain)' \(is (missing|unknown)\)"):
-        run.evals()
-
-
-@pytest.mark.parametrize(("key", "value"), [("step", "a"), ("value", "a"), ("eval", ["a"]), ("axis", 5), ("n", None)])
-def test_a_row_with_a_value_of_another_kind_is_refused(records, key, value):
-    run = records.run("a", 0)
-    run.append_evals([record(), record()])
-    path = run.path / "evals.jsonl"
-    first, second = path.read_text().splitlines()
-    path.write_text(f"{first}\n{json.dumps({**json.loads(second), key: value})}\n")
-    with pytest.raises(DataError, match=rf"evals\.jsonl:2 is damaged at '{key}' \(should be "):
-        run.evals()
 
 
 @pytest.mark.parametrize("studies", [5, [5], [None]])

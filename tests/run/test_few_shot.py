@@ -22,8 +22,8 @@ from basecap.report.text_summary import mixed_data_text
 from basecap.run.continue_text import continue_text
 from basecap.train.checkpoint import load_stored, stored
 from tests.evals.test_few_shot import metrics, plain, write_choices, write_task
-from tests.study._execute import run
-from tests.study.test_stored_weights import add
+from tests.run._execute import run
+from tests.run.test_stored_weights import add
 
 pytest.importorskip("lm_eval")
 

@@ -15,9 +15,10 @@ from basecap.mixers import ARCHITECTURES
 from basecap.plugins import load_plugin
 from basecap.records import Machine, StudyRecords
 from basecap.run.continue_text import continue_text
+from basecap.study.config import load_study
 from tests.data.test_preparation import load_anew
 from tests.records.made_up import change
-from tests.study._execute import PLUGIN, STEADY, VERSES, as_if_loaded_now, run
+from tests.run._execute import PLUGIN, STEADY, VERSES, as_if_loaded_now, run
 
 
 def test_another_study_in_the_directory_is_refused(study_file, tmp_path):
@@ -132,6 +133,15 @@ def test_no_study_is_trained_in_two_precisions_because_of_the_device(study_file,
     assert again.before == (Machine(**elsewhere | {"precision": "fp32"}),) and again.device == info.device
     change(path, status="failed", device=None, precision=None, packages=None, before=None)  # as before there were any
     assert run(study_file, out, only=only)[0].before == ()
+
+
+def test_a_study_that_another_command_changes_meanwhile_is_refused(study_file, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    content = load_study(str(study_file), ("seeds=[7]",)).model_dump(mode="json")
+    monkeypatch.setattr("basecap.run.start.refuse_leaks", lambda runs, device: StudyRecords(out).create(content))
+    with pytest.raises(ConfigError, match=r"another command changed the study in .*; run the same command again"):
+        run(study_file, out)
+    assert StudyRecords(out).study()["seeds"] == [7] and not StudyRecords(out).runs()
 
 
 def test_changed_text_is_refused_where_a_run_is_continued(study, study_file, tmp_path):

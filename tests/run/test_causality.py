@@ -13,7 +13,7 @@ from basecap.plan.runs import RunSpec, plan_runs
 from basecap.plugins import load_plugin
 from basecap.run.trial import refuse_leaks
 from basecap.study.config import StudyConfig
-from tests.study._execute import PLUGIN, run
+from tests.run._execute import PLUGIN, run
 
 FUTURE = "sees the future: outputs before position"
 PACKED = "mixes packed documents or sees the future in them: outputs of a document"

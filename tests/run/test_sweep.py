@@ -19,8 +19,8 @@ from basecap.run.execute import execute
 from basecap.run.executors import in_process
 from basecap.study.config import StudyConfig, load_study, select
 from tests.records.made_up import run_info
+from tests.run._execute import PLUGIN
 from tests.small_study import WORDS
-from tests.study._execute import PLUGIN
 
 #: With the last one the weights leave the range of fp32 at once.
 RATES = [1e-3, 1e-2, 1e30]

@@ -23,7 +23,7 @@ from basecap.run.training_job import VALIDATION, _good_enough
 from basecap.study.config import StudyConfig, load_study
 from basecap.study.merge import merge_studies
 from basecap.train.checkpoint import stored, stored_config
-from tests.study._execute import run
+from tests.run._execute import run
 
 CELLS = [{"length": 8, "pairs": 1}, {"length": 16, "pairs": 2}]
 

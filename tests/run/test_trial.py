@@ -16,7 +16,7 @@ from basecap.run.execute import execute
 from basecap.run.trial import _held_elsewhere
 from basecap.study.config import load_study, select
 from tests.records.made_up import run_info
-from tests.study._execute import PLUGIN
+from tests.run._execute import PLUGIN
 
 #: Name of a mixer -> what its forward returns, and how the message of its failed runs begins.
 FORWARDS = {

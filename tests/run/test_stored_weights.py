@@ -22,8 +22,8 @@ from basecap.run.stored_weights import evaluate_directory
 from basecap.study.config import load_study
 from basecap.system.processes import WorkerKilled, WorkerPool
 from tests.records.made_up import change, run_info
+from tests.run._execute import run
 from tests.small_study import write_text
-from tests.study._execute import run
 
 ENTROPY = "influence-entropy: {length: 32, split: test}"
 #: Averaged weights, as the numbers of stored weights must be those of the average.
