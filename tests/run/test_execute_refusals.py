@@ -183,7 +183,7 @@ def test_text_that_is_missing_leaves_the_directory_free(study_file, study, tmp_p
     with pytest.raises(DataError, match="not a directory"):
         run(study_file, tmp_path / "out", settings=(f"data.path={tmp_path / 'nowhere'}",))
     assert not (tmp_path / "out").exists()
-    assert run(study_file, tmp_path / "out", only=("transformer++",))[0]["status"] == "finished"
+    assert run(study_file, tmp_path / "out", only=("transformer++",))[0].status == "finished"
 
 
 def test_other_text_under_the_same_study_is_refused(study_file, study, tmp_path):

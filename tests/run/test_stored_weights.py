@@ -90,7 +90,7 @@ def test_a_finished_study_gains_the_numbers_that_training_would_have_given(path,
     assert records.runs()[0].metrics() == before and set(records.declarations()) == {"domain-loss", "influence-entropy"}
     assert records.study()["evals"] == ["domain-loss", {"influence-entropy": {"length": 32, "split": "test"}}]
     held = (records.runs()[0].path / "evals.jsonl").read_bytes()
-    assert run(path, out, (*SETTINGS, "train.keep=all"))[0]["status"] == "finished"  # a study that lacks it keeps it
+    assert run(path, out, (*SETTINGS, "train.keep=all"))[0].status == "finished"  # a study that lacks it keeps it
     assert add(out) == (0, said[1:]) and (records.runs()[0].path / "evals.jsonl").read_bytes() == held
 
 
