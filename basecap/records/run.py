@@ -28,9 +28,10 @@ from basecap.system.files import (
 #: How far a run is.
 Status = Literal["running", "finished", "failed"]
 
-#: Records of earlier versions may have null for nothing.
+#: Records of earlier versions may have null for nothing, and under `seconds` one number.
 _Before = BeforeValidator(lambda value: () if value is None else value)
 _Plugins = BeforeValidator(lambda value: {} if value is None else value)
+_Seconds = BeforeValidator(lambda value: {} if isinstance(value, int | float) else value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ class RunInfo(Machine):
     traceback: str | None = None
     parameters: int | None = None
     state_bytes: int | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: Annotated[dict[str, float], _Seconds] = field(default_factory=dict)
     passes: float | None = None
     stopped: int | None = None
 
