@@ -81,7 +81,7 @@ def describe(run: Run) -> RunRow:
         state_bytes=info.state_bytes,
         seconds=finite(sum(log.seconds.tolist())) if len(log) else None,
         passes=info.passes,
-        evaluating=shares([info.seconds or {}]).get("evaluations"),
+        evaluating=shares([info.seconds]).get("evaluations"),
         tokens=int(log.tokens[-1]) if len(log) else max((record.tokens for record in run.evals), default=0),
         tokens_per_s=finite(float(np.median(log.tokens_per_s))) if len(log) else None,
     )

@@ -150,8 +150,8 @@ def test_learning_rates_and_copied_text_are_shown_where_they_are_known(tmp_path)
     records.write_sweeps([swept])
     overlap = [{"domain": "github", "share": 0.123, "left_out": 7}]
     records.write_environment({**records.environment(), "overlap": overlap})
-    run = next(found for found in records.runs() if found.info()["name"] == "base")
-    run.write_info(run.info() | {"seconds": {"steps": 8.0, "evaluations": 6.1, "all": 10.0}})
+    run = next(found for found in records.runs() if found.info().name == "base")
+    run.write_info(replace(run.info(), seconds={"steps": 8.0, "evaluations": 6.1, "all": 10.0}))
     text = re.sub(r"\s+", " ", Page(write_report([tmp_path], tmp_path).page).text)
     assert re.search(r"base ?3\.125 ?diverged", text) and re.search(r"12\.3 % ?7", text)
     assert re.search(r"share of evaluation ?points in all time", text) and "61 %" in text
