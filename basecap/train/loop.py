@@ -197,7 +197,7 @@ class Trainer:
         group, trunk, records = self.placement.processes, self.records, branch_of(self.records, branch.tokens)
         name = f"{label}, branch of {branch.tokens} tokens"
         length, tokens = branch.steps - branch.start, branch.step_tokens
-        if group.run_on_leader(lambda: records.info().get("status")) == "finished":
+        if group.run_on_leader(lambda: records.finished):
             self._advance(length * tokens)
             return
         if done > branch.start:

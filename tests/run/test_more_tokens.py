@@ -11,7 +11,7 @@ from basecap.records import StudyRecords
 from basecap.records.branches import finished_branches
 from basecap.run.stored_weights import evaluate_directory
 from basecap.study.config import load_study
-from tests.study._execute import run
+from tests.run._execute import run
 
 #: A step has 256 tokens.
 WSD = ("train.schedule=wsd", "train.eval_every=512", "train.branches=[1280]", "train.decay=0.4")
@@ -31,7 +31,7 @@ def test_more_tokens_continue_the_runs_of_a_finished_study(study_file, tmp_path,
     run(study_file, tmp_path / "straight", longer)
     run(study_file, tmp_path / "out", (*settings, SHORT), only=("transformer++",))
     infos = run(study_file, tmp_path / "out", (*settings, LONG))  # held branches stay, and the former end is one
-    assert {info["status"] for info in infos} == {"finished"}
+    assert {info.status for info in infos} == {"finished"}
     assert curves(tmp_path / "out") == curves(tmp_path / "straight")
     before = curves(tmp_path / "out")
     run(study_file, tmp_path / "out", (*settings, LONG))
