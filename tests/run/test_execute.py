@@ -137,15 +137,15 @@ def lack():
     assert recorded == {info.name: info for info in infos}
     assert said[0].startswith("killed fails ") and said[1].startswith("crowded fails ")  # they lack decoding
     assert said[3].startswith("Training continues with transformer++, killed, crowded; ")
-    again = f"killed (seed 0) failed: {recorded['killed']['message']}"
+    again = f"killed (seed 0) failed: {recorded['killed'].message}"
     assert [said[2], *said[4:]] == [
-        f"early failed before training: {recorded['early']['message']}",
+        f"early failed before training: {recorded['early'].message}",
         again,
         "killed (seed 0): continues alone on its device.",
         again,
         "crowded (seed 0): continues alone on its device.",
     ]
-    assert all("was killed, possibly out of memory" in recorded[name]["message"] for name in ("early", "killed"))
+    assert all("was killed, possibly out of memory" in recorded[name].message for name in ("early", "killed"))
     assert [len(losses(out)[name]) for name, _ in statuses] == [0, 10, 2, 10]
 
 
