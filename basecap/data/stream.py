@@ -18,8 +18,11 @@ from basecap.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Number of rows in which the mixture of weighted domains has exactly its shares.
-ROUND = 1000
+#: Numbers of rows in which the mixture of weighted domains may have its shares; the first that is exact enough is used.
+ROUNDS = tuple(10**power for power in range(3, 10))
+
+#: Largest relative error of a domain's share.
+EXACTNESS = 0.01
 
 
 class Tokens(Protocol):
@@ -33,13 +36,17 @@ class TrainStream:
     """The training tokens of a study."""
 
     def __init__(self, domains: Mapping[str, Sequence[Tokens]], weights: Mapping[str, float] | None = None):
-        """Take token arrays by domain and each domain's share of a batch (default: proportional to its tokens)."""
+        """Take token arrays by domain and each domain's share of a batch (default: proportional to its tokens).
+
+        Raises DataError for a share that is too small for any of `ROUNDS`.
+        """
         if weights is None:
             pools, shares = [[array for arrays in domains.values() for array in arrays]], [1.0]
         else:
             pools, shares = [list(arrays) for arrays in domains.values()], [weights[name] for name in domains]
         self._rings = [_Ring(arrays) for arrays in pools]
         self._bounds = _bounds(shares)
+        self._round = int(self._bounds[-1])
 
     @property
     def tokens(self) -> int:
@@ -59,8 +66,8 @@ class TrainStream:
         return torch.from_numpy(np.stack([self._row(seed, row, seq_len) for row in range(first, first + share)]))
 
     def _row(self, seed: int, row: int, seq_len: int) -> np.ndarray:
-        turn, place = divmod(row, ROUND)
-        place = permuted(place, ROUND, seed, turn) if len(self._rings) > 1 else place
+        turn, place = divmod(row, self._round)
+        place = permuted(place, self._round, seed, turn) if len(self._rings) > 1 else place
         pool = int(np.searchsorted(self._bounds, place, side="right")) - 1
         start, stop = self._bounds[pool], self._bounds[pool + 1]
         ordinal = turn * int(stop - start) + place - int(start)
@@ -101,9 +108,14 @@ class _Ring:
 
 def _bounds(shares: Sequence[float]) -> np.ndarray:
     """Return the first row of each pool in a round, then the number of rows: int64 [pools + 1], strictly ascending."""
-    spread = ROUND - len(shares)
-    ends = np.round(np.cumsum(shares) / np.sum(shares) * spread).astype(np.int64)
-    return np.concatenate([[0], ends + np.arange(1, len(shares) + 1)])
+    wanted = np.array(shares) / np.sum(shares)
+    for rows in ROUNDS:
+        bounds = np.concatenate([[0], np.round(np.cumsum(wanted) * rows)]).astype(np.int64)
+        if (np.abs(np.diff(bounds) / rows - wanted) <= EXACTNESS * wanted).all():
+            return bounds
+    raise DataError(
+        f"the smallest of data.weights is {wanted.min():.1g} of their sum, too little to be honoured; raise it."
+    )
 
 
 def permuted(index: int, size: int, *key: int) -> int:

@@ -161,6 +161,11 @@ def test_installed_python_has_no_docstrings(installation):
     assert {document.cluster for document in found} == {"email", None}
 
 
+def test_docstrings_after_a_form_feed_are_removed(installation):
+    (installation / "standard/copy.py").write_text('import os\n\x0c\ndef f():\n    """About."""\n    return 1\n')
+    assert "import os\n\x0c\ndef f():\n    return 1\n" in [found.text for found in read_installation()["python"]]
+
+
 def test_installed_headers_were_written_by_people(installation):
     (document,) = read_installation(cluster="path/3")["c"]
     assert (document.text[:9], document.cluster, document.split in ("test", "validation")) == (
@@ -283,10 +288,48 @@ def test_a_file_that_is_not_compressed_is_refused(tmp_path):
 
 
 def test_frames_may_follow_each_other(tmp_path, monkeypatch):
-    monkeypatch.setattr("basecap.data.sources._lines.CHUNK", 7)
+    monkeypatch.setattr("basecap.system.foreign.CHUNK", 7)
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(zstandard.compress(b'{"text": "a"}\n{"te') + zstandard.compress(b'xt": "b"}'))
     assert [(place, record["text"]) for place, record in read_records(path)] == [(f"{path}:1", "a"), (f"{path}:2", "b")]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_blank_lines_are_counted_and_left_out(tmp_path, monkeypatch, size: int):
+    monkeypatch.setattr("basecap.system.foreign.CHUNK", size)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\n \n{"text": "a"}\n' + b" \n" * 20 + b'\n\t{"text": "b"} \n\n{"text": "c"}')
+    assert [(place, record["text"]) for place, record in read_records(path)] == [
+        (f"{path}:3", "a"),
+        (f"{path}:25", "b"),
+        (f"{path}:27", "c"),
+    ]
+
+
+def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("basecap.data.sources._lines.LONGEST", 1 << 20)
+    (tmp_path / "c4.jsonl").write_bytes(b'{"text": "a"}\n' + b'{"text": "' + b"a" * (3 << 20))
+    assert "c4.jsonl:2 has more than 1 MiB; split" in refused(source="jsonl", path=str(tmp_path), train=["c4"])
+
+
+@pytest.mark.parametrize(
+    ("record", "cluster"),
+    [
+        ({"meta": {"site": {"id": 3}}}, "3"),
+        ({"meta.site.id": "a"}, "a"),
+        ({"meta": {"site.id": "b"}}, "b"),
+        ({"meta.site": {"id": "c"}}, "c"),
+        ({"meta": {}, "meta.site": {"id": "d"}}, "d"),
+        ({"meta": {"site": {"id": float("nan")}}}, None),
+        ({"meta": {"site": {"id": None}}}, None),
+        ({"meta": {"site": {"id": ["e"]}}}, None),
+        ({"meta": {"site": 3}}, None),
+    ],
+)
+def test_dots_of_a_cluster_key_separate_levels_or_are_part_of_a_key(tmp_path, record: dict, cluster: str | None):
+    write_lines(tmp_path / "notes.jsonl", [{"text": "a", **record}])
+    (found,) = documents(source="jsonl", path=str(tmp_path), train=["notes"], cluster="meta.site.id")
+    assert found.cluster == cluster
 
 
 def test_text_in_another_encoding_is_refused(tmp_path):

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from basecap.data.stream import ROUND, TrainStream, permuted
+from basecap.data.stream import ROUNDS, TrainStream, _bounds, permuted
 from basecap.errors import ConfigError, DataError
 
 
@@ -67,11 +67,23 @@ def test_ranks_share_the_batch_of_one_process(world: int, step: int, weighted: b
 
 def test_weights_are_shares_of_rows_and_each_domain_keeps_its_epochs():
     stream = TrainStream({"a": arrays(100), "b": arrays(400, start=100)}, {"a": 1.0, "b": 4.0})
-    rows = torch.cat([stream.batch(0, step, 100, 10) for step in range(ROUND // 100)])
+    rows = torch.cat([stream.batch(0, step, 100, 10) for step in range(ROUNDS[0] // 100)])
     from_a = (rows < 100).all(dim=1)
-    assert from_a.sum() == pytest.approx(ROUND / 5, abs=1)
+    assert from_a.sum() == ROUNDS[0] / 5
     counts = torch.bincount(rows[from_a][:, 1:].flatten(), minlength=100)
     assert counts.min() >= 19 and counts.max() <= 22
+
+
+@pytest.mark.parametrize("share", [0.25, 0.02, 1.5e-3, 1e-4, 1.234e-5])
+def test_a_small_share_is_honoured(share: float):
+    bounds = _bounds([share, 0.3 - share, 0.7])
+    assert np.diff(bounds) / bounds[-1] == pytest.approx([share, 0.3 - share, 0.7], rel=0.01)
+    assert (bounds[-1] == ROUNDS[0]) == (share in (0.25, 0.02))
+
+
+def test_a_share_too_small_to_be_honoured_is_refused():
+    with pytest.raises(DataError, match=r"the smallest of data\.weights is 1e-12 of their sum.*; raise it\.$"):
+        TrainStream({"a": arrays(100), "b": arrays(100)}, {"a": 1e-12, "b": 1.0})
 
 
 def test_a_batch_that_does_not_divide_is_refused():

@@ -1,5 +1,7 @@
 """The interface of sources of text: a source lists its parts and reads the documents of a part."""
 
+import math
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -105,10 +107,10 @@ class Source(ABC):
         return ()
 
     def record_cluster(self, record: Mapping[str, Any]) -> str | None:
-        """Return the value of a record under the dotted key `data.cluster`, None if the record lacks the key."""
-        found: Any = record if self.config.cluster else None
-        for key in (self.config.cluster or "").split("."):
-            found = found.get(key) if isinstance(found, Mapping) else None
+        """Return the value of a record under the dotted key `data.cluster`, None if it lacks the key or has NaN."""
+        found = None if self.config.cluster is None else _value(record, self.config.cluster)
+        if isinstance(found, float) and math.isnan(found):  # how pandas writes a missing value
+            return None
         return str(found) if isinstance(found, str | int | float) and found != "" else None
 
     def path_cluster(self, path: PurePath) -> str | None:
@@ -153,6 +155,17 @@ class Source(ABC):
     def missing(self, domain: str, needs: str, known: Iterable[str]) -> DataError:
         """Return the error for a domain that is not in the directory; `needs` says which files it should have."""
         return DataError(f"{self.config.path} has no domain {domain!r} ({needs}): {nearest(domain, known)}")
+
+
+def _value(record: Mapping[str, Any], key: str) -> Any:
+    """Return the value under a dotted key, whose dots separate levels or are part of a key; None without one."""
+    if key in record:
+        return record[key]
+    for dot in re.finditer(r"\.", key):
+        below = record.get(key[: dot.start()])
+        if isinstance(below, Mapping) and (found := _value(below, key[dot.end() :])) is not None:
+            return found
+    return None
 
 
 def files_below(directory: Path) -> list[Path]:

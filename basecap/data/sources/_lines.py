@@ -7,9 +7,12 @@ from typing import Any
 
 from basecap.data.sources._contract import files_below
 from basecap.errors import DataError
+from basecap.system.foreign import chunks, decompressed
 
-CHUNK = 1 << 20
 SUFFIXES = (".jsonl", ".jsonl.zst")
+
+#: Maximum number of bytes of a line, and of a document: more would not fit into memory with its tokens.
+LONGEST = 1 << 28
 
 
 def record_files(directory: Path) -> list[Path]:
@@ -21,12 +24,10 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (file:line, record) for every line that is not blank.
 
     Raises:
-        DataError: the file is truncated or not Zstandard, or a line is not a JSON object or has no text.
+        DataError: the file is truncated or not Zstandard, or a line is too long, not a JSON object or has no text.
     """
-    chunks = _decompressed(path) if path.suffix == ".zst" else _plain(path)
-    for number, line in enumerate(_lines(chunks), 1):
-        if not line.strip():
-            continue
+    content = decompressed(path) if path.suffix == ".zst" else chunks(path)
+    for number, line in _lines(path, content):
         place = f"{path}:{number}"
         try:
             record = json.loads(line)
@@ -47,44 +48,30 @@ def keys_of(record: Mapping[str, Any]) -> tuple[str, ...]:
     for key, value in record.items():
         if isinstance(value, Mapping):
             found += [f"{key}.{below}" for below in keys_of(value)]
-        elif key != "text":
+        elif key != "text" and not isinstance(value, list):
             found.append(key)
     return tuple(found)
 
 
-def _plain(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            yield chunk
-
-
-def _decompressed(path: Path) -> Iterator[bytes]:
-    """Yield the content of a .zst file of one or more frames; raises DataError when the last frame is incomplete."""
-    import zstandard
-
-    decompressor = zstandard.ZstdDecompressor()
-    frame = None
-    try:
-        for chunk in _plain(path):
-            while chunk:
-                frame = frame or decompressor.decompressobj()
-                yield frame.decompress(chunk)
-                chunk = frame.unused_data
-                if frame.eof:
-                    frame = None
-    except zstandard.ZstdError as error:
-        raise DataError(f"{path} is damaged ({error}); download the file again.") from error
-    if frame is not None:
-        raise DataError(f"{path} is incomplete; download the file again.")
-
-
-def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    pending: list[bytes] = []  # parts of a line, which may span many chunks
-    for chunk in chunks:
-        first, *others = chunk.split(b"\n")
-        pending.append(first)
-        for line in others:
-            yield b"".join(pending)
-            pending = [line]
-    if any(pending):
-        yield b"".join(pending)
+def _lines(path: Path, content: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield (number, line) for every line that is not blank; memory holds one chunk and one line."""
+    number, pending, held = 1, list[bytes](), 0  # parts of a line, which may span many chunks
+    for chunk in content:
+        if not held and not chunk.strip():  # counted, as a list of a million blank lines takes long
+            number += chunk.count(b"\n")
+            continue
+        *ended, last = chunk.split(b"\n")
+        for part in ended:
+            line = b"".join([*pending, part])
+            if line.strip():
+                yield number, line
+            number, held = number + 1, 0
+            pending.clear()
+        pending.append(last)
+        held += len(last)
+        if held > LONGEST:
+            raise DataError(
+                f"{path}:{number} has more than {LONGEST >> 20} MiB; split the document or remove the line."
+            )
+    if line := b"".join(pending).strip():
+        yield number, line

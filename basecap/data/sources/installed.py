@@ -13,6 +13,7 @@ differences, and the report shows it.
 import ast
 import hashlib
 import importlib.util
+import io
 import sysconfig
 import warnings
 from collections import deque
@@ -169,7 +170,7 @@ def _without_docstrings(content: str) -> list[str]:
     tree = _parsed(content)
     if tree is None:
         return []
-    lines = content.splitlines(keepends=True)
+    lines = list(io.StringIO(content))  # str.splitlines also splits at form feeds, which Python's parser does not count
     for node in _definitions(tree):
         if ast.get_docstring(node, clean=False) is not None:
             first, last = node.body[0].lineno - 1, node.body[0].end_lineno or 0

@@ -1,10 +1,13 @@
 """Source `text`: a folder of text files per domain, split by the hash of each text."""
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
 from basecap.data.sources._contract import Document, Part, Source, files_below, source
+from basecap.data.sources._lines import LONGEST
 from basecap.errors import DataError
+from basecap.system.foreign import read_file
 
 #: Maximum size in bytes of a group of files, so that a million small files do not become a million shards.
 PART_BYTES = 32 << 20
@@ -43,7 +46,8 @@ class TextFiles(Source):
         domain = part.name.partition("/")[0]
         for path in part.paths:
             try:
-                text = path.read_text(encoding="utf-8-sig")  # Windows may write a byte order mark
+                # Windows may write a byte order mark and carriage returns.
+                text = io.TextIOWrapper(io.BytesIO(read_file(path, LONGEST)), encoding="utf-8-sig").read()
             except UnicodeDecodeError as error:
                 raise DataError(f"{path} is not text in UTF-8 ({error.reason}); convert or remove it.") from error
             place = path.relative_to(self.directory() / domain)

@@ -1,0 +1,104 @@
+"""The gate for bytes of files that other programs may have written: regular files, bounded size, bounded expansion."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from basecap.errors import DataError
+
+#: Bytes that are read or handed on at a time.
+CHUNK = 1 << 20
+
+#: Compressed bytes per call of the decompressor. A block of Zstandard takes at least 4 bytes and expands to at most
+#: 128 KiB, so that a call returns at most 32 MiB.
+SLICE = 1 << 10
+
+#: Text expands less than EXPANSION times. A file that expands more is refused once it has expanded to EXPANDED bytes.
+EXPANSION, EXPANDED = 1000, 1 << 28
+
+#: The largest window of Zstandard, that of `zstd --long=31`.
+WINDOW = 1 << 31
+
+_KINDS = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISDIR, "a directory"))
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file, or a link to one, for reading.
+
+    Raises:
+        DataError: it is a named pipe, a device or a socket, whose content may never end.
+        OSError: it cannot be opened, or is a directory.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for its writer
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        kind = next((name for test, name in _KINDS if test(mode)), "a device")
+        raise DataError(f"{path} is {kind}, not a regular file; remove it.")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        DataError: it is not a regular file, or has more than `most` bytes.
+        OSError: it cannot be read.
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read() if size <= most else b""
+    if max(size, len(content)) > most:
+        raise DataError(f"{path} has {size:,} bytes, and at most {most:,} are read of such a file; remove or split it.")
+    return content
+
+
+def chunks(path: Path) -> Iterator[bytes]:
+    """Yield the content of a regular file in chunks of at most CHUNK bytes; raises as `open_file` does."""
+    with open_file(path) as file:
+        while chunk := file.read(CHUNK):
+            yield chunk
+
+
+def decompressed(path: Path) -> Iterator[bytes]:
+    """Yield the content of a .zst file of one or more frames in chunks of at most CHUNK bytes.
+
+    Raises:
+        DataError: the file is damaged, incomplete or empty, expands as no text does, or needs more memory than is free.
+    """
+    import zstandard
+
+    decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW)
+    frame, frames, compressed, expanded = None, 0, 0, 0
+    try:
+        for piece in _slices(path):
+            compressed += len(piece)
+            while piece:
+                if frame is None:
+                    frame, frames = decompressor.decompressobj(), frames + 1
+                content = frame.decompress(piece)
+                expanded += len(content)
+                if expanded > max(EXPANDED, EXPANSION * compressed):
+                    raise DataError(f"{path} expands more than {EXPANSION} times, as no text does; remove it.")
+                for start in range(0, len(content), CHUNK):
+                    yield content[start : start + CHUNK]
+                piece = frame.unused_data
+                if frame.eof:
+                    frame = None
+    except zstandard.ZstdError as error:
+        if "not enough memory" in str(error):
+            raise DataError(f"{path} needs more memory to decompress than is free; free memory.") from error
+        raise DataError(f"{path} is damaged ({error}); download the file again.") from error
+    if frame is not None or not frames:
+        raise DataError(f"{path} is incomplete; download the file again.")
+
+
+def _slices(path: Path) -> Iterator[bytes]:
+    for chunk in chunks(path):
+        for start in range(0, len(chunk), SLICE):
+            yield chunk[start : start + SLICE]
