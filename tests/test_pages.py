@@ -85,3 +85,16 @@ def test_commands_are_valid(page, words, monkeypatch):
 def test_modules_are_there():
     named = {name for page in PAGES for name in MODULE.findall(page.read_text(encoding="utf-8"))} - {"pip", "venv"}
     assert named and all(importlib.util.find_spec(name) for name in named)
+
+
+def test_the_walk_of_a_study_names_functions_that_exist():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    walk = page.partition("## The walk of a study\n")[2].partition("\n## ")[0]
+    steps = re.findall(r"`([\w/]+\.py)`,\s+`([\w.]+)`", walk)
+    missing = [(file, name) for file, name in steps if not _defines(ROOT / "basecap" / file, name)]
+    assert len(steps) > 10 and not missing
+
+
+def _defines(file: Path, name: str) -> bool:
+    pattern = rf"^\s*(def|class) {name.rpartition('.')[2]}\b"
+    return file.is_file() and re.search(pattern, file.read_text(encoding="utf-8"), re.MULTILINE) is not None
