@@ -229,9 +229,7 @@ def test_runs_that_are_not_at_their_end_or_not_compared_are_named():
 
 def test_a_table_that_is_too_early_says_so_once():
     """What helps the reference helps every row; a row that drifts says so for itself."""
-    young = replace(
-        MATURE, state="early", words="train about 90 million more tokens: the reference has started to copy"
-    )
+    young = replace(MATURE, state="early", words="train about 90 million more tokens: it has started to copy")
     early = [row(name, 0.3, 0.1, "early") for name in ("a", "b")]
     found = study(*early, maturity=young)
     assert headline(found).endswith("compared with base: a and b are too early to judge.")
