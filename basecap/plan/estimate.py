@@ -12,6 +12,7 @@ from torch import Tensor
 from basecap.data import find_prepared
 from basecap.plan.checks import check
 from basecap.plan.evaluation_work import evaluation_shares, evaluation_work
+from basecap.plan.maturity import maturity_warnings
 from basecap.plan.prospects import prospects, short_runs
 from basecap.plan.runs import Plan, RunSpec, costs, moved_points, plan_runs, plan_study
 from basecap.plan.workloads import Tasks, Workloads, cache_of
@@ -121,6 +122,7 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
         f"Disk: {sum(row[RESUME] for row in rows):.3g} GiB in resume/, the last two checkpoints of each run, and "
         f"{sum(row[KEPT] for row in rows):.3g} GiB in weights/ (train.keep = {study.train.keep}).",
         *_passes(plan, _workloads(study, out)),
+        *maturity_warnings(plan, _parameters(study, rows), _pass_sizes(_workloads(study, out))),
         *short_runs(plan.runs),
         *(prospects(plan, out) if study.task is None else ()),
         *_evaluations(plan, _workloads(study, out)),
@@ -162,13 +164,23 @@ def _evaluations(plan: Plan, workloads: Workloads) -> list[str]:
 
 def _passes(plan: Plan, workloads: Workloads) -> list[str]:
     """Return how often runs read their training text, nothing for tasks and for text that is not prepared."""
-    sizes = {workload.pass_tokens for workload in workloads.values()} - {None}
     return [
         f"Passes over the training text of {size / 1e6:.3g}M tokens: "
         + _listed_passes({run.passes(size) for run in plan.runs})
-        for size in sizes
-        if size is not None
+        for size in _pass_sizes(workloads)
     ]
+
+
+def _pass_sizes(workloads: Workloads) -> list[int]:
+    """Return the tokens of one pass over the training text, none for tasks and for text that is not prepared."""
+    sizes = {workload.pass_tokens for workload in workloads.values()}
+    return [size for size in sizes if size is not None]
+
+
+def _parameters(study: StudyConfig, rows: list[dict[str, Any]]) -> float:
+    """Return the parameters of the reference, those of the first architecture in a study without it."""
+    own = [row["parameters (M)"] for row in rows if row["architecture"] == study.reference]
+    return 1e6 * (own or [rows[0]["parameters (M)"]])[0]
 
 
 def _listed_passes(passes: set[float]) -> str:

@@ -26,6 +26,7 @@ class Coverage:
         rows: share of single intervals that hold the truth, by row [A].
         family: share of studies in which some simultaneous interval does not.
         wrong: share of studies with a wrong verdict: *keeps* of a gap above the true tolerance, *degrades* of none.
+        below: share of studies that call a gap *degrades* that is none or below the true tolerance.
         worth: share of studies in which some interval of what a gap is worth does not hold the truth.
         half_width: mean half-width of the simultaneous intervals.
         decided: share of rows that were decided.
@@ -35,6 +36,7 @@ class Coverage:
     rows: np.ndarray
     family: float
     wrong: float
+    below: float
     worth: float
     half_width: float
     decided: float
@@ -47,7 +49,7 @@ def simulate(world: World, studies: int, seed: int, most: int = 0, setting: Sett
     found = [_study(world, rng, most, setting) for _ in range(studies)]
     truth = np.array(world.gaps)
     slope = fall(world.points)
-    singles, joints, wrong, worth, widths = [], [], [], [], []
+    singles, joints, wrong, below, worth, widths = [], [], [], [], [], []
     for rows in found:
         gaps = [row.gap for row in rows]
         known = [gap for gap in gaps if gap is not None]
@@ -59,6 +61,8 @@ def simulate(world: World, studies: int, seed: int, most: int = 0, setting: Sett
         widths.append((ends[:, 3] - ends[:, 2]).mean() / 2)
         tolerance = slope * np.log1p(-setting.cost)
         wrong.append(any(_wrong(row, value, tolerance) for row, value in zip(rows, truth, strict=True)))
+        degraded = [row.verdict == "degrades" for row in rows]
+        below.append(any(said and value <= tolerance for said, value in zip(degraded, truth, strict=True)))
         shares = [gap.tokens for gap in known]
         outside = [
             share is not None and not share.low <= np.exp(value / slope) <= share.high
@@ -70,6 +74,7 @@ def simulate(world: World, studies: int, seed: int, most: int = 0, setting: Sett
         rows=np.mean(singles, axis=0),
         family=float(np.mean(joints)),
         wrong=float(np.mean(wrong)),
+        below=float(np.mean(below)),
         worth=float(np.mean(worth)),
         half_width=float(np.mean(widths)),
         decided=float(np.mean(verdicts)),
@@ -143,14 +148,15 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"Nominal 95 % intervals in {arguments.studies} simulated studies a row; per cent but half-widths, in nats.")
     print("mean, worst: single intervals that hold the truth, over rows; family: studies with a simultaneous interval")
-    print("that does not; wrong: studies with a wrong verdict; worth: studies with a simultaneous interval of what a")
-    print("gap is worth that does not hold it; half: mean half-width; decided: rows; none: no interval.")
+    print("that does not; wrong: studies with a wrong verdict; below: studies that call a gap below the tolerance")
+    print("degraded; worth: studies with a simultaneous interval of what a gap is worth that does not hold it; half:")
+    print("mean half-width; decided: rows; none: no interval.")
     for index, (name, world, most) in enumerate(WORLDS):
         if arguments.only in name:
             found = simulate(world, arguments.studies, seed=index, most=most)
             print(
                 f"{name:68s} mean {100 * found.rows.mean():5.1f} worst {100 * found.rows.min():5.1f} "
-                f"family {100 * found.family:4.1f} wrong {100 * found.wrong:4.1f} "
+                f"family {100 * found.family:4.1f} wrong {100 * found.wrong:4.1f} below {100 * found.below:4.1f} "
                 f"worth {100 * found.worth:4.1f} half {found.half_width:.4f} "
                 f"decided {100 * found.decided:5.1f} none {100 * found.none:.1f}",
                 flush=True,

@@ -1,0 +1,72 @@
+"""What a plan says of maturity: tokens per parameter, passes over the text, and the reference's expected transition."""
+
+from collections.abc import Iterator, Sequence
+
+from basecap.evals.copying import ContextCopying
+from basecap.names import TEST
+from basecap.plan.runs import Plan, RunSpec
+from basecap.study.config import StudyConfig
+
+#: Tokens after which the reference of limited-zoo was past its transition, and its parameters; other sizes were not
+#: measured (results/limited-zoo-300M).
+PASSED, PARAMETERS = 72e6, 30e6
+#: Passes over the text from which on a plan warns: in runs of limited-zoo the loss out of domain rose again after 4 to
+#: 6 passes, the held-out loss after 6 to 8.
+MOST_PASSES = 4.0
+
+
+def maturity_warnings(plan: Plan, parameters: float, sizes: Sequence[int]) -> list[str]:
+    """Return the tokens per parameter of the reference, and what may make a report too early or a reference overfit.
+
+    Args:
+        plan: of a study of text; nothing is said of one of tasks.
+        parameters: of the reference.
+        sizes: tokens of one pass over the training text; none where it is not prepared.
+    """
+    study = plan.study
+    own = [run for run in plan.runs if run.architecture == study.reference]
+    if study.task is not None or study.scale == TEST or not own:
+        return []
+    run = own[0]
+    tokens = run.timetable.steps * run.timetable.step_tokens
+    line = f"{_millions(tokens)} tokens of {study.reference} are {tokens / parameters:.2g} a parameter."
+    warnings = [*_too_early(study, tokens, parameters), *_copying(plan), *_many_passes(plan.runs, sizes)]
+    return [line, *(f"Warning: {sentence}" for sentence in warnings)]
+
+
+def _too_early(study: StudyConfig, tokens: float, parameters: float) -> Iterator[str]:
+    """Yield a warning of a budget below that of a reference that was mature, or one too small for its size."""
+    if not study.text.ood:
+        return
+    needed = PASSED / study.gap.start
+    if tokens < needed or tokens / parameters < needed / PARAMETERS:
+        yield (
+            f"the report may say early instead of a verdict: with gap.from = {study.gap.start:g} the reference of "
+            f"limited-zoo (30M parameters, the only size measured) needs {_millions(needed)} tokens, "
+            f"{needed / PARAMETERS:.2g} a parameter, to be past its transition, where it learns to copy from context."
+        )
+
+
+def _copying(plan: Plan) -> Iterator[str]:
+    if not plan.study.text.ood:
+        return
+    found = [each for each in plan.evaluations if isinstance(each, ContextCopying)]
+    if all(each.config.at != "every" for each in found):
+        yield (
+            "no row will have a verdict, as copying is not evaluated at every evaluation point, which tells whether "
+            "the reference is past its transition; add copying to evals."
+        )
+
+
+def _many_passes(runs: Sequence[RunSpec], sizes: Sequence[int]) -> Iterator[str]:
+    for size in sizes:
+        most = max(run.passes(size) for run in runs)
+        if most >= MOST_PASSES:
+            yield (
+                f"runs read their training text {most:.2g} times; in runs of limited-zoo the loss on unseen domains "
+                "rose again after 4 to 6 passes, and held-out loss, which ends the trained range, after 6 to 8."
+            )
+
+
+def _millions(tokens: float) -> str:
+    return f"{tokens / 1e6:.3g}M"

@@ -1,0 +1,42 @@
+"""What a plan says of maturity before anything is trained."""
+
+import pytest
+
+from basecap.plan.maturity import maturity_warnings
+from basecap.plan.runs import plan_study
+from basecap.study.config import StudyConfig
+
+
+def said(study: dict, tokens: float, parameters: float = 30e6, sizes: tuple[int, ...] = (), **changes) -> list[str]:
+    """Return what is said of a study of so many tokens."""
+    train = study["train"] | {"tokens": tokens}
+    config = StudyConfig.model_validate(study | {"train": train, "evals": ["domain-loss", "copying"]} | changes)
+    return maturity_warnings(plan_study(config, config.vocabulary), parameters, sizes)
+
+
+def test_a_budget_below_the_transition_is_warned_of(study):
+    """Below 144M tokens, or below as many a parameter as the reference of limited-zoo took; half of them must count."""
+    line, warning = said(study, 60e6)
+    assert line == "60M tokens of transformer++ are 2 a parameter."
+    assert "needs 144M tokens, 4.8 a parameter" in warning and warning.startswith("Warning: the report may say early")
+    assert len(said(study, 150e6)) == 1
+    assert "needs 144M tokens" in said(study, 150e6, parameters=60e6)[1]
+    assert "needs 96M tokens" in said(study, 60e6, gap={"from": 0.75})[1]
+
+
+@pytest.mark.parametrize(("size", "passes"), [(50_000_000, None), (37_500_000, "4 times"), (30_000_000, "5 times")])
+def test_many_passes_over_the_text_are_warned_of(study, size, passes):
+    found = said(study, 150e6, sizes=(size,))
+    assert len(found) == 1 + bool(passes) and (passes is None or f"read their training text {passes}" in found[1])
+
+
+def test_a_study_that_does_not_measure_copying_is_warned_of(study):
+    for evals in (["domain-loss"], ["domain-loss", {"copying": {"at": "end"}}]):
+        (_, warning) = said(study, 150e6, evals=evals)
+        assert "no row will have a verdict, as copying is not evaluated at every evaluation point" in warning
+
+
+def test_a_scale_of_a_few_steps_and_mixed_domains_get_no_warning(study):
+    assert said(study, 60e6, scale="test") == []
+    data = study["data"] | {"train": [*study["data"]["train"], *study["data"]["ood"]], "ood": []}
+    assert len(said(study, 60e6, data=data, evals=["domain-loss"])) == 1
