@@ -42,7 +42,7 @@ class TrainingError(BasecapError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM ended the work; the command line prints it without a traceback, exit code 128 + signal."""
+    """A signal ended the work; the command line prints it without a traceback, exit code 128 + signal."""
 
     def __init__(self, number: int, message: str = "interrupted; run the same command again to resume."):
         """Take the number of the signal and a message, empty when another process prints it."""

@@ -10,6 +10,7 @@ from html import unescape
 from pathlib import Path
 
 from basecap.report import write_report
+from basecap.report.bundle import source_of
 from tests.report.synthetic import write_study
 from tests.report.test_task_report import task_study
 
@@ -90,7 +91,8 @@ FRAME = """<!doctype html><body style="margin: 0">
 def look(browser: str, page: Path, width: int, dark: bool) -> list[str]:
     """Use a page at a width in light or dark; returns what is wrong."""
     text = page.read_text(encoding="utf-8")
-    text = text.replace("<style>", f"{BEFORE}<style>", 1)
+    own = " ".join(source_of(re.sub("</?script>", "", script)) for script in (BEFORE, AFTER))
+    text = text.replace("script-src ", f"script-src {own} ", 1).replace("<style>", f"{BEFORE}<style>", 1)
     head, end, tail = text.rpartition("</body>")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "page.html").write_text(f"{head}{AFTER}{end}{tail}", encoding="utf-8")

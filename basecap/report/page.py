@@ -18,7 +18,7 @@ from basecap.analysis.results import to_json as results_to_json
 from basecap.errors import ConfigError, DataError
 from basecap.records import StudyRecords
 from basecap.report import figures
-from basecap.report.bundle import bundle, label
+from basecap.report.bundle import bundle, label, source_of
 from basecap.report.charts import Charts, charts_of, influence_charts
 from basecap.report.figures.style import names_of
 from basecap.report.joined_section import (
@@ -175,6 +175,7 @@ def _page(
     live: bool,
 ) -> str:
     summaries = [summarise(study) for study in studies]
+    own_script = _environment().get_template("page.js").render()
     return (
         _environment()
         .get_template("report.html")
@@ -183,6 +184,8 @@ def _page(
             choice=Markup(choice),
             scripts=Markup(scripts),
             label=label(scripts),
+            own_script=Markup(own_script),
+            allowed=Markup(" ".join(map(source_of, (scripts, own_script)))),
             on_dark=ON_DARK,
             live=live,
         )

@@ -47,7 +47,7 @@ def execute(
         ConfigError: invalid names, sizes or options, a plugin's architecture that is not causal, or a directory that
             holds another study. Nothing is written.
         DataError: text that cannot be prepared, or results of runs whose records are missing.
-        Interrupted: SIGINT or SIGTERM was received; runs in training have written a checkpoint.
+        Interrupted: SIGINT, SIGTERM or SIGHUP was received; runs in training have written a checkpoint.
         TrainingError: one of the first two in the leader of several processes, raised in all of them.
         Exception: a failure in a single one of several processes, after it was recorded.
     """

@@ -176,7 +176,7 @@ def evaluate_directory(
         ConfigError: there is no study or run, another process runs it, its text has changed, it has no weights, or
             names and options that do not work.
         DataError: the data does not hold what is measured, or records that cannot be read.
-        Interrupted: SIGINT or SIGTERM; the numbers of finished evaluations are recorded.
+        Interrupted: SIGINT, SIGTERM or SIGHUP; the numbers of finished evaluations are recorded.
     """
     chosen = environment.choose_device(device)
     alone = RunRecords(path).info() is not None

@@ -1,4 +1,4 @@
-"""On SIGINT and SIGTERM a run finishes its step, writes a checkpoint and raises `Interrupted`.
+"""On SIGINT, SIGTERM and SIGHUP a run finishes its step, writes a checkpoint and raises `Interrupted`.
 
 Signal handlers are global to the process, so their state is too. Outside `deferred` a signal raises at once.
 """
@@ -17,7 +17,7 @@ from basecap.train.distributed import Processes
 
 T = TypeVar("T")
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: Seconds after which another signal ends the process at once. A terminal or scheduler signals both a launcher and its
 #: processes, and the launcher forwards the signal: an earlier one is the same request.
 SECOND_SIGNAL_AFTER = 1.0
@@ -30,7 +30,7 @@ class _State:
 
 
 def install(deferring: bool = False) -> dict[signal.Signals, Any]:
-    """Handle both signals from now on, except those that are ignored (`nohup`); return the previous handlers.
+    """Handle these signals from now on, except those that are ignored (`nohup`); return the previous handlers.
 
     Args:
         deferring: whether signals only set `requested`, outside `immediate`.
@@ -44,7 +44,7 @@ def install(deferring: bool = False) -> dict[signal.Signals, Any]:
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """Handle both signals within the context, and forget a request at its end; see `install`."""
+    """Handle these signals within the context, and forget a request at its end; see `install`."""
     before = install()
     try:
         yield

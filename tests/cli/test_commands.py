@@ -333,7 +333,7 @@ def test_output_that_cannot_be_written_is_one_sentence():
     ("command", "place", "number"),
     [
         (["run"], "basecap.run.execute.execute", signal.SIGINT),
-        (["data", "prepare"], "basecap.plan.workloads.data_of", signal.SIGTERM),
+        (["data", "prepare"], "basecap.plan.workloads.data_of", signal.SIGHUP),
     ],
 )
 def test_an_interruption_says_how_to_go_on(command, place, number, tmp_path, monkeypatch, basecap):

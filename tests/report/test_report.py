@@ -1,5 +1,7 @@
 """The report: one safe file that needs no network, whatever the study looks like."""
 
+import base64
+import hashlib
 import io
 import re
 import shutil
@@ -75,7 +77,11 @@ def test_one_offline_page_with_every_part(tmp_path):
     assert path == tmp_path / "report.html" and path.stat().st_size < 5e6
     assert page.asked_for == [], "the page must not ask for anything"
     policy = next(attributes["content"] for _, attributes in page.tags if "http-equiv" in attributes)
-    assert policy.startswith("default-src 'none'")
+    rules = {words[0]: words[1:] for words in map(str.split, policy.split(";"))}
+    scripts = re.findall(r"<script(?: data-bundle=[^>]*)?>(.*?)</script>", path.read_bytes().decode(), re.DOTALL)
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == ["'none'"]
+    assert rules["script-src"] == [*(f"'sha256-{found}'" for found in hashes), "'unsafe-eval'"] and len(hashes) == 2
     assert {
         "gaps",
         "gap-along-training",

@@ -50,7 +50,7 @@ def losses(path):
     return [row["train_loss"] for row in RunRecords(path).metrics()]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_within_a_step_leaves_a_checkpoint_of_that_step(model, tmp_path, number):
     options, path = config(eval_every=5 * EVERY), tmp_path / "stopped"
     with pytest.raises(Interrupted) as stopped:

@@ -88,7 +88,10 @@ class Installed(Source):
         differ = sum((path := path_of(name)) is None or text_digest(path) != text for name, text in wanted.items())
         if not differ:
             return None
-        return f"the text differs from the reference manifest: {differ} of {len(wanted)} files are missing or changed"
+        return (
+            f"the text differs from the reference manifest: {differ} of {len(wanted)} files are missing or changed; "
+            "compare only runs on this text, or install the versions of constraints.txt with Python 3.11"
+        )
 
 
 @cache
