@@ -44,20 +44,27 @@ def pieces(text: str, cuts: Cuts | None) -> Iterator[str]:
 
 def cuts_of(content: dict[str, Any]) -> Cuts | None:
     """Return where a tokenizer (the content of its tokenizer.json) allows cuts, None if nowhere."""
-    matched = [
-        token for token in content["added_tokens"] if not token.get("special")
-    ]  # special tokens are never matched in text
-    if any(token.get("lstrip") or token.get("rstrip") or re.search(r"\S\s", token["content"]) for token in matched):
+    matched = matched_tokens(content)
+    if any(re.search(r"\S\s", token["content"]) or any(map(token.get, _LOOKING)) for token in matched):
         return None
     model, before, normalizer = content["model"], content.get("pre_tokenizer"), content.get("normalizer")
     if model.get("type") != "BPE" or model.get("dropout"):
         return None
     if before is None:
-        return PREPENDED if normalizer == _PREPENDING and _merges_no_words(model) else None
+        one_section = normalizer == _PREPENDING and not matched  # a space is added after every matched token
+        return PREPENDED if one_section and _merges_no_words(model) else None
     plain = normalizer is None or normalizer == {"type": "NFC"}
     byte_level = before.get("type") == "ByteLevel" and before.get("use_regex", True)
     return BYTE_LEVEL if plain and byte_level and not before.get("add_prefix_space") else None
 
+
+def matched_tokens(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the added tokens of a tokenizer that are found in text; special ones never are."""
+    return [token for token in content["added_tokens"] if not token.get("special")]
+
+
+#: Options of an added token that depend on what is beside it.
+_LOOKING = ("lstrip", "rstrip", "single_word")
 
 _PREPENDING = {
     "type": "Sequence",

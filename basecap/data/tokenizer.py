@@ -6,18 +6,23 @@ imported when text is first encoded, so that prepared tokens can be used without
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from basecap.data._pieces import BYTE_LEVEL, cuts_of, pieces
+from basecap.data._pieces import BYTE_LEVEL, cuts_of, matched_tokens, pieces
 from basecap.errors import ConfigError
+from basecap.system.foreign import read_file
 
 #: End-of-text tokens, in order of preference.
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
+
+#: Maximum number of bytes of a tokenizer.json, and of token ids; those of large models have 40 MB and a million.
+LARGEST_FILE, LARGEST_VOCABULARY = 1 << 28, 1 << 24
 
 #: Vocabulary size of `byte_tokenizer`: the bytes and end-of-text.
 BYTES = 257
@@ -44,6 +49,8 @@ class Tokenizer:
         added = {token["content"]: token["id"] for token in content["added_tokens"]}
         ids = list(model.values()) if isinstance(model, dict) else range(len(model))
         self.vocab_size = max(*ids, *added.values(), 0) + 1
+        if self.vocab_size > LARGEST_VOCABULARY:
+            raise ValueError(f"a token has the id {self.vocab_size - 1}")
         ends = [added[name] for name in END_TOKENS if name in added]
         if not ends:
             raise ConfigError(f"the tokenizer has no end-of-text token; it needs one of {', '.join(END_TOKENS)}.")
@@ -51,7 +58,8 @@ class Tokenizer:
         self.fingerprint = hashlib.sha256(description.encode()).hexdigest()[:16]
         self.description = description
         self._cuts = cuts_of(content)
-        self._is_bytes = self._cuts is BYTE_LEVEL and model == _byte_vocabulary() and not content["model"]["merges"]
+        bare = self._cuts is BYTE_LEVEL and content.get("normalizer") is None and not matched_tokens(content)
+        self._is_bytes = bare and model == _byte_vocabulary() and not content["model"]["merges"]
 
     @property
     def dtype(self) -> np.dtype:
@@ -62,17 +70,28 @@ class Tokenizer:
     def _library(self) -> Any:
         import tokenizers
 
-        try:
-            tokenizer = tokenizers.Tokenizer.from_str(self.description)
-        except Exception as error:  # the library raises no class of its own
-            raise ConfigError(
-                f"the tokenizers library cannot read this tokenizer ({error}); install the version that wrote it, or "
-                "give another with --set data.tokenizer=FILE."
-            ) from error
+        content = json.loads(self.description)
+        for token in content["added_tokens"]:
+            token["special"] = token.get("special") or token["id"] == self.end_of_text  # others are found in text
+        with _library_errors():
+            tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
+        for token in content["added_tokens"]:
+            if tokenizer.token_to_id(token["content"]) != token["id"]:
+                raise ConfigError(
+                    f"the tokenizers library gives the token {token['content']!r} another id than the tokenizer.json "
+                    f"({token['id']}); correct the ids of its added_tokens."
+                )
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True
         return tokenizer
+
+    @cached_property
+    def _spelled_end(self) -> list[int]:
+        """The ids of the characters of the end-of-text token, for a text that contains its name."""
+        name = self._library.id_to_token(self.end_of_text)
+        with _library_errors():
+            return [token.id for character in name for token in self._library.model.tokenize(character)]
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`, without an end-of-text token."""
@@ -82,22 +101,42 @@ class Tokenizer:
         """Return the token ids of `text`, without an end-of-text token: `dtype` [tokens].
 
         The library takes hundreds of bytes per token, so a long text is encoded in pieces if that changes no id.
+        Raises ConfigError when the library cannot encode it.
         """
         if self._is_bytes:
             return np.frombuffer(text.encode("utf-8"), np.uint8).astype(self.dtype)
-        encoded = (self._library.encode(piece, add_special_tokens=False).ids for piece in pieces(text, self._cuts))
-        return np.concatenate([np.zeros(0, self.dtype), *(np.array(ids, self.dtype) for ids in encoded)])
+        encoded = [np.zeros(0, self.dtype)]
+        for piece in pieces(text, self._cuts):
+            with _library_errors():
+                encoded.append(np.array(self._library.encode(piece, add_special_tokens=False).ids, self.dtype))
+        ids = np.concatenate(encoded)
+        if (ends := np.flatnonzero(ids == self.end_of_text)).size:  # models with the name in their vocabulary find it
+            parts = np.split(ids, np.stack([ends, ends + 1], axis=1).ravel())
+            spelled = np.array(self._spelled_end, self.dtype)
+            ids = np.concatenate([spelled if number % 2 else part for number, part in enumerate(parts)])
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
-        return self._library.decode(list(ids), skip_special_tokens=False)
+        with _library_errors():
+            return self._library.decode(list(ids), skip_special_tokens=False)
+
+    def continued(self, prompt: str, ids: Sequence[int]) -> str:
+        """Return `prompt` and the text that token ids add to it, with the space in front of their first word.
+
+        >>> byte_tokenizer().continued("a", [32, 98])
+        'a b'
+        """
+        if not prompt:
+            return self.decode(ids)
+        return prompt + self.decode([self.end_of_text, *ids]).removeprefix(self.decode([self.end_of_text]))
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
         """Read a tokenizer.json, or the one in a directory; raises ConfigError when it is missing or invalid."""
         file = path / "tokenizer.json" if path.is_dir() else path
         try:
-            return cls(file.read_text(encoding="utf-8"))
+            return cls(read_file(file, LARGEST_FILE).decode("utf-8"))
         except OSError as error:
             raise ConfigError(f"tokenizer {file} cannot be read ({error.strerror}); give a tokenizer.json.") from error
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -120,6 +159,20 @@ class Tokenizer:
                 "the name, the network and whether its licence must be accepted."
             ) from error
         return cls.load(Path(path))
+
+
+@contextmanager
+def _library_errors() -> Iterator[None]:
+    """Raise ConfigError for what the tokenizers library raises, which includes panics that are no Exception."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise ConfigError(
+            f"the tokenizers library cannot use this tokenizer ({error}); install the version that wrote it, or give "
+            "another with --set data.tokenizer=FILE."
+        ) from error
 
 
 def refuse_missing_file(name: str) -> None:

@@ -46,7 +46,8 @@ def generate(
     if prompt_BT.shape[1] == 0:
         raise ConfigError("the prompt has no token; give at least one character.")
     generator = torch.Generator(device=prompt_BT.device).manual_seed(seed)
-    caches = model.init_cache(prompt_BT.shape[0], prompt_BT.shape[1] + new_tokens)
+    read = prompt_BT.shape[1] + max(0, new_tokens - 1)  # the last new token is not read
+    caches = model.init_cache(prompt_BT.shape[0], read)
     logits = model.prefill(prompt_BT, caches)
     chosen = []
     for index in range(new_tokens):

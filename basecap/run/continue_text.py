@@ -65,4 +65,4 @@ def continue_text(
     if fault := failed_checks(StudyRecords(out)).get(info.series):
         logger.warning("%s %s.", info.series, fault)
     added = generate(model, start, tokens, temperature=temperature, top_k=top_k, seed=seed)
-    return prompt + tokenizer.decode(added[0].tolist())
+    return tokenizer.continued(prompt, added[0].tolist())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from basecap.data import Tokenizer, _pieces, check_vocabulary
 from basecap.data.tokenizer import byte_tokenizer, is_local, train_bpe
-from basecap.errors import ConfigError
+from basecap.errors import ConfigError, DataError
 
 TEXTS = ["the river runs under the bridge of stone", "über den Fluss 12345", "a\n\n  b\tc <|endoftext|> d"] * 5
 BYTES, BPE = byte_tokenizer(), train_bpe(TEXTS, 300)
@@ -112,6 +112,81 @@ def test_tokenizers_that_may_look_across_words_get_whole_texts(changed: dict):
     assert LLAMA._cuts is _pieces.PREPENDED and across._cuts is None
 
 
+LETTERS = "abs'<>/|_eofndtx"
+
+
+def llama() -> tokenizers.Tokenizer:
+    """Return a BPE with bytes for unknown characters, and a space in front of the text, as that of Llama 2."""
+    words = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *LETTERS, "\u2581a", "as"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    merges = [("\u2581", "a"), ("a", "s")]
+    library = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    library.normalizer = SENTENCE_PIECE
+    parts = tokenizers.decoders
+    library.decoder = parts.Sequence(
+        [parts.Replace("\u2581", " "), parts.ByteFallback(), parts.Fuse(), parts.Strip(" ", 1, 0)]
+    )
+    return library
+
+
+def unigram() -> tokenizers.Tokenizer:
+    """Return a Unigram model, as that of T5; its vocabulary has the name of the end of text."""
+    scored = [("<unk>", 0.0), ("</s>", 0.0), ("\u2581", -2.0), *((letter, -3.0) for letter in LETTERS)]
+    scored += [("\u2581a", -2.5), ("as", -2.5), *((f"<0x{byte:02X}>", -9.0) for byte in range(256))]
+    library = tokenizers.Tokenizer(tokenizers.models.Unigram(scored, unk_id=0, byte_fallback=True))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    parts = tokenizers.decoders
+    library.decoder = parts.Sequence([parts.ByteFallback(), parts.Metaspace()])
+    return library
+
+
+def byte_level() -> tokenizers.Tokenizer:
+    """Return a byte-level BPE, as that of GPT-2, which merges the name of the end of text."""
+    vocabulary = {word: number for number, word in enumerate(sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()))}
+    merges, name = [], "<"
+    for letter in "/s>":
+        merges.append((name, letter))
+        name += letter
+        vocabulary[name] = len(vocabulary)
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    return library
+
+
+@pytest.mark.parametrize("special", [True, False], ids=["special-end", "ordinary-end"])
+@pytest.mark.parametrize("added", [(), ("<tok>", "abs")], ids=["", "added"])
+@pytest.mark.parametrize("make", [byte_level, llama, unigram])
+def test_tokenizers_of_every_shape(make, added: tuple[str, ...], special: bool, monkeypatch):
+    """Text there and back, pieces equal to the whole, no end of text from text, spaces kept in a continuation."""
+    library = make()
+    end = tokenizers.AddedToken("</s>", special=special, normalized=False)
+    (library.add_special_tokens if special else library.add_tokens)([end])
+    library.add_tokens([tokenizers.AddedToken(name, special=False, normalized=False) for name in added])
+    tokenizer = Tokenizer(library.to_str())
+    texts = ["a as  b's", "as</s> a</s></s>", "</s>", "a\u00fc\u4e2d b\n", "", "<tok> b c</s>abs as <tok>a"]
+    for text in texts:
+        ids = tokenizer.encode(text)
+        assert tokenizer.end_of_text not in ids and ids == tokenizer.encode_document(text).tolist()
+        with monkeypatch.context() as patch:
+            patch.setattr(_pieces, "PIECE", 1)
+            assert tokenizer.encode(text) == ids
+        if make is byte_level or not added or "<tok>" not in text:  # spaces are added after a token in text
+            assert tokenizer.decode(ids) == text
+    before, after = tokenizer.encode("a as"), tokenizer.encode("a as a b")
+    assert tokenizer.continued("a as", after[len(before) :]) == "a as a b"
+    assert tokenizer.continued("a as", []) == "a as" and tokenizer.continued("", before) == "a as"
+
+
+def test_an_end_of_text_in_the_vocabulary_is_spelled():
+    tokenizer = unigram()
+    tokenizer.add_special_tokens(["</s>"])
+    read = Tokenizer(tokenizer.to_str())
+    assert [tokenizer.id_to_token(token) for token in read.encode("a</s>a")] == ["\u2581a", *"</s>", "a"]
+
+
 def test_sizes_and_ends():
     assert (BYTES.vocab_size, BYTES.end_of_text) == (257, 256)
     assert BPE.vocab_size == 300 and BPE.decode([BPE.end_of_text]) == "<|endoftext|>"
@@ -145,7 +220,7 @@ def test_a_hugging_face_tokenizer_keeps_its_ids(tmp_path):
     assert tokenizer.encode("the river the") == [1, 2, 1]
 
 
-def test_what_is_no_tokenizer_is_refused(tmp_path):
+def test_what_is_no_tokenizer_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "tokenizer.json"
     with pytest.raises(ConfigError, match="cannot be read"):
         Tokenizer.load(path)
@@ -158,9 +233,22 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
     path.write_text(json.dumps(byte_level | {"added_tokens": []}))
     with pytest.raises(ConfigError, match="end-of-text"):
         Tokenizer.load(path)
-    path.write_text(json.dumps(byte_level | {"model": byte_level["model"] | {"type": "of a later version"}}))
-    with pytest.raises(ConfigError, match=r"library cannot read this tokenizer .*; install the version that wrote it"):
-        Tokenizer.load(path).encode("a")
+    end = byte_level["added_tokens"][0]
+    replace = {"type": "Replace", "pattern": {"String": ""}, "content": "x"}  # the library panics
+    for changed, words in [
+        ({"model": byte_level["model"] | {"type": "of a later version"}}, r"cannot use .*; install the version that"),
+        ({"normalizer": replace}, "library cannot use this tokenizer"),
+        ({"added_tokens": [end | {"id": 400}]}, r"another id than the tokenizer.json \(400\); correct the ids"),
+    ]:
+        path.write_text(json.dumps(byte_level | changed))
+        with pytest.raises(ConfigError, match=words):
+            Tokenizer.load(path).decode(Tokenizer.load(path).encode("ab"))
+    path.write_text(json.dumps(byte_level | {"added_tokens": [end | {"id": 2**30}]}))
+    with pytest.raises(ConfigError, match="is not a valid tokenizer"):
+        Tokenizer.load(path)
+    monkeypatch.setattr("basecap.data.tokenizer.LARGEST_FILE", 1000)
+    with pytest.raises(DataError, match="at most 1,000 are read of such a file"):
+        Tokenizer.load(path)
 
 
 def test_a_hub_that_gives_nothing_is_said_in_one_sentence(monkeypatch):

@@ -257,6 +257,31 @@ def test_texts_are_split_into_tokens_as_a_whole(library, context, tokenizer):
     assert model.cut == [False, False, False, True]
 
 
+def test_an_answer_may_end_one_token_after_what_the_model_reads(library, context):
+    class Request:
+        args = ("river", {"until": ["."], "max_gen_toks": LENGTH - 4})
+
+    model = library.AskedModel(byte_tokenizer(), LENGTH)
+    model.generate_until([Request()])
+    assert model.cut == [False] and model.read == LENGTH
+
+
+@pytest.mark.parametrize(
+    ("error", "of_hub"),
+    [
+        (ConnectionError("no route"), True),
+        (ValueError("Couldn't find cache for piqa for config 'default'"), True),
+        (FileNotFoundError("Dataset 'a/b' doesn't exist on the Hub or cannot be accessed."), True),
+        (FileNotFoundError("Unable to find '/data/lost.jsonl'"), False),
+        (ValueError("Sample larger than population or is negative"), False),
+        (KeyError("question"), False),
+    ],
+)
+def test_the_hub_is_advised_where_it_would_help(library, error, of_hub):
+    with pytest.raises(DataError, match="connect to" if of_hub else "correct its task file"), library._named("task"):
+        raise error
+
+
 def test_groups_have_the_score_of_all_their_documents(library, context, model, tmp_path):
     write_choices(tmp_path, "few", 3)
     write_choices(tmp_path, "many", 6)
@@ -310,7 +335,7 @@ def test_what_cannot_be_asked_is_refused_before_training(library, context, tmp_p
     long = [{"text": "stone " * 20, "value": "a"}, {"text": "stone " * 30, "value": "b"}, {"text": "a", "value": "b"}]
     write_task(tmp_path, "long", long, output_type="loglikelihood", metric_list=metrics("acc"), **keys)
     answers = {"output_type": "generate_until", "metric_list": metrics("exact_match"), **keys}
-    write_task(tmp_path, "talks", long[2:], generation_kwargs={"until": ["."], "max_gen_toks": LENGTH}, **answers)
+    write_task(tmp_path, "talks", long[2:], generation_kwargs={"until": ["."], "max_gen_toks": LENGTH + 1}, **answers)
     write_task(tmp_path, "draws", long[2:], generation_kwargs={"do_sample": True, "temperature": 1.0}, **answers)
     write_task(tmp_path, "lost", long, **answers)
     (tmp_path / "data" / "lost.jsonl").unlink()
@@ -318,9 +343,10 @@ def test_what_cannot_be_asked_is_refused_before_training(library, context, tmp_p
         (("choice",), {}, ConfigError, "has no task 'choice': did you mean 'choices'"),
         (("choices",), {"shots": {"other": 1}}, ConfigError, "shots names 'other', which is not among tasks"),
         (("choices",), {"path": str(tmp_path / "none")}, ConfigError, "is not a directory"),
-        (("lost",), {}, DataError, r"task 'lost' or its data cannot be loaded .*connect to the Hugging Face hub once"),
+        (("lost",), {}, DataError, r"'lost' cannot be asked \(.*lost\.jsonl.*\); correct its task file or its data"),
+        (("choices",), {"shots": 40}, DataError, "'choices' has 7 examples, fewer than its 40 shots; lower shots"),
         (("long",), {}, DataError, f"task 'long': 2 of the first 3 prompts do not fit the {LENGTH} tokens"),
-        (("talks",), {}, DataError, f"task 'talks': an answer of up to {LENGTH} tokens .* raise data.seq_len"),
+        (("talks",), {}, DataError, f"task 'talks': an answer of up to {LENGTH + 1} tokens .* raise data.seq_len"),
         (("draws",), {}, ConfigError, "task 'draws': it samples its answers"),
     ]:
         with pytest.raises(error, match=words):

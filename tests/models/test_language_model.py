@@ -151,6 +151,15 @@ def test_learned_positions_refuse_to_run_past_their_end():
         model.init_cache(1, 17)
 
 
+def test_the_last_new_token_needs_no_position():
+    model = LanguageModel(model_config("transformer", hidden=32, vocab=50, layers=1, max_length=32)).initialise(0)
+    prompt = torch.randint(0, 50, (2, 32), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(generate(model, prompt, 1), model.logits(prompt)[:, -1:].argmax(-1))
+    assert generate(model, prompt, 0).shape == (2, 0)
+    with pytest.raises(ConfigError, match="learned positions end at 32 tokens; take at most that many, not 33"):
+        generate(model, prompt, 2)
+
+
 def test_generation_follows_the_most_probable_token_and_the_seed():
     model = small()
     prompt = tokens(2, 5)

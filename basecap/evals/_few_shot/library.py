@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import numpy as np
 from lm_eval.api.group import Group
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_aggregation
+from lm_eval.api.samplers import ContextSampler
 from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 
@@ -101,6 +103,7 @@ class LibraryTasks:
             own = shots.get(name) if isinstance(shots, Mapping) else shots
             for task in tasks.values():
                 _set_shots(task, own)
+                _refuse_shots(task)
             for task in tasks.keys() & self.tasks.keys():
                 raise ConfigError(f"few-shot: task {task!r} is in two of the tasks; remove one.")
             self.tasks |= tasks
@@ -226,6 +229,20 @@ def _set_shots(task: Task, shots: int | None) -> None:
         task.set_config(key="num_fewshot", value=0)
 
 
+def _refuse_shots(task: Task) -> None:
+    """Raise DataError when a task has fewer examples than a prompt should show, beside the document it asks about."""
+    shots, sampler = task.config.num_fewshot or 0, getattr(task, "sampler", None)
+    if not shots or not isinstance(sampler, ContextSampler):
+        return
+    chosen = sampler.fewshot_indices if type(sampler) is ContextSampler else None
+    asked_too = task.fewshot_cfg.split is not None and task.fewshot_cfg.split == task.config.test_split
+    examples = len(chosen or sampler.df or []) - asked_too
+    if shots > examples:
+        raise DataError(
+            f"few-shot: task {task.config.task!r} has {examples} examples, fewer than its {shots} shots; lower shots."
+        )
+
+
 @contextlib.contextmanager
 def _named(task: str) -> Iterator[None]:
     """Raise DataError with the name of the task for what its files, its data or its code may raise."""
@@ -234,10 +251,20 @@ def _named(task: str) -> Iterator[None]:
     except BasecapError as error:
         raise type(error)(f"few-shot: task {task!r}: {error}") from error
     except Exception as error:  # other people's code and the network may raise anything
-        raise DataError(
-            f"few-shot: task {task!r} or its data cannot be loaded ({describe_error(error)}); connect to the Hugging "
-            "Face hub once, so that it is stored here, or give path with task files whose data is on this machine."
-        ) from error
+        advice = "correct its task file or its data, or leave the task out."
+        if _of_hub(error):
+            advice = (
+                "connect to the Hugging Face hub once, so that it is stored here, or give path with task files whose "
+                "data is on this machine."
+            )
+        raise DataError(f"few-shot: task {task!r} cannot be asked ({describe_error(error)}); {advice}") from error
+
+
+def _of_hub(error: Exception) -> bool:
+    """Whether data on the Hugging Face hub was out of reach, and not stored on this machine."""
+    library = type(error).__module__.partition(".")[0]
+    stored = re.search(r"\b(Hub|[Cc]ouldn't find cache|HF_\w*OFFLINE)\b", str(error))
+    return isinstance(error, ConnectionError) or library in ("huggingface_hub", "requests", "httpx") or bool(stored)
 
 
 @contextlib.contextmanager

@@ -90,13 +90,13 @@ class AskedModel(TemplateLM):
         for index, request in enumerate(requests):
             prompt, options = request.args
             new, stops = _generation(options)
-            room = self._length - new
+            room = self._length + 1 - new  # the last token of an answer is not read
             if room < 1:
                 raise self._too_short(f"an answer of up to {new} tokens after a prompt")
             tokens = self.tok_encode(prompt) or [self.eot_token_id]
             self.cut.append(len(tokens) > room)
             prompts.append(tokens[-room:])
-            self.read += len(prompts[-1]) + new
+            self.read += len(prompts[-1]) + new - 1
             alike[new, stops].append(index)
         found = [""] * len(requests)
         if self._scorer is None:
