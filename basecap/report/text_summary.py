@@ -30,6 +30,8 @@ SIGNS = {
 }
 #: A caution about a sweep.
 EDGE = "The best learning rate is the lowest or the highest that was tried"
+#: More architectures than these are counted in the headline where one thing is said of all of them.
+MANY = 3
 #: Larger shares of tokens are not written as a number.
 LARGEST_SHARE = 10
 
@@ -59,7 +61,9 @@ def headline(study: TextResults) -> str:
     if unfit := _unfit(study):
         return f"Nothing can be compared with {reference} yet, as {unfit}."
     found = {verdict: _with_verdict(study, verdict) for verdict in VERBS}
-    parts = [f"{listed(names)} {VERBS[verdict][len(names) > 1]}" for verdict, names in found.items() if names]
+    parts = [
+        f"{_all_or_listed(study, names)} {VERBS[verdict][len(names) > 1]}" for verdict, names in found.items() if names
+    ]
     if study.ood_domains and not parts:
         return f"There is nothing to compare with {reference}."
     if study.ood_domains:
@@ -78,6 +82,12 @@ def headline(study: TextResults) -> str:
     ]
     text = f"Compared with {reference} at equal training loss: {'; '.join(parts)}. " if parts else ""
     return f"{text}This study trains on every domain that it tests, so there is no verdict."
+
+
+def _all_or_listed(study: TextResults, names: Sequence[str]) -> str:
+    """Return names, or that they are all there are of many."""
+    count = len(names)
+    return f"all {count} architectures" if count > MANY and count == len(study.comparisons) else listed(names)
 
 
 def _unfit(study: TextResults) -> str | None:

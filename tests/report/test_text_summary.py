@@ -234,6 +234,9 @@ def test_a_table_that_is_too_early_says_so_once():
     found = study(*early, maturity=young)
     assert headline(found).endswith("compared with base: a and b are too early to judge.")
     assert reasons(found) == ["Too early: train about 90 million more tokens: it has started to copy."]
+    assert "all 4 architectures are too early to judge" in headline(
+        study(*(row(name, 0.3, 0.1, "early") for name in "abcd"), maturity=young)
+    )
     unknown = study(row("a", 0.3, 0.1, "maturity unknown"), maturity=replace(young, state="maturity unknown"))
     assert headline(unknown).endswith("a has no verdict, as maturity is unknown.")
     assert reasons(unknown)[0].startswith("Maturity unknown: train about")

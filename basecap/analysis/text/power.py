@@ -94,7 +94,7 @@ def more_runs(estimates: Estimates, index: int, counts: tuple[int, int], found: 
         half = min(now, reach(len(errors.own), runs + more, reference_runs + more, level)) * math.sqrt(variance)
         shrunk = split * math.sqrt(reference_runs / (reference_runs + more))
         moves = math.sqrt(max(errors.variance[index] - variance, TINY))
-        degrades = NormalDist().cdf((found.value - max(half, shrunk)) / moves)
+        degrades = NormalDist().cdf((found.value - max(half, shrunk, found.tolerance)) / moves)
         if degrades + NormalDist().cdf((found.tolerance - half - found.value) / moves) > 0.5:
             return more
     return None

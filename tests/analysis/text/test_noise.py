@@ -190,7 +190,7 @@ def test_as_many_more_runs_as_are_named_decide_half_of_such_rows(value):
     later = truth[seen] + rng.normal(0, np.sqrt(2 * variance / more), seen.sum())
     estimate = (now * first[seen] + more * later) / (now + more)
     half = min(2.2, reach(1, now + more, now + more, 0.05)) * np.sqrt(2 * variance / (now + more))
-    decided = ((estimate > half) | (estimate < 0.1 - half)).mean()
+    decided = ((estimate > max(half, 0.1)) | (estimate < 0.1 - half)).mean()
     assert 0.48 < decided < 0.75 and (more > 1 or decided > 0.5)
 
 
