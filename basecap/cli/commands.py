@@ -96,6 +96,9 @@ def run(
     plugin: Plugins = [],
     device: Device = None,
     per_device: RunsPerDevice = "1",
+    allow_unproved: Annotated[
+        bool, typer.Option("--allow-unproved", help="also train mixers that are not proved to see no future")
+    ] = False,
     until_decided: Annotated[
         bool, typer.Option("--until-decided", help="add seeds until every row of the table has a verdict")
     ] = False,
@@ -116,7 +119,8 @@ def run(
     from basecap.run.until_decided import train_until_decided
 
     directory = out or config.directory
-    train = partial(execute, out=directory, device=device, plugins=plugin, log=log, per_device=per_device)
+    options: dict[str, Any] = {"per_device": per_device, "allow_unproved": allow_unproved}
+    train = partial(execute, out=directory, device=device, plugins=plugin, log=log, **options)
     if most is None:
         infos = train(config, only=chosen)
     else:

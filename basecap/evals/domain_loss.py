@@ -195,6 +195,15 @@ def _windows(tokens: np.ndarray, length: int, start: int) -> Iterator[np.ndarray
         yield tokens[first : first + length + 1]
 
 
+def padded_lengths(longest: int) -> list[int]:
+    """Return the lengths that windows are padded to in models of `longest` tokens.
+
+    >>> padded_lengths(200)
+    [64, 128, 200]
+    """
+    return sorted({_padded_length(length, longest) for length in (1, *(2**n for n in range(6, 31)))})
+
+
 def _padded_length(length: int, longest: int) -> int:
     return min(longest, max(SHORTEST, 1 << (length - 1).bit_length()))
 

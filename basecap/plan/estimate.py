@@ -20,6 +20,7 @@ from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig
 from basecap.system import environment
 from basecap.system.progress import duration
+from basecap.testing.check_model import BUDGET, built_in
 from basecap.train.wall_time import shares
 
 #: Shares of the machine's matrix rate that training is assumed to reach, the higher first. Of one H200's nominal rate
@@ -116,6 +117,7 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
         *_finished(rows, out),
         *_launches(study, rows),
         *_early_ends(study),
+        *_proofs(study),
         "Left out: activations, which may take many times the memory of weights, gradients and optimiser"
         f"{'' if evaluating else '; the time of evaluations'}. Architectures differ in the share they reach: `basecap "
         "bench models` measures it.",
@@ -126,6 +128,18 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
         *short_runs(plan.runs),
         *(prospects(plan, out) if study.task is None else ()),
         *_evaluations(plan, _workloads(study, out)),
+    ]
+
+
+def _proofs(study: StudyConfig) -> list[str]:
+    """Return a sentence on how long the proofs of a study take at most, none where every mixer is built in."""
+    runs = plan_runs(study, study.vocabulary)
+    names = dict.fromkeys(run.architecture for run in runs if not built_in(run.model))
+    if not names:
+        return []
+    each = " each" if len(names) > 1 else ""
+    return [
+        f"Proof before training that no output of {', '.join(names)} sees the future: at most {BUDGET:.0f} s{each}."
     ]
 
 

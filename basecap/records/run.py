@@ -70,6 +70,7 @@ class RunInfo(Machine):
         seconds: time of its parts, see `basecap.train.wall_time`, over all processes that ended with a checkpoint or
             at its end.
         passes: how often it reads its training text: its tokens divided by those of the text; None for tasks.
+        proof: what was proved of a mixer from a plugin before it trained: settings, layers, what was not proved.
         stopped: the step after which train.stop_at ended it, None for a run of full length.
     """
 
@@ -96,6 +97,7 @@ class RunInfo(Machine):
     state_bytes: int | None = None
     seconds: Annotated[dict[str, float], _Seconds] = field(default_factory=dict)
     passes: float | None = None
+    proof: dict[str, Any] = field(default_factory=dict)
     stopped: int | None = None
 
     @property

@@ -31,6 +31,7 @@ def execute(
     plugins: Sequence[Path],
     log: Callable[[str], None],
     per_device: PerDevice = 1,
+    allow_unproved: bool = False,
 ) -> list[RunInfo]:
     """Train every selected run of `study` into `out`, resuming unfinished ones; return each run's info.
 
@@ -41,7 +42,7 @@ def execute(
     Under `torchrun` all processes train each run together and only the leader returns infos. Otherwise runs are trained
     one after the other on one device, or side by side if there are several GPUs or `per_device` is larger than 1; with
     "auto" a trial step of each architecture decides how many share a GPU. All architectures are tried before the first
-    of them trains.
+    of them trains; one that is not proved to see no future fails there, unless `allow_unproved` lets it train.
 
     Raises:
         ConfigError: invalid names, sizes or options, a plugin's architecture that is not causal, or a directory that
@@ -62,7 +63,7 @@ def execute(
         plan, runtime = started.plan, started.runtime
 
         with executor_for(started.execution, runtime, devices if len(plan.runs) > 1 else devices[:1]) as executor:
-            failed = group.run_on_leader(lambda: try_new(plan.runs, runtime, executor.attempt))
+            failed = group.run_on_leader(lambda: try_new(plan.runs, runtime, executor.attempt, allow_unproved))
             group.run_on_leader(lambda: _log_evaluations(plan.runs, runtime))
             unsound = {info.name for info in failed}
             swept = [run for run in plan.swept if run.name not in unsound]

@@ -48,7 +48,7 @@ def starting_info(records: RunRecords, run: RunSpec, device: torch.device) -> Ru
         tokens=run.train.tokens,
         branches=tuple(run.train.branches),
         hash=run.hash,
-        plugins=_sources(run.model),
+        plugins=sources(run.model),
         device=machine.device,
         precision=machine.precision,
         packages=machine.packages,
@@ -141,7 +141,7 @@ def refuse_other_plugins(records: RunRecords, model: ModelConfig) -> None:
         return
     now: dict[str, str] = {}
     try:
-        now = _sources(model)
+        now = sources(model)
         # Only runs of a plugin recorded any: without one this is another architecture of that name.
         other = [name for digest, name in now.items() if digest not in held] if now else list(held.values())
     except ConfigError as error:  # a name is not registered
@@ -214,7 +214,7 @@ def _file(module: str) -> Path:
     return Path(sys.modules[module].__file__ or "")
 
 
-def _sources(model: ModelConfig) -> dict[str, str]:
+def sources(model: ModelConfig) -> dict[str, str]:
     """Return the plugin files of a model by their digests, and the packages by those of their version and module."""
     found = {plugin_digest(module): _file(module).name for module in _plugins(model)}
     for module in _modules(model):

@@ -12,7 +12,7 @@ from basecap.models.language_model import LanguageModel
 from basecap.plan.estimate import matrix_rate
 from basecap.plan.runs import RunSpec, costs
 from basecap.run.trial import training_step
-from basecap.testing.check_model import undisturbed
+from basecap.testing.subject import undisturbed
 from basecap.train.distributed import Processes
 from basecap.train.loop import DevicePlacement
 from basecap.train.optim import build_optimiser

@@ -16,9 +16,9 @@ from basecap.plan.runs import Plan, RunSpec, plan_evaluations, plan_runs
 from basecap.plan.workloads import Material, material_of, vocabulary_of
 from basecap.records import StudyRecords
 from basecap.run.jobs import Execution, Runtime
+from basecap.run.proofs import refuse_leaks
 from basecap.run.provenance import continue_to_more_tokens, plugin_entries, refuse_other, refuse_other_precision
 from basecap.run.sweep import chosen_rates
-from basecap.run.trial import refuse_leaks
 from basecap.study.config import StudyConfig, restrict
 from basecap.study.merge import held_study, merge_studies
 from basecap.system import environment
@@ -71,7 +71,7 @@ def start_study(
         held: holds the lock of the directory.
     """
     records, device = StudyRecords(execution.out), torch.device(execution.device)
-    whole, before = group.run_on_leader(lambda: _accept(records, checked, only, device))
+    whole, before, proofs = group.run_on_leader(lambda: _accept(records, checked, only, device))
     material = material_of(whole, records.path)
 
     def prepare() -> Plan:
@@ -90,7 +90,7 @@ def start_study(
         refuse_other_precision(records, whole, runs, device)
         plan = Plan(study=whole, runs=runs, evaluations=tuple(evaluations))
         records.create(whole.model_dump(mode="json"))
-        _write_environment(records, plan, material, device)
+        _write_environment(records, plan, material, device, proofs)
         return plan
 
     plan = group.run_on_leader(prepare)
@@ -108,16 +108,16 @@ def start_study(
 
 def _accept(
     records: StudyRecords, checked: Plan, only: set[str], device: torch.device
-) -> tuple[StudyConfig, dict[str, Any] | None]:
-    """Return what the directory holds with the study of this command, and its study.yaml before; writes nothing."""
+) -> tuple[StudyConfig, dict[str, Any] | None, dict[str, Any]]:
+    """Return what the directory holds with this study, its study.yaml before, and proofs; writes nothing."""
     records.refuse_foreign()
     records.refuse_lost_results()
     _refuse_others(records, {run.name for run in checked.runs})
     before = _content(records)
     whole = checked.study if before is None else merge_studies(held_study(records), checked.study, records.path)
     _refuse_damaged(records, checked.study)
-    refuse_leaks([run for run in checked.runs if run.architecture in only], device)
-    return whole, before
+    asked = [run for run in checked.runs if run.architecture in only]
+    return whole, before, refuse_leaks(asked, device, records.environment().get("proofs"))
 
 
 def _refuse_missing(material: Material, evaluations: Sequence[Evaluation]) -> None:
@@ -171,12 +171,16 @@ def _content(records: StudyRecords) -> dict[str, Any] | None:
     return records.study() if records.has_study else None
 
 
-def _write_environment(records: StudyRecords, plan: Plan, material: Material, device: torch.device) -> None:
+def _write_environment(
+    records: StudyRecords, plan: Plan, material: Material, device: torch.device, proofs: dict[str, Any]
+) -> None:
     held = records.environment()
     machine = (
         held if held and (records.runs() or records.runs(sweep=True)) else environment.describe(device)
     )  # numbers stay with their machine
     found = {**machine, **material.environment_entries(), **plugin_entries(plan.study)}
+    if proofs:
+        found["proofs"] = {**held.get("proofs", {}), **proofs}
     if found != held:
         records.write_environment(found)
     records.write_declarations(evaluation.declaration for evaluation in plan.evaluations)

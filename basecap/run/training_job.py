@@ -40,7 +40,9 @@ def train_run(run: RunSpec, runtime: Runtime) -> RunInfo:
     IMPLEMENTATIONS.clear()
     size = runtime.workloads[run.task].pass_tokens
     passes = None if size is None else run.passes(size)
-    started, wall = replace(starting_info(records, run, runtime.device), passes=passes), WallTime()
+    proof = runtime.records.environment().get("proofs", {}).get(run.architecture, {})
+    started = replace(starting_info(records, run, runtime.device), passes=passes, proof=proof)
+    wall = WallTime()
     group.run_on_leader(lambda: records.write_info(started))
     alone: Exception | None = None
     try:

@@ -2,7 +2,6 @@
 
 import gc
 import math
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -10,29 +9,22 @@ import torch
 from torch.optim import Optimizer
 
 from basecap.data.workload import Workload
-from basecap.errors import BasecapError, ConfigError, TrainingError
+from basecap.errors import TrainingError
 from basecap.evals import Context, Evaluation
-from basecap.mixers import ARCHITECTURES
-from basecap.models import BACKBONES
-from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
 from basecap.ops import IMPLEMENTATIONS
 from basecap.plan.runs import RunSpec
 from basecap.records import RunInfo, StudyRecords
 from basecap.run.jobs import Failure, Runtime, describe_failure, lacks_memory, report_failure
-from basecap.run.provenance import plugin_files, seen_from_here, starting_info
+from basecap.run.proofs import Doubt, doubt
+from basecap.run.provenance import starting_info
 from basecap.system.progress import progress
-from basecap.testing.check_mixer import LONGEST as CHECKED
-from basecap.testing.check_mixer import check_mixer
-from basecap.testing.check_model import LONGEST, Precision, find_leak, undisturbed
+from basecap.testing.subject import undisturbed
 from basecap.train.checkpoint import latest
 from basecap.train.diagnose import first_bad_module
-from basecap.train.distributed import Processes, error_sentence
+from basecap.train.distributed import error_sentence
 from basecap.train.loop import DevicePlacement
 from basecap.train.optim import build_optimiser, clip_gradients
-
-#: Length of the sequences of the conformance checks before training.
-SHORT = 64
 
 #: Tries runs and yields each of them with why it cannot train, None where it can.
 Attempt = Callable[[Sequence[RunSpec]], Iterable[tuple[RunSpec, Failure | None]]]
@@ -49,24 +41,24 @@ def untried(runs: Sequence[RunSpec], records: StudyRecords) -> list[RunSpec]:
     return list(first.values())[::-1]
 
 
-def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt) -> list[RunInfo]:
+def try_new(
+    runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt, allow_unproved: bool = False
+) -> list[RunInfo]:
     """Try each architecture that has not started; record and log failures, and return the infos of their runs.
 
     Args:
         runs: of the study.
         runtime: of this process.
         attempt: tries runs, in this process or in several.
+        allow_unproved: whether architectures train of which nothing proves that they see no future.
     """
     trials, found = untried(runs, runtime.records), {}
     with progress("trial steps", total=len(trials), unit="architectures") as advance:
         for run, failure in attempt(trials):
             found[run.architecture] = failure
             advance(1, note=run.architecture)
-    faults = {run.architecture: failed_checks(run, runtime.device) for run in trials if not found[run.architecture]}
-    for name, fault in faults.items():
-        if fault is not None:
-            runtime.log(f"{name} {fault}")
-    _record(faults, runtime.records)
+    doubts = _doubts([run for run in trials if not found[run.architecture]], runtime, allow_unproved)
+    found |= {name: Failure(message=held.words) for name, held in doubts.items() if held is not None and held.stops}
     names = [run.architecture for run in trials]
     failures = {name: failure for name in names if (failure := found[name]) is not None}
     infos = []
@@ -86,6 +78,18 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt) -> list
             "and tries again what failed."
         )
     return infos
+
+
+def _doubts(runs: Sequence[RunSpec], runtime: Runtime, allowed: bool) -> dict[str, Doubt | None]:
+    """Return what speaks against training each run's architecture; log and record it where that trains."""
+    proofs = runtime.records.environment().get("proofs", {})
+    doubts = {run.architecture: doubt(run, runtime.device, proofs, allowed) for run in runs}
+    faults = {name: None if held is None or held.stops else held.words for name, held in doubts.items()}
+    for name, fault in faults.items():
+        if fault is not None:
+            runtime.log(f"{name} {fault}")
+    _record(faults, runtime.records)
+    return doubts
 
 
 def _record(faults: Mapping[str, str | None], records: StudyRecords) -> None:
@@ -163,71 +167,3 @@ def _held_elsewhere(device: torch.device) -> str:
     free, total = torch.cuda.mem_get_info(device)
     held = total - free - torch.cuda.memory_reserved(device)
     return f" ({held / total:.0%} is held by other processes)" if held > total / 10 else ""
-
-
-def refuse_leaks(runs: Sequence[RunSpec], device: torch.device) -> None:
-    """Raise ConfigError when an architecture that is not built in leaks from later tokens or between packed documents.
-
-    Those that are built in are proved by the tests, and by `basecap check` with the kernels of this machine.
-    """
-    for run in {run.architecture: run for run in runs if not _built_in(run.model)}.values():
-        placement = DevicePlacement.choose(device, Processes(), run.train.precision)
-        training = Precision(autocast=placement.autocast, bf16=placement.bf16, rows=run.train.forward_batch(1))
-        with undisturbed(device):
-            fault = find_leak(run.model, device, training)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-        if fault is not None:
-            raise ConfigError(f"mixer {run.architecture!r} ({_places(run.model)}) {fault}; run {_command(run)}")
-
-
-def failed_checks(run: RunSpec, device: torch.device) -> str | None:
-    """Return which checks of `basecap check` a run's mixers from plugins fail, None where they pass.
-
-    They do not stop a study, as no verdict depends on them: a leak, which would, is refused by `refuse_leaks`. Only the
-    float64 checks on short sequences run here: less than a second for most mixers.
-    """
-    broken: list[str] = []
-    for name in () if _built_in(run.model) else _checked_names(run.model):
-        try:
-            with undisturbed(device):
-                report = check_mixer(name, length=SHORT, longest=0, dtypes=(), device=device)
-            broken += [f"{check.name}: {check.broken}" for check in report.failures]
-        except BasecapError as error:  # such as a default that does not fit the small model of the checks
-            return f"cannot be checked: {error}"
-    if not broken:
-        return None
-    count = f"{len(broken)} check{'s' if len(broken) > 1 else ''}"
-    return f"fails {count} of basecap check ({broken[0]}); it is trained anyway; for details run {_command(run)}"
-
-
-def _built_in(config: ModelConfig) -> bool:
-    """Whether no part of a model comes from a plugin file or from another package."""
-    return BACKBONES.built_in(config.backbone) and all(ARCHITECTURES.built_in(layer.use) for layer in config.layers)
-
-
-def _places(config: ModelConfig) -> str:
-    """Return file:line of what is not built in."""
-    uses = dict.fromkeys(layer.use for layer in config.layers if not ARCHITECTURES.built_in(layer.use))
-    places = [ARCHITECTURES.origin(use) for use in uses]
-    if not BACKBONES.built_in(config.backbone):
-        places.append(BACKBONES.origin(config.backbone))
-    return ", ".join(places)
-
-
-def _command(run: RunSpec) -> str:
-    """Return the command that shows the details."""
-    options = [("--mixer", name) for name in _checked_names(run.model)]
-    options += [("--plugin", str(seen_from_here(file))) for file in plugin_files(run.model)]
-    if run.model.max_length > CHECKED:
-        options.append(("--length", str(min(run.model.max_length, LONGEST))))
-    return shlex.join(["basecap", "check", *(word for option in options for word in option)])
-
-
-def _checked_names(config: ModelConfig) -> list[str]:
-    """Return the names that `basecap check` takes for a model: those of plugins, or all without plugins."""
-    uses = list(dict.fromkeys(layer.use for layer in config.layers))
-    return [
-        use if ARCHITECTURES.get(use).backbone == config.backbone else f"{use} in {config.backbone}"
-        for use in [use for use in uses if not ARCHITECTURES.built_in(use)] or uses
-    ]

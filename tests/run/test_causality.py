@@ -11,7 +11,7 @@ from basecap.errors import ConfigError
 from basecap.mixers import Cache, Mixer, mixer
 from basecap.plan.runs import RunSpec, plan_runs
 from basecap.plugins import load_plugin
-from basecap.run.trial import refuse_leaks
+from basecap.run.proofs import refuse_leaks
 from basecap.study.config import StudyConfig
 from tests.run._execute import PLUGIN, run
 
@@ -69,10 +69,20 @@ FORWARDS = {
     "proof own random": ("x * torch.rand(x.shape, generator=GENERATOR)", 32, "gives two outputs for one input"),
     "proof single": ("means(x.float(), segments).to(x.dtype)", 32, None),
     "proof fourier": ("fourier(x) if segments is None else x", 256, None),
-    "proof chunks": ("x.unflatten(1, (-1, 48)).cumsum(2).flatten(1, 2) if segments is None else 1 / 0", 96, None),
-    "proof infinite": ("x / 0", 32, None),  # these two are left to the trial
-    "proof narrow": ("x[..., :1]", 32, None),
+    "proof chunks": ("x.unflatten(1, (-1, 32)).cumsum(2).flatten(1, 2) if segments is None else 1 / 0", 96, None),
+    "proof equal": ("equal(x)", 32, FUTURE),
+    "proof deeper": ("x.roll(-1, 1) if self.layer.index >= 2 else x", 32, FUTURE),
+    "proof many": ("x.roll(-1, 1) if len(x) > 8 else x", 32, FUTURE),
+    "proof few": ("fails_in_small_batches(x).roll(-1, 1)", 32, FUTURE),
 }
+#: The same of mixers that can be neither refused nor proved.
+UNPROVED = {
+    "proof small": ("fails_in_small_batches(x)", 32, "32 tokens, 1 row, repeated inputs, float32: ValueError: too few"),
+    "proof whole": ("x.unflatten(1, (-1, 48)).cumsum(2).flatten(1, 2) if segments is None else 1 / 0", 96, "64 tokens"),
+    "proof infinite": ("x / 0", 32, "32 tokens, 9 rows, normal inputs, float32: ArithmeticError: its outputs are not"),
+    "proof narrow": ("x[..., :1]", 32, "mixer Breaks"),
+}
+FORWARDS |= UNPROVED
 PARTS = """
 GENERATOR = torch.Generator()
 
@@ -89,6 +99,17 @@ def fails_in_double(x):
     if x.dtype == torch.float64:
         raise TypeError("no kernel for double precision")
     return x
+
+def fails_in_small_batches(x):
+    if len(x) < 8:
+        raise ValueError("too few")
+    return x
+
+def equal(x):
+    # each position gets what follows the later ones with the same input
+    key = (x.detach().double() * torch.arange(1, x.shape[-1] + 1)).sum(-1)
+    same = (key[:, :, None] == key[:, None]).to(x.dtype)
+    return x + same.triu(1) @ x.roll(-1, 1) / x.shape[1]
 
 def means(x, segments):
     keep = torch.ones(x.shape[1], x.shape[1], dtype=x.dtype).tril()
@@ -128,12 +149,19 @@ def runs(study: dict, architecture: str | dict) -> list[RunSpec]:
 
 @pytest.mark.parametrize("name", [name for name, (_, _, said) in FORWARDS.items() if said is None])
 def test_a_sound_plugin_trains(name, study, plugin):
-    assert refuse_leaks(runs(study, name), torch.device("cpu")) is None
+    assert not refuse_leaks(runs(study, name), torch.device("cpu"))[name]["unproved"]
 
 
-@pytest.mark.parametrize("name", [name for name, (_, _, said) in FORWARDS.items() if said is not None])
+@pytest.mark.parametrize("name", UNPROVED)
+def test_what_raises_is_not_proved(name, study, plugin):
+    reason = refuse_leaks(runs(study, name), torch.device("cpu"))[name]["unproved"]
+    assert any(UNPROVED[name][2] in found for found in reason), reason
+
+
+@pytest.mark.parametrize("name", [name for name, (_, _, said) in FORWARDS.items() if said and name not in UNPROVED])
 def test_a_plugin_that_leaks_is_refused(name, study, plugin):
     _, length, said = FORWARDS[name]
+    study |= {"model": {"hidden": 16, "layers": 3 if name == "proof deeper" else 1}}
     place = re.escape(f"mixer {name!r} ({plugin}:") + r"\d+\) "
     with pytest.raises(ConfigError, match=f"{place}{said}") as caught:
         refuse_leaks(runs(study, name), torch.device("cpu"))
@@ -152,7 +180,7 @@ def test_layers_below_a_decoder_are_proved(study, plugin):
         planned = plan_runs(StudyConfig.model_validate(study | {"architectures": ["transformer++", name]}), 16)
         assert {run.model.readout for run in planned} == {"last"}
         if said is None:
-            assert refuse_leaks(planned, torch.device("cpu")) is None
+            assert not refuse_leaks(planned, torch.device("cpu"))[name]["unproved"]
         else:
             with pytest.raises(ConfigError, match=said):
                 refuse_leaks(planned, torch.device("cpu"))
@@ -160,7 +188,7 @@ def test_layers_below_a_decoder_are_proved(study, plugin):
 
 def test_the_precision_of_training_is_proved_and_its_rounding_no_leak(study, plugin):
     study["train"]["precision"] = "bf16"
-    assert refuse_leaks(runs(study, "proof fourier"), torch.device("cpu")) is None
+    assert not refuse_leaks(runs(study, "proof fourier"), torch.device("cpu"))["proof fourier"]["unproved"]
     with pytest.raises(ConfigError, match=f"{FUTURE} .* in bf16"):
         refuse_leaks(runs(study, "proof lower"), torch.device("cpu"))
 
@@ -185,13 +213,27 @@ def test_a_leak_is_refused_before_anything_is_written(study, plugin, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_what_cannot_be_built_smaller_is_left_to_training(study, tmp_path):
-    path = tmp_path / "proof_deep.py"
-    code = PLUGIN.replace('"breaks"', '"proof deep"').replace("self.calls >= 3", "False")
-    path.write_text(code.replace("self.calls = 0", "self.calls = 1 / (layer.depth - 1) / (layer.depth - 2)"))
-    load_plugin(path)
+def test_each_layer_is_proved_at_its_own_index(study, plugin):
     study |= {"model": {"hidden": 16, "layers": 4}}
-    assert refuse_leaks(runs(study, "proof deep"), torch.device("cpu")) is None
+    with pytest.raises(ConfigError, match=FUTURE):
+        refuse_leaks(runs(study, "proof deeper"), torch.device("cpu"))
+    study |= {"model": {"hidden": 16, "layers": 2}}
+    assert not refuse_leaks(runs(study, "proof deeper"), torch.device("cpu"))["proof deeper"]["unproved"]
+
+
+def test_a_proof_is_repeated_only_for_another_code_or_size(study, plugin, monkeypatch):
+    once = refuse_leaks(runs(study, "proof fine"), torch.device("cpu"))
+    monkeypatch.setattr("basecap.run.proofs.prove_causality", None)  # would raise
+    assert refuse_leaks(runs(study, "proof fine"), torch.device("cpu"), once) == once
+    with pytest.raises(TypeError):
+        refuse_leaks(runs(study | {"model": {"hidden": 32, "layers": 1}}, "proof fine"), torch.device("cpu"), once)
+
+
+def test_what_does_not_fit_into_the_budget_is_not_proved(study, plugin, monkeypatch):
+    monkeypatch.setattr("basecap.testing.check_model.BUDGET", -1.0)
+    proof = refuse_leaks(runs(study, "proof fine"), torch.device("cpu"))["proof fine"]
+    assert not proof["covered"]
+    assert proof["unproved"][0].startswith("32 tokens, 9 rows, normal inputs, float64: the -1 s of a proof are over")
 
 
 class Packaged(Mixer):

@@ -26,6 +26,7 @@ FORWARDS = {
     "trial infinite": ("x / 0", "the loss of a first step is not finite; first bad: module blocks.0.mixer"),
     "trial gradients": ("x + x.sub(x).abs().sqrt()", "the gradients of a first step are not finite"),
     "trial narrow": ("x[..., :1]", "mixer Breaks ("),
+    "trial unproved": ("x if len(x) > 3 else fail(ValueError)", "is not proved to see no future (32 tokens, 1 row, "),
     "trial good": ("x * torch.rand_like(x)", None),
 }
 FAIL = """
@@ -65,7 +66,7 @@ def test_what_cannot_run_fails_before_anything_trains(study, plugin, tmp_path, c
     assert remarks(found)[0] == f"{unchecked}."
     assert said.pop().startswith("Training continues with transformer++, trial good; press Ctrl-C to stop.")
     assert [line.partition(" failed before training: ")[0] for line in said] == list(failing)  # once for both seeds
-    assert len(infos) == 16
+    assert len(infos) == 18
     assert "Traceback" in caplog.text and "# here" in caplog.text
     caplog.clear()
     run = StudyRecords(out).run("trial good", 0).path
@@ -82,6 +83,23 @@ def test_what_cannot_run_fails_before_anything_trains(study, plugin, tmp_path, c
         )
     line = 1 + (FAIL + "x").splitlines().index('    raise kind("from a plugin")  # here')
     assert f"IndexError: from a plugin ({plugin}:{line})" in {info.message for info in infos}
+
+
+def test_what_is_not_proved_trains_if_the_user_allows_it(study, plugin, tmp_path):
+    path, out = tmp_path / "tiny.yaml", tmp_path / "out"
+    study["train"] |= {"tokens": 512, "eval_every": 512}
+    path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", "trial unproved"]}))
+    config, said, only = load_study(str(path)), [], {"trial unproved"}
+    execute(config, out, only=only, device="cpu", plugins=[plugin], log=said.append, allow_unproved=True)
+    assert said[0].startswith("trial unproved is not proved to see no future (32 tokens, 1 row, repeated inputs, ")
+    assert "; it is trained without, as --allow-unproved says; " in said[0]
+    (found,) = analyse([out])
+    assert [(run.name, run.status) for run in found.runs] == [("trial unproved", "finished")]
+    assert remarks(found)[0] == f"{said[0]}."
+    proof = StudyRecords(out).run("trial unproved", 0).info().proof
+    assert proof == found.environment["proofs"]["trial unproved"]
+    assert "32 tokens, 8 rows, normal inputs, fp32" in proof["covered"]
+    assert (proof["layers"], len(proof["unproved"])) == (1, 1)
 
 
 @pytest.mark.parametrize(("free", "words"), [(1, " (75% is held by other processes)"), (14, "")])
