@@ -119,8 +119,15 @@ def run(
     from basecap.run.until_decided import train_until_decided
 
     directory = out or config.directory
-    options: dict[str, Any] = {"per_device": per_device, "allow_unproved": allow_unproved}
-    train = partial(execute, out=directory, device=device, plugins=plugin, log=log, **options)
+    train = partial(
+        execute,
+        out=directory,
+        device=device,
+        plugins=plugin,
+        log=log,
+        per_device=per_device,
+        allow_unproved=allow_unproved,
+    )
     if most is None:
         infos = train(config, only=chosen)
     else:

@@ -41,9 +41,7 @@ def untried(runs: Sequence[RunSpec], records: StudyRecords) -> list[RunSpec]:
     return list(first.values())[::-1]
 
 
-def try_new(
-    runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt, allow_unproved: bool = False
-) -> list[RunInfo]:
+def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt, allow_unproved: bool = False) -> list[RunInfo]:
     """Try each architecture that has not started; record and log failures, and return the infos of their runs.
 
     Args:

@@ -20,7 +20,7 @@ from basecap.mixers import ARCHITECTURES
 from basecap.models import BACKBONES
 from basecap.models.config import ModelConfig
 from basecap.testing.claims import Claims, Fault, evaluation, find_fault, packed, packed_gradients, training
-from basecap.testing.subject import Autocast, OutOfTimeError, ProofSetting
+from basecap.testing.subject import Autocast, Inputs, OutOfTimeError, ProofSetting
 
 #: The longest test sequence in float64; the studies train on 2,048 tokens, and most blocks are shorter.
 LONGEST = 4096
@@ -71,7 +71,7 @@ class Proof:
 
 @dataclass(frozen=True, kw_only=True)
 class _Stage:
-    """Settings of which the first that runs counts, and claims: those that the study needs, and others."""
+    """Alternative settings, the first that runs counts; claims that the study needs, and others."""
 
     settings: Sequence[ProofSetting]
     claims: Sequence[Claims]
@@ -122,10 +122,10 @@ def _stages(precision: Precision, lengths: Sequence[int], seed: int, deadline: f
     make = partial(ProofSetting, seed=seed, deadline=deadline)
     own = partial(make, dtype=torch.float32, words="bf16" if precision.bf16 else "fp32", autocast=precision.autocast)
 
-    def wide(length: int, **more: Any) -> list[ProofSetting]:
+    def wide(length: int, count: int = 0, inputs: Inputs = "normal", everywhere: bool = False) -> list[ProofSetting]:
         kinds = (torch.float64, torch.float32)  # a kernel may not support double precision
-        given = {"rows": rows(length)} | more
-        return [make(length=length, dtype=kind, words=str(kind).removeprefix("torch."), **given) for kind in kinds]
+        one = make(length=length, rows=count or rows(length), inputs=inputs, everywhere=everywhere)
+        return [replace(one, dtype=kind, words=str(kind).removeprefix("torch.")) for kind in kinds]
 
     def rows(length: int) -> int:
         return min(max(precision.rows, LEAST_ROWS), max(1, TOKENS // length))
@@ -143,7 +143,7 @@ def _stages(precision: Precision, lengths: Sequence[int], seed: int, deadline: f
     )
     held = own(length=lengths[0], rows=min(precision.rows, rows(lengths[0])))
     yield _Stage(settings=[held], claims=every[:2], others=every[2:])
-    yield _Stage(settings=wide(most, rows=1, inputs="repeated"), claims=(evaluation,))
+    yield _Stage(settings=wide(most, 1, inputs="repeated"), claims=(evaluation,))
     for length in shorter:
         yield _Stage(settings=wide(length, inputs="repeated"), claims=(evaluation,))
 

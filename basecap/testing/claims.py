@@ -1,4 +1,4 @@
-"""What is proved of a model: that outputs depend on nothing they must not see, and how a leak is told from rounding."""
+"""What is proved of a model: that outputs depend on nothing they must not see, and how a leak differs from rounding."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -32,22 +32,22 @@ class ProofSetting:
 
     Attributes:
         length: tokens per sequence.
-        dtype: of parameters and inputs.
-        words: the precision, for messages.
         rows: sequences in a pass.
         seed: of inputs and cuts.
         deadline: of `time.monotonic`, after which no pass begins.
+        dtype: of parameters and inputs.
+        words: the precision, for messages.
         autocast: context of every pass.
         inputs: what the model reads.
         everywhere: look at every position, in as many passes as that takes.
     """
 
     length: int
-    dtype: torch.dtype
-    words: str
     rows: int
     seed: int
     deadline: float
+    dtype: torch.dtype = torch.float64
+    words: str = "float64"
     autocast: Autocast = contextlib.nullcontext
     inputs: Inputs = "normal"
     everywhere: bool = False
@@ -143,7 +143,7 @@ class Subject:
         return packed(*self._inputs(len(own)), own.to(self.device))
 
     def rows(self) -> Probe:
-        """Return the probe of sequences of which the second must not depend on its neighbours."""
+        """Return the probe of sequences; the second must not depend on its neighbours."""
         x, other, weight = self._inputs(self.setting.rows)
         own = (torch.arange(len(x), device=self.device) == 1)[:, None].expand(x.shape[:2])
         return Probe(x=x, changed=torch.where(own[..., None], x, other), own=own, weight=weight)

@@ -26,7 +26,7 @@ FORWARDS = {
     "trial infinite": ("x / 0", "the loss of a first step is not finite; first bad: module blocks.0.mixer"),
     "trial gradients": ("x + x.sub(x).abs().sqrt()", "the gradients of a first step are not finite"),
     "trial narrow": ("x[..., :1]", "mixer Breaks ("),
-    "trial unproved": ("x if len(x) > 3 else fail(ValueError)", "is not proved to see no future (32 tokens, 1 row, "),
+    "trial unproved": ("x if len(x) != 9 else fail(ValueError)", "is not proved to see no future (32 tokens, 9 rows"),
     "trial good": ("x * torch.rand_like(x)", None),
 }
 FAIL = """
@@ -91,7 +91,7 @@ def test_what_is_not_proved_trains_if_the_user_allows_it(study, plugin, tmp_path
     path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", "trial unproved"]}))
     config, said, only = load_study(str(path)), [], {"trial unproved"}
     execute(config, out, only=only, device="cpu", plugins=[plugin], log=said.append, allow_unproved=True)
-    assert said[0].startswith("trial unproved is not proved to see no future (32 tokens, 1 row, repeated inputs, ")
+    assert said[0].startswith("trial unproved is not proved to see no future (32 tokens, 9 rows, normal inputs, ")
     assert "; it is trained without, as --allow-unproved says; " in said[0]
     (found,) = analyse([out])
     assert [(run.name, run.status) for run in found.runs] == [("trial unproved", "finished")]
@@ -99,7 +99,7 @@ def test_what_is_not_proved_trains_if_the_user_allows_it(study, plugin, tmp_path
     proof = StudyRecords(out).run("trial unproved", 0).info().proof
     assert proof == found.environment["proofs"]["trial unproved"]
     assert "32 tokens, 8 rows, normal inputs, fp32" in proof["covered"]
-    assert (proof["layers"], len(proof["unproved"])) == (1, 1)
+    assert (proof["layers"], len(proof["unproved"])) == (1, 4)
 
 
 @pytest.mark.parametrize(("free", "words"), [(1, " (75% is held by other processes)"), (14, "")])
