@@ -138,7 +138,7 @@ def test_no_study_is_trained_in_two_precisions_because_of_the_device(study_file,
 def test_a_study_that_another_command_changes_meanwhile_is_refused(study_file, tmp_path, monkeypatch):
     out = tmp_path / "out"
     content = load_study(str(study_file), ("seeds=[7]",)).model_dump(mode="json")
-    monkeypatch.setattr("basecap.run.start.refuse_leaks", lambda runs, device: StudyRecords(out).create(content))
+    monkeypatch.setattr("basecap.run.start.refuse_leaks", lambda *given: StudyRecords(out).create(content) or {})
     with pytest.raises(ConfigError, match=r"another command changed the study in .*; run the same command again"):
         run(study_file, out)
     assert StudyRecords(out).study()["seeds"] == [7] and not StudyRecords(out).runs()
