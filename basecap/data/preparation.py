@@ -215,8 +215,10 @@ def _overlap(prepared: PreparedData, limit: float | None) -> TextOverlap:
     covered = covered_shares(sizes, document, [run for held in training for run in held.runs], n)
     overlap = TextOverlap(n, {}, {})
     for (key, held), found in zip(held_out.items(), np.split(covered, firsts[1:-1]), strict=True):
-        overlap.shares["/".join(key)] = float(found @ held.sizes / max(1, held.total_tokens))
-        overlap.left_out["/".join(key)] = [] if limit is None else np.flatnonzero(found > limit).tolist()
+        sizes = np.delete(held.sizes, held.copies)
+        overlap.shares["/".join(key)] = float(np.delete(found, held.copies) @ sizes / max(1, int(sizes.sum())))
+        known = [] if limit is None else np.setdiff1d(np.flatnonzero(found > limit), held.copies).tolist()
+        overlap.left_out["/".join(key)] = known
     return overlap
 
 

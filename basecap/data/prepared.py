@@ -21,18 +21,32 @@ from basecap.errors import ConfigError, DataError, nearest
 class DocumentSet:
     """The documents of one domain and split."""
 
-    def __init__(self, domain: str, groups: Sequence[Group], left_out: Sequence[int] = ()):
-        """Take the documents of `groups` in order, except those whose indices are in `left_out` (ascending)."""
+    def __init__(self, domain: str, groups: Sequence[Group], left_out: Sequence[int] = (), once: bool = False):
+        """Take the documents of `groups` in order.
+
+        Args:
+            domain: their domain.
+            groups: the documents.
+            left_out: indices of documents to leave out.
+            once: leave out `copies` too.
+        """
         self.domain = domain
         self._groups = groups
         bounds = np.cumsum([0, *(len(group) for group in groups)])
-        numbers = np.array(left_out, np.int64)
+        numbers = np.union1d(np.array(left_out, np.int64), self.copies if once else [])
+        numbers = numbers.astype(np.int64)
         removed = np.split(numbers, np.searchsorted(numbers, bounds[1:-1]))
         self._removed = [numbers - first for numbers, first in zip(removed, bounds[:-1], strict=False)]
         self._firsts = bounds - np.cumsum([0, *(len(numbers) for numbers in self._removed)])
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
+
+    @cached_property
+    def copies(self) -> np.ndarray:
+        """Indices of the documents of all groups whose text an earlier one has: int64 [copies], ascending."""
+        hashes = np.concatenate([np.zeros(0, np.uint64), *(group.documents["hash"] for group in self._groups)])
+        return np.setdiff1d(np.arange(len(hashes)), np.unique(hashes, return_index=True)[1])
 
     def tokens(self, index: int) -> np.ndarray:
         """Return the tokens of a document: int64 [tokens], without end-of-text."""
@@ -109,7 +123,7 @@ class PreparedData(Workload):
         train_domains: names of the domains that are trained on and tested.
         ood_domains: names of the domains that are only tested.
         manifest: the source's files with their hashes, the tokenizer, and the content of each domain and split.
-        sets: all documents by (domain, split).
+        sets: all documents by (domain, split); copies of a held-out document count once.
         manifest_hash: hash of the manifest, the same for the same text and options on any machine.
         overlap: how much of the held-out text occurs in the training text, None before that is measured.
         remark: a remark about the text for readers of the results, one line without a full stop, or None.
@@ -138,7 +152,12 @@ class PreparedData(Workload):
         self.remark = remark
         left_out = overlap.left_out if overlap else {}
         self.sets = {
-            (domain, split): DocumentSet(domain, found, left_out.get(f"{domain}/{split}", ()))
+            (domain, split): DocumentSet(
+                domain,
+                found,
+                left_out.get(f"{domain}/{split}", ()),
+                once=overlap is not None and split != "train",  # the overlap is measured on all documents
+            )
             for (domain, split), found in groups.items()
         }
         self._check(config)
@@ -227,7 +246,8 @@ def inspect(prepared: PreparedData) -> list[dict[str, Any]]:
     """Return one row per domain and split.
 
     Held-out rows have the share of the tokens that occur in the training text, the number of documents left out for
-    that reason, the number of clusters, and the number of documents without a cluster label.
+    that reason, the number of copies of other documents, which are left out too, the number of clusters, and the number
+    of documents without a cluster label.
     """
     rows, labelled = [], any(found.labelled for found in prepared.held_out.values())
     for (domain, split), found in prepared.sets.items():
@@ -242,6 +262,7 @@ def inspect(prepared: PreparedData) -> list[dict[str, Any]]:
                 "bytes": found.total_bytes,
                 "bytes per token": found.total_bytes / max(1, found.total_tokens),
                 "in training text": prepared.overlap.shares[place] if prepared.overlap and held_out else None,
+                "copies": len(found.copies) if held_out else None,
                 "left out": len(prepared.overlap.left_out[place]) if prepared.overlap and held_out else None,
                 "clusters": len(np.unique(found.clusters)) if held_out and labelled else None,
                 "without cluster": len(found) - found.labelled if held_out and labelled else None,

@@ -59,6 +59,10 @@ class Tokenizer:
         self.description = description
         self._cuts = cuts_of(content)
         bare = self._cuts is BYTE_LEVEL and content.get("normalizer") is None and not matched_tokens(content)
+        decoder = json.dumps(content.get("decoder"))
+        self._byte_names = _byte_vocabulary() if '"ByteLevel"' in decoder else {}
+        self._byte_names |= {f"<0x{byte:02X}>": byte for byte in range(256) if '"ByteFallback"' in decoder}
+        self._sizes: dict[tuple[int, bool], int] = {}
         self._is_bytes = bare and model == _byte_vocabulary() and not content["model"]["merges"]
 
     @property
@@ -130,6 +134,33 @@ class Tokenizer:
         if not prompt:
             return self.decode(ids)
         return prompt + self.decode([self.end_of_text, *ids]).removeprefix(self.decode([self.end_of_text]))
+
+    def bytes_of_first(self, count: int, ids: np.ndarray, whole: int) -> int:
+        """Return how many UTF-8 bytes of a document its first tokens stand for.
+
+        Exact, also within a character, where the tokens decode to the text. Where the tokenizer changes text, such as
+        its case or white space, the bytes of the decoded text are scaled to those of the document.
+
+        Args:
+            count: number of first tokens, at least one.
+            ids: tokens of the document [tokens].
+            whole: bytes of the document.
+        """
+        known, places = np.unique(ids, return_inverse=True)
+        sizes = np.array([self._size(token, first=False) for token in known.tolist()])[places]
+        sizes[0] = self._size(int(ids[0]), first=True)
+        return round(whole * int(sizes[:count].sum()) / max(1, int(sizes.sum())))
+
+    def _size(self, token: int, first: bool) -> int:
+        """Return the bytes that a token adds to a text, of which it is the `first` token or not."""
+        if (token, first) not in self._sizes:
+            name = self._library.id_to_token(token) or ""
+            if name in self._byte_names or (name and all(letter in self._byte_names for letter in name)):
+                size = 1 if name in self._byte_names else len(name)  # it may be a part of a character
+            else:
+                size = len((self.decode([token]) if first else self.continued(" ", [token])[1:]).encode())
+            self._sizes[token, first] = size
+        return self._sizes[token, first]
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":

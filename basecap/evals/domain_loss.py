@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from basecap.data import DocumentSet, PreparedData
+from basecap.data import DocumentSet, PreparedData, Tokenizer
 from basecap.data.config import Count
 from basecap.errors import DataError
 from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
@@ -129,7 +129,9 @@ class DomainLoss(SharedEvaluation[PreparedData]):
             found = list(_all_windows(documents, length, data.tokenizer.end_of_text, self.config.max_document_tokens))
             classes = token_classes([tokens for _, tokens in found], ngram_of(self.config.ngram, data, length))
             windows = [_Window(index, tokens, own) for (index, tokens), own in zip(found, classes, strict=True)]
-            self._held[key] = _cut(documents, windows, length, self.config.tokens_per_batch)
+            counted = _counted(documents, windows, data.tokenizer)
+            batches = _batches(windows, length, self.config.tokens_per_batch)
+            self._held[key] = _HeldOut(*counted, batches)
         return self._held[key]
 
     def _nats(self, model: LanguageModel, context: Context[PreparedData], domain: str, held: _HeldOut) -> np.ndarray:
@@ -154,24 +156,29 @@ def _batch_losses(
     return torch.stack([part.sum(dim=1) for part in (losses, *parts)], dim=1).cpu().numpy()
 
 
-def _cut(documents: DocumentSet, windows: Sequence[_Window], longest: int, tokens_per_batch: int) -> _HeldOut:
-    """Return the windows of documents in batches, shorter ones first, with the tokens of each document."""
+def _counted(
+    documents: DocumentSet, windows: Sequence[_Window], tokenizer: Tokenizer
+) -> tuple[DocumentLosses, np.ndarray]:
+    """Return the documents with their tokens and bytes in windows, and those tokens by class [documents, classes]."""
     tokens = np.zeros(len(documents), np.int64)
     counts = np.zeros((len(documents), len(CLASSES)), np.int64)
+    for window in windows:
+        tokens[window.document] += len(window.classes)
+        counts[window.document] += np.bincount(window.classes, minlength=len(CLASSES))
+    read = _bytes(documents, tokens, tokenizer)
+    return DocumentLosses(np.zeros(len(documents)), tokens, read, documents.clusters), counts
+
+
+def _batches(windows: Sequence[_Window], longest: int, tokens_per_batch: int) -> list[tuple[int, list[_Window]]]:
+    """Return windows in batches of one padded length, shorter ones first."""
     by_length: dict[int, list[_Window]] = {}
     for window in windows:
-        predicted = len(window.classes)
-        tokens[window.document] += predicted
-        counts[window.document] += np.bincount(window.classes, minlength=len(CLASSES))
-        by_length.setdefault(_padded_length(predicted, longest), []).append(window)
+        by_length.setdefault(_padded_length(len(window.classes), longest), []).append(window)
     batches = []
     for length, members in sorted(by_length.items()):
         rows = max(1, tokens_per_batch // length)
         batches += [(length, members[first : first + rows]) for first in range(0, len(members), rows)]
-    losses = DocumentLosses(
-        nats=np.zeros(len(documents)), tokens=tokens, bytes=_bytes(documents, tokens), clusters=documents.clusters
-    )
-    return _HeldOut(documents=losses, counts=counts, batches=batches)
+    return batches
 
 
 def _all_windows(documents: DocumentSet, length: int, start: int, most: int | None) -> Iterator[tuple[int, np.ndarray]]:
@@ -181,11 +188,12 @@ def _all_windows(documents: DocumentSet, length: int, start: int, most: int | No
             yield index, window
 
 
-def _bytes(documents: DocumentSet, read: np.ndarray) -> np.ndarray:
-    """Return the bytes of each document's first `read` tokens, proportional to its tokens."""
-    whole = [(documents.bytes(index), size) for index, size in enumerate(documents.sizes.tolist())]
-    parts = [round(size * count / max(1, length)) for (size, length), count in zip(whole, read.tolist(), strict=True)]
-    return np.array(parts, dtype=np.int64)
+def _bytes(documents: DocumentSet, read: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    """Return the bytes of each document's first `read` tokens: int64 [documents]."""
+    found = np.array([documents.bytes(index) for index in range(len(documents))], np.int64)
+    for index in np.flatnonzero(read < documents.sizes).tolist():
+        found[index] = tokenizer.bytes_of_first(int(read[index]), documents.tokens(index), int(found[index]))
+    return found
 
 
 def _windows(tokens: np.ndarray, length: int, start: int) -> Iterator[np.ndarray]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from basecap.data import DataConfig, PreparedData, inspect, prepare
-from basecap.data.sources import SOURCES
+from basecap.data.sources import SOURCES, split_of
 from basecap.errors import ConfigError, DataError
 from basecap.plugins import PLUGIN, load_plugin
 from tests.data.conftest import slimpajama_records, words, write_lines
@@ -420,6 +420,31 @@ def test_clusters_are_the_labels_that_records_carry(tmp_path):
     config = DataConfig(**{**options, "source": "text"}, train=["notes"], cluster="path", overlap=None)
     with pytest.raises(DataError, match=r"is in a folder of its domain, as data\.cluster = 'path' needs; leave it out"):
         prepare(config, tmp_path / "cache")
+
+
+def test_copies_of_a_held_out_document_count_once(tmp_path):
+    records = [{"text": words("arxiv", number), "site": number % 5} for number in range(60)]
+    write_lines(tmp_path / "c4.jsonl", [{"text": words("c4", number)} for number in range(100)])
+    write_lines(tmp_path / "arxiv" / "1.jsonl", records)
+    options = {"source": "jsonl", "path": str(tmp_path), "tokenizer": "bytes", "seq_len": 32, "workers": 1}
+    config = DataConfig(**options, train=["c4"], ood=["arxiv"], overlap=0.9, cluster="site")
+    once = prepare(config, tmp_path / "once")
+    write_lines(tmp_path / "arxiv" / "2.jsonl", [{**record, "site": 7} for record in records[::-1]])
+    trained = [text for number in range(20) if split_of(text := words("c4", number)) == "train"]
+    write_lines(tmp_path / "arxiv" / "3.jsonl", records[:30] + [{"text": text} for text in trained])
+    config = config.model_copy(update={"workers": 2})
+    for prepared in (prepare(config, tmp_path / "more"), prepare(config, tmp_path / "more")):
+        for split in ("validation", "test"):
+            held, alone = prepared.documents(split, "arxiv"), once.documents(split, "arxiv")
+            read, expected = (
+                sorted(found.tokens(number).tobytes() for number in range(len(found))) for found in (held, alone)
+            )
+            assert read == expected and len(held.copies) >= len(held)
+            assert held.total_tokens == alone.total_tokens == held.sizes.sum() and len(alone.copies) == 0
+        rows = {(row["domain"], row["split"]): row for row in inspect(prepared)}
+        assert rows["arxiv", "test"]["copies"] == len(prepared.documents("test", "arxiv").copies)
+        assert rows["arxiv", "test"]["left out"] + rows["arxiv", "validation"]["left out"] == len(trained)
+        assert rows["c4", "train"]["copies"] is None
 
 
 def test_two_preparations_at_once_share_the_work(options, tmp_path):

@@ -75,6 +75,15 @@ def test_jsonl_takes_files_and_folders(tmp_path):
     assert not any(document.split == "train" for document in found if document.domain == "web")
 
 
+def test_a_file_beside_its_compressed_form_is_refused(tmp_path):
+    records = [{"text": words("c4", number)} for number in range(4)]
+    for name in ("notes.jsonl", "notes.jsonl.zst", "web/a.jsonl", "web/a.jsonl.zst"):
+        write_lines(tmp_path / name, records)
+    for domain, name in (("notes", "notes.jsonl"), ("web", "web/a.jsonl")):
+        sentence = refused(source="jsonl", path=str(tmp_path), train=[domain])
+        assert f"{name} is beside {Path(name).name}.zst, so its records would be read twice; remove one" in sentence
+
+
 def test_text_takes_folders(tmp_path):
     for name in ("one.txt", "deep/er/two.md", ".hidden", ".git/HEAD"):
         path = tmp_path / "notes" / name

@@ -180,6 +180,22 @@ def test_tokenizers_of_every_shape(make, added: tuple[str, ...], special: bool, 
     assert tokenizer.continued("a as", []) == "a as" and tokenizer.continued("", before) == "a as"
 
 
+@pytest.mark.parametrize("make", [byte_level, llama, unigram, lambda: tokenizers.Tokenizer.from_str(BPE.description)])
+def test_the_bytes_of_the_first_tokens_are_those_of_their_text(make):
+    library = make()
+    library.add_special_tokens(["</s>"])
+    tokenizer = Tokenizer(library.to_str())
+    for text in ("as a  b", "a" * 9 + "\u00fc\u4e2d\n as" * 3, "\u4e2d"):
+        ids = tokenizer.encode_document(text)
+        whole = len(text.encode())
+        found = [tokenizer.bytes_of_first(count, ids, whole) for count in range(1, len(ids) + 1)]
+        assert found[-1] == whole and found == sorted(found)
+        for count, size in enumerate(found, 1):
+            part = tokenizer.decode(ids[:count].tolist())
+            assert part.endswith("\ufffd") or size == len(part.encode())
+    assert [tokenizer.bytes_of_first(count, ids, 6) for count in (1, len(ids))] == [6 * found[0] // 3, 6]  # scaled
+
+
 def test_an_end_of_text_in_the_vocabulary_is_spelled():
     tokenizer = unigram()
     tokenizer.add_special_tokens(["</s>"])

@@ -16,8 +16,15 @@ LONGEST = 1 << 28
 
 
 def record_files(directory: Path) -> list[Path]:
-    """Return the sorted record files below a directory."""
-    return [path for path in files_below(directory) if path.name.endswith(SUFFIXES)]
+    """Return the sorted record files below a directory; raises DataError for a file beside its compressed form."""
+    return refuse_pairs([path for path in files_below(directory) if path.name.endswith(SUFFIXES)])
+
+
+def refuse_pairs(paths: list[Path]) -> list[Path]:
+    """Return the paths; raises DataError for a file beside its compressed form, as `zstd --keep` leaves it."""
+    for path in {*paths} & {path.with_suffix("") for path in paths if path.suffix == ".zst"}:
+        raise DataError(f"{path} is beside {path.name}.zst, so its records would be read twice; remove one of the two.")
+    return paths
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

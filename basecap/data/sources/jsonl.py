@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from basecap.data.sources._contract import Document, Part, Source, source
-from basecap.data.sources._lines import SUFFIXES, keys_of, read_records, record_files
+from basecap.data.sources._lines import SUFFIXES, keys_of, read_records, record_files, refuse_pairs
 
 
 @source("jsonl")
@@ -17,7 +17,7 @@ class JsonLines(Source):
         found = []
         for domain in (*self.config.train, *self.config.ood):
             single = [directory / f"{domain}{suffix}" for suffix in SUFFIXES]
-            files = [path for path in single if path.is_file()] + record_files(directory / domain)
+            files = refuse_pairs([path for path in single if path.is_file()]) + record_files(directory / domain)
             if not files:
                 records = {
                     path.relative_to(directory).parts[0] for end in SUFFIXES for path in directory.rglob(f"*{end}")
