@@ -41,6 +41,10 @@ class TrainingError(BasecapError):
     """A run that cannot continue, for example because its loss is no longer finite."""
 
 
+class LostDirectory(BasecapError):
+    """The directory of a study was moved, removed or replaced while a command worked in it."""
+
+
 class Interrupted(KeyboardInterrupt):
     """A signal ended the work; the command line prints it without a traceback, exit code 128 + signal."""
 

@@ -34,7 +34,7 @@ _INFO = TypeAdapter(BranchInfo)
 
 def branch_of(run: RunRecords, tokens: int) -> RunRecords:
     """Return the records of the branch that ends after `tokens` tokens; touches no file."""
-    return RunRecords(run.path / "branches" / str(tokens))
+    return RunRecords(run.path / "branches" / str(tokens), run.place)
 
 
 def finished_branches(run: RunRecords) -> list[RunRecords]:
@@ -55,10 +55,12 @@ def branch_info(branch: RunRecords) -> BranchInfo:
 
 def start_branch(branch: RunRecords, tokens: int, start: int) -> None:
     """Record that a branch trains."""
+    branch.refuse_left()
     write_json(branch.path / "run.json", asdict(BranchInfo(tokens=tokens, start=start)))
 
 
 def finish_branch(branch: RunRecords) -> None:
     """Record that a branch has ended, and remove its checkpoints; its weights stay."""
+    branch.refuse_left()
     write_json(branch.path / "run.json", asdict(replace(branch_info(branch), status="finished")))
     shutil.rmtree(branch.resume, ignore_errors=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
-from basecap.errors import DataError
+from basecap.errors import DataError, LostDirectory
 from basecap.options import damaged
 from basecap.records.documents import DocumentLosses, History, append_losses, forget_losses, read_losses
 from basecap.records.maps import Maps, read_last, write_maps
@@ -24,6 +24,7 @@ from basecap.system.files import (
     safe_name,
     write_json,
 )
+from basecap.system.place import Place
 
 #: How far a run is.
 Status = Literal["running", "finished", "failed"]
@@ -136,8 +137,34 @@ _RECORDS = TypeAdapter(list[Record])
 class RunRecords:
     """The records of one run: one architecture, one seed."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, place: Place | None = None):
+        """Take its directory, and that of its study where a command works in it: every write looks for it there."""
         self.path = Path(path)
+        self.place = place
+
+    def refuse_left(self) -> None:
+        """Raise LostDirectory when the study's directory was moved, removed or replaced since the command began."""
+        if self.place is not None:
+            self.place.refuse_left()
+
+    @property
+    def left(self) -> bool:
+        """Whether that is so."""
+        return self.place is not None and self.place.left
+
+    def followed(self) -> tuple["RunRecords", str]:
+        """Return the records of this run where the study's directory is now, and words that say where that is.
+
+        Raises LostDirectory when it is gone.
+        """
+        assert self.place is not None
+        before, found = self.place.directory, self.place.found()
+        if found is None:
+            raise LostDirectory(f"{before} was removed or replaced while it was in use; no checkpoint can be written.")
+        words = f"{before} was moved to {found} while it was in use; run again with --out {found}"
+        if found == before:
+            words = f"the lock of {before} was removed while it was in use; run the same command again"
+        return RunRecords(found / self.path.relative_to(before)), words
 
     @property
     def study(self) -> Path:
@@ -155,7 +182,8 @@ class RunRecords:
         return self.path / "weights"
 
     def write_info(self, info: RunInfo) -> None:
-        """Write run.json."""
+        """Write run.json; raises LostDirectory, as all that writes here does."""
+        self.refuse_left()
         write_json(self.path / "run.json", info.row())
 
     def info(self) -> RunInfo | None:
@@ -176,6 +204,7 @@ class RunRecords:
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Append one row: step, tokens, train_loss, lr, grad_norm, tokens_per_s, seconds."""
+        self.refuse_left()
         append_lines(self.path / "metrics.jsonl", [row])
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -185,6 +214,7 @@ class RunRecords:
 
     def append_evals(self, records: Iterable[Record]) -> None:
         """Append records. Write the documents of the step first, so that a step in evals.jsonl is complete."""
+        self.refuse_left()
         append_lines(self.path / "evals.jsonl", [record.row() for record in records])
 
     def evals(self) -> list[Record]:
@@ -205,6 +235,7 @@ class RunRecords:
 
     def add_unmeasured(self, eval: str) -> None:
         """Record that evaluation `eval` does not apply to this model."""
+        self.refuse_left()
         write_json(self.path / "unmeasured.json", {"evaluations": sorted({*self.unmeasured(), eval})})
 
     def unmeasured(self) -> list[str]:
@@ -213,6 +244,7 @@ class RunRecords:
 
     def append_documents(self, eval: str, step: int, losses: dict[str, DocumentLosses]) -> None:
         """Append the losses of single documents by subset; raises DataError when they cannot be written."""
+        self.refuse_left()
         append_losses(self._documents_path(eval), step, losses)
 
     def documents(self, eval: str, steps: Iterable[int]) -> list[History]:
@@ -221,6 +253,7 @@ class RunRecords:
 
     def write_maps(self, eval: str, step: int, maps: Maps) -> None:
         """Write the maps of an evaluation at a step."""
+        self.refuse_left()
         write_maps(self.path / "maps" / f"{safe_name(eval)}-{step}.npz", maps)
 
     def maps(self) -> dict[str, Maps]:
@@ -232,6 +265,7 @@ class RunRecords:
 
         Other programs' files are kept. Raises DataError for a damaged row, and when a file cannot be written.
         """
+        self.refuse_left()
         for name, first in (("metrics.jsonl", step + 1), ("evals.jsonl", step)):
             path = self.path / name
             if path.exists():

@@ -46,6 +46,7 @@ from basecap.system.files import (
     writing,
 )
 from basecap.system.locks import is_locked, locked
+from basecap.system.place import Place, watched
 from basecap.system.yaml_text import parse_yaml
 
 #: Files that a directory may contain before its study starts: the lock and prepared text.
@@ -86,6 +87,8 @@ class StudyRecords:
 
     def __init__(self, path: Path):
         self.path = Path(path)
+        #: Its directory while this process works in it, for the records of its runs.
+        self.place: Place | None = None
 
     @property
     def has_study(self) -> bool:
@@ -129,13 +132,22 @@ class StudyRecords:
             raise DataError(f"{what}; restore the runs, remove results.json or give another --out.")
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Prevent other processes from running this study; raises ConfigError when one does."""
+    def locked(self) -> Iterator["StudyRecords"]:
+        """Prevent other processes from running this study, and yield it; raises ConfigError when one does.
+
+        Within the context the records of its runs are written to this directory alone, wherever its path leads.
+        """
         with contextlib.ExitStack() as held:
             with writing(self.path / "lock"):
                 busy = f"another process is running this study in {self.path}; wait for it or use another directory."
                 held.enter_context(locked(self.path, busy))
-            yield
+                self.place = held.enter_context(watched(self.path))
+                held.callback(setattr, self, "place", None)
+            yield self
+
+    def watch(self) -> None:
+        """Write to this directory alone, which another process has locked, until this process ends."""
+        self.place = Place(self.path)
 
     @property
     def busy(self) -> bool:
@@ -193,8 +205,8 @@ class StudyRecords:
     def run(self, name: str, seed: int, rate: float | None = None) -> RunRecords:
         """Return the records of one run, one of the sweep if a learning `rate` is given; touches no file."""
         if rate is not None:
-            return RunRecords(self.path / "sweep" / f"{safe_name(name)}-lr{rate!r}-s{seed}")
-        return RunRecords(self.path / "runs" / f"{safe_name(name)}-s{seed}")
+            return RunRecords(self.path / "sweep" / f"{safe_name(name)}-lr{rate!r}-s{seed}", self.place)
+        return RunRecords(self.path / "runs" / f"{safe_name(name)}-s{seed}", self.place)
 
     def runs(self, sweep: bool = False) -> list[RunRecords]:
         """Return all runs that have started, or all of the `sweep`, sorted by directory."""

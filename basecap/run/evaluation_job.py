@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from basecap.errors import ConfigError
+from basecap.errors import ConfigError, LostDirectory
 from basecap.evals import Context, Evaluation, Outcome, SharedEvaluation
 from basecap.models.language_model import LanguageModel
 from basecap.plan.runs import RunSpec
@@ -139,6 +139,8 @@ def evaluate_point(
                 model=model, step=point.step, tokens=point.tokens, context=context, records=records, group=group
             )
             evaluate(evaluation, evaluated)
+        except LostDirectory:
+            raise
         except Exception as error:  # a fault of one evaluation must not cost the others
             failures[evaluation.declaration.name] = describe_failure(error)
     return failures

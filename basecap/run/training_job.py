@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from basecap.errors import Interrupted, TrainingError
+from basecap.errors import Interrupted, LostDirectory, TrainingError
 from basecap.evals import Context
 from basecap.models.language_model import LanguageModel
 from basecap.ops import IMPLEMENTATIONS
@@ -50,6 +50,8 @@ def train_run(run: RunSpec, runtime: Runtime) -> RunInfo:
     except Interrupted:
         if group.is_leader:
             records.write_info(replace(started, seconds=wall.seconds(started.seconds)))
+        raise
+    except LostDirectory:  # nothing more can be recorded in it
         raise
     except Exception as error:  # a bug in one mixer must not cost the other runs; the trace is kept with the run
         failure = describe_failure(error)

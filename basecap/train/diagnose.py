@@ -1,6 +1,7 @@
-"""Finds the module that makes a loss infinite or NaN."""
+"""Finds the module that makes a loss infinite or NaN, and describes what was found."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -37,3 +38,23 @@ def first_bad_module(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor) ->
     if bad:
         return f"module {bad[0]}"
     return None if loss.isfinite() else "the loss of finite activations"
+
+
+def describe_fault(what: Literal["loss", "gradients"], step: int, found: Sequence[str | None]) -> str:
+    """Return the sentence for a loss or gradients that are not finite at a step.
+
+    Args:
+        what: is not finite.
+        step: the step, the first being 1.
+        found: what `first_bad_module` returned in each process.
+    """
+    bad = [(rank, where) for rank, where in enumerate(found) if where is not None]
+    if bad:
+        rank, where = bad[0]
+        where += f" in process {rank}" if len(found) > 1 else ""
+    elif what == "gradients":
+        where = "the backward pass"
+    else:  # for example compiled code that computes differently, or a module with hidden state
+        every = "any module of any process" if len(found) > 1 else "any module"
+        where = f"not found in {every} when the forward passes of this step are repeated"
+    return f"the {what} stopped being finite at step {step}; first bad: {where}. Lower train.lr or fix that module."

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from basecap.data.workload import Batch, Workload
-from basecap.errors import CheckpointError, Interrupted, TrainingError
+from basecap.errors import CheckpointError, Interrupted, LostDirectory, TrainingError
 from basecap.models.language_model import LanguageModel
 from basecap.records import RunRecords
 from basecap.records.branches import branch_of, finish_branch, start_branch
@@ -30,7 +30,7 @@ from basecap.system.progress import Pauses, progress
 from basecap.train import checkpoint
 from basecap.train.average import WeightAverage
 from basecap.train.config import Branch, Timetable, TrainConfig
-from basecap.train.diagnose import first_bad_module
+from basecap.train.diagnose import describe_fault, first_bad_module
 from basecap.train.distributed import Processes
 from basecap.train.graphs import GradientGraphs
 from basecap.train.interruption import immediate, requested
@@ -116,6 +116,7 @@ class Trainer:
         graphed = config.cuda_graphs and placement.device.type == "cuda" and placement.processes.world == 1
         self.graphs = GradientGraphs(self._backward) if graphed else None
         self._saved_step, self._saved_time = 0, time.monotonic()
+        self._moved = ""
         self._show: Callable[[str], None] = lambda words: None
         self._advance: Callable[..., None] = lambda amount, note="": None
         self._compiling: contextlib.AbstractContextManager[object] | None = None
@@ -146,6 +147,7 @@ class Trainer:
 
         Raises:
             Interrupted: a signal asked a process to stop; a checkpoint was written.
+            LostDirectory: the study's directory was moved, and a checkpoint was written there, or it is gone.
             TrainingError: the loss is not finite, or with several processes evaluating, reading or writing failed in
                 one of them. All processes raise it; other errors may occur in one process only.
             CheckpointError, DataError: files cannot be read or written (with one process).
@@ -250,16 +252,27 @@ class Trainer:
                 if ended and not keeps:
                     group.run_on_leader(lambda: checkpoint.save_weights(self.records.weights, self.model, done))
                 return ended
-        except Interrupted:
+        except (Exception, Interrupted) as error:
+            if not isinstance(error, Interrupted) and (group.world > 1 or not self.records.left):
+                raise
             return None
         finally:
             self.model.train()
 
     def _stop(self, label: str, done: int) -> NoReturn:
+        left = self._follow()
         self._save(done)
         message = f"{label}: stopped at step {done} of {self.timetable.steps} with a checkpoint"
-        message += "; run the same command again to resume."
-        raise Interrupted(requested() or signal.SIGTERM, message if self.placement.processes.is_leader else "")
+        if left:
+            raise LostDirectory(f"{message}, as {self._moved}.")
+        message = f"{message}; run the same command again to resume." if self.placement.processes.is_leader else ""
+        raise Interrupted(requested() or signal.SIGTERM, message)
+
+    def _follow(self) -> bool:
+        """Whether the study's directory was moved, where records go on then; raises LostDirectory when it is gone."""
+        if not self._moved and self.records.left:
+            self.records, self._moved = self.records.followed()
+        return bool(self._moved)
 
     def _save(self, done: int) -> None:
         """Write the checkpoint after `done` steps unless it exists."""
@@ -313,14 +326,14 @@ class Trainer:
 
     def _step(self, step: int, batch: Batch) -> Step:
         """Run one update; the next batch is read while the device computes."""
-        start = time.perf_counter()
-        config, group = self.config, self.placement.processes
+        start, group = time.perf_counter(), self.placement.processes
         rate = self.timetable.rate(step)
         set_learning_rate(self.optimiser, rate)
         loss = self._accumulate(batch)
-        norm = clip_gradients(self.model, config)
-        following = self._batch(step + 1)
-        asked = torch.tensor([requested() is not None, self._save_due()], dtype=loss.dtype, device=loss.device)
+        norm = clip_gradients(self.model, self.config)
+        following = batch if self._follow() else self._batch(step + 1)
+        ends = self._follow() or requested() is not None
+        asked = torch.tensor([ends, self._save_due()], dtype=loss.dtype, device=loss.device)
         shared = group.mean(torch.cat([loss[None], asked]))
         mean_loss, stop, save, grad_norm = torch.cat([shared, norm.detach()[None]]).tolist()
         if not (math.isfinite(mean_loss) and math.isfinite(grad_norm)):
@@ -375,19 +388,7 @@ class Trainer:
     def _refuse(self, step: int, batch: Batch, what: Literal["loss", "gradients"]) -> None:
         """Raise TrainingError in all processes; it names the first bad parameter or module of any of them."""
         found = self.placement.processes.run_on_all(lambda: self._first_bad(batch))
-        bad = [(rank, where) for rank, where in enumerate(found) if where is not None]
-        if bad:
-            rank, where = bad[0]
-            where += f" in process {rank}" if len(found) > 1 else ""
-        elif what == "gradients":
-            where = "the backward pass"
-        else:  # for example compiled code that computes differently, or a module with hidden state
-            every = "any module of any process" if len(found) > 1 else "any module"
-            where = f"not found in {every} when the forward passes of this step are repeated"
-        raise TrainingError(
-            f"the {what} stopped being finite at step {step + 1}; first bad: {where}. "
-            "Lower train.lr or fix that module."
-        )
+        raise TrainingError(describe_fault(what, step + 1, found))
 
     def _first_bad(self, batch: Batch) -> str | None:
         """Return the first bad parameter or module for the sequences of this process, None if there is none."""

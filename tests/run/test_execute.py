@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from basecap.errors import ConfigError, DataError
+from basecap.errors import ConfigError, DataError, LostDirectory
 from basecap.plan.workloads import recorded_data
 from basecap.plugins import load_plugin
-from basecap.records import StudyRecords
+from basecap.records import RunRecords, StudyRecords
 from basecap.run.execute import execute
 from basecap.study.config import StudyConfig, load_study, select
 from tests.forks import command, pair
@@ -107,7 +107,7 @@ def test_a_killed_process_costs_its_own_run_alone(study, tmp_path):
     What lacks memory, or may have, trains again when the others have ended: "crowded" succeeds then, "killed" does not.
     """
     plugin, path, out = tmp_path / "killed.py", tmp_path / "tiny.yaml", tmp_path / "out"
-    fatal = PLUGIN.replace("x * torch.nan", "os._exit(9)")
+    fatal = PLUGIN.replace("x * torch.nan", "os.kill(os.getpid(), 9)")  # as the system does when memory is short
     killed = fatal.replace('"breaks"', '"killed"').replace("self.calls >= 3", "WORKS and self.calls >= 3")
     early = fatal.replace('"breaks"', '"early"').replace("self.calls >= 3", "WORKS")
     crowded = PLUGIN.replace('"breaks"', '"crowded"').replace("x * torch.nan if", "lack() if WORKS and first() and")
@@ -147,6 +147,35 @@ def lack():
     ]
     assert all("was killed, possibly out of memory" in recorded[name].message for name in ("early", "killed"))
     assert [len(losses(out)[name]) for name, _ in statuses] == [0, 10, 2, 10]
+
+
+@pytest.mark.parametrize("side_by_side", [1, 2])
+def test_a_study_whose_directory_is_moved_stops_and_resumes_there(study, tmp_path, side_by_side):
+    plugin, path, out, other = (tmp_path / place for place in ("mover.py", "tiny.yaml", "out", "other"))
+    name = f"mover-{side_by_side}"
+    place = f"Path({str(out)!r})"
+    moves = PLUGIN.replace('"breaks"', f'"{name}"').replace(
+        "return x * torch.nan if self.calls >= 3 else x",
+        f'{place}.rename({str(other)!r}) if len(list({place}.glob("runs/*/metrics.jsonl"))) == {side_by_side} else 0\n'
+        "        return x",
+    )
+    plugin.write_text(f"from pathlib import Path\n{moves}")
+    load_plugin(plugin)
+    study["architectures"] = [name, "transformer++"][:side_by_side]
+    path.write_text(yaml.safe_dump(study | {"reference": name, "evals": ["domain-loss"]}))
+    config, said = load_study(str(path), ["train.tokens=20480"]), []
+    options = {"only": select(config, []), "device": "cpu", "plugins": [plugin], "log": said.append}
+    with pytest.raises(
+        LostDirectory, match=rf"stopped at step \d+ of 80 with a checkpoint, as {out} was moved to {other} "
+    ):
+        execute(config, out, **options, per_device=side_by_side)
+    assert not out.exists() and all(
+        info.status == "running" for info in map(RunRecords.info, StudyRecords(other).runs())
+    )
+    infos = execute(config, other, **options)
+    assert {info.status for info in infos} == {"finished"}
+    resumed = [line for line in said if "resumed at step" in line]
+    assert len(resumed) == side_by_side
 
 
 def test_a_directory_takes_more_seeds_and_architectures(study, tmp_path):

@@ -1,6 +1,7 @@
 """Executors: chosen by name, and which job runs where."""
 
 import pickle
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,15 +12,23 @@ import torch
 from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError
 from basecap.plan.runs import plan_runs
+from basecap.records import StudyRecords
 from basecap.run.executors import EXECUTORS, _worker, devices_for, executor_for
 from basecap.run.executors.in_process import InProcessExecutor
 from basecap.run.executors.local import LocalExecutor
-from basecap.run.jobs import Execution
+from basecap.run.jobs import Execution, Runtime
 from basecap.run.sharing import Footprint
 from basecap.study.config import load_study
 from basecap.system.processes import usable_cores
+from basecap.train.distributed import Processes
 from tests.records.made_up import run_info
 from tests.run._execute import run
+
+
+def runtime_of(out: Path, log: Callable[[str], None]) -> Runtime:
+    """Return what an executor uses of a runtime without jobs in this process."""
+    nothing = {"workloads": {}, "evaluations": (), "group": Processes()}
+    return Runtime(records=StudyRecords(out), device=torch.device("cpu"), log=log, **nothing)
 
 
 def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, monkeypatch):
@@ -40,7 +49,7 @@ def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, 
     monkeypatch.setattr("basecap.system.processes._Worker", Worker)
     runs = [spec for spec in plan_runs(study, byte_tokenizer().vocab_size) if spec.seed < 2 or spec.name == "window 4"]
     execution = Execution(study=study, out=out, device="cpu")
-    runtime = SimpleNamespace(log=print)
+    runtime = runtime_of(out, print)
     devices = ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1", "cuda:2"]
     with LocalExecutor(execution, runtime, devices) as executor:
         infos = executor.train(runs)
@@ -114,7 +123,7 @@ def test_a_trial_step_chooses_how_many_runs_share_a_gpu(study_file, tmp_path, mo
     config, said = load_study(str(study_file), ("seeds=[0,1,2,3,4,5,6]",)), []
     runs = plan_runs(config, byte_tokenizer().vocab_size)
     execution = Execution(study=config, out=tmp_path / "out", device="cuda", auto=True)
-    with LocalExecutor(execution, SimpleNamespace(log=said.append), devices) as executor:
+    with LocalExecutor(execution, runtime_of(tmp_path / "out", said.append), devices) as executor:
         executor.train(runs)
     assert steps == [("transformer++", "cuda:0"), ("window 4", "cuda:1")] and max(widths) == 6
     assert {(start.threads, start.compilers) for start in starts} == {(1, max(1, usable_cores() // 16))}

@@ -27,6 +27,11 @@ def divide(item: int) -> float:
     return 12 / item
 
 
+def nap(item: int) -> int:
+    time.sleep(0.05)
+    return item
+
+
 def end_at_zero(item: int) -> int:
     """Return the item; zero kills the worker."""
     if item == 0:

@@ -1,6 +1,11 @@
 """Workers: each begins once, an error or a kill costs one job, and results keep an order where one is asked for."""
 
 import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -41,6 +46,28 @@ def test_an_error_or_a_kill_costs_one_job():
         assert isinstance(errors[0], ZeroDivisionError) and errors[4] is None
         killed = {item: future.exception() for item, future in pool.run(jobs.end_at_zero, [1, 0, 2])}
         assert isinstance(killed[0], WorkerKilled) and killed[1] is killed[2] is None
+
+
+def test_workers_killed_at_any_moment_cost_a_job_each_and_no_job_is_lost():
+    """As the system kills them when memory is short: from outside, while they start, work or wait."""
+    moments, ended, kills = random.Random(time.time_ns()), threading.Event(), []
+
+    def kill() -> None:
+        while not ended.is_set() and len(kills) < 4:
+            time.sleep(moments.uniform(0.0, 0.4))
+            if workers := multiprocessing.active_children():
+                os.kill(moments.choice(workers).pid, signal.SIGKILL)
+                kills.append(time.monotonic())
+
+    system = threading.Thread(target=kill)
+    with WorkerPool(jobs.begin, ["a", "b"]) as pool:
+        system.start()
+        found = {item: future.exception() for item, future in pool.run(jobs.nap, range(40))}
+        ended.set()
+        system.join()
+    assert sorted(found) == [*range(40)] and kills
+    failed = [error for error in found.values() if error is not None]
+    assert len(failed) <= len(kills) and all(isinstance(error, WorkerKilled) for error in failed)
 
 
 def test_in_order_a_killed_job_is_tried_again(tmp_path: Path):

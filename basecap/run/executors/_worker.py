@@ -33,9 +33,11 @@ def begin(execution: Execution) -> None:
     install(deferring=True)  # between jobs the parent ends this process
     for plugin, digest in execution.plugins.items():
         load_plugin(plugin, digest)
+    records = StudyRecords(execution.out)
+    records.watch()
     _runtime[:] = [
         Runtime(
-            records=StudyRecords(execution.out),
+            records=records,
             device=device,
             workloads=material_of(execution.study, execution.out).workloads(),
             evaluations=plan_evaluations(execution.study),

@@ -11,7 +11,7 @@ from types import TracebackType
 import torch
 
 from basecap.plan.runs import RunSpec
-from basecap.records import RunInfo, StudyRecords
+from basecap.records import RunInfo
 from basecap.run.evaluation_job import Point
 from basecap.run.executors import _worker
 from basecap.run.executors._contract import Executor, Start, executor
@@ -43,6 +43,7 @@ class LocalExecutor(Executor):
     def __init__(self, execution: Execution, runtime: Runtime, devices: Sequence[str]):
         """Take what the jobs share and a device for each process; a process starts with its first job."""
         self.execution = execution
+        self.runtime = runtime
         self.log = runtime.log
         self.devices = devices
         self.gpus = len({device for device in devices if device != "cpu"})
@@ -95,8 +96,7 @@ class LocalExecutor(Executor):
 
         A run that found no memory beside others continues after them, alone.
         """
-        records = StudyRecords(self.execution.out)
-        held = {run.label: records.run(run.name, run.seed, run.rate).info() for run in runs}
+        held = {run.label: self.runtime.run_records(run).info() for run in runs}
         infos = {label: info for label, info in held.items() if info is not None and info.finished}
         waiting = [run for run in runs if run.label not in infos]
         if waiting and not self._chosen:
@@ -115,7 +115,7 @@ class LocalExecutor(Executor):
             try:
                 infos[run.label] = future.result()
             except WorkerKilled:
-                infos[run.label] = _record_killed(self.execution, run, self.log)
+                infos[run.label] = _record_killed(run, self.runtime)
         return infos
 
     def evaluate(
@@ -129,12 +129,12 @@ class LocalExecutor(Executor):
                 yield point, dict.fromkeys(point.evaluations, Failure(message=f"{KILLED}."))
 
 
-def _record_killed(execution: Execution, run: RunSpec, log: Callable[[str], None]) -> RunInfo:
-    records = StudyRecords(execution.out).run(run.name, run.seed, run.rate)
-    info = records.info() or starting_info(records, run, torch.device(execution.device))
+def _record_killed(run: RunSpec, runtime: Runtime) -> RunInfo:
+    records = runtime.run_records(run)
+    info = records.info() or starting_info(records, run, runtime.device)
     if info.finished:  # killed after it recorded that and before it answered
         return info
     info = info.failed(f"{KILLED}; the run resumes from its last checkpoint.")
     records.write_info(info)
-    log(f"{run.label} failed: {info.message}")
+    runtime.log(f"{run.label} failed: {info.message}")
     return info

@@ -1,0 +1,73 @@
+"""The directory that a process works in: whether its path still leads to it, and where it is now."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from basecap.errors import LostDirectory
+
+
+class Place:
+    """A directory with a lock file, which is the same one as long as its path leads to the same lock file."""
+
+    def __init__(self, directory: Path):
+        """Open both; raises LostDirectory when one is not there."""
+        self.directory = directory
+        try:
+            self._lock = os.open(directory / "lock", os.O_RDONLY)
+            self._directory = os.open(directory, os.O_RDONLY)
+        except FileNotFoundError as error:
+            raise self._lost() from error
+
+    def close(self) -> None:
+        """Close both; then the path counts as leading there."""
+        os.close(self._lock)
+        os.close(self._directory)
+        self._lock = self._directory = -1
+
+    @property
+    def left(self) -> bool:
+        """Whether the path leads elsewhere or nowhere now; a disk that does not answer is no reason to think so."""
+        try:
+            return not _same(self.directory / "lock", self._lock)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False
+
+    def refuse_left(self) -> None:
+        """Raise LostDirectory when the path leads elsewhere or nowhere."""
+        if self.left:
+            raise self._lost()
+
+    def _lost(self) -> LostDirectory:
+        return LostDirectory(f"{self.directory} was moved, removed or replaced while it was in use; run again.")
+
+    def found(self) -> Path | None:
+        """Return the present path of the directory, None where it was removed or the system does not say."""
+        with suppress(OSError):
+            if _same(self.directory, self._directory):  # its lock file was removed
+                return self.directory
+        if sys.platform != "linux":
+            return None
+        with suppress(OSError):
+            path = Path(os.readlink(f"/proc/self/fd/{self._directory}"))
+            if _same(path, self._directory):
+                return path
+        return None
+
+
+def _same(path: Path, descriptor: int) -> bool:
+    return os.path.samestat(path.stat(), os.fstat(descriptor))
+
+
+@contextmanager
+def watched(directory: Path) -> Iterator[Place]:
+    """Yield a directory with a lock file as a `Place`, closed at the end; raises LostDirectory when it is not there."""
+    place = Place(directory)
+    try:
+        yield place
+    finally:
+        place.close()
