@@ -192,6 +192,10 @@ def _common(study: StudyResults) -> Iterator[Sheet]:
     )
 
 
+#: How text begins that spreadsheets compute.
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
 def to_csv(sheet: Sheet) -> str:
     """Return a table as CSV (RFC 4180): numbers in full, an interval in three columns, nothing where there is none."""
     wide = [any(isinstance(row[place], Estimate) for row in sheet.rows) for place in range(len(sheet.columns))]
@@ -201,14 +205,19 @@ def to_csv(sheet: Sheet) -> str:
     ]
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow([head for some in heads for head in some])
+    writer.writerow([_plain(head) for some in heads for head in some])
     for row in sheet.rows:
         cells = [
             [None if cell is None else getattr(cell, end) for end in ("value", "low", "high")] if split else [cell]
             for cell, split in zip(row, wide, strict=True)
         ]
-        writer.writerow([cell for some in cells for cell in some])
+        writer.writerow([_plain(cell) for some in cells for cell in some])
     return text.getvalue()
+
+
+def _plain(cell: Cell) -> Cell:
+    """Return a cell of CSV; text that a spreadsheet would compute begins with an apostrophe."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
 
 
 def to_markdown(sheet: Sheet) -> str:

@@ -43,6 +43,14 @@ def test_what_a_name_holds_means_nothing_in_a_table():
     assert latex[7] == rf"{hostile} & {interval} \\"
 
 
+def test_text_is_no_formula_in_a_spreadsheet():
+    cells = ['=HYPERLINK("x")', "+1", "-1+2", "@SUM(A1)", "\t=1", "a-b", "", -0.5, 3]
+    sheet = Sheet("t", ["=name", *map(str, range(8))], [cells])
+    head, found = csv.reader(to_csv(sheet).splitlines(keepends=True))
+    assert head[0] == "'=name"
+    assert found == ['\'=HYPERLINK("x")', "'+1", "'-1+2", "'@SUM(A1)", "'\t=1", "a-b", "", "-0.5", "3"]
+
+
 def test_printed_numbers_are_short_and_never_minus_zero():
     tiny = Estimate(value=-1e-9, low=-0.25, high=-1e-9)
     sheet = Sheet("t", ["a name of more than one line", "x"], [["top-1", tiny], ["b", 966350.04]])

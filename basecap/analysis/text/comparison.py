@@ -104,9 +104,12 @@ def _counting(name: str, drawn: _Drawn, setting: Setting) -> tuple[dict[int, Cur
     own = {seed: curve for (who, seed), curve in sorted(drawn.curves.items()) if who == name}
     finished = {seed for seed in own if drawn.runs[name, seed].finished}
     furthest = max((curve.trained[-1] for curve in own.values()), default=0)
-    counting = {}
+    counting = dict[int, Curve]()
     for seed, curve in own.items():
-        if (not finished or seed in finished) and curve.trained[-1] >= LEAST_PROGRESS * furthest:
+        twin = next((other for other in counting if drawn.runs[name, seed].same_losses(drawn.runs[name, other])), None)
+        if twin is not None:
+            why[seed] = reasons.twin(twin)
+        elif (not finished or seed in finished) and curve.trained[-1] >= LEAST_PROGRESS * furthest:
             counting[seed] = curve
         else:
             why[seed] = reasons.short(curve.trained[-1], furthest)

@@ -57,6 +57,13 @@ class RunLosses:
             for domain, mine in self.domains.items()
         )
 
+    def same_losses(self, other: "RunLosses") -> bool:
+        """Whether the last losses of all documents are equal to the bit: two seeds that are one run."""
+        return all(
+            domain in other.domains and np.array_equal(mine.nats[:, -1], other.domains[domain].nats[:, -1])
+            for domain, mine in self.domains.items()
+        )
+
     def shortened(self) -> "RunLosses":
         """Return it with `MOST_POINTS` evaluation points at most: means of neighbours, the last point by itself."""
         count = len(self.trained)

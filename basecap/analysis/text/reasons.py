@@ -55,6 +55,11 @@ def short(tokens: float, furthest: float) -> str:
     return f"it ends after {tokens:,.0f} of {furthest:,.0f} tokens"
 
 
+def twin(seed: int) -> str:
+    """Say that a run is another one under a second name."""
+    return f"all its losses are equal to those of seed {seed}: both are one run"
+
+
 def diverged(loss: str, last: float, middle: float, share: float) -> str:
     """Say that a run of the reference diverged by its `loss`, "held-out" or "training"."""
     return (

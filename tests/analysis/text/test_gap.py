@@ -44,6 +44,18 @@ def test_known_gaps_are_found_between_models_of_different_speed():
     assert [row.verdict for row in rows] == ["keeps", "degrades", "degrades"]
 
 
+def test_runs_with_losses_equal_to_the_bit_are_one_seed():
+    world = World(gaps=(0.1,), seeds=2, reference_seeds=2)
+    found = runs(world, np.random.default_rng(0))
+    twins = {**found, ("other 0", 2): found["other 0", 0], (REFERENCE, 2): found[REFERENCE, 1]}
+    (plain,), (row,) = (rows_of(world.names, each, setting(), _draws()) for each in (found, twins))
+    assert row.gap == plain.gap and row.seeds == row.reference_seeds == [0, 1]
+    assert [(run.seed, run.why) for run in (*row.left_out, *row.reference_left_out)] == [
+        (2, "all its losses are equal to those of seed 0: both are one run"),
+        (2, "all its losses are equal to those of seed 1: both are one run"),
+    ]
+
+
 def test_the_trained_range_begins_at_half_the_tokens_and_ends_at_the_slower_model():
     world = World(gaps=(0.0, 0.0), noise=(0.0,) * 3, speeds=(1.0, 1.3, 0.8), documents=600, taste=0.01)
     fast, slow = compare(world)
