@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from basecap.errors import ConfigError, describe_error
-from basecap.system.files import real_path
+from basecap.system.files import LARGEST, real_path
+from basecap.system.foreign import read_file
 
 #: Prefix of the module names of plugin files.
 PLUGIN = "basecap_plugin_"
@@ -92,7 +93,7 @@ def _import_plugin(path: Path, name: str) -> str:
     _loading.append(loading)
     try:
         with contextlib.chdir("."):  # the plugin may enter another directory; paths of the command line stay valid
-            code = path.read_bytes()
+            code = read_file(path, LARGEST)
             exec(compile(code, path, "exec", dont_inherit=True), module.__dict__)
         beside = _imported_beside(path, code)
     except ConfigError:
@@ -134,7 +135,7 @@ def _imported_beside(path: Path, code: bytes) -> dict[Path, bytes]:
                 )
             if place != folder:
                 continue
-            new = {file: file.read_bytes() for file in files if file.is_file() and file not in found}
+            new = {file: read_file(file, LARGEST) for file in files if file.is_file() and file not in found}
             found |= new
             waiting += new.values()
     return found

@@ -14,6 +14,8 @@ from basecap.analysis.results import EvaluationResults, StudyResults, TaskResult
 from basecap.analysis.rows import Estimate
 from basecap.errors import ConfigError, DataError
 from basecap.names import split_backbone
+from basecap.system.files import LARGEST
+from basecap.system.foreign import read_file
 
 #: Largest ratio of the training speeds of two runs of an architecture on one machine that had it to themselves.
 SAME_SPEED = 1.25
@@ -246,7 +248,7 @@ def _read(path: Path) -> dict[str, Any]:
         f"{path} is not what `basecap bench models` or `basecap bench generate` writes with --json; give such a file."
     )
     try:
-        found = from_json(path.read_bytes())
+        found = from_json(read_file(path, LARGEST))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; give a file that `basecap bench` wrote.") from error
     except ValueError as error:

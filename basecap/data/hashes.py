@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from basecap.system.foreign import open_file
+
 
 def digest(content: Any) -> str:
     """Return a hash (sixteen hex digits) of JSON-like content."""
@@ -12,8 +14,8 @@ def digest(content: Any) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file's content in hex."""
-    with path.open("rb") as file:
+    """Return the SHA-256 of a regular file's content in hex; raises DataError for another, OSError."""
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

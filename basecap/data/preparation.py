@@ -26,7 +26,8 @@ from basecap.data.sources import SOURCES, SPLITS, Part, Source, Split, plugin_of
 from basecap.data.tokenizer import Tokenizer, byte_tokenizer, is_local, refuse_missing_file, train_bpe
 from basecap.errors import BasecapError, DataError, nearest
 from basecap.plugins import load_plugin
-from basecap.system.files import FULL, replacing
+from basecap.system.files import FULL, LARGEST, replacing
+from basecap.system.foreign import read_file
 from basecap.system.locks import locked
 from basecap.system.processes import WorkerKilled, WorkerPool, usable_cores
 from basecap.system.progress import progress
@@ -134,8 +135,10 @@ def _reopen(config: DataConfig, cache: Path, record: Path) -> PreparedData | Non
     if not record.is_file():
         return None
     try:
-        content = json.loads(record.read_text(encoding="utf-8"))
+        content = json.loads(read_file(record, LARGEST))
         paths = [cache / content["tokenizer"], *(cache / "shards" / key for key in content["shards"])]
+        if any(path.parent not in (cache, cache / "shards") or path.name == ".." for path in paths):
+            raise ValueError("a path that leads out of the cache")
         overlap, remark = TextOverlap(**content["overlap"]), content["remark"]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{record} is damaged; remove it and run again.") from error

@@ -26,6 +26,8 @@ from basecap.data.hashes import bytes_number, digest, file_digest, text_number
 from basecap.data.sources import Document, Split
 from basecap.data.tokenizer import Tokenizer
 from basecap.errors import DataError
+from basecap.system.files import LARGEST
+from basecap.system.foreign import read_file
 
 #: A document: hash of its text, offset and number of its tokens (without end-of-text), UTF-8 bytes, hash of its cluster
 #: label (0 without one).
@@ -86,7 +88,7 @@ class Shard:
         """Verify the checksums of a shard; raises DataError if it is damaged, OSError if it cannot be read."""
         self.path = path
         try:
-            self.about: dict[str, Any] = json.loads((path / "shard.json").read_text(encoding="utf-8"))
+            self.about: dict[str, Any] = json.loads(read_file(path / "shard.json", LARGEST))
             intact = self.about.pop("digest") == digest(self.about)
             intact = intact and all(file_digest(path / name) == self.about["checksums"][name] for name in FILES)
         except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
@@ -208,7 +210,7 @@ def _write_header(file: BinaryIO, dtype: np.dtype, count: int) -> None:
 
 def token_counts(path: Path) -> dict[str, int]:
     """Return the number of tokens per "domain/split" of a shard, including end-of-text tokens."""
-    groups = json.loads((path / "shard.json").read_text(encoding="utf-8"))["groups"]
+    groups = json.loads(read_file(path / "shard.json", LARGEST))["groups"]
     return {name: group["tokens"] for name, group in groups.items()}
 
 

@@ -20,10 +20,13 @@ from pathlib import Path
 import numpy as np
 
 from basecap.errors import DataError
+from basecap.records.arrays import read_arrays
 from basecap.system.files import append, read, replacing
 
 #: Version of the format.
 SCHEMA = 1
+#: Maximum number of bytes of a file.
+LARGEST = 1 << 33
 #: The header of a block, and what kinds there are.
 HEAD = struct.Struct("<4sqII")
 DOCUMENTS, NATS = b"docs", b"nats"
@@ -82,7 +85,7 @@ def append_losses(path: Path, step: int, losses: dict[str, DocumentLosses]) -> N
     nats = b"".join(part.nats.astype("<f8").tobytes() for part in parts)
     end, known = 0, None
     with _naming_damage(path):
-        for block in _blocks(read(path) or b""):
+        for block in _blocks(read(path, LARGEST) or b""):
             end = block.end
             known = block.content if block.kind == DOCUMENTS else known
     new = b"" if known == documents else _block(DOCUMENTS, 0, documents)
@@ -108,7 +111,7 @@ def forget_losses(path: Path, step: int) -> None:
     Raises:
         DataError: the file is damaged.
     """
-    content = read(path) or b""
+    content = read(path, LARGEST) or b""
     if not content.startswith(DOCUMENTS):
         return
     with _naming_damage(path):
@@ -163,7 +166,7 @@ def _blocks(content: bytes) -> Iterator[_Block]:
 def _read(path: Path, wanted: Collection[int]) -> Iterator[History]:
     described: list[Documents] = []
     last: dict[int, tuple[int, np.ndarray]] = {}
-    for block in _blocks(read(path) or b""):
+    for block in _blocks(read(path, LARGEST) or b""):
         if block.kind == DOCUMENTS:
             described.append(_documents(block.content))
         elif block.step in wanted:
@@ -192,7 +195,8 @@ def _read_step(path: Path, step: int) -> History:
     file = path.with_name(f"{path.stem}-{step}.npz")
     if not file.exists():
         raise DataError(f"{path} lacks the losses at step {step}; remove {_run(path)} to train it again.")
-    with _naming_damage(file), file.open("rb") as raw, np.load(raw, allow_pickle=False) as arrays:
+    with _naming_damage(file):
+        arrays = read_arrays(file)
         subsets = _slices(arrays["subsets"].tolist(), arrays["counts"].tolist())
         documents = Documents(subsets, arrays["tokens"], arrays["bytes"], arrays["clusters"])
         return History(documents, [step], arrays["nats"][None])

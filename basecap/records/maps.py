@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from basecap.errors import DataError
+from basecap.records.arrays import read_arrays
 from basecap.system.files import replacing
 
 
@@ -80,8 +81,8 @@ def read_last(paths: Iterable[Path]) -> dict[str, Maps]:
 
 def _read(path: Path) -> Maps:
     try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in ("layers", "largest", "sizes", *MARKS)}
-            return Maps(input=str(file["input"]), tokens=int(file["tokens"]), **arrays)
+        file = read_arrays(path)
+        arrays = {name: file[name] for name in ("layers", "largest", "sizes", *MARKS)}
+        return Maps(input=str(file["input"]), tokens=int(file["tokens"]), **arrays)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is damaged ({error}); remove it.") from error

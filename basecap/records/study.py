@@ -45,6 +45,7 @@ from basecap.system.files import (
     write_json,
     writing,
 )
+from basecap.system.foreign import refuse_link
 from basecap.system.locks import is_locked, locked
 from basecap.system.place import Place, watched
 from basecap.system.yaml_text import parse_yaml
@@ -249,7 +250,11 @@ class StudyRecords:
         write_json(self.path / "results.json", results)
 
     def write_report(self, page: str, figures: dict[str, str]) -> Path:
-        """Write report.html and its figures (by file name); return the path of report.html."""
+        """Write report.html and its figures (by file name); return the path of report.html.
+
+        Raises DataError when a file cannot be written, or the directory of the figures is a link.
+        """
+        refuse_link(self.path / "figures")
         files = {f"figures/{name}": figure for name, figure in figures.items()} | {"report.html": page}
         for name, content in files.items():
             with replacing(self.path / name) as file:

@@ -15,15 +15,24 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from basecap.errors import DataError
+from basecap.system.foreign import open_to_append, read_file
 
 #: Version of the format of a study's files.
 SCHEMA = 1
 
 
-def read(path: Path) -> bytes | None:
-    """Return the content of a file, None when it does not exist; raises DataError when it cannot be read."""
+#: Maximum number of bytes of a file that is read as a whole.
+LARGEST = 1 << 30
+
+
+def read(path: Path, most: int = LARGEST) -> bytes | None:
+    """Return the content of a regular file, None when it does not exist.
+
+    Raises:
+        DataError: it cannot be read, is not a regular file, or has more than `most` bytes.
+    """
     try:
-        return path.read_bytes()
+        return read_file(path, most)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -202,10 +211,10 @@ def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
         DataError: the file cannot be written.
     """
     content = encode_lines(rows)
-    with writing(path), path.open("a+b", buffering=0) as file:
+    with writing(path), open_to_append(path) as file:
         end = file.seek(0, os.SEEK_END)
         if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
-            end = path.read_bytes().rfind(b"\n") + 1
+            end = (read(path) or b"").rfind(b"\n") + 1
     append(path, content, end)
 
 
@@ -215,8 +224,8 @@ def append(path: Path, content: bytes, end: int) -> None:
     Raises:
         DataError: the file cannot be written.
     """
-    with writing(path), path.open("ab", buffering=0) as file:
-        if file.tell() > end:
+    with writing(path), open_to_append(path) as file:
+        if file.seek(0, os.SEEK_END) > end:
             file.truncate(end)
         if file.write(content) != len(content):
             file.truncate(end)

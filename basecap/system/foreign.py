@@ -4,8 +4,8 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from basecap.errors import DataError
 
@@ -22,25 +22,47 @@ EXPANSION, EXPANDED = 1000, 1 << 28
 #: The largest window of Zstandard, that of `zstd --long=31`.
 WINDOW = 1 << 31
 
-_KINDS = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISDIR, "a directory"))
+_KINDS = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """Open a regular file, or a link to one, for reading.
 
     Raises:
         DataError: it is a named pipe, a device or a socket, whose content may never end.
         OSError: it cannot be opened, or is a directory.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for its writer
+    return os.fdopen(_opened(path, os.O_RDONLY), "rb")
+
+
+def open_to_append(path: Path) -> FileIO:
+    """Open a regular file for appending and reading, unbuffered; it is created where there is none.
+
+    Raises:
+        DataError: it is a link, which may lead out of the directory, or no regular file.
+        OSError: it cannot be opened, or is a directory.
+    """
+    refuse_link(path)
+    return FileIO(_opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW), "a+")
+
+
+def refuse_link(path: Path) -> None:
+    """Raise DataError where a file or directory to write to is a link."""
+    if path.is_symlink():
+        raise DataError(f"{path} is a link, through which nothing is written; replace it by what it leads to.")
+
+
+def _opened(path: Path, flags: int) -> int:
+    """Return the descriptor of a regular file; raises as `open_file` does."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)  # a pipe would wait for its other end
     mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        kind = next((name for test, name in _KINDS if test(mode)), "a device")
-        raise DataError(f"{path} is {kind}, not a regular file; remove it.")
-    return os.fdopen(descriptor, "rb")
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    kind = next((name for test, name in _KINDS if test(mode)), "a device")
+    raise DataError(f"{path} is {kind}; replace it by a regular file.")
 
 
 def read_file(path: Path, most: int) -> bytes:

@@ -24,7 +24,8 @@ from basecap.data.hashes import file_digest
 from basecap.errors import CheckpointError
 from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
-from basecap.system.files import fsync_files, write_error
+from basecap.system.files import LARGEST, fsync_files, write_error
+from basecap.system.foreign import read_file
 from basecap.train.average import WeightAverage
 
 #: Version of the format, for programs that read it.
@@ -133,9 +134,11 @@ def _write_checksums(path: Path) -> None:
 def _fault(path: Path, files: Sequence[str] = CHECKPOINT) -> str | None:
     """Return what is damaged in a checkpoint, None if all its files (at least `files`) match their checksums."""
     try:
-        lines = (path / "SHA256SUMS").read_text().splitlines()
+        lines = read_file(path / "SHA256SUMS", LARGEST).decode().splitlines()
         expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
         for name in sorted({*files, *expected}):
+            if Path(name).name != name:
+                return f"SHA256SUMS: {name} leads out of the directory"
             if file_digest(path / name) != expected.get(name):
                 return f"{name} does not match SHA256SUMS"
     except OSError as error:
@@ -182,7 +185,7 @@ def _read(path: Path, name: str) -> dict[str, Tensor]:
 def _read_state(path: Path) -> tuple[int, ModelConfig]:
     """Return step and model configuration; raises CheckpointError."""
     try:
-        state = json.loads((path / "state.json").read_text())
+        state = json.loads(read_file(path / "state.json", LARGEST))
         return int(state["step"]), ModelConfig.model_validate(state["model"])
     except (OSError, ValueError, KeyError, TypeError) as error:  # pydantic's error is a ValueError
         reason = f"{type(error).__name__}: {error}".splitlines()[0]

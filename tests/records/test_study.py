@@ -1,6 +1,7 @@
 """The files of a study: nothing half written, nothing silently lost, every damage named."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -103,15 +104,15 @@ def test_what_cannot_be_read_is_named_and_not_taken_for_empty(records, monkeypat
     run.append_evals([record()])
 
     def forbidding(read):
-        def guarded(path: Path):
-            if path.name == name:
+        def guarded(path: Path, *options: int):
+            if Path(path).name == name:
                 raise PermissionError(13, "Permission denied", str(path))
-            return read(path)
+            return read(path, *options)
 
         return guarded
 
-    for method in ("read_bytes", "iterdir"):
-        monkeypatch.setattr(Path, method, forbidding(getattr(Path, method)))
+    monkeypatch.setattr(Path, "iterdir", forbidding(Path.iterdir))
+    monkeypatch.setattr("os.open", forbidding(os.open))
     with pytest.raises(DataError, match=f"{name} cannot be read .Permission denied.; fix that"):
         _ = records.study(), records.runs(), run.evals()
 
@@ -139,6 +140,25 @@ def test_declarations_environment_and_report(records):
     assert records.declarations() == {"passkey": declared} and records.environment() == {"device": "CPU"}
     page = records.write_report("<p>ä</p>", {"one.svg": "<svg/>"})
     assert page.read_text() == "<p>ä</p>" and (records.path / "figures" / "one.svg").exists()
+
+
+def test_figures_are_not_written_through_a_link(records, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (records.path / "figures").symlink_to(elsewhere)
+    with pytest.raises(DataError, match="figures is a link, through which nothing is written"):
+        records.write_report("<p>", {"one.svg": "<svg>"})
+    assert not list(elsewhere.iterdir())
+
+
+@pytest.mark.timeout(20)
+def test_records_that_never_end_are_refused(records):
+    run = records.run("a", 0)
+    run.write_info(run_info("a"))
+    os.mkfifo(run.path / "metrics.jsonl")
+    (run.path / "evals.jsonl").symlink_to("/dev/zero")
+    for read, words in ((run.metrics, "metrics.jsonl is a named pipe"), (run.evals, "evals.jsonl is a device")):
+        with pytest.raises(DataError, match=f"{words}; replace it by a regular file"):
+            read()
 
 
 @pytest.mark.parametrize("studies", [5, [5], [None]])

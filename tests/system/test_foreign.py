@@ -9,7 +9,8 @@ import zstandard
 
 from basecap.errors import DataError
 from basecap.system import foreign
-from basecap.system.foreign import chunks, decompressed, open_file, read_file
+from basecap.system.files import append_lines
+from basecap.system.foreign import chunks, decompressed, open_file, open_to_append, read_file
 
 
 def test_a_regular_file_and_a_link_to_one_are_read(tmp_path):
@@ -30,13 +31,26 @@ def test_what_may_never_end_is_refused_at_once(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "device").symlink_to("/dev/zero")
     for name, kind in (("pipe", "a named pipe"), ("device", "a device")):
-        with pytest.raises(DataError, match=rf"{name} is {kind}, not a regular file; remove it\.$"):
+        with pytest.raises(DataError, match=rf"{name} is {kind}; replace it by a regular file\.$"):
             read_file(tmp_path / name, 100)
     monkeypatch.chdir(tmp_path)  # the path of a socket is short
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind("socket")
         with pytest.raises((DataError, OSError), match=r"socket|No such device"):
             open_file(Path("socket"))
+
+
+@pytest.mark.timeout(20)
+def test_nothing_is_written_through_a_link_or_into_a_pipe(tmp_path):
+    (tmp_path / "kept").write_bytes(b"kept")
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    os.mkfifo(tmp_path / "pipe")
+    for name, words in (("link", "is a link, through which nothing is written"), ("pipe", "is a named pipe")):
+        with pytest.raises(DataError, match=f"{name} {words}"):
+            open_to_append(tmp_path / name)
+        with pytest.raises(DataError, match=f"{name} {words}"):
+            append_lines(tmp_path / name, [{"step": 1}])
+    assert (tmp_path / "kept").read_bytes() == b"kept"
 
 
 def test_a_wide_window_and_frames_between_others_are_read(tmp_path):
