@@ -26,7 +26,7 @@ from basecap.system import environment
 from basecap.system.files import real_path
 from basecap.system.progress import progress
 from basecap.system.yaml_text import parse_yaml
-from basecap.train.checkpoint import stored
+from basecap.train.checkpoint import stored, truncated
 from basecap.train.distributed import processes
 from basecap.train.interruption import listening
 
@@ -61,6 +61,7 @@ def evaluate_stored(runs: Sequence[RunSpec], runtime: Runtime, executor: Executo
     if group.is_leader:
         _log_ran(ran, runtime)
         _log_missing([point for point in points if point.weights is None], runtime.log)
+        _log_truncated(runs, runtime)
     return failed
 
 
@@ -86,6 +87,14 @@ def _log_missing(points: Sequence[Point], log: Callable[[str], None]) -> None:
             f"{name}: missing at {len(lacking)} evaluation points of {_listed(labels)} (tokens: {_listed(tokens)}), "
             "whose weights are not stored; new runs store more with train.keep."
         )
+
+
+def _log_truncated(runs: Sequence[RunSpec], runtime: Runtime) -> None:
+    """Log the weights of finished runs that were cut short, before somebody needs them."""
+    for records in (records for run in runs if (records := runtime.run_records(run)).finished):
+        for _, path in sorted(_stored(records).items()):
+            for name in truncated(path):
+                runtime.log(f"{path / name} is missing or cut short; restore it, or remove {path}: it is of no use.")
 
 
 def _listed(items: Sequence[object]) -> str:

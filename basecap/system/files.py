@@ -4,6 +4,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import logging
 import math
 import os
 import re
@@ -17,8 +18,12 @@ from pydantic_core import from_json, to_json
 from basecap.errors import DataError
 from basecap.system.foreign import open_to_append, read_file
 
+logger = logging.getLogger("basecap.files")
+
 #: Version of the format of a study's files.
 SCHEMA = 1
+#: Files whose torn last row was said.
+_TORN: set[Path] = set()
 
 
 #: Maximum number of bytes of a file that is read as a whole.
@@ -40,12 +45,9 @@ def read(path: Path, most: int = LARGEST) -> bytes | None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a .jsonl file; raises DataError when a row is damaged.
-
-    Text after the last newline is ignored: the process was killed while it wrote that row.
-    """
+    """Return the rows of a .jsonl file but a torn last one; raises DataError when another row is damaged."""
     rows = []
-    for number, line in enumerate((read(path) or b"").split(b"\n")[:-1], start=1):
+    for number, line in enumerate(_whole_lines(path).split(b"\n")[:-1], start=1):
         try:
             row = from_json(line)
         except ValueError as error:
@@ -57,9 +59,26 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_array(path: Path) -> bytes:
-    """Return the rows of a .jsonl file as one JSON array, unchecked: reading that is faster than row by row."""
+    """Return these rows as one JSON array, unchecked: reading that is faster than row by row."""
+    return b"[" + _whole_lines(path)[:-1].replace(b"\n", b",") + b"]"
+
+
+def _whole_lines(path: Path) -> bytes:
+    """Return the lines of a .jsonl file without the last one where that is torn, which a warning says once.
+
+    The process was killed, or the machine lost power, while it was written: it has no end, or is not JSON.
+    """
     content = read(path) or b""
-    return b"[" + content[: max(0, content.rfind(b"\n"))].replace(b"\n", b",") + b"]"
+    end = content.rfind(b"\n") + 1
+    start = content.rfind(b"\n", 0, max(0, end - 1)) + 1
+    try:
+        from_json(content[start:end] or b"0")
+    except ValueError:
+        end = start
+    if end < len(content) and path not in _TORN:
+        _TORN.add(path)
+        logger.warning("%s: the last row is incomplete and left out; it was being written when its run ended.", path)
+    return content[:end]
 
 
 def entries(directory: Path) -> list[Path]:

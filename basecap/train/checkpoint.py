@@ -271,6 +271,27 @@ def load_stored(path: Path) -> LanguageModel:
     return _load_evaluated(path)
 
 
+def truncated(path: Path) -> list[str]:
+    """Return the files of a checkpoint or of stored weights that are missing or not as long as their header says.
+
+    It reads headers alone, where `load_stored` reads all to compare checksums.
+    """
+    return [name for name in WEIGHTS if not _is_whole(path / name)]
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            if path.suffix == ".json":
+                return isinstance(json.load(file), dict)
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, path.stat().st_size)))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        return path.stat().st_size == 8 + size + max(ends, default=0)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return False
+
+
 def _load_evaluated(path: Path) -> LanguageModel:
     model = LanguageModel(_read_state(path)[1])
     _load_weights(path, model)

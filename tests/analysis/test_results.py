@@ -226,6 +226,21 @@ def test_a_damaged_file_costs_one_run_only(tmp_path):
     assert [row.gap is None for row in found.comparisons] == [True, False]
 
 
+def test_losses_that_their_documents_do_not_have_are_no_result(tmp_path):
+    records = write_study(tmp_path, architectures={**TWO, "third": (1.0, 0.0)}, documents=40)
+    path = records.run("other", 0).path / "evals.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    edited = next(row for row in reversed(rows) if row["metric"] == "loss")
+    edited["value"] *= 1.001
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = study(tmp_path)
+    (failure,) = found.failures
+    where = f"on '{edited['subset']}' at step {edited['step']}"
+    said = rf"\S+evals\.jsonl says a loss of {edited['value']:.6g} {where}, and its documents have \d"
+    assert failure.name == "other" and re.match(said, failure.message)
+    assert [row.gap is None for row in found.comparisons] == [True, False]
+
+
 @pytest.mark.parametrize("key", ["name", "reference", "architectures", "data", "seeds", "gap"])
 def test_an_incomplete_study_file_is_named(tmp_path, key):
     records = write_study(tmp_path, architectures=TWO, seeds=())

@@ -1,5 +1,6 @@
 """Evaluations of stored weights: a finished study gains numbers without training again."""
 
+import os
 import re
 import shutil
 from concurrent.futures import Future
@@ -176,6 +177,23 @@ def test_one_damaged_point_costs_only_itself(out):
     assert failed == 1 and list(entropies(out)) == [4, 10]
     assert said[0].startswith("influence-entropy of transformer++ (seed 0) failed at step 8: ")
     assert said[0].endswith("step-8 is damaged (model.safetensors does not match SHA256SUMS); remove it.")
+
+
+def test_weights_that_were_cut_short_are_found_without_an_evaluation(path, out):
+    def run_again() -> list[str]:
+        said: list[str] = []
+        study = load_study(str(path), (*SETTINGS, "train.keep=2"))
+        execute(study, out, only={"transformer++"}, device="cpu", plugins=(), log=said.append)
+        return said
+
+    assert run_again() == []
+    weights = StudyRecords(out).runs()[0].weights
+    cut, gone = weights / "step-8" / "model.safetensors", weights / "step-4" / "state.json"
+    os.truncate(cut, cut.stat().st_size - 4)
+    gone.unlink()
+    assert run_again() == [
+        f"{file} is missing or cut short; restore it, or remove {file.parent}: it is of no use." for file in (gone, cut)
+    ]
 
 
 def test_a_killed_process_costs_its_own_point_alone(out, monkeypatch):

@@ -59,13 +59,19 @@ def test_entries_are_sorted_and_a_missing_directory_is_empty(tmp_path):
         entries(tmp_path / "a")
 
 
-def test_a_torn_last_line_is_left_out(tmp_path):
+@pytest.mark.parametrize("torn", [b'{"step": 3', b"\0\0\0\0", b'{"step"\0\0\0\n', b'{"ste\n'])
+def test_a_torn_last_line_is_left_out_and_said_once(tmp_path, torn: bytes, caplog):
     path = tmp_path / "rows.jsonl"
     assert read_lines(path) == [] and read_array(path) == b"[]"
-    path.write_bytes(b'{"step": 1}\n{"step": 2}\n{"step": 3')
+    whole = b'{"step": 1}\n{"step": 2}\n'
+    path.write_bytes(whole)
+    assert read_lines(path) == [{"step": 1}, {"step": 2}] and not caplog.messages
+    path.write_bytes(whole + torn)
     assert read_lines(path) == [{"step": 1}, {"step": 2}]
     assert read_array(path) == b'[{"step": 1},{"step": 2}]'
-    path.write_bytes(b'{"step": 1')
+    said = f"{path}: the last row is incomplete and left out; it was being written when its run ended."
+    assert caplog.messages == [said]
+    path.write_bytes(torn)
     assert read_lines(path) == [] and read_array(path) == b"[]"
 
 

@@ -22,6 +22,9 @@ EVALUATION = "domain-loss"
 COPYING = "copying"
 #: Evaluation points of a run that are drawn and fitted, at most: more take time and say the same.
 MOST_POINTS = 40
+#: Relative difference between a recorded loss and that of its documents, at most: archives round the documents' losses,
+#: which moves their mean by up to 1.7e-5.
+ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,8 @@ def load(run: RunRecords, evals: Sequence[Record], log: TrainingLog, domains: Se
     Points with a loss that is not finite are left out: no mean over documents can hold one.
 
     Raises:
-        DataError: a file is missing or damaged, or the documents changed between evaluation points.
+        DataError: a file is missing or damaged, evals.jsonl says other losses than the documents, or the documents
+            changed between evaluation points.
     """
     trained = {record.step: record.tokens for record in evals if record.eval == EVALUATION}
     found = run.documents(EVALUATION, trained)
@@ -96,6 +100,7 @@ def load(run: RunRecords, evals: Sequence[Record], log: TrainingLog, domains: Se
             if domain not in history.documents.subsets:
                 step = history.steps[0]
                 raise DataError(f"{run.path}: no documents of {domain!r} at step {step}; evaluate that step again.")
+    _refuse_other_losses(run, evals, found)
     finite = {step for history in found for step in _finite(history, domains)}
     if not finite:
         return None
@@ -111,6 +116,25 @@ def load(run: RunRecords, evals: Sequence[Record], log: TrainingLog, domains: Se
         copying=_copying(evals, steps),
     )
     return losses.shortened()
+
+
+def _refuse_other_losses(run: RunRecords, evals: Sequence[Record], found: Sequence[History]) -> None:
+    """Raise DataError where a loss in evals.jsonl is not that of its documents, which gaps are made of."""
+    recorded = {
+        (record.step, record.subset): record.value
+        for record in evals
+        if (record.eval, record.metric) == (EVALUATION, "loss")
+    }
+    for history in found:
+        for domain, place in history.documents.subsets.items():
+            tokens = history.documents.tokens[place].sum()
+            for step, nats in zip(history.steps, history.nats[:, place].sum(1).tolist(), strict=True):
+                value = recorded.get((step, domain), math.nan)
+                if tokens and abs(value - nats / tokens) > ROUNDING * abs(value):  # false for NaN
+                    raise DataError(
+                        f"{run.path / 'evals.jsonl'} says a loss of {value:.6g} on {domain!r} at step {step}, and its "
+                        f"documents have {nats / tokens:.6g}; restore the file, or remove {run.path} to train it again."
+                    )
 
 
 def joined(parts: Sequence[RunLosses]) -> RunLosses | None:
