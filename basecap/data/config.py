@@ -41,7 +41,9 @@ class DataConfig(BaseModel):
     train: tuple[str, ...] = Field(min_length=1, description="domains to train on; their held-out documents are tested")
     ood: tuple[str, ...] = Field((), description="unseen domains: only tested")
     weights: dict[str, Number] | None = Field(
-        None, description="share of each training domain in a batch (default: proportional to its tokens)"
+        None,
+        description="share of each training domain in the batches, honoured within 1 % (default: proportional to its "
+        "tokens)",
     )
     max_train_tokens: Count | None = Field(
         None,
@@ -58,8 +60,8 @@ class DataConfig(BaseModel):
     cluster: Line | None = Field(
         None,
         description="groups of similar documents that the bootstrap draws together: a dotted key of the records, such "
-        "as meta.repo; for sources of files path, the first folder of a file's path within its domain, or path/N for "
-        "the first N folders (default: each document is its own group)",
+        "as meta.repo (a key may contain dots itself); for sources of files path, the first folder of a file's path "
+        "within its domain, or path/N for the first N folders (default: each document is its own group)",
     )
     overlap: Number | None = Field(
         0.5,

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from basecap.errors import ConfigError
+from basecap.system.foreign import open_file, open_to_append
 
 #: Seconds between two looks at a lock that another process holds.
 POLL = 0.1
@@ -19,9 +20,11 @@ def locked(directory: Path, busy: str | None = None) -> Iterator[None]:
     Args:
         directory: directory of the file `lock`.
         busy: message of the ConfigError when another process holds the lock; None waits for that process.
+
+    Raises DataError when the lock is a link or no regular file.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "lock").open("w") as file:
+    with open_to_append(directory / "lock") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if busy is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -32,7 +35,7 @@ def locked(directory: Path, busy: str | None = None) -> Iterator[None]:
 def is_locked(directory: Path) -> bool:
     """Return whether a process holds the lock of a directory; creates no file."""
     try:
-        with (directory / "lock").open("rb") as file:
+        with open_file(directory / "lock") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from basecap.errors import ConfigError
+from basecap.errors import ConfigError, DataError
 from basecap.system.locks import first_alone, is_locked, locked
 
 HOLDER = """
@@ -31,6 +31,14 @@ def test_a_held_lock_is_refused_with_the_given_sentence(tmp_path):
     assert not is_locked(place)
     with locked(place, "busy; wait."):
         assert is_locked(place)
+
+
+def test_a_lock_is_no_link_to_another_file(tmp_path):
+    (tmp_path / "kept").write_text("kept")
+    (tmp_path / "lock").symlink_to(tmp_path / "kept")
+    with pytest.raises(DataError, match="lock is a link, through which nothing is written"), locked(tmp_path):
+        pass
+    assert (tmp_path / "kept").read_text() == "kept"
 
 
 def test_an_error_inside_releases_the_lock(tmp_path):
