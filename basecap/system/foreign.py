@@ -99,6 +99,8 @@ def decompressed(path: Path) -> Iterator[bytes]:
     frame, frames, compressed, expanded = None, 0, 0, 0
     try:
         for piece in _slices(path):
+            if not compressed and len(piece) > 3 and not _is_compressed(piece):
+                raise DataError(f"{path} is not compressed with Zstandard; correct its name or compress it.")
             compressed += len(piece)
             while piece:
                 if frame is None:
@@ -118,6 +120,12 @@ def decompressed(path: Path) -> Iterator[bytes]:
         raise DataError(f"{path} is damaged ({error}); download the file again.") from error
     if frame is not None or not frames:
         raise DataError(f"{path} is incomplete; download the file again.")
+
+
+def _is_compressed(content: bytes) -> bool:
+    """Whether content begins with the number of a frame of Zstandard, or of one to skip."""
+    number = int.from_bytes(content[:4], "little")
+    return number == 0xFD2FB528 or number & ~15 == 0x184D2A50
 
 
 def _slices(path: Path) -> Iterator[bytes]:

@@ -295,8 +295,13 @@ def test_a_truncated_file_is_refused(tmp_path, keep: int):
 
 
 def test_a_file_that_is_not_compressed_is_refused(tmp_path):
+    options = {"source": "jsonl", "path": str(tmp_path), "train": ["c4"]}
     (tmp_path / "c4.jsonl.zst").write_bytes(b'{"text": "plain"}\n')
-    assert "is damaged" in refused(source="jsonl", path=str(tmp_path), train=["c4"])
+    assert "is not compressed with Zstandard; correct its name or compress it" in refused(**options)
+    path = write_lines(tmp_path / "c4.jsonl.zst", [{"text": words("c4", number)} for number in range(50)])
+    content = path.read_bytes()
+    path.write_bytes(content[:40] + bytes(20) + content[60:])
+    assert "is damaged" in refused(**options)
 
 
 def test_frames_may_follow_each_other(tmp_path, monkeypatch):

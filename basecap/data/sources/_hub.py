@@ -93,4 +93,5 @@ def _errors_of(name: str) -> Iterator[None]:
         raise
     except Exception as error:  # the libraries raise errors of many classes, which change between releases
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise DataError(f"dataset {name!r} cannot be read ({reason}); check data.hub and the network.") from error
+        remedy = "check data.hub" if Path(name).is_dir() else "check data.hub and the network"
+        raise DataError(f"dataset {name!r} cannot be read ({reason}); {remedy}.") from error
