@@ -368,7 +368,7 @@ def test_the_reference_can_have_seeds_of_its_own(tmp_path):
     assert runs[-1] == ("transformer++", 2) and len(runs) == len(set(runs)) == 2 * 3 + 1
     assert [seed for name, seed in runs if name == "transformer++"] == [0, 1, 2]
     zoo = load_study("limited-zoo")
-    assert len(plan_runs(zoo, zoo.data.vocab)) == 13 * 5 + 10
+    assert len(plan_runs(zoo, zoo.data.vocab)) == 13 * 3 + 8
 
 
 def test_files_of_another_kind_are_said_to_be_what_they_are(tmp_path, monkeypatch):

@@ -207,3 +207,22 @@ def test_longer_runs_are_early_first_and_mature_later(longer):
         if tokens < 140:
             assert set(words.values()) == {"early"}
     assert states == {300: "mature", 166: "mature", 136: "early", 91: "early"}
+
+
+def test_models_past_the_transition_get_verdicts(tmp_path):
+    """The ten models of limited-zoo after 150M tokens: one run a row, so the words are about these models."""
+    path = unpack(sorted((RESULTS / "limited-zoo-150M").glob("records-*.tar.xz")), tmp_path)
+    (found,) = analyse([path])
+    assert found.maturity.state == "mature" and len(found.runs) == 11
+    words = {row.name: (row.verdict, row.conditional) for row in found.comparisons}
+    assert words == {
+        "transformer++ window": ("degrades", True),
+        "based": ("degrades", True),
+        "mamba-1": ("degrades", True),
+        "mamba-2": ("degrades", True),
+        "rwkv-7": ("keeps", True),
+        "deltanet": ("undecided", True),
+        "gated-deltanet": ("undecided", True),
+        "top1-chunk-exact": ("undecided", True),
+        "top1-chunk-approx": ("degrades", True),
+    }
