@@ -22,6 +22,7 @@ class RunRow:
         use: its architecture.
         machines: what it was trained on, one after the other, as "NVIDIA H200, bf16".
         status: "running", "finished" or "failed".
+        leak_test: "passed", "not run", or what leaks; None for a run that is not finished, and for tasks.
         parameters: how many; None where unknown.
         state_bytes: size of the decoding state of one sequence of the training length, in float32; None where unknown.
         seconds: time of its steps; None without any.
@@ -43,6 +44,7 @@ class RunRow:
     tokens_per_s: float | None
     passes: float | None = None
     state_bytes: int | None
+    leak_test: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,6 +77,7 @@ def describe(run: Run) -> RunRow:
         use=info.use,
         machines=_machines(info),
         status=info.status,
+        leak_test=_leak_test(info),
         parameters=info.parameters,
         state_bytes=info.state_bytes,
         seconds=finite(sum(log.seconds.tolist())) if len(log) else None,
@@ -85,6 +86,13 @@ def describe(run: Run) -> RunRow:
         tokens=int(log.tokens[-1]) if len(log) else max((record.tokens for record in run.evals), default=0),
         tokens_per_s=finite(float(np.median(log.tokens_per_s))) if len(log) else None,
     )
+
+
+def _leak_test(info: RunInfo) -> str | None:
+    """Return the word on the leak test of a run: runs of earlier versions have none."""
+    if info.task is not None or not info.finished:
+        return None
+    return info.leak_test.get("leaks") or "passed" if info.leak_test else "not run"
 
 
 def _machines(info: RunInfo) -> list[str]:

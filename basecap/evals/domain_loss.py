@@ -121,6 +121,15 @@ class DomainLoss(SharedEvaluation[PreparedData]):
         windows = [_Window(index, tokens, np.zeros(len(tokens) - 1, np.int8)) for index, tokens in max(cut, key=len)]
         _batch_losses(model, context, windows, length)
 
+    def batches(self, data: PreparedData, length: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield a batch of each shape in models of `length` tokens: inputs and targets, int64, -1 in padding."""
+        shapes = set()
+        for domain in data.domains:
+            for padded, windows in self._held_out(domain, data, length).batches:
+                if (padded, len(windows)) not in shapes:
+                    shapes.add((padded, len(windows)))
+                    yield _batch(windows, padded)[:2]
+
     def _held_out(self, domain: str, data: PreparedData, length: int) -> _HeldOut:
         """Return the documents of a domain, cut for models of `length` tokens; they are read once."""
         key = data.manifest_hash, domain, length
@@ -145,13 +154,21 @@ class DomainLoss(SharedEvaluation[PreparedData]):
         return nats
 
 
+def token_losses(model: LanguageModel, context: Context[PreparedData], inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of each token in nats, float64 [B, T] on the context's device, zero where the target is -1.
+
+    Inputs and targets are int64 [B, T] on any device.
+    """
+    with context.autocast():
+        return model.token_losses(inputs.to(context.device), targets.to(context.device)).double()
+
+
 def _batch_losses(
     model: LanguageModel, context: Context[PreparedData], windows: Sequence[_Window], length: int
 ) -> np.ndarray:
     """Return the summed loss of each window, in all and by class, in nats: float64 [windows, 1 + classes]."""
-    inputs, targets, classes = (part.to(context.device) for part in _batch(windows, length))
-    with context.autocast():
-        losses = model.token_losses(inputs, targets).double()
+    inputs, targets, classes = _batch(windows, length)
+    losses, classes = token_losses(model, context, inputs, targets), classes.to(context.device)
     parts = [losses.where(classes == number, 0.0) for number in range(len(CLASSES))]
     return torch.stack([part.sum(dim=1) for part in (losses, *parts)], dim=1).cpu().numpy()
 

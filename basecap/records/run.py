@@ -72,6 +72,7 @@ class RunInfo(Machine):
             at its end.
         passes: how often it reads its training text: its tokens divided by those of the text; None for tasks.
         proof: what was proved of a mixer from a plugin before it trained: settings, layers, what was not proved.
+        leak_test: what the leak test of the trained model found, see `basecap.testing.trained_model`.
         stopped: the step after which train.stop_at ended it, None for a run of full length.
     """
 
@@ -99,6 +100,7 @@ class RunInfo(Machine):
     seconds: Annotated[dict[str, float], _Seconds] = field(default_factory=dict)
     passes: float | None = None
     proof: dict[str, Any] = field(default_factory=dict)
+    leak_test: dict[str, Any] = field(default_factory=dict)
     stopped: int | None = None
 
     @property

@@ -205,6 +205,7 @@ def remarks(study: TextResults) -> list[str]:
     return [
         *([rising_text(study)] if rising_text(study) else []),
         *checks_text(study.failed_checks),
+        *_not_leak_tested(study),
         *_left_out(study),
         *([f"{study.text_note}."] if study.text_note else []),
         *([f"{copied}: {listed(left_out)}."] if left_out else []),
@@ -216,6 +217,12 @@ def remarks(study: TextResults) -> list[str]:
 def checks_text(failed: Mapping[str, str]) -> list[str]:
     """Return a sentence on each architecture that fails checks but trains."""
     return [f"{name} {fault}." for name, fault in failed.items()]
+
+
+def _not_leak_tested(study: TextResults) -> list[str]:
+    """Return a sentence on finished runs without a leak test, such as those of earlier versions, if there are any."""
+    names = dict.fromkeys(run.name for run in study.runs if run.leak_test == "not run")
+    return [f"Leak test of the trained models not run: {listed(names)}."] if names else []
 
 
 def edge_text(sweeps: Sequence[SweepRow]) -> list[str]:

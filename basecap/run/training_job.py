@@ -2,11 +2,13 @@
 
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from basecap.errors import Interrupted, LostDirectory, TrainingError
 from basecap.evals import Context
+from basecap.evals.domain_loss import DomainLoss
 from basecap.models.language_model import LanguageModel
 from basecap.ops import IMPLEMENTATIONS
 from basecap.plan.runs import RunSpec
@@ -18,6 +20,8 @@ from basecap.run.provenance import starting_info
 from basecap.run.sweep import held_out_loss
 from basecap.system.files import safe_name
 from basecap.system.locks import first_alone
+from basecap.testing.check_model import built_in
+from basecap.testing.trained_model import find_leaks
 from basecap.train.distributed import SharedError
 from basecap.train.interruption import requested
 from basecap.train.loop import DevicePlacement, Trainer
@@ -120,8 +124,23 @@ def _train(run: RunSpec, runtime: Runtime, started: RunInfo, wall: WallTime) -> 
     if stopped is not None:
         reason = f"validation accuracy has reached {run.train.stop_at:g} (train.stop_at)"
         runtime.log(f"{run.label}: ended after step {stopped} of {run.timetable.steps}, as {reason}.")
+    with wall.part("evaluations"):
+        leaks = _leak_test(model, run, runtime, context)
     parameters, state = model.parameters_count(), model.state_bytes(run.length)
-    return replace(started, status="finished", parameters=parameters, state_bytes=state, stopped=stopped)
+    ended = replace(started, status="finished", parameters=parameters, state_bytes=state, stopped=stopped)
+    return replace(ended, leak_test=leaks)
+
+
+def _leak_test(model: LanguageModel, run: RunSpec, runtime: Runtime, context: Context) -> dict[str, Any]:
+    """Return the entry of run.json on the leak test of a trained model, empty in a study of tasks."""
+    evaluation = next((found for found in runtime.evaluations if isinstance(found, DomainLoss)), None)
+    if run.task is not None or evaluation is None or not runtime.group.is_leader:
+        return {}
+    context.note("leak test")
+    found = find_leaks(model.eval(), evaluation, context, int(run.hash, 16), whole=not built_in(run.model))
+    if found.leaks:
+        runtime.log(f"{run.label} {found.leaks}; it gets no verdict.")
+    return found.record()
 
 
 def _compiling(run: RunSpec, runtime: Runtime) -> AbstractContextManager[None] | None:

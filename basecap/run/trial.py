@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from basecap.data.workload import Workload
 from basecap.errors import TrainingError
 from basecap.evals import Context, Evaluation
+from basecap.evals.domain_loss import DomainLoss
 from basecap.models.language_model import LanguageModel
 from basecap.ops import IMPLEMENTATIONS
 from basecap.plan.runs import RunSpec
@@ -19,7 +20,9 @@ from basecap.run.jobs import Failure, Runtime, describe_failure, lacks_memory, r
 from basecap.run.proofs import Doubt, doubt
 from basecap.run.provenance import starting_info
 from basecap.system.progress import progress
+from basecap.testing.check_model import built_in
 from basecap.testing.subject import undisturbed
+from basecap.testing.trained_model import find_leaks_untrained
 from basecap.train.checkpoint import latest
 from basecap.train.diagnose import first_bad_module
 from basecap.train.distributed import error_sentence
@@ -128,6 +131,11 @@ def _run(run: RunSpec, evaluations: Sequence[Evaluation], workload: Workload, pl
     with torch.no_grad():
         for evaluation in evaluations:
             evaluation.trial(model, context)
+    measured = next((found for found in evaluations if isinstance(found, DomainLoss)), None)
+    if run.task is None and measured is not None and not built_in(run.model):
+        leaks = find_leaks_untrained(model, measured, context, int(run.hash, 16)).leaks
+        if leaks:
+            raise TrainingError(f"on held-out text, with random parameters, the model {leaks}.")
 
 
 def training_step(model: LanguageModel, optimiser: Optimizer, run: RunSpec, placement: DevicePlacement) -> None:

@@ -14,6 +14,7 @@ from basecap.analysis.sequential import AddedRuns, Looks, Tables, added_runs
 from basecap.analysis.study_files import TextStudyFile, parse
 from basecap.analysis.text.comparison import compare_runs
 from basecap.analysis.text.draws import Runs, few_clusters
+from basecap.analysis.text.leaking import leaks_of, with_leaks
 from basecap.analysis.text.losses import EVALUATION, joined, load
 from basecap.analysis.text.measured import Setting
 from basecap.analysis.text.noise import enough_draws
@@ -61,7 +62,12 @@ def analyse_text(records: StudyRecords) -> TextResults:
         seconds=_seconds(described),
     )
     others = [name for name in names if name != study.reference and name in ran]
-    compared = compare_runs(others, losses, setting, np.random.default_rng(DRAW_SEED))
+    leaking = leaks_of(described)
+    sound = {key: found for key, found in losses.items() if key[0] not in leaking}
+    compared = compare_runs(
+        [name for name in others if name not in leaking], sound, setting, np.random.default_rng(DRAW_SEED)
+    )
+    compared = with_leaks(compared, others, leaking, study.reference)
     return TextResults(
         name=study.name,
         names=names,

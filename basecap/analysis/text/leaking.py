@@ -1,0 +1,42 @@
+"""Architectures with a trained model that leaks: they get no verdict, and no row may depend on their losses."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from basecap.analysis.results import RunRow
+from basecap.analysis.rows import LeftOut, Row
+from basecap.analysis.text.comparison import Comparison
+from basecap.analysis.text.reasons import REFERENCE
+
+#: What RunRow says of a run that does not leak.
+SOUND = (None, "passed", "not run")
+
+
+def leaks_of(runs: Sequence[RunRow]) -> dict[str, dict[int, str]]:
+    """Return what leaks by architecture and seed: one leaking run is enough to doubt all others."""
+    found: dict[str, dict[int, str]] = {}
+    for run in runs:
+        if run.leak_test not in SOUND:
+            found.setdefault(run.name, {})[run.seed] = str(run.leak_test)
+    return found
+
+
+def with_leaks(
+    compared: Comparison, names: Sequence[str], leaking: Mapping[str, Mapping[int, str]], reference: str
+) -> Comparison:
+    """Return the rows of `names` in order, those of leaking architectures without a verdict.
+
+    A reference that leaks leaves all of them without one.
+    """
+    rows = {row.name: row for row in compared.rows}
+    rows |= {name: _row(name, "it", leaking[name]) for name in names if name in leaking}
+    if reference in leaking:
+        rows = {name: _row(name, REFERENCE, leaking[reference]) for name in names}
+    return replace(compared, rows=[rows[name] for name in names])
+
+
+def _row(name: str, who: str, leaks: Mapping[int, str]) -> Row:
+    seed, reason = next(iter(leaks.items()))
+    own = [LeftOut(seed=seed, why=reason) for seed, reason in leaks.items()] if who == "it" else []
+    words = f"{who} {reason} (leak test, seed {seed})"
+    return Row(name=name, verdict="none", words=words, seeds=[], reference_seeds=[], left_out=own)

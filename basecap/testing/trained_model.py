@@ -1,0 +1,210 @@
+"""The leak test of a trained model: real held-out windows, in its own precision, through the code of the evaluation.
+
+A proof before training cannot know what training amplifies. Here the numbers that a verdict depends on are tested
+themselves: what follows a cut is replaced, and no loss before it may move.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from basecap.errors import describe_error
+from basecap.evals import Context
+from basecap.evals.domain_loss import DomainLoss, token_losses
+from basecap.mixers import generator_for
+from basecap.models.language_model import LanguageModel
+from basecap.testing._harness import make_generic, root_mean_square
+from basecap.testing.subject import undisturbed
+
+#: Change of a loss in nats that is rounding, in float32 and in bf16: a Fourier transform spreads it over all positions,
+#: and another batch size adds up in another order. No verdict depends on so little.
+ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+#: Most tokens of a batch for an architecture that is built in, whose mixers the test suite proves too.
+FEW_TOKENS = 2048
+#: Passes with later tokens replaced, each with cuts of its own in every row.
+PASSES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeakTest:
+    """What a leak test found.
+
+    Attributes:
+        leaks: what is wrong, as the end of a sentence that begins with the name of the run; "" if nothing is.
+        moved: the largest change of a loss that must not change, in nats.
+        shapes: rows and tokens of the batches.
+        seconds: what it took.
+    """
+
+    leaks: str = ""
+    moved: float = 0.0
+    shapes: list[tuple[int, int]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def record(self) -> dict[str, Any]:
+        """Return what run.json keeps."""
+        return asdict(self)
+
+
+class LeakError(Exception):
+    """A loss has changed that must not."""
+
+
+@torch.no_grad()
+def find_leaks(
+    model: LanguageModel, evaluation: DomainLoss, context: Context[Any], seed: int, *, whole: bool
+) -> LeakTest:
+    """Test whether losses on held-out windows depend on anything but earlier tokens of their window.
+
+    In batches of every padded length, what follows a random cut in each row is replaced, inputs and targets; no loss
+    before the cut may change, nor any activation with the targets alone. The last batch, which comes after the others,
+    must have the same losses when a fresh copy of the weights reads it first, and its first row when it is alone.
+    Equal shapes give equal bits on a CPU; differences up to `ROUNDING`, or twice that of two equal passes, are allowed.
+
+    Args:
+        model: in evaluation mode, on the context's device.
+        evaluation: chooses windows and batches.
+        context: of the evaluation.
+        seed: of cuts and tokens.
+        whole: whether every batch shape of the evaluation is tested, not only few rows of every length.
+    """
+    started = time.monotonic()
+    shapes: list[tuple[int, int]] = []
+    leaks = ""
+    tester = _Tester(model, context, seed)
+    try:
+        for inputs, targets in _batches(evaluation, context, model.config.max_length, whole):
+            shapes.append((inputs.shape[0], inputs.shape[1]))
+            tester.test(inputs, targets)
+        tester.test_fresh()
+    except LeakError as error:
+        leaks = str(error)
+    except (Exception, SystemExit) as error:  # whatever a plugin's code raises
+        leaks = f"cannot be tested for leaks ({describe_error(error)})"
+    moved = max(tester.moved, default=0.0)
+    return LeakTest(leaks=leaks, moved=moved, shapes=shapes, seconds=round(time.monotonic() - started, 3))
+
+
+def find_leaks_untrained(model: LanguageModel, evaluation: DomainLoss, context: Context[Any], seed: int) -> LeakTest:
+    """Test a model with random parameters, which this function sets: real text through its own embedding."""
+    make_generic(model)
+    return find_leaks(model, evaluation, context, seed, whole=True)
+
+
+def _batches(
+    evaluation: DomainLoss, context: Context[Any], length: int, whole: bool
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield inputs and targets [B, T], shorter windows first: a batch of each shape, or few rows of each length."""
+    seen = set()
+    for inputs, targets in sorted(evaluation.batches(context.data, length), key=lambda batch: batch[0].shape[1]):
+        if not whole:
+            rows = max(1, FEW_TOKENS // inputs.shape[1])
+            inputs, targets = inputs[:rows], targets[:rows]
+        kind = inputs.shape if whole else inputs.shape[1]
+        if kind not in seen:
+            seen.add(kind)
+            yield inputs, targets
+
+
+class _Tester:
+    """Compares passes of a model over a batch; `moved` are the changes of losses that were found."""
+
+    def __init__(self, model: LanguageModel, context: Context[Any], seed: int):
+        self.model, self.context, self.seed = model, context, seed
+        self.moved: list[float] = []
+        self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        self._last: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def test(self, inputs: Tensor, targets: Tensor) -> None:
+        """Raise LeakError when losses of a batch depend on later tokens, or activations on targets."""
+        losses, hidden = self._pass(self.model, inputs, targets)
+        again, hidden_again = self._pass(self.model, inputs, targets)
+        rounding = ROUNDING[torch.bfloat16 if hidden.dtype == torch.bfloat16 or self._narrow() else torch.float32]
+        noise = self._change(again, losses, torch.ones_like(targets, dtype=torch.bool))
+        if noise > (rounding if self.context.device.type == "cpu" else 10 * rounding):
+            raise LeakError(f"gives two losses for one window, which differ by {noise:.2g} nats")
+        allowed = max(rounding, 2 * noise)
+        for number in range(PASSES):
+            self._test_future(inputs, targets, losses, allowed, f"{tuple(inputs.shape)} {number}")
+        size = root_mean_square(hidden)
+        wobble = (hidden_again - hidden).abs().max().item() / size
+        other = torch.where(targets < 0, targets, self._drawn(inputs, targets, "targets"))
+        _, felt = self._pass(self.model, inputs, other)
+        if (felt - hidden).abs().max().item() / size > max(rounding, 2 * wobble):
+            raise LeakError("reads the targets: activations change with them")
+        self._last = inputs, targets, again
+
+    def test_fresh(self) -> None:
+        """Raise LeakError when a fresh copy of the weights gives other losses, or a row does when it is alone."""
+        if self._last is None:
+            return
+        inputs, targets, losses = self._last
+        everywhere = torch.ones_like(targets, dtype=torch.bool)
+        fresh = self._fresh()
+        first, hidden = self._pass(fresh, inputs, targets)
+        rounding = ROUNDING[torch.bfloat16 if hidden.dtype == torch.bfloat16 or self._narrow() else torch.float32]
+        if self._change(first, losses, everywhere) > rounding:
+            raise LeakError("carries state from batch to batch: a fresh copy of its weights gives other losses")
+        alone, _ = self._pass(fresh, inputs[:1], targets[:1])
+        mean = (alone - losses[:1]).abs().mean().item()
+        if mean > rounding:
+            raise LeakError(f"mixes the windows of a batch: alone, one has losses that differ by {mean:.2g} nats")
+
+    def _test_future(self, inputs: Tensor, targets: Tensor, losses: Tensor, allowed: float, name: str) -> None:
+        sizes = (targets >= 0).sum(1)
+        share = torch.rand(len(inputs), generator=generator_for(self.seed, f"cuts {name}"), dtype=torch.float64)
+        cuts = 1 + (share * (sizes - 1).clamp(min=0)).long()
+        later = torch.arange(inputs.shape[1]) >= cuts[:, None]
+        inputs = torch.where(later, self._drawn(inputs, targets, f"inputs {name}"), inputs)
+        replaced = torch.where(later & (targets >= 0), self._drawn(inputs, targets, f"targets {name}"), targets)
+        found, _ = self._pass(self.model, inputs, replaced)
+        if self._change(found, losses, ~later) > allowed:
+            row, position = ((found - losses).abs() * ~later.to(found.device) > allowed).nonzero()[0].tolist()
+            raise LeakError(
+                f"sees the future after training: of {tuple(inputs.shape)} held-out tokens, the loss at position "
+                f"{position} changes by {(found - losses)[row, position].abs().item():.2g} nats with tokens from "
+                f"position {cuts[row].item()} on"
+            )
+
+    def _pass(self, model: LanguageModel, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return losses, float64 [B, T], and the final activations [B, T, D]; random numbers are those of any pass."""
+        kept: list[Tensor] = []
+        handle = model.norm.register_forward_hook(lambda module, given, output: kept.append(output))
+        try:
+            with undisturbed(self.context.device):
+                losses = token_losses(model, self.context, inputs, targets)
+        finally:
+            handle.remove()
+        return losses, kept[-1]
+
+    def _change(self, found: Tensor, losses: Tensor, where: Tensor) -> float:
+        change = (found - losses).abs().where(where.to(found.device), 0.0).max().item()
+        self.moved.append(change)
+        if not change < float("inf"):
+            raise LeakError("has losses that are not finite")
+        return change
+
+    def _drawn(self, inputs: Tensor, targets: Tensor, name: str) -> Tensor:
+        """Return tokens [B, T], int64, each drawn from those of the batch."""
+        tokens = inputs[targets >= 0]
+        return tokens[torch.randint(len(tokens), inputs.shape, generator=generator_for(self.seed, name))]
+
+    def _narrow(self) -> bool:
+        with self.context.autocast():
+            return torch.is_autocast_enabled(self.context.device.type)
+
+    def _fresh(self) -> LanguageModel:
+        """Return a new model with the same parameters, and with the buffers that passes do not change."""
+        fresh = LanguageModel(self.model.config).to(self.context.device)
+        now = dict(self.model.named_buffers())
+        for name, parameter in self.model.named_parameters():
+            fresh.get_parameter(name).copy_(parameter)
+        for name, buffer in fresh.named_buffers():
+            before = self._buffers.get(name)
+            if before is not None and before.shape == buffer.shape and torch.equal(before, now[name]):
+                buffer.copy_(before)
+        return fresh.eval()

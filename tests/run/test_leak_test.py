@@ -1,0 +1,67 @@
+"""A run ends with the leak test of its model; an architecture that leaks gets no verdict."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from basecap.analysis import TextResults, analyse
+from basecap.records import StudyRecords
+from basecap.report import write_report
+from basecap.report.text_summary import remarks
+from basecap.testing.trained_model import LeakTest
+from tests.run._execute import run
+
+FUTURE = "sees the future after training: the loss at position 3 changes"
+
+
+@pytest.fixture
+def finished(study, tmp_path):
+    path, out = tmp_path / "tiny.yaml", tmp_path / "out"
+    study["train"] |= {"tokens": 512, "eval_every": 256}
+    path.write_text(yaml.safe_dump(study))
+    run(path, out)
+    return out
+
+
+def results(out) -> TextResults:
+    (found,) = analyse([out])
+    assert isinstance(found, TextResults)
+    return found
+
+
+def test_every_run_is_tested_at_its_end(finished):
+    found = results(finished)
+    assert {one.leak_test for one in found.runs} == {"passed"}
+    for one in StudyRecords(finished).runs():
+        kept = one.info().leak_test
+        assert (kept["leaks"], kept["moved"]) == ("", 0.0) and kept["shapes"] and kept["seconds"] < 60
+    assert not [line for line in remarks(found) if "Leak test" in line]
+
+
+def test_runs_of_earlier_versions_are_marked(finished):
+    before = results(finished)
+    for one in StudyRecords(finished).runs():
+        one.write_info(replace(one.info(), leak_test={}))
+    found = results(finished)
+    assert {one.leak_test for one in found.runs} == {"not run"}
+    assert found.comparisons == before.comparisons
+    names = " and ".join(dict.fromkeys(one.name for one in found.runs))
+    assert f"Leak test of the trained models not run: {names}." in remarks(found)
+
+
+@pytest.mark.parametrize("leaking", ["the other", "the reference"])
+def test_what_leaks_gets_no_verdict(finished, leaking):
+    (name,) = [row.name for row in results(finished).comparisons]
+    who = name if leaking == "the other" else "transformer++"
+    for one in StudyRecords(finished).runs():
+        if one.info().name == who:
+            one.write_info(replace(one.info(), leak_test=LeakTest(leaks=FUTURE).record()))
+    write_report([finished], finished)
+    (row,) = json.loads((finished / "results.json").read_text())["studies"][0]["comparisons"]
+    subject = "it" if leaking == "the other" else "the reference"
+    assert (row["name"], row["verdict"], row["gap"]) == (name, "none", None)
+    assert row["words"] == f"{subject} {FUTURE} (leak test, seed 0)"
+    page = (finished / "report.html").read_text()
+    assert FUTURE in page
