@@ -89,7 +89,7 @@ def describe(run: Run) -> RunRow:
 
 
 def _leak_test(info: RunInfo) -> str | None:
-    """Return the word on the leak test of a run: runs of earlier versions have none."""
+    """Return the word on the leak test of a run: earlier versions ran no such test."""
     if info.task is not None or not info.finished:
         return None
     return info.leak_test.get("leaks") or "passed" if info.leak_test else "not run"

@@ -3,10 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from basecap.analysis.results import RunRow
 from basecap.analysis.rows import LeftOut, Row
-from basecap.analysis.text.comparison import Comparison
+from basecap.analysis.text.comparison import Comparison, compare_runs
+from basecap.analysis.text.draws import Runs
+from basecap.analysis.text.measured import Setting
 from basecap.analysis.text.reasons import REFERENCE
+
+#: Seed of the draws: the same records give the same results.
+DRAW_SEED = 2025
 
 #: What RunRow says of a run that does not leak.
 SOUND = (None, "passed", "not run")
@@ -21,17 +28,20 @@ def leaks_of(runs: Sequence[RunRow]) -> dict[str, dict[int, str]]:
     return found
 
 
-def with_leaks(
-    compared: Comparison, names: Sequence[str], leaking: Mapping[str, Mapping[int, str]], reference: str
+def compare_sound(
+    names: Sequence[str], runs: Runs, setting: Setting, leaking: Mapping[str, Mapping[int, str]]
 ) -> Comparison:
-    """Return the rows of `names` in order, those of leaking architectures without a verdict.
+    """Compare the architectures `names` with the reference, but those that leak, which get no verdict.
 
     A reference that leaks leaves all of them without one.
     """
+    sound = {key: found for key, found in runs.items() if key[0] not in leaking}
+    generator = np.random.default_rng(DRAW_SEED)
+    compared = compare_runs([name for name in names if name not in leaking], sound, setting, generator)
     rows = {row.name: row for row in compared.rows}
     rows |= {name: _row(name, "it", leaking[name]) for name in names if name in leaking}
-    if reference in leaking:
-        rows = {name: _row(name, REFERENCE, leaking[reference]) for name in names}
+    if setting.reference in leaking:
+        rows = {name: _row(name, REFERENCE, leaking[setting.reference]) for name in names}
     return replace(compared, rows=[rows[name] for name in names])
 
 

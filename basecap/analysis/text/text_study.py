@@ -12,18 +12,14 @@ from basecap.analysis.rows import LEVEL, Row, finite, grouped
 from basecap.analysis.runs import Run, curve, describe, evaluations, failed_checks, read_runs, sweeps
 from basecap.analysis.sequential import AddedRuns, Looks, Tables, added_runs
 from basecap.analysis.study_files import TextStudyFile, parse
-from basecap.analysis.text.comparison import compare_runs
 from basecap.analysis.text.draws import Runs, few_clusters
-from basecap.analysis.text.leaking import leaks_of, with_leaks
+from basecap.analysis.text.leaking import compare_sound, leaks_of
 from basecap.analysis.text.losses import EVALUATION, joined, load
 from basecap.analysis.text.measured import Setting
 from basecap.analysis.text.noise import enough_draws
 from basecap.errors import DataError
 from basecap.records import StudyRecords
 from basecap.records.measured import Record
-
-#: Seed of the draws: the same records give the same results.
-DRAW_SEED = 2025
 
 
 class _Environment(BaseModel):
@@ -62,12 +58,7 @@ def analyse_text(records: StudyRecords) -> TextResults:
         seconds=_seconds(described),
     )
     others = [name for name in names if name != study.reference and name in ran]
-    leaking = leaks_of(described)
-    sound = {key: found for key, found in losses.items() if key[0] not in leaking}
-    compared = compare_runs(
-        [name for name in others if name not in leaking], sound, setting, np.random.default_rng(DRAW_SEED)
-    )
-    compared = with_leaks(compared, others, leaking, study.reference)
+    compared = compare_sound(others, losses, setting, leaks_of(described))
     return TextResults(
         name=study.name,
         names=names,
