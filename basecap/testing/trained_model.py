@@ -22,7 +22,7 @@ from basecap.testing.subject import undisturbed
 
 #: Change of a loss in nats that is rounding, in float32 and in bf16: a Fourier transform spreads it over all positions,
 #: and another batch size adds up in another order. No verdict depends on so little.
-ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
 #: Most tokens of a batch for an architecture that is built in, whose mixers the test suite proves too.
 FEW_TOKENS = 2048
 #: Passes with later tokens replaced, each with cuts of its own in every row.
