@@ -13,7 +13,7 @@ import json
 import struct
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,11 @@ from basecap.system.files import append, read, replacing
 SCHEMA = 1
 #: Maximum number of bytes of a file.
 LARGEST = 1 << 33
+#: What reading a damaged file raises.
+DAMAGED = (
+    OSError, ValueError, KeyError, IndexError, TypeError, ArithmeticError, EOFError, RecursionError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 #: The header of a block, and what kinds there are.
 HEAD = struct.Struct("<4sqII")
 DOCUMENTS, NATS = b"docs", b"nats"
@@ -132,7 +137,7 @@ def _run(path: Path) -> Path:
 def _naming_damage(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except DAMAGED as error:
         raise DataError(f"{path} is damaged ({error}); remove {_run(path)} to train it again.") from error
 
 
@@ -170,7 +175,8 @@ def _read(path: Path, wanted: Collection[int]) -> Iterator[History]:
         if block.kind == DOCUMENTS:
             described.append(_documents(block.content))
         elif block.step in wanted:
-            last[block.step] = len(described) - 1, np.frombuffer(block.content, "<f8")
+            nats = np.frombuffer(block.content, "<f8")
+            last[block.step] = len(described) - 1, _matching(described[-1], nats)
     for index, documents in enumerate(described):
         own = {step: nats for step, (subset_index, nats) in last.items() if subset_index == index}
         if own:
@@ -182,12 +188,22 @@ def _documents(content: memoryview) -> Documents:
     described = json.loads(head)
     if described["schema"] != SCHEMA:
         raise ValueError(f"it has schema {described['schema']}, this version of basecap reads {SCHEMA}")
-    return Documents(_slices(described["subsets"], described["counts"]), *np.frombuffer(rest, "<i8").reshape(3, -1))
+    return _described(described["subsets"], described["counts"], *np.frombuffer(rest, "<i8").reshape(3, -1))
 
 
-def _slices(subsets: Iterable[str], counts: Iterable[int]) -> dict[str, slice]:
-    ends = np.cumsum([*counts], dtype=int).tolist()
-    return {name: slice(first, end) for name, first, end in zip(subsets, [0, *ends], ends, strict=False)}
+def _described(subsets: Sequence[str], counts: Sequence[int], *columns: np.ndarray) -> Documents:
+    """Return the documents of subsets with their tokens, bytes and clusters; raises ValueError for other counts."""
+    ends = np.cumsum([0, *counts], dtype=int).tolist()
+    if min(counts, default=0) < 0 or len(subsets) != len(counts) or any(len(column) != ends[-1] for column in columns):
+        raise ValueError("its counts are not those of its documents")
+    return Documents({name: slice(*ends[at : at + 2]) for at, name in enumerate(subsets)}, *columns)
+
+
+def _matching(documents: Documents, nats: np.ndarray) -> np.ndarray:
+    """Return losses; raises ValueError where they are not those of the documents."""
+    if nats.shape != documents.tokens.shape:
+        raise ValueError(f"it has losses of {nats.size} documents, and describes {len(documents.tokens)}")
+    return nats
 
 
 def _read_step(path: Path, step: int) -> History:
@@ -197,6 +213,6 @@ def _read_step(path: Path, step: int) -> History:
         raise DataError(f"{path} lacks the losses at step {step}; remove {_run(path)} to train it again.")
     with _naming_damage(file):
         arrays = read_arrays(file)
-        subsets = _slices(arrays["subsets"].tolist(), arrays["counts"].tolist())
-        documents = Documents(subsets, arrays["tokens"], arrays["bytes"], arrays["clusters"])
-        return History(documents, [step], arrays["nats"][None])
+        columns = (arrays[name] for name in ("tokens", "bytes", "clusters"))
+        documents = _described(arrays["subsets"].tolist(), arrays["counts"].tolist(), *columns)
+        return History(documents, [step], _matching(documents, arrays["nats"])[None])

@@ -83,6 +83,9 @@ def _read(path: Path) -> Maps:
     try:
         file = read_arrays(path)
         arrays = {name: file[name] for name in ("layers", "largest", "sizes", *MARKS)}
+        count, size = len(arrays["layers"]), arrays["sizes"].shape[-1]
+        if arrays["sizes"].shape != (count, size, size) or arrays["largest"].shape != (count,):
+            raise ValueError("its arrays are not those of its layers")
         return Maps(input=str(file["input"]), tokens=int(file["tokens"]), **arrays)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, KeyError, IndexError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is damaged ({error}); remove it.") from error

@@ -249,6 +249,9 @@ def test_links_behind_which_text_would_be_left_out_are_refused(tmp_path, source:
     (folder / "more").unlink()
     (folder / "more").symlink_to(tmp_path / "gone")
     assert "more is a link without a target; replace it by files" in refused(**options)
+    (folder / "more").unlink()
+    (folder / "more").symlink_to("/dev/zero")
+    assert "more is no regular file; replace it by files" in refused(**options)
 
 
 def test_domains_are_names(tmp_path):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from basecap.errors import DataError
+from basecap.records import documents
 from basecap.records.documents import DocumentLosses, append_losses, forget_losses, read_losses
 
 
@@ -99,6 +100,26 @@ def test_damaged_documents_are_named(path, damage, words):
     append_losses(path, 1, {"code": losses})
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DataError, match=f"{words}.*; remove .*run to train it again"):
+        read_losses(path, [1])
+
+
+@pytest.mark.parametrize(
+    ("counts", "nats", "words"),
+    [
+        ("[4]", 3, "its counts are not those of its documents"),
+        ("[-1, 4]", 3, "its counts are not those of its documents"),
+        ("[1180591620717411303424]", 3, "too large"),
+        ("[" * 100_000, 3, "maximum recursion"),
+        ("[3]", 2, "it has losses of 2 documents, and describes 3"),
+        ("[3]", 4, "it has losses of 4 documents, and describes 3"),
+    ],
+)
+def test_what_has_right_checksums_and_cannot_be_is_named(path, counts: str, nats: int, words: str):
+    head = f'{{"schema": 1, "subsets": ["code"], "counts": {counts}}}\n'.encode()
+    described = documents._block(documents.DOCUMENTS, 0, head + bytes(3 * 3 * 8))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(described + documents._block(documents.NATS, 1, bytes(nats * 8)))
+    with pytest.raises(DataError, match=f"is damaged .*{words}.*; remove"):
         read_losses(path, [1])
 
 

@@ -1,6 +1,6 @@
 """Maps of layers are read back as written, the last step of each name."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -56,4 +56,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage):
         read_last([path])
     np.savez(path, layers=np.arange(2))
     with pytest.raises(DataError, match=r"influence-map-3\.npz is damaged"):
+        read_last([path])
+    write_maps(path, replace(maps(0, 1), layers=np.arange(3)))
+    with pytest.raises(DataError, match=r"is damaged \(its arrays are not those of its layers\)"):
         read_last([path])

@@ -171,14 +171,17 @@ def _value(record: Mapping[str, Any], key: str) -> Any:
 def files_below(directory: Path) -> list[Path]:
     """Return the sorted files below a directory, without hidden ones (.git, ._NAME of macOS).
 
-    Raises DataError for a link that is not followed, which hides text.
+    Raises DataError for a link that is not followed, which hides text, and for what is neither file nor folder.
     """
     found = sorted(directory.rglob("*"))
     paths = [path for path in found if not any(part[0] == "." for part in path.relative_to(directory).parts)]
     for path in paths:
-        if path.is_symlink() and not path.is_file():
-            what = "to a folder" if path.exists() else "without a target"
-            raise DataError(f"{path} is a link {what}; replace it by files.")
+        if path.is_file() or (path.is_dir() and not path.is_symlink()):
+            continue
+        what = "no regular file"
+        if path.is_symlink() and (path.is_dir() or not path.exists()):
+            what = f"a link {'to a folder' if path.exists() else 'without a target'}"
+        raise DataError(f"{path} is {what}; replace it by files.")
     return [path for path in paths if path.is_file()]
 
 
