@@ -20,6 +20,7 @@ from basecap.cli.options import (
     LARGEST,
     AsJson,
     Device,
+    ExecutorName,
     LongLength,
     NewMixer,
     Only,
@@ -96,6 +97,7 @@ def run(
     plugin: Plugins = [],
     device: Device = None,
     per_device: RunsPerDevice = "1",
+    executor: ExecutorName = "local",
     allow_unproved: Annotated[
         bool, typer.Option("--allow-unproved", help="also train mixers that are not proved to see no future")
     ] = False,
@@ -116,16 +118,16 @@ def run(
 
     from basecap.records import StudyRecords
     from basecap.run.execute import execute
+    from basecap.run.executors import Resources
     from basecap.run.until_decided import train_until_decided
 
     directory = out or config.directory
     train = partial(
         execute,
         out=directory,
-        device=device,
+        on=Resources(device=device, per_device=per_device, executor=executor),
         plugins=plugin,
         log=log,
-        per_device=per_device,
         allow_unproved=allow_unproved,
     )
     if most is None:
@@ -189,6 +191,7 @@ def eval_(
     plugin: Plugins = [],
     device: Device = None,
     per_device: PerDevice = 1,
+    executor: ExecutorName = "local",
 ) -> None:
     """Run missing evaluations on stored weights, without training, then write the report."""
     from basecap.records import RunRecords, StudyRecords
@@ -199,11 +202,11 @@ def eval_(
     StudyRecords(directory).study()
     load_plugins(plugin)
 
+    from basecap.run.executors import Resources
     from basecap.run.stored_weights import evaluate_directory
 
-    failed = evaluate_directory(
-        path, add=add, at=points, only=only, device=device, plugins=plugin, log=log, per_device=per_device
-    )
+    on = Resources(device=device, per_device=per_device, executor=executor)
+    failed = evaluate_directory(path, add=add, at=points, only=only, on=on, plugins=plugin, log=log)
     if failed is None:  # a worker of torchrun: only the leader reports
         return
     _report([directory], directory)

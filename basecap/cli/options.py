@@ -70,6 +70,9 @@ RunsPerDevice = Annotated[
         help="runs at a time on each GPU or on the CPU; auto: as many as a trial step leaves room for on a GPU",
     ),
 ]
+ExecutorName = Annotated[
+    str, typer.Option("--executor", metavar="NAME", help="what runs the jobs: local, in-process or that of a plugin")
+]
 LongLength = Annotated[
     int, typer.Option(min=32, max=LARGEST, help="length of the long test sequence, for causality and decoding")
 ]

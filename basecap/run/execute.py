@@ -9,9 +9,8 @@ from basecap.plan.evaluation_work import heavy_work
 from basecap.plan.runs import RunSpec, moved_points
 from basecap.plugins import load_plugin
 from basecap.records import RunInfo
-from basecap.run.executors import devices_for, executor_for
+from basecap.run.executors import EXECUTORS, Resources, devices_for
 from basecap.run.jobs import Execution, Runtime
-from basecap.run.sharing import PerDevice
 from basecap.run.start import start_study
 from basecap.run.stored_weights import evaluate_stored
 from basecap.run.sweep import choose_rates, train_rates
@@ -27,10 +26,9 @@ def execute(
     out: Path,
     *,
     only: set[str],
-    device: str | None,
+    on: Resources,
     plugins: Sequence[Path],
     log: Callable[[str], None],
-    per_device: PerDevice = 1,
     allow_unproved: bool = False,
 ) -> list[RunInfo]:
     """Train every selected run of `study` into `out`, resuming unfinished ones; return each run's info.
@@ -40,7 +38,7 @@ def execute(
     In a sweep of learning rates, these are the runs with the chosen rates and the failed runs that prevented a choice.
 
     Under `torchrun` all processes train each run together and only the leader returns infos. Otherwise runs are trained
-    one after the other on one device, or side by side if there are several GPUs or `per_device` is larger than 1; with
+    one after the other on one device, or side by side if there are several GPUs or `on.per_device` is not 1; with
     "auto" a trial step of each architecture decides how many share a GPU. All architectures are tried before the first
     of them trains; one that is not proved to see no future fails there, unless `allow_unproved` lets it train.
 
@@ -52,17 +50,18 @@ def execute(
         TrainingError: one of the first two in the leader of several processes, raised in all of them.
         Exception: a failure in a single one of several processes, after it was recorded.
     """
-    chosen = environment.choose_device(device)
+    chosen = environment.choose_device(on.device)
     with listening(), processes(chosen) as group, contextlib.ExitStack() as held:
         checked = check(study, group.world)
-        devices = devices_for(chosen, device, group.world, per_device)
+        devices = devices_for(chosen, on, group.world)
         loaded = {path: load_plugin(path) for path in plugins}
-        auto = per_device == "auto"
+        executor_of = EXECUTORS.get(on.executor)
+        auto = on.per_device == "auto"
         execution = Execution(study=study, out=out, device=str(chosen), plugins=loaded, auto=auto)
         started = start_study(execution, checked, only, group, log, held)
         plan, runtime = started.plan, started.runtime
 
-        with executor_for(started.execution, runtime, devices if len(plan.runs) > 1 else devices[:1]) as executor:
+        with executor_of(started.execution, runtime, devices if len(plan.runs) > 1 else devices[:1]) as executor:
             failed = group.run_on_leader(lambda: try_new(plan.runs, runtime, executor.attempt, allow_unproved))
             group.run_on_leader(lambda: _log_evaluations(plan.runs, runtime))
             unsound = {info.name for info in failed}

@@ -16,7 +16,7 @@ from basecap.records import RunRecords, StudyRecords
 from basecap.records.branches import branch_of
 from basecap.records.evaluation_points import At, includes
 from basecap.run.evaluation_job import Point
-from basecap.run.executors import Executor, devices_for, executor_for
+from basecap.run.executors import EXECUTORS, Executor, Resources, devices_for
 from basecap.run.jobs import Execution, Runtime, report_failure
 from basecap.run.provenance import absent_plugins, plugin_entries, refuse_other
 from basecap.run.sweep import chosen_rates
@@ -162,10 +162,9 @@ def evaluate_directory(
     add: Sequence[str],
     at: At | None,
     only: Sequence[str],
-    device: str | None,
+    on: Resources,
     plugins: Sequence[Path],
     log: Callable[[str], None],
-    per_device: int = 1,
 ) -> int | None:
     """Evaluate the stored weights of a study or of a run, see `evaluate_stored`; return how many evaluations failed.
 
@@ -176,10 +175,9 @@ def evaluate_directory(
         add: evaluations that the study gets, as a study file names them.
         at: the evaluation points to look at, all when None; evaluations that are added run there in later runs too.
         only: the architectures to evaluate; all when empty.
-        device: where; all GPUs of this machine, or the CPU, when not given.
+        on: what they run on.
         plugins: files that were loaded.
         log: takes sentences for the terminal.
-        per_device: how many points are evaluated at a time on each device.
 
     Raises:
         ConfigError: there is no study or run, another process runs it, its text has changed, it has no weights, or
@@ -187,16 +185,17 @@ def evaluate_directory(
         DataError: the data does not hold what is measured, or records that cannot be read.
         Interrupted: SIGINT, SIGTERM or SIGHUP; the numbers of finished evaluations are recorded.
     """
-    chosen = environment.choose_device(device)
+    chosen = environment.choose_device(on.device)
     alone = RunRecords(path).info() is not None
     records = StudyRecords(RunRecords(path).study if alone else path)
     held = held_study(records)
     study = with_evaluations(held, [_entry(text, at) for text in add], records.path)
     names = select(study, only) & {*only} if only else select(study, only)  # no reference unless it is named
     loaded = {path: load_plugin(path) for path in plugins}
+    executor_of = EXECUTORS.get(on.executor)
     execution = Execution(study=study, out=records.path, device=str(chosen), plugins=loaded)
     with listening(), processes(chosen) as group, contextlib.ExitStack() as locks:
-        devices = devices_for(chosen, device, group.world, per_device)
+        devices = devices_for(chosen, on, group.world)
         material = material_of(study, records.path)
         group.run_on_leader(lambda: _lock(records, material, locks))
         workloads = material.workloads()
@@ -212,7 +211,7 @@ def evaluate_directory(
         for sentence in moved_points(runs, at or "every", "--at") if group.is_leader else ():
             log(sentence)
         group.run_on_leader(lambda: _add(study, runtime))
-        with executor_for(execution, runtime, devices) as executor:
+        with executor_of(execution, runtime, devices) as executor:
             failed = evaluate_stored(runs, runtime, executor, at or "every")
         return failed if group.is_leader else None
 

@@ -214,6 +214,7 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
         (("run", "quickstart", "--per-device", "none"), "'--per-device'"),
         (("run", "quickstart", "--per-device", "0"), "'0' is not auto or a number from 1 to 64."),
         (("run", "quickstart", "--device", "cpu", "--per-device", "auto"), "auto needs a GPU; on a CPU give a number"),
+        (("run", "quickstart", "--device", "cpu", "--executor", "locl"), "did you mean 'local'?"),
         (("run", "quickstart", "--max-seeds", "4"), "--max-seeds limits what --until-decided adds"),
         (("run", "quickstart", "--until-decided"), "add --max-seeds N"),
         (("bench", "ops", "--length", "5"), "(see `basecap bench ops --help`)."),

@@ -7,6 +7,7 @@ import pytest
 from basecap import plugins as loader
 from basecap.data.hashes import file_digest
 from basecap.run.execute import execute
+from basecap.run.executors import Resources
 from basecap.study.config import load_study, select
 
 PLUGIN = """
@@ -94,7 +95,7 @@ def run(path: Path, out: Path, settings: tuple[str, ...] = (), only: tuple[str, 
     study = load_study(str(path), settings)
     said: list[str] = []
     options = {"plugins": plugins, "allow_unproved": True}  # a mixer that is not finite is not proved
-    infos = execute(study, out, only=select(study, only), device="cpu", log=said.append, **options)
+    infos = execute(study, out, only=select(study, only), on=Resources(device="cpu"), log=said.append, **options)
     failures = [line for line in said if line.partition(":")[0].endswith(" failed")]
     assert len(failures) == sum(info.status == "failed" for info in infos)
     return infos

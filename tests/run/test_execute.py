@@ -19,6 +19,7 @@ from basecap.plan.workloads import recorded_data
 from basecap.plugins import load_plugin
 from basecap.records import RunRecords, StudyRecords
 from basecap.run.execute import execute
+from basecap.run.executors import Resources
 from basecap.study.config import StudyConfig, load_study, select
 from tests.forks import command, pair
 from tests.records.made_up import change
@@ -130,7 +131,7 @@ def lack():
     load_plugin(plugin)
     config, said = load_study(str(path)), []
     only = select(config, [])
-    infos = execute(config, out, only=only, device="cpu", plugins=[plugin], log=said.append, per_device=2)
+    infos = execute(config, out, only=only, on=Resources(device="cpu", per_device=2), plugins=[plugin], log=said.append)
     statuses = [("early", "failed"), ("transformer++", "finished"), ("killed", "failed"), ("crowded", "finished")]
     assert full.exists() and [(info.name, info.status) for info in infos] == statuses
     recorded = {found.info().name: found.info() for found in StudyRecords(out).runs()}
@@ -164,15 +165,15 @@ def test_a_study_whose_directory_is_moved_stops_and_resumes_there(study, tmp_pat
     study["architectures"] = [name, "transformer++"][:side_by_side]
     path.write_text(yaml.safe_dump(study | {"reference": name, "evals": ["domain-loss"]}))
     config, said = load_study(str(path), ["train.tokens=20480"]), []
-    options = {"only": select(config, []), "device": "cpu", "plugins": [plugin], "log": said.append}
+    options = {"only": select(config, []), "plugins": [plugin], "log": said.append}
     with pytest.raises(
         LostDirectory, match=rf"stopped at step \d+ of 80 with a checkpoint, as {out} was moved to {other} "
     ):
-        execute(config, out, **options, per_device=side_by_side)
+        execute(config, out, on=Resources(device="cpu", per_device=side_by_side), **options)
     assert not out.exists() and all(
         info.status == "running" for info in map(RunRecords.info, StudyRecords(other).runs())
     )
-    infos = execute(config, other, **options)
+    infos = execute(config, other, on=Resources(device="cpu"), **options)
     assert {info.status for info in infos} == {"finished"}
     resumed = [line for line in said if "resumed at step" in line]
     assert len(resumed) == side_by_side
@@ -244,7 +245,7 @@ def test_an_interrupted_command_with_runs_side_by_side_resumes_with_the_same_cur
         stop = f"{name} (seed 0): stopped at step {count} of 80 with a checkpoint; run the same command again"
         assert err.splitlines().count(f"{stop} to resume.") == 1
     config, said = load_study(str(path)), []
-    infos = execute(config, out, only=select(config, []), device="cpu", plugins=(), log=said.append)
+    infos = execute(config, out, only=select(config, []), on=Resources(device="cpu"), plugins=(), log=said.append)
     assert [info.status for info in infos] == ["finished", "finished"]
     assert all(info.seconds["steps"] > before[info.name] > 0 for info in infos)
     assert said == [f"{name} (seed 0): resumed at step {count} of 80." for name, count in steps.items()]

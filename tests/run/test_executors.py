@@ -13,11 +13,13 @@ from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError
 from basecap.plan.runs import plan_runs
 from basecap.records import StudyRecords
-from basecap.run.executors import EXECUTORS, _worker, devices_for, executor_for
+from basecap.run.execute import execute
+from basecap.run.executors import EXECUTORS, Resources, _worker, devices_for
 from basecap.run.executors.in_process import InProcessExecutor
 from basecap.run.executors.local import LocalExecutor
 from basecap.run.jobs import Execution, Runtime
 from basecap.run.sharing import Footprint
+from basecap.run.stored_weights import evaluate_directory
 from basecap.study.config import load_study
 from basecap.system.processes import usable_cores
 from basecap.train.distributed import Processes
@@ -70,29 +72,50 @@ def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, 
 )
 def test_runs_go_to_every_gpu(monkeypatch, chosen, asked, world, per_device, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert devices_for(torch.device(chosen), asked, world, per_device) == expected
+    assert devices_for(torch.device(chosen), Resources(device=asked, per_device=per_device), world) == expected
 
 
 def test_an_executor_is_chosen_by_its_name():
     execution, runtime = Execution(study=None, out=Path("out"), device="cpu"), SimpleNamespace(log=print)
-    assert isinstance(executor_for(execution, runtime, ["cpu"]), InProcessExecutor)
-    assert isinstance(executor_for(execution, runtime, ["cpu", "cpu"]), LocalExecutor)
-    assert isinstance(executor_for(execution, runtime, ["cpu", "cpu"], "in-process"), InProcessExecutor)
-    assert {"in-process", "local"} <= {*EXECUTORS.names()}
-    with pytest.raises(ConfigError, match="unknown executor 'locl': did you mean 'local'"):
-        executor_for(execution, runtime, ["cpu"], "locl")
+    assert isinstance(EXECUTORS.get("local")(execution, runtime, ["cpu"]), InProcessExecutor)
+    assert isinstance(EXECUTORS.get("local")(execution, runtime, ["cpu", "cpu"]), LocalExecutor)
+    assert isinstance(EXECUTORS.get("in-process")(execution, runtime, ["cpu"]), InProcessExecutor)
+    with pytest.raises(ConfigError, match="executor in-process does one job at a time; leave out --per-device"):
+        devices_for(torch.device("cpu"), Resources(per_device=2, executor="in-process"), 1)
+
+
+def test_an_executor_of_a_plugin_trains_and_evaluates_a_study(study_file, tmp_path):
+    plugin, out, said = tmp_path / "mine.py", tmp_path / "out", []
+    plugin.write_text(
+        "from basecap.run.executors import executor\n"
+        "from basecap.run.executors.in_process import InProcessExecutor\n\n"
+        '@executor("mine")\n'
+        "def mine(execution, runtime, devices):\n"
+        '    runtime.log(f"mine runs on {devices}")\n'
+        "    return InProcessExecutor(execution, runtime, devices)\n"
+    )
+    config, given = load_study(str(study_file), ["train.tokens=512"]), {"plugins": [plugin], "log": said.append}
+    with pytest.raises(ConfigError, match="unknown executor 'mne': did you mean 'mine'"):
+        execute(config, out, only={"transformer++"}, on=Resources(device="cpu", executor="mne"), **given)
+    assert not out.exists() and said == []
+    on = Resources(device="cpu", executor="mine")
+    (info,) = execute(config, out, only={"transformer++"}, on=on, **given)
+    assert info.finished and said[0] == "mine runs on ['cpu']"
+    said.clear()
+    assert evaluate_directory(out, add=(), at=None, only=(), on=on, **given) == 0
+    assert said[0] == "mine runs on ['cpu']"
 
 
 @pytest.mark.parametrize("per_device", [2, "auto"])
 def test_processes_that_train_one_run_together_share_no_device(per_device):
     with pytest.raises(ConfigError, match=r"under torchrun .* leave out --per-device"):
-        devices_for(torch.device("cuda"), None, 2, per_device)
+        devices_for(torch.device("cuda"), Resources(per_device=per_device), 2)
 
 
 def test_a_trial_step_chooses_how_many_runs_share_a_gpu(study_file, tmp_path, monkeypatch):
     """Of 8 places on each of two GPUs: trial steps take one place a GPU, and leave room for three runs on each."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    devices = devices_for(torch.device("cuda"), None, 1, "auto")
+    devices = devices_for(torch.device("cuda"), Resources(per_device="auto"), 1)
     assert len(devices) == 16
     steps, widths, starts = [], [], []
 

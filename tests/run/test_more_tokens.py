@@ -9,6 +9,7 @@ from basecap.errors import ConfigError
 from basecap.plan.estimate import estimate
 from basecap.records import StudyRecords
 from basecap.records.branches import finished_branches
+from basecap.run.executors import Resources
 from basecap.run.stored_weights import evaluate_directory
 from basecap.study.config import load_study
 from tests.run._execute import run
@@ -73,6 +74,6 @@ def test_a_gap_is_measured_between_branches(study_file, tmp_path):
             {"domain-loss", "copying"}
         ] * 2
     said: list[str] = []
-    options = {"only": ("transformer++",), "device": "cpu", "plugins": (), "log": said.append}
+    options = {"only": ("transformer++",), "on": Resources(device="cpu"), "plugins": (), "log": said.append}
     assert evaluate_directory(tmp_path / "out", add=("position-loss: {first: 8, at: end}",), at=None, **options) == 0
     assert said == ["position-loss ran on the weights of 2 evaluation points; the report has its numbers."]

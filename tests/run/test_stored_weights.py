@@ -19,6 +19,7 @@ from basecap.records.evaluation_points import parse_at
 from basecap.records.measured import Record
 from basecap.run.continue_text import continue_text
 from basecap.run.execute import execute
+from basecap.run.executors import Resources
 from basecap.run.stored_weights import evaluate_directory
 from basecap.study.config import load_study
 from basecap.system.processes import WorkerKilled, WorkerPool
@@ -66,7 +67,8 @@ def add(
     out: Path, *names: str, at: str | None = None, only: tuple[str, ...] = (), per_device: int = 1
 ) -> tuple[int, list[str]]:
     said: list[str] = []
-    options = {"only": only, "device": "cpu", "plugins": (), "log": said.append, "per_device": per_device}
+    on = Resources(device="cpu", per_device=per_device)
+    options = {"only": only, "on": on, "plugins": (), "log": said.append}
     return evaluate_directory(out, add=names, at=None if at is None else parse_at(at), **options), said
 
 
@@ -115,7 +117,7 @@ def test_tokens_that_are_no_evaluation_point_mean_the_nearest(path, out, tmp_pat
         str(path), (*SETTINGS, "evals=[domain-loss, {influence-entropy: {length: 32, at: [900, 1100]}}]")
     )
     said: list[str] = []
-    execute(study, tmp_path / "new", only={"transformer++"}, device="cpu", plugins=(), log=said.append)
+    execute(study, tmp_path / "new", only={"transformer++"}, on=Resources(device="cpu"), plugins=(), log=said.append)
     assert list(entropies(tmp_path / "new")) == [4]
     words = "tokens are no evaluation point; the nearest is after 1024."
     assert [line for line in said if "evaluation point" in line] == [
@@ -183,7 +185,7 @@ def test_weights_that_were_cut_short_are_found_without_an_evaluation(path, out):
     def run_again() -> list[str]:
         said: list[str] = []
         study = load_study(str(path), (*SETTINGS, "train.keep=2"))
-        execute(study, out, only={"transformer++"}, device="cpu", plugins=(), log=said.append)
+        execute(study, out, only={"transformer++"}, on=Resources(device="cpu"), plugins=(), log=said.append)
         return said
 
     assert run_again() == []

@@ -16,7 +16,7 @@ from basecap.records import StudyRecords
 from basecap.records.measured import Record
 from basecap.run import sweep
 from basecap.run.execute import execute
-from basecap.run.executors import in_process
+from basecap.run.executors import Resources, in_process
 from basecap.study.config import StudyConfig, load_study, select
 from tests.records.made_up import run_info
 from tests.run._execute import PLUGIN
@@ -38,7 +38,7 @@ def run(path: Path, out: Path, *settings: str, only: tuple[str, ...] = (), plugi
     """Run a study; return what is known of its runs, and what was said."""
     study, said = load_study(str(path), settings), []
     options = {"plugins": plugins, "allow_unproved": True}  # a mixer that is not finite is not proved
-    infos = execute(study, out, only=select(study, only), device="cpu", log=said.append, **options)
+    infos = execute(study, out, only=select(study, only), on=Resources(device="cpu"), log=said.append, **options)
     return infos, said
 
 

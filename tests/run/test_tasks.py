@@ -18,6 +18,7 @@ from basecap.plan.estimate import estimate, remarks
 from basecap.plan.runs import plan_runs
 from basecap.records import RunRecords, StudyRecords
 from basecap.records.measured import Record
+from basecap.run.executors import Resources
 from basecap.run.stored_weights import evaluate_directory
 from basecap.run.training_job import VALIDATION, _good_enough
 from basecap.study.config import StudyConfig, load_study
@@ -152,7 +153,12 @@ def test_a_study_is_run_resumed_to_the_bit_and_tested_on_more(content, tmp_path,
     found = StudyRecords(tmp_path / "resumed").runs()[0].evals()
     assert {record.step for record in found if record.subset == "mqar-shuffle"} == {20, 30}
     assert [record for record in found if record.subset != "mqar-shuffle"][-1] in expected[0][1]
-    assert evaluate_directory(tmp_path / "resumed", add=(), at="end", only=(), device="cpu", plugins=(), log=print) == 0
+    assert (
+        evaluate_directory(
+            tmp_path / "resumed", add=(), at="end", only=(), on=Resources(device="cpu"), plugins=(), log=print
+        )
+        == 0
+    )
 
 
 def test_a_study_grows_by_tasks_that_its_models_can_read(content):
@@ -194,7 +200,12 @@ def test_a_run_ends_where_it_is_good_enough_and_resumes_to_the_same_end(content,
     found = {record.key: record for record in outcome(tmp_path / "out")[0][1]}
     assert again.stopped == info.stopped and len(found) == len(expected[0][1]) + 4
     assert all(found[record.key] == record for record in expected[0][1])
-    assert evaluate_directory(tmp_path / "out", add=(), at=None, only=(), device="cpu", plugins=(), log=print) == 0
+    assert (
+        evaluate_directory(
+            tmp_path / "out", add=(), at=None, only=(), on=Resources(device="cpu"), plugins=(), log=print
+        )
+        == 0
+    )
 
 
 def test_an_accuracy_of_exactly_stop_at_ends_a_run(content, tmp_path):

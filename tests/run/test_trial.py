@@ -13,6 +13,7 @@ from basecap.records import StudyRecords
 from basecap.report.text_summary import remarks
 from basecap.run.continue_text import continue_text
 from basecap.run.execute import execute
+from basecap.run.executors import Resources
 from basecap.run.trial import _held_elsewhere
 from basecap.study.config import load_study, select
 from tests.records.made_up import run_info
@@ -56,7 +57,9 @@ def test_what_cannot_run_fails_before_anything_trains(study, plugin, tmp_path, c
     path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", *FORWARDS]}))
     config, said = load_study(str(path)), []
     with caplog.at_level(logging.DEBUG, "basecap.study"):
-        infos = execute(config, out, only=select(config, []), device="cpu", plugins=[plugin], log=said.append)
+        infos = execute(
+            config, out, only=select(config, []), on=Resources(device="cpu"), plugins=[plugin], log=said.append
+        )
     failing = {name: begins for name, (_, begins) in FORWARDS.items() if begins is not None}
     unchecked = said.pop(0)  # its dropout breaks no causality, so it trains
     assert unchecked.startswith("trial good fails 1 check of basecap check (repetition: ")
@@ -90,7 +93,7 @@ def test_what_is_not_proved_trains_if_the_user_allows_it(study, plugin, tmp_path
     study["train"] |= {"tokens": 512, "eval_every": 512}
     path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", "trial unproved"]}))
     config, said, only = load_study(str(path)), [], {"trial unproved"}
-    execute(config, out, only=only, device="cpu", plugins=[plugin], log=said.append, allow_unproved=True)
+    execute(config, out, only=only, on=Resources(device="cpu"), plugins=[plugin], log=said.append, allow_unproved=True)
     assert said[0].startswith("trial unproved is not proved to see no future (32 tokens, 9 rows, normal inputs, ")
     assert "; it is trained without, as --allow-unproved says; " in said[0]
     (found,) = analyse([out])
@@ -123,6 +126,6 @@ def test_a_trial_leaves_nothing_behind(study, plugin, tmp_path, monkeypatch):
     monkeypatch.setattr("basecap.run.executors.in_process.train_run", attempt)
     monkeypatch.setitem(IMPLEMENTATIONS, "kept", "as it was")
     before, held = torch.get_rng_state(), dict(IMPLEMENTATIONS)
-    execute(config, out, only=select(config, []), device="cpu", plugins=[plugin], log=print)
+    execute(config, out, only=select(config, []), on=Resources(device="cpu"), plugins=[plugin], log=print)
     assert [ops for _, ops in states] == [held, held]
     assert all(torch.equal(state, before) for state, _ in states)

@@ -18,6 +18,7 @@ from basecap.cli.options import seed_limit
 from basecap.errors import ConfigError, DataError
 from basecap.records import RunInfo, StudyRecords
 from basecap.run.execute import execute
+from basecap.run.executors import Resources
 from basecap.run.until_decided import train_until_decided
 from basecap.study.config import StudyConfig, load_study, select
 from tests.forks import command, start
@@ -223,7 +224,7 @@ def test_a_killed_study_repeats_nothing_and_spends_nothing_twice(tmp_path):
     earlier = {path: path.stat().st_mtime_ns for path in out.glob("runs/*-s0/metrics.jsonl")}
     said: list[str] = []
     config = load_study(str(tmp_path / "letters.yaml"))
-    train = partial(execute, out=out, device="cpu", plugins=(), log=said.append)
+    train = partial(execute, out=out, on=Resources(device="cpu"), plugins=(), log=said.append)
     train_until_decided(config, records, 2, select(config, []), train, said.append)
     assert said[-1].startswith("2 of at most 2 seeds: ") and not any(line.startswith("1 of") for line in said)
     assert len(earlier) == 2 and all(path.stat().st_mtime_ns == when for path, when in earlier.items())

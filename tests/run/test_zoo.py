@@ -10,6 +10,7 @@ from basecap.models.language_model import LanguageModel
 from basecap.plan.runs import plan_runs
 from basecap.records import StudyRecords
 from basecap.run.execute import execute
+from basecap.run.executors import Resources
 from basecap.study.config import StudyConfig, load_study
 from tests.small_study import write_text
 
@@ -54,7 +55,7 @@ def test_every_model_holds_what_its_architecture_is_named_after(zoo: StudyConfig
 def test_every_architecture_trains(zoo: StudyConfig, tmp_path: Path):
     names = {entry.name for entry in zoo.architectures}
     said: list[str] = []
-    infos = execute(zoo, tmp_path / "out", only=names, device="cpu", plugins=(), log=said.append)
+    infos = execute(zoo, tmp_path / "out", only=names, on=Resources(device="cpu"), plugins=(), log=said.append)
     assert not said and {info.status for info in infos} == {"finished"}
     for run in StudyRecords(tmp_path / "out").runs():
         assert len(run.metrics()) == 3

@@ -14,6 +14,7 @@ from basecap.report.export import sheets
 from basecap.report.figures import paper
 from basecap.report.scores import score_table
 from basecap.run.execute import execute
+from basecap.run.executors import Resources
 from basecap.study.config import StudyConfig, load_study
 from basecap.study.study_file import library, read_study
 from tests.small_study import write_text
@@ -112,7 +113,9 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> TextResults:
     text = write_text(place / "text", documents=40, words=60)
     data = f"data={{source: text, path: {text}, tokenizer: bytes, seq_len: 32, train: [prose], ood: [code]}}"
     study = load_study("bc-figure-4", [data, "model.hidden=16", "train.tokens=256", "train.eval_every=128"], "test")
-    infos = execute(study, place / "out", only=names(study), device="cpu", plugins=(), log=lambda line: None)
+    infos = execute(
+        study, place / "out", only=names(study), on=Resources(device="cpu"), plugins=(), log=lambda line: None
+    )
     assert {info.status for info in infos} == {"finished"}
     (found,) = analyse([place / "out"])
     assert isinstance(found, TextResults)

@@ -14,6 +14,7 @@ from basecap.records import StudyRecords
 from basecap.report import write_report
 from basecap.report.charts import task_charts
 from basecap.run.execute import execute
+from basecap.run.executors import Resources
 from basecap.run.start import selected_runs
 from basecap.study.architectures import ArchitectureEntry
 from basecap.study.config import StudyConfig, load_study, select, with_named
@@ -72,7 +73,7 @@ def test_the_published_grid_and_numbers_are_those_of_the_paper():
 
 def outcome(study: StudyConfig, place: Path) -> TaskResults:
     """Run a study and return its results."""
-    infos = execute(study, place, only=select(study, ()), device="cpu", plugins=(), log=lambda line: None)
+    infos = execute(study, place, only=select(study, ()), on=Resources(device="cpu"), plugins=(), log=lambda line: None)
     assert {info.status for info in infos} == {"finished"}
     (found,) = analyse([place])
     assert isinstance(found, TaskResults)

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -14,6 +15,21 @@ from basecap.registry import Registry
 from basecap.run.evaluation_job import Point
 from basecap.run.jobs import Execution, Failure, Runtime
 from basecap.run.sharing import MOST, PerDevice
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What the jobs of a study run on.
+
+    Attributes:
+        device: where models are; all GPUs of this machine, or the CPU, when None.
+        per_device: how many jobs run at a time on each device; "auto" leaves that to the executor.
+        executor: a name of `EXECUTORS`.
+    """
+
+    device: str | None = None
+    per_device: PerDevice = 1
+    executor: str = "local"
 
 
 class Executor(AbstractContextManager["Executor"]):
@@ -46,7 +62,8 @@ class Executor(AbstractContextManager["Executor"]):
         """
 
 
-#: Makes an executor of: what the jobs share, what they use in this process, and a device for each job at a time.
+#: Makes an executor of: what the jobs share, which crosses process boundaries; what they use in this process; and a
+#: device for each job at a time, see `devices_for`.
 Start = Callable[[Execution, Runtime, Sequence[str]], Executor]
 S = TypeVar("S", bound=Start)
 
@@ -63,30 +80,26 @@ def executor(name: str) -> Callable[[S], S]:
     return register
 
 
-def executor_for(execution: Execution, runtime: Runtime, devices: Sequence[str], name: str = "local") -> Executor:
-    """Return an executor; raises ConfigError for an unknown name.
-
-    Args:
-        execution: what all jobs share; crosses process boundaries.
-        runtime: what jobs use in this process.
-        devices: what `devices_for` returned.
-        name: a name of `EXECUTORS`.
-    """
-    return EXECUTORS.get(name)(execution, runtime, devices)
-
-
-def devices_for(chosen: torch.device, asked: str | None, world: int, per_device: PerDevice) -> list[str]:
+def devices_for(chosen: torch.device, on: Resources, world: int) -> list[str]:
     """Return the devices of the jobs of this process, one for each that runs at a time; the GPUs take turns.
 
     With "auto" these are the most that may run, and the executor chooses.
 
+    Args:
+        chosen: the device of this process.
+        on: what was asked for.
+        world: how many processes do each job together.
+
     Raises:
-        ConfigError: several jobs at a time under `torchrun`, or "auto" without a GPU.
+        ConfigError: several jobs at a time under `torchrun` or in one process, or "auto" without a GPU.
     """
+    per_device = on.per_device
+    if per_device != 1 and on.executor == "in-process":
+        raise ConfigError("executor in-process does one job at a time; leave out --per-device.")
     if per_device != 1 and world > 1:
         raise ConfigError("under torchrun all processes do each job together; leave out --per-device.")
     if per_device == "auto" and chosen.type != "cuda":
         raise ConfigError("--per-device auto needs a GPU; on a CPU give a number, such as --per-device 2.")
-    every = chosen.type == "cuda" and asked is None and world == 1
+    every = chosen.type == "cuda" and on.device is None and world == 1
     devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if every else [str(chosen)]
     return devices * (MOST if per_device == "auto" else per_device)
