@@ -137,6 +137,23 @@ class DomainGap(Gap):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GapPart(Estimate):
+    """What a class of tokens contributes to a gap; the parts of a gap add up to it.
+
+    Attributes:
+        name: of the class, see `basecap.records.token_classes`.
+        value, low, high: in nats per token of all classes together. The 95 % interval holds for this part alone, over
+            runs: other documents would change it too. None with fewer than two runs of either architecture.
+        tokens: share of the tokens that are of this class.
+        share: of the gap, negative where it has the other sign; None where the interval of the gap includes 0.
+    """
+
+    name: str
+    tokens: float
+    share: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class GapCurve:
     """The gap along the whole range of losses that both have seen, each list [G]; ends are None without an interval.
 
@@ -181,6 +198,7 @@ class Row:
         gap: on the mean over the unseen domains.
         weighted: on their mean with weights by precision, the same in every row.
         domains: on each of them.
+        parts: of `gap`, by class of tokens; empty where records lack classes.
         along: the whole curve.
         more: what would decide an undecided row; None when no number of runs would, or it is decided.
         copying: of the architecture's runs.
@@ -203,6 +221,7 @@ class Row:
     gap: Gap | None = None
     weighted: Gap | None = None
     domains: tuple[DomainGap, ...] = ()
+    parts: tuple[GapPart, ...] = ()
     along: GapCurve | None = None
     more: More | None = None
     copying: CopyingShares | None = None

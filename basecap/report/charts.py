@@ -29,6 +29,7 @@ def text_charts(study: TextResults) -> Charts:
             "gap-along-training": figures.gap_curve(study),
             "gap-over-tokens": figures.gap_curve(study, "tokens"),
         },
+        "parts": {"gap-parts": figures.parts(study)},
         "by_domain": {f"gaps-{domain}": figures.forest(study, domain) for domain in domains},
         "enlarged": {
             f"scatter-{domain}-enlarged": figures.scatter(study, domain, main, enlarged=True) for domain in domains

@@ -10,6 +10,8 @@ from textwrap import wrap
 
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
 from basecap.analysis.rows import Estimate
+from basecap.records.token_classes import CLASSES
+from basecap.report.parts_text import origin_text
 from basecap.report.scores import ScoreTable, score_table
 from basecap.report.table_rows import at_lowest, measured_on
 from basecap.system.files import replacing, safe_name
@@ -79,6 +81,10 @@ def _text(study: TextResults) -> Iterator[Sheet]:
         for part in row.domains
     ]
     yield Sheet("domains", heads, by_domain)
+    parts: list[list[Cell]] = [
+        [row.name, row.gap, *row.parts, origin_text(row, study)] for row in study.comparisons if row.parts
+    ]
+    yield Sheet("gap-parts", ["architecture", "gap", *CLASSES, "in words"], parts)
     domains = [*study.train_domains, *study.ood_domains]
     heads = ["architecture", "seed", "step", "tokens", "training loss", "held-out loss", *domains]
     points: list[list[Cell]] = [

@@ -33,6 +33,7 @@ from basecap.report.joined_section import (
 )
 from basecap.report.maturity_text import copies_text, direction_text, maturity_text
 from basecap.report.palette import ON_DARK, Look, looks
+from basecap.report.parts_text import origin_text, single_run_text
 from basecap.report.scores import score_table
 from basecap.report.summary import summarise, titles
 from basecap.report.table_rows import at_lowest, by_architecture, capacities, final_losses, measured_on, without_null
@@ -209,6 +210,8 @@ def _environment() -> Environment:
         "maturity_words": maturity_text,
         "copies": copies_text,
         "direction": direction_text,
+        "origin": origin_text,
+        "single_run": single_run_text,
         "worth": worth_text,
         "worth_interval": worth_interval_text,
         "runs": runs_text,

@@ -7,6 +7,7 @@ import numpy as np
 from basecap.records import RunInfo, StudyRecords
 from basecap.records.documents import DocumentLosses
 from basecap.records.measured import Declaration, Record
+from basecap.records.token_classes import COPIED, NEW, loss_metric
 
 TRAIN, OOD = ["commoncrawl", "c4"], ["arxiv", "github", "stackexchange"]
 #: Name -> (how fast it converges, gap in nats).
@@ -34,10 +35,11 @@ def write_study(
     checkpoints: int = 10,
     more_evaluations: bool = False,
     figure: dict | None = None,
+    classes: bool = True,
 ) -> StudyRecords:
     """Write records of a study whose curves and gaps are known; the first architecture is the reference.
 
-    It has `more_of_reference` runs more than the others.
+    It has `more_of_reference` runs more than the others. With `classes` the loss is also kept by class of token.
     """
     records = StudyRecords(path)
     records.create(
@@ -75,7 +77,7 @@ def write_study(
         for seed in (*seeds, *range(len(seeds), len(seeds) + more)):
             run = records.run(name, seed)
             own = {d: difficulty[d] + taste[d] + rng.normal(0, 0.01, documents) for d in (*train, *ood)}
-            _write_run(run, name, seed, speed, gap, sizes, own, rng, train, ood, checkpoints)
+            _write_run(run, name, seed, speed, gap, sizes, own, rng, train, ood, checkpoints, classes)
             if more_evaluations:
                 run.append_evals(_more(rng, gap))
     return records
@@ -86,7 +88,7 @@ def loss_after(tokens: float | np.ndarray, speed: float) -> float | np.ndarray:
     return 2.6 + 9.0 * (tokens * speed / 1e5) ** -0.35
 
 
-def _write_run(run, name, seed, speed, gap, sizes, own, rng, train, ood, checkpoints) -> None:
+def _write_run(run, name, seed, speed, gap, sizes, own, rng, train, ood, checkpoints, classes) -> None:
     run.write_info(
         RunInfo(
             name=name,
@@ -118,11 +120,22 @@ def _write_run(run, name, seed, speed, gap, sizes, own, rng, train, ood, checkpo
             common = {"step": step, "tokens": tokens, "eval": "domain-loss", "subset": domain, "n": int(size.sum())}
             found.append(Record(**common, metric="loss", value=value, stderr=0.02))
             found.append(Record(**common, metric="bits_per_byte", value=value / 4 / np.log(2), stderr=0.007))
+            if classes:
+                found += _by_class(common, value, 0.0 if domain in train else gap)
         copied = 0.35 * (1 - np.exp(-index / checkpoints / 0.15))  # learned long before half of the tokens
         where = {"step": step, "tokens": tokens, "eval": "copying", "subset": ood[0] if ood else train[0]}
         found.append(Record(**where, metric="copying", value=copied, n=1000, stderr=0.001))
         run.append_documents("domain-loss", step, losses)
         run.append_evals(found)
+
+
+def _by_class(common: dict, loss: float, gap: float) -> list[Record]:
+    """Return the losses of two classes, of which copied tokens have the whole gap; none is misled."""
+    half = common["n"] // 2
+    counts = {COPIED: half, NEW: common["n"] - half}
+    rest = loss - gap
+    values = {COPIED: rest + gap * common["n"] / half, NEW: rest}
+    return [Record(**common | {"n": counts[name]}, metric=loss_metric(name), value=values[name]) for name in counts]
 
 
 def _more(rng, gap) -> list[Record]:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from basecap.analysis.rows import Estimate
+from basecap.analysis.rows import Estimate, GapPart
 from basecap.errors import DataError
+from basecap.records.token_classes import COPIED, MISLED, NEW
 from basecap.report import write_live_report, write_tables
 from basecap.report.export import Sheet, to_csv, to_latex, to_markdown
 from tests.report.made_up import row, study, without_gap
@@ -17,16 +18,28 @@ HOSTILE = r"<b>|a & b_1 \input{x}|" + "\n" + "%"
 
 
 def test_each_table_of_a_study_is_written_in_three_forms(tmp_path):
-    compared = (row("a", 0.05, 0.1), row(HOSTILE, 0.2, 0.1), without_gap("late", "behind", "not there yet"))
+    parts = (GapPart(name=COPIED, value=0.05, low=None, high=None, tokens=0.3, share=None),
+             GapPart(name=MISLED, value=0.02, low=0.01, high=0.03, tokens=0.2, share=None),
+             GapPart(name=NEW, value=-0.02, low=None, high=None, tokens=0.5, share=None))  # fmt: skip
+    compared = (
+        replace(row("a", 0.05, 0.1), parts=parts),
+        row(HOSTILE, 0.2, 0.1),
+        without_gap("late", "behind", "not there yet"),
+    )
     written = write_tables([study(*compared)], tmp_path)
     assert sorted(path.name for path in written) == [
-        f"{name}.{form}" for name in ("domains", "gaps", "ranges", "verdicts") for form in ("csv", "md", "tex")
+        f"{name}.{form}"
+        for name in ("domains", "gap-parts", "gaps", "ranges", "verdicts")
+        for form in ("csv", "md", "tex")
     ]
     with (tmp_path / "verdicts.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [found["architecture"] for found in rows] == ["a", HOSTILE, "late"]
     assert float(rows[1]["gap"]) == 0.2 and float(rows[1]["gap low"]) == pytest.approx(0.1)
     assert rows[2]["gap"] == rows[2]["gap high"] == "" and rows[2]["why"] == "not there yet"
+    with (tmp_path / "gap-parts.csv").open(newline="") as file:
+        (found,) = csv.DictReader(file)
+    assert (found["copied"], found["copied low"], found["misled high"]) == ("0.05", "", "0.03")
     with pytest.raises(DataError, match="--tables"):
         write_tables([study(*compared)], tmp_path / "verdicts.csv")
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from basecap.analysis.results import EvaluationResults, EvaluationRow, Point, PointLosses
-from basecap.analysis.rows import DomainGap
-from basecap.report.figures import evaluation, forest, gap_curve, scatter
+from basecap.analysis.rows import DomainGap, GapPart
+from basecap.report.figures import evaluation, forest, gap_curve, parts, scatter
 from basecap.report.palette import BLACK, COLOURS, ON_DARK
 from tests.report.made_up import TOLERANCE, gap, row, study
 
@@ -225,3 +225,16 @@ def test_the_transition_of_the_reference_is_shaded_over_losses_and_over_tokens()
     assert layers(gap_curve(young, "tokens"), "rect")[0][2][0]["high"] == pytest.approx(6e7)
     unknown = replace(several, maturity=replace(several.maturity, started=None))
     assert len(layers(gap_curve(unknown), "rect")) == 1
+
+
+def test_the_parts_of_a_gap_stand_to_both_sides_of_zero_and_end_at_their_sum():
+    values = {"copied": 0.3, "misled": -0.05, "new": -0.1}
+    found = tuple(
+        GapPart(name=name, value=value, low=None, high=None, tokens=1 / 3, share=None) for name, value in values.items()
+    )
+    chart = parts(study(replace(row("a", 0.15, 0.1), parts=found), row("b", 0.1, 0.1)))
+    (_, _, bars), (_, _, dots) = (*layers(chart, "bar"), *layers(chart, "point"))
+    assert [bar["from"] for bar in bars] == pytest.approx([0, 0, -0.05])
+    assert [bar["to"] for bar in bars] == pytest.approx([0.3, -0.05, -0.15])
+    assert [(dot["name"], dot["value"]) for dot in dots] == [("a", 0.15)]
+    assert parts(study(row("b", 0.1, 0.1))) is None

@@ -70,7 +70,7 @@ def printed(studies: Sequence[StudyResults], paths: Sequence[Path], width: int =
 
 
 def test_one_offline_page_with_every_part(tmp_path):
-    architectures = {**TWO, "same": (1.0, 0.0)}
+    architectures = {**TWO, "same": (1.0, 0.0)}  # the gap lies in copied tokens
     write_study(tmp_path, architectures=architectures, documents=60, seeds=(0, 1), more_evaluations=True)
     path = write_report([tmp_path], tmp_path).page
     page = Page(path)
@@ -86,6 +86,7 @@ def test_one_offline_page_with_every_part(tmp_path):
         "gaps",
         "gap-along-training",
         "gap-over-tokens",
+        "gap-parts",
         "training",
         "gaps-github",
         "scatter-github-enlarged",
@@ -102,6 +103,7 @@ def test_one_offline_page_with_every_part(tmp_path):
         "2.13.0",
         "seq_len",
         "stackexchange",
+        "copies less: tokens that a copy from the context predicts contribute",
     ):
         assert words in page.text
     assert sum(tag == "tr" for tag, _ in page.tags) > 30
@@ -148,6 +150,14 @@ def test_poor_studies_still_make_a_page(tmp_path, options, said):
     assert text.startswith("limited-mini\n")  # no table of dashes
     assert "limited-mini" in page.text and said in page.text and said in text
     assert not re.search(r"\bnan\b", page.text, re.IGNORECASE)
+
+
+def test_records_without_classes_of_tokens_have_no_parts(tmp_path):
+    write_study(tmp_path, architectures=TWO, documents=40, ood=["github"], classes=False)
+    report = write_report([tmp_path], tmp_path)
+    page, (row,) = Page(report.page), report.studies[0].comparisons
+    assert row.gap is not None and row.parts == () and "Where the gap comes from" not in page.text
+    assert set(page.charts) >= GAPS and "gap-parts" not in page.charts
 
 
 def test_learning_rates_and_copied_text_are_shown_where_they_are_known(tmp_path):

@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 from basecap.analysis.results import Overlap, Point, SweepRow
-from basecap.analysis.rows import CopyingShares, Direction, Interval, LeftOut
+from basecap.analysis.rows import CopyingShares, Direction, GapPart, Interval, LeftOut
 from basecap.analysis.sequential import AddedRuns, Looks
+from basecap.records.token_classes import CLASSES
 from basecap.report.maturity_text import copies_text, direction_text, maturity_text
+from basecap.report.parts_text import origin_text
 from basecap.report.summary import summarise
 from basecap.report.text_notes import notes
 from basecap.report.text_summary import (
@@ -274,3 +276,38 @@ def test_runs_that_were_added_after_a_table_are_named():
         "Over all 2 tables that were made of this study they hold with at least 90 %."
         in dict(notes(found))["Intervals"]
     )
+
+
+def divided(values: tuple[float, ...], half: float | None = 0.01):
+    """Return a row whose gap has these parts: copied, misled, new; without intervals where `half` is None."""
+    whole = sum(values)
+    parts = [
+        GapPart(
+            name=name,
+            value=value,
+            low=None if half is None else value - half,
+            high=None if half is None else value + half,
+            tokens=1 / 3,
+            share=value / whole if abs(whole) > 0.1 else None,
+        )
+        for name, value in zip(CLASSES, values, strict=True)
+    ]
+    return replace(row("a", whole, 0.1), parts=tuple(parts))
+
+
+def test_a_class_that_carries_most_of_a_gap_is_named():
+    assert origin_text(divided((0.25, 0.01, 0.04)), study()) == (
+        "copies less: tokens that a copy from the context predicts contribute +0.250 to the gap of +0.300 nats"
+    )
+    assert origin_text(divided((0.25, 0.01, 0.04), None), study()).endswith("nats (one run)")
+    young = study(maturity=replace(MATURE, state="early"))
+    assert origin_text(divided((-0.3, 0.0, 0.0)), young).startswith("copies earlier: ")
+    assert origin_text(divided((-0.01, 0.0, -0.3)), young).startswith("generalises better: tokens without a precedent")
+    assert origin_text(divided((0.0, 0.3, 0.01)), study()).startswith("is misled more: ")
+
+
+def test_nothing_is_said_where_no_class_carries_most_of_a_gap():
+    assert origin_text(divided((0.2, 0.0, 0.15)), study()) == ""
+    assert origin_text(divided((0.4, 0.0, -0.35)), study()) == "", "the gap may be 0"
+    assert origin_text(divided((0.25, 0.01, 0.04), 0.3), study()) == "", "the part may be 0"
+    assert origin_text(row("a", 0.3, 0.1), study()) == "", "records without classes"

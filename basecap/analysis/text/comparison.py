@@ -15,6 +15,7 @@ from basecap.analysis.text.losses import RunLosses
 from basecap.analysis.text.maturity import copying_of, maturity_of
 from basecap.analysis.text.measured import Measured, Reference, Setting, ends, levels_of
 from basecap.analysis.text.rising import before_rises, overfitting
+from basecap.analysis.text.token_classes import class_levels
 from basecap.analysis.text.verdicts import Judge
 from basecap.analysis.text.worth import Lines
 
@@ -56,6 +57,10 @@ class _Drawn:
     def both(self, name: str, seeds: Sequence[int]) -> list[tuple[RunLosses, Curve]]:
         """Return losses and whole curves of an architecture's runs."""
         return [(self.runs[name, seed], self.whole[name, seed]) for seed in seeds]
+
+    def cut(self, name: str, seeds: Sequence[int]) -> list[tuple[RunLosses, Curve]]:
+        """Return losses and curves of an architecture's runs, which end where its held-out loss rises."""
+        return [(self.runs[name, seed], self.curves[name, seed]) for seed in seeds]
 
 
 def compare_runs(names: Sequence[str], runs: Runs, setting: Setting, generator: np.random.Generator) -> Comparison:
@@ -212,6 +217,9 @@ def _measure(name: str, drawn: _Drawn, reference: Reference | Unfit, setting: Se
         drifts=_levels(drift, moved, own, reference, where, gap.DRIFT),
         nexts=_levels(level + 2 * drift, base + 2 * moved, own, reference, where, gap.NEXT),
         bias=bias - base_bias,
+        classes=class_levels(
+            drawn.cut(name, list(kept)), drawn.cut(setting.reference, reference.seeds), where, setting.tested
+        ),
         copying=copying_of([drawn.runs[name, seed] for seed in kept], setting.share * last, last),
         overfit=_overfit(name, list(kept), drawn, reference, setting),
         rises=drawn.rises.get(name),

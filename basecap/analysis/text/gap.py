@@ -81,8 +81,13 @@ def _at_tokens(curve: Curve, tokens: float) -> ndarray:
 
 def points_within(curve: Curve, where: Range) -> int:
     """Return how many evaluation points of a run lie within reach of the range."""
+    return int(np.sum(within_reach(curve, where)))
+
+
+def within_reach(curve: Curve, where: Range) -> ndarray:
+    """Return which evaluation points of a run lie within reach of the range, [K]."""
     low, high, width = where.low[0], where.high[0], where.width[0]
-    return int(np.sum((curve.x[0] >= low - REACH * width) & (curve.x[0] <= high + REACH * width)))
+    return (curve.x[0] >= low - REACH * width) & (curve.x[0] <= high + REACH * width)
 
 
 def level(curve: Curve, where: Range) -> ndarray:
@@ -118,7 +123,7 @@ def scatter(curve: Curve, where: Range, places: ndarray) -> tuple[ndarray, float
     """
     low, width = where.low[0], where.width[0]
     x, y = curve.x[0], curve.y[:, 0].T
-    near = (x >= low - REACH * width) & (x <= where.high[0] + REACH * width)
+    near = within_reach(curve, where)
     own = smoother(x, x[near], REACH * width)
     residual = y[near] - own @ y
     freedom = max(1.0, near.sum() - np.trace(own[:, near]))

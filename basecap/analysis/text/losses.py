@@ -1,7 +1,7 @@
 """The losses of single documents of a run, over all its evaluation points."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from statistics import mean
@@ -10,6 +10,7 @@ import numpy as np
 from numpy import ndarray
 
 from basecap.analysis.rows import grouped
+from basecap.analysis.text.class_losses import ClassLosses, class_losses
 from basecap.analysis.training_log import TrainingLog
 from basecap.errors import DataError
 from basecap.records import RunRecords
@@ -29,12 +30,21 @@ ROUNDING = 1e-4
 
 @dataclass(frozen=True)
 class DomainLosses:
-    """One domain at K evaluation points: summed nats [N, K]; predicted tokens, their bytes, clusters [N]."""
+    """One domain at K evaluation points: summed nats [N, K]; predicted tokens, their bytes, clusters [N].
+
+    `classes` is what classes of tokens contribute, None where no point has them.
+    """
 
     nats: ndarray
     tokens: ndarray
     bytes: ndarray
     clusters: ndarray
+    classes: ClassLosses | None = None
+
+    def mapped(self, means: Callable[[ndarray], ndarray]) -> "DomainLosses":
+        """Return it with its points, the last axis of losses, replaced."""
+        classes = self.classes and replace(self.classes, nats=means(self.classes.nats))
+        return replace(self, nats=means(self.nats), classes=classes)
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,7 @@ class RunLosses:
         def means(values: ndarray) -> ndarray:
             return np.add.reduceat(values, first, axis=-1) / sizes
 
-        domains = {name: replace(losses, nats=means(losses.nats)) for name, losses in self.domains.items()}
+        domains = {name: losses.mapped(means) for name, losses in self.domains.items()}
         copying = None if self.copying is None else means(self.copying)
         trained, training = means(self.trained), means(self.training)
         return replace(self, trained=trained, training=training, domains=domains, copying=copying)
@@ -108,10 +118,14 @@ def load(run: RunRecords, evals: Sequence[Record], log: TrainingLog, domains: Se
     steps = sorted(finite)
     places = {step: place for place, step in enumerate(step for history in kept for step in history.steps)}
     order = [places[step] for step in steps]
+    own = [record for record in evals if record.eval == EVALUATION]
     losses = RunLosses(
         trained=np.array([trained[step] for step in steps]),
         training=log.smoothed_loss(steps),
-        domains={domain: _joined(run, domain, kept, order) for domain in domains},
+        domains={
+            domain: replace(_joined(run, domain, kept, order), classes=class_losses(own, domain, steps))
+            for domain in domains
+        },
         finished=run.finished,
         copying=_copying(evals, steps),
     )
@@ -141,10 +155,7 @@ def joined(parts: Sequence[RunLosses]) -> RunLosses | None:
     """Return the evaluation points of all parts of a run, one part after the other; None without parts."""
     if len(parts) < 2:
         return parts[0] if parts else None
-    domains = {
-        name: replace(own, nats=np.concatenate([part.domains[name].nats for part in parts], axis=1))
-        for name, own in parts[0].domains.items()
-    }
+    domains = {name: _one_after_another([part.domains[name] for part in parts]) for name in parts[0].domains}
     known = [np.full(len(part.trained), np.nan) if part.copying is None else part.copying for part in parts]
     found = RunLosses(
         trained=np.concatenate([part.trained for part in parts]),
@@ -154,6 +165,16 @@ def joined(parts: Sequence[RunLosses]) -> RunLosses | None:
         copying=np.concatenate(known) if any(part.copying is not None for part in parts) else None,
     )
     return found.shortened()
+
+
+def _one_after_another(parts: Sequence[DomainLosses]) -> DomainLosses:
+    classes = [part.classes for part in parts]
+    found = [part for part in classes if part is not None]
+    nats = np.concatenate([part.nats for part in parts], axis=1)
+    if len(found) < len(parts):
+        return replace(parts[0], nats=nats, classes=None)
+    joint = replace(found[0], nats=np.concatenate([part.nats for part in found], axis=1))
+    return replace(parts[0], nats=nats, classes=joint)
 
 
 def _copying(evals: Sequence[Record], steps: Sequence[int]) -> ndarray | None:

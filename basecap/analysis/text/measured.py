@@ -12,6 +12,7 @@ from basecap.analysis.text.draws import Curve
 from basecap.analysis.text.gap import LOST_DRAWS, Range
 from basecap.analysis.text.intervals import Levels
 from basecap.analysis.text.noise import DRAWS
+from basecap.analysis.text.token_classes import ClassLevels
 from basecap.analysis.text.worth import Lines
 
 
@@ -103,6 +104,7 @@ class Measured:
         levels: of its runs and of the reference's over the range.
         drifts, nexts: the same of their drift, and of their level over the next range.
         bias: that the fit may give the gap, [D].
+        classes: what classes of tokens contribute to levels; None where records lack them.
         copying: of its runs.
         overfit: held-out less training loss of it and of the reference.
         rises: tokens after which its held-out loss rises.
@@ -117,6 +119,7 @@ class Measured:
     drifts: Levels
     nexts: Levels
     bias: ndarray
+    classes: ClassLevels | None
     copying: CopyingShares
     overfit: tuple[float, float] | None
     rises: float | None

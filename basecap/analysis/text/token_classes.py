@@ -1,132 +1,107 @@
 """How much of a gap lies in each class of tokens: those that a copy from the context predicts, misleads, or new ones.
 
-The gap of a domain is the difference of two losses at equal held-out loss. Its loss is the sum of what its classes
-contribute, so the gap is the sum of the differences of these contributions. They are read from the records of
-`domain-loss`, see `basecap.records.token_classes`; records of earlier versions lack them.
+The loss of a domain is the sum of what its classes contribute. They are read off the same fitted curves as the loss
+itself, over the same range, and that fit is linear in the loss: so the parts add up to the gap.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy import ndarray
 
-from basecap.analysis.text.losses import EVALUATION
-from basecap.records.measured import Record
-from basecap.records.token_classes import CLASSES, loss_metric
+from basecap.analysis.rows import Estimate, GapPart, Interval
+from basecap.analysis.student import student_quantile
+from basecap.analysis.text import gap
+from basecap.analysis.text.draws import Curve
+from basecap.analysis.text.gap import Range
+from basecap.analysis.text.losses import RunLosses
+from basecap.records.token_classes import CLASSES
 
-#: Held-out losses at which curves are compared, evenly spaced over a range.
-PLACES = 50
-
-
-@dataclass(frozen=True)
-class ClassCurve:
-    """A run at K evaluation points, by ascending held-out loss [K].
-
-    `parts` [K, C] is what each class of tokens contributes to the loss of the tested domains, a mean over them, and
-    `tokens` [C] the share of their tokens, likewise.
-    """
-
-    held_out: ndarray
-    parts: ndarray
-    tokens: ndarray
+#: Probability that the interval of a part, for this part alone, leaves out what other runs would give.
+LEVEL = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassGap:
-    """The part of a gap that lies in a class of tokens.
+class ClassLevels:
+    """What classes contribute to the mean losses of runs over a range, [n, C, D]: of a row's and of the reference's.
 
-    Attributes:
-        name: the class.
-        tokens: share of the tokens.
-        gap: what it contributes to the gap in nats per token, of all classes together; the parts add up to the gap.
-        error: standard error of `gap` over runs, None for fewer than two runs of either architecture.
-        share: of the gap; parts of other signs than the gap have negative shares. None where the gap is 0.
+    `tokens` [C, D] are the shares of the classes.
     """
 
-    name: str
-    tokens: float
-    gap: float
-    error: float | None
-    share: float | None
+    own: ndarray
+    reference: ndarray
+    tokens: ndarray
 
 
-def class_curve(evals: Sequence[Record], train: Sequence[str], tested: Sequence[str]) -> ClassCurve | None:
-    """Return the contributions of classes at a run's evaluation points, None where no point has them.
+def class_levels(
+    own: Sequence[tuple[RunLosses, Curve]],
+    reference: Sequence[tuple[RunLosses, Curve]],
+    where: Range,
+    tested: Sequence[str],
+) -> ClassLevels | None:
+    """Return what classes of tokens contribute to losses over a range.
+
+    None where a run has evaluation points near it that were recorded without classes: then parts would not add up.
 
     Args:
-        evals: all records of the run; of a run with schedule wsd those of its branches.
-        train: the training domains, whose loss is the held-out loss.
+        own, reference: runs with their curves, which may end before the runs do.
+        where: the range.
         tested: the domains of the gap.
     """
-    found: dict[int, dict[tuple[str, str], Record]] = {}
-    for record in evals:
-        if record.eval == EVALUATION:
-            found.setdefault(record.step, {})[record.subset, record.metric] = record
-    held_out, parts, tokens = [], [], []
-    for records in found.values():
-        known = all((domain, "loss") in records for domain in train)
-        if not (known and all(_has_classes(records, domain) for domain in tested)):
-            continue
-        nats, counts = np.transpose([_loss(records, domain) for domain in train])
-        held_out.append(nats.sum() / counts.sum())
-        parts.append(np.mean([_contributions(records, domain)[0] for domain in tested], axis=0))
-        tokens.append(np.mean([_contributions(records, domain)[1] for domain in tested], axis=0))
-    finite = [place for place, row in enumerate(parts) if np.isfinite([held_out[place], *row]).all()]
-    if not finite:
+    levels = [[_level(run, curve, where, tested) for run, curve in some] for some in (own, reference)]
+    mine, theirs = ([level for level in some if level is not None] for some in levels)
+    if [len(mine), len(theirs)] != [len(own), len(reference)]:
         return None
-    order = sorted(finite, key=lambda place: held_out[place])
-    return ClassCurve(np.array(held_out)[order], np.array(parts)[order], tokens[order[0]])
+    classes = [reference[0][0].domains[domain].classes for domain in tested]
+    tokens = np.stack([found.tokens for found in classes if found is not None], axis=1)
+    return ClassLevels(own=np.array(mine), reference=np.array(theirs), tokens=tokens)
 
 
-def class_gaps(own: Sequence[ClassCurve], reference: Sequence[ClassCurve], low: float, high: float) -> list[ClassGap]:
-    """Return the parts of a gap by class, means over held-out losses from `low` to `high` that all runs reach.
+def _level(run: RunLosses, curve: Curve, where: Range, tested: Sequence[str]) -> ndarray | None:
+    """Return the contributions of classes to the mean loss of a run over a range, [C, D]; None without classes."""
+    found = [run.domains[domain].classes for domain in tested]
+    nats = [classes.nats[:, : len(curve.trained)] for classes in found if classes is not None]
+    if len(nats) < len(found):
+        return None
+    y = np.stack(nats, axis=1)
+    known = np.isfinite(y).all((0, 1))
+    if not known[gap.within_reach(curve, where)].all():
+        return None
+    parts = Curve(x=curve.x[:1, known], y=y.reshape(-1, 1, y.shape[-1])[..., known], trained=curve.trained[known])
+    mean, _ = gap.level(parts, Range(low=where.low[:1], high=where.high[:1]))
+    return mean[0].reshape(y.shape[:2])
 
-    Curves are interpolated linearly, so the parts add up to the gap of the interpolated losses. Empty where no
-    held-out loss of the range is reached by all runs.
+
+def gap_parts(levels: ClassLevels, weights: ndarray, whole: Interval) -> tuple[GapPart, ...]:
+    """Return the parts of the gap `whole`, which is the mean over domains with `weights` [D].
+
+    Their intervals are Welch's over runs, for each part alone. They need two runs of each architecture.
     """
-    curves = [*own, *reference]
-    low = max([low, *(curve.held_out[0] for curve in curves)])
-    high = min([high, *(curve.held_out[-1] for curve in curves)])
-    if not (own and reference and low < high):
-        return []
-    places = np.linspace(low, high, PLACES)
-    mine, theirs = (np.array([_level(curve, places) for curve in some]) for some in (own, reference))
-    gaps = mine.mean(axis=0) - theirs.mean(axis=0)
-    errors = None
-    if min(len(own), len(reference)) > 1:
-        errors = np.sqrt(sum(levels.var(axis=0, ddof=1) / len(levels) for levels in (mine, theirs)))
-    whole = float(gaps.sum())
-    return [
-        ClassGap(
+    own, reference = levels.own @ weights, levels.reference @ weights
+    certain = whole.low > 0 or whole.high < 0
+    return tuple(
+        GapPart(
             name=name,
-            tokens=float(reference[0].tokens[number]),
-            gap=float(gaps[number]),
-            error=None if errors is None else float(errors[number]),
-            share=float(gaps[number]) / whole if whole else None,
+            **vars(_difference(own[:, place], reference[:, place])),
+            tokens=float(levels.tokens[place] @ weights),
+            share=float(own[:, place].mean() - reference[:, place].mean()) / whole.value if certain else None,
         )
-        for number, name in enumerate(CLASSES)
-    ]
+        for place, name in enumerate(CLASSES)
+    )
 
 
-def _level(curve: ClassCurve, places: ndarray) -> ndarray:
-    """Return the mean contributions of a run at held-out losses `places`: [C]."""
-    return np.array([np.interp(places, curve.held_out, part).mean() for part in curve.parts.T])
-
-
-def _has_classes(records: dict[tuple[str, str], Record], domain: str) -> bool:
-    return (domain, "loss") in records and any((domain, loss_metric(name)) in records for name in CLASSES)
-
-
-def _loss(records: dict[tuple[str, str], Record], domain: str) -> tuple[float, int]:
-    """Return the nats and the tokens of a domain."""
-    record = records[domain, "loss"]
-    return record.value * record.n, record.n
-
-
-def _contributions(records: dict[tuple[str, str], Record], domain: str) -> tuple[ndarray, ndarray]:
-    """Return what each class contributes to the loss of a domain, and its share of the tokens: [C] each."""
-    whole = records[domain, "loss"].n
-    own = [records.get((domain, loss_metric(name))) for name in CLASSES]
-    counts = np.array([0 if record is None else record.n for record in own]) / whole
-    return np.array([0.0 if record is None else record.value for record in own]) * counts, counts
+def _difference(own: ndarray, reference: ndarray) -> Estimate:
+    """Return the difference of two means over runs, with an interval where both have two runs."""
+    value = float(own.mean() - reference.mean())
+    if min(len(own), len(reference)) < 2:
+        return Estimate(value=value, low=None, high=None)
+    errors = [float(values.var(ddof=1)) / len(values) for values in (own, reference)]
+    variance = sum(errors)
+    if variance == 0:
+        return Estimate(value=value, low=value, high=value)
+    counts = len(own), len(reference)
+    freedom = variance**2 / sum(error**2 / (count - 1) for error, count in zip(errors, counts, strict=True))
+    half = math.sqrt(variance) * student_quantile(freedom, 1 - LEVEL / 2)
+    return Estimate(value=value, low=value - half, high=value + half)

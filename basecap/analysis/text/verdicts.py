@@ -16,6 +16,7 @@ from basecap.analysis.text.losses import RunLosses
 from basecap.analysis.text.maturity import directions, runs_to_settle, verdict_of, with_state
 from basecap.analysis.text.measured import Measured, Reference, Setting, ends
 from basecap.analysis.text.power import more_runs
+from basecap.analysis.text.token_classes import gap_parts
 from basecap.analysis.text.worth import Fall, judge
 
 
@@ -77,6 +78,7 @@ class Judge:
             gap=found,
             weighted=self._gap("weighted", index),
             domains=tuple(DomainGap(domain=domain, **vars(self._gap(domain, index))) for domain in self.setting.tested),
+            parts=() if one.classes is None else gap_parts(one.classes, self.weights["plain"], found),
             copying=one.copying,
             overfit=one.overfit,
             rises=one.rises,

@@ -12,6 +12,7 @@ from basecap.report.figures.learning import learning
 from basecap.report.figures.losses import Abscissa, scatter, training
 from basecap.report.figures.matrix import matrix
 from basecap.report.figures.paper import paper
+from basecap.report.figures.parts import parts
 from basecap.report.figures.regions import regions
 from basecap.report.figures.spec import VEGA_LITE, Spec
 
@@ -36,6 +37,7 @@ __all__ = [
     "matrix",
     "paper",
     "pareto_front",
+    "parts",
     "regions",
     "scatter",
     "training",

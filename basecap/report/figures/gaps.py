@@ -42,7 +42,7 @@ def forest(study: TextResults, domain: str | None = None) -> Spec | None:
     names = [name for name, _ in found]
 
     def x(field: str) -> Spec:
-        found = number(field, f"gap in {NATS}, positive: worse", **_around_zero(low, high))
+        found = number(field, f"gap in {NATS}, positive: worse", **around_zero(low, high))
         # From the right: on a phone it is longer than the axis and goes on under the names.
         return found | {"axis": found["axis"] | {"titleAnchor": "end"}}
 
@@ -58,7 +58,7 @@ def forest(study: TextResults, domain: str | None = None) -> Spec | None:
         "opacity": unless_picked(),
         "tooltip": tooltip("name", "gap", "interval", "alone", "verdict", "tolerance"),
     }
-    layers = [_zero("x", x("at"))]
+    layers = [zero("x", x("at"))]
     if study.ood_domains:
         mark = {"type": "tick", "thickness": 2, "size": 20}
         grey = {"color": {"value": DARK_GREY}}
@@ -117,14 +117,14 @@ def gap_curve(study: TextResults, axis: Axis = "loss") -> Spec | None:
     x = _abscissa(study, axis, [row[axis] for row in rows])
 
     def y(field: str) -> Spec:
-        return number(field, f"gap to {study.reference} ({NATS})", **_around_zero(*window))
+        return number(field, f"gap to {study.reference} ({NATS})", **around_zero(*window))
 
     look = {"x": x(axis), "color": colour(study, rows)}
     first = f"{PICKED}.length == 0 || " if few else ""
     shade = {"condition": {"test": f"{first}indexof({PICKED}, datum.name) >= 0", "value": 0.15}, "value": 0}
     line = {**look, "y": y("value"), "opacity": unless_picked(), "strokeDash": dash(study, rows)}
     trained = trained_band(study, x) if axis == "loss" else []
-    layers = [*_transition(study, rows, axis, x), *trained, _zero("y", y("at"))]
+    layers = [*_transition(study, rows, axis, x), *trained, zero("y", y("at"))]
     if ends:
         band = {**look, "y": y("low"), "y2": ref("high"), "opacity": shade}
         layers.append(layer(rows, {"type": "area", "clip": True}, band, "isValid(datum.low)"))
@@ -208,7 +208,7 @@ def _estimates(found: GapCurve) -> list[Estimate]:
     return [Estimate(value=value, low=low, high=high) for value, low, high in ends]
 
 
-def _zero(channel: str, position: Spec) -> Spec:
+def zero(channel: str, position: Spec) -> Spec:
     """Mark no gap by a line across a position, which reads the field "at"."""
     return layer([{"at": 0.0}], {"type": "rule", "strokeWidth": 1.5, "color": DARK_GREY}, {channel: position})
 
@@ -238,7 +238,7 @@ def _clip(value: float, low: float, high: float) -> float:
     return max(low, min(high, value))
 
 
-def _around_zero(low: float, high: float) -> dict[str, Spec]:
+def around_zero(low: float, high: float) -> dict[str, Spec]:
     """Return scale and axis of a range that holds zero: round ticks, few enough for a phone, one of them at zero."""
     power = 10.0 ** floor(log10((high - low) / 7))
     step = power * next(factor for factor in (1, 2, 2.5, 5, 10) if 7 * factor * power >= high - low)

@@ -115,7 +115,22 @@ TITLES = {
     "between": "lowest and highest run",
 }
 #: Fields that are text in tooltips, and formats of numbers that are not 1.2345.
-TEXT = {"name", "run", "verdict", "subset", "train", "test", "region", "gap", "interval", "alone", "between", "front"}
+TEXT = {
+    "name",
+    "run",
+    "verdict",
+    "subset",
+    "train",
+    "test",
+    "region",
+    "gap",
+    "interval",
+    "alone",
+    "between",
+    "front",
+    "class",
+    "part",
+}
 FORMATS = {"tokens": ",", "n": ",", "examples": ",", "seed": "d"}
 
 
