@@ -37,7 +37,7 @@ from basecap.cli.options import (
 )
 from basecap.cli.output import console, print_table, report_output_error
 from basecap.cli.usage import UsageError, usage_message
-from basecap.errors import BasecapError, Interrupted
+from basecap.errors import BasecapError, ConfigError, Interrupted
 from basecap.system.streams import protect_streams
 
 if TYPE_CHECKING:
@@ -158,7 +158,10 @@ def plan(
     plugin: Plugins = [],
     as_json: AsJson = False,
 ) -> None:
-    """Show what a study would run and what it would cost. Trains nothing."""
+    """Show what a study would run and what it would cost. Trains nothing.
+
+    Exits with code 2 if the study's text or tokenizer, or what an evaluation needs, is missing.
+    """
     from basecap.study.config import load_study, restrict, select, with_named
 
     load_plugins(plugin)
@@ -166,12 +169,16 @@ def plan(
     config = restrict(config, select(config, only))
 
     from basecap.plan.estimate import estimate, readable, remarks
+    from basecap.plan.needs import missing
+    from basecap.plan.runs import plan_study
 
     directory = out or config.directory
     rows = estimate(config, directory)
     print_table(f"plan of {config.title}", rows if as_json else readable(rows), as_json)
     for line in [] if as_json else remarks(config, rows, directory):
         typer.echo(line)
+    if absent := missing(plan_study(config, config.vocabulary), directory):
+        raise ConfigError(" ".join(f"missing: {sentence}" for sentence in absent))
 
 
 @app.command("eval", epilog="Example: basecap eval runs/quickstart --add influence-entropy --at end")

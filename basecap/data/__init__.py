@@ -2,7 +2,7 @@
 
 from basecap.data.baseline import bigram_loss
 from basecap.data.config import DataConfig
-from basecap.data.preparation import check_text, find_prepared, missing_inputs, prepare
+from basecap.data.preparation import check_text, find_prepared, missing_inputs, prepare, remote_inputs
 from basecap.data.prepared import DocumentSet, PreparedData, inspect
 from basecap.data.stream import TrainStream
 from basecap.data.tokenizer import Tokenizer, check_vocabulary
@@ -20,4 +20,5 @@ __all__ = [
     "inspect",
     "missing_inputs",
     "prepare",
+    "remote_inputs",
 ]

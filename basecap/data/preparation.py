@@ -85,20 +85,25 @@ def missing_inputs(config: DataConfig, cache: Path) -> list[str]:
         check_text(config, cache)
     except BasecapError as error:
         found.append(str(error))
-    if config.hub is not None:
-        found.append(f"the text is streamed from the dataset {config.hub!r} of the Hugging Face hub.")
     try:
         refuse_missing_file(config.tokenizer)
         if config.tokenizer not in ("bpe", "bytes") and Path(config.tokenizer).exists():
             Tokenizer.load(Path(config.tokenizer))
-        if not is_local(config.tokenizer):
-            found.append(
-                f"tokenizer {config.tokenizer!r} is downloaded from the Hugging Face hub; give a local tokenizer.json "
-                "with --set data.tokenizer=FILE to avoid that."
-            )
     except BasecapError as error:
         found.append(str(error))
     return found
+
+
+def remote_inputs(config: DataConfig, cache: Path) -> list[str]:
+    """Return a sentence for each input of `prepare` that comes from the network."""
+    if _record(config, cache).is_file():
+        return []
+    text = f"the text is streamed from the dataset {config.hub!r} of the Hugging Face hub."
+    tokenizer = (
+        f"tokenizer {config.tokenizer!r} is downloaded from the Hugging Face hub; give a local tokenizer.json with "
+        "--set data.tokenizer=FILE to avoid that."
+    )
+    return [*([text] if config.hub else []), *([] if is_local(config.tokenizer) else [tokenizer])]
 
 
 @contextmanager

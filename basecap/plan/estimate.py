@@ -13,6 +13,7 @@ from basecap.data import find_prepared
 from basecap.plan.checks import check
 from basecap.plan.evaluation_work import evaluation_shares, evaluation_work
 from basecap.plan.maturity import maturity_warnings
+from basecap.plan.needs import little_disk
 from basecap.plan.prospects import prospects, short_runs
 from basecap.plan.runs import Plan, RunSpec, costs, moved_points, plan_runs, plan_study
 from basecap.plan.workloads import Tasks, Workloads, cache_of
@@ -123,6 +124,7 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
         "bench models` measures it.",
         f"Disk: {sum(row[RESUME] for row in rows):.3g} GiB in resume/, the last two checkpoints of each run, and "
         f"{sum(row[KEPT] for row in rows):.3g} GiB in weights/ (train.keep = {study.train.keep}).",
+        *(f"Warning: {sentence}" for sentence in little_disk(plan.runs, out)),
         *_passes(plan, _workloads(study, out)),
         *maturity_warnings(plan, _parameters(study, rows), _pass_sizes(_workloads(study, out))),
         *short_runs(plan.runs),
@@ -166,13 +168,12 @@ def _finished(rows: list[dict[str, Any]], out: Path) -> list[str]:
 
 
 def _evaluations(plan: Plan, workloads: Workloads) -> list[str]:
-    """Return what the evaluations take, and what they lack."""
+    """Return what the evaluations take, and which points they move to."""
     runs, evaluations = plan.runs, plan.evaluations
     moved = [moved_points(runs, found.config.at, f"evals: {found.declaration.name}: at") for found in evaluations]
     return [
         *itertools.chain(*moved),
         *(evaluation_work(runs, evaluations, workloads) if workloads else ()),
-        *(f"Missing: {sentence}" for found in evaluations for sentence in found.missing()),
     ]
 
 

@@ -10,7 +10,7 @@ from basecap.analysis.text.draws import FEWEST_DOCUMENTS, FEWEST_OF_A_DOMAIN
 from basecap.analysis.text.losses import EVALUATION
 from basecap.analysis.text.power import MOST_RUNS, Noise, expected_half_width, expected_tolerance, noise_of
 from basecap.analysis.text.reasons import TEST_SCALE
-from basecap.data import DocumentSet, PreparedData, find_prepared, missing_inputs
+from basecap.data import DocumentSet, PreparedData, find_prepared, remote_inputs
 from basecap.data.tokenizer import BYTES
 from basecap.evals.domain_loss import DomainLoss
 from basecap.names import TEST
@@ -36,7 +36,7 @@ def prospects(plan: Plan, out: Path) -> list[str]:
     verdicts = [*sparse(study), *expected_verdicts(plan, find_prepared(study.text, cache))]
     return [
         *([TEST_SCALE] if study.scale == TEST else verdicts),
-        *(f"Missing: {sentence}" for sentence in missing_inputs(study.text, cache)),
+        *(f"From the network: {sentence}" for sentence in remote_inputs(study.text, cache)),
     ]
 
 

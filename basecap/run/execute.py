@@ -6,6 +6,7 @@ from pathlib import Path
 
 from basecap.plan.checks import check
 from basecap.plan.evaluation_work import heavy_work
+from basecap.plan.needs import little_disk
 from basecap.plan.runs import RunSpec, moved_points
 from basecap.plugins import load_plugin
 from basecap.records import RunInfo
@@ -63,7 +64,7 @@ def execute(
 
         with executor_of(started.execution, runtime, devices if len(plan.runs) > 1 else devices[:1]) as executor:
             failed = group.run_on_leader(lambda: try_new(plan.runs, runtime, executor.attempt, allow_unproved))
-            group.run_on_leader(lambda: _log_evaluations(plan.runs, runtime))
+            group.run_on_leader(lambda: _log_plan(plan.runs, runtime))
             unsound = {info.name for info in failed}
             swept = [run for run in plan.swept if run.name not in unsound]
             tried, infos = train_rates(swept, executor.train)
@@ -78,8 +79,10 @@ def execute(
         return infos if group.is_leader else []
 
 
-def _log_evaluations(runs: Sequence[RunSpec], runtime: Runtime) -> None:
-    """Log which evaluations of the unfinished runs take another point, and what takes more than training."""
+def _log_plan(runs: Sequence[RunSpec], runtime: Runtime) -> None:
+    """Log if the disk is too small, which evaluations take another point, and what takes more than training."""
+    for sentence in little_disk(runs, runtime.records.path):
+        runtime.log(sentence)
     unfinished = [run for run in runs if not runtime.run_records(run).finished]
     for found in runtime.evaluations:
         for sentence in moved_points(unfinished, found.config.at, f"evals: {found.declaration.name}: at"):

@@ -10,10 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from basecap.errors import Interrupted
-from basecap.train.distributed import Processes
+
+if TYPE_CHECKING:  # imports torch, which `basecap data` need not wait for
+    from basecap.train.distributed import Processes
 
 T = TypeVar("T")
 
@@ -97,7 +99,7 @@ def _raise_if_requested() -> None:
         raise Interrupted(_State.number)
 
 
-def run_interruptible(group: Processes, action: Callable[[], T]) -> list[T]:
+def run_interruptible(group: "Processes", action: Callable[[], T]) -> list[T]:
     """Call `action` in every process, interruptible by a signal to any of them, and return the results by rank.
 
     Raises:

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -160,16 +161,24 @@ def test_a_plan_says_what_it_leaves_out_and_what_is_missing(study_file, tmp_path
     assert basecap("data", "prepare", study_file, "--out", "elsewhere")[0] == 0
     found = basecap("plan", study_file, "--out", "elsewhere")[1]
     assert "not prepared" not in found and "Evaluations: domain-loss reads" in found
-    printed = basecap("plan", study_file, "--set", f"data.tokenizer={study_file}")[1]
-    assert f"Missing: {study_file} is not a valid tokenizer.json" in printed
-    printed = basecap("plan", study_file, "--set", "data.tokenizer=no.json")[1]
-    assert "Missing: tokenizer no.json does not exist; give the path of a tokenizer.json." in printed
-    printed = basecap("plan", study_file, "--set", "data.path=nowhere", "--set", "data.tokenizer=some/model")[1]
-    assert "Missing: " in printed and "nowhere is not a directory" in printed
-    assert (
-        "Missing: tokenizer 'some/model' is downloaded from the Hugging Face hub; give a local tokenizer.json"
-        in printed
-    )
+    code, printed, err = basecap("plan", study_file, "--set", f"data.tokenizer={study_file}")
+    assert code == 2 and "All 2 runs: " in printed
+    assert err.startswith(f"error: missing: {study_file} is not a valid tokenizer.json")
+    code, _, err = basecap("plan", study_file, "--set", "data.tokenizer=no.json", "--json")
+    assert (code, err) == (2, "error: missing: tokenizer no.json does not exist; give the path of a tokenizer.json.\n")
+    code, printed, err = basecap("plan", study_file, "--set", "data.ood=[poems]", "--set", "data.tokenizer=some/model")
+    assert code == 2 and err.startswith("error: missing: ") and "has no domain 'poems'" in err
+    remote = "From the network: tokenizer 'some/model' is downloaded from the Hugging Face hub; give a local tokenizer"
+    assert remote in printed
+
+
+def test_a_disk_that_is_too_small_is_said_before_training(study_file, tmp_path, basecap, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 2**20, 2**20))
+    sentence = f"the disk of {tmp_path / 'out'} has 1 MiB free, and checkpoints, weights and the report take about "
+    assert f"\nWarning: {sentence}" in basecap("plan", study_file, "--out", tmp_path / "out")[1]
+    code, _, err = basecap("run", study_file, "--out", tmp_path / "out", "--set", "train.tokens=512")
+    assert code == 0 and sentence in err
+    assert sentence not in basecap("plan", study_file, "--out", tmp_path / "out")[1]  # nothing is left to train
 
 
 def test_a_terminal_that_knows_ascii_alone_is_answered(monkeypatch):
@@ -212,7 +221,7 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
         (("run", "quickstart", "--out", __file__), "is a file; give a directory"),
         (("check", "--length", "5"), "invalid value for '--length': should be "),
         (("run", "quickstart", "--per-device", "none"), "'--per-device'"),
-        (("run", "quickstart", "--per-device", "0"), "'0' is not auto or a number from 1 to 64."),
+        (("run", "quickstart", "--per-device", "0"), "'0' is not auto or a number from 1 to 64"),
         (("run", "quickstart", "--device", "cpu", "--per-device", "auto"), "auto needs a GPU; on a CPU give a number"),
         (("run", "quickstart", "--device", "cpu", "--executor", "locl"), "did you mean 'local'?"),
         (("run", "quickstart", "--max-seeds", "4"), "--max-seeds limits what --until-decided adds"),
