@@ -15,14 +15,13 @@ from typer.core import TyperGroup
 
 from basecap import __version__
 from basecap.cli.bench import bench_app
+from basecap.cli.check import check, guard
 from basecap.cli.data import data_app
 from basecap.cli.options import (
     LARGEST,
     AsJson,
     Device,
     ExecutorName,
-    LongLength,
-    NewMixer,
     Only,
     Out,
     PerDevice,
@@ -290,57 +289,7 @@ def generate(
     typer.echo(continue_text(run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed, device=device))
 
 
-@app.command(epilog="Example: basecap check --mixer mamba-2")
-def check(
-    mixer: Annotated[
-        list[str],
-        typer.Option(
-            "--mixer",
-            help="check only this mixer; repeatable (default: mixers and tasks of --plugin, else all mixers and ops)",
-        ),
-    ] = [],
-    length: LongLength = 1100,
-    device: Device = None,
-    plugin: Plugins = [],
-    new: NewMixer = None,
-    only_failed: Annotated[bool, typer.Option("--failed", help="print failed checks only")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Test every mixer and op, or the mixers and tasks of --plugin, against its reference.
-
-    Exits with code 1 if a check fails.
-    """
-    from basecap.mixers import ARCHITECTURES
-    from basecap.system.environment import choose_device
-    from basecap.tasks import TASKS
-    from basecap.testing.check_all import check_all, failures, lengths, registered_by
-    from basecap.testing.new_mixer import write_mixer
-
-    if new is not None:
-        name = write_mixer(new)
-        log(f"{new}: mixer {name!r}; write your own in its place, then basecap check --plugin {new}")
-        plugin = [*plugin, new]
-    load_plugins(plugin)
-    rows: list[dict[str, Any]] = []
-    stopped, unchecked = False, list[str]()
-    names = mixer or registered_by(plugin, ARCHITECTURES)
-    tasks = [] if mixer else registered_by(plugin, TASKS)
-    try:
-        unchecked = check_all(names, choose_device(device), on_rows=rows.extend, longest=length, tasks=tasks)
-    except KeyboardInterrupt:
-        stopped = True
-    failed = failures(rows)
-    if failed or as_json or not only_failed:
-        print_table("checks", failed if only_failed else rows, as_json)
-    how = "." if tasks and not names else f"; {lengths(length)}"
-    log(f"{len(rows)} check{'' if len(rows) == 1 else 's'}, {len(failed)} failed{how}")
-    if unchecked:
-        log(f"implementations not checked, as they do not run here: {'; '.join(unchecked)}.")
-    if stopped:
-        log("interrupted: the table shows the checks that ran.")
-        raise typer.Exit(130)
-    if failed:
-        raise typer.Exit(1)
+app.command(epilog="Example: basecap check --mixer mamba-2")(check)
 
 
 def _report(
@@ -377,8 +326,11 @@ def main() -> None:
         logging.basicConfig(format="%(message)s")
         logging.getLogger("basecap").setLevel(logging.INFO)
     arguments = [argument for argument in sys.argv[1:] if argument not in ("--debug", "-v", "--verbose")]
+    done = guard(arguments)
     try:
-        sys.exit(app(arguments, prog_name="basecap", standalone_mode=False))
+        code = app(arguments, prog_name="basecap", standalone_mode=False)
+        done()
+        sys.exit(code)
     except (BasecapError, UsageError) as error:
         if debug:
             raise

@@ -74,7 +74,7 @@ ExecutorName = Annotated[
     str, typer.Option("--executor", metavar="NAME", help="what runs the jobs: local, in-process or that of a plugin")
 ]
 LongLength = Annotated[
-    int, typer.Option(min=32, max=LARGEST, help="length of the long test sequence, for causality and decoding")
+    int | None, typer.Option(min=32, max=LARGEST, help="length of this long sequence (with --thorough 1100)")
 ]
 Only = Annotated[list[str], typer.Option("--only", help="take only this architecture and the reference; repeatable")]
 NewMixer = Annotated[

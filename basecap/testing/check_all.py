@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,22 @@ def failures(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if not row["result"].startswith("passed")]
 
 
+def folded(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for the checks that each subject passed, then the rows of those that failed."""
+    failed = failures(rows)
+    passed = Counter(row["subject"] for row in rows if row not in failed)
+    nothing = {"error": None, "allowed": None, "result": "passed"}
+    return [{"subject": name, "check": _count(number), **nothing} for name, number in passed.items()] + failed
+
+
+def _count(number: int) -> str:
+    return f"{number} check{'s' if number > 1 else ''}"
+
+
 def lengths(longest: int = LONGEST) -> str:
     """Return a sentence with the lengths of the test sequences."""
-    further = f"; causality and decoding also on {longest:,} tokens (--length)" if longest > LENGTH else ""
+    further = f"; causality and decoding also on {longest:,} tokens"
+    further = further if longest > LENGTH else " (--thorough adds a long sequence)"
     return f"mixers were checked on sequences of {LENGTH} tokens{further}."
 
 

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,7 +34,13 @@ def rows(name: str, device: torch.device, longest: int) -> list[dict]:
 
 def test_an_interrupted_check_shows_what_it_has_found(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(check_all, "_mixer_rows", rows)
-    command = ["check", "--device", "cpu", *(f"--mixer={name}" for name in ("mamba-1", "mamba-2", "rwkv-7"))]
+    command = [
+        "check",
+        "--thorough",
+        "--device",
+        "cpu",
+        *(f"--mixer={name}" for name in ("mamba-1", "mamba-2", "rwkv-7")),
+    ]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 130
     assert "mamba-1" in done.output
@@ -40,6 +48,24 @@ def test_an_interrupted_check_shows_what_it_has_found(monkeypatch: pytest.Monkey
     assert "on 1,100 tokens" in done.output
     assert "interrupted" in done.output
     assert "rwkv-7" not in done.output
+
+
+def test_passes_are_one_row_and_failures_come_last(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(check_all, "_mixer_rows", lambda *arguments: rows(*arguments) * 3)
+    done = CliRunner().invoke(app, ["check", "--device", "cpu", "--mixer=rwkv-7", "--mixer=mamba-1"])
+    table = done.stdout.splitlines()[2:]
+    assert done.exit_code == 1 and "147 tokens (--thorough adds a long sequence)." in done.output
+    assert table[0].split() == ["mamba-1", "3", "checks", "–", "–", "passed"]
+    assert len(table) == 4 and all(line.startswith("rwkv-7 ") and line.endswith("it errs") for line in table[1:])
+
+
+def test_a_plugin_that_ends_the_process_has_proved_nothing(tmp_path: Path):
+    plugin = tmp_path / "ends.py"
+    plugin.write_text("import os\nos._exit(0)\n")
+    command = [sys.executable, "-m", "basecap.cli", "check", "--plugin", str(plugin)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    said = "error: a plugin ended the process before its checks were done, as os._exit does; nothing is proved.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
 
 
 def test_failures_alone_are_printed_when_asked(monkeypatch: pytest.MonkeyPatch):
