@@ -11,7 +11,7 @@ from basecap.errors import ConfigError, DataError
 from basecap.mixers import ARCHITECTURES
 from basecap.models.config import model_config
 from basecap.records import StudyRecords
-from basecap.run.provenance import _sources, refuse_other_plugins
+from basecap.run.provenance import refuse_other_plugins, sources
 from basecap.system.files import write_json
 from tests.records.made_up import run_info
 from tests.test_registry import install
@@ -60,7 +60,7 @@ def packaged(tmp_path, monkeypatch) -> Iterator[Path]:
 def test_another_version_of_a_package_is_refused(packaged, tmp_path):
     model = model_config("packaged", hidden=16, vocab=257, layers=1)
     records = StudyRecords(tmp_path).run("packaged", 0)
-    records.write_info(run_info("packaged", plugins=_sources(model)))
+    records.write_info(run_info("packaged", plugins=sources(model)))
     assert list(records.info().plugins.values()) == ["fancy-mixers 0.1"]
     assert refuse_other_plugins(records, model) is None
     refused = r"packaged-s0 was trained with fancy-mixers 0\.1, not with what is installed; install that one"
