@@ -17,7 +17,7 @@ CHUNK = 1 << 20
 SLICE = 1 << 10
 
 #: Text expands less than EXPANSION times. A file that expands more is refused once it has expanded to EXPANDED bytes.
-EXPANSION, EXPANDED = 1000, 1 << 28
+EXPANSION, EXPANDED = 1000, 1 << 26
 
 #: The largest window of Zstandard, that of `zstd --long=31`.
 WINDOW = 1 << 31
