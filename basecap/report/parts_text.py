@@ -2,6 +2,7 @@
 
 from basecap.analysis.results import TextResults
 from basecap.analysis.rows import GapPart, Row
+from basecap.analysis.text.maturity import PAST
 from basecap.records.token_classes import COPIED, MISLED, NEW
 from basecap.report.text_summary import gap_text
 
@@ -35,6 +36,8 @@ def origin_text(row: Row, study: TextResults) -> str:
         return ""
     mature = study.maturity is None or study.maturity.state == "mature"
     worse, better = (MEANINGS if mature else EARLY)[largest.name]
+    if mature and largest.name == COPIED and row.copying and row.copying.end is not None and row.copying.end < PAST:
+        worse = f"{worse} so far"  # it is not past its own transition
     label = single_run_text(largest)
     return (
         f"{worse if largest.value > 0 else better}: {TOKENS[largest.name]} contribute {gap_text(largest)} to the gap "

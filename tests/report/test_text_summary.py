@@ -300,7 +300,10 @@ def test_a_class_that_carries_most_of_a_gap_is_named():
         "copies less: tokens that a copy from the context predicts contribute +0.250 to the gap of +0.300 nats"
     )
     assert origin_text(divided((0.25, 0.01, 0.04), None), study()).endswith("nats (one run)")
+    late = replace(divided((0.3, 0.0, 0.0)), copying=CopyingShares(begin=0.01, end=0.02))
+    assert origin_text(late, study()).startswith("copies less so far: ")
     young = study(maturity=replace(MATURE, state="early"))
+    assert origin_text(late, young).startswith("copies later: ")
     assert origin_text(divided((-0.3, 0.0, 0.0)), young).startswith("copies earlier: ")
     assert origin_text(divided((-0.01, 0.0, -0.3)), young).startswith("generalises better: tokens without a precedent")
     assert origin_text(divided((0.0, 0.3, 0.01)), study()).startswith("is misled more: ")
