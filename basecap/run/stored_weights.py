@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from basecap.errors import ConfigError
+from basecap.evals import Evaluation, build_evaluation
 from basecap.plan.checks import check_evaluations
-from basecap.plan.runs import RunSpec, model_of, moved_points, plan_study
+from basecap.plan.runs import RunSpec, model_of, moved_points, plan_evaluations, plan_study
 from basecap.plan.workloads import Material, material_of, vocabulary_of
 from basecap.plugins import load_plugin
 from basecap.records import RunRecords, StudyRecords
@@ -189,7 +190,8 @@ def evaluate_directory(
     alone = RunRecords(path).info() is not None
     records = StudyRecords(RunRecords(path).study if alone else path)
     held = held_study(records)
-    study = with_evaluations(held, [_entry(text, at) for text in add], records.path)
+    evaluations = plan_evaluations(held)
+    study = with_evaluations(held, [_entry(text, at, evaluations) for text in add], records.path)
     names = select(study, only) & {*only} if only else select(study, only)  # no reference unless it is named
     loaded = {path: load_plugin(path) for path in plugins}
     executor_of = EXECUTORS.get(on.executor)
@@ -274,8 +276,11 @@ def _finished(runs: Sequence[RunSpec], runtime: Runtime, path: Path | None) -> l
     return found
 
 
-def _entry(text: str, at: At | None) -> str | dict[str, Any]:
-    """Return the entry of a study file that --add gives, with the option `at` of --at."""
+def _entry(text: str, at: At | None, held: Sequence[Evaluation]) -> dict[str, Any]:
+    """Return the entry of a study file that --add gives, with the option `at` of --at, else its own, else end.
+
+    An evaluation that the study has, one of `held`, keeps that of the study.
+    """
     try:
         entry = parse_yaml(text)
     except ValueError as error:
@@ -284,5 +289,8 @@ def _entry(text: str, at: At | None) -> str | dict[str, Any]:
     name, options = next(iter(named.items())) if isinstance(named, dict) and len(named) == 1 else (None, None)
     if name is None or not isinstance(options, dict | None):
         raise ConfigError(f"--add {text!r} is not an evaluation; write NAME or 'NAME: {{option: value}}'.")
-    options = {**(options or {}), **({} if at is None else {"at": at if isinstance(at, str) else list(at)})}
-    return {name: options} if options else name
+    options = dict(options or {})
+    named = build_evaluation({name: options} if options else name).declaration.name
+    its = next((own.config.at for own in held if own.declaration.name == named), "end")
+    chosen = at or options.get("at", its)
+    return {name: options | {"at": chosen if isinstance(chosen, str) else list(chosen)}}

@@ -136,6 +136,8 @@ def writing(path: Path, other: str = "another directory") -> Iterator[None]:
     except OSError as error:
         if path.parent.is_symlink() and not path.parent.exists():
             raise DataError(f"cannot write {path}: {path.parent} is a broken link; fix it or give {other}.") from error
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            raise DataError(f"cannot write {path}: {path.parent} is not a directory; give {other}.") from error
         raise DataError(f"cannot write {path}: {write_error(error)} or give {other}.") from error
 
 

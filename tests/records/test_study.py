@@ -71,7 +71,7 @@ def test_a_file_is_no_directory_of_a_study(records):
             refuse()
     with pytest.raises(ConfigError, match="holds no study"):
         StudyRecords(path).study()
-    with pytest.raises(DataError, match="File exists; fix that or give another directory"):
+    with pytest.raises(DataError, match=r"file is not a directory; give another directory\.$"):
         StudyRecords(path).write_results({})
 
 

@@ -82,7 +82,7 @@ def test_a_finished_study_gains_the_numbers_that_training_would_have_given(path,
     run(path, tmp_path / "named", (*SETTINGS, f"evals=[domain-loss, {{{ENTROPY}}}]"))
     expected, before = entropies(tmp_path / "named"), StudyRecords(out).runs()[0].metrics()
     assert list(expected) == [2, 4, 6, 8, 10]
-    failed, said = add(out, ENTROPY)
+    failed, said = add(out, ENTROPY, at="every")
     assert failed == 0 and said == [
         "influence-entropy ran on the weights of 3 evaluation points; the report has its numbers.",
         "influence-entropy: missing at 2 evaluation points of transformer++ (seed 0) (tokens: 512, 1536), whose "
@@ -91,7 +91,10 @@ def test_a_finished_study_gains_the_numbers_that_training_would_have_given(path,
     assert entropies(out) == {step: expected[step] for step in (4, 8, 10)}
     records = StudyRecords(out)
     assert records.runs()[0].metrics() == before and set(records.declarations()) == {"domain-loss", "influence-entropy"}
-    assert records.study()["evals"] == ["domain-loss", {"influence-entropy": {"length": 32, "split": "test"}}]
+    assert records.study()["evals"] == [
+        "domain-loss",
+        {"influence-entropy": {"at": "every", "length": 32, "split": "test"}},
+    ]
     held = (records.runs()[0].path / "evals.jsonl").read_bytes()
     assert run(path, out, (*SETTINGS, "train.keep=all"))[0].status == "finished"  # a study that lacks it keeps it
     assert add(out) == (0, said[1:]) and (records.runs()[0].path / "evals.jsonl").read_bytes() == held
@@ -166,7 +169,7 @@ def test_an_architecture_whose_plugin_is_not_given_is_left_out(out):
         add(out, only=("mine",))
 
 
-@pytest.mark.parametrize(("at", "steps"), [("end", [10]), ("2048", [8]), ("[1024, 2.048e3]", [4, 8])])
+@pytest.mark.parametrize(("at", "steps"), [(None, [10]), ("end", [10]), ("2048", [8]), ("[1024, 2.048e3]", [4, 8])])
 def test_an_added_evaluation_runs_where_asked(out, at, steps, monkeypatch):
     monkeypatch.chdir(StudyRecords(out).runs()[0].path)
     assert add(Path(), ENTROPY, at=at)[0] == 0 and list(entropies(out)) == steps
@@ -175,7 +178,7 @@ def test_an_added_evaluation_runs_where_asked(out, at, steps, monkeypatch):
 def test_one_damaged_point_costs_only_itself(out):
     weights = StudyRecords(out).runs()[0].weights / "step-8" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
-    failed, said = add(out, ENTROPY)
+    failed, said = add(out, ENTROPY, at="every")
     assert failed == 1 and list(entropies(out)) == [4, 10]
     assert said[0].startswith("influence-entropy of transformer++ (seed 0) failed at step 8: ")
     assert said[0].endswith("step-8 is damaged (model.safetensors does not match SHA256SUMS); remove it.")
@@ -229,7 +232,7 @@ def test_what_measures_nothing_is_asked_once(out, monkeypatch):
 
 def test_runs_trained_before_weights_were_stored_are_evaluated_from_their_checkpoints(out):
     shutil.rmtree(StudyRecords(out).runs()[0].weights)
-    assert add(out, ENTROPY)[0] == 0 and list(entropies(out)) == [8, 10]
+    assert add(out, ENTROPY, at="every")[0] == 0 and list(entropies(out)) == [8, 10]
 
 
 @pytest.mark.parametrize(

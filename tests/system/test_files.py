@@ -156,7 +156,7 @@ def test_a_full_disk_keeps_the_file_that_was_to_be_replaced(tmp_path, monkeypatc
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "gone")
-    with pytest.raises(DataError, match=r"file/below: File exists; fix that or give another directory\.$"):
+    with pytest.raises(DataError, match=r"file/below: \S+file is not a directory; give another directory\.$"):
         append_lines(tmp_path / "file" / "below", [])
     broken = pytest.raises(DataError, match=r"link/file: .*link is a broken link; fix it or give a disk\.$")
     with broken, writing(tmp_path / "link" / "file", "a disk"):

@@ -38,6 +38,8 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         place = f"{path}:{number}"
         try:
             record = json.loads(line)
+        except UnicodeDecodeError as error:
+            raise DataError(f"{place} is not text in UTF-8 ({error.reason}); convert the file to UTF-8.") from error
         except (ValueError, RecursionError) as error:
             raise DataError(f"{place} is not JSON ({error}); fix or remove the line.") from error
         if not isinstance(record, dict) or not isinstance(record.get("text"), str):
