@@ -25,11 +25,13 @@ def test_a_worker_begins_once_and_does_job_after_job():
 def test_workers_work_side_by_side_and_results_come_as_they_end_or_in_order(tmp_path: Path):
     there, first, second = (str(tmp_path / name) for name in ("there", "first", "second"))
     Path(there).touch()
-    items = [(first, second), (there, first)]  # the first job ends after the second
     with WorkerPool(jobs.begin, ["a", "b"]) as pool:
-        assert [future.result() for _, future in pool.run(jobs.wait_for, items)] == ["first", "second"]
-        for path in (first, second):
-            Path(path).unlink()
+        running = pool.run(jobs.wait_for, [(first, second), (there, there)])
+        assert next(running)[1].result() == "there"
+        Path(first).touch()  # not earlier: of two jobs that end at the same moment, either may come first
+        assert [future.result() for _, future in running] == ["second"]
+        Path(first).unlink()
+        items = [(first, second), (there, first)]  # the first job ends after the second
         assert [future.result() for future in pool.run_in_order(jobs.wait_for, items)] == ["second", "first"]
 
 
