@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from basecap.data.workload import Batch, Workload
-from basecap.errors import CheckpointError, Interrupted, LostDirectory, TrainingError
+from basecap.errors import CheckpointError, DataError, Interrupted, LostDirectory, TrainingError
 from basecap.models.language_model import LanguageModel
 from basecap.records import RunRecords
 from basecap.records.branches import branch_of, finish_branch, start_branch
@@ -158,7 +158,8 @@ class Trainer:
         self._log_warmup(done, lambda words: log(f"{label}: {words}"))
         self._pauses = Pauses(sum(step > done for step in timetable.points) + len(timetable.branches))
         self._compiling = compiling
-        with self._progress(label, timetable.trained_steps * timetable.step_tokens) as advance:
+        total = timetable.trained_steps * timetable.step_tokens * self.placement.processes.is_leader
+        with progress(label, total=total, unit="tokens", pauses=self._pauses) as advance:
             advance(done * timetable.step_tokens)
             self._show, self._advance = partial(advance, 0), advance
             if done and self._evaluate(label, evaluate, done, again=True):
@@ -281,21 +282,10 @@ class Trainer:
                 self.placement.processes.run_on_leader(lambda: self._write(done))
             self._saved_step, self._saved_time = done, time.monotonic()
 
-    def _save_due(self) -> bool:
-        """Whether this is the leader and the last checkpoint is too old."""
-        waited = time.monotonic() - self._saved_time >= CHECKPOINT_SECONDS
-        return waited and self.placement.processes.is_leader and self.config.checkpoint_every is None
-
     def _write(self, done: int) -> None:
         with writing(self.records.path / "metrics.jsonl"):
             fsync_files(self.records.path)  # records must not be lost if the checkpoint survives
         checkpoint.save(self.records.resume, self.model, self.optimiser, done, self.average)
-
-    def _progress(self, label: str, total: int) -> contextlib.AbstractContextManager[Callable[..., None]]:
-        """Show progress in the leader only."""
-        if self.placement.processes.is_leader:
-            return progress(label, total=total, unit="tokens", pauses=self._pauses)
-        return contextlib.nullcontext(lambda amount, note="": None)
 
     def _resume(self, log: Callable[[str], None]) -> int:
         group = self.placement.processes
@@ -333,7 +323,8 @@ class Trainer:
         norm = clip_gradients(self.model, self.config)
         following = batch if self._follow() else self._batch(step + 1)
         ends = self._follow() or requested() is not None
-        asked = torch.tensor([ends, self._save_due()], dtype=loss.dtype, device=loss.device)
+        old = self.config.checkpoint_every is None and time.monotonic() - self._saved_time >= CHECKPOINT_SECONDS
+        asked = torch.tensor([ends, old and group.is_leader], dtype=loss.dtype, device=loss.device)
         shared = group.mean(torch.cat([loss[None], asked]))
         mean_loss, stop, save, grad_norm = torch.cat([shared, norm.detach()[None]]).tolist()
         if not (math.isfinite(mean_loss) and math.isfinite(grad_norm)):
@@ -343,7 +334,7 @@ class Trainer:
             self.average.update(step + 1)
         if group.is_leader:
             seconds = time.perf_counter() - start
-            self.records.append_metrics(
+            self._record(
                 {
                     "step": step + 1,
                     "tokens": (step + 1) * self.timetable.step_tokens,
@@ -355,6 +346,15 @@ class Trainer:
                 }
             )
         return Step(mean_loss, following, stop > 0, save > 0)
+
+    def _record(self, row: dict[str, float]) -> None:
+        """Append a step to the metrics, also where the study's directory moves at this moment."""
+        try:
+            self.records.append_metrics(row)
+        except (DataError, LostDirectory):
+            if not self._follow():
+                raise
+            self.records.append_metrics(row)
 
     def _accumulate(self, batch: Batch) -> Tensor:
         """Run forward and backward over the micro-batches; return this process's contribution to the step's loss.

@@ -1,5 +1,6 @@
 """A study's directory that is moved or removed while a run trains in it: the run stops, and writes nowhere else."""
 
+import itertools
 import os
 import shutil
 
@@ -36,8 +37,8 @@ def remove(out, other):
     shutil.rmtree(out)
 
 
-def train(model, records, *, at_batch=None, at_evaluation=None, act=None):
-    """Train a run of a study; something happens to the directory while a batch is read or an evaluation runs."""
+def train(model, records, *, at_batch=None, at_update=None, at_evaluation=None, act=None):
+    """Train a run of a study; something happens to the directory in a batch, an update or an evaluation."""
 
     class Stream(RandomStream):
         def batch(self, seed, step, *arguments, **options):
@@ -54,11 +55,13 @@ def train(model, records, *, at_batch=None, at_evaluation=None, act=None):
     options = config(eval_every=5 * BATCH * LENGTH)
     model = LanguageModel(model.config).initialise(0)
     trainer = Trainer(model, options, 0, workload=Stream(), records=records, placement=PLACEMENT)
+    update, updates = trainer.optimiser.step, itertools.count()
+    trainer.optimiser.step = lambda: (act() if next(updates) == at_update else None, update())
     trainer.run("test", evaluate)
 
 
 @pytest.mark.parametrize("act", [move, replace, unlock, remove])
-@pytest.mark.parametrize(("moment", "step"), [({"at_batch": 8}, 8), ({"at_evaluation": 10}, 10)])
+@pytest.mark.parametrize(("moment", "step"), [({"at_batch": 8}, 8), ({"at_update": 7}, 9), ({"at_evaluation": 10}, 10)])
 def test_a_run_stops_with_a_checkpoint_where_its_directory_is(model, tmp_path, act, moment, step):
     out, other = tmp_path / "out", tmp_path / "other"
     now = out if act is unlock else other
