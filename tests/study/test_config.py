@@ -379,10 +379,10 @@ def test_files_of_another_kind_are_said_to_be_what_they_are(tmp_path, monkeypatc
     with pytest.raises(ConfigError, match=r"folder\.yaml is a directory"):
         load_study(str(tmp_path / "folder.yaml"))
 
-    def forbidden(path: Path) -> bytes:
+    def forbidden(path: Path, most: int) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", forbidden)
+    monkeypatch.setattr("basecap.system.files.read_file", forbidden)
     with pytest.raises(BasecapError, match=r"study\.yaml cannot be read .Permission denied"):
         load_study(write(tmp_path))
 
