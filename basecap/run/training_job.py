@@ -136,7 +136,6 @@ def _leak_test(model: LanguageModel, run: RunSpec, runtime: Runtime, context: Co
     evaluation = next((found for found in runtime.evaluations if isinstance(found, DomainLoss)), None)
     if run.task is not None or evaluation is None or not runtime.group.is_leader:
         return {}
-    context.note("leak test")
     found = find_leaks(model.eval(), evaluation, context, int(run.hash, 16), whole=not built_in(run.model))
     if found.leaks:
         runtime.log(f"{run.label} {found.leaks}; it gets no verdict.")

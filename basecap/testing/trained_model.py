@@ -39,12 +39,14 @@ class LeakTest:
 
     Attributes:
         leaks: what is wrong, as the end of a sentence that begins with the name of the run; "" if nothing is.
+        raised: whether the test raised, so that it says nothing of leaks.
         moved: the largest change of a loss that must not change, in nats.
         shapes: rows and tokens of the batches.
         seconds: what it took.
     """
 
     leaks: str = ""
+    raised: bool = False
     moved: float = 0.0
     shapes: list[list[int]] = field(default_factory=list)
     seconds: float = 0.0
@@ -78,7 +80,7 @@ def find_leaks(
     """
     started = time.monotonic()
     shapes: list[list[int]] = []
-    leaks = ""
+    leaks, raised = "", False
     tester = _Tester(model, context, seed)
     try:
         for inputs, targets in _batches(evaluation, context, model.config.max_length, whole):
@@ -88,9 +90,12 @@ def find_leaks(
     except LeakError as error:
         leaks = str(error)
     except (Exception, SystemExit) as error:  # whatever a plugin's code raises
+        raised = True
         leaks = f"cannot be tested for leaks ({describe_error(error)})"
     moved = max(tester.moved, default=0.0)
-    return LeakTest(leaks=leaks, moved=moved, shapes=shapes, seconds=round(time.monotonic() - started, 3))
+    return LeakTest(
+        leaks=leaks, raised=raised, moved=moved, shapes=shapes, seconds=round(time.monotonic() - started, 3)
+    )
 
 
 def find_leaks_untrained(model: LanguageModel, evaluation: DomainLoss, context: Context[Any], seed: int) -> LeakTest:
@@ -226,7 +231,7 @@ class _Tester:
         change = (found - losses).abs().where(where.to(found.device), 0.0).max().item()
         self.moved.append(change)
         if not change < float("inf"):
-            raise LeakError("has losses that are not finite")
+            raise ArithmeticError("its losses are not finite")
         return change
 
     def _drawn(self, inputs: Tensor, targets: Tensor, name: str) -> Tensor:

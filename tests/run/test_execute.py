@@ -109,9 +109,13 @@ def test_a_killed_process_costs_its_own_run_alone(study, tmp_path):
     """
     plugin, path, out = tmp_path / "killed.py", tmp_path / "tiny.yaml", tmp_path / "out"
     fatal = PLUGIN.replace("x * torch.nan", "os.kill(os.getpid(), 9)")  # as the system does when memory is short
-    killed = fatal.replace('"breaks"', '"killed"').replace("self.calls >= 3", "WORKS and self.calls >= 3")
+    killed = fatal.replace('"breaks"', '"killed"').replace(
+        "self.calls >= 3", "WORKS and self.training and self.calls >= 3"
+    )
     early = fatal.replace('"breaks"', '"early"').replace("self.calls >= 3", "WORKS")
-    crowded = PLUGIN.replace('"breaks"', '"crowded"').replace("x * torch.nan if", "lack() if WORKS and first() and")
+    crowded = PLUGIN.replace('"breaks"', '"crowded"').replace(
+        "x * torch.nan if", "lack() if WORKS and self.training and first() and"
+    )
     full = tmp_path / "full"
     head = f"""
 import multiprocessing, os

@@ -118,7 +118,7 @@ def leaks_of(architecture: str, context: Context) -> str:
     model = LanguageModel(model_config(architecture, hidden=16, vocab=vocab, layers=2, max_length=LENGTH))
     evaluation = build_evaluation("domain-loss")
     found = find_leaks_untrained(model.initialise(0).eval(), evaluation, context, 0)
-    assert found.record().keys() == {"leaks", "moved", "shapes", "seconds"}
+    assert found.record().keys() == {"leaks", "raised", "moved", "shapes", "seconds"}
     return found.leaks
 
 
