@@ -41,7 +41,7 @@ def plugin(tmp_path_factory):
     path = tmp_path_factory.mktemp("trials") / "trials.py"
     mixers = [
         PLUGIN.replace('"breaks"', f'"{name}"')
-        .replace("self.calls += 1\n", "\n")
+        .replace("self.calls += self.training\n", "\n")
         .replace("x * torch.nan if self.calls >= 3 else x", forward)
         for name, (forward, _) in FORWARDS.items()
     ]
