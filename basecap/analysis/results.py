@@ -280,6 +280,7 @@ class TextResults(_Results):
         resamples: draws of documents.
         train_domains, ood_domains: trained on, never seen.
         few_clusters: domains with too few clusters of documents to draw those.
+        controls: architectures that are known to be worse, which shows whether the study sees a loss.
         comparisons: a row per architecture that has runs, but the reference.
         maturity: of the reference; None where nothing can be compared with it, or without an unseen domain.
         points: a row per evaluation point.
@@ -298,6 +299,7 @@ class TextResults(_Results):
     train_domains: list[str]
     ood_domains: list[str]
     few_clusters: list[str]
+    controls: list[str]
     comparisons: list[Row]
     maturity: Maturity | None
     points: list[Point]

@@ -21,6 +21,7 @@ class _File(BaseModel):
 
 class _Entry(_File):
     name: str
+    control: bool = False
 
 
 class _Data(_File):

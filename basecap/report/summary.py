@@ -7,6 +7,7 @@ from pathlib import Path
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
 from basecap.analysis.text.reasons import TEST_SCALE
 from basecap.names import TEST, at_scale
+from basecap.report.controls import controls_text
 from basecap.report.task_summary import recall_cautions, recall_headline, recall_question, recall_reasons
 from basecap.report.text_summary import (
     added_after_a_table,
@@ -65,7 +66,7 @@ def _text(study: TextResults) -> Summary:
     return Summary(
         question=question(study),
         headline=TEST_SCALE if _is_test(study) else headline(study),
-        reasons=[*reasons(study), *_untrained(study)],
+        reasons=[*reasons(study), *controls_text(study), *_untrained(study)],
         cautions=[sentence for sentence in (*cautions, _without_log(study, f"gaps {needed}")) if sentence],
         rates=rates_text(study.sweep, "held-out text of the training domains"),
     )

@@ -28,6 +28,11 @@ SIGNS = {
     "behind": "…",
     "none": "·",
 }
+#: What a gap of models that are too young means.
+YOUNG = (
+    "Until the reference has learned to copy from its context, a gap says who is ahead at this age, not what an "
+    "architecture keeps: so no row has a verdict."
+)
 #: A caution about a sweep.
 EDGE = "The best learning rate is the lowest or the highest that was tried"
 #: More architectures than these are counted in the headline where one thing is said of all of them.
@@ -112,7 +117,7 @@ def reasons(study: TextResults) -> list[str]:
         whole = []
     else:
         # One sentence for the whole table: what helps the reference helps every row.
-        whole = [f"{'Too early' if maturity.state == 'early' else 'Maturity unknown'}: {maturity.words}."]
+        whole = [f"{'Too early' if maturity.state == 'early' else 'Maturity unknown'}: {maturity.words}. {YOUNG}"]
         without = [row for row in without if row.gap is None and row.verdict != "early"]
     return [
         *whole,

@@ -78,6 +78,9 @@ class ArchitectureEntry(Section):
     tasks: tuple[Line, ...] | None = Field(
         None, min_length=1, description="training tasks of this architecture, among task.train (default: all of them)"
     )
+    control: bool = Field(
+        False, description="whether it is known to be worse: the report says whether the study sees that; of text only"
+    )
 
     @field_validator("layers", mode="before")
     @classmethod

@@ -182,6 +182,17 @@ class StudyConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _controls_are_compared(self) -> "StudyConfig":
+        for entry in self.architectures:
+            if entry.control and self.task is not None:
+                raise ConfigError(f"architecture {entry.name!r}: control needs a study of text; remove it.")
+            if entry.control and entry.name == self.reference:
+                raise ConfigError(
+                    f"architecture {entry.name!r} is the reference, which is compared with nothing; remove its control."
+                )
+        return self
+
+    @model_validator(mode="after")
     def _vocabulary_fits(self) -> "StudyConfig":
         what, needed = "tasks'", self.task.vocabulary if self.task else 0
         if self.data is not None:

@@ -28,9 +28,9 @@ def merge_studies(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyC
 
     Seeds, architectures, evaluations and tasks of `wanted` come after those that are held.
 
-    Words, the figure, published numbers, what --only takes, where text is, where and by how many processes it is
-    prepared, when evaluations run, which weights stay, whether CUDA graphs run and which evaluation point counts are
-    those of `wanted`: no number of a run depends on them.
+    Words, which rows are controls, the figure, published numbers, what --only takes, where text is, where and by how
+    many processes it is prepared, when evaluations run, which weights stay, whether CUDA graphs run and which
+    evaluation point counts are those of `wanted`: no number of a run depends on them.
 
     Runs are continued to more tokens where the schedule of their learning rates does not depend on the number.
 
@@ -41,7 +41,8 @@ def merge_studies(held: StudyConfig, wanted: StudyConfig, where: Path) -> StudyC
         raise ConfigError(f"{where} holds {held.title}, not {wanted.title}; give another --out.")
     theirs = {entry.name: entry for entry in wanted.architectures}
     for entry in held.architectures:
-        _refuse_other(entry, theirs.get(entry.name, entry), where, entry.name)
+        other = theirs.get(entry.name, entry)
+        _refuse_other(entry.model_copy(update={"control": other.control}), other, where, entry.name)
     seeds = {"seeds": _union(held.seeds, wanted.seeds)}
     if held.reference_seeds or wanted.reference_seeds:
         seeds["reference_seeds"] = _union(held.seeds_of(held.reference), wanted.seeds_of(wanted.reference))

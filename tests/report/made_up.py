@@ -102,6 +102,7 @@ def study(*rows: Row, mixed: bool = False, skipped: tuple[str, ...] = (), **chan
         train_domains=list(DOMAINS) if mixed else ["c4"],
         ood_domains=[] if mixed else list(DOMAINS),
         few_clusters=[],
+        controls=[],
         comparisons=list(rows),
         maturity=None if mixed else MATURE,
         runs=[],

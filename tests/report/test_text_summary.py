@@ -6,6 +6,7 @@ from basecap.analysis.results import Overlap, Point, SweepRow
 from basecap.analysis.rows import CopyingShares, Direction, GapPart, Interval, LeftOut
 from basecap.analysis.sequential import AddedRuns, Looks
 from basecap.records.token_classes import CLASSES
+from basecap.report.controls import controls_text
 from basecap.report.maturity_text import copies_text, direction_text, maturity_text
 from basecap.report.parts_text import origin_text
 from basecap.report.summary import summarise
@@ -235,7 +236,11 @@ def test_a_table_that_is_too_early_says_so_once():
     early = [row(name, 0.3, 0.1, "early") for name in ("a", "b")]
     found = study(*early, maturity=young)
     assert headline(found).endswith("compared with base: a and b are too early to judge.")
-    assert reasons(found) == ["Too early: train about 90 million more tokens: it has started to copy."]
+    assert reasons(found) == [
+        "Too early: train about 90 million more tokens: it has started to copy. Until the reference has learned to "
+        "copy from its context, a gap says who is ahead at this age, not what an architecture keeps: so no row has a "
+        "verdict."
+    ]
     assert "all 4 architectures are too early to judge" in headline(
         study(*(row(name, 0.3, 0.1, "early") for name in "abcd"), maturity=young)
     )
@@ -244,6 +249,28 @@ def test_a_table_that_is_too_early_says_so_once():
     assert reasons(unknown)[0].startswith("Maturity unknown: train about")
     drifts = replace(early[0], words="too early: the gap drifts")
     assert reasons(study(drifts, row("b", 0.3, 0.1, "degrades"))) == ["a: too early: the gap drifts."]
+
+
+def test_a_control_tells_whether_the_study_sees_a_loss():
+    """Its interval has to lie above the tolerance, whatever the row's verdict; where it does not, that is said."""
+    unseen = "so nothing shows that this study would see a loss of capability."
+
+    def said(found):
+        return [text for text in summarise(study(found, controls=[found.name])).reasons if "Control" in text]
+
+    assert said(row("a", 0.3, 0.1, "early")) == [
+        "Control: a must be worse. Its gap of +0.300 nats (+0.200 … +0.400) lies above the tolerance of 0.100, as it "
+        "has to: this study sees a loss of capability of that size."
+    ]
+    for value in (0.15, -0.3):
+        (text,) = said(row("a", value, 0.1, "early"))
+        assert "does not lie above the tolerance of 0.100: the control fails" in text and text.endswith(unseen)
+    (text,) = said(without_gap("a", "behind", "its loss is high"))
+    assert text == f"Control: a, which must be worse, could not be compared (its loss is high), {unseen}"
+    without = replace(row("a", 0.3, 0.1, "early"), gap=gap(0.3, 0.1, tolerance=None))
+    assert said(without)[0].endswith(f"has a gap of +0.300 nats (+0.200 … +0.400) and nothing to judge it by, {unseen}")
+    assert not any("Control" in text for text in summarise(study(row("a", 0.3, 0.1, "early"))).reasons)
+    assert controls_text(study(controls=["not trained"])) == []
 
 
 def test_a_reference_that_overfits_is_named():

@@ -349,6 +349,15 @@ def test_an_unknown_architecture_is_named_before_the_reference():
         load_study("quickstart", ["architectures=[transformr++, mamba-2]"])
 
 
+def test_a_control_is_compared_and_of_a_study_of_text():
+    entry = "architectures=[transformer++, {use: mamba-1, control: true}]"
+    assert [found.control for found in load_study("quickstart", [entry]).architectures] == [False, True]
+    with pytest.raises(ConfigError, match="architecture 'mamba-1': control needs a study of text; remove it"):
+        load_study("recall-card", [entry], scale="test")
+    with pytest.raises(ConfigError, match=r"'transformer\+\+' is the reference, which is compared with nothing"):
+        load_study("quickstart", ["architectures=[{use: transformer++, control: true}]"])
+
+
 def test_a_setting_changes_no_alias_of_its_section(tmp_path):
     wide = {"hidden": 16}  # one section in two places, which YAML writes as an alias
     content = changed("architectures.1.model", wide) | {"model": wide}

@@ -33,9 +33,10 @@ def test_another_summary_is_the_same_study(made):
 
 
 def test_options_that_change_no_number_keep_the_study_the_same(made):
-    changed = made([A], train={"keep": "all", "cuda_graphs": True}, any_architecture=True)
-    assert merge_studies(made([A]), changed, Path("out")) == changed
-    assert merge_studies(changed, made([A]), Path("out")) == made([A])
+    control = B | {"control": True}
+    changed = made([A, control], train={"keep": "all", "cuda_graphs": True}, any_architecture=True)
+    assert merge_studies(made([A, B]), changed, Path("out")) == changed
+    assert merge_studies(changed, made([A, B]), Path("out")) == made([A, B])
 
 
 def test_the_place_and_preparation_of_text_keep_the_study_the_same(made, study):

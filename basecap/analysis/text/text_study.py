@@ -75,6 +75,7 @@ def analyse_text(records: StudyRecords) -> TextResults:
         train_domains=train,
         ood_domains=ood,
         few_clusters=few_clusters(next(iter(losses.values())), (*train, *ood)) if losses else [],
+        controls=[entry.name for entry in study.architectures if entry.control],
         comparisons=compared.rows,
         maturity=compared.maturity,
         runs=described,
