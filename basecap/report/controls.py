@@ -9,10 +9,12 @@ UNSEEN = "so nothing shows that this study would see a loss of capability"
 
 def controls_text(study: TextResults) -> list[str]:
     """Return a sentence or two for each control of a study that has runs: whether its gap lies above the tolerance."""
-    return [f"Control: {_found(row)}." for row in study.comparisons if row.name in study.controls]
+    young = study.maturity is not None and study.maturity.state != "mature"
+    fails = f"the control fails{' at this age' if young else ''}, {UNSEEN}"
+    return [f"Control: {_found(row, fails)}." for row in study.comparisons if row.name in study.controls]
 
 
-def _found(row: Row) -> str:
+def _found(row: Row, fails: str) -> str:
     gap = row.gap
     if gap is None:
         return f"{row.name}, which must be worse, could not be compared ({row.words}), {UNSEEN}"
@@ -26,5 +28,5 @@ def _found(row: Row) -> str:
         )
     return (
         f"{row.name} must be worse, but its gap of {measured} does not lie above the tolerance of {gap.tolerance:.3f}: "
-        f"the control fails, {UNSEEN}"
+        f"{fails}"
     )

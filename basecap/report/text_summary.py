@@ -73,10 +73,7 @@ def headline(study: TextResults) -> str:
         return f"There is nothing to compare with {reference}."
     if study.ood_domains:
         return f"Out of domain at equal pre-training loss, compared with {reference}: {'; '.join(parts)}."
-    gaps = {row.name: row.gap for row in study.comparisons if row.gap is not None}
-    higher = [name for name, gap in gaps.items() if gap.low > 0]
-    lower = [name for name, gap in gaps.items() if gap.high < 0]
-    same = [name for name in gaps if name not in (*higher, *lower)]
+    higher, lower, same = _sides(study)
     without = [row.name for row in study.comparisons if row.gap is None and row.verdict == "none"]
     parts = [
         *([f"{listed(higher)} {'have' if len(higher) > 1 else 'has'} a higher held-out loss"] if higher else []),
@@ -87,6 +84,25 @@ def headline(study: TextResults) -> str:
     ]
     text = f"Compared with {reference} at equal training loss: {'; '.join(parts)}. " if parts else ""
     return f"{text}This study trains on every domain that it tests, so there is no verdict."
+
+
+def _sides(study: TextResults) -> tuple[list[str], list[str], list[str]]:
+    """Return the architectures whose gap is measurably above 0, below 0, and neither."""
+    gaps = {row.name: row.gap for row in study.comparisons if row.gap is not None}
+    higher = [name for name, gap in gaps.items() if gap.low > 0]
+    lower = [name for name, gap in gaps.items() if gap.high < 0]
+    return higher, lower, [name for name in gaps if name not in (*higher, *lower)]
+
+
+def _at_this_age(study: TextResults) -> str:
+    """Return what gaps say of models that are too young for verdicts, " " before it; "" without a gap."""
+    worse, better, same = _sides(study)
+    parts = [
+        *([f"{listed(better)} {'are' if len(better) > 1 else 'is'} better out of domain"] if better else []),
+        *([f"{listed(worse)} {'are' if len(worse) > 1 else 'is'} worse out of domain"] if worse else []),
+        *([f"{listed(same)} {'show' if len(same) > 1 else 'shows'} no measurable difference"] if same else []),
+    ]
+    return f" Compared with {study.reference} at this age, {'; '.join(parts)}." if parts else ""
 
 
 def _all_or_listed(study: TextResults, names: Sequence[str]) -> str:
@@ -117,7 +133,8 @@ def reasons(study: TextResults) -> list[str]:
         whole = []
     else:
         # One sentence for the whole table: what helps the reference helps every row.
-        whole = [f"{'Too early' if maturity.state == 'early' else 'Maturity unknown'}: {maturity.words}. {YOUNG}"]
+        state = "Too early" if maturity.state == "early" else "Maturity unknown"
+        whole = [f"{state}: {maturity.words}. {YOUNG}{_at_this_age(study)}"]
         without = [row for row in without if row.gap is None and row.verdict != "early"]
     return [
         *whole,

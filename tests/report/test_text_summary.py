@@ -239,8 +239,11 @@ def test_a_table_that_is_too_early_says_so_once():
     assert reasons(found) == [
         "Too early: train about 90 million more tokens: it has started to copy. Until the reference has learned to "
         "copy from its context, a gap says who is ahead at this age, not what an architecture keeps: so no row has a "
-        "verdict."
+        "verdict. Compared with base at this age, a and b are worse out of domain."
     ]
+    sides = study(row("a", -0.3, 0.1, "early"), row("b", 0.05, 0.1, "early"), maturity=young)
+    assert reasons(sides)[0].endswith("at this age, a is better out of domain; b shows no measurable difference.")
+    assert reasons(study(without_gap("a", "early", "late"), maturity=young))[0].endswith("so no row has a verdict.")
     assert "all 4 architectures are too early to judge" in headline(
         study(*(row(name, 0.3, 0.1, "early") for name in "abcd"), maturity=young)
     )
@@ -265,6 +268,9 @@ def test_a_control_tells_whether_the_study_sees_a_loss():
     for value in (0.15, -0.3):
         (text,) = said(row("a", value, 0.1, "early"))
         assert "does not lie above the tolerance of 0.100: the control fails" in text and text.endswith(unseen)
+    young = replace(MATURE, state="maturity unknown")
+    texts = summarise(study(row("a", 0.0, 0.1, "maturity unknown"), controls=["a"], maturity=young)).reasons
+    assert texts[1].endswith(f"the control fails at this age, {unseen}")
     (text,) = said(without_gap("a", "behind", "its loss is high"))
     assert text == f"Control: a, which must be worse, could not be compared (its loss is high), {unseen}"
     without = replace(row("a", 0.3, 0.1, "early"), gap=gap(0.3, 0.1, tolerance=None))

@@ -108,7 +108,7 @@ def test_layers_of_a_hybrid_are_measured_and_capacity_is_tested_beyond_the_train
 def test_only_takes_any_name_where_a_study_says_so():
     with pytest.raises(ConfigError, match="did you mean 'mamba-1'"):
         with_named(load_study("recall-card", scale="test"), ["mamba1"])
-    with pytest.raises(ConfigError, match="study quickstart has no architecture 'windw': did you mean 'window 16'"):
+    with pytest.raises(ConfigError, match="study quickstart has no architecture 'windw': did you mean 'window 2'"):
         with_named(load_study("quickstart"), ["windw"])
     study = load_study("lp-table-2", scale="test")
     assert with_named(study, ["rwkv-7"]) is study
