@@ -85,7 +85,7 @@ def test_an_executor_is_chosen_by_its_name():
 
 
 def test_an_executor_of_a_plugin_trains_and_evaluates_a_study(study_file, tmp_path):
-    plugin, out, said = tmp_path / "mine.py", tmp_path / "out", []
+    plugin, out, said = tmp_path / "own_executor.py", tmp_path / "out", []
     plugin.write_text(
         "from basecap.run.executors import executor\n"
         "from basecap.run.executors.in_process import InProcessExecutor\n\n"
