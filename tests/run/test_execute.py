@@ -110,8 +110,9 @@ def test_a_killed_process_costs_its_own_run_alone(study, tmp_path):
     plugin, path, out = tmp_path / "killed.py", tmp_path / "tiny.yaml", tmp_path / "out"
     fatal = PLUGIN.replace("x * torch.nan", "os.kill(os.getpid(), 9)")  # as the system does when memory is short
     killed = fatal.replace('"breaks"', '"killed"').replace(
-        "self.calls >= 3", "WORKS and self.training and self.calls >= 3"
+        "self.calls >= 3", "WORKS and not self.training and self.calls >= 2"
     )
+    killed = killed.replace("self.calls += 1", "self.calls += self.training")  # once in the trial
     early = fatal.replace('"breaks"', '"early"').replace("self.calls >= 3", "WORKS")
     crowded = PLUGIN.replace('"breaks"', '"crowded"').replace(
         "x * torch.nan if", "lack() if WORKS and self.training and first() and"
