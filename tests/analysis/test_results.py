@@ -56,12 +56,18 @@ def test_the_same_records_give_the_same_results(tmp_path):
 
 
 def test_more_evaluation_points_are_no_more_files_to_read_and_no_more_fits(tmp_path, monkeypatch):
-    """One file of losses per run, and one fit per run and range: of the reference, its own and one per slower row."""
+    """One file of losses per run, and one fit per run and range: of the reference, its own and one per slower row.
+
+    Classes of tokens are fitted once per run and row, without draws.
+    """
     counts, read, fit = [], Path.read_bytes, curve.fitted
     monkeypatch.setattr(Path, "read_bytes", lambda path: counts.append("read") or read(path))
-    monkeypatch.setattr(
-        gap, "fitted", lambda x, *rest: counts.append("fit" if len(x) > 51 else "band") or fit(x, *rest)
-    )
+
+    def counted(x: np.ndarray, *rest: object) -> np.ndarray:
+        counts.append("fit" if len(x) > 51 else "band" if len(x) > 1 else "classes")
+        return fit(x, *rest)
+
+    monkeypatch.setattr(gap, "fitted", counted)
     for checkpoints in (10, 40):
         path = tmp_path / str(checkpoints)
         write_study(
@@ -69,10 +75,11 @@ def test_more_evaluation_points_are_no_more_files_to_read_and_no_more_fits(tmp_p
         )
         counts.clear()
         study(path)
-        found = {what: counts.count(what) for what in ("read", "fit", "band")}
+        found = {what: counts.count(what) for what in ("read", "fit", "band", "classes")}
         # Of each of six runs: run.json twice, metrics, evaluations, losses.
         assert found["read"] <= 6 * 6 + 10
         assert found["fit"] <= 2 * (3 + 2) and found["band"] == 2 * 2 * 2
+        assert found["classes"] <= 2 * (2 + 2)
 
 
 def test_points_curves_and_documents(tmp_path):

@@ -42,7 +42,7 @@ def class_losses(records: Iterable[Record], domain: str, steps: Sequence[int]) -
     for step in steps:
         own = found.get(step, {})
         classes = [own.get(loss_metric(name)) for name in CLASSES]
-        if "loss" not in own or not any(classes):
+        if "loss" not in own or not own["loss"].n or not any(classes):
             nats.append([math.nan] * len(CLASSES))
             continue
         # A class without tokens has no record.
