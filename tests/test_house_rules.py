@@ -62,11 +62,7 @@ MANY: dict[tuple[str, str], str] = {
 }
 
 #: Public classes that have the name of another one: name -> reason.
-SAME_NAME: dict[str, str] = {
-    "Failure": "waits for a name in analysis/results or run/jobs",
-    "Point": "waits for a name in analysis/results or run/evaluation_job",
-    "PublishedValue": "waits for a name in analysis/study_files or study/published",
-}
+SAME_NAME: dict[str, str] = {}
 
 #: Archaic or inverted English, which messages, docstrings, comments and pages do not use.
 ARCHAIC = re.compile(

@@ -13,7 +13,7 @@ from basecap.plan.runs import RunSpec
 from basecap.records import RunRecords
 from basecap.records.branches import branch_of
 from basecap.records.measured import Record
-from basecap.run.jobs import Failure, Runtime, describe_failure
+from basecap.run.jobs import JobFailure, Runtime, describe_failure
 from basecap.train.checkpoint import load_stored
 from basecap.train.distributed import Processes
 from basecap.train.interruption import run_interruptible
@@ -93,7 +93,7 @@ def _refuse_misplaced(evaluation: Evaluation, outcome: Outcome) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class StoredPoint:
     """An evaluation point of a finished run, and the names of the evaluations that have no numbers there.
 
     It crosses process boundaries. `branch` are the tokens of the branch that it is the end of, see
@@ -109,8 +109,8 @@ class Point:
 
 
 def evaluate_point(
-    point: Point, runtime: Runtime, show: Callable[[str], None] = lambda words: None
-) -> dict[str, Failure]:
+    point: StoredPoint, runtime: Runtime, show: Callable[[str], None] = lambda words: None
+) -> dict[str, JobFailure]:
     """Measure the stored weights of a point as training would have; return the evaluations that failed.
 
     Args:
@@ -146,7 +146,7 @@ def evaluate_point(
     return failures
 
 
-def _load(point: Point, runtime: Runtime) -> LanguageModel:
+def _load(point: StoredPoint, runtime: Runtime) -> LanguageModel:
     """Return the model of a point; raises in all processes what fails in one of them."""
     assert point.weights is not None
     weights, loaded = point.weights, []

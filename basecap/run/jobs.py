@@ -27,7 +27,7 @@ NO_MEMORY = ("out of memory", "DefaultCPUAllocator", "MemoryError")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class JobFailure:
     """Why a job failed: a message, the traceback of an unexpected error, the implementation of each op."""
 
     message: str
@@ -94,13 +94,13 @@ def lacks_memory(message: str) -> bool:
     return any(words in message for words in NO_MEMORY)
 
 
-def describe_failure(error: BaseException) -> Failure:
+def describe_failure(error: BaseException) -> JobFailure:
     """Return the message of an error that is being handled, with the line of a plugin that it came through."""
     expected = isinstance(error.__cause__ if isinstance(error, SharedError) else error, BasecapError | None)
-    return Failure(message=message_with_place(error), traceback=None if expected else traceback.format_exc())
+    return JobFailure(message=message_with_place(error), traceback=None if expected else traceback.format_exc())
 
 
-def report_failure(what: str, failure: Failure, log: Callable[[str], None]) -> None:
+def report_failure(what: str, failure: JobFailure, log: Callable[[str], None]) -> None:
     """Log why something failed, and its traceback for --debug."""
     log(f"{what}: {failure.message}")
     if failure.traceback is not None:

@@ -16,7 +16,7 @@ from basecap.plugins import load_plugin
 from basecap.records import RunRecords, StudyRecords
 from basecap.records.branches import branch_of
 from basecap.records.evaluation_points import At, includes
-from basecap.run.evaluation_job import Point
+from basecap.run.evaluation_job import StoredPoint
 from basecap.run.executors import EXECUTORS, Executor, Resources, devices_for
 from basecap.run.jobs import Execution, Runtime, report_failure
 from basecap.run.provenance import absent_plugins, plugin_entries, refuse_other
@@ -50,7 +50,7 @@ def evaluate_stored(runs: Sequence[RunSpec], runtime: Runtime, executor: Executo
     group = runtime.group
     points = group.run_on_leader(lambda: [point for run in runs for point in _unmeasured(run, runtime, at)])
     due = [point for point in points if point.weights is not None]
-    failed, ran = 0, defaultdict[str, list[Point]](list)
+    failed, ran = 0, defaultdict[str, list[StoredPoint]](list)
     with progress("evaluations", total=len(due) * group.is_leader, unit="points") as advance:
         for point, failures in executor.evaluate(due, partial(advance, 0)):
             advance(1, note=point.run.label)
@@ -66,7 +66,7 @@ def evaluate_stored(runs: Sequence[RunSpec], runtime: Runtime, executor: Executo
     return failed
 
 
-def _log_ran(ran: Mapping[str, Sequence[Point]], runtime: Runtime) -> None:
+def _log_ran(ran: Mapping[str, Sequence[StoredPoint]], runtime: Runtime) -> None:
     """Log for each evaluation where it ran, and which runs it found nothing to measure in."""
     for name, points in ran.items():
         empty = [point for point in points if name in runtime.run_records(point.run).unmeasured()]
@@ -78,7 +78,7 @@ def _log_ran(ran: Mapping[str, Sequence[Point]], runtime: Runtime) -> None:
             runtime.log(f"{name} has no numbers for {_listed(labels)}: it does not apply to such models.")
 
 
-def _log_missing(points: Sequence[Point], log: Callable[[str], None]) -> None:
+def _log_missing(points: Sequence[StoredPoint], log: Callable[[str], None]) -> None:
     """Log for each evaluation at which points it has no numbers because their weights are not stored."""
     for name in dict.fromkeys(name for point in points for name in point.evaluations):
         lacking = [point for point in points if name in point.evaluations]
@@ -103,7 +103,7 @@ def _listed(items: Sequence[object]) -> str:
     return ", ".join(shown) + (f" and {len(items) - LISTED} more" if len(items) > LISTED else "")
 
 
-def _unmeasured(run: RunSpec, runtime: Runtime, at: At) -> list[Point]:
+def _unmeasured(run: RunSpec, runtime: Runtime, at: At) -> list[StoredPoint]:
     """Return the evaluation points of a run where an evaluation that is due has no numbers."""
     records, timetable = runtime.run_records(run), run.timetable
     info = records.info()
@@ -119,7 +119,7 @@ def _unmeasured(run: RunSpec, runtime: Runtime, at: At) -> list[Point]:
 
 def _unmeasured_at(
     steps: Sequence[int], every: Sequence[int], run: RunSpec, runtime: Runtime, at: At, branch: int | None = None
-) -> list[Point]:
+) -> list[StoredPoint]:
     """Return those of a run's `steps`, or of one of its branches, where an evaluation that is due has no numbers."""
     records = runtime.run_records(run) if branch is None else branch_of(runtime.run_records(run), branch)
     done: dict[tuple[int, str], set[tuple[str, str]]] = defaultdict(set)
@@ -143,7 +143,9 @@ def _unmeasured_at(
         )
         if missing:
             found = weights.get(step)
-            points.append(Point(run=run, step=step, tokens=tokens, weights=found, evaluations=missing, branch=branch))
+            points.append(
+                StoredPoint(run=run, step=step, tokens=tokens, weights=found, evaluations=missing, branch=branch)
+            )
     return points
 
 

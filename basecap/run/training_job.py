@@ -15,7 +15,7 @@ from basecap.plan.runs import RunSpec
 from basecap.records import RunInfo, RunRecords
 from basecap.records.evaluation_points import includes
 from basecap.run.evaluation_job import EvaluatedModel, evaluate
-from basecap.run.jobs import Failure, Runtime, describe_failure, report_failure
+from basecap.run.jobs import JobFailure, Runtime, describe_failure, report_failure
 from basecap.run.provenance import starting_info
 from basecap.run.sweep import held_out_loss
 from basecap.system.files import safe_name
@@ -70,7 +70,7 @@ def train_run(run: RunSpec, runtime: Runtime) -> RunInfo:
     if group.is_leader:
         records.write_info(info)
         if info.status == "failed":
-            failure = Failure(message=info.message, traceback=info.traceback)
+            failure = JobFailure(message=info.message, traceback=info.traceback)
             report_failure(f"{run.label} failed", failure, runtime.log)
     return info
 

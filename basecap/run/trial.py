@@ -16,7 +16,7 @@ from basecap.models.language_model import LanguageModel
 from basecap.ops import IMPLEMENTATIONS
 from basecap.plan.runs import RunSpec
 from basecap.records import RunInfo, StudyRecords
-from basecap.run.jobs import Failure, Runtime, describe_failure, lacks_memory, report_failure
+from basecap.run.jobs import JobFailure, Runtime, describe_failure, lacks_memory, report_failure
 from basecap.run.proofs import Doubt, doubt
 from basecap.run.provenance import starting_info
 from basecap.system.progress import progress
@@ -30,7 +30,7 @@ from basecap.train.loop import DevicePlacement
 from basecap.train.optim import build_optimiser, clip_gradients
 
 #: Tries runs and yields each of them with why it cannot train, None where it can.
-Attempt = Callable[[Sequence[RunSpec]], Iterable[tuple[RunSpec, Failure | None]]]
+Attempt = Callable[[Sequence[RunSpec]], Iterable[tuple[RunSpec, JobFailure | None]]]
 
 
 def untried(runs: Sequence[RunSpec], records: StudyRecords) -> list[RunSpec]:
@@ -59,7 +59,7 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt, allow_u
             found[run.architecture] = failure
             advance(1, note=run.architecture)
     doubts = _doubts([run for run in trials if not found[run.architecture]], runtime, allow_unproved)
-    found |= {name: Failure(message=held.words) for name, held in doubts.items() if held is not None and held.stops}
+    found |= {name: JobFailure(message=held.words) for name, held in doubts.items() if held is not None and held.stops}
     names = [run.architecture for run in trials]
     failures = {name: failure for name in names if (failure := found[name]) is not None}
     infos = []
@@ -102,7 +102,7 @@ def _record(faults: Mapping[str, str | None], records: StudyRecords) -> None:
         records.write_environment(held | {"failed_checks": found})
 
 
-def try_run(run: RunSpec, runtime: Runtime) -> Failure | None:
+def try_run(run: RunSpec, runtime: Runtime) -> JobFailure | None:
     """Try one run in this process alone, as one of its group would train it; return why it cannot train.
 
     Random generators, the record of ops and the device's memory are left as they were.

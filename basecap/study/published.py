@@ -70,7 +70,7 @@ def _is_number(item: Any) -> bool:
     return item is None or (isinstance(item, int | float) and not isinstance(item, bool))
 
 
-class PublishedValue(Section):
+class PublishedNumberSection(Section):
     """One published number."""
 
     architecture: Line = Field(description="entry of the study; the report says which of them has no run here")
@@ -102,11 +102,11 @@ class PublishedSection(Section):
     metric: Literal["accuracy", "case_accuracy"] = Field(
         "accuracy", description="what they are: share of right values, or of examples without a wrong one"
     )
-    values: tuple[PublishedValue, ...] = Field(min_length=1, description="the numbers")
+    values: tuple[PublishedNumberSection, ...] = Field(min_length=1, description="the numbers")
 
     @field_validator("values")
     @classmethod
-    def _places_differ(cls, value: tuple[PublishedValue, ...]) -> tuple[PublishedValue, ...]:
+    def _places_differ(cls, value: tuple[PublishedNumberSection, ...]) -> tuple[PublishedNumberSection, ...]:
         places = [number.place for number in value]
         for place in places:
             if places.count(place) > 1:

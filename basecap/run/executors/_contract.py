@@ -12,8 +12,8 @@ from basecap.errors import ConfigError
 from basecap.plan.runs import RunSpec
 from basecap.records import RunInfo
 from basecap.registry import Registry
-from basecap.run.evaluation_job import Point
-from basecap.run.jobs import Execution, Failure, Runtime
+from basecap.run.evaluation_job import StoredPoint
+from basecap.run.jobs import Execution, JobFailure, Runtime
 from basecap.run.sharing import MOST, PerDevice
 
 
@@ -39,7 +39,7 @@ class Executor(AbstractContextManager["Executor"]):
     """
 
     @abstractmethod
-    def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Failure | None]]:
+    def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, JobFailure | None]]:
         """Try runs, see `basecap.run.trial`; yield each with why it cannot train, None where it can."""
 
     @abstractmethod
@@ -52,8 +52,8 @@ class Executor(AbstractContextManager["Executor"]):
 
     @abstractmethod
     def evaluate(
-        self, points: Sequence[Point], show: Callable[[str], None]
-    ) -> Iterator[tuple[Point, Mapping[str, Failure]]]:
+        self, points: Sequence[StoredPoint], show: Callable[[str], None]
+    ) -> Iterator[tuple[StoredPoint, Mapping[str, JobFailure]]]:
         """Evaluate stored weights; yield each point with the evaluations that failed, by name.
 
         Args:

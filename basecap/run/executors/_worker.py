@@ -8,8 +8,8 @@ from basecap.plan.workloads import material_of
 from basecap.plugins import load_plugin
 from basecap.records import RunInfo, StudyRecords
 from basecap.run import sharing
-from basecap.run.evaluation_job import Point, evaluate_point
-from basecap.run.jobs import Execution, Failure, Runtime
+from basecap.run.evaluation_job import StoredPoint, evaluate_point
+from basecap.run.jobs import Execution, JobFailure, Runtime
 from basecap.run.sharing import Footprint
 from basecap.run.training_job import train_run
 from basecap.run.trial import try_run
@@ -48,7 +48,7 @@ def begin(execution: Execution) -> None:
     ]
 
 
-def attempt(run: RunSpec) -> Failure | None:
+def attempt(run: RunSpec) -> JobFailure | None:
     """Try a run; return why it cannot train."""
     with deferred(), immediate():  # there is no checkpoint to write
         return try_run(run, _runtime[0])
@@ -72,7 +72,7 @@ def train(run: RunSpec) -> RunInfo:
     return info
 
 
-def evaluate(point: Point) -> dict[str, Failure]:
+def evaluate(point: StoredPoint) -> dict[str, JobFailure]:
     """Evaluate the stored weights of a point; return the evaluations that failed."""
     with deferred(), immediate():  # what is recorded stays
         failures = evaluate_point(point, _runtime[0])

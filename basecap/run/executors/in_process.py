@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from basecap.plan.runs import RunSpec
 from basecap.records import RunInfo
-from basecap.run.evaluation_job import Point, evaluate_point
+from basecap.run.evaluation_job import StoredPoint, evaluate_point
 from basecap.run.executors._contract import Executor, executor
-from basecap.run.jobs import Execution, Failure, Runtime
+from basecap.run.jobs import Execution, JobFailure, Runtime
 from basecap.run.training_job import train_run
 from basecap.run.trial import try_run
 from basecap.train.interruption import deferred
@@ -23,7 +23,7 @@ class InProcessExecutor(Executor):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Do nothing, as this executor starts no processes."""
 
-    def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Failure | None]]:
+    def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, JobFailure | None]]:
         """Try runs, see `basecap.run.trial`."""
         for run in runs:
             yield run, try_run(run, self.runtime)
@@ -37,8 +37,8 @@ class InProcessExecutor(Executor):
         return infos
 
     def evaluate(
-        self, points: Sequence[Point], show: Callable[[str], None]
-    ) -> Iterator[tuple[Point, Mapping[str, Failure]]]:
+        self, points: Sequence[StoredPoint], show: Callable[[str], None]
+    ) -> Iterator[tuple[StoredPoint, Mapping[str, JobFailure]]]:
         """Evaluate stored weights; yield each point with the evaluations that failed."""
         for point in points:
             yield point, evaluate_point(point, self.runtime, show)

@@ -12,11 +12,11 @@ import torch
 
 from basecap.plan.runs import RunSpec
 from basecap.records import RunInfo
-from basecap.run.evaluation_job import Point
+from basecap.run.evaluation_job import StoredPoint
 from basecap.run.executors import _worker
 from basecap.run.executors._contract import Executor, Start, executor
 from basecap.run.executors.in_process import InProcessExecutor
-from basecap.run.jobs import KILLED, Execution, Failure, Runtime, lacks_memory
+from basecap.run.jobs import KILLED, Execution, JobFailure, Runtime, lacks_memory
 from basecap.run.provenance import starting_info
 from basecap.run.sharing import choose
 from basecap.system import mps
@@ -83,13 +83,13 @@ class LocalExecutor(Executor):
             self.log(why)
         self._chosen = True
 
-    def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Failure | None]]:
+    def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, JobFailure | None]]:
         """Try runs, see `basecap.run.trial`."""
         for run, future in self.pool.run(_worker.attempt, runs):
             try:
                 yield run, future.result()
             except WorkerKilled:
-                yield run, Failure(message=f"{KILLED}.")
+                yield run, JobFailure(message=f"{KILLED}.")
 
     def train(self, runs: Sequence[RunSpec]) -> list[RunInfo]:
         """Return each run's info; raises Interrupted when a signal came, after each process wrote a checkpoint.
@@ -119,14 +119,14 @@ class LocalExecutor(Executor):
         return infos
 
     def evaluate(
-        self, points: Sequence[Point], show: Callable[[str], None]
-    ) -> Iterator[tuple[Point, Mapping[str, Failure]]]:
+        self, points: Sequence[StoredPoint], show: Callable[[str], None]
+    ) -> Iterator[tuple[StoredPoint, Mapping[str, JobFailure]]]:
         """Evaluate stored weights; yield each point with the evaluations that failed."""
         for point, future in self.pool.run(_worker.evaluate, points):
             try:
                 yield point, future.result()
             except WorkerKilled:
-                yield point, dict.fromkeys(point.evaluations, Failure(message=f"{KILLED}."))
+                yield point, dict.fromkeys(point.evaluations, JobFailure(message=f"{KILLED}."))
 
 
 def _record_killed(run: RunSpec, runtime: Runtime) -> RunInfo:
