@@ -124,9 +124,8 @@ def _find(study: str, extending: Path | None = None) -> Path:
         papers = papers or [name for name in library() if re.search(rf"(^|-){figure}[a-z]?$", name)]
         if papers:
             raise ConfigError(f"{by}unknown study {study!r}: did you mean {' or '.join(map(repr, papers))}?")
-        known = [
-            name for name in library() if _numbers(name) == _numbers(study)
-        ]  # a number is no typo
+        # Another figure of the paper is not a misspelt name.
+        known = [name for name in library() if _numbers(name) == _numbers(study)]
         hint = nearest(study, known, see="basecap list studies")
         mixer = "" if extending or "?" in hint else " To train a mixer, run quickstart --only NAME."
         raise ConfigError(f"{by}unknown study {study!r}: {hint}{mixer}")
