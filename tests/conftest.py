@@ -12,6 +12,9 @@ import yaml
 
 from tests.small_study import small_study
 
+# A launcher such as nohup ignores it, and so would the commands that the tests interrupt.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 #: How addresses and names of this machine begin.
 LOCAL = ("127.", "::1", "localhost")
 
